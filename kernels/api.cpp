@@ -1,0 +1,43 @@
+#include "lockstep/kernels/api.h"
+
+#include "lockstep/kernels/host/host_table.h"
+
+namespace lockstep::kernels {
+
+const KernelTable& table(DeviceType type) {
+  if (type == DeviceType::cuda) [[unlikely]]
+    lockstep::detail::fail<NotSupported>("[kernels] expected a cpu or host device, got cuda: no CUDA in this build");
+  return host::host_table();
+}
+
+namespace detail {
+
+void fail_device(const char* op, const View& view, Device stream_device) {
+  lockstep::detail::fail<InvalidArgument>("[", op, "] expected every tensor on ", stream_device,
+                                          ", the device of the stream, got ", view.dtype, " ", view.shape, " on ",
+                                          view.device);
+}
+
+void fail_missing(const char* op, DType dtype, Device device) {
+  lockstep::detail::fail<NotSupported>("[", op, "] expected an operation that ", device, " has, got ", op, " of ", dtype);
+}
+
+void add_use(std::vector<MemoryUse>& uses, const View& view, bool reads, bool writes) {
+  if (!view.present) return;
+  static_assert(MemoryUse::kMaxRank == kMaxRank);
+  MemoryUse& use = uses.emplace_back();
+  use.data = view.data;
+  use.device = view.device;
+  use.reads = reads;
+  use.writes = writes;
+  use.element_bytes = size_of(view.dtype);
+  use.rank = view.rank();
+  for (int d = 0; d < use.rank; ++d) {
+    use.sizes[d] = view.shape[d];
+    use.byte_strides[d] = view.strides[d] * static_cast<std::int64_t>(use.element_bytes);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,52 @@
+// The checked way to a kernel: `kernels::run(stream, &KernelTable::unary, UnaryArgs{…})`.
+#pragma once
+
+#include <vector>
+
+#include "lockstep/kernels/table.h"
+#include "lockstep/runtime/order.h"
+
+namespace lockstep::kernels {
+
+// The table of a device type.
+LOCKSTEP_API const KernelTable& table(DeviceType type);
+
+namespace detail {
+[[noreturn]] LOCKSTEP_API void fail_device(const char* op, const View& view, Device stream_device);
+[[noreturn]] LOCKSTEP_API void fail_missing(const char* op, DType dtype, Device device);
+inline void check_view(const char* op, const View& view, Device device) {
+  if (view.present && view.device != device) [[unlikely]] fail_device(op, view, device);
+}
+
+// For the order checker.
+LOCKSTEP_API void add_use(std::vector<MemoryUse>& uses, const View& view, bool reads, bool writes);
+inline void add_use(std::vector<MemoryUse>& uses, const In& in) { add_use(uses, in.view, true, false); }
+inline void add_use(std::vector<MemoryUse>& uses, const Out& out) { add_use(uses, out.view, false, true); }
+inline void add_use(std::vector<MemoryUse>& uses, const InOut& out) { add_use(uses, out.view, true, true); }
+template <class Args>
+[[gnu::noinline, gnu::cold]] void declare_views(Stream& stream, const Args& args, Place place) {
+  std::vector<MemoryUse> uses;
+  args.views([&](const auto& use) { add_use(uses, use); });
+  declare(stream, Args::kName, uses, place);
+}
+}  // namespace detail
+
+// Enqueues the kernel on `stream`. Throws InvalidArgument when a view is on another device than the stream, and
+// NotSupported, naming op, dtype and device, when the device has no such kernel. A checked stream also throws what
+// declare() does.
+template <class Args>
+void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
+         Place place = {__builtin_FILE(), __builtin_LINE()}) {
+  DType dtype = DType::f32;
+  bool first = true;
+  args.views([&](const auto& use) {
+    detail::check_view(Args::kName, use.view, stream.device());
+    if (first && use.view.present) dtype = use.view.dtype, first = false;
+  });
+  const Kernel<Args> kernel = table(stream.device().type()).*entry;
+  if (kernel == nullptr) [[unlikely]] detail::fail_missing(Args::kName, dtype, stream.device());
+  if (stream.checked()) [[unlikely]] detail::declare_views(stream, args, place);
+  kernel(stream, args);
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,146 @@
+#include "lockstep/kernels/host/elementwise.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep::kernels::host {
+namespace {
+
+// A block is a few KiB per operand, well inside the first-level cache: a part of a row, or, with a transposed operand, a
+// tile, so that the cache lines and pages of both sides are used whole.
+constexpr std::int64_t kTileRows = 16, kTileColumns = 64, kBlock = kTileRows * kTileColumns;
+
+// One operand: where its elements come from or go to.
+struct Operand {
+  std::byte* base;
+  std::int64_t stride, row_stride;  // along the inner dimension and the next one
+  std::size_t element_bytes;
+  bool direct;  // the loop can work on its memory
+  Mover mover;
+
+  std::byte* at(std::int64_t offset) const { return base + offset * static_cast<std::int64_t>(element_bytes); }
+};
+
+Operand make_operand(const View& view, std::int64_t stride, std::int64_t row_stride, HalfAs half) {
+  const Mover mover = find_mover(view.dtype, half);
+  const bool direct = stride == 1 && mover.buffer_bytes == size_of(view.dtype);
+  return {static_cast<std::byte*>(view.data), stride, row_stride, size_of(view.dtype), direct, mover};
+}
+
+template <int Inputs>
+class Blocks {
+ public:
+  using Offsets = std::array<std::int64_t, Inputs + 1>;
+
+  Blocks(Plan<Inputs + 1>& plan, const std::array<const View*, Inputs>& in, const View& out, HalfAs half,
+         Loop<Inputs> loop, const Scalars& scalars)
+      : plan_(plan), loop_(loop), scalars_(scalars) {
+    bring_transposed_rows_next();
+    const auto row_stride = [&](int v) { return plan.rank > 1 ? plan.strides[1][v] : 0; };
+    for (int v = 0; v < Inputs; ++v) inputs_[v] = make_operand(*in[v], plan.inner_stride(v + 1), row_stride(v + 1), half);
+    output_ = make_operand(out, plan.inner_stride(0), row_stride(0), half);
+  }
+
+  void run() {
+    const std::int64_t columns = plan_.inner_size(), rows = plan_.rank > 1 ? plan_.sizes[1] : 1;
+    const Tile step = transposed_ ? Tile{kTileRows, kTileColumns} : Tile{1, kBlock};
+    for_each_row(
+        plan_,
+        [&](const Offsets& offsets) {
+          // Down first: a transposed operand is read along its memory.
+          for (std::int64_t c = 0; c < columns; c += step.columns)
+            for (std::int64_t r = 0; r < rows; r += step.rows)
+              run_tile(offsets, r, c, {std::min(step.rows, rows - r), std::min(step.columns, columns - c)});
+        },
+        2);
+  }
+
+ private:
+  // If an input has gaps along the inner dimension, the dimension in which it has the smallest ones becomes the second.
+  void bring_transposed_rows_next() {
+    for (int v = 1; v <= Inputs && plan_.rank > 1; ++v) {
+      if (plan_.strides[0][v] <= 1) continue;
+      int next = 1;
+      for (int d = 2; d < plan_.rank; ++d)
+        if (plan_.strides[d][v] < plan_.strides[next][v]) next = d;
+      std::swap(plan_.sizes[1], plan_.sizes[next]);
+      std::swap(plan_.strides[1], plan_.strides[next]);
+      transposed_ = true;
+      return;
+    }
+  }
+
+  void run_tile(const Offsets& offsets, std::int64_t row, std::int64_t column, Tile tile) {
+    std::array<std::byte*, Inputs> sources;
+    std::array<std::int64_t, Inputs> steps;  // bytes from row to row
+    for (int v = 0; v < Inputs; ++v) {
+      const Operand& o = inputs_[v];
+      std::byte* from = o.at(offsets[v + 1] + row * o.row_stride + column * o.stride);
+      if (o.direct) {
+        sources[v] = from;
+        steps[v] = o.row_stride * static_cast<std::int64_t>(o.element_bytes);
+        continue;
+      }
+      sources[v] = buffers_[v];
+      steps[v] = tile.columns * static_cast<std::int64_t>(o.mover.buffer_bytes);
+      if (o.stride == 0 && tile.rows == 1) {
+        // The next block of a long row finds the buffer full of the right element.
+        if (repeated_[v] == from) continue;
+        repeated_[v] = from;
+        o.mover.gather(from, 0, 0, buffers_[v], {1, std::min(kBlock, plan_.inner_size())});
+      } else {
+        o.mover.gather(from, o.stride, o.row_stride, buffers_[v], tile);
+      }
+    }
+    std::byte* to = output_.at(offsets[0] + row * output_.row_stride + column * output_.stride);
+    std::byte* target = output_.direct ? to : buffers_[Inputs];
+    const std::int64_t target_step = output_.direct ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
+                                                    : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
+    std::array<const void*, Inputs> arguments;
+    for (std::int64_t r = 0; r < tile.rows; ++r, target += target_step) {
+      for (int v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];
+      loop_(arguments, target, tile.columns, scalars_);
+    }
+    if (!output_.direct) output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
+  }
+
+  Plan<Inputs + 1>& plan_;
+  const Loop<Inputs> loop_;
+  const Scalars& scalars_;
+  std::array<Operand, Inputs> inputs_;
+  Operand output_;
+  bool transposed_ = false;
+  std::array<const std::byte*, Inputs> repeated_{};  // the element that a buffer is full of
+  alignas(64) std::byte buffers_[Inputs + 1][kBlock * 8];
+};
+
+}  // namespace
+
+template <int Inputs>
+void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
+                 const Scalars& scalars) {
+  std::array<const View*, Inputs + 1> views{&out};
+  std::copy(in.begin(), in.end(), views.begin() + 1);
+  Plan<Inputs + 1> plan = make_plan<Inputs + 1>(out.shape, views);
+  bool direct = true;
+  for (int v = 0; v <= Inputs; ++v) {
+    direct &= plan.inner_stride(v) == 1;
+    if (half == HalfAs::floats) direct &= views[v]->dtype != DType::f16 && views[v]->dtype != DType::bf16;
+  }
+  if (!direct) return Blocks<Inputs>(plan, in, out, half, loop, scalars).run();
+  std::array<std::int64_t, Inputs> element_bytes;
+  for (int v = 0; v < Inputs; ++v) element_bytes[v] = static_cast<std::int64_t>(size_of(in[v]->dtype));
+  const auto out_bytes = static_cast<std::int64_t>(size_of(out.dtype));
+  std::array<const void*, Inputs> sources;
+  for_each_row(plan, [&](const std::array<std::int64_t, Inputs + 1>& offsets) {
+    for (int v = 0; v < Inputs; ++v)
+      sources[v] = static_cast<const std::byte*>(in[v]->data) + offsets[v + 1] * element_bytes[v];
+    loop(sources, static_cast<std::byte*>(out.data) + offsets[0] * out_bytes, plan.inner_size(), scalars);
+  });
+}
+
+template void elementwise<1>(const std::array<const View*, 1>&, const View&, HalfAs, Loop<1>, const Scalars&);
+template void elementwise<2>(const std::array<const View*, 2>&, const View&, HalfAs, Loop<2>, const Scalars&);
+template void elementwise<3>(const std::array<const View*, 3>&, const View&, HalfAs, Loop<3>, const Scalars&);
+
+}  // namespace lockstep::kernels::host

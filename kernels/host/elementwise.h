@@ -1,0 +1,29 @@
+// The driver of the elementwise kernels. An operation supplies one loop over contiguous elements per dtype; the driver
+// hands it whole rows where memory allows that, and otherwise blocks that it gathers into buffers (a repeated element
+// is a block filled once, a strided operand is gathered, f16 and bf16 become float). So an operation is compiled once
+// per dtype, whatever the layouts.
+#pragma once
+
+#include "lockstep/kernels/host/gather.h"
+#include "lockstep/kernels/host/plan.h"
+
+namespace lockstep::kernels::host {
+
+struct Scalars {
+  double a = 0, b = 0;
+};
+
+// Computes `count` contiguous elements.
+template <int Inputs>
+using Loop = void (*)(const std::array<const void*, Inputs>& in, void* out, std::int64_t count, const Scalars& scalars);
+
+// `half` says what the loop gets for f16 and bf16.
+template <int Inputs>
+void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
+                 const Scalars& scalars);
+
+extern template void elementwise<1>(const std::array<const View*, 1>&, const View&, HalfAs, Loop<1>, const Scalars&);
+extern template void elementwise<2>(const std::array<const View*, 2>&, const View&, HalfAs, Loop<2>, const Scalars&);
+extern template void elementwise<3>(const std::array<const View*, 3>&, const View&, HalfAs, Loop<3>, const Scalars&);
+
+}  // namespace lockstep::kernels::host

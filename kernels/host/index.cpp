@@ -1,0 +1,179 @@
+// Indexing. Every index is checked before the first element is written.
+#include <cstring>
+
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/plan.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+[[noreturn, gnu::noinline, gnu::cold]] void fail_index(const char* op, std::int64_t index, std::int64_t position,
+                                                       std::int64_t size) {
+  lockstep::detail::fail<InvalidArgument>("[", op, "] expected indices in [0, ", size, "), got ", index,
+                                          " at position ", position);
+}
+
+// Positions count the elements of `index` in row-major order.
+void check_indices(const char* op, const View& index, std::int64_t size) {
+  const auto* data = static_cast<const std::int64_t*>(index.data);
+  const std::int64_t count = element_count(index.shape);
+  if (is_contiguous(index.shape, index.strides)) {
+    for (std::int64_t i = 0; i < count; ++i)
+      if (static_cast<std::uint64_t>(data[i]) >= static_cast<std::uint64_t>(size)) fail_index(op, data[i], i, size);
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::int64_t offset = 0, rest = i;
+    for (int d = index.rank() - 1; d >= 0; --d) {
+      offset += rest % index.shape[d] * index.strides[d];
+      rest /= index.shape[d];
+    }
+    if (static_cast<std::uint64_t>(data[offset]) >= static_cast<std::uint64_t>(size))
+      fail_index(op, data[offset], i, size);
+  }
+}
+
+// A view with one dimension taken out: what a plan covers while that dimension is walked by index.
+View without(const View& view, int dim, const Shape& shape) {
+  View v = view;
+  v.shape = shape;
+  v.strides[dim] = 0;
+  return v;
+}
+
+// Row-major loops over `index`, in the order of its elements, whatever the strides: additions happen in that order.
+template <class F>
+void for_each_in_order(const Shape& shape, const std::array<const View*, 3>& views, F&& f) {
+  Plan<3> plan;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    if (shape[d] == 0) return;
+    plan.sizes[plan.rank] = shape[d];
+    for (int v = 0; v < 3; ++v) plan.strides[plan.rank][v] = views[v]->strides[d];
+    ++plan.rank;
+  }
+  const std::int64_t size = plan.inner_size();
+  for_each_row(plan, [&](const std::array<std::int64_t, 3>& at) {
+    for (std::int64_t i = 0; i < size; ++i)
+      f(at[0] + i * plan.inner_stride(0), at[1] + i * plan.inner_stride(1), at[2] + i * plan.inner_stride(2));
+  });
+}
+
+template <class T>
+void gather_views(const GatherArgs& a) {
+  const View& in = a.in.view;
+  const View& index = a.index.view;
+  check_indices(GatherArgs::kName, index, in.shape[a.dim]);
+  const std::int64_t stride = in.strides[a.dim];
+  const View rest = without(in, a.dim, index.shape);
+  const T* x = data<T>(a.in);
+  const auto* positions = data<std::int64_t>(a.index);
+  T* y = data<T>(a.out);
+  for_each_in_order(index.shape, {&a.out.view, &index, &rest}, [=](std::int64_t to, std::int64_t at, std::int64_t from) {
+    y[to] = x[from + positions[at] * stride];
+  });
+}
+
+template <class T>
+void add_to(T& to, T value) {
+  using functors::Compute;
+  to = static_cast<T>(functors::plus(static_cast<Compute<T>>(to), static_cast<Compute<T>>(value)));
+}
+
+template <class T>
+void scatter_add_views(const ScatterAddArgs& a) {
+  const View& out = a.out.view;
+  const View& index = a.index.view;
+  check_indices(ScatterAddArgs::kName, index, out.shape[a.dim]);
+  const std::int64_t stride = out.strides[a.dim];
+  const View rest = without(out, a.dim, index.shape);
+  const T* x = data<T>(a.in);
+  const auto* positions = data<std::int64_t>(a.index);
+  T* y = data<T>(a.out);
+  for_each_in_order(index.shape, {&rest, &index, &a.in.view}, [=](std::int64_t to, std::int64_t at, std::int64_t from) {
+    add_to(y[to + positions[at] * stride], x[from]);
+  });
+}
+
+// The slice of `view` at one position of `dim`, and a plan over two such slices.
+struct Slices {
+  Plan<2> plan;  // strides: of the written view, of the read view
+  Slices(const View& written, const View& read, int dim) {
+    Shape shape = written.shape;
+    shape[dim] = 1;
+    plan = make_plan<2>(shape, {&written, &read});
+  }
+};
+
+template <class T>
+void index_select_views(const IndexSelectArgs& a) {
+  const View& in = a.in.view;
+  const View& out = a.out.view;
+  const View& index = a.index.view;
+  check_indices(IndexSelectArgs::kName, index, in.shape[a.dim]);
+  const Slices slices(out, in, a.dim);
+  const auto* positions = data<std::int64_t>(a.index);
+  const std::int64_t size = slices.plan.inner_size(), to_stride = slices.plan.inner_stride(0),
+                     from_stride = slices.plan.inner_stride(1);
+  for_each_row(slices.plan, [&](const std::array<std::int64_t, 2>& at) {
+    for (std::int64_t i = 0; i < index.shape[0]; ++i) {
+      T* to = data<T>(a.out) + at[0] + i * out.strides[a.dim];
+      const T* from = data<T>(a.in) + at[1] + positions[i * index.strides[0]] * in.strides[a.dim];
+      if (to_stride == 1 && from_stride == 1) std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(T));
+      else
+        for (std::int64_t j = 0; j < size; ++j) to[j * to_stride] = from[j * from_stride];
+    }
+  });
+}
+
+template <class T>
+void index_add_views(const IndexAddArgs& a) {
+  const View& in = a.in.view;
+  const View& out = a.out.view;
+  const View& index = a.index.view;
+  check_indices(IndexAddArgs::kName, index, out.shape[a.dim]);
+  const Slices slices(out, in, a.dim);
+  const auto* positions = data<std::int64_t>(a.index);
+  const std::int64_t size = slices.plan.inner_size(), to_stride = slices.plan.inner_stride(0),
+                     from_stride = slices.plan.inner_stride(1);
+  for_each_row(slices.plan, [&](const std::array<std::int64_t, 2>& at) {
+    for (std::int64_t i = 0; i < index.shape[0]; ++i) {
+      T* to = data<T>(a.out) + at[0] + positions[i * index.strides[0]] * out.strides[a.dim];
+      const T* from = data<T>(a.in) + at[1] + i * in.strides[a.dim];
+      for (std::int64_t j = 0; j < size; ++j) add_to(to[j * to_stride], from[j * from_stride]);
+    }
+  });
+}
+
+template <class Args>
+void check_addable(const Args& args, const Stream& stream) {
+  if (args.out.view.dtype == DType::boolean) [[unlikely]] fail_dtype(Args::kName, DType::boolean, stream);
+}
+
+// As lockstep::dispatch without bool.
+template <class F>
+void dispatch_addable(DType dtype, F&& f) {
+  dispatch(dtype, [&]<class T>(Type<T> type) {
+    if constexpr (!std::is_same_v<T, bool>) f(type);
+  });
+}
+
+}  // namespace
+
+void gather(Stream& stream, const GatherArgs& args) {
+  dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, gather_views<T>); });
+}
+void scatter_add(Stream& stream, const ScatterAddArgs& args) {
+  check_addable(args, stream);
+  dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, scatter_add_views<T>); });
+}
+void index_select(Stream& stream, const IndexSelectArgs& args) {
+  dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_select_views<T>); });
+}
+void index_add(Stream& stream, const IndexAddArgs& args) {
+  check_addable(args, stream);
+  dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_add_views<T>); });
+}
+
+}  // namespace lockstep::kernels::host

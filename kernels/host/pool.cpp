@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/kernels/host/conv.h"
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/widen.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+struct Planes {
+  std::int64_t count, height, width, out_height, out_width;
+
+  Planes(const Shape& x, const Shape& y)
+      : count(x[0] * x[1]), height(x[2]), width(x[3]), out_height(y[2]), out_width(y[3]) {}
+};
+
+// Calls f(plane, output row, offset in the plane of the tap that output column 0 has, output columns that have it) for
+// every tap of every output row, row by row. The columns of one tap are what becomes vector code.
+template <class F>
+void for_each_tap(const Planes& p, const Window2d& w, std::int64_t plane, std::int64_t oh, F&& f) {
+  for (int r = 0; r < w.kernel[0]; ++r) {
+    const std::int64_t h = oh * w.stride[0] - w.padding[0] + std::int64_t{r} * w.dilation[0];
+    if (h < 0 || h >= p.height) continue;
+    for (int c = 0; c < w.kernel[1]; ++c) {
+      const std::int64_t offset = std::int64_t{c} * w.dilation[1] - w.padding[1];
+      f(plane * p.height * p.width, h * p.width + offset, inside(offset, w.stride[1], p.width, p.out_width));
+    }
+  }
+}
+template <class F>
+void for_each_row(const Planes& p, F&& f) {
+  for (std::int64_t plane = 0; plane < p.count; ++plane)
+    for (std::int64_t oh = 0; oh < p.out_height; ++oh) f(plane, oh, (plane * p.out_height + oh) * p.out_width);
+}
+
+// Position is as wide as C, so that both fill the same number of vector lanes.
+template <class C, class Position>
+void max_pool(const MaxPool2dArgs& a) {
+  Scratch scratch;
+  const C* x = read<C>(scratch, a.x);
+  const Writer<C> y(scratch, a.y);
+  auto* indices = data<std::int64_t>(a.indices);
+  const Planes p(a.x.view.shape, a.y.view.shape);
+  auto* where = scratch.take<Position>(p.out_width);
+  const std::int64_t stride = a.window.stride[1];
+  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+    C* best = y.data() + row;
+    // A window wholly in the padding keeps this.
+    std::fill_n(best, p.out_width, -std::numeric_limits<C>::infinity());
+    std::fill_n(where, p.out_width, Position(-1));
+    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+      const C* from = x + base + offset;
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = columns.begin; i < columns.end; ++i) {
+        const C value = from[i * stride], before = best[i];
+        // Not "value > before": that is false for NaN, which wins. The first tap wins even with -infinity.
+        const bool wins = (!(value <= before) & (before == before)) | (where[i] < 0);
+        best[i] = wins ? value : before;
+        where[i] = wins ? static_cast<Position>(offset + i * stride) : where[i];
+      }
+    });
+    for (std::int64_t i = 0; i < p.out_width; ++i) indices[row + i] = std::max<Position>(where[i], 0);
+  });
+  y.finish();
+}
+
+template <class C>
+void max_pool_any(const MaxPool2dArgs& a) {
+  const Shape& x = a.x.view.shape;
+  if constexpr (std::is_same_v<C, float>)
+    if (x[2] * x[3] <= std::numeric_limits<std::int32_t>::max()) return max_pool<C, std::int32_t>(a);
+  max_pool<C, std::int64_t>(a);
+}
+
+template <class T>
+void max_unpool(const MaxUnpool2dArgs& a) {
+  const Shape& in = a.in.view.shape;
+  const Shape& out = a.out.view.shape;
+  const std::int64_t planes = in[0] * in[1], plane = in[2] * in[3], out_plane = out[2] * out[3];
+  const auto* indices = data<std::int64_t>(a.indices);
+  for (std::int64_t i = 0; i < planes * plane; ++i)
+    LOCKSTEP_CHECK(indices[i] >= 0 && indices[i] < out_plane, "[max_unpool2d] expected indices in [0, ", out_plane,
+                   "), got ", indices[i], " at position ", i);
+  const T* x = data<T>(a.in);
+  T* y = data<T>(a.out);
+  std::fill_n(y, planes * out_plane, T(0));
+  for (std::int64_t p = 0; p < planes; ++p)
+    for (std::int64_t i = p * plane; i < (p + 1) * plane; ++i) {
+      T& to = y[p * out_plane + indices[i]];
+      to = static_cast<T>(to + x[i]);
+    }
+}
+
+template <class C>
+void avg_pool(const AvgPool2dArgs& a) {
+  Scratch scratch;
+  const C* x = read<C>(scratch, a.x);
+  const Writer<C> y(scratch, a.y);
+  const Planes p(a.x.view.shape, a.y.view.shape);
+  const std::int64_t stride = a.window.stride[1];
+  const C share = C(1) / static_cast<C>(a.window.kernel[0] * a.window.kernel[1]);
+  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+    C* sums = y.data() + row;
+    std::fill_n(sums, p.out_width, C(0));
+    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+      const C* from = x + base + offset;
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = columns.begin; i < columns.end; ++i) sums[i] += from[i * stride];
+    });
+    for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share;
+  });
+  y.finish();
+}
+
+template <class C>
+void avg_pool_grad(const AvgPool2dGradArgs& a) {
+  Scratch scratch;
+  const C* dy = read<C>(scratch, a.dy);
+  const Writer<C> dx(scratch, a.dx);
+  const Planes p(a.dx.view.shape, a.dy.view.shape);
+  const std::int64_t stride = a.window.stride[1];
+  const C share = C(1) / static_cast<C>(a.window.kernel[0] * a.window.kernel[1]);
+  std::fill_n(dx.data(), element_count(a.dx.view.shape), C(0));
+  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+      C* to = dx.data() + base + offset;
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = columns.begin; i < columns.end; ++i) to[i * stride] += dy[row + i] * share;
+    });
+  });
+  dx.finish();
+}
+
+}  // namespace
+
+void max_pool2d(Stream& stream, const MaxPool2dArgs& args) {
+  check_floating(MaxPool2dArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, max_pool_any<C>); });
+}
+void max_unpool2d(Stream& stream, const MaxUnpool2dArgs& args) {
+  check_floating(MaxUnpool2dArgs::kName, args.in.view.dtype, stream);
+  dispatch_floating(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, max_unpool<T>); });
+}
+void avg_pool2d(Stream& stream, const AvgPool2dArgs& args) {
+  check_floating(AvgPool2dArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, avg_pool<C>); });
+}
+void avg_pool2d_grad(Stream& stream, const AvgPool2dGradArgs& args) {
+  check_floating(AvgPool2dGradArgs::kName, args.dy.view.dtype, stream);
+  dispatch_compute(args.dy.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, avg_pool_grad<C>); });
+}
+
+}  // namespace lockstep::kernels::host

@@ -1,0 +1,304 @@
+// Reductions. The order of every sum is fixed by the shapes and strides alone: lanes over contiguous elements, joined as
+// a tree; long runs are halved first, so that errors grow with the logarithm of the length. Floating-point sums
+// accumulate in double, integer sums in 64 bits. The walk over memory is compiled once; what depends on the operation
+// and the dtype is a handful of functions over contiguous elements.
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/gather.h"
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/host/scratch.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+using functors::Compute;
+
+template <class A>
+struct Add {
+  static constexpr A start() { return 0; }
+  static A join(A a, A b) { return functors::plus(a, b); }
+};
+template <class A>
+struct Multiply {
+  static constexpr A start() { return 1; }
+  static A join(A a, A b) { return functors::times(a, b); }
+};
+template <class A>
+struct Larger {
+  using Limits = std::numeric_limits<A>;
+  static constexpr A start() { return Limits::has_infinity ? -Limits::infinity() : Limits::min(); }
+  static A join(A a, A b) { return functors::larger(a, b); }
+};
+template <class A>
+struct Smaller {
+  using Limits = std::numeric_limits<A>;
+  static constexpr A start() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
+  static A join(A a, A b) { return functors::smaller(a, b); }
+};
+
+constexpr std::int64_t kRun = 4096;    // longer rows are split in two
+constexpr std::int64_t kStrip = 2048;  // columns that are reduced together
+constexpr std::int64_t kFold = 1024;   // rows after which a strip is added to the totals, for the accuracy of tall sums
+constexpr std::int64_t kWidest = 8;    // bytes of an element or accumulator
+
+// The functions of an operation J on elements L (float for f16 and bf16) with accumulators A and results T.
+struct Reduction {
+  void (*start)(void* accumulators, std::int64_t count);
+  void (*run)(const void* x, std::int64_t count, void* accumulator);      // at most kRun elements
+  void (*add_row)(const void* x, std::int64_t count, void* accumulators);  // one element to each
+  void (*join)(const void* from, std::int64_t count, void* accumulators);
+  void (*finish)(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride);
+};
+
+template <class J, class A>
+void start(void* accumulators, std::int64_t count) {
+  std::fill_n(static_cast<A*>(accumulators), count, J::start());
+}
+
+template <class J, class A>
+void join(const void* from, std::int64_t count, void* accumulators) {
+  auto* a = static_cast<A*>(accumulators);
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) a[i] = J::join(a[i], static_cast<const A*>(from)[i]);
+}
+
+template <class J, class L, class A>
+A fold(const L* x, std::int64_t count) {
+  constexpr std::int64_t kLanes = 128 / sizeof(A);
+  A lanes[kLanes];
+  for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::join(lanes[j], static_cast<A>(x[i + j]));
+  const std::int64_t rest = count - i;
+  for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::join(lanes[j], static_cast<A>(x[i + j]));
+  std::int64_t width = kLanes;
+  while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
+  for (width /= 2; width > 0; width /= 2)
+    for (std::int64_t j = 0; j < width; ++j) lanes[j] = J::join(lanes[j], lanes[j + width]);
+  return lanes[0];
+}
+template <class J, class L, class A>
+void run(const void* x, std::int64_t count, void* accumulator) {
+  *static_cast<A*>(accumulator) = fold<J, L, A>(static_cast<const L*>(x), count);
+}
+
+template <class J, class L, class A>
+void add_row(const void* x, std::int64_t count, void* accumulators) {
+  auto* a = static_cast<A*>(accumulators);
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) a[i] = J::join(a[i], static_cast<A>(static_cast<const L*>(x)[i]));
+}
+
+template <class A, class T, bool kMean>
+void finish(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride) {
+  const auto* a = static_cast<const A*>(accumulators);
+  for (std::int64_t i = 0; i < count; ++i) {
+    A value = a[i];
+    if constexpr (kMean) value /= static_cast<A>(elements);
+    static_cast<T*>(out)[i * stride] = static_cast<T>(static_cast<Compute<T>>(value));
+  }
+}
+
+template <template <class> class J, class T, class A, bool kMean = false>
+Reduction make_reduction() {
+  using L = Compute<T>;
+  return {start<J<A>, A>, run<J<A>, L, A>, add_row<J<A>, L, A>, join<J<A>, A>, finish<A, T, kMean>};
+}
+
+template <class T>
+bool find_reduction(ReduceOp op, Reduction& found) {
+  using L = Compute<T>;
+  if constexpr (std::is_same_v<T, bool>) {
+    switch (op) {
+      case ReduceOp::max: case ReduceOp::any: return found = make_reduction<Larger, T, L>(), true;
+      case ReduceOp::min: case ReduceOp::all: return found = make_reduction<Smaller, T, L>(), true;
+      default: return false;
+    }
+  } else {
+    using Wide = std::conditional_t<std::is_floating_point_v<L>, double, std::int64_t>;
+    switch (op) {
+      case ReduceOp::sum: return found = make_reduction<Add, T, Wide>(), true;
+      case ReduceOp::prod: return found = make_reduction<Multiply, T, Wide>(), true;
+      case ReduceOp::max: return found = make_reduction<Larger, T, L>(), true;
+      case ReduceOp::min: return found = make_reduction<Smaller, T, L>(), true;
+      case ReduceOp::mean:
+        if constexpr (std::is_floating_point_v<L>) return found = make_reduction<Add, T, Wide, true>(), true;
+        return false;
+      default: return false;
+    }
+  }
+}
+
+class Reducer {
+ public:
+  Reducer(const Reduction& reduction, const View& in, const View& out)
+      : reduction_(reduction), mover_(find_mover(in.dtype, HalfAs::floats)), in_(in), out_(out) {
+    Shape kept = in.shape, reduced = in.shape;
+    for (int d = 0; d < in.rank(); ++d) {
+      // A kept dimension of size 1 is no different from a reduced one.
+      const bool is_kept = out.shape[d] != 1 || in.shape[d] == 1;
+      (is_kept ? reduced : kept)[d] = 1;
+      if (!is_kept) elements_ *= in.shape[d];
+    }
+    kept_ = make_plan<2>(kept, {&in, &out});
+    reduced_ = make_plan<1>(reduced, {&in});
+  }
+
+  void run() {
+    const bool columns = kept_.rank > 0 && reduced_.rank > 0 && kept_.inner_stride(0) < reduced_.inner_stride(0);
+    if (columns) reduce_columns();
+    else reduce_rows();
+  }
+
+ private:
+  // Contiguous elements as the functions want them: in place or gathered.
+  const void* contiguous(std::int64_t offset, std::int64_t stride, std::int64_t count) {
+    const std::byte* x = static_cast<const std::byte*>(in_.data) + offset * static_cast<std::int64_t>(size_of(in_.dtype));
+    if (stride == 1 && mover_.buffer_bytes == size_of(in_.dtype)) return x;
+    mover_.gather(x, stride, 0, gathered_, {1, count});
+    return gathered_;
+  }
+
+  void store(const void* accumulators, std::int64_t count, std::int64_t offset, std::int64_t stride) {
+    std::byte* to = static_cast<std::byte*>(out_.data) + offset * static_cast<std::int64_t>(size_of(out_.dtype));
+    reduction_.finish(accumulators, count, elements_, to, stride);
+  }
+
+  void reduce_row(std::int64_t offset, std::int64_t stride, std::int64_t count, void* accumulator) {
+    if (count <= kRun) return reduction_.run(contiguous(offset, stride, count), count, accumulator);
+    const std::int64_t first = (count / 2 + 127) / 128 * 128;
+    alignas(kWidest) std::byte other[kWidest];
+    reduce_row(offset, stride, first, accumulator);
+    reduce_row(offset + first * stride, stride, count - first, other);
+    reduction_.join(other, 1, accumulator);
+  }
+
+  // The innermost dimension is a reduced one: one result after the other.
+  void reduce_rows() {
+    const std::int64_t size = reduced_.inner_size(), stride = reduced_.inner_stride(0);
+    const bool one_row = reduced_.rank <= 1 && !reduced_.empty;
+    for_each_row(
+        kept_,
+        [&](const std::array<std::int64_t, 2>& position) {
+          alignas(kWidest) std::byte total[kWidest], row_total[kWidest];
+          if (one_row) {
+            reduce_row(position[0], stride, size, total);
+          } else {
+            reduction_.start(total, 1);
+            for_each_row(reduced_, [&](const std::array<std::int64_t, 1>& row) {
+              reduce_row(position[0] + row[0], stride, size, row_total);
+              reduction_.join(row_total, 1, total);
+            });
+          }
+          store(total, 1, position[1], 1);
+        },
+        0);
+  }
+
+  // The innermost dimension stays: a strip of columns at a time, row by row.
+  void reduce_columns() {
+    const std::int64_t stride = kept_.inner_stride(0), out_stride = kept_.inner_stride(1);
+    alignas(64) std::byte totals[kStrip * kWidest], strip[kStrip * kWidest];
+    for_each_row(kept_, [&](const std::array<std::int64_t, 2>& position) {
+      for (std::int64_t begin = 0; begin < kept_.inner_size(); begin += kStrip) {
+        const std::int64_t width = std::min(kStrip, kept_.inner_size() - begin);
+        reduction_.start(totals, width);
+        reduction_.start(strip, width);
+        std::int64_t rows = 0;
+        for_each_row(
+            reduced_,
+            [&](const std::array<std::int64_t, 1>& row) {
+              reduction_.add_row(contiguous(position[0] + begin * stride + row[0], stride, width), width, strip);
+              if (++rows % kFold != 0) return;
+              reduction_.join(strip, width, totals);
+              reduction_.start(strip, width);
+            },
+            0);
+        reduction_.join(strip, width, totals);
+        store(totals, width, position[1] + begin * out_stride, out_stride);
+      }
+    });
+  }
+
+  const Reduction& reduction_;
+  const Mover mover_;
+  const View& in_;
+  const View& out_;
+  Plan<2> kept_;     // strides: in, out
+  Plan<1> reduced_;  // strides: in
+  std::int64_t elements_ = 1;  // that make one result
+  alignas(64) std::byte gathered_[kRun * kWidest];
+};
+
+// The position of the first extreme among contiguous elements. Two passes, of which the first is vector code and the
+// second ends early.
+template <class L, bool kMax>
+std::int64_t find_extreme(const void* elements, std::int64_t count) {
+  const auto* x = static_cast<const L*>(elements);
+  L extreme = x[0];
+  for (std::int64_t i = 0; i < count; i += kRun) {
+    const std::int64_t n = std::min(kRun, count - i);
+    if constexpr (kMax) extreme = functors::larger(extreme, fold<Larger<L>, L, L>(x + i, n));
+    else extreme = functors::smaller(extreme, fold<Smaller<L>, L, L>(x + i, n));
+  }
+  std::int64_t i = 0;
+  if (functors::is_nan(extreme)) {
+    while (!functors::is_nan(x[i])) ++i;
+  } else {
+    while (x[i] != extreme) ++i;
+  }
+  return i;
+}
+
+using FindExtreme = std::int64_t (*)(const void* elements, std::int64_t count);
+
+void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
+  const View& in = args.in.view;
+  const std::int64_t size = in.shape[args.dim], stride = in.strides[args.dim];
+  const Mover mover = find_mover(in.dtype, HalfAs::floats);
+  const bool direct = stride == 1 && mover.buffer_bytes == size_of(in.dtype);
+  Scratch scratch;
+  auto* gathered = direct ? nullptr : scratch.take<std::byte>(size * static_cast<std::int64_t>(mover.buffer_bytes));
+  Shape kept = in.shape;
+  kept[args.dim] = 1;
+  auto* out = data<std::int64_t>(args.out);
+  for_each_row(
+      make_plan<2>(kept, {&in, &args.out.view}),
+      [&](const std::array<std::int64_t, 2>& position) {
+        const std::byte* x = static_cast<const std::byte*>(in.data) + position[0] * static_cast<std::int64_t>(size_of(in.dtype));
+        if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
+        out[position[1]] = find(direct ? x : gathered, size);
+      },
+      0);
+}
+
+}  // namespace
+
+void reduce(Stream& stream, const ReduceArgs& args) {
+  const View& in = args.in.view;
+  Reduction reduction;
+  if (!dispatch(in.dtype, [&]<class T>(Type<T>) { return find_reduction<T>(args.op, reduction); })) [[unlikely]]
+    fail_dtype(ReduceArgs::kName, in.dtype, stream);
+  if (args.op == ReduceOp::max || args.op == ReduceOp::min)
+    LOCKSTEP_CHECK(element_count(in.shape) > 0 || element_count(args.out.view.shape) == 0,
+                   "[reduce] expected at least one element for max and min, got shape ", in.shape);
+  launch(stream, args, [reduction](const ReduceArgs& a) { Reducer(reduction, a.in.view, a.out.view).run(); });
+}
+
+void arg_reduce(Stream& stream, const ArgReduceArgs& args) {
+  const View& in = args.in.view;
+  LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
+                 "[arg_reduce] expected at least one element, got shape ", in.shape);
+  const FindExtreme find = dispatch(in.dtype, [&]<class T>(Type<T>) -> FindExtreme {
+    return args.op == ArgReduceOp::max ? find_extreme<Compute<T>, true> : find_extreme<Compute<T>, false>;
+  });
+  launch(stream, args, [find](const ArgReduceArgs& a) { arg_reduce_views(a, find); });
+}
+
+}  // namespace lockstep::kernels::host

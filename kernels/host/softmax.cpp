@@ -1,0 +1,145 @@
+// Softmax and its logarithm over the middle of [outer, size, inner]. Both walk memory in order: rows of `size` elements
+// where inner is 1, else rows of `inner` elements, with one maximum and one sum per column.
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/sums.h"
+#include "lockstep/kernels/host/widen.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+template <class C>
+C maximum(const C* x, std::int64_t count) {
+  constexpr std::int64_t kLanes = 32;  // few enough for registers, too many to be unrolled into scalars
+  constexpr C kLowest = -std::numeric_limits<C>::infinity();
+  C top = kLowest;
+  std::int64_t i = 0;
+  if (count >= kLanes) {
+    C lanes[kLanes];
+    std::fill_n(lanes, kLanes, kLowest);
+    for (; i + kLanes <= count; i += kLanes)
+      for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = functors::larger(x[i + j], lanes[j]);
+    for (std::int64_t j = 0; j < kLanes; ++j) top = functors::larger(lanes[j], top);
+  }
+  for (; i < count; ++i) top = functors::larger(x[i], top);
+  return top;
+}
+
+template <class C>
+void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
+  const C top = maximum(x, size);
+  // y holds the exponentials until their sum is known.
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < size; ++i) y[i] = math::exp(x[i] - top);
+  const double total = sum(y, size);
+  if (log) {
+    const C shift = static_cast<C>(math::log(total));
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < size; ++i) y[i] = (x[i] - top) - shift;
+  } else {
+    const C scale = static_cast<C>(1 / total);
+    for (std::int64_t i = 0; i < size; ++i) y[i] *= scale;
+  }
+}
+
+template <class C>
+void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, bool log, C* tops, double* sums) {
+  std::fill_n(tops, inner, -std::numeric_limits<C>::infinity());
+  std::fill_n(sums, inner, 0.0);
+  for (std::int64_t i = 0; i < size; ++i) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t j = 0; j < inner; ++j) tops[j] = functors::larger(x[i * inner + j], tops[j]);
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t j = 0; j < inner; ++j) {
+      const C e = math::exp(x[i * inner + j] - tops[j]);
+      y[i * inner + j] = e;
+      sums[j] += e;
+    }
+  }
+  for (std::int64_t j = 0; j < inner; ++j) sums[j] = log ? math::log(sums[j]) : 1 / sums[j];
+  for (std::int64_t i = 0; i < size; ++i) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t j = 0; j < inner; ++j) {
+      const std::int64_t at = i * inner + j;
+      const C total = static_cast<C>(sums[j]);
+      y[at] = log ? (x[at] - tops[j]) - total : y[at] * total;
+    }
+  }
+}
+
+template <class C>
+void forward(const SoftmaxArgs& a) {
+  Scratch scratch;
+  const Shape& shape = a.x.view.shape;
+  const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
+  const C* x = read<C>(scratch, a.x);
+  const Writer<C> y(scratch, a.y);
+  if (inner == 1) {
+    for (std::int64_t o = 0; o < outer; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
+  } else {
+    C* tops = scratch.take<C>(inner);
+    auto* sums = scratch.take<double>(inner);
+    for (std::int64_t o = 0; o < outer; ++o)
+      softmax_columns(x + o * size * inner, y.data() + o * size * inner, size, inner, a.log, tops, sums);
+  }
+  y.finish();
+}
+
+// softmax: dx = y * (dy - sum(dy * y)); log: dx = dy - exp(y) * sum(dy).
+template <class C>
+void backward(const SoftmaxGradArgs& a) {
+  Scratch scratch;
+  const Shape& shape = a.y.view.shape;
+  const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
+  const C* all_dy = read<C>(scratch, a.dy);
+  const C* all_y = read<C>(scratch, a.y);
+  const Writer<C> all_dx(scratch, a.dx);
+  auto* sums = scratch.take<double>(inner);
+  for (std::int64_t o = 0; o < outer; ++o) {
+    const C* dy = all_dy + o * size * inner;
+    const C* y = all_y + o * size * inner;
+    C* dx = all_dx.data() + o * size * inner;
+    if (inner == 1) {
+      sums[0] = a.log ? sum(dy, size)
+                      : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; });
+    } else {
+      std::fill_n(sums, inner, 0.0);
+      for (std::int64_t i = 0; i < size; ++i)
+        for (std::int64_t j = 0; j < inner; ++j)
+          sums[j] += a.log ? dy[i * inner + j] : static_cast<double>(dy[i * inner + j]) * y[i * inner + j];
+    }
+    const auto finish = [&](std::int64_t at, double total) {
+      const C s = static_cast<C>(total);
+      dx[at] = a.log ? dy[at] - math::exp(y[at]) * s : y[at] * (dy[at] - s);
+    };
+    if (inner == 1) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = 0; i < size; ++i) finish(i, sums[0]);
+    } else {
+      for (std::int64_t i = 0; i < size; ++i) {
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t j = 0; j < inner; ++j) finish(i * inner + j, sums[j]);
+      }
+    }
+  }
+  all_dx.finish();
+}
+
+}  // namespace
+
+void softmax(Stream& stream, const SoftmaxArgs& args) {
+  check_floating(SoftmaxArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
+}
+void softmax_grad(Stream& stream, const SoftmaxGradArgs& args) {
+  check_floating(SoftmaxGradArgs::kName, args.y.view.dtype, stream);
+  dispatch_compute(args.y.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
+}
+
+}  // namespace lockstep::kernels::host

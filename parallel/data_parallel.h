@@ -1,0 +1,375 @@
+// DataParallel: a module that computes each batch on several devices at once.
+//
+//   auto net = DataParallel(Net{}, {.devices = accelerators()});
+//   Tensor loss = cross_entropy(net(images), labels.to(net.output_device()));
+//   loss.backward();   // the gradients of all replicas are added into the parameters
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/data_parallel_stats.h"
+#include "lockstep/parallel/parallel_apply.h"
+#include "lockstep/parallel/replicate.h"
+#include "lockstep/parallel/scatter_gather.h"
+#include "lockstep/parallel/signature.h"
+
+namespace lockstep {
+
+struct DataParallelOptions {
+  // devices[0] is home: the parameters are there. An empty list: no replicas, the module is called directly.
+  std::vector<Device> devices = accelerators();
+  std::optional<Device> output_device = std::nullopt;  // default devices[0]; `cpu` allowed
+  std::int64_t dim = 0;                                // of inputs and outputs
+  ScatterPolicy policy = {};
+  Milliseconds timeout = kDefaultTimeout;  // of the replicas, and of refreshing slots that somebody reads
+};
+
+namespace detail {
+LOCKSTEP_API void check_options(const DataParallelOptions& options);
+// Warns once when the devices differ by more than a quarter in memory, else in multiprocessors.
+LOCKSTEP_API void check_balance(const std::vector<Device>& devices);
+LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
+[[noreturn]] LOCKSTEP_API void fail_piece_count(std::size_t inputs, std::size_t targets);
+// The losses of the replicas, weighted by the sizes of their pieces, as one scalar on `device`.
+LOCKSTEP_API Tensor weighted_sum(const std::vector<Tensor>& losses, const std::vector<std::int64_t>& sizes,
+                                 Device device);
+
+// A std::tuple is a list of arguments, anything else the only one.
+template <class T>
+auto as_tuple(const T& value) {
+  if constexpr (is_std_tuple<T>)
+    return value;
+  else
+    return std::tuple<T>(value);
+}
+
+// A replica followed by the loss of its output.
+template <IsModule M, class Loss>
+struct ReplicaWithLoss {
+  Replica<M> replica;
+  std::shared_ptr<const Loss> loss;
+  Device device() const { return replica.device(); }
+  template <class Inputs, class Targets>
+  Tensor operator()(const Inputs& inputs, const Targets& targets) const {
+    auto output = std::apply(replica, inputs);
+    return std::apply([&](const auto&... target) { return (*loss)(output, target...); }, targets);
+  }
+};
+
+struct FunctionForm {};  // chooses the constructor that does not warn
+}  // namespace detail
+
+// `Signature` is that of M::forward; where it is overloaded or a template, say it: DataParallel<Net, Tensor(Tensor)>.
+template <class M, class Signature = detail::SignatureOf<M>>
+class DataParallel;
+
+// A call scatters its arguments, brings the replicas up to date (nothing is copied that has not changed), runs each on
+// the thread of its device and gathers the results on `output_device`; the result has the same type and rank for every
+// number of devices. A batch of fewer pieces than devices uses fewer replicas; no arguments at all are one call on
+// devices[0]. Gradients are summed into the parameters in replica order: the same bits for the same devices.
+//
+// Copies share the module's parameters. Calls may be made from several threads while gradients are off; training a
+// module from two threads at once is an Error, so is a call from inside a replica.
+//
+// Each step is a virtual function. An override sees every call; `forward` puts them together.
+template <class M, class R, class... Args>
+class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
+  static_assert(std::derived_from<M, ModuleBase>, "DataParallel wraps modules");
+  static_assert((detail::IsValueArgument<std::decay_t<Args>> && ...),
+                "a span does not own its elements: let forward take a std::vector");
+
+ public:
+  using Inputs = std::tuple<std::decay_t<Args>...>;
+  using Output = detail::Stored<R>;  // of one replica
+  using Gathered = gathered_t<std::conditional_t<std::is_void_v<R>, void, std::decay_t<R>>>;
+
+  // Moves the module to devices[0]. Throws InvalidArgument for a device that does not exist or comes twice.
+  explicit DataParallel(M module, DataParallelOptions options = {})
+      : DataParallel(detail::FunctionForm{}, std::move(module), std::move(options)) {
+    detail::check_balance(options_.devices);
+  }
+  DataParallel(const DataParallel& other)
+      : Module<DataParallel>(other), options_(other.options_), module_(std::make_shared<M>(*other.module_)) {}
+  DataParallel& operator=(const DataParallel& other) {
+    if (this == &other) return *this;
+    DataParallel copy(other);
+    Module<DataParallel>::operator=(copy);
+    options_ = std::move(copy.options_);
+    module_ = std::move(copy.module_);
+    const std::lock_guard lock(mutex_);
+    source_.reset();
+    recorder_.reset();
+    return *this;
+  }
+
+  const std::vector<Device>& devices() const { return options_.devices; }
+  // Where results are.
+  Device output_device() const { return target().device.value_or(module_device()); }
+  std::int64_t dim() const { return options_.dim; }
+  Milliseconds timeout() const { return options_.timeout; }
+  const M& module() const { return *module_; }
+  // Parameters that are replaced (rather than changed) through this must be so before the next call.
+  M& module() {
+    const std::lock_guard lock(mutex_);
+    source_.reset();
+    return *module_;
+  }
+
+  Gathered forward(const std::decay_t<Args>&... args) const {
+    detail::Gathered<std::conditional_t<std::is_void_v<R>, void, std::decay_t<R>>>::check();
+    CallStats stats;
+    auto outputs = compute(Inputs(args...), stats);
+    detail::PhaseTimer timer;
+    if constexpr (std::is_void_v<Gathered>) {
+      finish_call(stats);
+    } else {
+      Gathered gathered = gather(std::move(outputs));
+      timer.finish(stats.gather);
+      finish_call(stats);
+      return gathered;
+    }
+  }
+
+  // The outputs of the replicas, in order, where they were computed.
+  std::vector<Output> forward_ungathered(const std::decay_t<Args>&... args) const {
+    CallStats stats;
+    auto outputs = compute(Inputs(args...), stats);
+    finish_call(stats);
+    return outputs;
+  }
+
+  // The loss of the whole batch, a scalar on the output device: `loss(output, targets…)` runs in the replicas and
+  // returns the mean over its piece, and the mean of those, weighted by the sizes of the pieces, is the mean over the
+  // batch however unevenly it is divided. Outputs are not gathered. `inputs` and `targets` are a std::tuple each, or
+  // the only one; the targets are scattered like the inputs.
+  template <class Loss, class In, class Targets = std::tuple<>>
+  Tensor reduce_with(Loss loss, const In& inputs, const Targets& targets = {}) const {
+    const typename ModuleBase::Call call(*this);
+    CallStats stats;
+    Tensor result = compute_loss(loss, Inputs(detail::as_tuple(inputs)), detail::as_tuple(targets), stats);
+    finish_call(stats);
+    return result;
+  }
+
+  // Bytes and time by phase.
+  DataParallelStats stats() const {
+    const auto source = current_source();
+    return recorder_.read(source->slots);
+  }
+
+  void members(Members& m) override { m("module", *module_); }
+
+ protected:
+  // ---- the steps, in order
+  // Divides the arguments among the devices.
+  virtual Pieces<Inputs> scatter(const Inputs& inputs) const {
+    return scatter_pieces(inputs, options_.devices, options_.dim, options_.policy);
+  }
+  // A replica for each of `devices`, which are some of devices(), up to date with home.
+  virtual std::vector<Replica<M>> replicate(const std::vector<Device>& devices) const {
+    const auto source = current_source();
+    refresh(*source, devices);
+    return make_replicas(source, devices);
+  }
+  virtual std::vector<Output> parallel_apply(const std::vector<Replica<M>>& replicas,
+                                             std::vector<Inputs> inputs) const {
+    return apply(replicas, std::move(inputs));
+  }
+  // Puts the outputs together on the output device. Not called when there are none to gather.
+  virtual Gathered gather(std::vector<Output> outputs) const {
+    if constexpr (!std::is_void_v<Gathered>) {
+      return detail::gather_outputs(outputs, target());
+    }
+  }
+
+ private:
+  using Source = detail::ReplicaSource<M>;
+  template <class N, class In>
+  friend auto data_parallel(const N& module, const In& inputs, DataParallelOptions options);
+
+  DataParallel(detail::FunctionForm, M module, DataParallelOptions options)
+      : options_((detail::check_options(options), std::move(options))),
+        module_(std::make_shared<M>(std::move(module))) {
+    if (!options_.devices.empty()) module_->to(options_.devices[0]);
+    current_source();
+  }
+
+  // The module's slots, found at construction and after the module was handed out for changes.
+  std::shared_ptr<const Source> current_source() const {
+    const std::lock_guard lock(mutex_);
+    if (!source_) {
+      source_ = std::make_shared<const Source>(module_);
+      in_slabs_ = false;
+    }
+    // Before the parameters are used by several threads, because it gives them other memory.
+    if (!in_slabs_ && options_.devices.size() > 1) in_slabs_ = source_->slots.form_slabs();
+    return source_;
+  }
+  // Without devices, and unless one was named, outputs stay where the module computes them.
+  detail::GatherTarget target() const {
+    if (options_.output_device || options_.devices.empty()) return {options_.output_device, options_.dim};
+    return {options_.devices[0], options_.dim};
+  }
+  Device module_device() const {
+    const auto source = current_source();
+    const auto& parameters = source->slots.parameters();
+    return parameters.empty() ? Device::cpu() : parameters[0].device();
+  }
+
+  static std::vector<Replica<M>> make_replicas(const std::shared_ptr<const Source>& source,
+                                               const std::vector<Device>& devices) {
+    std::vector<Replica<M>> replicas;
+    replicas.reserve(devices.size());
+    for (const Device device : devices) replicas.emplace_back(source, device, static_cast<int>(replicas.size()));
+    return replicas;
+  }
+  void refresh(const Source& source, const std::vector<Device>& devices) const {
+    const Device home = options_.devices[0];
+    if (devices.size() == 1 && devices[0] == home) return;
+    TransferStats moved;
+    if (devices[0] == home) {
+      moved = source.slots.refresh(devices, options_.timeout);
+    } else {  // home has no piece, but the others are filled from it
+      std::vector<Device> with_home{home};
+      with_home.insert(with_home.end(), devices.begin(), devices.end());
+      moved = source.slots.refresh(with_home, options_.timeout);
+    }
+    detail::moved_bytes() += moved.bytes;
+  }
+  template <class F, class In>
+  auto apply(const std::vector<F>& replicas, std::vector<In> inputs) const {
+    std::vector<Device> devices;
+    devices.reserve(replicas.size());
+    for (const F& replica : replicas) devices.push_back(replica.device());
+    return detail::apply_all(replicas, std::move(inputs), devices, options_.timeout);
+  }
+
+  // What a call claims and checks before it moves anything.
+  class Guard {
+   public:
+    Guard(const Source& source, const std::vector<Device>& devices) {
+      detail::check_not_in_replica("DataParallel");
+      source.slots.check_placement(devices[0]);
+      if (devices.size() > 1) detail::check_answering(devices);
+      if (GradMode::enabled() && detail::any_requires_grad(source.slots)) claim_.emplace(source.slots);
+    }
+
+   private:
+    std::optional<ModuleSlots::TrainingClaim> claim_;
+  };
+
+  Pieces<Inputs> pieces_of(const Inputs& inputs) const {
+    if constexpr (sizeof...(Args) == 0)
+      return {{inputs}, {options_.devices[0]}};
+    else
+      return scatter(inputs);
+  }
+  std::vector<Replica<M>> replicas_on(const std::shared_ptr<const Source>& source,
+                                      const std::vector<Device>& devices) const {
+    return options_.devices.size() == 1 ? make_replicas(source, devices) : replicate(devices);
+  }
+
+  std::vector<Output> compute(const Inputs& inputs, CallStats& stats) const {
+    std::vector<Output> outputs;
+    if (options_.devices.empty()) {
+      detail::PhaseTimer timer;
+      if constexpr (std::is_void_v<R>) {
+        std::apply(std::as_const(*module_), inputs);
+        outputs.emplace_back();
+      } else {
+        outputs.push_back(std::apply(std::as_const(*module_), inputs));
+      }
+      timer.finish(stats.apply);
+      return outputs;
+    }
+    const auto source = current_source();
+    const Guard guard(*source, options_.devices);
+    detail::PhaseTimer timer;
+    Pieces<Inputs> pieces = pieces_of(inputs);
+    timer.finish(stats.scatter);
+    const auto replicas = replicas_on(source, pieces.devices);
+    timer.finish(stats.replicate);
+    outputs = parallel_apply(replicas, std::move(pieces.values));
+    timer.finish(stats.apply);
+    return outputs;
+  }
+
+  template <class Loss, class Targets>
+  Tensor compute_loss(const Loss& loss, const Inputs& inputs, const Targets& targets, CallStats& stats) const {
+    if (options_.devices.empty()) {
+      auto output = std::apply(std::as_const(*module_), inputs);
+      const Tensor whole = std::apply([&](const auto&... one) { return loss(output, one...); }, targets);
+      return detail::weighted_sum({whole}, {1}, target().device.value_or(whole.device()));
+    }
+    const auto source = current_source();
+    const Guard guard(*source, options_.devices);
+    detail::PhaseTimer timer;
+    Pieces<Inputs> pieces = pieces_of(inputs);
+    auto divided = std::vector<Targets>(pieces.values.size(), targets);
+    if constexpr (std::tuple_size_v < Targets >> 0) {
+      auto scattered = scatter_pieces(targets, options_.devices, options_.dim, options_.policy);
+      if (scattered.devices != pieces.devices) {
+        detail::fail_piece_count(pieces.devices.size(), scattered.devices.size());
+      }
+      divided = std::move(scattered.values);
+    }
+    std::vector<std::int64_t> sizes;
+    std::vector<std::tuple<Inputs, Targets>> both;
+    for (std::size_t i = 0; i < pieces.values.size(); ++i) {
+      both.emplace_back(std::move(pieces.values[i]), std::move(divided[i]));
+      sizes.push_back(piece_size(both.back()));
+    }
+    timer.finish(stats.scatter);
+    std::vector<detail::ReplicaWithLoss<M, Loss>> replicas;
+    const auto shared_loss = std::make_shared<const Loss>(loss);
+    for (Replica<M>& replica : replicas_on(source, pieces.devices))
+      replicas.push_back({std::move(replica), shared_loss});
+    timer.finish(stats.replicate);
+    const std::vector<Tensor> losses = apply(replicas, std::move(both));
+    timer.finish(stats.apply);
+    Tensor result = detail::weighted_sum(losses, sizes, output_device());
+    timer.finish(stats.gather);
+    return result;
+  }
+  // Of the first tensor; pieces without tensors weigh the same.
+  template <class T>
+  std::int64_t piece_size(const T& piece) const {
+    std::optional<std::int64_t> size;
+    for_each_tensor(piece, [&](const Tensor& tensor) {
+      if (!size && tensor.rank() > 0) size = tensor.size(options_.dim);
+    });
+    return size.value_or(1);
+  }
+
+  void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }
+
+  DataParallelOptions options_;
+  std::shared_ptr<M> module_;
+  mutable std::mutex mutex_;  // source_, in_slabs_
+  mutable std::shared_ptr<const Source> source_;
+  mutable bool in_slabs_ = false;
+  mutable detail::StatsRecorder recorder_;
+};
+
+template <class M>
+DataParallel(M) -> DataParallel<M>;
+template <class M>
+DataParallel(M, DataParallelOptions) -> DataParallel<M>;
+
+// The function form: one call of `module` as a DataParallel would make it. `inputs` are a std::tuple of arguments or
+// the only argument. Moves the module to devices[0]; what the slots hold is kept for the next call.
+template <class N, class In>
+auto data_parallel(const N& module, const In& inputs, DataParallelOptions options = {}) {
+  const DataParallel<N> net(detail::FunctionForm{}, module, std::move(options));
+  return std::apply(net, detail::as_tuple(inputs));
+}
+
+}  // namespace lockstep

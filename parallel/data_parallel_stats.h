@@ -1,0 +1,55 @@
+// What the calls of a DataParallel have cost.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/deadline.h"
+#include "lockstep/tensor/nn/slots.h"
+
+namespace lockstep {
+
+// Bytes moved between devices, and time of the calling thread.
+struct PhaseStats {
+  std::uint64_t bytes = 0;
+  std::uint64_t nanoseconds = 0;
+};
+struct CallStats {
+  PhaseStats scatter, replicate, apply, gather;
+  PhaseStats reduce;  // summing gradients, in the backward passes since the call
+};
+struct DataParallelStats {
+  std::uint64_t calls = 0;
+  CallStats last;   // of the call that finished last
+  CallStats total;  // of all finished calls
+};
+
+namespace detail {
+
+// Measures one phase after the other of one call.
+class LOCKSTEP_API PhaseTimer {
+ public:
+  PhaseTimer();
+  // What has happened since the last one belongs to `phase`.
+  void finish(PhaseStats& phase);
+
+ private:
+  Clock::time_point time_;
+  std::uint64_t bytes_;
+};
+
+class LOCKSTEP_API StatsRecorder {
+ public:
+  void add(const CallStats& call, const ModuleSlots& slots);
+  DataParallelStats read(const ModuleSlots& slots) const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  DataParallelStats stats_;
+  TransferStats reduced_at_first_, reduced_at_last_;  // when the first and the last call finished
+};
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,201 @@
+#include "lockstep/parallel/replica_call.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/tensor/nn/substitution.h"
+
+namespace lockstep::detail {
+namespace {
+
+// True while this thread runs a replica, on a device thread or (a lone one) in its caller's.
+[[gnu::tls_model("initial-exec")]] thread_local bool in_replica = false;
+
+class InReplica {
+ public:
+  InReplica() : before_(std::exchange(in_replica, true)) {}
+  InReplica(const InReplica&) = delete;
+  InReplica& operator=(const InReplica&) = delete;
+  ~InReplica() { in_replica = before_; }
+
+ private:
+  bool before_;
+};
+
+// Two calls that post to the same devices in different orders would wait for each other when their replicas do.
+std::mutex& post_order() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// A well-mixed number from two (the finaliser of splitmix64, Steele et al., 2014).
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t x = a + 0x9e3779b97f4a7c15u * (b + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+template <class F>
+void with_streams(std::span<Stream* const> streams, F&& body) {
+  if (streams.empty()) return body();
+  const StreamScope scope(*streams.front());
+  with_streams(streams.subspan(1), body);
+}
+
+}  // namespace
+
+ReplicaCall::ReplicaCall(std::span<const Device> devices)
+    : count_(devices.size()), seats_(new Seat[devices.size()]), join_(static_cast<int>(devices.size())) {
+  for (std::size_t i = 0; i < count_; ++i) seats_[i].device = devices[i];
+}
+
+ReplicaCall::~ReplicaCall() = default;
+
+void ReplicaCall::run_in_context(std::size_t replica) {
+  ThreadContext context = context_;
+  // Depends on the caller's stream and call and on the replica, and on nothing else.
+  context.random_stream = mixed(mixed(context.random_stream, call_number_), replica);
+  context.random_counter = 0;
+  Seat& seat = seats_[replica];
+  const ContextScope scope(context);
+  const InReplica inside;
+  try {
+    with_streams(streams_, [&] { run(replica); });
+  } catch (...) {
+    seat.error = std::current_exception();
+  }
+  seat.sequence = thread_context().sequence;
+}
+
+void ReplicaCall::run_seat(std::size_t replica) noexcept {
+  Seat& seat = seats_[replica];
+  if (seat.progress.load(std::memory_order_acquire) == Progress::pending) run_in_context(replica);
+  // The caller has given up: what the replica used is dropped here. Else the caller does it, in its own thread.
+  if (seat.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
+    forget(replica);
+    seat.error = nullptr;
+  }
+  join_.done();
+}
+
+void ReplicaCall::run_here() {
+  run_in_context(0);
+  seats_[0].progress.store(Progress::finished, std::memory_order_relaxed);
+}
+
+// Posts to every device, or to the first few when one refuses. Returns how many.
+std::size_t ReplicaCall::post_all(const std::shared_ptr<ReplicaCall>& self, std::exception_ptr& refused) {
+  const std::lock_guard lock(post_order());
+  for (std::size_t i = 0; i < count_; ++i) {
+    try {
+      device_thread(seats_[i].device).post([self, i] { self->run_seat(i); });
+    } catch (...) {
+      refused = std::current_exception();
+      return i;
+    }
+  }
+  return count_;
+}
+
+void ReplicaCall::take_over_sequence() const {
+  std::uint64_t& sequence = thread_context().sequence;
+  for (std::size_t i = 0; i < count_; ++i) sequence = std::max(sequence, seats_[i].sequence);
+}
+
+void ReplicaCall::throw_failures() {
+  std::vector<ReplicaError::Failure> failures;
+  std::exception_ptr lowest;
+  for (std::size_t i = 0; i < count_; ++i) {
+    // Taken out of the call, which a device thread may be the last to let go of: exceptions die in the caller's thread.
+    const std::exception_ptr error = std::exchange(seats_[i].error, nullptr);
+    if (!error) continue;
+    if (!lowest) lowest = error;
+    failures.push_back({static_cast<int>(i), seats_[i].device, describe(error)});
+  }
+  if (!lowest) return;
+  try {
+    std::rethrow_exception(lowest);
+  } catch (...) {
+    std::throw_with_nested(ReplicaError(std::move(failures)));
+  }
+}
+
+// At the deadline: whoever has returned by now is done with, the others are left to themselves.
+void ReplicaCall::give_up(Milliseconds timeout) {
+  std::vector<std::size_t> late;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Progress before = seats_[i].progress.exchange(Progress::abandoned, std::memory_order_acq_rel);
+    if (before == Progress::pending) late.push_back(i);
+  }
+  if (late.empty()) return;  // just in time
+
+  std::string running, failed;
+  for (const std::size_t i : late) {
+    running += cat(running.empty() ? "" : ", ", "replica ", i, " on ", seats_[i].device);
+  }
+  for (std::size_t i = 0; i < count_; ++i) {
+    if (std::find(late.begin(), late.end(), i) != late.end()) continue;
+    if (const std::exception_ptr error = std::exchange(seats_[i].error, nullptr)) {
+      failed += cat("; replica ", i, " on ", seats_[i].device, " threw: ", describe(error));
+    }
+    forget(i);
+  }
+  const std::string message = cat("[parallel_apply] expected every replica to return within ", timeout.count(),
+                                  " ms, still running: ", running, failed);
+  for (const std::size_t i : late) device_thread(seats_[i].device).abandon(message);
+  throw TimeoutError(message);
+}
+
+void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout) {
+  check_not_in_replica("parallel_apply");
+  ThreadContext& context = thread_context();
+  call->call_number_ = context.random_counter++;
+  call->context_ = context;
+  if (call->count_ == 1) {
+    call->run_here();
+    call->take_over_sequence();
+    call->throw_failures();
+    return;
+  }
+
+  for (std::size_t i = 0; i < call->count_; ++i) {
+    Stream& stream = current_stream(call->seats_[i].device);
+    if (&stream != &default_stream(call->seats_[i].device)) call->streams_.push_back(&stream);
+    check_answering({&call->seats_[i].device, 1});
+  }
+  if (context.substitution) {
+    call->substitution_ = context.substitution->flattened();
+    call->context_.substitution = call->substitution_.get();
+  }
+  std::exception_ptr refused;
+  const std::size_t posted = call->post_all(call, refused);
+  for (std::size_t i = posted; i < call->count_; ++i) {
+    call->seats_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
+    call->join_.done();
+  }
+  if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout);
+  call->take_over_sequence();
+  if (refused) std::rethrow_exception(refused);
+  call->throw_failures();
+}
+
+void check_not_in_replica(const char* op) {
+  if (!in_replica && DeviceThread::current() == nullptr) [[likely]]
+    return;
+  fail<Error>("[", op,
+              "] expected a call from outside of replicas, got one from inside a replica or a backward "
+              "pass of one: it would wait for the device thread that it occupies");
+}
+
+void check_answering(std::span<const Device> devices) {
+  for (const Device device : devices) {
+    DeviceThread& thread = device_thread(device);
+    if (thread.lost()) [[unlikely]]
+      thread.post([] {});  // throws, with the reason
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,71 @@
+// Running replicas on their device threads: the part of parallel_apply that does not depend on types.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/stream.h"
+#include "lockstep/tensor/context.h"
+
+namespace lockstep::detail {
+
+// One call of several replicas. Each task shares it, so that a replica that outlives its deadline finds everything it
+// uses still there.
+class LOCKSTEP_API ReplicaCall {
+ public:
+  explicit ReplicaCall(std::span<const Device> devices);
+  ReplicaCall(const ReplicaCall&) = delete;
+  ReplicaCall& operator=(const ReplicaCall&) = delete;
+  virtual ~ReplicaCall();
+
+ protected:
+  // Calls the replica's function and keeps what it returns. Runs on its device thread; may throw.
+  virtual void run(std::size_t replica) = 0;
+  // Drops the replica's function, input and output.
+  virtual void forget(std::size_t replica) noexcept = 0;
+
+ private:
+  friend LOCKSTEP_API void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout);
+  enum class Progress : std::uint8_t { pending, finished, abandoned };
+  struct Seat {
+    Device device;
+    std::exception_ptr error;
+    std::uint64_t sequence = 0;
+    std::atomic<Progress> progress{Progress::pending};
+  };
+
+  void run_here();                              // the one replica, in the calling thread
+  void run_seat(std::size_t replica) noexcept;  // in the device thread
+  void run_in_context(std::size_t replica);
+  std::size_t post_all(const std::shared_ptr<ReplicaCall>& self, std::exception_ptr& refused);
+  void give_up(Milliseconds timeout);
+  void take_over_sequence() const;
+  void throw_failures();
+
+  ThreadContext context_;                       // of the caller
+  std::uint64_t call_number_ = 0;               // of the caller's thread, for random numbers
+  std::vector<Stream*> streams_;                // the caller's streams that are not the default ones
+  std::unique_ptr<Substitution> substitution_;  // what the caller's scopes say: they may end before a late replica
+  std::size_t count_;
+  std::unique_ptr<Seat[]> seats_;
+  Join join_;
+};
+
+// Runs all replicas and returns when all have returned: one in the calling thread, several on their device threads.
+// Throws ReplicaError when some threw, TimeoutError when some have not returned in time, DeviceError when a device
+// does not answer (then nothing was started, unless it was lost at this very moment), and Error when it is called from
+// inside a replica.
+LOCKSTEP_API void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout);
+
+// Throws Error, naming `op`, inside a replica or on a backward lane: waiting there for device threads could deadlock.
+LOCKSTEP_API void check_not_in_replica(const char* op);
+// Throws DeviceError when the thread of one of the devices is lost.
+LOCKSTEP_API void check_answering(std::span<const Device> devices);
+
+}  // namespace lockstep::detail

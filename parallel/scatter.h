@@ -1,0 +1,104 @@
+// scatter: a batch is divided among devices. Tensors are split along a dimension; tuples, vectors, maps, optionals,
+// structs with fields and Values are divided element by element and keep their types; everything else is copied.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/scatter_policy.h"
+#include "lockstep/parallel/scatter_tensor.h"
+#include "lockstep/tensor/tree.h"
+#include "lockstep/tensor/value.h"
+
+namespace lockstep {
+
+// The pieces of a value and where each one is.
+template <class T>
+struct Pieces {
+  std::vector<T> values;
+  std::vector<Device> devices;  // as many
+};
+
+namespace detail {
+
+// A container that is divided already (each of its parts is meant for one device) has, next to for_each_tensor,
+//
+//   template <class F> void for_each_tensor(F&& f) {
+//     if constexpr (requires { f.divided(*this); }) f.divided(*this);
+//     else … }
+//   std::size_t piece_count() const;                    // how many parts
+//   void take_piece(std::size_t piece, Device device);  // becomes that part alone, moved to the device
+//
+// and is then asked for its parts instead of being entered.
+struct PlanVisitor {
+  ScatterPlan& plan;
+  void operator()(const Tensor& tensor) { plan.add(tensor); }
+  template <class C>
+  void divided(const C& container) {
+    plan.add_divided(container.piece_count());
+  }
+};
+struct PieceVisitor {
+  ScatterPlan& plan;
+  std::size_t piece;
+  std::size_t next = 0;  // tensors are met in the same order as when the plan was made
+  void operator()(Tensor& tensor) { tensor = plan.take(next++, piece); }
+  template <class C>
+  void divided(C& container) {
+    container.take_piece(piece, plan.piece_devices()[piece]);
+  }
+};
+
+}  // namespace detail
+
+// As scatter, with the devices of the pieces: fewer than were given when the batch is smaller than the device count or
+// the policy leaves some out.
+template <class T>
+Pieces<T> scatter_pieces(const T& value, std::span<const Device> devices, std::int64_t dim = 0,
+                         const ScatterPolicy& policy = {}) {
+  static_assert(std::is_copy_constructible_v<T>, "scatter copies what is not a tensor for every device");
+  detail::ScatterPlan plan(devices, dim, policy);
+  Pieces<T> pieces;
+  if constexpr (std::is_same_v<T, Tensor>) {
+    if (value.defined()) {
+      plan.add(value);
+      plan.split();
+      pieces.values = plan.take(0);
+    } else {
+      pieces.values.resize(devices.size());
+    }
+  } else {
+    detail::PlanVisitor visitor{plan};
+    for_each_tensor(value, visitor);
+    plan.split();
+    pieces.values.reserve(plan.piece_devices().size());
+    for (std::size_t i = 0; i < plan.piece_devices().size(); ++i) {
+      T piece = value;
+      detail::PieceVisitor take{plan, i};
+      for_each_tensor(piece, take);
+      pieces.values.push_back(std::move(piece));
+    }
+  }
+  pieces.devices = plan.piece_devices();
+  return pieces;
+}
+
+// Divides `value` among `devices`, one element of the result per piece. Tensors are split along `dim` (negative counts
+// from the end) as `policy` says; all tensors must give the same number of pieces, and what is not a tensor is copied
+// once for each. A value without tensors gives one copy per device. An empty batch gives one empty piece on the first
+// device.
+//
+// A piece on the device where it already is, is a view; the others are copied and usable at once on the caller's
+// current stream of their device. Does not block. Differentiable any number of times.
+// Throws InvalidArgument for a tensor without dimensions, for tensors that give different numbers of pieces, and for a
+// policy that does not fit.
+template <class T>
+std::vector<T> scatter(const T& value, const std::vector<Device>& devices, std::int64_t dim = 0,
+                       const ScatterPolicy& policy = {}) {
+  return scatter_pieces(value, devices, dim, policy).values;
+}
+
+}  // namespace lockstep

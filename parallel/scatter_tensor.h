@@ -1,0 +1,65 @@
+// Dividing tensors among devices: the part of scatter that does not depend on the type of the value they are in.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/scatter_policy.h"
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep::detail {
+
+// Pieces of `sizes[i]` elements along `dim` on `devices[i]`, in order; the sizes add up to the tensor's. A piece on
+// the device where it already is, is a view, the others are copies, ordered on the current streams of both devices.
+// One graph node; its backward gathers, so that it can be differentiated any number of times.
+LOCKSTEP_API std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device> devices,
+                                                std::span<const std::int64_t> sizes, int dim);
+
+// Bytes that scatter, replicate and gather have moved between devices in this thread so far.
+LOCKSTEP_API std::uint64_t& moved_bytes();
+
+// Throws InvalidArgument, naming `op`, for an empty list, a device that does not exist or one that comes twice.
+LOCKSTEP_API void check_devices(const char* op, std::span<const Device> devices);
+
+// What a scatter will do, found from the tensors in the value before anything is moved.
+class LOCKSTEP_API ScatterPlan {
+ public:
+  // The span must outlive the plan.
+  ScatterPlan(std::span<const Device> devices, std::int64_t dim, const ScatterPolicy& policy);
+
+  // A tensor to be divided, which must outlive the plan. Throws InvalidArgument when it has no dimensions or does not
+  // give the pieces that the ones before it give.
+  void add(const Tensor& tensor);
+  // A container that is divided already, into `count` pieces for the first `count` devices.
+  void add_divided(std::size_t count);
+
+  // Divides the tensors. Afterwards take() gives their pieces.
+  void split();
+
+  // Of each piece. Without tensors every device gets one.
+  const std::vector<Device>& piece_devices() const { return piece_devices_; }
+  std::vector<Tensor> take(std::size_t tensor) { return std::move(pieces_[tensor]); }
+  Tensor take(std::size_t tensor, std::size_t piece) { return std::move(pieces_[tensor][piece]); }
+
+ private:
+  struct Division {
+    const Tensor* tensor;
+    int dim;
+    std::vector<std::int64_t> sizes;  // one per piece
+  };
+  [[noreturn]] void fail_disagreement(const std::vector<Device>& wanted, const std::string& what) const;
+
+  std::span<const Device> devices_;
+  std::int64_t dim_;
+  const ScatterPolicy& policy_;
+  std::vector<Division> divisions_;
+  std::vector<Device> piece_devices_;
+  bool decided_ = false;  // piece_devices_ is what the first tensor or container gives
+  const Tensor* first_tensor_ = nullptr;
+  std::vector<std::vector<Tensor>> pieces_;  // by tensor
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,33 @@
+// The signature of a module's forward.
+#pragma once
+
+#include <span>
+#include <type_traits>
+
+namespace lockstep::detail {
+
+template <class F>
+struct MemberSignature {
+  static_assert(!std::is_same_v<F, F>, "forward must be a const member function");
+};
+template <class C, class R, class... Args>
+struct MemberSignature<R (C::*)(Args...) const> {
+  using type = R(Args...);
+};
+template <class C, class R, class... Args>
+struct MemberSignature<R (C::*)(Args...) const noexcept> {
+  using type = R(Args...);
+};
+
+// Does not compile where forward is overloaded or a template: then the signature must be given.
+template <class M>
+using SignatureOf = typename MemberSignature<decltype(&M::forward)>::type;
+
+template <class T>
+inline constexpr bool is_span = false;
+template <class T, std::size_t N>
+inline constexpr bool is_span<std::span<T, N>> = true;
+template <class T>
+concept IsValueArgument = !is_span<T>;
+
+}  // namespace lockstep::detail

@@ -1,0 +1,172 @@
+// The caching allocator when its bins do not have what is asked for: new memory, blocks that other streams still use.
+#include <utility>
+
+#include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/internal/poison.h"
+
+namespace lockstep::detail {
+
+// --- Finding a block -------------------------------------------------------------------------------------------------
+
+Block* DeviceAllocator::take_cached(StreamState& stream, int bin) {
+  for (StreamState* owner : {&stream, &ownerless_}) {
+    if (Block* block = owner->bins[bin]) {
+      owner->bins[bin] = block->next;
+      block->home = &stream;
+      return block;
+    }
+  }
+  return nullptr;
+}
+
+Block* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
+  poll_pending();
+  // One flush is enough, unless other threads take what it gave back.
+  constexpr int kMostFlushes = 3;
+  for (int flushes = 0;; ++flushes) {
+    if (Block* block = take_cached(stream, bin)) return block;
+    if (Block* block = allocate_raw(lock, stream, bin)) return block;
+    if (flushes == kMostFlushes) return nullptr;
+    const bool freed = flush(lock);
+    if (flushes > 0 && !freed) return nullptr;
+  }
+}
+
+Block* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
+  const std::size_t bytes = class_bytes(bin);
+  if (bin <= kLargestCarvedClass) {
+    if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
+    if (Segment* segment = add_segment(lock, kSegmentBytes)) {
+      if (open_) carve_rest(*open_, stream);
+      open_ = segment;
+      return carve(*segment, stream, bin);
+    }
+    // No room for a segment: there may still be some for the block alone.
+  }
+  Segment* segment = add_segment(lock, bytes);
+  return segment ? carve(*segment, stream, bin) : nullptr;
+}
+
+// Null when the limit or the device says no. Other threads may come in between.
+Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes) {
+  if (limit_bytes_ != 0 && (bytes > limit_bytes_ || raw_bytes_ > limit_bytes_ - bytes)) return nullptr;
+  auto segment = std::make_unique<Segment>();
+  raw_bytes_ += bytes;
+  ++raw_allocations_;
+  lock.unlock();
+  void* memory = nullptr;
+  try {
+    memory = backend_.allocate(device_.index(), bytes);
+  } catch (...) {
+    lock.lock();
+    raw_bytes_ -= bytes;
+    throw;
+  }
+  if (memory && synchronous_) poison(device_, memory, bytes);
+  lock.lock();
+  if (!memory) {
+    raw_bytes_ -= bytes;
+    return nullptr;
+  }
+  segment->memory = static_cast<std::byte*>(memory);
+  segment->bytes = bytes;
+  return segment.release();
+}
+
+void DeviceAllocator::reserve_spare() {
+  if (spare_) return;
+  constexpr int kSlabBlocks = 64;
+  slabs_.push_back(std::make_unique<Block[]>(kSlabBlocks));
+  for (int i = 0; i < kSlabBlocks; ++i) {
+    Block* block = &slabs_.back()[static_cast<std::size_t>(i)];
+    block->next = std::exchange(spare_, block);
+  }
+}
+
+Block* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
+  reserve_spare();
+  Block* block = spare_;
+  spare_ = block->next;
+  block->data = segment.memory + segment.carved_bytes;
+  block->bytes = class_bytes(bin);
+  block->device = device_;
+  block->segment = &segment;
+  block->home = &home;
+  block->next = nullptr;
+  block->bin = static_cast<std::uint8_t>(bin);
+  segment.carved_bytes += block->bytes;
+  ++segment.blocks;
+  return block;
+}
+
+// What is left when a segment cannot hold the next block serves smaller requests.
+void DeviceAllocator::carve_rest(Segment& segment, StreamState& home) {
+  for (int bin = kLargestCarvedClass; bin >= 0; --bin) {
+    while (segment.bytes - segment.carved_bytes >= class_bytes(bin)) put_back(carve(segment, home, bin));
+  }
+}
+
+// --- Blocks that other streams still use -----------------------------------------------------------------------------
+
+void DeviceAllocator::release_slowly(Block* block) noexcept {
+  // A mark that fails belongs to a lost device, whose work nobody waits for any more.
+  for (BlockUse& use : block->uses->list) {
+    try {
+      use.event = mark(*use.stream);
+    } catch (...) {
+    }
+  }
+  Lock lock(mutex_);
+  in_use_bytes_ -= class_bytes(block->bin);
+  block->next = pending_;
+  pending_ = block;
+}
+
+bool DeviceAllocator::uses_over(Block* block) {
+  for (const BlockUse& use : block->uses->list) {
+    if (use.event && !use.stream->backend->query_event(use.event)) return false;
+  }
+  return true;
+}
+
+void DeviceAllocator::end_uses(Block* block) noexcept {
+  if (checked_) [[unlikely]] OrderChecker::active()->settled(*block);
+  for (const BlockUse& use : block->uses->list) give_event(use.stream->device, use.event);
+  delete std::exchange(block->uses, nullptr);
+}
+
+void DeviceAllocator::poll_pending() {
+  for (Block** link = &pending_; *link;) {
+    Block* block = *link;
+    if (uses_over(block)) {
+      *link = block->next;
+      end_uses(block);
+      put_back(block);
+    } else {
+      link = &block->next;
+    }
+  }
+}
+
+// --- Streams ---------------------------------------------------------------------------------------------------------
+
+void DeviceAllocator::add(StreamState* stream) {
+  Lock lock(mutex_);
+  stream->next = streams_;
+  streams_ = stream;
+}
+
+StreamState* register_stream(Device device, Backend& backend, StreamHandle handle) {
+  auto state = std::make_unique<StreamState>();
+  state->device = device;
+  state->backend = &backend;
+  state->allocator = &DeviceAllocator::of(device);
+  state->handle = handle;
+  state->allocator->add(state.get());
+  return state.release();
+}
+
+void synchronize_streams(Device device, Deadline deadline) { DeviceAllocator::of(device).synchronize(deadline); }
+
+}  // namespace lockstep::detail

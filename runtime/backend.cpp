@@ -1,0 +1,87 @@
+#include "lockstep/runtime/backend.h"
+
+#include <mutex>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/host_backend.h"
+#include "lockstep/runtime/internal/device_table.h"
+#include "lockstep/runtime/internal/environment.h"
+
+namespace lockstep {
+namespace detail {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  HostOptions host_options;
+  Backend* installed[DeviceTable::kTypes] = {};
+};
+
+Registry& registry() {
+  static Registry* const made = new Registry;
+  return *made;
+}
+
+void require_unused(const char* op) {
+  if (the_device_table.load(std::memory_order_acquire)) {
+    throw Error(cat("[", op, "] expected to be called before anything uses a device, got a call after that"));
+  }
+}
+
+}  // namespace
+
+// The backends that were made stay when a later one throws (a bad environment variable), so that a second attempt
+// does not make them twice.
+const DeviceTable& build_device_table() {
+  Registry& registered = registry();
+  std::lock_guard lock(registered.mutex);
+  if (const DeviceTable* table = the_device_table.load(std::memory_order_acquire)) return *table;
+  Backend*& cpu = registered.installed[static_cast<int>(DeviceType::cpu)];
+  Backend*& host = registered.installed[static_cast<int>(DeviceType::host)];
+  if (!host) host = make_host_backend(registered.host_options);
+  if (!cpu) cpu = make_cpu_backend(*host);
+
+  auto* table = new DeviceTable;
+  int ordinal = 0;
+  for (int type = 0; type < DeviceTable::kTypes; ++type) {
+    Backend* backend = registered.installed[type];
+    table->backends[type] = backend;
+    table->count[type] = backend ? backend->device_count() : 0;
+    table->first[type] = ordinal;
+    ordinal += table->count[type];
+  }
+  if (ordinal > kMaxDevices) {
+    delete table;
+    throw Error(cat("[all_devices] expected at most ", kMaxDevices, " devices, got ", ordinal));
+  }
+  for (int i = 0; i < table->count[0]; ++i) table->all.push_back(Device::cpu());
+  for (int i = 0; i < table->count[1]; ++i) table->all.push_back(Device::host(i));
+  for (int i = 0; i < table->count[2]; ++i) table->all.push_back(Device::cuda(i));
+  the_device_table.store(table, std::memory_order_release);
+  return *table;
+}
+
+void install_backend(Backend& backend) {
+  std::lock_guard lock(registry().mutex);
+  require_unused("install_backend");
+  registry().installed[static_cast<int>(backend.type())] = &backend;
+}
+
+}  // namespace detail
+
+void configure_host(const HostOptions& options) {
+  detail::check_host_options(options);
+  std::lock_guard lock(detail::registry().mutex);
+  detail::require_unused("configure_host");
+  detail::registry().host_options = options;
+}
+
+Backend& backend(DeviceType type) {
+  Backend* found = detail::device_table().backends[static_cast<int>(type)];
+  if (!found) [[unlikely]] {
+    throw NotSupported(cat("[backend] expected a device type that this build and machine have, got ", type));
+  }
+  return *found;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+// The resource seam: what a kind of device must be able to do. One object per device type, made on first use, never
+// destroyed, thread-safe. Streams, events and memory are opaque here; the classes that people use (Stream, Event) and
+// everything else (caching allocator, copy policy, device threads) are written once, above this seam.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/deadline.h"
+#include "lockstep/runtime/device.h"
+#include "lockstep/runtime/unique_function.h"
+
+namespace lockstep {
+
+using StreamHandle = struct OpaqueStream*;
+using EventHandle = struct OpaqueEvent*;
+
+// One contiguous copy. Devices are logical; `cpu` names host memory.
+struct CopyArgs {
+  void* destination;
+  Device destination_device;
+  const void* source;
+  Device source_device;
+  std::size_t bytes;
+};
+
+class LOCKSTEP_API Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Identity. `index` is Device::index() throughout and is valid (the callers check).
+  virtual DeviceType type() const noexcept = 0;
+  virtual int device_count() const noexcept = 0;
+  virtual const DeviceProperties& properties(int index) const = 0;
+
+  // Makes the device current for the calling thread (device threads call it once).
+  virtual void bind_thread(int index) = 0;
+
+  // Raw memory, 256-byte aligned. Null when there is none left; the allocator above turns that into OutOfMemory.
+  virtual void* allocate(int index, std::size_t bytes) = 0;
+  virtual void free(int index, void* memory) noexcept = 0;
+  // Host memory that the device can copy from and to asynchronously. Null when there is none left.
+  virtual void* allocate_pinned(std::size_t bytes) = 0;
+  virtual void free_pinned(void* memory) noexcept = 0;
+
+  // A stream runs what is enqueued on it in order. The first error of its work sticks to it, travels through events to
+  // the streams that wait, and surfaces where the host waits or asks whether a stream is done. On host devices the
+  // stream works again after that, for what is enqueued from then on; on others the device may be lost.
+  virtual StreamHandle create_stream(int index) = 0;
+  virtual void destroy_stream(StreamHandle stream) noexcept = 0;
+  virtual bool query_stream(StreamHandle stream) = 0;  // true when all enqueued work has finished
+  virtual void* native_stream(StreamHandle stream) = 0;
+
+  // Events. Waiting for one that was never recorded returns at once; re-recording does not disturb earlier waits.
+  virtual EventHandle create_event(int index, bool timing) = 0;
+  virtual void destroy_event(EventHandle event) noexcept = 0;
+  virtual void record_event(EventHandle event, StreamHandle stream) = 0;
+  virtual void stream_wait_event(StreamHandle stream, EventHandle event) = 0;
+  // True when the marked work has finished, or failed: that is for wait_event to say.
+  virtual bool query_event(EventHandle event) = 0;
+  // Blocks the calling thread until the event or the deadline; false at the deadline. Throws what the work threw.
+  virtual bool wait_event(EventHandle event, Deadline deadline) = 0;
+  virtual double elapsed_milliseconds(EventHandle begin, EventHandle end) = 0;
+
+  // Copies and fills, ordered by `stream` alone: the edges to other streams are added by runtime/copy.
+  virtual void copy(const CopyArgs& args, StreamHandle stream) = 0;
+  virtual void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) = 0;
+
+  // Direct access of device `from` to the memory of device `to`.
+  virtual bool can_access_peer(int from, int to) const = 0;
+  virtual void enable_peer_access(int from, int to) = 0;
+
+  // Runs `task` on the host in stream order. It must not call back into the backend.
+  virtual void enqueue(StreamHandle stream, UniqueFunction task) = 0;
+};
+
+// The backend of a device type; throws NotSupported when this build or machine has none.
+LOCKSTEP_API Backend& backend(DeviceType type);
+inline Backend& backend(Device device) { return backend(device.type()); }
+
+// When work on the virtual host devices runs.
+enum class HostMode : std::uint8_t {
+  automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict), else inline
+  inlined,    // at once, in the thread that enqueues it: the fast way
+  async,      // in a thread per stream, as on a device that works on its own
+  strict,     // as async, in an order that varies with the seed, and watched: see runtime/order.h
+};
+
+// How long copies over one link take, in modes async and strict.
+struct HostLink {
+  Device source, destination;                  // host devices, or cpu
+  std::size_t bandwidth_bytes_per_second = 0;  // 0: what the machine gives
+  int latency_microseconds = 0;
+};
+
+// How the virtual host devices are laid out. Zero or empty fields take the value of the environment variable, then the
+// default.
+struct HostOptions {
+  int devices = 0;                             // LOCKSTEP_HOST_DEVICES; default: cores, at most 8
+  std::vector<std::size_t> memory_bytes = {};  // LOCKSTEP_HOST_MEMORY ("8G", "2G,1G"); per device (the last one
+                                               // repeats); default: an equal share of the machine
+  std::vector<int> multiprocessors = {};       // per device (the last one repeats); default 1
+  HostMode mode = HostMode::automatic;         // LOCKSTEP_HOST_MODE
+  // Which order independent streams run in: LOCKSTEP_HOST_SEED; default 1 in mode strict, 0 (whatever the machine
+  // makes of it) in mode async.
+  std::uint64_t seed = 0;
+  std::size_t bandwidth_bytes_per_second = 0;  // of every link: LOCKSTEP_HOST_BANDWIDTH ("10G"); default: the machine's
+  int latency_microseconds = 0;                // of every copy between devices: LOCKSTEP_HOST_LATENCY; default 0
+  std::vector<HostLink> links = {};            // those that differ
+  std::string faults = {};                     // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
+};
+// Must be called before anything uses a device; throws Error when it is too late.
+LOCKSTEP_API void configure_host(const HostOptions& options);
+
+namespace detail {
+// Puts a backend (which must live for ever) in the place of its device type. Must be called before anything uses a
+// device; throws Error when it is too late. For tests that bring devices of their own.
+LOCKSTEP_API void install_backend(Backend& backend);
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#include "lockstep/runtime/copy.h"
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/internal/staging.h"
+#include "lockstep/runtime/peer.h"
+
+namespace lockstep {
+namespace {
+
+// The copy stream that carries a copy between two devices: the destination's, because a device is filled by one
+// copy at a time. Plain memory has no engine of its own, and only CUDA reaches its own memory.
+Device carrier(Device destination, Device source) {
+  if (destination.is_cpu()) return source;
+  if (source.type() == DeviceType::cuda && destination.type() != DeviceType::cuda) return source;
+  return destination;
+}
+
+// What the order checker says about the copies of this call.
+class PlaceScope {
+ public:
+  PlaceScope(bool checked, Place place) : checked_(checked) {
+    if (checked_) [[unlikely]] detail::copy_place = place;
+  }
+  PlaceScope(const PlaceScope&) = delete;
+  ~PlaceScope() {
+    if (checked_) [[unlikely]] detail::copy_place = {};
+  }
+
+ private:
+  bool checked_;
+};
+
+}  // namespace
+
+void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  LOCKSTEP_CHECK(args.source_device == source_stream.device() && args.destination_device == destination_stream.device(),
+                 "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
+                 ", got streams of ", source_stream.device(), " and ", destination_stream.device());
+  if (args.bytes == 0) return;
+  const bool one_device = args.source_device == args.destination_device;
+  const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
+  Stream& stream = one_device ? destination_stream : copy_stream(carrier(args.destination_device, args.source_device));
+
+  if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
+    stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge
+    return;
+  }
+  if (!one_device && args.source_device.type() == args.destination_device.type() &&
+      !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
+    Stream& out = copy_stream(args.source_device);
+    out.wait_for(source_stream);
+    stream.wait_for(destination_stream);
+    detail::copy_staged(args, out, stream);
+    source_stream.wait_for(out);
+    destination_stream.wait_for(stream);
+    return;
+  }
+  stream.wait_for(source_stream);
+  stream.wait_for(destination_stream);
+  stream.backend().copy(args, stream.handle());
+  if (stream == source_stream && stream == destination_stream) return;
+
+  Event done;
+  done.record(stream);
+  if (stream != source_stream) source_stream.wait(done);
+  if (stream != destination_stream) destination_stream.wait(done);  // a stream of plain memory blocks here
+}
+
+}  // namespace lockstep

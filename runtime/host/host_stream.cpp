@@ -1,0 +1,173 @@
+#include "lockstep/runtime/host/host_stream.h"
+
+#include <sched.h>
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/service_thread.h"
+
+namespace lockstep::detail {
+namespace {
+
+// After that a stream with nothing to do gives its thread back; it gets another one when it needs it.
+constexpr std::chrono::seconds kIdleTime{2};
+
+std::atomic<std::uint64_t> steps_of_all_streams{0};
+
+}  // namespace
+
+void Schedule::pause() {
+  if (!on_) return;
+  steps_of_all_streams.fetch_add(1, std::memory_order_relaxed);
+  // splitmix64 (Steele et al., 2014)
+  std::uint64_t random = state_ += 0x9E3779B97F4A7C15u;
+  random = (random ^ (random >> 30)) * 0xBF58476D1CE4E5B9u;
+  random = (random ^ (random >> 27)) * 0x94D049BB133111EBu;
+  random ^= random >> 31;
+  const unsigned kind = random % 32, amount = 1 + random / 32 % 8;
+  if (kind < 8) {
+    for (unsigned i = 0; i < amount; ++i) sched_yield();
+  } else if (kind == 8) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20 * amount));
+  } else if (kind < 12) {
+    // Until the others have done something, or have nothing to do.
+    const std::uint64_t until = steps_of_all_streams.load(std::memory_order_relaxed) + amount;
+    const Clock::time_point give_up = Clock::now() + std::chrono::microseconds(200);
+    while (steps_of_all_streams.load(std::memory_order_relaxed) < until && Clock::now() < give_up) sched_yield();
+  }
+}
+
+HostStream::HostStream(Device device, Schedule schedule, Milliseconds timeout)
+    : device_(device), timeout_(timeout), schedule_(schedule) {}
+
+void HostStream::close() noexcept {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  if (has_thread_) {
+    changed_.notify_one();
+    return;  // the thread ends it
+  }
+  lock.unlock();
+  delete this;
+}
+
+void HostStream::run(UniqueFunction task) {
+  std::unique_lock lock(mutex_);
+  Item item;
+  item.task = std::move(task);
+  push(lock, std::move(item));
+}
+
+void HostStream::record(std::shared_ptr<Completion> mark) {
+  std::unique_lock lock(mutex_);
+  if (all_done()) {
+    const bool failed = failure_ && failure_->concerns(next_sequence());
+    mark->finish(failed ? failure_ : nullptr);
+    return;
+  }
+  Item item;
+  item.mark = std::move(mark);
+  push(lock, std::move(item));
+}
+
+void HostStream::wait_for(std::shared_ptr<Completion> mark) {
+  std::unique_lock lock(mutex_);
+  if (all_done() && mark->finished() && !mark->failure()) return;
+  Item item;
+  item.mark = std::move(mark);
+  item.waits = true;
+  push(lock, std::move(item));
+}
+
+bool HostStream::idle() {
+  std::unique_lock lock(mutex_);
+  if (!all_done()) return false;
+  if (const std::shared_ptr<Failure> failure = failure_; failure && failure->concerns(next_sequence())) {
+    lock.unlock();
+    failure->surface();
+  }
+  return true;
+}
+
+void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
+  item.sequence = next_sequence();
+  item.tick = ticks_.issued.load(std::memory_order_relaxed);
+  queue_.push_back(std::move(item));
+  if (has_thread_) {
+    lock.unlock();
+    changed_.notify_one();
+    return;
+  }
+  try {
+    start_service_thread(cat("lss-", device_), [this] { work(); });
+    has_thread_ = true;
+  } catch (const std::system_error& error) {
+    queue_.pop_back();
+    throw DeviceError(device_, 0, cat("[stream] expected to start a thread, got: ", error.what()));
+  }
+}
+
+void HostStream::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (queue_.empty()) {
+      if (closed_) break;
+      if (!changed_.wait_for(lock, kIdleTime, [this] { return !queue_.empty() || closed_; })) {
+        has_thread_ = false;
+        return;
+      }
+      continue;
+    }
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    running_ = true;
+    lock.unlock();
+    perform(item);
+    lock.lock();
+    running_ = false;
+    if (item.mark && !item.waits) {
+      // Reported here, so that whoever sees the mark finished sees the stream idle as well.
+      item.mark->finish(failure_);
+    }
+  }
+  lock.unlock();
+  delete this;
+}
+
+void HostStream::perform(Item& item) {
+  if (failure_ && !failure_->concerns(item.sequence)) fail(nullptr);
+  schedule_.pause();
+  if (item.task) {
+    if (!failure_) {
+      try {
+        host_faults().before_task(device_);
+        item.task();
+      } catch (...) {
+        fail(std::make_shared<Failure>(std::current_exception(), device_));
+      }
+    }
+    item.task.reset();
+  } else if (item.waits) {
+    const bool reached = item.mark->wait(Deadline::after(timeout_));
+    if (failure_) {
+      // The first one stays.
+    } else if (!reached) {
+      const std::string text = cat("[stream] expected the work that ", device_, " waits for to finish within ",
+                                   timeout_.count(), " ms, got nothing");
+      fail(std::make_shared<Failure>(std::make_exception_ptr(TimeoutError(text)), device_));
+    } else if (const auto& failure = item.mark->failure(); failure && failure->concerns(item.sequence)) {
+      fail(failure);
+    }
+  }
+  ticks_.completed.store(item.tick, std::memory_order_relaxed);
+}
+
+void HostStream::fail(std::shared_ptr<Failure> failure) {
+  std::lock_guard lock(mutex_);
+  failure_ = std::move(failure);
+}
+
+}  // namespace lockstep::detail

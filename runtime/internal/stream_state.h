@@ -1,0 +1,41 @@
+// What stands behind a Stream besides the backend's handle: how the allocator and flushes find it. Private to the
+// library.
+#pragma once
+
+#include "lockstep/runtime/internal/size_classes.h"
+#include "lockstep/runtime/stream.h"
+
+namespace lockstep {
+
+struct Block;
+
+namespace detail {
+
+class DeviceAllocator;
+
+struct StreamState {
+  Device device;
+  Backend* backend = nullptr;
+  DeviceAllocator* allocator = nullptr;
+  StreamHandle handle = nullptr;
+
+  // The rest is guarded by the allocator's mutex.
+  Block* bins[kSizeClasses] = {};  // free blocks by size class
+  StreamState* next = nullptr;
+};
+
+// Events are pooled by device: making one is expensive on some backends.
+EventHandle take_event(Device device);
+void give_event(Device device, EventHandle event) noexcept;
+// Marks the work on the stream so far.
+EventHandle mark(const StreamState& stream);
+
+// The wait behind wait(Event, Deadline).
+void wait_for_handle(Device device, EventHandle event, Deadline deadline);
+
+// For ever: streams that nobody has at the moment are kept for the next.
+StreamState* register_stream(Device device, Backend& backend, StreamHandle handle);
+void synchronize_streams(Device device, Deadline deadline);
+
+}  // namespace detail
+}  // namespace lockstep

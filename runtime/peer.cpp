@@ -1,0 +1,93 @@
+#include "lockstep/runtime/peer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/log.h"
+
+namespace lockstep {
+namespace {
+
+enum Verdict : unsigned char { unknown, direct, staged };
+
+std::atomic<unsigned char> verdicts[kMaxDevices][kMaxDevices];
+
+constexpr std::size_t kProbeBytes = 64 << 10;
+constexpr Milliseconds kProbeTimeout{60'000};
+
+struct Release {
+  void operator()(Block* block) const noexcept { release(block); }
+};
+using OwnedBlock = std::unique_ptr<Block, Release>;
+
+// Writes a pattern through the link and looks whether it has arrived.
+bool bytes_arrive(Device source, Device destination) {
+  // Plain memory of the caller's: it outlives the work, or is given up to it.
+  auto memory = std::make_unique<std::vector<unsigned char>>(2 * kProbeBytes);
+  unsigned char* const sent = memory->data();
+  unsigned char* const received = sent + kProbeBytes;
+  for (std::size_t i = 0; i < kProbeBytes; ++i) sent[i] = static_cast<unsigned char>(i * 151 + 7);
+
+  Stream out(source), in(destination);
+  const OwnedBlock from(allocate(out, kProbeBytes)), to(allocate(in, kProbeBytes));
+  Backend& backend = out.backend();
+  backend.copy({from->data, source, sent, Device::cpu(), kProbeBytes}, out.handle());
+  in.wait_for(out);
+  backend.fill_bytes(to->data, 0, kProbeBytes, in.handle());
+  backend.copy({to->data, destination, from->data, source, kProbeBytes}, in.handle());
+  backend.copy({received, Device::cpu(), to->data, destination, kProbeBytes}, in.handle());
+  record_use(from.get(), in);
+  try {
+    synchronize(in, kProbeTimeout);
+  } catch (const TimeoutError&) {
+    (void)memory.release();
+    throw;
+  }
+  return std::equal(sent, received, received);
+}
+
+Verdict try_out(Device source, Device destination) {
+  Backend& of_both = backend(destination);
+  // The destination's copy stream fetches.
+  if (!of_both.can_access_peer(destination.index(), source.index())) return staged;
+  std::string problem = "other bytes";
+  try {
+    of_both.enable_peer_access(destination.index(), source.index());
+    if (bytes_arrive(source, destination)) return direct;
+  } catch (const DeviceError& error) {
+    problem = error.what();
+  } catch (const TimeoutError& error) {
+    problem = error.what();
+  }
+  log(LogLevel::warning, cat("[peer] expected what is copied from ", source, " to ", destination, " to arrive, got ",
+                             problem, "; copies between them go through host memory"));
+  return staged;
+}
+
+}  // namespace
+
+bool peer_copies(Device source, Device destination) {
+  if (source == destination) return true;
+  std::atomic<unsigned char>& verdict = verdicts[ordinal(source)][ordinal(destination)];
+  unsigned char found = verdict.load(std::memory_order_acquire);
+  if (found == unknown) [[unlikely]] {
+    LOCKSTEP_CHECK(source.type() == destination.type(), "[peer_copies] expected two devices of one kind, got ", source,
+                   " and ", destination);
+    found = try_out(source, destination);
+    verdict.store(found, std::memory_order_release);
+  }
+  return found == direct;
+}
+
+void detail::forget_peers() {
+  for (auto& row : verdicts) {
+    for (auto& verdict : row) verdict.store(unknown, std::memory_order_release);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+#include "lockstep/runtime/stream.h"
+
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/internal/stream_state.h"
+#include "lockstep/runtime/log.h"
+
+namespace lockstep {
+
+// Lasting streams that no Stream object has at the moment, by device.
+struct StreamPool {
+  std::mutex mutex;
+  std::vector<Stream*> free;
+  std::vector<Stream*> retired;  // never used again
+
+  static StreamPool& of(Device device) {
+    static StreamPool* const pools = new StreamPool[kMaxDevices];
+    return pools[ordinal(device)];
+  }
+
+  // One that has nothing to do, so that nobody inherits another's work or errors.
+  Stream* take() {
+    std::vector<Stream*> busy;
+    Stream* found = nullptr;
+    while (Stream* candidate = found ? nullptr : pop()) {
+      try {
+        if (candidate->query()) {
+          found = candidate;
+          continue;
+        }
+      } catch (const std::exception& error) {
+        log(LogLevel::warning,
+            cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
+      }
+      busy.push_back(candidate);
+    }
+    if (!busy.empty()) {
+      std::lock_guard lock(mutex);
+      free.insert(free.begin(), busy.begin(), busy.end());
+    }
+    return found;
+  }
+  Stream* pop() {
+    std::lock_guard lock(mutex);
+    if (free.empty()) return nullptr;
+    Stream* stream = free.back();
+    free.pop_back();
+    return stream;
+  }
+  static Stream& take_or_make(Device device) {
+    Stream* stream = of(device).take();
+    return stream ? *stream : *new Stream(device, Stream::Lasting{});
+  }
+  void give(Stream& stream) noexcept try {
+    std::lock_guard lock(mutex);
+    // To the order checker a stream that comes back would order strangers' work, depending on who came first.
+    (stream.checked() ? retired : free).push_back(&stream);
+  } catch (const std::bad_alloc&) {
+  }
+};
+
+namespace {
+
+// Eight bytes in static TLS are safe also in a library that is loaded late, and make the lookup one instruction.
+[[gnu::tls_model("initial-exec")]] thread_local StreamScope* innermost_scope = nullptr;
+
+// Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.
+struct StreamTable {
+  const char* label;
+  std::atomic<Stream*> streams[kMaxDevices] = {};
+  std::mutex mutex;
+
+  Stream& at(Device device) {
+    std::atomic<Stream*>& slot = streams[ordinal(device)];
+    Stream* stream = slot.load(std::memory_order_acquire);
+    return stream ? *stream : make(device, slot);
+  }
+
+  [[gnu::noinline, gnu::cold]] Stream& make(Device device, std::atomic<Stream*>& slot) {
+    std::lock_guard lock(mutex);
+    Stream* stream = slot.load(std::memory_order_acquire);
+    if (!stream) {
+      stream = &StreamPool::take_or_make(device);
+      if (stream->checked()) detail::OrderChecker::active()->label_stream(stream->handle(), label);
+      slot.store(stream, std::memory_order_release);
+    }
+    return *stream;
+  }
+};
+
+static_assert(std::is_trivially_destructible_v<StreamTable>);
+constinit StreamTable default_streams{.label = "default", .streams = {}, .mutex = {}};
+constinit StreamTable copy_streams{.label = "copies", .streams = {}, .mutex = {}};
+
+struct EventPool {
+  std::mutex mutex;
+  std::vector<EventHandle> free;
+};
+
+EventPool& event_pool(Device device) {
+  static EventPool* const pools = new EventPool[kMaxDevices];
+  return pools[ordinal(device)];
+}
+
+}  // namespace
+
+namespace detail {
+
+EventHandle take_event(Device device) {
+  EventPool& pool = event_pool(device);
+  {
+    std::lock_guard lock(pool.mutex);
+    if (!pool.free.empty()) {
+      EventHandle event = pool.free.back();
+      pool.free.pop_back();
+      return event;
+    }
+  }
+  return backend(device).create_event(device.index(), false);
+}
+
+void give_event(Device device, EventHandle event) noexcept {
+  if (!event) return;
+  try {
+    EventPool& pool = event_pool(device);
+    std::lock_guard lock(pool.mutex);
+    pool.free.push_back(event);
+  } catch (...) {
+    backend(device).destroy_event(event);
+  }
+}
+
+EventHandle mark(const StreamState& stream) {
+  EventHandle event = take_event(stream.device);
+  try {
+    stream.backend->record_event(event, stream.handle);
+  } catch (...) {
+    give_event(stream.device, event);
+    throw;
+  }
+  return event;
+}
+
+void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
+  if (!event) return;
+  if (backend(device).wait_event(event, deadline)) return;
+  throw TimeoutError(cat("[wait] expected the work on ", device, " to finish before the deadline, got none"));
+}
+
+}  // namespace detail
+
+Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this != &other) {
+    detail::give_event(device_, handle_);
+    handle_ = std::exchange(other.handle_, nullptr);
+    device_ = other.device_;
+  }
+  return *this;
+}
+
+Event::~Event() { detail::give_event(device_, handle_); }
+
+void Event::record(Stream& stream) {
+  if (!handle_ || device_ != stream.device()) {
+    EventHandle fresh = detail::take_event(stream.device());
+    detail::give_event(device_, handle_);
+    handle_ = fresh;
+    device_ = stream.device();
+  }
+  stream.backend().record_event(handle_, stream.handle());
+}
+
+bool Event::query() const {
+  if (!handle_) return true;
+  Backend& of_device = backend(device_);
+  // The wait does not block; it throws what the work threw.
+  return of_device.query_event(handle_) && of_device.wait_event(handle_, Deadline::after(Milliseconds(0)));
+}
+
+Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}
+
+Stream::Stream(Device device, Lasting)
+    : device_(device),
+      synchronous_(properties(device).synchronous),
+      checked_(properties(device).checked),
+      backend_(&lockstep::backend(device)),
+      handle_(backend_->create_stream(device.index())),
+      state_(nullptr),
+      lasting_(this) {
+  try {
+    state_ = detail::register_stream(device, *backend_, handle_);
+  } catch (...) {
+    backend_->destroy_stream(handle_);
+    throw;
+  }
+}
+
+Stream::~Stream() {
+  if (lasting_ != this) StreamPool::of(device_).give(*lasting_);
+}
+
+void Stream::wait(const Event& event) {
+  if (!event.recorded()) return;
+  if (event.device().type() == device_.type()) {
+    backend_->stream_wait_event(handle_, event.handle());
+  } else {
+    // Two kinds of device know nothing of each other: the host stands between them.
+    lockstep::wait(event, Deadline::after(kDefaultTimeout));
+  }
+}
+
+void Stream::wait_for(Stream& other) {
+  if (other == *this) return;
+  Event event;
+  event.record(other);
+  wait(event);
+}
+
+Stream& default_stream(Device device) { return default_streams.at(device); }
+
+Stream& copy_stream(Device device) { return copy_streams.at(device); }
+
+Stream& current_stream(Device device) {
+  for (StreamScope* scope = innermost_scope; scope; scope = scope->outer_) {
+    if (scope->device_ == device) return scope->stream_;
+  }
+  return default_stream(device);
+}
+
+StreamScope::StreamScope(Stream& stream) : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
+  innermost_scope = this;
+}
+
+StreamScope::~StreamScope() { innermost_scope = outer_; }
+
+void wait(const Event& event, Deadline deadline) { detail::wait_for_handle(event.device(), event.handle(), deadline); }
+
+void synchronize(Stream& stream, Milliseconds timeout) {
+  Event event;
+  event.record(stream);
+  wait(event, Deadline::after(timeout));
+}
+
+void synchronize(Device device, Milliseconds timeout) { detail::synchronize_streams(device, Deadline::after(timeout)); }
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+#include "lockstep/tensor/autograd/engine.h"
+
+#include "lockstep/tensor/autograd/graph_task.h"
+#include "lockstep/tensor/factory.h"
+
+namespace lockstep {
+
+namespace {
+
+std::vector<detail::GraphTask::Root> make_roots(const char* op, std::span<const Tensor> tensors,
+                                                std::span<const Tensor> gradients) {
+  LOCKSTEP_CHECK(!tensors.empty(), "[", op, "] expected at least one tensor, got none");
+  LOCKSTEP_CHECK(gradients.empty() || gradients.size() == tensors.size(), "[", op, "] expected ", tensors.size(),
+                 " gradients, one for each tensor, got ", gradients.size());
+  std::vector<detail::GraphTask::Root> roots;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    LOCKSTEP_CHECK(tensor.requires_grad(), "[", op, "] expected a tensor that was computed from one that requires a ",
+                   "gradient, got ", tensor.describe());
+    Tensor gradient = gradients.empty() ? Tensor() : gradients[i];
+    if (gradient.defined()) {
+      LOCKSTEP_CHECK(gradient.shape() == tensor.shape() && gradient.dtype() == tensor.dtype() &&
+                         gradient.device() == tensor.device(),
+                     "[", op, "] expected a gradient like its tensor, ", tensor.describe(), ", got ",
+                     gradient.describe());
+    } else {
+      LOCKSTEP_CHECK(tensor.count() == 1, "[", op, "] expected a gradient for a tensor of more than one element, ",
+                     tensor.describe(), ", got none");
+      gradient = ones_like(tensor);
+    }
+    roots.push_back({tensor.edge(), std::move(gradient)});
+  }
+  return roots;
+}
+
+}  // namespace
+
+void backward(std::span<const Tensor> tensors, std::span<const Tensor> gradients, BackwardOptions options) {
+  auto task = std::make_shared<detail::GraphTask>(
+      make_roots("backward", tensors, gradients), std::vector<Edge>{},
+      detail::GraphTask::Mode{true, options.create_graph, options.retain_graph});
+  task->run();
+}
+
+std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
+                         std::span<const Tensor> gradients, GradOptions options) {
+  auto roots = make_roots("grad", outputs, gradients);
+  std::vector<Edge> captures;
+  for (const Tensor& input : inputs) {
+    LOCKSTEP_CHECK(input.requires_grad(), "[grad] expected inputs that require a gradient, got ", input.describe());
+    captures.push_back(input.edge());
+  }
+  auto task = std::make_shared<detail::GraphTask>(
+      std::move(roots), std::move(captures),
+      detail::GraphTask::Mode{false, options.create_graph, options.retain_graph});
+  if (!options.allow_unused)
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      LOCKSTEP_CHECK(task->capture_reached[i], "[grad] expected outputs that depend on every input, but input ", i,
+                     ", ", inputs[i].describe(), ", does not take part; pass allow_unused = true for an undefined gradient");
+  task->run();
+  return std::move(task->captured);
+}
+
+void queue_backward_callback(std::function<void()> callback) {
+  detail::GraphTask* task = detail::GraphTask::current();
+  if (!task) throw Error("[queue_backward_callback] expected a backward in progress in this thread, found none");
+  std::lock_guard lock(task->callbacks_mutex);
+  task->callbacks.push_back(std::move(callback));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+// One backward: which nodes take part, what each still waits for, and who runs them.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/nn/mirror.h"
+
+namespace lockstep::detail {
+
+class GraphTask : public std::enable_shared_from_this<GraphTask> {
+ public:
+  struct Root {
+    Edge edge;
+    Tensor gradient;
+  };
+  struct Mode {
+    bool accumulate;  // into leaves; else gradients are captured
+    bool create_graph;
+    bool retain_graph;
+  };
+
+  GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode mode);
+
+  // Blocks until every node has run or was skipped; throws the first error. Mirror gradients are reduced and callbacks
+  // have run when it returns.
+  void run();
+
+  std::vector<Tensor> captured;       // by capture
+  std::vector<bool> capture_reached;  // whether the roots depend on it
+  std::vector<std::function<void()>> callbacks;
+  std::mutex callbacks_mutex;  // nodes of several lanes may queue
+
+  static GraphTask*& current();  // the one this thread waits for
+
+ private:
+  // A gradient on its way into a node, with what fixes its place in the sum.
+  struct Contribution {
+    std::uint32_t output;
+    std::uint64_t sequence;
+    int origin;          // device, or replica index for mirrors
+    std::uint32_t edge;
+    Tensor gradient;
+  };
+  struct State {
+    Node* node;
+    std::uint32_t pending = 0;      // edges that have not delivered yet
+    std::uint32_t first_edge = 0;   // into targets_
+    std::uint32_t delivered = 0;    // edges served so far
+    std::uint16_t lane = 0;
+    bool needed = true;
+    bool replicated = false;        // a leaf whose parameter has mirrors in this graph
+    bool captured = false;
+    bool summed = false;            // `gradient` is a sum of ours: may be added to in place
+    Tensor gradient;                // of the only output
+    std::vector<Tensor> gradients;  // of several outputs
+    std::vector<Contribution> contributions;  // with several lanes: summed in a fixed order when all are there
+  };
+  // The nodes of some devices, run by one thread at a time.
+  struct Lane {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> ready;  // heap: latest node first
+    DeviceThread* thread = nullptr;                              // null: the calling thread
+    bool active = false;                                         // a run of the lane is posted or in progress
+  };
+
+  // The parameters this backward trains, until it ends.
+  struct Claims {
+    std::vector<ParameterBody*> bodies;
+    void release();
+    ~Claims() { release(); }
+  };
+
+  std::uint32_t index_of(Node* node);  // enters it when it is new
+  void traverse();
+  void mark_needed();
+  void assign_lanes();
+  void wait_for_lanes();
+  void run_lane(Lane& lane);
+  bool run_next(Lane& lane);
+  void execute(std::uint32_t index);
+  void gather_contributions(State& state);
+  void run_hooks(State& state, std::span<Tensor> gradients);
+  void deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient);
+  void deliver_rest(State& from, std::span<Tensor> gradients);
+  void add(State& target, std::uint32_t output, Tensor gradient);
+  void make_ready(std::uint32_t index);
+  void finish_node();
+  void fail(std::exception_ptr error);
+  void join_streams();
+
+  std::vector<Root> roots_;
+  std::vector<Edge> captures_;
+  Mode mode_;
+  ThreadContext context_;
+  std::vector<State> states_;
+  std::vector<std::int32_t> targets_;  // state index by edge; -1: nowhere
+  std::vector<std::pair<Node*, std::uint32_t>> index_;  // open addressing
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  Claims claims_;
+  std::atomic<std::size_t> remaining_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;  // error_, replicated_, streams_
+  std::exception_ptr error_;
+  std::vector<ReplicaGradient> replicated_;
+  std::vector<Stream*> streams_;  // that nodes ran on
+};
+
+}  // namespace lockstep::detail

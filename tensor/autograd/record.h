@@ -1,0 +1,87 @@
+// Recording an operation, in three lines:
+//
+//   Tensor y = unary(UnaryOp::exp, x);
+//   if (auto* node = record<ExpNode>(y, x)) node->y.save_output(y);
+//   return y;
+#pragma once
+
+#include <mutex>
+
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep {
+
+// A tensor that a node keeps for backward. Reading it after an in-place write, or after it was freed, is an Error.
+class LOCKSTEP_API Saved {
+ public:
+  void save(const Tensor& input);  // an input of the operation, or any tensor outside its result
+  // An output of the operation itself: kept without its edge (which would be a cycle).
+  void save_output(const Tensor& output, std::uint32_t index = 0);
+  // `self` is the node that saved it.
+  Tensor get(Node& self) const;
+  void reset() {
+    tensor_ = Tensor();
+    state_ = State::freed;
+  }
+
+ private:
+  enum class State : std::uint8_t { empty, input, output, freed };
+  Tensor tensor_;
+  std::uint64_t version_ = 0;
+  std::uint32_t index_ = 0;
+  State state_ = State::empty;
+};
+
+class LeafNode;
+class ParameterBody;
+
+namespace detail {
+LOCKSTEP_API Ref<Node> make_leaf(const Tensor& tensor);
+inline bool wants_gradient(const Tensor& tensor) { return tensor.requires_grad(); }
+// Makes `node` the origin of `output`, as its output `index`.
+LOCKSTEP_API void attach(Node& node, const Tensor& output, std::uint32_t index);
+}  // namespace detail
+
+// When grad mode is on and an input wants a gradient: makes a node of type N with edges to the inputs (undefined ones
+// are fine), makes it the origin of `output`, and returns it for saving. Else null.
+template <class N, class... Inputs>
+N* record(const Tensor& output, const Inputs&... inputs) {
+  if (!GradMode::enabled() || !(detail::wants_gradient(inputs) || ...)) return nullptr;
+  N* node = new N;
+  Edge* edge = node->edges().data();
+  ((*edge++ = inputs.defined() ? inputs.edge() : Edge{}), ...);
+  detail::attach(*node, output, 0);
+  return node;
+}
+// The same for a list of inputs; N derives from NodeOfMany.
+template <class N>
+N* record_many(const Tensor& output, std::span<const Tensor> inputs) {
+  bool wanted = false;
+  for (const Tensor& input : inputs) wanted |= detail::wants_gradient(input);
+  if (!GradMode::enabled() || !wanted) return nullptr;
+  N* node = new N;
+  node->set_inputs(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined()) node->edges()[i] = inputs[i].edge();
+  detail::attach(*node, output, 0);
+  return node;
+}
+
+// The end of the line for a leaf: holds its gradient and its hooks. The leaf tensor and the graph share it.
+class LOCKSTEP_API LeafNode final : public NodeOf<0> {
+ public:
+  LeafNode() { kind_ = Kind::leaf; }
+  const char* name() const override { return "leaf"; }
+  // Adds the gradient to grad (the engine has run the hooks).
+  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
+  void accumulate(Tensor gradient);
+
+  Tensor grad;
+  Shape shape;
+  DType dtype = DType::f32;
+  ParameterBody* parameter = nullptr;  // the body whose home slot this is, if any
+  std::vector<std::function<void()>> after_accumulate;  // once per backward that reached the leaf
+  std::mutex mutex;  // several threads may add at once
+};
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+// Convolution layers. Parameters begin on cpu, in DefaultDType, with PyTorch's names, layouts and distributions.
+#pragma once
+
+#include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/ops_nn.h"
+
+namespace lockstep {
+
+struct Conv2dOptions {
+  Size2 stride = 1, padding = 0, dilation = 1;
+  int groups = 1;
+  bool bias = true;
+};
+
+// x [batch, inputs, height, width] -> [batch, outputs, ..]; weight [outputs, inputs / groups, kernel height, kernel
+// width], bias [outputs].
+class LOCKSTEP_API Conv2d : public Module<Conv2d> {
+ public:
+  Conv2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel, Conv2dOptions options = {});
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+  const ConvGeometry& geometry() const { return geometry_; }
+
+  Parameter weight, bias;
+
+ private:
+  ConvGeometry geometry_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+#include "lockstep/tensor/nn/linear.h"
+
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops_nn.h"
+
+namespace lockstep {
+
+Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options) {
+  LOCKSTEP_CHECK(inputs >= 0 && outputs >= 0, "[Linear] expected sizes of at least 0, got ", inputs, " and ", outputs);
+  const Tensor w = empty({outputs, inputs}), b = options.bias ? empty({outputs}) : Tensor();
+  init::default_affine(w, b);
+  weight = Parameter(w);
+  if (options.bias) bias = Parameter(b);
+}
+
+Tensor Linear::forward(const Tensor& x) const {
+  const Device device = x.device();
+  const Tensor w = weight.on(device);
+  return linear(x, w, bias.defined() ? bias.on(device) : Tensor());
+}
+
+Embedding::Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions options) : options_(options) {
+  LOCKSTEP_CHECK(rows > 0 && size >= 0, "[Embedding] expected at least one row, got ", rows, " rows of ", size);
+  const Tensor w = empty({rows, size});
+  init::normal(w);
+  if (const std::optional<std::int64_t>& row = options_.padding_index) {
+    LOCKSTEP_CHECK(*row >= -rows && *row < rows, "[Embedding] expected a padding index in [", -rows, ", ", rows,
+                   "), got ", *row);
+    init::constant(w.select(0, *row), 0);
+  }
+  weight = Parameter(w);
+}
+
+Tensor Embedding::forward(const Tensor& indices) const {
+  return embedding(weight.on(indices.device()), indices, options_.padding_index);
+}
+
+}  // namespace lockstep

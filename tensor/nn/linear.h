@@ -1,0 +1,43 @@
+// Affine maps and embeddings. Parameters begin on cpu, in DefaultDType, with PyTorch's names, layouts and
+// distributions.
+#pragma once
+
+#include <optional>
+
+#include "lockstep/tensor/nn/module.h"
+
+namespace lockstep {
+
+struct LinearOptions {
+  bool bias = true;
+};
+
+// x [.., inputs] -> x @ weight^T + bias [.., outputs]; weight [outputs, inputs], bias [outputs].
+class LOCKSTEP_API Linear : public Module<Linear> {
+ public:
+  Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options = {});
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+
+  Parameter weight, bias;
+};
+
+struct EmbeddingOptions {
+  std::optional<std::int64_t> padding_index = std::nullopt;  // this row begins as zeros and is not trained
+};
+
+// indices of any shape -> the rows of weight [rows, size] at them; one more dimension, of `size`.
+class LOCKSTEP_API Embedding : public Module<Embedding> {
+ public:
+  Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions options = {});
+  Tensor forward(const Tensor& indices) const;
+  void members(Members& m) override { m("weight", weight); }
+  const EmbeddingOptions& options() const { return options_; }
+
+  Parameter weight;
+
+ private:
+  EmbeddingOptions options_;
+};
+
+}  // namespace lockstep

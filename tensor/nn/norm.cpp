@@ -1,0 +1,63 @@
+#include "lockstep/tensor/nn/norm.h"
+
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops_nn.h"
+
+namespace lockstep {
+namespace {
+Tensor on(const Parameter& parameter, Device device) { return parameter.defined() ? parameter.on(device) : Tensor(); }
+}  // namespace
+
+BatchNorm::BatchNorm(const char* name, std::int64_t channels, const BatchNormOptions& options, int least_rank,
+                     int largest_rank)
+    : name_(name), options_(options), least_rank_(least_rank), largest_rank_(largest_rank) {
+  LOCKSTEP_CHECK(channels > 0, "[", name, "] expected at least one channel, got ", channels);
+  if (options.affine) {
+    weight = Parameter(ones({channels}));
+    bias = Parameter(zeros({channels}));
+  }
+  if (options.track_running_stats) {
+    running_mean = Buffer(zeros({channels}));
+    running_var = Buffer(ones({channels}));
+    num_batches_tracked = Buffer(zeros({}, {.dtype = DType::i64}));
+  }
+}
+
+void BatchNorm::members(Members& m) {
+  m("weight", weight);
+  m("bias", bias);
+  m("running_mean", running_mean);
+  m("running_var", running_var);
+  m("num_batches_tracked", num_batches_tracked);
+}
+
+Tensor BatchNorm::forward(const Tensor& x) const {
+  LOCKSTEP_CHECK(x.rank() >= least_rank_ && x.rank() <= largest_rank_, "[", name_, "] expected an input of rank ",
+                 least_rank_, " to ", largest_rank_, ", got ", x);
+  const Device device = x.device();
+  const bool training = is_training();
+  const Tensor w = on(weight, device), b = on(bias, device);
+  const Tensor mean = on(running_mean, device), var = on(running_var, device);
+  Tensor y = batch_norm(x, w, b,
+                        {.running_mean = mean,
+                         .running_var = var,
+                         .training = training,
+                         .momentum = options_.momentum,
+                         .eps = options_.eps});
+  if (training && num_batches_tracked.defined()) num_batches_tracked.on(device).add_(1);
+  return y;
+}
+
+LayerNorm::LayerNorm(const Shape& normalized, LayerNormOptions options) : normalized_(normalized), eps_(options.eps) {
+  LOCKSTEP_CHECK(!normalized.empty(), "[LayerNorm] expected at least one size, got ", normalized);
+  if (options.affine) weight = Parameter(ones(normalized));
+  if (options.affine && options.bias) bias = Parameter(zeros(normalized));
+}
+
+Tensor LayerNorm::forward(const Tensor& x) const {
+  const Device device = x.device();
+  const Tensor w = on(weight, device), b = on(bias, device);
+  return layer_norm(x, normalized_, w, b, eps_);
+}
+
+}  // namespace lockstep

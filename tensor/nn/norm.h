@@ -1,0 +1,72 @@
+// Normalisation layers. Parameters and buffers begin on cpu, in DefaultDType, with PyTorch's names.
+#pragma once
+
+#include "lockstep/tensor/nn/module.h"
+
+namespace lockstep {
+
+struct BatchNormOptions {
+  double eps = 1e-5;
+  double momentum = 0.1;  // of the new value in the running statistics
+  bool affine = true;     // with weight and bias
+  bool track_running_stats = true;
+};
+
+// In training normalises each channel by the statistics of the batch and updates the running ones; in evaluation uses
+// the running ones. weight, bias, running_mean, running_var [channels]; num_batches_tracked (i64, rank 0).
+class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
+ public:
+  // Throws InvalidArgument unless the rank of x is one of the layer's, and, in training, each channel has more than one
+  // value.
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override;
+  const BatchNormOptions& options() const { return options_; }
+
+  Parameter weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
+
+ protected:
+  BatchNorm(const char* name, std::int64_t channels, const BatchNormOptions& options, int least_rank, int largest_rank);
+
+ private:
+  const char* name_;
+  BatchNormOptions options_;
+  int least_rank_, largest_rank_;
+};
+
+// x [batch, channels] or [batch, channels, length].
+class LOCKSTEP_API BatchNorm1d : public BatchNorm {
+ public:
+  explicit BatchNorm1d(std::int64_t channels, BatchNormOptions options = {})
+      : BatchNorm("BatchNorm1d", channels, options, 2, 3) {}
+};
+
+// x [batch, channels, height, width].
+class LOCKSTEP_API BatchNorm2d : public BatchNorm {
+ public:
+  explicit BatchNorm2d(std::int64_t channels, BatchNormOptions options = {})
+      : BatchNorm("BatchNorm2d", channels, options, 4, 4) {}
+};
+
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool affine = true;  // with weight (and bias)
+  bool bias = true;
+};
+
+// Normalises over the last dimensions, whose sizes are `normalized`; weight and bias of that shape.
+class LOCKSTEP_API LayerNorm : public Module<LayerNorm> {
+ public:
+  explicit LayerNorm(const Shape& normalized, LayerNormOptions options = {});
+  explicit LayerNorm(std::int64_t size, LayerNormOptions options = {}) : LayerNorm(Shape{size}, options) {}
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+
+  Parameter weight, bias;
+
+ private:
+  Shape normalized_;
+  double eps_;
+};
+
+}  // namespace lockstep

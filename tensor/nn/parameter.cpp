@@ -1,0 +1,204 @@
+#include "lockstep/tensor/nn/parameter.h"
+
+#include <algorithm>
+
+#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/nn/substitution.h"
+
+namespace lockstep {
+
+// ---- MirrorNode
+
+MirrorNode::MirrorNode(ParameterBody* mirrored, Device on) : body(mirrored), device(on) {
+  kind_ = Kind::mirror;
+  stream = &default_stream(device);
+  edges()[0] = {body->leaf, 0};
+}
+
+void MirrorNode::backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) {
+  input_gradients[0] = output_gradients[0].to(edges()[0].node->stream->device());
+}
+
+// ---- ParameterBody
+
+ParameterBody::ParameterBody(Tensor value, bool buffer, bool requires_grad)
+    : shape(value.shape()), dtype(value.dtype()), is_buffer(buffer) {
+  LOCKSTEP_CHECK(value.is_leaf(), "[parameter] expected a value outside any graph, got ", value.describe(),
+                 "; detach() it first");
+  NoGrad no_grad;
+  home = value.detach().contiguous().detach();
+  if (requires_grad) {
+    home.set_requires_grad(true);
+    leaf = home.edge().node;
+    static_cast<LeafNode&>(*leaf).parameter = this;
+  }
+}
+
+ParameterBody::ParameterBody(const Shape& wanted, DType type) : shape(wanted), dtype(type) {}
+
+ParameterBody::~ParameterBody() {
+  if (leaf) static_cast<LeafNode&>(*leaf).parameter = nullptr;
+  if (slabs) slabs->forget(*this);
+  drop_slots();
+}
+
+Slot& ParameterBody::make_slot(int ordinal, Tensor value) {
+  Slot* slot = new Slot;
+  slot->value = std::move(value);
+  slots_[static_cast<std::size_t>(ordinal)].store(slot, std::memory_order_release);
+  return *slot;
+}
+
+void ParameterBody::drop_slots() {
+  for (auto& entry : slots_) {
+    Slot* slot = entry.exchange(nullptr);
+    if (slot && slot->node) slot->node->body = nullptr;
+    delete slot;
+  }
+}
+
+std::string ParameterBody::describe() const {
+  return cat(is_buffer ? "buffer '" : "parameter '", name.empty() ? "(not listed)" : name, "' of ", dtype, shape);
+}
+
+Tensor ParameterBody::on(Device device) {
+  LOCKSTEP_CHECK(home.defined(), "[parameter] expected elements, but ", describe(), " is uninitialised");
+  if (home.device() == device) return home;
+  Slot* slot = this->slot(ordinal(device));
+  if (!slot || !slot->filled.load(std::memory_order_acquire)) {
+    std::vector<Device> have{home.device()};
+    for (Device other : all_devices())
+      if (const Slot* s = this->slot(ordinal(other)); s && s->filled.load(std::memory_order_acquire))
+        have.push_back(other);
+    throw InvalidArgument(cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have,
+                              "; move the module or the input, or replicate the module"));
+  }
+  Stream& stream = current_stream(device);
+  Tensor handle = slot->value.detach();
+  const bool differentiable = GradMode::enabled() && home.requires_grad();
+  if (differentiable || !stream.synchronous()) {
+    std::lock_guard lock(slot->mutex);
+    if (!stream.synchronous()) {
+      stream.wait(slot->ready);
+      if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
+        slot->readers.push_back(&stream);
+    }
+    if (differentiable) {
+      // One node per slot, so that a backward finds one gradient per replica.
+      if (!slot->node) slot->node = Ref<MirrorNode>(new MirrorNode(this, device));
+      handle.set_edge({slot->node, 0});
+    }
+  }
+  return handle;
+}
+
+void ParameterBody::claim(std::uint64_t call) {
+  std::lock_guard lock(claim_mutex_);
+  if (claims_ > 0 && claimed_by_ != call)
+    throw Error(cat("[train] expected one training call at a time, but ", describe(),
+                    " is being trained by another thread"));
+  claimed_by_ = call;
+  ++claims_;
+}
+
+void ParameterBody::unclaim() {
+  std::lock_guard lock(claim_mutex_);
+  --claims_;
+}
+
+std::uint64_t next_training_call() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+// ---- Parameter
+
+Parameter::Parameter(const Tensor& value, bool requires_grad)
+    : body_(std::make_shared<ParameterBody>(value, false, requires_grad)) {}
+
+Buffer::Buffer(const Tensor& value, bool requires_grad)
+    : Parameter(std::make_shared<ParameterBody>(value, true, requires_grad)) {}
+
+Parameter Parameter::uninitialized(const Shape& shape, DType dtype) {
+  return Parameter(std::make_shared<ParameterBody>(shape, dtype));
+}
+
+namespace {
+ParameterBody& checked(const std::shared_ptr<ParameterBody>& body) {
+  LOCKSTEP_CHECK(body != nullptr, "[parameter] expected a parameter, got an absent one");
+  return *body;
+}
+ParameterBody& initialised(const std::shared_ptr<ParameterBody>& body) {
+  LOCKSTEP_CHECK(checked(body).home.defined(), "[parameter] expected elements, but ", body->describe(),
+                 " is uninitialised");
+  return *body;
+}
+}  // namespace
+
+const std::string& Parameter::name() const { return checked(body_).name; }
+const Shape& Parameter::shape() const { return checked(body_).shape; }
+DType Parameter::dtype() const { return checked(body_).dtype; }
+Device Parameter::device() const { return initialised(body_).home.device(); }
+Tensor Parameter::tensor() const { return initialised(body_).home; }
+
+Tensor Parameter::on(Device device) const {
+  if (const Substitution* substitution = thread_context().substitution) [[unlikely]]
+    if (const Tensor* tensor = substitution->find(body_.get())) return tensor->to(device);
+  return checked(body_).on(device);
+}
+
+bool Parameter::requires_grad() const {
+  const ParameterBody& body = checked(body_);
+  return body.home.defined() && body.home.requires_grad();
+}
+
+void Parameter::set_requires_grad(bool wanted) const {
+  ParameterBody& body = initialised(body_);
+  if (!wanted) {
+    body.home.set_edge({});
+  } else if (body.leaf) {
+    body.home.set_edge({body.leaf, 0});
+  } else {
+    body.home.set_requires_grad(true);
+    body.leaf = body.home.edge().node;
+    static_cast<LeafNode&>(*body.leaf).parameter = &body;
+  }
+}
+
+void Parameter::assign(const Tensor& value) const {
+  ParameterBody& body = checked(body_);
+  LOCKSTEP_CHECK(value.shape() == body.shape, "[assign] expected a value for ", body.describe(), ", got ",
+                 value.describe());
+  NoGrad no_grad;
+  if (body.home.defined()) {
+    body.home.copy_(value.detach());
+    return;
+  }
+  Tensor fresh = value.detach().to(body.dtype).clone();
+  if (is_floating(body.dtype)) fresh.set_requires_grad(true);
+  body.home = fresh;
+  if (fresh.requires_grad()) {
+    body.leaf = fresh.edge().node;
+    static_cast<LeafNode&>(*body.leaf).parameter = &body;
+  }
+}
+
+// ---- SubstituteScope
+
+SubstituteScope::SubstituteScope(const std::vector<Parameter>& parameters, const std::vector<Tensor>& tensors)
+    : previous_(thread_context().substitution) {
+  LOCKSTEP_CHECK(parameters.size() == tensors.size(), "[substitute] expected one tensor for each of ",
+                 parameters.size(), " parameters, got ", tensors.size());
+  substitution_ = std::make_unique<Substitution>(previous_);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    LOCKSTEP_CHECK(parameters[i].shape() == tensors[i].shape(), "[substitute] expected a tensor for ",
+                   parameters[i].body()->describe(), ", got ", tensors[i].describe());
+    substitution_->add(parameters[i].body(), tensors[i]);
+  }
+  thread_context().substitution = substitution_.get();
+}
+
+SubstituteScope::~SubstituteScope() { thread_context().substitution = previous_; }
+
+}  // namespace lockstep

@@ -1,0 +1,364 @@
+#include "lockstep/tensor/nn/slab_set.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/tensor/ops_math.h"
+
+namespace lockstep {
+
+namespace {
+constexpr std::size_t kAlignment = 256;  // bytes between the starts of entries: no two share a cache line or sector
+
+bool verify_replicas() {
+  static const bool enabled = [] {
+    const char* text = std::getenv("LOCKSTEP_VERIFY_REPLICAS");
+    return text && std::strcmp(text, "0") != 0 && *text != '\0';
+  }();
+  return enabled;
+}
+
+bool is_stale(const ParameterBody& body, const Slot& slot) {
+  return !slot.filled.load(std::memory_order_acquire) ||
+         slot.home_version.load(std::memory_order_relaxed) != body.home.version() ||
+         slot.own_version.load(std::memory_order_relaxed) != slot.value.version();
+}
+}  // namespace
+
+// ---- ReadGate
+
+void ReadGate::enter() {
+  std::unique_lock lock(mutex_);
+  if (closed_ && !changed_.wait_until(lock, Deadline::after(kDefaultTimeout).time(), [&] { return !closed_; }))
+    throw TimeoutError("[replicate] expected a refresh of replicas to end within 10 minutes; it is still going on");
+  ++readers_;
+}
+
+void ReadGate::leave() {
+  std::lock_guard lock(mutex_);
+  if (--readers_ == 0) changed_.notify_all();
+}
+
+void ReadGate::close(Deadline deadline, Device device) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }))
+    throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
+                           " to finish before it is refreshed; at the deadline ", readers_, " still read it"));
+  closed_ = true;
+}
+
+void ReadGate::open() {
+  std::lock_guard lock(mutex_);
+  closed_ = false;
+  changed_.notify_all();
+}
+
+// ---- layout
+
+namespace detail {
+
+Tensor slab_range(const Ref<Storage>& slab, DType dtype, std::size_t offset_bytes, std::size_t bytes) {
+  const auto count = static_cast<std::int64_t>(bytes / size_of(dtype));
+  return Tensor::over(Storage::slice(slab, offset_bytes, bytes), dtype, {count}, {1});
+}
+
+Ref<Storage> zeroed_slab(Device device, DType dtype, std::size_t bytes) {
+  Ref<Storage> slab = Storage::allocate(device, bytes);
+  slab_range(slab, dtype, 0, bytes).fill_(0);
+  return slab;
+}
+
+void leave_slabs(ParameterBody& body) {
+  if (const std::shared_ptr<SlabSet> set = body.slabs) {
+    set->forget(body);
+    body.slabs = nullptr;
+    body.slab_entry = -1;
+  }
+}
+
+}  // namespace detail
+
+void SlabSet::place(std::span<ParameterBody* const> bodies) {
+  if (bodies.empty()) return;
+  NoGrad no_grad;
+  const std::shared_ptr<SlabSet> set(new SlabSet(bodies.front()->home.device()));
+  for (ParameterBody* body : bodies) {
+    auto slab = std::find_if(set->slabs.begin(), set->slabs.end(), [&](const Slab& s) {
+      return s.dtype == body->dtype && s.buffers == body->is_buffer;
+    });
+    if (slab == set->slabs.end()) slab = set->slabs.insert(slab, Slab{body->dtype, body->is_buffer, 0, {}, {}, {}, {}});
+    slab->entries.push_back(static_cast<int>(set->entries.size()));
+    set->entries.push_back({body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
+    slab->bytes += (body->home.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  const int home = ordinal(set->home_);
+  for (Slab& slab : set->slabs) slab.values[home] = detail::zeroed_slab(set->home_, slab.dtype, slab.bytes);
+  // All memory is there: from here on nothing fails half way.
+  for (std::size_t i = 0; i < set->entries.size(); ++i) {
+    Entry& entry = set->entries[i];
+    ParameterBody& body = *entry.body;
+    entry.home = Storage::slice(set->slabs[static_cast<std::size_t>(entry.slab)].values[home], entry.offset_bytes,
+                                entry.bytes);
+    Tensor::over(entry.home, body.dtype, body.shape, contiguous_strides(body.shape)).copy_(body.home.detach());
+    entry.home->set_version(body.home.version());  // what graphs have saved stays valid
+    body.home.set_storage(entry.home, 0);
+    body.slabs = set;
+    body.slab_entry = static_cast<int>(i);
+  }
+}
+
+void SlabSet::forget(ParameterBody& body) {
+  std::lock_guard lock(mutex);
+  std::lock_guard reduce_lock(reduce_mutex);
+  Entry& entry = entries[static_cast<std::size_t>(body.slab_entry)];
+  entry.body = nullptr;
+  entry.home.reset();
+  entry.grad.reset();
+}
+
+// ---- refreshing
+
+Slot& SlabSet::slot_for(Entry& entry, Device device) {
+  const int at = ordinal(device);
+  if (Slot* slot = entry.body->slot(at)) return *slot;
+  Slab& slab = slabs[static_cast<std::size_t>(entry.slab)];
+  if (!slab.values[at]) slab.values[at] = detail::zeroed_slab(device, slab.dtype, slab.bytes);
+  return entry.body->make_slot(
+      at, Tensor::over(Storage::slice(slab.values[at], entry.offset_bytes, entry.bytes), entry.body->dtype,
+                       entry.body->shape, contiguous_strides(entry.body->shape)));
+}
+
+void SlabSet::refresh(std::span<ParameterBody* const> bodies, std::span<const Device> devices, Deadline deadline,
+                      TransferStats& stats) {
+  std::lock_guard lock(mutex);
+  std::vector<int> stale;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    if (devices[d] == home_) continue;
+    stale.clear();
+    for (ParameterBody* body : bodies) {
+      Entry& entry = entries[static_cast<std::size_t>(body->slab_entry)];
+      Slot& slot = slot_for(entry, devices[d]);
+      slot.replica.store(static_cast<int>(d), std::memory_order_relaxed);
+      if (is_stale(*body, slot)) stale.push_back(body->slab_entry);
+    }
+    if (stale.empty()) continue;
+    std::sort(stale.begin(), stale.end());
+    refresh_device(devices[d], stale, deadline, stats);
+  }
+}
+
+void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline deadline, TransferStats& stats) {
+  const int home = ordinal(home_), at = ordinal(device);
+  ReadGate& gate = gates_[static_cast<std::size_t>(at)];
+  gate.close(deadline, device);
+  struct Open {
+    ReadGate& gate;
+    ~Open() { gate.open(); }
+  } open{gate};
+
+  Stream& from = current_stream(home_);
+  Stream& to = current_stream(device);
+  // After everything enqueued so far that reads these slots.
+  for (int index : stale) {
+    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
+    std::lock_guard lock(slot.mutex);
+    for (Stream* reader : slot.readers) to.wait_for(*reader);
+    slot.readers.clear();
+    slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
+  }
+  for (std::size_t s = 0; s < slabs.size(); ++s) {
+    const Slab& slab = slabs[s];
+    // Runs of entries that are neighbours in the slab and all stale.
+    for (std::size_t i = 0; i < slab.entries.size();) {
+      if (!std::binary_search(stale.begin(), stale.end(), slab.entries[i])) {
+        ++i;
+        continue;
+      }
+      std::size_t end = i;
+      std::vector<std::pair<Slot*, std::uint64_t>> refreshed;  // with the home version, read before the copy
+      std::size_t payload = 0;
+      for (; end < slab.entries.size() && std::binary_search(stale.begin(), stale.end(), slab.entries[end]); ++end) {
+        const Entry& entry = entries[static_cast<std::size_t>(slab.entries[end])];
+        refreshed.emplace_back(entry.body->slot(at), entry.body->home.version());
+        payload += entry.bytes;
+      }
+      const Entry& first = entries[static_cast<std::size_t>(slab.entries[i])];
+      const Entry& last = entries[static_cast<std::size_t>(slab.entries[end - 1])];
+      const std::size_t bytes = last.offset_bytes + last.bytes - first.offset_bytes;
+      if (bytes > 0) {
+        copy_bytes({static_cast<std::byte*>(slab.values[at]->data()) + first.offset_bytes, device,
+                    static_cast<std::byte*>(slab.values[home]->data()) + first.offset_bytes, home_, bytes},
+                   from, to);
+        stats.bytes += payload;
+        ++stats.copies;
+      }
+      for (auto& [slot, version] : refreshed) {
+        slot->value.mark_changed();  // what graphs saved of the old elements is void
+        slot->home_version.store(version, std::memory_order_relaxed);
+        slot->own_version.store(slot->value.version(), std::memory_order_relaxed);
+        std::lock_guard lock(slot->mutex);
+        slot->ready.record(to);
+        slot->filled.store(true, std::memory_order_release);
+      }
+      i = end;
+    }
+  }
+}
+
+// ---- ModuleSlots
+
+ModuleSlots::ModuleSlots(const ModuleBase& module) : parameters_(module.parameters()), buffers_(module.buffers()) {}
+
+void ModuleSlots::check_placement(Device home) const {
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) {
+      const ParameterBody& body = *member.body();
+      LOCKSTEP_CHECK(body.home.defined(), "[replicate] expected elements, but ", body.describe(), " is uninitialised");
+      LOCKSTEP_CHECK(body.home.device() == home, "[replicate] module must have its parameters and buffers on device ",
+                     home, " (devices[0]) but found '", body.name, "' on device ", body.home.device());
+    }
+}
+
+namespace {
+bool up_to_date(const Parameter& member, std::span<const Device> devices) {
+  const ParameterBody& body = *member.body();
+  if (!body.slabs || body.home.storage() != body.slabs->entries[static_cast<std::size_t>(body.slab_entry)].home)
+    return false;
+  for (std::size_t d = 1; d < devices.size(); ++d) {
+    const Slot* slot = body.slot(ordinal(devices[d]));
+    if (!slot || slot->replica.load(std::memory_order_relaxed) != static_cast<int>(d) || is_stale(body, *slot))
+      return false;
+  }
+  return true;
+}
+
+void verify(const Parameter& member, std::span<const Device> devices) {
+  const ParameterBody& body = *member.body();
+  const Tensor expected = body.home.detach().to(Device::cpu());
+  for (std::size_t d = 1; d < devices.size(); ++d) {
+    const Tensor found = member.on(devices[d]).detach().to(Device::cpu());
+    if (std::memcmp(expected.data(), found.data(), expected.bytes()) != 0)
+      throw Error(cat("[replicate] ", body.describe(), " differs on ", devices[d], " from its home ", devices[0],
+                      " although neither was marked as changed; call mark_changed() after writing to it"));
+  }
+}
+}  // namespace
+
+bool ModuleSlots::form_slabs() const {
+  Device home;
+  bool first = true;
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) {
+      const ParameterBody& body = *member.body();
+      if (!body.home.defined() || (!first && body.home.device() != home)) return false;
+      home = body.home.device();
+      first = false;
+    }
+  NoGrad no_grad;
+  // One set for all bodies that have none yet, and for those whose home was given other memory.
+  static std::mutex& placing = *new std::mutex;
+  std::lock_guard lock(placing);
+  std::vector<ParameterBody*> homeless;
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) {
+      ParameterBody* body = member.body();
+      if (body->slabs && body->home.storage() != body->slabs->entries[static_cast<std::size_t>(body->slab_entry)].home) {
+        detail::leave_slabs(*body);
+        body->drop_slots();
+      }
+      if (!body->slabs) homeless.push_back(body);
+    }
+  SlabSet::place(homeless);
+  return true;
+}
+
+TransferStats ModuleSlots::refresh(std::span<const Device> devices, Milliseconds timeout) const {
+  TransferStats stats;
+  if (devices.size() < 2) return stats;
+  const auto begin = Clock::now();
+  bool fresh = true;
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) fresh = fresh && up_to_date(member, devices);
+  if (!fresh) {
+    if (DeviceThread::current())
+      throw Error("[replicate] expected a call from outside of replicas, got one from the thread of " +
+                  to_string(DeviceThread::current()->device()));
+    NoGrad no_grad;
+    form_slabs();
+    std::map<SlabSet*, std::vector<ParameterBody*>> by_set;
+    for (const auto* list : {&parameters_, &buffers_})
+      for (const Parameter& member : *list) by_set[member.body()->slabs.get()].push_back(member.body());
+    for (auto& [set, bodies] : by_set) set->refresh(bodies, devices, Deadline::after(timeout), stats);
+  }
+  if (verify_replicas())
+    for (const auto* list : {&parameters_, &buffers_})
+      for (const Parameter& member : *list) verify(member, devices);
+  stats.nanoseconds = static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
+  return stats;
+}
+
+namespace {
+// The sets of a module's bodies, each once: nearly always one.
+template <class F>
+void for_each_set(const ModuleSlots& slots, F&& f) {
+  SlabSet* seen[8];
+  std::size_t count = 0;
+  for (const auto* list : {&slots.parameters(), &slots.buffers()})
+    for (const Parameter& member : *list) {
+      SlabSet* set = member.body()->slabs.get();
+      if (!set || std::find(seen, seen + count, set) != seen + count) continue;
+      LOCKSTEP_CHECK(count < std::size(seen), "[replicate] expected the parameters of a module to come from at most ",
+                     std::size(seen), " modules that were wrapped before, got more");
+      seen[count++] = set;
+      f(*set);
+    }
+}
+}  // namespace
+
+TransferStats ModuleSlots::reduced() const {
+  TransferStats total;
+  for_each_set(*this, [&](SlabSet& set) {
+    std::lock_guard lock(set.reduce_mutex);
+    total.bytes += set.reduced.bytes;
+    total.copies += set.reduced.copies;
+    total.nanoseconds += set.reduced.nanoseconds;
+  });
+  return total;
+}
+
+ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) : slots_(slots), ordinal_(ordinal(device)) {
+  for_each_set(slots_, [&](SlabSet& set) {
+    if (set.home() != device) set.gate(ordinal_).enter();
+  });
+}
+
+ModuleSlots::ReadLease::~ReadLease() {
+  const Device device = all_devices()[static_cast<std::size_t>(ordinal_)];
+  for_each_set(slots_, [&](SlabSet& set) {
+    if (set.home() != device) set.gate(ordinal_).leave();
+  });
+}
+
+ModuleSlots::TrainingClaim::TrainingClaim(const ModuleSlots& slots)
+    : slots_(slots), previous_call_(thread_context().training_call) {
+  if (previous_call_ == 0) thread_context().training_call = next_training_call();
+  std::size_t claimed = 0;
+  try {
+    for (; claimed < slots_.parameters_.size(); ++claimed)
+      slots_.parameters_[claimed].body()->claim(thread_context().training_call);
+  } catch (...) {
+    while (claimed > 0) slots_.parameters_[--claimed].body()->unclaim();
+    thread_context().training_call = previous_call_;
+    throw;
+  }
+}
+
+ModuleSlots::TrainingClaim::~TrainingClaim() {
+  for (const Parameter& parameter : slots_.parameters_) parameter.body()->unclaim();
+  thread_context().training_call = previous_call_;
+}
+
+}  // namespace lockstep

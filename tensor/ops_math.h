@@ -1,0 +1,160 @@
+// Arithmetic, comparisons, functions of the elements, reductions and products of tensors.
+//
+// Everything that has a derivative is differentiable, any number of times. Shapes broadcast by NumPy's rules. dtypes
+// meet in promote_types; a C++ number never promotes a floating tensor. An integer tensor that meets a number with a
+// fraction, a true division or a function such as exp becomes DefaultDType first. All tensors of a call must be on one
+// device. What does not fit is an InvalidArgument, thrown before anything is computed. Results are contiguous, and are
+// computed on the current stream of the device without blocking the host.
+#pragma once
+
+#include <limits>
+
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep {
+
+// The dtype in which two meet: bool < u8 < i32 < i64 < f16, bf16 < f32 < f64; f16 and bf16 meet in f32.
+LOCKSTEP_API DType promote_types(DType a, DType b);
+
+// ---- arithmetic
+
+LOCKSTEP_API Tensor add(const Tensor& a, const Tensor& b, double alpha = 1);  // a + alpha * b
+LOCKSTEP_API Tensor sub(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor mul(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor div(const Tensor& a, const Tensor& b);  // true division
+LOCKSTEP_API Tensor pow(const Tensor& base, const Tensor& exponent);
+LOCKSTEP_API Tensor maximum(const Tensor& a, const Tensor& b);  // where equal, the gradient is shared by both
+LOCKSTEP_API Tensor minimum(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor add(const Tensor& a, double b);
+LOCKSTEP_API Tensor mul(const Tensor& a, double b);
+LOCKSTEP_API Tensor div(const Tensor& a, double b);
+LOCKSTEP_API Tensor pow(const Tensor& base, double exponent);
+LOCKSTEP_API Tensor pow(double base, const Tensor& exponent);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
+inline Tensor operator+(double a, const Tensor& b) { return add(b, a); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator-(const Tensor& a, double b) { return add(a, -b); }
+LOCKSTEP_API Tensor operator-(double a, const Tensor& b);
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator*(const Tensor& a, double b) { return mul(a, b); }
+inline Tensor operator*(double a, const Tensor& b) { return mul(b, a); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator/(const Tensor& a, double b) { return div(a, b); }
+LOCKSTEP_API Tensor operator/(double a, const Tensor& b);
+LOCKSTEP_API Tensor operator-(const Tensor& x);
+
+// ---- comparisons and logic: bool results, no gradient
+
+LOCKSTEP_API Tensor eq(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor ne(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor lt(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor le(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor gt(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor ge(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor eq(const Tensor& a, double b);
+LOCKSTEP_API Tensor ne(const Tensor& a, double b);
+LOCKSTEP_API Tensor lt(const Tensor& a, double b);
+LOCKSTEP_API Tensor le(const Tensor& a, double b);
+LOCKSTEP_API Tensor gt(const Tensor& a, double b);
+LOCKSTEP_API Tensor ge(const Tensor& a, double b);
+inline Tensor operator==(const Tensor& a, const Tensor& b) { return eq(a, b); }
+inline Tensor operator!=(const Tensor& a, const Tensor& b) { return ne(a, b); }
+inline Tensor operator<(const Tensor& a, const Tensor& b) { return lt(a, b); }
+inline Tensor operator<=(const Tensor& a, const Tensor& b) { return le(a, b); }
+inline Tensor operator>(const Tensor& a, const Tensor& b) { return gt(a, b); }
+inline Tensor operator>=(const Tensor& a, const Tensor& b) { return ge(a, b); }
+inline Tensor operator==(const Tensor& a, double b) { return eq(a, b); }
+inline Tensor operator!=(const Tensor& a, double b) { return ne(a, b); }
+inline Tensor operator<(const Tensor& a, double b) { return lt(a, b); }
+inline Tensor operator<=(const Tensor& a, double b) { return le(a, b); }
+inline Tensor operator>(const Tensor& a, double b) { return gt(a, b); }
+inline Tensor operator>=(const Tensor& a, double b) { return ge(a, b); }
+LOCKSTEP_API Tensor logical_and(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor logical_or(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor logical_xor(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor logical_not(const Tensor& x);
+
+// condition ? a : b, element by element; `condition` is bool, the three broadcast together.
+LOCKSTEP_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor where(const Tensor& condition, const Tensor& a, double b);
+LOCKSTEP_API Tensor where(const Tensor& condition, double a, const Tensor& b);
+
+// ---- functions of the elements
+
+LOCKSTEP_API Tensor abs(const Tensor& x);
+LOCKSTEP_API Tensor sign(const Tensor& x);
+LOCKSTEP_API Tensor exp(const Tensor& x);
+LOCKSTEP_API Tensor log(const Tensor& x);
+LOCKSTEP_API Tensor sqrt(const Tensor& x);
+LOCKSTEP_API Tensor rsqrt(const Tensor& x);  // 1 / sqrt(x)
+LOCKSTEP_API Tensor reciprocal(const Tensor& x);
+LOCKSTEP_API Tensor square(const Tensor& x);
+LOCKSTEP_API Tensor sin(const Tensor& x);
+LOCKSTEP_API Tensor cos(const Tensor& x);
+LOCKSTEP_API Tensor tanh(const Tensor& x);
+LOCKSTEP_API Tensor sigmoid(const Tensor& x);
+LOCKSTEP_API Tensor relu(const Tensor& x);
+LOCKSTEP_API Tensor softplus(const Tensor& x);    // log(1 + exp(x))
+LOCKSTEP_API Tensor silu(const Tensor& x);        // x * sigmoid(x)
+LOCKSTEP_API Tensor normal_cdf(const Tensor& x);  // of the standard normal distribution
+enum class GeluForm : std::uint8_t { exact, tanh };
+LOCKSTEP_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::exact);
+// min(max(x, low), high); pass an infinity for no bound.
+LOCKSTEP_API Tensor clamp(const Tensor& x, double low, double high = std::numeric_limits<double>::infinity());
+
+// ---- reductions. Dimensions may be negative; an empty list reduces nothing. Integers are summed in i64, and averaged
+// in DefaultDType.
+
+LOCKSTEP_API Tensor sum(const Tensor& x);
+LOCKSTEP_API Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims = false);
+LOCKSTEP_API Tensor mean(const Tensor& x);
+LOCKSTEP_API Tensor mean(const Tensor& x, const Dims& dims, bool keep_dims = false);
+// The square root of this is the standard deviation. Divides by n - correction.
+LOCKSTEP_API Tensor var(const Tensor& x, const Dims& dims, double correction = 1, bool keep_dims = false);
+LOCKSTEP_API Tensor var(const Tensor& x);
+LOCKSTEP_API Tensor prod(const Tensor& x);
+LOCKSTEP_API Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+// The Euclidean norm; its gradient at 0 is 0.
+LOCKSTEP_API Tensor norm(const Tensor& x);
+LOCKSTEP_API Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims = false);
+
+struct ValuesAndIndices {
+  Tensor values;
+  Tensor indices;  // i64
+  void fields(auto& f) { f(values, indices); }
+};
+// The extreme and where it is; among equals the first, which also gets the gradient. NaN counts as the extreme. Throws
+// InvalidArgument where there is nothing to choose from.
+LOCKSTEP_API Tensor max(const Tensor& x);
+LOCKSTEP_API Tensor min(const Tensor& x);
+LOCKSTEP_API ValuesAndIndices max(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+LOCKSTEP_API ValuesAndIndices min(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+LOCKSTEP_API Tensor argmax(const Tensor& x);  // position in row-major order
+LOCKSTEP_API Tensor argmin(const Tensor& x);
+LOCKSTEP_API Tensor argmax(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+LOCKSTEP_API Tensor argmin(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+// bool; anything but 0 is true.
+LOCKSTEP_API Tensor any(const Tensor& x);
+LOCKSTEP_API Tensor any(const Tensor& x, const Dims& dims, bool keep_dims = false);
+LOCKSTEP_API Tensor all(const Tensor& x);
+LOCKSTEP_API Tensor all(const Tensor& x, const Dims& dims, bool keep_dims = false);
+
+// Sums over the dimensions that broadcasting `shape` to x added or stretched: the adjoint of expand.
+LOCKSTEP_API Tensor sum_to(const Tensor& x, const Shape& shape);
+
+// ---- products. Floating dtypes, the same in both.
+
+// [.., M, K] @ [.., K, N] -> [.., M, N]; leading dimensions broadcast. A vector on the left is a row, on the right a
+// column, and its dimension is dropped from the result.
+LOCKSTEP_API Tensor matmul(const Tensor& a, const Tensor& b);
+
+// ---- answers for the host; these block
+
+// Same shape, dtype and elements (NaN differs from itself). Devices may differ.
+LOCKSTEP_API bool equal(const Tensor& a, const Tensor& b);
+// |a - b| <= absolute + relative * |b| everywhere, after broadcasting. Devices may differ. Infinities must agree.
+LOCKSTEP_API bool allclose(const Tensor& a, const Tensor& b, double relative = 1e-5, double absolute = 1e-8);
+
+}  // namespace lockstep

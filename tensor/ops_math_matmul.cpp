@@ -1,0 +1,140 @@
+// Matrix products: one kernel call for two matrices or two stacks of them, everything else by way of views.
+#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops_support.h"
+
+namespace lockstep {
+namespace {
+
+Tensor product(const Tensor& a, const Tensor& b);
+
+class MatmulNode final : public NodeOf<2> {
+ public:
+  const char* name() const override { return "matmul"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor& gradient = gradients[0];
+    if (needs(0)) inputs[0] = product(gradient, b.get(*this).transpose(-1, -2));
+    if (needs(1)) inputs[1] = product(a.get(*this).transpose(-1, -2), gradient);
+  }
+  void release() override { a.reset(), b.reset(); }
+  Saved a, b;
+};
+
+// x [M, K], weight [N, K], bias [N]: x @ weight^T + bias in one kernel.
+class LinearNode final : public NodeOf<3> {
+ public:
+  const char* name() const override { return "linear"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor& gradient = gradients[0];
+    if (needs(0)) inputs[0] = product(gradient, weight.get(*this));
+    if (needs(1)) inputs[1] = product(gradient.t(), x.get(*this));
+    if (needs(2)) inputs[2] = gradient.sum({0});
+  }
+  void release() override { x.reset(), weight.reset(); }
+  Saved x, weight;
+};
+
+// A stack of matrices, or a single one, as the kernel wants it.
+View stacked(const Tensor& x) {
+  View view = x.view();
+  if (view.rank() == 2) {
+    view.shape.insert(0, 1);
+    view.strides.insert(0, 0);
+  }
+  return view;
+}
+
+void multiply(const View& a, const View& b, const View& bias, const View& out, Device device) {
+  detail::launch(device, &KernelTable::matmul, MatmulArgs{In{a}, In{b}, In{bias}, InOut{out}});
+}
+
+// [M, K] @ [K, N], or [B, M, K] @ [B, K, N]. Shapes have been checked.
+Tensor product(const Tensor& a, const Tensor& b) {
+  Shape shape = a.shape();
+  shape[a.rank() - 1] = b.shape()[b.rank() - 1];
+  Tensor y = detail::fresh(shape, a.dtype(), a.device());
+  multiply(stacked(a), stacked(b), {}, stacked(y), a.device());
+  if (auto* node = record<MatmulNode>(y, a, b)) {
+    if (node->needs(0)) node->b.save(b);
+    if (node->needs(1)) node->a.save(a);
+  }
+  return y;
+}
+
+Shape leading(const Tensor& x, int without) {
+  Shape shape = x.shape();
+  shape.resize(x.rank() - without);
+  return shape;
+}
+
+// One dimension of `batches` for all of `batch`; repeats without a copy where the batch is repeated as a whole.
+Tensor batched(const Tensor& x, const Shape& batch, std::int64_t batches) {
+  const std::int64_t rows = x.size(-2), columns = x.size(-1);
+  Shape shape = batch;
+  shape.push_back(rows);
+  shape.push_back(columns);
+  return x.expand(shape).reshape({batches, rows, columns});
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  detail::check_floating_alike("matmul", a, b);
+  LOCKSTEP_CHECK(a.rank() > 0 && b.rank() > 0, "[matmul] expected tensors of at least one dimension, got ", a, " and ",
+                 b);
+  LOCKSTEP_CHECK(a.size(-1) == b.size(b.rank() == 1 ? 0 : -2),
+                 "[matmul] expected as many columns in the first as rows in the second, got ", a, " and ", b);
+  if (a.rank() == 2 && b.rank() == 2) return product(a, b);
+  if (a.rank() == 1) {
+    const Tensor row = a.unsqueeze(0);
+    return b.rank() == 1 ? matmul(row, b.unsqueeze(1)).reshape({}) : matmul(row, b).squeeze(-2);
+  }
+  if (b.rank() == 1) return matmul(a, b.unsqueeze(1)).squeeze(-1);
+  if (b.rank() == 2) {  // all rows at once
+    Shape shape = leading(a, 1);
+    const std::int64_t rows = element_count(shape);
+    shape.push_back(b.size(1));
+    return product(a.reshape({rows, a.size(-1)}), b).reshape(shape);
+  }
+  Shape batch;
+  try {
+    batch = broadcast_shapes("matmul", leading(a, 2), leading(b, 2));
+  } catch (const InvalidArgument&) {
+    LOCKSTEP_CHECK(false, "[matmul] expected leading dimensions that broadcast together, got ", a, " and ", b);
+  }
+  const std::int64_t batches = element_count(batch);
+  Shape shape = batch;
+  shape.push_back(a.size(-2));
+  shape.push_back(b.size(-1));
+  return product(batched(a, batch, batches), batched(b, batch, batches)).reshape(shape);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  detail::check_floating_alike("linear", x, weight);
+  LOCKSTEP_CHECK(weight.rank() == 2 && x.rank() > 0 && x.size(-1) == weight.shape()[1],
+                 "[linear] expected an input [.., in] and a weight [out, in], got ", x, " and ", weight);
+  const std::int64_t outputs = weight.shape()[0];
+  if (bias.defined()) {
+    detail::check_floating_alike("linear", x, bias);
+    LOCKSTEP_CHECK(bias.shape() == Shape{outputs}, "[linear] expected a bias [", outputs, "] for the weight ", weight,
+                   ", got ", bias);
+  }
+  if (x.rank() != 2) {
+    Shape shape = leading(x, 1);
+    const std::int64_t rows = element_count(shape);
+    shape.push_back(outputs);
+    return linear(x.reshape({rows, x.size(-1)}), weight, bias).reshape(shape);
+  }
+  Tensor y = detail::fresh({x.shape()[0], outputs}, x.dtype(), x.device());
+  View transposed = stacked(weight);
+  std::swap(transposed.shape[1], transposed.shape[2]);
+  std::swap(transposed.strides[1], transposed.strides[2]);
+  multiply(stacked(x), transposed, bias.view(), stacked(y), x.device());
+  if (auto* node = record<LinearNode>(y, x, weight, bias)) {
+    if (node->needs(0)) node->weight.save(weight);
+    if (node->needs(1)) node->x.save(x);
+  }
+  return y;
+}
+
+}  // namespace lockstep

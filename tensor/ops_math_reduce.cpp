@@ -1,0 +1,246 @@
+// Reductions over dimensions, and their derivatives.
+#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops_support.h"
+
+namespace lockstep {
+namespace {
+
+// Which dimensions a reduction removes, and the shapes on the way.
+struct Reduced {
+  Shape kept;              // size 1 along the reduced dimensions
+  Shape dropped;           // without them
+  std::int64_t count = 1;  // of elements that become one
+};
+
+Reduced reduced(const char* op, const Shape& shape, const Dims& dims) {
+  bool along[kMaxRank] = {};
+  for (const std::int64_t dim : dims) {
+    bool& mark = along[normalize_dim(op, dim, shape.rank())];
+    LOCKSTEP_CHECK(!mark, "[", op, "] expected each dimension once, got ", dims);
+    mark = true;
+  }
+  Reduced result;
+  for (int i = 0; i < shape.rank(); ++i) {
+    result.kept.push_back(along[i] ? 1 : shape[i]);
+    if (!along[i])
+      result.dropped.push_back(shape[i]);
+    else
+      result.count *= shape[i];
+  }
+  return result;
+}
+
+Dims every_dim(const char* op, const Tensor& x) {
+  detail::check_defined(op, x);
+  Dims dims;
+  for (int i = 0; i < x.rank(); ++i) dims.push_back(i);
+  return dims;
+}
+
+Tensor reduce(ReduceOp op, const Tensor& x, const Reduced& shapes, bool keep_dims) {
+  Tensor y = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, x.dtype(), x.device());
+  detail::launch(x.device(), &KernelTable::reduce, ReduceArgs{op, x.in(), Out{detail::view_reshaped(y, shapes.kept)}});
+  return y;
+}
+
+class SumNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return mean_of ? "mean" : "sum"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor gradient = mean_of ? gradients[0] / static_cast<double>(mean_of) : gradients[0];
+    inputs[0] = gradient.reshape(kept).expand(shape);
+  }
+  Shape shape, kept;
+  std::int64_t mean_of = 0;
+};
+
+Tensor add_up(ReduceOp op, const Tensor& x, const Dims& dims, bool keep_dims) {
+  const char* name = op == ReduceOp::mean ? "mean" : "sum";
+  detail::check_defined(name, x);
+  if (!is_floating(x.dtype())) {
+    const DType dtype = op == ReduceOp::mean ? DefaultDType::get() : DType::i64;
+    if (x.dtype() != dtype) return add_up(op, x.to(dtype), dims, keep_dims);
+  }
+  const Reduced shapes = reduced(name, x.shape(), dims);
+  Tensor y = reduce(op, x, shapes, keep_dims);
+  if (auto* node = record<SumNode>(y, x)) {
+    node->shape = x.shape();
+    node->kept = shapes.kept;
+    if (op == ReduceOp::mean) node->mean_of = shapes.count;
+  }
+  return y;
+}
+
+class ProdNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "prod"; }
+  // The product of all other elements: the product of all over this one, except where zeros are among them.
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor values = x.get(*this);
+    const Tensor zero = eq(values, 0.0);
+    const Tensor zeros = sum(zero, {dim}, true);
+    const Tensor nonzero = where(zero, 1.0, values);
+    const Tensor product = prod(nonzero, dim, true);
+    const Tensor others =
+        where(zero, where(eq(zeros, 1.0), product, 0.0), where(eq(zeros, 0.0), product / nonzero, 0.0));
+    const Tensor& gradient = gradients[0];
+    inputs[0] = (keep_dims ? gradient : gradient.unsqueeze(dim)) * others;
+  }
+  void release() override { x.reset(); }
+  Saved x;
+  int dim = 0;
+  bool keep_dims = false;
+};
+
+Tensor decide(const char* name, ReduceOp op, const Tensor& x, const Dims& dims, bool keep_dims) {
+  detail::check_defined(name, x);
+  const Reduced shapes = reduced(name, x.shape(), dims);
+  NoGrad no_grad;
+  return reduce(op, x.to(DType::boolean), shapes, keep_dims);
+}
+
+Tensor arg_reduce(const char* name, ArgReduceOp op, const Tensor& x, std::int64_t dim, bool keep_dims) {
+  detail::check_defined(name, x);
+  const int along = normalize_dim(name, dim, x.rank());
+  const Reduced shapes = reduced(name, x.shape(), {along});
+  LOCKSTEP_CHECK(x.shape()[along] > 0, "[", name, "] expected elements to choose from along dimension ", along,
+                 ", got ", x);
+  Tensor indices = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, DType::i64, x.device());
+  detail::launch(x.device(), &KernelTable::arg_reduce,
+                 ArgReduceArgs{op, along, x.in(), Out{detail::view_reshaped(indices, shapes.kept)}});
+  return indices;
+}
+
+ValuesAndIndices extreme(const char* name, ArgReduceOp op, const Tensor& x, std::int64_t dim, bool keep_dims) {
+  Tensor indices = arg_reduce(name, op, x, dim, true);
+  Tensor values = gather(x, dim, indices);
+  if (keep_dims) return {values, indices};
+  return {values.squeeze(dim), indices.squeeze(dim)};
+}
+
+Tensor extreme(const char* name, ReduceOp op, const Tensor& x) {
+  detail::check_defined(name, x);
+  LOCKSTEP_CHECK(x.count() > 0, "[", name, "] expected elements to choose from, got ", x);
+  if (!(GradMode::enabled() && x.requires_grad()))
+    return reduce(op, x, reduced(name, x.shape(), every_dim(name, x)), false);
+  return extreme(name, op == ReduceOp::max ? ArgReduceOp::max : ArgReduceOp::min, x.reshape({x.count()}), 0, false)
+      .values;
+}
+
+Tensor norm_of_squares(const Tensor& x, const Dims& dims, bool keep_dims) {
+  const Tensor squares = sum(square(x), dims, keep_dims);
+  if (!(GradMode::enabled() && x.requires_grad())) return sqrt(squares);
+  // The slope of the root at 0 is infinite: take the root of 1 there, and put the 0 back.
+  const Tensor zero = eq(squares, 0.0);
+  return where(zero, 0.0, sqrt(where(zero, 1.0, squares)));
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::sum, x, dims, keep_dims); }
+Tensor sum(const Tensor& x) { return add_up(ReduceOp::sum, x, every_dim("sum", x), false); }
+Tensor mean(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::mean, x, dims, keep_dims); }
+Tensor mean(const Tensor& x) { return add_up(ReduceOp::mean, x, every_dim("mean", x), false); }
+Tensor Tensor::sum() const { return lockstep::sum(*this); }
+Tensor Tensor::mean() const { return lockstep::mean(*this); }
+Tensor Tensor::sum(const Dims& dims, bool keep_dims) const { return lockstep::sum(*this, dims, keep_dims); }
+Tensor Tensor::mean(const Dims& dims, bool keep_dims) const { return lockstep::mean(*this, dims, keep_dims); }
+
+Tensor var(const Tensor& x, const Dims& dims, double correction, bool keep_dims) {
+  detail::check_defined("var", x);
+  if (!is_floating(x.dtype())) return var(x.to(DefaultDType::get()), dims, correction, keep_dims);
+  const auto count = static_cast<double>(reduced("var", x.shape(), dims).count);
+  const Tensor squares = square(x - mean(x, dims, true));
+  return sum(squares, dims, keep_dims) / (count - correction);
+}
+Tensor var(const Tensor& x) { return var(x, every_dim("var", x)); }
+
+Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims) {
+  detail::check_defined("norm", x);
+  return norm_of_squares(x.to(detail::floating_dtype(x.dtype())), dims, keep_dims);
+}
+Tensor norm(const Tensor& x) { return norm(x, every_dim("norm", x)); }
+
+Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims) {
+  detail::check_defined("prod", x);
+  if (!is_floating(x.dtype()) && x.dtype() != DType::i64) return prod(x.to(DType::i64), dim, keep_dims);
+  const int along = normalize_dim("prod", dim, x.rank());
+  Tensor y = reduce(ReduceOp::prod, x, reduced("prod", x.shape(), {along}), keep_dims);
+  if (auto* node = record<ProdNode>(y, x)) {
+    node->x.save(x);
+    node->dim = along;
+    node->keep_dims = keep_dims;
+  }
+  return y;
+}
+Tensor prod(const Tensor& x) {
+  detail::check_defined("prod", x);
+  return prod(x.reshape({x.count()}), 0);
+}
+
+Tensor any(const Tensor& x, const Dims& dims, bool keep_dims) {
+  return decide("any", ReduceOp::any, x, dims, keep_dims);
+}
+Tensor any(const Tensor& x) { return any(x, every_dim("any", x)); }
+Tensor all(const Tensor& x, const Dims& dims, bool keep_dims) {
+  return decide("all", ReduceOp::all, x, dims, keep_dims);
+}
+Tensor all(const Tensor& x) { return all(x, every_dim("all", x)); }
+
+Tensor max(const Tensor& x) { return extreme("max", ReduceOp::max, x); }
+Tensor min(const Tensor& x) { return extreme("min", ReduceOp::min, x); }
+ValuesAndIndices max(const Tensor& x, std::int64_t dim, bool keep_dims) {
+  return extreme("max", ArgReduceOp::max, x, dim, keep_dims);
+}
+ValuesAndIndices min(const Tensor& x, std::int64_t dim, bool keep_dims) {
+  return extreme("min", ArgReduceOp::min, x, dim, keep_dims);
+}
+Tensor argmax(const Tensor& x, std::int64_t dim, bool keep_dims) {
+  return arg_reduce("argmax", ArgReduceOp::max, x, dim, keep_dims);
+}
+Tensor argmin(const Tensor& x, std::int64_t dim, bool keep_dims) {
+  return arg_reduce("argmin", ArgReduceOp::min, x, dim, keep_dims);
+}
+Tensor argmax(const Tensor& x) {
+  detail::check_defined("argmax", x);
+  return argmax(x.reshape({x.count()}), 0);
+}
+Tensor argmin(const Tensor& x) {
+  detail::check_defined("argmin", x);
+  return argmin(x.reshape({x.count()}), 0);
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  const int missing = x.rank() - shape.rank();
+  Dims dims;
+  bool fits = missing >= 0;
+  for (int i = 0; fits && i < x.rank(); ++i) {
+    const std::int64_t wanted = i < missing ? 1 : shape[i - missing];
+    if (i < missing || (wanted == 1 && x.shape()[i] != 1))
+      dims.push_back(i);
+    else
+      fits = wanted == x.shape()[i];
+  }
+  LOCKSTEP_CHECK(fits, "[sum_to] expected a shape that broadcasts to that of ", x, ", got ", shape);
+  return (dims.empty() ? x : sum(x, dims, true)).reshape(shape);
+}
+
+bool equal(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
+  NoGrad no_grad;
+  return all(eq(a, b.to(a.device()))).item<bool>();
+}
+
+bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
+  NoGrad no_grad;
+  const DType dtype = detail::floating_dtype(promote_types(a.dtype(), b.dtype()));
+  const Tensor x = a.to(dtype), y = b.to(a.device()).to(dtype);
+  // Infinities that agree have a difference that is NaN, and are equal.
+  const Tensor close =
+      logical_and(le(abs(x - y), absolute + relative * abs(y)), lt(abs(y), std::numeric_limits<double>::infinity()));
+  return all(logical_or(close, eq(x, y))).item<bool>();
+}
+
+}  // namespace lockstep

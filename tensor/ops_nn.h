@@ -1,0 +1,108 @@
+// The functions of neural networks: affine maps, convolution, pooling, normalisation, softmax, losses. The layers in
+// nn/ hold the parameters and call these. See ops_math.h for what holds for all operations; here all floating tensors
+// of a call must have one dtype.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep {
+
+// ---- affine
+
+// x @ weight^T + bias: x [.., in], weight [out, in], bias [out] or undefined; result [.., out].
+LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+
+// The rows of `weight` [rows, size] at `indices` (integers of any shape); result: the shape of `indices`, then size.
+// The row `padding_index` gets no gradient.
+LOCKSTEP_API Tensor embedding(const Tensor& weight, const Tensor& indices,
+                              std::optional<std::int64_t> padding_index = std::nullopt);
+
+// ---- convolution and pooling. Images are [batch, channels, height, width].
+
+// Converts from one number for both.
+struct Size2 {
+  int height, width;
+  constexpr Size2(int both) : height(both), width(both) {}  // NOLINT: converts like a number
+  constexpr Size2(int rows, int columns) : height(rows), width(columns) {}
+  friend constexpr bool operator==(Size2, Size2) = default;
+};
+LOCKSTEP_API std::string to_string(Size2 size);  // "3x5"
+
+struct ConvGeometry {
+  Size2 stride = 1, padding = 0, dilation = 1;
+  int groups = 1;
+};
+// weight [out, in / groups, height, width], bias [out] or undefined.
+LOCKSTEP_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                           const ConvGeometry& geometry = {});
+// The adjoints of conv2d in its input and in its weight: bilinear themselves, and each other's derivatives. The first
+// is what others call a transposed convolution.
+LOCKSTEP_API Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Shape& input_shape,
+                                      const ConvGeometry& geometry = {});
+LOCKSTEP_API Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape,
+                                       const ConvGeometry& geometry = {});
+
+struct PoolGeometry {
+  std::optional<Size2> stride = std::nullopt;  // default: the kernel
+  Size2 padding = 0;                           // at most half the kernel
+  Size2 dilation = 1;                          // max_pool2d only
+};
+LOCKSTEP_API Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
+// Padding counts as zeros in the mean.
+LOCKSTEP_API Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
+
+// ---- normalisation
+
+struct BatchNormState {
+  Tensor running_mean, running_var;  // [channels] or undefined; training writes into them, evaluation reads them
+  bool training = true;
+  double momentum = 0.1;  // of the new value
+  double eps = 1e-5;
+};
+// Over all dimensions but the second: x [batch, channels, ..], weight and bias [channels] or undefined. Training
+// normalises by the batch's own statistics, and so does evaluation without running ones.
+LOCKSTEP_API Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state);
+// Over the last dimensions, whose sizes are `normalized`; weight and bias of that shape, or undefined.
+LOCKSTEP_API Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {},
+                               const Tensor& bias = {}, double eps = 1e-5);
+
+// ---- softmax and dropout
+
+LOCKSTEP_API Tensor softmax(const Tensor& x, std::int64_t dim);
+LOCKSTEP_API Tensor log_softmax(const Tensor& x, std::int64_t dim);
+
+// In training: zeroes elements with probability p and divides the others by 1 - p, with a mask from this thread's
+// random numbers (random.h). Else x itself.
+LOCKSTEP_API Tensor dropout(const Tensor& x, double p = 0.5, bool training = true);
+
+// ---- losses
+
+enum class Reduction : std::uint8_t { mean, sum, none };
+
+struct NllOptions {
+  Tensor weight = {};                // [classes]: of each class; a mean divides by the weights' sum
+  std::int64_t ignore_index = -100;  // targets of this value count for nothing
+  Reduction reduction = Reduction::mean;
+};
+// log_probabilities [batch, classes, ..], targets (integers) [batch, ..].
+LOCKSTEP_API Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const NllOptions& options = {});
+
+struct CrossEntropyOptions {
+  Tensor weight = {};
+  std::int64_t ignore_index = -100;
+  Reduction reduction = Reduction::mean;
+  double label_smoothing = 0;  // in [0, 1]
+};
+// logits [batch, classes, ..]; targets: classes (integers) [batch, ..], or probabilities shaped like the logits.
+LOCKSTEP_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
+
+// Inputs and targets of one shape.
+LOCKSTEP_API Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
+LOCKSTEP_API Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
+// -(t log s + (1 - t) log(1 - s)) with s = sigmoid(logits), computed without overflow.
+LOCKSTEP_API Tensor bce_with_logits(const Tensor& logits, const Tensor& target, Reduction reduction = Reduction::mean);
+
+}  // namespace lockstep

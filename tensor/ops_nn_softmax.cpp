@@ -1,0 +1,95 @@
+// Softmax, dropout, embedding.
+#include <vector>
+
+#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/random.h"
+
+namespace lockstep {
+namespace {
+
+// [outer, size, inner], along the middle dimension.
+Shape folded(const Shape& shape, int dim) {
+  Shape result{1, shape.empty() ? 1 : shape[dim], 1};
+  for (int i = 0; i < shape.rank(); ++i)
+    if (i != dim) result[i < dim ? 0 : 2] *= shape[i];
+  return result;
+}
+
+class SoftmaxNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return log ? "log_softmax" : "softmax"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor out = y.get(*this);
+    const Dims along = out.rank() == 0 ? Dims{} : Dims{dim};
+    if (GradMode::enabled()) {
+      const Tensor& dy = gradients[0];
+      inputs[0] = log ? dy - exp(out) * dy.sum(along, true) : (dy - (dy * out).sum(along, true)) * out;
+      return;
+    }
+    const Tensor dy = gradients[0].contiguous();
+    const Shape shape = folded(out.shape(), dim);
+    inputs[0] = detail::fresh_like(dy);
+    detail::launch(dy.device(), &KernelTable::softmax_grad,
+                   SoftmaxGradArgs{In{detail::view_reshaped(dy, shape)}, In{detail::view_reshaped(out, shape)},
+                                   Out{detail::view_reshaped(inputs[0], shape)}, log});
+  }
+  void release() override { y.reset(); }
+  Saved y;
+  int dim = 0;
+  bool log = false;
+};
+
+Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
+  detail::check_defined(name, x);
+  if (!is_floating(x.dtype())) return softmax(name, x.to(DefaultDType::get()), dim, log);
+  const int along = x.rank() == 0 ? 0 : normalize_dim(name, dim, x.rank());
+  const Tensor in = x.contiguous();
+  const Shape shape = folded(in.shape(), along);
+  Tensor y = detail::fresh_like(in);
+  detail::launch(in.device(), &KernelTable::softmax,
+                 SoftmaxArgs{In{detail::view_reshaped(in, shape)}, Out{detail::view_reshaped(y, shape)}, log});
+  if (auto* node = record<SoftmaxNode>(y, in)) {
+    node->y.save_output(y);
+    node->dim = along;
+    node->log = log;
+  }
+  return y;
+}
+
+}  // namespace
+
+Tensor softmax(const Tensor& x, std::int64_t dim) { return softmax("softmax", x, dim, false); }
+Tensor log_softmax(const Tensor& x, std::int64_t dim) { return softmax("log_softmax", x, dim, true); }
+
+Tensor dropout(const Tensor& x, double p, bool training) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected a probability, got ", p);
+  detail::check_floating("dropout", x);
+  if (!training || p == 0) return x;
+  Tensor mask = detail::fresh(x.shape(), x.dtype(), x.device());
+  detail::draw(RandomKind::bernoulli, mask, 1 - p);
+  if (p < 1) mask.mul_(1 / (1 - p));
+  return x * mask;
+}
+
+Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std::int64_t> padding_index) {
+  detail::check_same_device("embedding", weight, indices);
+  LOCKSTEP_CHECK(weight.rank() == 2, "[embedding] expected a weight [rows, size], got ", weight);
+  const Tensor positions = detail::to_indices("embedding", indices);
+  Shape shape = positions.shape();
+  shape.push_back(weight.shape()[1]);
+  Tensor rows = index_select(weight, 0, positions.reshape({positions.count()}));
+  if (padding_index && GradMode::enabled() && weight.requires_grad()) {
+    const std::int64_t count = weight.shape()[0];
+    const std::int64_t row = *padding_index < 0 ? *padding_index + count : *padding_index;
+    LOCKSTEP_CHECK(row >= 0 && row < count, "[embedding] expected a padding index in [", -count, ", ", count, "), got ",
+                   *padding_index);
+    const Tensor is_padding = eq(positions.reshape({positions.count(), 1}), static_cast<double>(row));
+    rows = where(is_padding, rows.detach(), rows);
+  }
+  return rows.reshape(shape);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+#include "lockstep/tensor/storage.h"
+
+#include "lockstep/runtime/error.h"
+
+namespace lockstep {
+
+Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
+  Block* block = lockstep::allocate(current_stream(device), bytes);
+  Ref<Storage> storage(new Storage(device, block->data, bytes));
+  storage->block_ = block;
+  return storage;
+}
+
+Ref<Storage> Storage::slice(Ref<Storage> parent, std::size_t offset_bytes, std::size_t bytes) {
+  LOCKSTEP_CHECK(offset_bytes <= parent->bytes_ && bytes <= parent->bytes_ - offset_bytes, "[storage] expected a slice of ",
+                 parent->bytes_, " bytes, got ", bytes, " bytes at ", offset_bytes);
+  Ref<Storage> storage(
+      new Storage(parent->device_, static_cast<std::byte*>(parent->data_) + offset_bytes, bytes));
+  storage->parent_ = std::move(parent);
+  return storage;
+}
+
+Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, UniqueFunction release) {
+  Ref<Storage> storage(new Storage(device, data, bytes));
+  storage->release_ = std::move(release);
+  return storage;
+}
+
+void Storage::record_use(Stream& stream) {
+  Storage* owner = this;
+  while (owner->parent_) owner = owner->parent_.get();
+  if (owner->block_) lockstep::record_use(owner->block_, stream);
+}
+
+void Storage::destroy(Storage* storage) noexcept {
+  if (storage->block_) lockstep::release(storage->block_);
+  if (storage->release_) storage->release_();
+  delete storage;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// The memory behind tensors: a block of the allocator, a slice of another storage (a slab), or somebody else's memory.
+#pragma once
+
+#include <atomic>
+
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/unique_function.h"
+#include "lockstep/tensor/ref.h"
+
+namespace lockstep {
+
+class LOCKSTEP_API Storage final : public RefCounted {
+ public:
+  // Fresh memory, not initialised, for work on the current stream of `device`.
+  static Ref<Storage> allocate(Device device, std::size_t bytes);
+  // `bytes` bytes of `parent` from `offset_bytes`, with a version of its own.
+  static Ref<Storage> slice(Ref<Storage> parent, std::size_t offset_bytes, std::size_t bytes);
+  // Memory that somebody else owns; `release` runs when the last tensor is gone.
+  static Ref<Storage> external(Device device, void* data, std::size_t bytes, UniqueFunction release);
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+
+  // Counts writes. Work saved for backward remembers it.
+  std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
+  void set_version(std::uint64_t version) { version_.store(version, std::memory_order_release); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_acq_rel); }
+
+  // Work on `stream` uses the memory: it is reused only after that work.
+  void record_use(Stream& stream);
+
+  static void destroy(Storage* storage) noexcept;
+
+ private:
+  Storage(Device device, void* data, std::size_t bytes) : data_(data), bytes_(bytes), device_(device) {}
+  ~Storage() = default;
+
+  void* data_;
+  std::size_t bytes_;
+  Device device_;
+  std::atomic<std::uint64_t> version_{0};
+  Block* block_ = nullptr;
+  Ref<Storage> parent_;
+  UniqueFunction release_;
+};
+
+}  // namespace lockstep

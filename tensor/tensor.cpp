@@ -1,0 +1,176 @@
+#include "lockstep/tensor/tensor.h"
+
+#include "lockstep/kernels/api.h"
+#include "lockstep/runtime/copy.h"
+#include "lockstep/tensor/autograd/record.h"
+
+namespace lockstep {
+
+void TensorImpl::destroy(TensorImpl* impl) noexcept { delete impl; }
+
+void Tensor::fail_undefined() { throw InvalidArgument("[tensor] expected a defined tensor, got an undefined one"); }
+
+std::int64_t Tensor::size(std::int64_t dim) const { return shape()[normalize_dim("size", dim, rank())]; }
+
+std::string Tensor::describe() const {
+  if (!defined()) return "undefined";
+  return cat(dtype(), shape(), " on ", device());
+}
+
+void Tensor::check_dtype(DType wanted) const {
+  LOCKSTEP_CHECK(dtype() == wanted, "[data] expected a tensor of ", wanted, ", got ", describe());
+}
+
+Tensor Tensor::over(Ref<Storage> storage, DType dtype, const Shape& shape, const Strides& strides,
+                    std::int64_t offset) {
+  Ref<TensorImpl> impl(new TensorImpl);
+  impl->count = element_count(shape);
+  impl->storage = std::move(storage);
+  impl->offset = offset;
+  impl->shape = shape;
+  impl->strides = strides;
+  impl->dtype = dtype;
+  impl->contiguous = is_contiguous(shape, strides);
+  return Tensor(std::move(impl));
+}
+
+View Tensor::view() const {
+  if (!defined()) return {};
+  const TensorImpl& impl = *impl_;
+  return View{raw_data(), impl.shape, impl.strides, impl.dtype, impl.storage->device(), true};
+}
+
+void Tensor::set_storage(Ref<Storage> storage, std::int64_t offset) const {
+  impl().storage = std::move(storage);
+  impl_->offset = offset;
+}
+
+void Tensor::set_data(const Tensor& other) const {
+  TensorImpl& mine = impl();
+  const TensorImpl& theirs = other.impl();
+  mine.storage = theirs.storage;
+  mine.offset = theirs.offset;
+  mine.count = theirs.count;
+  mine.shape = theirs.shape;
+  mine.strides = theirs.strides;
+  mine.dtype = theirs.dtype;
+  mine.contiguous = theirs.contiguous;
+  if (LeafNode* node = leaf()) {
+    node->shape = mine.shape;
+    node->dtype = mine.dtype;
+    node->stream = &current_stream(device());
+  }
+}
+
+Tensor Tensor::detach() const {
+  const TensorImpl& mine = impl();
+  Ref<TensorImpl> copy(new TensorImpl);
+  copy->storage = mine.storage;
+  copy->offset = mine.offset;
+  copy->count = mine.count;
+  copy->shape = mine.shape;
+  copy->strides = mine.strides;
+  copy->dtype = mine.dtype;
+  copy->contiguous = mine.contiguous;
+  return Tensor(std::move(copy));
+}
+
+namespace {
+// The elements, contiguous, in cpu memory, when this returns.
+Tensor fetch(const Tensor& tensor) {
+  NoGrad no_grad;
+  return tensor.detach().to(Device::cpu()).contiguous();
+}
+template <class T>
+std::vector<T> convert(const Tensor& tensor) {
+  const Tensor host = fetch(tensor);
+  std::vector<T> values(static_cast<std::size_t>(host.count()));
+  dispatch(host.dtype(), [&]<class S>(Type<S>) {
+    const S* data = host.data<S>();
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(data[i]);
+  });
+  return values;
+}
+}  // namespace
+
+template <class T>
+T Tensor::item() const {
+  LOCKSTEP_CHECK(count() == 1, "[item] expected a tensor with one element, got ", describe());
+  return convert<T>(*this)[0];
+}
+template <class T>
+std::vector<T> Tensor::to_vector() const {
+  return convert<T>(*this);
+}
+#define LOCKSTEP_INSTANTIATE(T)                      \
+  template LOCKSTEP_API T Tensor::item<T>() const; \
+  template LOCKSTEP_API std::vector<T> Tensor::to_vector<T>() const;
+LOCKSTEP_INSTANTIATE(float)
+LOCKSTEP_INSTANTIATE(double)
+LOCKSTEP_INSTANTIATE(int)
+LOCKSTEP_INSTANTIATE(std::int64_t)
+LOCKSTEP_INSTANTIATE(std::uint8_t)
+LOCKSTEP_INSTANTIATE(bool)
+#undef LOCKSTEP_INSTANTIATE
+
+// ---- autograd
+
+LeafNode* Tensor::leaf() const {
+  // Only leaves end the graph: every other node has inputs.
+  return impl().edge.node && impl_->edge.node->is_leaf() ? static_cast<LeafNode*>(impl_->edge.node.get()) : nullptr;
+}
+
+bool Tensor::is_leaf() const { return !impl().edge.node || impl_->edge.node->is_leaf(); }
+
+Tensor& Tensor::set_requires_grad(bool wanted) {
+  if (wanted == requires_grad()) return *this;
+  LOCKSTEP_CHECK(is_leaf(), "[set_requires_grad] expected a leaf, got the result of '", impl_->edge.node->name(),
+                 "', ", describe(), "; detach() it first");
+  if (!wanted) {
+    set_edge({});
+    return *this;
+  }
+  LOCKSTEP_CHECK(is_floating(dtype()), "[set_requires_grad] expected a floating dtype, got ", describe());
+  set_edge({detail::make_leaf(*this), 0});
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  LeafNode* node = defined() ? leaf() : nullptr;
+  if (!node) return {};
+  std::lock_guard lock(node->mutex);
+  return node->grad;
+}
+
+void Tensor::set_grad(const Tensor& grad) {
+  LeafNode* node = leaf();
+  if (!node) {
+    LOCKSTEP_CHECK(!grad.defined(), "[set_grad] expected a leaf that requires a gradient, got ", describe());
+    return;
+  }
+  LOCKSTEP_CHECK(!grad.defined() || (grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device()),
+                 "[set_grad] expected a gradient like its tensor, ", describe(), ", got ", grad.describe());
+  std::lock_guard lock(node->mutex);
+  node->grad = grad;
+}
+
+std::uint64_t Tensor::register_hook(TensorHook hook) const {
+  static std::atomic<std::uint64_t> next_id{1};
+  LOCKSTEP_CHECK(requires_grad(), "[register_hook] expected a tensor that requires a gradient, got ", describe());
+  Node& node = *impl_->edge.node;
+  if (!node.hooks) node.hooks = std::make_unique<std::vector<Node::Hook>>();
+  const std::uint64_t id = next_id.fetch_add(1);
+  node.hooks->push_back({id, impl_->edge.index, std::move(hook)});
+  return id;
+}
+
+void Tensor::remove_hook(std::uint64_t id) const {
+  if (requires_grad() && impl_->edge.node->hooks)
+    std::erase_if(*impl_->edge.node->hooks, [&](const Node::Hook& hook) { return hook.id == id; });
+}
+
+void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
+  lockstep::backward(std::span(this, 1), std::span(&gradient, gradient.defined() ? 1 : 0), options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,187 @@
+// The tensor: a value handle on storage, shape, strides, dtype and device, with an optional place in a graph.
+// Copying a Tensor copies the handle; clone() copies the elements. A handle may be used from one thread at a time, like
+// any value; different handles on the same elements follow the rules of data races.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/kernels/view.h"
+#include "lockstep/tensor/autograd/node.h"
+#include "lockstep/tensor/context.h"
+#include "lockstep/tensor/storage.h"
+
+namespace lockstep {
+
+class LeafNode;
+
+// What a handle points at. The library's own; handles to one tensor share it.
+struct LOCKSTEP_API TensorImpl final : RefCounted {
+  Ref<Storage> storage;
+  std::int64_t offset = 0;  // elements
+  std::int64_t count = 0;
+  Shape shape;
+  Strides strides;
+  DType dtype = DType::f32;
+  bool contiguous = true;
+  bool is_view = false;  // shares the elements of a tensor that is part of a graph
+  Edge edge;             // the node that made it, or its LeafNode; null when no gradient is wanted
+
+  static void destroy(TensorImpl* impl) noexcept;
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;  // keep what was saved, for another backward through the same graph
+  bool create_graph = false;  // make the gradients differentiable themselves (implies retain_graph)
+};
+
+class LOCKSTEP_API Tensor {
+ public:
+  Tensor() = default;  // undefined
+
+  // ---- what it is
+  bool defined() const { return static_cast<bool>(impl_); }
+  const Shape& shape() const { return impl().shape; }
+  const Strides& strides() const { return impl().strides; }
+  int rank() const { return impl().shape.rank(); }
+  std::int64_t size(std::int64_t dim) const;  // negative counts from the end
+  std::int64_t count() const { return impl().count; }
+  std::size_t bytes() const { return static_cast<std::size_t>(impl().count) * size_of(impl().dtype); }
+  DType dtype() const { return impl().dtype; }
+  Device device() const { return impl().storage->device(); }
+  bool contiguous_layout() const { return impl().contiguous; }
+  std::string describe() const;  // "f32[2, 3] on host:0", "undefined"
+
+  // ---- its elements. Pointers are to device memory (readable by the host on cpu and host devices).
+  const void* data() const { return raw_data(); }
+  template <class T>
+  const T* data() const {
+    check_dtype(dtype_of<T>());
+    return static_cast<const T*>(raw_data());
+  }
+  // For kernels of one's own; counts as a write.
+  template <class T>
+  T* mutable_data() const {
+    check_dtype(dtype_of<T>());
+    mark_changed();
+    return static_cast<T*>(raw_data());
+  }
+  void mark_changed() const { impl().storage->bump_version(); }
+  std::uint64_t version() const { return impl().storage->version(); }
+  // The only element, or all elements in row-major order, converted to T. Blocks until they are computed.
+  template <class T>
+  T item() const;
+  template <class T>
+  std::vector<T> to_vector() const;
+
+  // ---- moving and converting. Differentiable; the tensor itself when nothing changes.
+  Tensor to(Device device) const;  // the copy is ordered on the current streams of both devices; into cpu it blocks
+  Tensor to(DType dtype) const;
+  Tensor contiguous() const;
+  Tensor clone() const;   // fresh contiguous memory
+  Tensor detach() const;  // same elements, outside the graph
+
+  // ---- shape (views where possible; differentiable)
+  Tensor reshape(const Shape& shape) const;  // one size may be -1
+  Tensor flatten(std::int64_t start_dim = 0, std::int64_t end_dim = -1) const;
+  Tensor transpose(std::int64_t dim0, std::int64_t dim1) const;
+  Tensor t() const;  // of a matrix
+  Tensor permute(const Dims& dims) const;
+  Tensor expand(const Shape& shape) const;
+  Tensor squeeze(std::int64_t dim) const;
+  Tensor unsqueeze(std::int64_t dim) const;
+  Tensor narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const;
+  Tensor select(std::int64_t dim, std::int64_t index) const;
+  Tensor operator[](std::int64_t index) const { return select(0, index); }
+
+  // ---- reductions (see ops_math.h for all)
+  Tensor sum() const;
+  Tensor mean() const;
+  Tensor sum(const Dims& dims, bool keep_dims = false) const;
+  Tensor mean(const Dims& dims, bool keep_dims = false) const;
+
+  // ---- in place. While grad mode is on, throws InvalidArgument for a leaf that requires a gradient, and for a tensor
+  // that is or becomes part of a graph while it is a view or another tensor (a view, a detach()) sees its elements.
+  Tensor& add_(const Tensor& other, double alpha = 1);
+  Tensor& mul_(const Tensor& other);
+  Tensor& add_(double value);
+  Tensor& mul_(double value);
+  Tensor& copy_(const Tensor& source);  // any dtype and device, broadcast
+  Tensor& fill_(double value);
+  Tensor& zero_() { return fill_(0); }
+
+  // ---- autograd
+  bool requires_grad() const { return impl_ && impl_->edge.node.get() != nullptr; }
+  // Makes it a leaf whose gradient is wanted (floating dtypes; throws for a tensor that was computed).
+  Tensor& set_requires_grad(bool requires_grad = true);
+  bool is_leaf() const;
+  // The sum of all gradients since zero_grad; undefined before the first.
+  Tensor grad() const;
+  void set_grad(const Tensor& grad);
+  void zero_grad() { set_grad(Tensor()); }
+  // Computes the gradients of this tensor (with respect to `gradient`, default 1 for a single element) and adds them
+  // to the leaves' grad. Blocks until every node has been enqueued; the caller's current streams wait for the rest.
+  void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
+  // Runs when the gradient of this tensor is complete, before it flows on (a leaf: before it is added to grad).
+  // Must be called before the tensor is used; returns a number for remove_hook.
+  std::uint64_t register_hook(TensorHook hook) const;
+  void remove_hook(std::uint64_t id) const;
+
+  // ---- for the library and for extensions
+  explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
+  // A tensor over `storage` at `offset` elements.
+  static Tensor over(Ref<Storage> storage, DType dtype, const Shape& shape, const Strides& strides,
+                     std::int64_t offset = 0);
+  View view() const;
+  In in() const { return In{view()}; }
+  Out out() const { return Out{view()}; }
+  InOut in_out() const { return InOut{view()}; }
+  const Ref<Storage>& storage() const { return impl().storage; }
+  std::int64_t storage_offset() const { return impl().offset; }
+  const Edge& edge() const { return impl().edge; }
+  void set_edge(Edge edge) const { impl().edge = std::move(edge); }
+  LeafNode* leaf() const;  // null unless a leaf that requires a gradient
+  // Nobody else can see the elements.
+  bool sole_owner() const { return impl().use_count() == 1 && impl().storage->use_count() == 1; }
+  const TensorImpl* identity() const { return impl_.get(); }
+  // Lets this very tensor (and all handles to it) have other memory; shape and dtype must fit.
+  void set_storage(Ref<Storage> storage, std::int64_t offset) const;
+  void set_data(const Tensor& other) const;  // shape, dtype and device may change
+
+ private:
+  TensorImpl& impl() const {
+    if (!impl_) [[unlikely]] fail_undefined();
+    return *impl_;
+  }
+  void* raw_data() const {
+    return static_cast<std::byte*>(impl().storage->data()) + impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
+  }
+  [[noreturn]] static void fail_undefined();
+  void check_dtype(DType wanted) const;
+
+  Ref<TensorImpl> impl_;
+};
+
+inline std::string to_string(const Tensor& tensor) { return tensor.describe(); }
+
+// Adds the gradients of `tensors` to the leaves. `gradients` may be empty (all ones, single elements only), else as
+// many; an undefined one stands for ones.
+LOCKSTEP_API void backward(std::span<const Tensor> tensors, std::span<const Tensor> gradients = {},
+                           BackwardOptions options = {});
+
+struct GradOptions {
+  bool create_graph = false;
+  bool retain_graph = false;  // create_graph implies it
+  bool allow_unused = false;  // else an input that the outputs do not depend on is an InvalidArgument
+};
+// The gradients of `outputs` with respect to `inputs`; no leaf's grad is touched.
+LOCKSTEP_API std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
+                                      std::span<const Tensor> gradients = {}, GradOptions options = {});
+inline std::vector<Tensor> grad(const Tensor& output, const std::vector<Tensor>& inputs, GradOptions options = {}) {
+  return grad(std::span(&output, 1), inputs, {}, options);
+}
+
+}  // namespace lockstep

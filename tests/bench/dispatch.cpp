@@ -1,0 +1,97 @@
+// What it costs to hand work to device threads, to get memory, and to order streams.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "bench.h"
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream.h"
+
+namespace {
+
+using namespace lockstep;
+
+std::string device_list;
+int runs = 9;
+int rounds = 2000;
+
+void post_and_join(const std::vector<Device>& devices) {
+  auto join = std::make_shared<Join>(static_cast<int>(devices.size()));
+  for (const Device& device : devices) {
+    device_thread(device).post([join] { join->done(); });
+  }
+  if (!join->wait(Deadline::after(kDefaultTimeout))) throw Error("[dispatch] expected the tasks to finish");
+}
+
+// Threads that have had nothing to do for a while sleep.
+double microseconds_when_asleep(const std::vector<Device>& devices, int count) {
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto begin = bench::Clock::now();
+    post_and_join(devices);
+    times.push_back(bench::seconds_since(begin) * 1e6);
+  }
+  return bench::median(std::move(times));
+}
+
+void measure_threads(const std::vector<Device>& devices, bench::Report& report) {
+  bench::Table table("post and join an empty task per device thread (microseconds)", {"threads", "spinning", "asleep"});
+  for (std::size_t count = 1; count <= devices.size();
+       count = count < devices.size() ? std::min(2 * count, devices.size()) : count + 1) {
+    const std::vector<Device> first(devices.begin(), devices.begin() + static_cast<std::ptrdiff_t>(count));
+    const double spinning = bench::nanoseconds_per_call(runs, rounds, [&] { post_and_join(first); }) / 1e3;
+    table.add({count, spinning, microseconds_when_asleep(first, 300)});
+  }
+  report.add(std::move(table));
+}
+
+void measure_resources(Device device, bench::Report& report) {
+  bench::Table table("resources (nanoseconds)", {"operation", "ns"});
+  Stream& stream = default_stream(device);
+  Stream other(device);
+  constexpr int kCalls = 200'000;
+  auto add = [&](const char* name, auto body) { table.add({name, bench::nanoseconds_per_call(runs, kCalls, body)}); };
+
+  add("allocate + release, 1 KiB", [&] { release(allocate(stream, 1024)); });
+  add("allocate + release, 8 MiB", [&] { release(allocate(stream, std::size_t{8} << 20)); });
+  add("allocate 16 + release 16", [&] {
+    Block* blocks[16];
+    for (std::size_t i = 0; i < 16; ++i) blocks[i] = allocate(stream, (i + 1) * 3000);
+    for (Block* block : blocks) release(block);
+  });
+  Event event;
+  add("event record + wait, kept event", [&] {
+    event.record(stream);
+    other.wait(event);
+  });
+  add("event record + wait, new event", [&] { other.wait_for(stream); });
+  volatile std::uintptr_t sink = 0;
+  add("current_stream, no scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device)); });
+  StreamScope scope(other);
+  add("current_stream, in a scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device)); });
+  volatile int number = 0;
+  add("ordinal", [&] { number = ordinal(device); });
+  report.add(std::move(table));
+}
+
+void run(bench::Report& report) {
+  const std::vector<Device> devices = device_list.empty() ? accelerators() : parse_devices(device_list);
+  measure_threads(devices, report);
+  measure_resources(devices.front(), report);
+}
+
+void options(CLI::App& app) {
+  app.add_option("--devices", device_list, "Device list; default: the accelerators");
+  app.add_option("--runs", runs, "Runs of which the median is shown")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", rounds, "Rounds per run")->check(CLI::PositiveNumber)->capture_default_str();
+}
+
+const bench::Subcommand command("dispatch", "Cost of device threads, allocation, events", options, run);
+
+}  // namespace

@@ -1,0 +1,34 @@
+// lockstep-bench: measurements of one's own machine, one subcommand each.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+
+#include "bench.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("Measures what Lockstep costs on this machine.", "lockstep-bench");
+  bool json = false;
+  app.add_flag("--json", json, "Print JSON instead of tables");
+  app.require_subcommand(1);
+  app.fallthrough();  // --json may follow the subcommand
+
+  bench::Report report;
+  std::vector<bench::Subcommand*> commands = bench::Subcommand::all();
+  std::sort(commands.begin(), commands.end(), [](auto* a, auto* b) { return a->name < b->name; });
+  for (bench::Subcommand* command : commands) {
+    CLI::App* sub = app.add_subcommand(command->name, command->description);
+    command->options(*sub);
+    sub->callback([command, &report] { command->run(report); });
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep-bench: %s\n", error.what());
+    return 1;
+  }
+  std::fputs((json ? report.json() : report.text()).c_str(), stdout);
+  return 0;
+}

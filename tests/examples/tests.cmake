@@ -1,0 +1,20 @@
+# The example programs, run as a user would.
+set(examples "${CMAKE_CURRENT_LIST_DIR}")
+add_executable(compare_models "${examples}/compare_models.cpp")
+target_link_libraries(compare_models PRIVATE lockstep_flags lockstep::lockstep)
+
+# example_test(<name> <script> <argument>...)
+function(example_test name script)
+  add_test(NAME example/${name} COMMAND sh "${examples}/${script}.sh" ${ARGN})
+  set_tests_properties(example/${name} PROPERTIES LABELS example TIMEOUT 600 PROCESSORS 2
+    ENVIRONMENT_MODIFICATION "LOCKSTEP_DEVICES=unset:;LOCKSTEP_HOST_DEVICES=unset:;LOCKSTEP_HOST_MEMORY=unset:")
+endfunction()
+
+foreach(devices 1 2 3 4 7)
+  example_test(accuracy_${devices} accuracy $<TARGET_FILE:train_digits> ${devices} 0.975)
+endforeach()
+example_test(devices_agree_f64 devices_agree $<TARGET_FILE:train_digits> $<TARGET_FILE:compare_models> f64 1e-10)
+example_test(devices_agree_f32 devices_agree $<TARGET_FILE:train_digits> $<TARGET_FILE:compare_models> f32 1e-4)
+example_test(same_bits same_bits $<TARGET_FILE:train_digits>)
+example_test(usage usage $<TARGET_FILE:train_digits> "${PROJECT_SOURCE_DIR}/docs/examples/data/digits")
+example_test(readme readme $<TARGET_FILE:readme> "${PROJECT_SOURCE_DIR}")

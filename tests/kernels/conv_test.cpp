@@ -1,0 +1,115 @@
+// Convolution and its gradients against loops over every tap.
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+
+struct Problem {
+  std::int64_t batch, channels, height, width, outputs;
+  Window2d window;
+  int groups = 1;
+};
+const std::vector<Problem> kProblems = {
+    {1, 1, 1, 1, 1, {}},
+    {2, 1, 8, 8, 16, {.kernel = {3, 3}}},
+    {3, 4, 5, 7, 6, {.kernel = {3, 2}, .padding = {1, 1}}},
+    {2, 4, 9, 8, 6, {.kernel = {3, 3}, .stride = {2, 3}, .padding = {1, 2}}},
+    {2, 3, 9, 9, 5, {.kernel = {3, 3}, .padding = {2, 2}, .dilation = {2, 2}}},
+    {2, 6, 6, 6, 9, {.kernel = {3, 3}, .padding = {1, 0}}, 3},
+    {2, 4, 6, 5, 4, {.kernel = {3, 3}, .stride = {2, 1}, .padding = {1, 1}}, 4},  // depthwise
+    {3, 8, 4, 4, 10, {}},                                                         // pointwise
+    {2, 5, 6, 6, 3, {.stride = {2, 2}}},
+    {1, 2, 3, 3, 2, {.kernel = {3, 3}, .padding = {4, 4}}},  // windows wholly in the padding
+    {1, 2, 2, 2, 3, {.kernel = {2, 2}, .stride = {5, 5}, .padding = {3, 3}}},
+    {0, 2, 5, 5, 3, {.kernel = {3, 3}}},
+    {17, 16, 8, 8, 32, {.kernel = {3, 3}, .padding = {1, 1}}},
+    {2, 3, 20, 20, 4, {.kernel = {5, 5}, .stride = {1, 1}, .padding = {2, 2}}},
+};
+
+std::int64_t out_size(const Problem& p, int d) {
+  const Window2d& w = p.window;
+  const std::int64_t size = d == 0 ? p.height : p.width;
+  return (size + 2 * w.padding[d] - w.dilation[d] * (w.kernel[d] - 1) - 1) / w.stride[d] + 1;
+}
+
+// Calls f(index of y, of w, of x) for every product that the convolution sums.
+template <class F>
+void for_each_product(const Problem& p, F&& f) {
+  const std::int64_t oh = out_size(p, 0), ow = out_size(p, 1), kh = p.window.kernel[0], kw = p.window.kernel[1];
+  const std::int64_t group_channels = p.channels / p.groups, group_outputs = p.outputs / p.groups;
+  for (std::int64_t n = 0; n < p.batch; ++n)
+    for (std::int64_t o = 0; o < p.outputs; ++o)
+      for (std::int64_t i = 0; i < oh; ++i)
+        for (std::int64_t j = 0; j < ow; ++j)
+          for (std::int64_t c = 0; c < group_channels; ++c)
+            for (std::int64_t r = 0; r < kh; ++r)
+              for (std::int64_t s = 0; s < kw; ++s) {
+                const std::int64_t h = i * p.window.stride[0] - p.window.padding[0] + r * p.window.dilation[0];
+                const std::int64_t w = j * p.window.stride[1] - p.window.padding[1] + s * p.window.dilation[1];
+                if (h < 0 || h >= p.height || w < 0 || w >= p.width) continue;
+                const std::int64_t channel = o / group_outputs * group_channels + c;
+                f(static_cast<std::size_t>(((n * p.outputs + o) * oh + i) * ow + j),
+                  static_cast<std::size_t>(((o * group_channels + c) * kh + r) * kw + s),
+                  static_cast<std::size_t>(((n * p.channels + channel) * p.height + h) * p.width + w));
+              }
+}
+
+std::string compare(const TestTensor& got, const std::vector<double>& want, double terms) {
+  const double tolerance = size_of(got.dtype()) == 2 ? 4 : 4 + terms / 2;
+  return mismatch(got, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("convolution and its gradients agree with loops over every tap", "[conv]") {
+  for (const Problem& p : kProblems)
+    for (const DType dtype : kFloatingDTypes) {
+      INFO(to_string(dtype) << " x " << to_string(Shape{p.batch, p.channels, p.height, p.width}) << " to " << p.outputs
+                            << ", groups " << p.groups);
+      const Shape x_shape{p.batch, p.channels, p.height, p.width};
+      const Shape w_shape{p.outputs, p.channels / p.groups, p.window.kernel[0], p.window.kernel[1]};
+      const Shape y_shape{p.batch, p.outputs, out_size(p, 0), out_size(p, 1)};
+      TestTensor x(dtype, x_shape), w(dtype, w_shape), bias(dtype, {p.outputs}), dy(dtype, y_shape);
+      x.fill_random(1, -1, 1), w.fill_random(2, -1, 1), bias.fill_random(3, -1, 1), dy.fill_random(4, -1, 1);
+      const auto xs = x.values(), ws = w.values(), bs = bias.values(), dys = dy.values();
+      std::vector<double> want_y(dys.size()), want_dx(xs.size()), want_dw(ws.size());
+      for_each_product(p, [&](std::size_t iy, std::size_t iw, std::size_t ix) {
+        want_y[iy] += ws[iw] * xs[ix];
+        want_dx[ix] += dys[iy] * ws[iw];
+        want_dw[iw] += dys[iy] * xs[ix];
+      });
+      const double taps = static_cast<double>(element_count(w_shape)) / static_cast<double>(p.outputs);
+      const double plane = static_cast<double>(y_shape[2] * y_shape[3]);
+
+      TestTensor y(dtype, y_shape), dx(dtype, x_shape), dw(dtype, w_shape);
+      run(&KernelTable::conv2d, {.x = x.in(), .w = w.in(), .y = y.out(), .window = p.window, .groups = p.groups});
+      CHECK(compare(y, want_y, taps) == "");
+      run(&KernelTable::conv2d_grad_input,
+          {.dy = dy.in(), .w = w.in(), .dx = dx.out(), .window = p.window, .groups = p.groups});
+      CHECK(compare(dx, want_dx, taps * static_cast<double>(p.outputs) / static_cast<double>(p.channels)) == "");
+      run(&KernelTable::conv2d_grad_weight,
+          {.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = p.window, .groups = p.groups});
+      CHECK(compare(dw, want_dw, plane * static_cast<double>(p.batch)) == "");
+      for (std::size_t i = 0; i < want_y.size(); ++i)
+        want_y[i] += bs[i / static_cast<std::size_t>(plane) % static_cast<std::size_t>(p.outputs)];
+      run(&KernelTable::conv2d,
+          {.x = x.in(), .w = w.in(), .bias = bias.in(), .y = y.out(), .window = p.window, .groups = p.groups});
+      CHECK(compare(y, want_y, taps) == "");
+    }
+}
+
+TEST_CASE("the gradients of a convolution are the same bits every time", "[conv]") {
+  TestTensor x(DType::f32, {16, 8, 12, 12}), dy(DType::f32, {16, 24, 12, 12});
+  x.fill_random(1), dy.fill_random(2);
+  const auto gradient = [&] {
+    TestTensor dw(DType::f32, {24, 8, 3, 3});
+    run(&KernelTable::conv2d_grad_weight,
+        {.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = {.kernel = {3, 3}, .padding = {1, 1}}});
+    return dw.values();
+  };
+  const auto first = gradient();
+  for (int i = 0; i < 3; ++i) CHECK(gradient() == first);
+}

@@ -1,0 +1,106 @@
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+
+struct Problem {
+  std::int64_t batch, m, n, k;
+};
+const std::vector<Problem> kProblems = {
+    {1, 1, 1, 1},   {1, 4, 5, 3},    {1, 16, 16, 16}, {1, 7, 17, 33},  {1, 1, 64, 40}, {1, 64, 1, 40}, {2, 3, 4, 5},
+    {3, 30, 20, 50}, {1, 33, 65, 300}, {1, 130, 70, 20}, {1, 5, 2100, 9}, {0, 3, 3, 3}, {1, 0, 3, 3},   {1, 3, 0, 3},
+    {2, 3, 4, 0},   {1, 128, 128, 600},
+};
+
+// [batch, m, n] in double.
+std::vector<double> product(const TestTensor& a, const TestTensor& b) {
+  const std::int64_t batch = a.shape()[0], m = a.shape()[1], k = a.shape()[2], n = b.shape()[2];
+  const std::vector<double> x = a.values(), y = b.values();
+  std::vector<double> z(static_cast<std::size_t>(batch * m * n), 0.0);
+  for (std::int64_t i = 0; i < batch * m; ++i)
+    for (std::int64_t p = 0; p < k; ++p)
+      for (std::int64_t j = 0; j < n; ++j)
+        z[static_cast<std::size_t>(i * n + j)] +=
+            x[static_cast<std::size_t>(i * k + p)] * y[static_cast<std::size_t>((i / m * k + p) * n + j)];
+  return z;
+}
+
+// Empty when out is alpha * product + beta * before + bias, within the rounding of k terms of at most 1.
+std::string wrong(const TestTensor& out, const std::vector<double>& product, std::int64_t k, double alpha = 1,
+                  double beta = 0, const TestTensor* before = nullptr, const TestTensor* bias = nullptr) {
+  const auto want = [&](std::int64_t i) {
+    return alpha * product[static_cast<std::size_t>(i)] + (beta == 0 ? 0 : beta * (*before)[i]) +
+           (bias ? (*bias)[i % out.shape()[2]] : 0);
+  };
+  // f16 and bf16 sum in float: one rounding.
+  const double terms = size_of(out.dtype()) == 2 ? 4 : 4 + static_cast<double>(k) / 2;
+  return mismatch(out, want, terms, terms);
+}
+
+}  // namespace
+
+TEST_CASE("matmul agrees with the sum over k", "[matmul]") {
+  for (const Problem& p : kProblems)
+    for (const DType dtype : kFloatingDTypes)
+      for (const Layout a_layout : kInputLayouts)
+        for (const Layout b_layout : kInputLayouts)
+          for (const Layout out_layout : kOutputLayouts) {
+            const bool big = p.m * p.n * p.k > 100000;
+            if (big && (a_layout == Layout::broadcast || out_layout != Layout::contiguous) && dtype != DType::f32) continue;
+            TestTensor a(dtype, {p.batch, p.m, p.k}, a_layout), b(dtype, {p.batch, p.k, p.n}, b_layout);
+            TestTensor out(dtype, {p.batch, p.m, p.n}, out_layout), bias(dtype, {p.n}, Layout::slice);
+            a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3, -1, 1);
+            const std::vector<double> want = product(a, b);
+            INFO(to_string(dtype) << " " << p.batch << "x" << p.m << "x" << p.n << "x" << p.k << " "
+                                  << name_of(a_layout) << " " << name_of(b_layout) << " " << name_of(out_layout));
+            // With beta 0 the output is not read: NaN stays out.
+            out.fill([](std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
+            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout()});
+            std::string error = wrong(out, want, p.k);
+            if (!error.empty()) FAIL(error);
+            if (big && dtype != DType::f32) continue;
+            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout()});
+            error = wrong(out, want, p.k, 1, 0, nullptr, &bias);
+            if (!error.empty()) FAIL("bias: " << error);
+            const TestTensor before = out.fill_random(4, -1, 1);
+            run(&KernelTable::matmul,
+                {.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout(), .alpha = 0.5, .beta = -2});
+            error = wrong(out, want, p.k, 0.5, -2, &before, &bias);
+            if (!error.empty()) FAIL("bias, alpha, beta: " << error);
+            out.fill_random(4, -1, 1);
+            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = 0.5, .beta = 3});
+            error = wrong(out, want, p.k, 0.5, 3, &before);
+            if (!error.empty()) FAIL("alpha, beta: " << error);
+          }
+}
+
+TEST_CASE("one right-hand side serves a batch", "[matmul]") {
+  for (const DType dtype : kFloatingDTypes) {
+    TestTensor a(dtype, {6, 10, 20}), b(dtype, {1, 20, 15}), out(dtype, {6, 10, 15});
+    a.fill_random(1, -1, 1), b.fill_random(2, -1, 1);
+    View repeated = b.view();
+    repeated.shape[0] = 6;
+    repeated.strides[0] = 0;
+    run(&KernelTable::matmul, {.a = a.in(), .b = {repeated}, .out = out.inout()});
+    TestTensor copies(dtype, {6, 20, 15});
+    copies.fill([&](std::int64_t i) { return b[i % 300]; });
+    CHECK(wrong(out, product(a, copies), 20) == "");
+  }
+}
+
+TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]") {
+  // Exactly so without oneDNN; with it for f64.
+  TestTensor a(DType::f64, {1, 50, 400}), b(DType::f64, {1, 400, 30}), out(DType::f64, {1, 50, 30});
+  a.fill_random(1), b.fill_random(2);
+  run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout()});
+  for (const std::int64_t rows : {1, 2, 13}) {
+    View top = a.view();
+    top.shape[1] = rows;
+    TestTensor part(DType::f64, {1, rows, 30});
+    run(&KernelTable::matmul, {.a = {top}, .b = b.in(), .out = part.inout()});
+    CHECK(mismatch(part, [&](std::int64_t i) { return out[i]; }, 0) == "");
+  }
+}

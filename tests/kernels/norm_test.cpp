@@ -1,0 +1,175 @@
+// Batch normalisation and softmax.
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+
+struct Statistics {
+  double mean = 0, variance = 0;
+};
+Statistics statistics(const TestTensor& x, std::int64_t channel) {
+  const std::int64_t batch = x.shape()[0], length = x.shape()[2];
+  const long double count = static_cast<long double>(batch * length);
+  long double mean = 0, squares = 0;  // more digits than the kernels have in f64
+  for (std::int64_t n = 0; n < batch; ++n)
+    for (std::int64_t l = 0; l < length; ++l) mean += x.at({n, channel, l}) / count;
+  for (std::int64_t n = 0; n < batch; ++n)
+    for (std::int64_t l = 0; l < length; ++l) squares += (x.at({n, channel, l}) - mean) * (x.at({n, channel, l}) - mean);
+  return {static_cast<double>(mean), static_cast<double>(squares / count)};
+}
+
+const std::vector<Shape> kShapes = {{2, 1, 1}, {8, 3, 1}, {300, 5, 1}, {4, 3, 7}, {3, 2, 50}, {1, 4, 33}, {2, 3, 1000}};
+constexpr double kEps = 1e-3, kMomentum = 0.1;
+
+}  // namespace
+
+TEST_CASE("batch_norm in training", "[batch_norm]") {
+  for (const Shape& shape : kShapes)
+    for (const DType dtype : kFloatingDTypes)
+      for (const bool affine : {true, false}) {
+        const std::int64_t channels = shape[1], length = shape[2];
+        const double count = static_cast<double>(shape[0] * length);
+        TestTensor x(dtype, shape), weight(dtype, {channels}), bias(dtype, {channels}), y(dtype, shape);
+        TestTensor running_mean(dtype, {channels}), running_var(dtype, {channels});
+        TestTensor mean(dtype, {channels}), inv_std(dtype, {channels});
+        x.fill_random(1, 0, 4), weight.fill_random(2, 0.5, 1.5), bias.fill_random(3);
+        running_mean.fill_random(4), running_var.fill_random(5, 1, 2);
+        const TestTensor old_mean = running_mean, old_var = running_var;
+        BatchNormArgs args{.x = x.in(), .running_mean = running_mean.inout(), .running_var = running_var.inout(),
+                           .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(), .training = true,
+                           .momentum = kMomentum, .eps = kEps};
+        if (affine) args.weight = weight.in(), args.bias = bias.in();
+        run(&KernelTable::batch_norm, args);
+        const auto channel = [&](std::int64_t i) { return i / length % channels; };
+        INFO(to_string(dtype) << " " << to_string(shape));
+        CHECK(mismatch(mean, [&](std::int64_t c) { return statistics(x, c).mean; }, 4, 4) == "");
+        CHECK(mismatch(inv_std, [&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); }, 8) == "");
+        CHECK(mismatch(running_mean, [&](std::int64_t c) {
+          return 0.9 * old_mean[c] + kMomentum * statistics(x, c).mean; }, 4, 4) == "");
+        CHECK(mismatch(running_var, [&](std::int64_t c) {
+          return 0.9 * old_var[c] + kMomentum * statistics(x, c).variance * count / (count - 1); }, 4, 4) == "");
+        CHECK(mismatch(y, [&](std::int64_t i) {
+          const Statistics s = statistics(x, channel(i));
+          const double normal = (x[i] - s.mean) / std::sqrt(s.variance + kEps);
+          return affine ? normal * weight[channel(i)] + bias[channel(i)] : normal; }, 8, 16) == "");
+
+        // The same without running statistics, and in evaluation with them.
+        const auto trained = y.values();
+        args.running_mean = args.running_var = {};
+        run(&KernelTable::batch_norm, args);
+        CHECK(y.values() == trained);
+        args.running_mean = running_mean.inout(), args.running_var = running_var.inout();
+        args.mean = args.inv_std = {};
+        args.training = false;
+        const auto kept = running_var.values();
+        run(&KernelTable::batch_norm, args);
+        CHECK(running_var.values() == kept);
+        CHECK(mismatch(y, [&](std::int64_t i) {
+          const std::int64_t c = channel(i);
+          const double normal = (x[i] - running_mean[c]) / std::sqrt(running_var[c] + kEps);
+          return affine ? normal * weight[c] + bias[c] : normal; }, 8, 16) == "");
+      }
+}
+
+TEST_CASE("batch_norm_grad", "[batch_norm]") {
+  for (const Shape& shape : kShapes)
+    for (const DType dtype : kFloatingDTypes)
+      for (const bool affine : {true, false}) {
+        const std::int64_t channels = shape[1], length = shape[2];
+        const double count = static_cast<double>(shape[0] * length);
+        TestTensor x(dtype, shape), dy(dtype, shape), weight(dtype, {channels}), mean(dtype, {channels});
+        TestTensor inv_std(dtype, {channels}), dx(dtype, shape), dweight(dtype, {channels}), dbias(dtype, {channels});
+        x.fill_random(1, 0, 4), dy.fill_random(2, -1, 1), weight.fill_random(3, 0.5, 1.5);
+        mean.fill([&](std::int64_t c) { return statistics(x, c).mean; });
+        inv_std.fill([&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); });
+        BatchNormGradArgs args{.dy = dy.in(), .x = x.in(), .mean = mean.in(), .inv_std = inv_std.in(), .dx = dx.out(),
+                               .dweight = dweight.out(), .dbias = dbias.out()};
+        if (affine) args.weight = weight.in();
+        run(&KernelTable::batch_norm_grad, args);
+        std::vector<double> sums(static_cast<std::size_t>(channels)), products(sums.size());
+        const auto channel = [&](std::int64_t i) { return i / length % channels; };
+        const auto normal = [&](std::int64_t i) { return (x[i] - mean[channel(i)]) * inv_std[channel(i)]; };
+        for (std::int64_t i = 0; i < x.count(); ++i) {
+          sums[static_cast<std::size_t>(channel(i))] += dy[i];
+          products[static_cast<std::size_t>(channel(i))] += dy[i] * normal(i);
+        }
+        const auto at = [&](const std::vector<double>& v, std::int64_t c) { return v[static_cast<std::size_t>(c)]; };
+        INFO(to_string(dtype) << " " << to_string(shape));
+        CHECK(mismatch(dbias, [&](std::int64_t c) { return at(sums, c); }, 2, 2 * std::sqrt(count)) == "");
+        CHECK(mismatch(dweight, [&](std::int64_t c) { return at(products, c); }, 4, 4 * std::sqrt(count)) == "");
+        const auto want_dx = [&](std::int64_t i) {
+          const std::int64_t c = channel(i);
+          return (affine ? weight[c] : 1.0) * inv_std[c] *
+                 (dy[i] - at(sums, c) / count - normal(i) * at(products, c) / count);
+        };
+        CHECK(mismatch(dx, want_dx, 8, 64) == "");
+        const auto values = dx.values();
+        args.dweight = args.dbias = {};
+        run(&KernelTable::batch_norm_grad, args);
+        CHECK(dx.values() == values);
+      }
+}
+
+TEST_CASE("batch_norm statistics survive a large mean", "[batch_norm]") {
+  TestTensor x(DType::f32, {64, 1, 100}), y(DType::f32, {64, 1, 100}), mean(DType::f32, {1}), inv_std(DType::f32, {1});
+  x.fill([](std::int64_t i) { return 10000.0 + (i % 2 ? 0.25 : -0.25); });
+  run(&KernelTable::batch_norm, {.x = x.in(), .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(),
+                                 .training = true, .momentum = 0, .eps = 0});
+  CHECK(mean[0] == 10000);
+  CHECK(inv_std[0] == 4);
+}
+
+TEST_CASE("batch_norm refuses what has no statistics", "[batch_norm]") {
+  TestTensor x(DType::f32, {2, 3, 4}), y(DType::f32, {2, 3, 4}), one(DType::f32, {1, 3, 1});
+  BatchNormArgs args{.x = x.in(), .y = y.out(), .training = false, .momentum = 0, .eps = 0};
+  CHECK_THROWS_AS(run(&KernelTable::batch_norm, args), InvalidArgument);
+  args.training = true;
+  args.x = one.in(), args.y = one.out();
+  CHECK_THROWS_AS(run(&KernelTable::batch_norm, args), InvalidArgument);
+}
+
+TEST_CASE("softmax and its gradient", "[softmax]") {
+  for (const Shape& shape : {Shape{1, 1, 1}, Shape{3, 10, 1}, Shape{2, 1027, 1}, Shape{2, 5, 3}, Shape{1, 33, 40},
+                             Shape{0, 5, 1}, Shape{4, 5, 0}})
+    for (const DType dtype : kFloatingDTypes)
+      for (const bool log : {false, true}) {
+        const std::int64_t size = shape[1], inner = shape[2];
+        TestTensor x(dtype, shape), y(dtype, shape), dy(dtype, shape), dx(dtype, shape);
+        x.fill_random(1, -8, 8), dy.fill_random(2, -1, 1);
+        // Calls f(position of every element that is normalised together with position i).
+        const auto peers = [&](std::int64_t i, auto&& f) {
+          const std::int64_t first = i / (size * inner) * size * inner + i % inner;
+          for (std::int64_t k = 0; k < size; ++k) f(first + k * inner);
+        };
+        INFO(to_string(dtype) << " " << to_string(shape) << (log ? " log" : ""));
+        run(&KernelTable::softmax, {.x = x.in(), .y = y.out(), .log = log});
+        const auto want = [&](std::int64_t i) {
+          double sum = 0;
+          peers(i, [&](std::int64_t j) { sum += std::exp(x[j]); });
+          return log ? x[i] - std::log(sum) : std::exp(x[i]) / sum;
+        };
+        CHECK(mismatch(y, want, 8, log ? 8 : 0) == "");
+        run(&KernelTable::softmax_grad, {.dy = dy.in(), .y = y.in(), .dx = dx.out(), .log = log});
+        const auto want_dx = [&](std::int64_t i) {
+          double sum = 0;
+          peers(i, [&](std::int64_t j) { sum += log ? dy[j] : dy[j] * y[j]; });
+          return log ? dy[i] - std::exp(y[i]) * sum : y[i] * (dy[i] - sum);
+        };
+        CHECK(mismatch(dx, want_dx, 16, 8) == "");
+      }
+}
+
+TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const Shape& shape : {Shape{1, 4, 1}, Shape{1, 4, 2}})
+    for (const bool log : {false, true}) {
+      TestTensor x(DType::f32, shape), y(DType::f32, shape);
+      x.fill([&](std::int64_t i) { return i / shape[2] == 1 ? -kInf : 1e30; });
+      run(&KernelTable::softmax, {.x = x.in(), .y = y.out(), .log = log});
+      CHECK(y[0] == Approx(log ? -std::log(3.0) : 1 / 3.0));
+      CHECK(y[shape[2]] == (log ? -kInf : 0));
+    }
+}

@@ -1,0 +1,113 @@
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+
+struct Problem {
+  Shape x;
+  Window2d window;
+};
+const std::vector<Problem> kProblems = {
+    {{1, 1, 1, 1}, {}},
+    {{2, 3, 8, 8}, {.kernel = {2, 2}, .stride = {2, 2}}},
+    {{2, 3, 7, 9}, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}}},
+    {{1, 2, 9, 9}, {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}}},
+    {{1, 2, 10, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 0}, .dilation = {2, 3}}},
+    {{0, 2, 4, 4}, {.kernel = {2, 2}}},
+    {{2, 2, 5, 5}, {.kernel = {5, 5}}},
+};
+
+Shape pooled(const Problem& p) {
+  Shape y = p.x;
+  for (int d = 0; d < 2; ++d)
+    y[2 + d] = (p.x[2 + d] + 2 * p.window.padding[d] - p.window.dilation[d] * (p.window.kernel[d] - 1) - 1) /
+                   p.window.stride[d] + 1;
+  return y;
+}
+
+// Calls f(index of y, index of x, position in the plane) for every tap that is not padding.
+template <class F>
+void for_each_tap(const Problem& p, const Shape& y, F&& f) {
+  for (std::int64_t i = 0; i < element_count(y); ++i) {
+    const std::int64_t plane = i / (y[2] * y[3]), oh = i / y[3] % y[2], ow = i % y[3];
+    for (int r = 0; r < p.window.kernel[0]; ++r)
+      for (int s = 0; s < p.window.kernel[1]; ++s) {
+        const std::int64_t h = oh * p.window.stride[0] - p.window.padding[0] + r * p.window.dilation[0];
+        const std::int64_t w = ow * p.window.stride[1] - p.window.padding[1] + s * p.window.dilation[1];
+        if (h >= 0 && h < p.x[2] && w >= 0 && w < p.x[3])
+          f(i, plane * p.x[2] * p.x[3] + h * p.x[3] + w, h * p.x[3] + w);
+      }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
+  for (const Problem& p : kProblems)
+    for (const DType dtype : kFloatingDTypes) {
+      INFO(to_string(dtype) << " " << to_string(p.x));
+      const Shape y_shape = pooled(p);
+      const auto count = static_cast<std::size_t>(element_count(y_shape));
+      TestTensor x(dtype, p.x), y(dtype, y_shape), indices(DType::i64, y_shape);
+      // Negative numbers alone: padding must not win with its zero. Whole ones, so that there are ties.
+      x.fill([](std::int64_t i) { return -1.0 - static_cast<double>(i * 7919 % 5); });
+      std::vector<double> best(count, -1e30), where(count), mean(count);
+      const double share = 1.0 / (p.window.kernel[0] * p.window.kernel[1]);
+      for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t position) {
+        const auto o = static_cast<std::size_t>(i);
+        if (x[at] > best[o]) best[o] = x[at], where[o] = static_cast<double>(position);
+        mean[o] += x[at] * share;
+      });
+      const auto element = [](const std::vector<double>& v) {
+        return [&v](std::int64_t i) { return v[static_cast<std::size_t>(i)]; };
+      };
+      run(&KernelTable::max_pool2d, {.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
+      CHECK(mismatch(y, element(best), 0) == "");
+      CHECK(mismatch(indices, element(where), 0) == "");
+      run(&KernelTable::avg_pool2d, {.x = x.in(), .y = y.out(), .window = p.window});
+      CHECK(mismatch(y, element(mean), 8) == "");
+
+      TestTensor dy(dtype, y_shape), dx(dtype, p.x);
+      dy.fill([](std::int64_t i) { return static_cast<double>(i % 9) / 8; });
+      std::vector<double> want(static_cast<std::size_t>(x.count()));
+      for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t) {
+        want[static_cast<std::size_t>(at)] += dy[i] * share;
+      });
+      run(&KernelTable::avg_pool2d_grad, {.dy = dy.in(), .dx = dx.out(), .window = p.window});
+      CHECK(mismatch(dx, element(want), 16, 8) == "");
+
+      std::fill(want.begin(), want.end(), 0.0);
+      const std::int64_t plane = p.x[2] * p.x[3], out_plane = y_shape[2] * y_shape[3];
+      for (std::int64_t i = 0; i < dy.count(); ++i)
+        want[static_cast<std::size_t>(i / out_plane * plane + indices.integer(i))] += dy[i];
+      run(&KernelTable::max_unpool2d, {.in = dy.in(), .indices = indices.in(), .out = dx.out()});
+      CHECK(mismatch(dx, element(want), 2) == "");
+    }
+}
+
+TEST_CASE("max_pool2d propagates NaN", "[pool]") {
+  TestTensor x(DType::f32, {1, 1, 4, 4}), y(DType::f32, {1, 1, 2, 2}), indices(DType::i64, {1, 1, 2, 2});
+  x.fill_random(1);
+  x.set(5, std::numeric_limits<double>::quiet_NaN());
+  run(&KernelTable::max_pool2d,
+      {.x = x.in(), .y = y.out(), .indices = indices.out(), .window = {.kernel = {2, 2}, .stride = {2, 2}}});
+  CHECK(std::isnan(y[0]));
+  CHECK(indices[0] == 5);
+  CHECK_FALSE(std::isnan(y[1]));
+}
+
+TEST_CASE("max_unpool2d refuses indices beyond the plane and writes nothing", "[pool]") {
+  for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{16}}) {
+    TestTensor x(DType::f32, {1, 2, 2, 2}), indices(DType::i64, {1, 2, 2, 2}), out(DType::f32, {1, 2, 4, 4});
+    x.fill_random(1);
+    indices.fill([](std::int64_t i) { return static_cast<double>(i); });
+    indices.set_integer(6, bad);
+    const auto before = out.bytes();
+    CHECK_THROWS_WITH(run(&KernelTable::max_unpool2d, {.in = x.in(), .indices = indices.in(), .out = out.out()}),
+                      "[max_unpool2d] expected indices in [0, 16), got " + std::to_string(bad) + " at position 6");
+    CHECK(out.bytes() == before);
+  }
+}

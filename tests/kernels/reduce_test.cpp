@@ -1,0 +1,214 @@
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+
+struct Problem {
+  Shape shape;
+  std::vector<int> dims;  // reduced
+};
+const std::vector<Problem> kProblems = {
+    {{}, {}},          {{1}, {0}},           {{7}, {0}},           {{1027}, {0}},          {{9001}, {0}},
+    {{5, 7}, {0}},     {{5, 7}, {1}},        {{5, 7}, {0, 1}},     {{300, 70}, {0}},       {{70, 300}, {1}},
+    {{3, 4, 5}, {1}},  {{3, 4, 5}, {0, 2}},  {{3, 4, 5}, {0, 1}},  {{3, 1, 5}, {1}},       {{2, 3, 4, 5}, {0, 2, 3}},
+    {{4, 3}, {}},      {{2, 0, 3}, {0}},     {{1500, 3}, {0}},     {{2, 3, 40, 6}, {1, 3}}, {{1, 2500, 2}, {1}},
+};
+
+Shape reduced_shape(const Problem& p) {
+  Shape out = p.shape;
+  for (const int d : p.dims) out[d] = 1;
+  return out;
+}
+
+// Folds the elements that belong to each output element, in row-major order.
+template <class Fold>
+std::vector<double> reference(const TestTensor& x, const Shape& out, double start, Fold&& fold) {
+  std::vector<double> result(static_cast<std::size_t>(element_count(out)), start);
+  const Strides strides = contiguous_strides(out);
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    std::int64_t rest = i, at = 0;
+    for (int d = out.rank() - 1; d >= 0; --d) {
+      if (out[d] != 1) at += rest % x.shape()[d] * strides[d];
+      rest /= x.shape()[d];
+    }
+    double& r = result[static_cast<std::size_t>(at)];
+    r = fold(r, x[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("reduce agrees with one element at a time", "[reduce]") {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const Problem& p : kProblems)
+    for (const DType dtype : kAllDTypes)
+      for (const Layout in_layout : kInputLayouts)
+        for (const Layout out_layout : kOutputLayouts) {
+          const Shape out = reduced_shape(p);
+          const bool is_bool = dtype == DType::boolean;
+          TestTensor x(dtype, p.shape, in_layout), y(dtype, out, out_layout);
+          x.fill_random(21, -2, 2);
+          const auto check = [&](ReduceOp op, const std::vector<double>& want, double tolerance = 1) {
+            run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = y.out()});
+            const std::string error = mismatch(
+                y, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance * 30);
+            INFO("op " << static_cast<int>(op) << " " << to_string(p.shape) << " to " << to_string(out) << " "
+                       << name_of(in_layout) << " to " << name_of(out_layout));
+            if (!error.empty()) FAIL(error);
+          };
+          const auto biggest = reference(x, out, -kInf, [](double a, double b) { return std::max(a, b); });
+          const auto smallest = reference(x, out, kInf, [](double a, double b) { return std::min(a, b); });
+          if (x.count() > 0) {
+            check(ReduceOp::max, biggest);
+            check(ReduceOp::min, smallest);
+          }
+          if (is_bool) {
+            check(ReduceOp::any, reference(x, out, 0, [](double a, double b) { return std::max(a, b); }));
+            check(ReduceOp::all, reference(x, out, 1, [](double a, double b) { return std::min(a, b); }));
+            continue;
+          }
+          const auto sums = reference(x, out, 0, [](double a, double b) { return a + b; });
+          if (dtype == DType::u8) {
+            auto wrapped = sums;
+            for (double& s : wrapped) s = static_cast<std::uint8_t>(static_cast<std::int64_t>(s));
+            check(ReduceOp::sum, wrapped);
+          } else {
+            check(ReduceOp::sum, sums);
+          }
+          if (is_floating(dtype)) {
+            auto means = sums;
+            for (double& m : means) m /= static_cast<double>(x.count()) / static_cast<double>(y.count());
+            check(ReduceOp::mean, means);
+          }
+          x.fill([](std::int64_t i) { return i % 7 == 3 ? 2.0 : 1.0; });
+          auto products = reference(x, out, 1, [](double a, double b) { return a * b; });
+          if (!is_floating(dtype))
+            for (double& v : products) v = dtype == DType::u8 ? std::fmod(v, 256) : v;
+          const bool fits = std::all_of(products.begin(), products.end(), [](double v) { return v < 1e9; });
+          if (is_floating(dtype) || fits) check(ReduceOp::prod, products);
+        }
+}
+
+TEST_CASE("f32 sums are accurate", "[reduce]") {
+  constexpr std::int64_t kCount = 1 << 20;
+  TestTensor x(DType::f32, {kCount}), total(DType::f32, {1});
+  x.fill([](std::int64_t) { return 0.1; });
+  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = x.in(), .out = total.out()});
+  CHECK(total[0] == static_cast<float>(static_cast<double>(0.1f) * kCount));
+  // Columns too: 2^19 rows of 2.
+  TestTensor columns(DType::f32, {kCount / 2, 2}), totals(DType::f32, {1, 2});
+  columns.fill([](std::int64_t) { return 0.1; });
+  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = columns.in(), .out = totals.out()});
+  CHECK(totals[1] == static_cast<float>(static_cast<double>(0.1f) * kCount / 2));
+}
+
+TEST_CASE("a sum does not depend on where its elements start", "[reduce]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (const std::int64_t count : {5, 100, 5000, 20000}) {
+      TestTensor plain(dtype, {count}), shifted(dtype, {count}, Layout::slice), strided(dtype, {count, 3});
+      plain.fill_random(4);
+      shifted.fill_random(4);
+      for (std::int64_t i = 0; i < count; ++i) strided.set(i * 3, plain[i]);
+      View every_third = strided.view();
+      every_third.shape = {count};
+      every_third.strides = {3};
+      const auto sum = [&](const In& in) {
+        TestTensor y(dtype, {1});
+        run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = in, .out = y.out()});
+        return y[0];
+      };
+      CHECK(sum(plain.in()) == sum(shifted.in()));
+      CHECK(sum(plain.in()) == sum({every_third}));
+    }
+}
+
+TEST_CASE("reductions of nothing", "[reduce]") {
+  for (const DType dtype : kFloatingDTypes) {
+    TestTensor x(dtype, {3, 0, 2}), y(dtype, {3, 1, 2});
+    const auto apply = [&](ReduceOp op) {
+      run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = y.out()});
+      return y[5];
+    };
+    CHECK(apply(ReduceOp::sum) == 0);
+    CHECK(apply(ReduceOp::prod) == 1);
+    CHECK(std::isnan(apply(ReduceOp::mean)));
+    CHECK_THROWS_AS(apply(ReduceOp::max), InvalidArgument);
+    CHECK_THROWS_AS(apply(ReduceOp::min), InvalidArgument);
+    TestTensor none(dtype, {3, 0, 1});  // no output either: nothing to complain about
+    run(&KernelTable::reduce, {.op = ReduceOp::max, .in = x.in(), .out = none.out()});
+  }
+  TestTensor x(DType::boolean, {0}), y(DType::boolean, {1});
+  run(&KernelTable::reduce, {.op = ReduceOp::all, .in = x.in(), .out = y.out()});
+  CHECK(y[0] == 1);
+  run(&KernelTable::reduce, {.op = ReduceOp::any, .in = x.in(), .out = y.out()});
+  CHECK(y[0] == 0);
+}
+
+TEST_CASE("max and min propagate NaN from every position", "[reduce]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (const std::int64_t count : {3, 33, 200})
+      for (std::int64_t at = 0; at < count; at += 1 + count / 9) {
+        TestTensor x(dtype, {count, 2}), rows(dtype, {count, 1}), columns(dtype, {1, 2});
+        x.fill_random(8);
+        x.set(2 * at, std::numeric_limits<double>::quiet_NaN());
+        for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
+          run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = columns.out()});
+          CHECK(std::isnan(columns[0]));
+          CHECK_FALSE(std::isnan(columns[1]));
+          run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = rows.out()});
+          CHECK(std::isnan(rows[at]));
+        }
+      }
+}
+
+TEST_CASE("integer sums wrap to the dtype", "[reduce]") {
+  TestTensor x(DType::i32, {4}), y(DType::i32, {1});
+  x.fill([](std::int64_t) { return std::numeric_limits<std::int32_t>::max(); });
+  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = x.in(), .out = y.out()});
+  CHECK(y[0] == -4);
+}
+
+TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
+  for (const DType dtype : kAllDTypes)
+    for (const Shape& shape : {Shape{1}, Shape{37}, Shape{5, 9}, Shape{4, 3, 50}, Shape{0, 3}})
+      for (int dim = 0; dim < shape.rank(); ++dim)
+        for (const Layout in_layout : kInputLayouts)
+          for (const Layout out_layout : kOutputLayouts)
+            for (const ArgReduceOp op : {ArgReduceOp::max, ArgReduceOp::min}) {
+              if (shape[dim] == 0) continue;
+              Shape out = shape;
+              out[dim] = 1;
+              TestTensor x(dtype, shape, in_layout), y(DType::i64, out, out_layout);
+              x.fill_random(31, -4, 4);
+              if (dtype == DType::f32) x.fill([&, v = x.values()](std::int64_t i) { return std::trunc(v[static_cast<std::size_t>(i)]); });
+              run(&KernelTable::arg_reduce, {.op = op, .dim = dim, .in = x.in(), .out = y.out()});
+              const Strides strides = contiguous_strides(shape);
+              const auto want = [&](std::int64_t i) {
+                std::int64_t at = 0, rest = i, best = 0;
+                for (int d = shape.rank() - 1; d >= 0; --d) {
+                  at += rest % out[d] * strides[d];
+                  rest /= out[d];
+                }
+                for (std::int64_t k = 1; k < shape[dim]; ++k) {
+                  const double a = x[at + k * strides[dim]], b = x[at + best * strides[dim]];
+                  if (op == ArgReduceOp::max ? a > b : a < b) best = k;
+                }
+                return static_cast<double>(best);
+              };
+              const std::string error = mismatch(y, want, 0);
+              if (!error.empty()) FAIL(error);
+            }
+  TestTensor x(DType::f32, {40}), y(DType::i64, {1});
+  x.fill_random(1);
+  x.set(17, std::numeric_limits<double>::quiet_NaN());
+  x.set(30, std::numeric_limits<double>::quiet_NaN());
+  run(&KernelTable::arg_reduce, {.op = ArgReduceOp::min, .dim = 0, .in = x.in(), .out = y.out()});
+  CHECK(y[0] == 17);
+  TestTensor empty(DType::f32, {0}), one(DType::i64, {1});
+  CHECK_THROWS_AS(run(&KernelTable::arg_reduce, {.op = ArgReduceOp::max, .dim = 0, .in = empty.in(), .out = one.out()}),
+                  InvalidArgument);
+}

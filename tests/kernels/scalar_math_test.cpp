@@ -1,0 +1,88 @@
+// The float functions of kernels/scalar_math.h against double, over floats of every magnitude.
+#include <bit>
+
+#include "lockstep/kernels/functors.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+// Units in the last place of `got` that lie between it and `want`.
+double ulps(float got, double want) {
+  const auto nearest = static_cast<float>(want);
+  if (std::isnan(want) || std::isinf(nearest)) {
+    if (std::isnan(want) ? std::isnan(got) : got == nearest) return 0;
+    // The largest float instead of infinity is one step away.
+    return std::isinf(nearest) && std::fabs(got) == std::numeric_limits<float>::max() ? 1 : 1e9;
+  }
+  if (std::isnan(got) || std::isinf(got)) return 1e9;
+  const int exponent = std::max(std::ilogb(nearest == 0 ? 0x1p-149f : nearest), -126);
+  return std::fabs(static_cast<double>(got) - want) / std::ldexp(1.0, exponent - 23);
+}
+
+struct Worst {
+  double error = 0;
+  float at = 0;
+};
+
+template <class F, class Reference>
+Worst worst(F&& f, Reference&& reference, float low, float high) {
+  Worst found;
+  // A prime step through the bit patterns visits every exponent.
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099) {
+    const auto x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    if (!(x >= low && x <= high)) continue;
+    const double error = ulps(f(x), reference(static_cast<double>(x)));
+    if (error > found.error) found = {error, x};
+  }
+  return found;
+}
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+TEST_CASE("float functions are accurate to a few units in the last place", "[scalar_math]") {
+  const auto check = [](const char* name, const Worst& found, double limit) {
+    INFO(name << ": " << found.error << " ulp at " << found.at);
+    CHECK(found.error <= limit);
+  };
+  using functors::unary;
+  const auto apply = []<UnaryOp op>() { return [](float x) { return unary<op>(x, 0.0f, 0.0f); }; };
+  check("exp", worst(apply.operator()<UnaryOp::exp>(), [](double x) { return std::exp(x); }, -kInf, kInf), 1.5);
+  check("log", worst(apply.operator()<UnaryOp::log>(), [](double x) { return std::log(x); }, 0, kInf), 1.5);
+  check("tanh", worst(apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kInf, kInf), 2);
+  check("sigmoid", worst(apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf), 2.5);
+  check("softplus", worst(apply.operator()<UnaryOp::softplus>(),
+                          [](double x) { return x > 30 ? x : std::log1p(std::exp(x)); }, -87, kInf), 2.5);
+  check("silu", worst(apply.operator()<UnaryOp::silu>(), [](double x) { return x / (1 + std::exp(-x)); }, -80, 1e30f), 3);
+  check("normal_cdf", worst([](float x) { return math::normal_cdf(x); },
+                            [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, kInf), 7);
+  check("gelu_exact", worst(apply.operator()<UnaryOp::gelu_exact>(),
+                            [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, 1e30f), 7);
+}
+
+TEST_CASE("conversion is defined for every number", "[scalar_math]") {
+  using functors::convert;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  CHECK(convert<std::int32_t>(nan) == 0);
+  CHECK(convert<std::int32_t>(kInf) == std::numeric_limits<std::int32_t>::max());
+  CHECK(convert<std::int32_t>(-kInf) == std::numeric_limits<std::int32_t>::min());
+  CHECK(convert<std::int32_t>(2147483647.0) == 2147483647);
+  CHECK(convert<std::int32_t>(2147483647.9) == 2147483647);
+  CHECK(convert<std::int32_t>(-2147483648.9) == std::numeric_limits<std::int32_t>::min());
+  CHECK(convert<std::int64_t>(9.3e18) == std::numeric_limits<std::int64_t>::max());
+  CHECK(convert<std::int64_t>(-9.3e18) == std::numeric_limits<std::int64_t>::min());
+  CHECK(convert<std::uint8_t>(-3.0f) == 0);
+  CHECK(convert<std::uint8_t>(-0.5f) == 0);
+  CHECK(convert<std::uint8_t>(255.9f) == 255);
+  CHECK(convert<std::uint8_t>(256.0f) == 255);
+  CHECK(convert<std::int32_t>(-1.9f) == -1);
+  CHECK(convert<std::uint8_t>(std::int32_t{257}) == 1);  // integers wrap
+  CHECK(convert<std::int32_t>(Half(70000.0f)) == std::numeric_limits<std::int32_t>::max());
+  CHECK(convert<bool>(0.25));
+  CHECK(convert<bool>(nan));
+  CHECK_FALSE(convert<bool>(-0.0f));
+  CHECK(static_cast<float>(convert<Half>(true)) == 1.0f);
+}

@@ -1,0 +1,134 @@
+"""Checks the rules of the source tree that a compiler does not: who may include whom, and what a library never does.
+
+usage: check.py <source tree>        prints one line per breach, exits 1 if there is any
+"""
+import pathlib
+import re
+import sys
+
+LAYERS = ["runtime", "kernels", "tensor", "parallel"]  # each may include itself and the ones before it
+PRIVATE_FOLDERS = {"host", "cuda", "internal", "launch"}  # headers below these are not installed
+PROGRAM = "parallel/launch/"  # lockstep-run: a program, which may print and exit
+
+COMMENT = r'//[^\n]*|/\*.*?\*/'
+TEXT = r'R"([^(]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.M)
+
+# (what must not appear in code, the files that may contain it, why)
+FORBIDDEN = [
+    (r"\bstd::(cout|cerr|clog)\b|(?<![\w:.>])(std::)?(printf|puts|putchar)\s*\(|\b(stdout|stderr)\b",
+     {"runtime/log.cpp"}, "a library does not print"),
+    (r"\bstd::(abort|exit|_Exit|quick_exit|terminate)\b|(?<![\w>])::(abort|_?exit|_Exit)\s*\("
+     r"|(?<![\w:.>~])(?<!void )(_?exit|_Exit|quick_exit)\s*\(",
+     set(), "a library does not end the process"),
+    (r"\bcuda\w*Synchronize\b", set(), "the host waits for a device in one place only"),
+    (r"\bcudaMemcpy\s*\(", set(), "cudaMemcpy blocks the host: use the asynchronous copy"),
+]
+
+
+def without(pattern, text):
+    """Blanks what `pattern` matches and keeps the line numbers."""
+    return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S)
+
+
+def without_comments(text):
+    """Blanks comments; a string that looks like one stays."""
+    keep = re.compile(f"(?P<comment>{COMMENT})|{TEXT.replace(chr(92) + '1', chr(92) + '2')}", re.S)
+    return keep.sub(lambda m: re.sub(r"[^\n]", " ", m.group()) if m["comment"] else m.group(), text)
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def is_private(path):
+    return bool(PRIVATE_FOLDERS & set(path.split("/")[:-1]))
+
+
+def include_breach(path, quote, target):
+    """What is wrong with `path` including `target`, or None."""
+    layer = path.split("/")[0]
+    name = target.split("/")[-1]
+    if target.startswith("lockstep/"):
+        if quote == "<":
+            return f'write "{target}" in quotes'
+        other = target.split("/")[1]
+        if other not in LAYERS:
+            return f"{target} is the users' header: include what is needed of it"
+        if LAYERS.index(other) > LAYERS.index(layer):
+            return f"{layer}/ lies below {other}/ and must not include {target}"
+        if path.endswith(".h") and not is_private(path) and is_private(target):
+            return f"a public header must not include the private {target}"
+        return None
+    if quote == '"':
+        return f'write "lockstep/..." instead of "{target}"'
+    if re.match(r"(cuda|cublas)\w*\.h(pp)?$", name) and "cuda" not in path.split("/")[:-1]:
+        return f"{target} belongs under a cuda/ folder"
+    if name == "nccl.h" and not path.split("/")[-1].startswith("nccl"):
+        return "nccl.h belongs in files named nccl*"
+    if path.endswith(".h") and not is_private(path) and re.match(r"(nlohmann|oneapi|CLI|catch2)/", target):
+        return f"a public header must not include {target}: users would need it too"
+    return None
+
+
+def find_cycle(graph):
+    """The files of one include cycle, or None."""
+    done, trail = set(), []
+
+    def visit(node):
+        if node in trail:
+            return trail[trail.index(node):] + [node]
+        if node in done:
+            return None
+        trail.append(node)
+        for follower in sorted(graph.get(node, ())):
+            cycle = visit(follower)
+            if cycle:
+                return cycle
+        trail.pop()
+        done.add(node)
+        return None
+
+    return next(filter(None, map(visit, sorted(graph))), None)
+
+
+def check(root):
+    """All breaches below `root`, one line each."""
+    root = pathlib.Path(root)
+    breaches, graph = [], {}
+    for folder in LAYERS + ["tests"]:
+        for file in sorted((root / folder).rglob("*")):
+            if file.suffix not in (".h", ".cpp", ".cu", ".cuh"):
+                continue
+            path = file.relative_to(root).as_posix()
+            text = without_comments(file.read_text())
+            if file.suffix in (".h", ".cuh") and not re.search(r"^#pragma once$", text, re.M):
+                breaches.append(f"{path}:1: a header starts with #pragma once")
+            if folder == "tests":
+                continue
+            graph[path] = set()
+            for match in INCLUDE.finditer(text):
+                quote, target = match.groups()
+                breach = include_breach(path, quote, target)
+                if breach:
+                    breaches.append(f"{path}:{line_of(text, match.start())}: {breach}")
+                graph[path].add(target.removeprefix("lockstep/"))
+            if path.startswith(PROGRAM):
+                continue
+            code = without(TEXT, text)
+            for pattern, allowed, why in FORBIDDEN:
+                for match in re.finditer(pattern, code):
+                    if path not in allowed:
+                        breaches.append(f"{path}:{line_of(code, match.start())}: {match.group().strip()}: {why}")
+    if not graph:
+        breaches.append(f"{root}: no sources here")
+    cycle = find_cycle(graph)
+    if cycle:
+        breaches.append(f"{cycle[0]}:1: includes form a cycle: {' -> '.join(cycle)}")
+    return breaches
+
+
+if __name__ == "__main__":
+    found = check(sys.argv[1])
+    print("\n".join(found) or "no breach")
+    sys.exit(1 if found else 0)

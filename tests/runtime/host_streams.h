@@ -1,0 +1,103 @@
+// A host backend of its own for a test, with streams and events that go with it; and a gate to hold work back, so that
+// a test decides what is in flight.
+#pragma once
+
+#include <future>
+#include <memory>
+#include <vector>
+
+#include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/host_backend.h"
+
+namespace host_streams {
+
+using namespace lockstep;
+
+inline constexpr HostMode kAsyncModes[] = {HostMode::async, HostMode::strict};
+
+inline Deadline soon() { return Deadline::after(Milliseconds(60'000)); }
+
+// Work waits at the gate until the test opens it, at the latest when the test is over.
+class Gate {
+ public:
+  Gate() : opened_(promise_.get_future().share()) {}
+  ~Gate() { open(); }
+  void open() {
+    if (!open_) promise_.set_value();
+    open_ = true;
+  }
+  auto waits() const {
+    return [opened = opened_] { opened.wait(); };
+  }
+
+ private:
+  std::promise<void> promise_;
+  std::shared_future<void> opened_;
+  bool open_ = false;
+};
+
+class Backends {  // never destroyed: streams may still be at work
+ public:
+  explicit Backends(HostOptions options) {
+    if (options.devices == 0) options.devices = 4;
+    if (options.memory_bytes.empty()) options.memory_bytes = {std::size_t{1} << 26};
+    backend_ = detail::make_host_backend(options);
+    keep(backend_);
+  }
+  // Backends live for ever; this is where.
+  static void keep(Backend* backend) {
+    static auto* const kept = new std::vector<Backend*>;
+    kept->push_back(backend);
+  }
+  Backend& operator*() const { return *backend_; }
+  Backend* operator->() const { return backend_; }
+
+ private:
+  Backend* backend_;
+};
+
+class TestEvent {
+ public:
+  TestEvent(Backend& backend, bool timing = false) : backend_(backend), handle_(backend.create_event(0, timing)) {}
+  TestEvent(const TestEvent&) = delete;
+  ~TestEvent() { backend_.destroy_event(handle_); }
+  EventHandle handle() const { return handle_; }
+  bool query() const { return backend_.query_event(handle_); }
+  bool wait(Deadline deadline = soon()) const { return backend_.wait_event(handle_, deadline); }
+
+ private:
+  Backend& backend_;
+  EventHandle handle_;
+};
+
+class TestStream {
+ public:
+  TestStream(Backend& backend, int index) : backend_(backend), handle_(backend.create_stream(index)) {}
+  TestStream(const TestStream&) = delete;
+  ~TestStream() { backend_.destroy_stream(handle_); }
+  StreamHandle handle() const { return handle_; }
+  template <class Task>
+  void enqueue(Task task) {
+    backend_.enqueue(handle_, std::move(task));
+  }
+  void record(const TestEvent& event) { backend_.record_event(event.handle(), handle_); }
+  void wait(const TestEvent& event) { backend_.stream_wait_event(handle_, event.handle()); }
+  void after(TestStream& other) {
+    TestEvent event(backend_);
+    other.record(event);
+    wait(event);
+  }
+  bool query() { return backend_.query_stream(handle_); }
+  void synchronize() {
+    TestEvent event(backend_);
+    record(event);
+    if (!event.wait()) throw TimeoutError("[test] expected the stream to finish");
+  }
+
+ private:
+  Backend& backend_;
+  StreamHandle handle_;
+};
+
+}  // namespace host_streams

@@ -1,0 +1,298 @@
+// Slots: filling, refreshing what changed alone, reading during a refresh, gradients of mirrors.
+#include "lockstep/tensor/nn/slots.h"
+
+#include <thread>
+
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+using Catch::Matchers::Contains;
+
+namespace {
+
+using Doubles = std::vector<double>;
+const std::vector<Device> kDevices{Device::host(0), Device::host(1), Device::host(2)};
+
+Tensor values(Doubles v, Device device = Device::cpu()) {
+  const auto n = static_cast<std::int64_t>(v.size());
+  return from_data(v, {n}, {.dtype = DType::f64, .device = device});
+}
+
+struct Net : Module<Net> {
+  Parameter a{values({1, 2, 3})}, b{values({4})}, c{values({5, 6})};
+  Parameter narrow{ones({7}, {.dtype = DType::f32})};
+  Buffer state{values({0, 0})};
+  void members(Members& m) override { m("a", a), m("b", b), m("c", c), m("narrow", narrow), m("state", state); }
+};
+constexpr std::uint64_t kAllBytes = (3 + 1 + 2 + 2) * 8 + 7 * 4;
+
+Net net_on(Device device) {
+  Net net;
+  net.to(device);
+  return net;
+}
+
+}  // namespace
+
+TEST_CASE("a refresh copies what changed, in runs, and nothing else") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  CHECK(slots.refresh(kDevices).bytes == 2 * kAllBytes);
+  CHECK(slots.refresh(kDevices).bytes == 0);
+  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{1, 2, 3});
+
+  NoGrad no_grad;
+  net.b.tensor().fill_(7);
+  net.c.tensor().fill_(8);
+  TransferStats stats = slots.refresh(kDevices);
+  CHECK(stats.bytes == 2 * 3 * 8);
+  CHECK(stats.copies == 2);  // b and c are neighbours: one run per device
+  CHECK(net.b.on(kDevices[1]).item<double>() == 7);
+
+  net.a.tensor().fill_(1);
+  net.c.tensor().fill_(1);
+  CHECK(slots.refresh(kDevices).copies == 4);  // not neighbours
+
+  net.state.tensor().fill_(3);
+  CHECK(slots.refresh(kDevices).bytes == 2 * 2 * 8);
+  CHECK(net.state.on(kDevices[2]).to_vector<double>() == Doubles{3, 3});
+}
+
+TEST_CASE("a mirror that was itself written is refreshed") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  NoGrad no_grad;
+  net.state.on(kDevices[1]).fill_(9);
+  CHECK(slots.refresh(kDevices).bytes == 2 * 8);
+  CHECK(net.state.on(kDevices[1]).to_vector<double>() == Doubles{0, 0});
+}
+
+TEST_CASE("a raw write counts when it is announced") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  net.b.tensor().mutable_data<double>()[0] = 11;
+  CHECK(slots.refresh(kDevices).bytes == 2 * 8);
+  CHECK(net.b.on(kDevices[1]).item<double>() == 11);
+}
+
+TEST_CASE("the elements and the identity of a parameter survive its move into a slab") {
+  Net net = net_on(kDevices[0]);
+  Tensor handle = net.a.tensor();
+  Tensor y = (handle * handle).sum();  // saved before the move
+  ModuleSlots(net).refresh(kDevices);
+  CHECK(handle.to_vector<double>() == Doubles{1, 2, 3});
+  CHECK(handle.data() == net.a.tensor().data());
+  net.parameters();
+  y.backward();
+  CHECK(net.a.grad().to_vector<double>() == Doubles{2, 4, 6});
+}
+
+TEST_CASE("two modules that share parameters share their slots") {
+  Net net = net_on(kDevices[0]);
+  struct Part : Module<Part> {
+    Parameter c, own{values({1})};
+    void members(Members& m) override { m("c", c), m("own", own); }
+  } part;
+  part.c = net.c;
+  part.to(kDevices[0]);
+  ModuleSlots all(net), some(part);
+  all.refresh(kDevices);
+  CHECK(some.refresh(kDevices).bytes == 2 * 8);  // its own parameter alone
+  NoGrad no_grad;
+  net.c.tensor().fill_(1);
+  CHECK(some.refresh(kDevices).bytes == 2 * 16);
+  CHECK(all.refresh(kDevices).bytes == 0);
+}
+
+TEST_CASE("placement is checked by name, moving drops mirrors") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  CHECK_THROWS_WITH(slots.check_placement(kDevices[1]),
+                    Contains("module must have its parameters and buffers on device host:1 (devices[0]) but found 'a' "
+                             "on device host:0"));
+  slots.refresh(kDevices);
+  net.to(kDevices[1]);
+  CHECK_THROWS_WITH(net.a.on(kDevices[2]), Contains("'a'") && Contains("host:2") && Contains("[host:1]"));
+  const std::vector<Device> moved{kDevices[1], kDevices[2]};
+  CHECK(slots.refresh(moved).bytes == kAllBytes);
+  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{1, 2, 3});
+}
+
+TEST_CASE("gradients of mirrors are summed into home in replica order, and unused parameters stay untouched") {
+  const std::vector<Device> devices = GENERATE(std::vector<Device>{Device::host(0), Device::host(1), Device::host(2)},
+                                               std::vector<Device>{Device::host(3), Device::host(1)});
+  Net net = net_on(devices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(devices);
+  Doubles expected(3, 0);
+  for (int round = 0; round < 3; ++round) {
+    Tensor total;
+    double factor = 1;
+    for (Device device : devices) {
+      Tensor part = (net.a.on(device) * values({factor, 10 * factor, 100 * factor}, device)).sum().to(devices[0]);
+      total = total.defined() ? total + part : part;
+      for (int i = 0; i < 3; ++i) expected[static_cast<std::size_t>(i)] += factor * (i == 0 ? 1 : i == 1 ? 10 : 100);
+      factor *= 2;
+    }
+    total.backward();
+    CHECK(net.a.grad().to_vector<double>() == expected);  // accumulates over the rounds
+  }
+  CHECK_FALSE(net.b.grad().defined());
+  CHECK(slots.reduced().bytes > 0);
+}
+
+TEST_CASE("large gradients are summed in balanced ranges with the same result") {
+  struct Large : Module<Large> {
+    Parameter w{zeros({50'001}, {.dtype = DType::f64})}, v{zeros({3}, {.dtype = DType::f64})};
+    void members(Members& m) override { m("w", w), m("v", v); }
+  } net;
+  net.to(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  Tensor total;
+  for (std::size_t d = 0; d < 3; ++d) {
+    Tensor scale = arange(0, 50'001, 1, {.dtype = DType::f64, .device = kDevices[d]}) * (d == 0 ? 1.0 : d == 1 ? 1000.0 : 7.0);
+    Tensor part = ((net.w.on(kDevices[d]) * scale).sum() + net.v.on(kDevices[d]).sum() * (1.0 + static_cast<double>(d))).to(kDevices[0]);
+    total = total.defined() ? total + part : part;
+  }
+  total.backward();
+  const Doubles grad = net.w.grad().to_vector<double>();
+  bool exact = true;
+  for (std::size_t i = 0; i < grad.size(); ++i) exact = exact && grad[i] == 1008.0 * static_cast<double>(i);
+  CHECK(exact);
+  CHECK(net.v.grad().to_vector<double>() == Doubles{6, 6, 6});
+}
+
+TEST_CASE("a gradient somebody holds is not written over by the next backward") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  const auto step = [&](double factor) {
+    (net.b.on(kDevices[1]) * factor).to(kDevices[0]).backward();
+  };
+  step(2);
+  Tensor held = net.b.grad();
+  net.zero_grad();
+  step(5);
+  CHECK(held.item<double>() == 2);
+  CHECK(net.b.grad().item<double>() == 5);
+}
+
+TEST_CASE("hooks of a replicated parameter see the sum, once") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  Doubles seen;
+  net.b.tensor().register_hook([&](Tensor& g) {
+    seen.push_back(g.item<double>());
+    g = g * 2.0;
+  });
+  Tensor total;
+  for (Device device : kDevices) {
+    Tensor part = (net.b.on(device) * 3.0).to(kDevices[0]);
+    total = total.defined() ? total + part : part;
+  }
+  total.backward();
+  CHECK(seen == Doubles{9});
+  CHECK(net.b.grad().item<double>() == 18);
+}
+
+TEST_CASE("mirrors are differentiable twice") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots(net).refresh(kDevices);
+  Tensor w = net.b.on(kDevices[1]);
+  Tensor y = (w * w * w).to(kDevices[0]) + net.b.on(kDevices[0]) * 2.0;
+  Tensor first = grad(y, {net.b.tensor()}, {.create_graph = true})[0];
+  CHECK(first.item<double>() == 3 * 16 + 2);
+  first.backward();
+  CHECK(net.b.grad().item<double>() == 6 * 4);
+}
+
+TEST_CASE("frozen parameters and no-grad mode give mirrors without an edge") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots(net).refresh(kDevices);
+  net.b.set_requires_grad(false);
+  CHECK_FALSE(net.b.on(kDevices[1]).requires_grad());
+  CHECK(net.a.on(kDevices[1]).requires_grad());
+  NoGrad no_grad;
+  CHECK_FALSE(net.a.on(kDevices[1]).requires_grad());
+}
+
+TEST_CASE("what was saved of a mirror is void after a refresh") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  Tensor w = net.b.on(kDevices[1]);
+  Tensor y = (w * w).to(kDevices[0]);
+  {
+    NoGrad no_grad;
+    net.b.tensor().fill_(1);
+  }
+  slots.refresh(kDevices);
+  CHECK_THROWS_WITH(y.backward(), Contains("changed in place"));
+}
+
+TEST_CASE("a refresh waits for readers, with a deadline, and readers wait for a refresh") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  NoGrad no_grad;
+  net.b.tensor().fill_(8);
+  {
+    ModuleSlots::ReadLease lease(slots, kDevices[1]);
+    CHECK_THROWS_AS(slots.refresh(kDevices, Milliseconds(1)), TimeoutError);
+    CHECK(net.b.on(kDevices[1]).item<double>() == 4);  // untouched
+  }
+  CHECK(slots.refresh(kDevices).bytes > 0);
+  CHECK(net.b.on(kDevices[1]).item<double>() == 8);
+
+  // Readers never see half a refresh.
+  std::atomic<bool> stop{false}, torn{false};
+  std::thread reader([&] {
+    NoGrad off;
+    while (!stop) {
+      ModuleSlots::ReadLease lease(slots, kDevices[2]);
+      const double a = net.a.on(kDevices[2]).to_vector<double>()[0], b = net.b.on(kDevices[2]).item<double>();
+      if (a != b && !(a == 1 && b == 8)) torn = true;
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    net.a.tensor().fill_(i);
+    net.b.tensor().fill_(i);
+    slots.refresh(kDevices);
+  }
+  stop = true;
+  reader.join();
+  CHECK_FALSE(torn);
+}
+
+TEST_CASE("training one body from two calls at once throws and names it") {
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  ModuleSlots::TrainingClaim claim(slots);
+  ModuleSlots::TrainingClaim nested(slots);  // the same call
+  std::string message;
+  std::thread([&] {
+    try {
+      ModuleSlots::TrainingClaim other(slots);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+  }).join();
+  CHECK_THAT(message, Contains("'a'") && Contains("one training call at a time"));
+}
+
+TEST_CASE("a module may go before the backward of what it computed") {
+  Tensor y;
+  {
+    Net net = net_on(kDevices[0]);
+    ModuleSlots(net).refresh(kDevices);
+    y = (net.b.on(kDevices[1]) * 3.0).to(kDevices[0]) + net.b.on(kDevices[0]);
+  }
+  y.backward();
+}
