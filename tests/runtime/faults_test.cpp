@@ -49,6 +49,7 @@ Bytes send(const Bytes& bytes, Device from, Device to) {
   copy_bytes({received.data(), Device::cpu(), there->data, to, bytes.size()}, destination, plain);
   release(here);
   release(there);
+  synchronize(source);  // a fault that is asked for next must not hit the fill
   return received;
 }
 
