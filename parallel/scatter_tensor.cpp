@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/parallel/gather_tensor.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/factory.h"
 
@@ -94,7 +95,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
     node->output_count = static_cast<std::uint32_t>(pieces.size());
     for (std::uint32_t i = 0; i < node->output_count; ++i) attach(*node, pieces[i], i);
     // Its backward collects the gradients where the source is.
-    node->stream = &current_stream(source.device());
+    LOCKSTEP_EDGE(node->stream = &current_stream(source.device()));
   }
   return pieces;
 }

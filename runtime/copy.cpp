@@ -1,6 +1,7 @@
 #include "lockstep/runtime/copy.h"
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/staging.h"
 #include "lockstep/runtime/peer.h"
@@ -49,22 +50,22 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
   if (!one_device && args.source_device.type() == args.destination_device.type() &&
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
-    out.wait_for(source_stream);
-    stream.wait_for(destination_stream);
+    LOCKSTEP_EDGE(out.wait_for(source_stream));
+    LOCKSTEP_EDGE(stream.wait_for(destination_stream));
     detail::copy_staged(args, out, stream);
-    source_stream.wait_for(out);
-    destination_stream.wait_for(stream);
+    LOCKSTEP_EDGE(source_stream.wait_for(out));
+    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
     return;
   }
-  stream.wait_for(source_stream);
-  stream.wait_for(destination_stream);
+  LOCKSTEP_EDGE(stream.wait_for(source_stream));
+  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
   stream.backend().copy(args, stream.handle());
   if (stream == source_stream && stream == destination_stream) return;
 
   Event done;
-  done.record(stream);
-  if (stream != source_stream) source_stream.wait(done);
-  if (stream != destination_stream) destination_stream.wait(done);  // a stream of plain memory blocks here
+  LOCKSTEP_EDGE(done.record(stream));
+  if (stream != source_stream) LOCKSTEP_EDGE(source_stream.wait(done));
+  if (stream != destination_stream) LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
 }
 
 }  // namespace lockstep

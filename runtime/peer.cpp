@@ -8,6 +8,7 @@
 
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {
@@ -37,13 +38,13 @@ bool bytes_arrive(Device source, Device destination) {
   const OwnedBlock from(allocate(out, kProbeBytes)), to(allocate(in, kProbeBytes));
   Backend& backend = out.backend();
   backend.copy({from->data, source, sent, Device::cpu(), kProbeBytes}, out.handle());
-  in.wait_for(out);
+  LOCKSTEP_EDGE(in.wait_for(out));
   backend.fill_bytes(to->data, 0, kProbeBytes, in.handle());
   backend.copy({to->data, destination, from->data, source, kProbeBytes}, in.handle());
   backend.copy({received, Device::cpu(), to->data, destination, kProbeBytes}, in.handle());
-  record_use(from.get(), in);
+  LOCKSTEP_EDGE(record_use(from.get(), in));
   try {
-    synchronize(in, kProbeTimeout);
+    LOCKSTEP_EDGE(synchronize(in, kProbeTimeout));
   } catch (const TimeoutError&) {
     (void)memory.release();
     throw;

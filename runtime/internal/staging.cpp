@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 
 namespace lockstep::detail {
 namespace {
@@ -37,14 +38,14 @@ void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
     Ring::Piece& piece = ring.pieces[ring.next++ % kPieces];
     if (!piece.memory) piece.memory = static_cast<std::byte*>(in.backend().allocate_pinned(kPieceBytes));
     if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
-    out.wait(piece.emptied);
+    LOCKSTEP_EDGE(out.wait(piece.emptied));
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     out.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, out.handle());
-    piece.filled.record(out);
-    in.wait(piece.filled);
+    LOCKSTEP_EDGE(piece.filled.record(out));
+    LOCKSTEP_EDGE(in.wait(piece.filled));
     in.backend().copy({destination, args.destination_device, piece.memory, Device::cpu(), bytes}, in.handle());
-    piece.emptied.record(in);
+    LOCKSTEP_EDGE(piece.emptied.record(in));
   }
 }
 

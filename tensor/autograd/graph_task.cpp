@@ -4,6 +4,7 @@
 #include <bit>
 #include <thread>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep::detail {
@@ -290,7 +291,7 @@ void GraphTask::execute(std::uint32_t index) {
   const std::span<Tensor> inputs = edge_count > 4 ? std::span<Tensor>(large) : std::span<Tensor>(small, edge_count);
 
   if (state.needed && !failed_.load(std::memory_order_relaxed)) {
-    StreamScope scope(*node.stream);
+    LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *node.stream);
     if (!state.contributions.empty()) gather_contributions(state);
     const std::span<Tensor> outputs =
         state.gradients.empty() ? std::span<Tensor>(&state.gradient, 1) : std::span<Tensor>(state.gradients);
@@ -350,8 +351,8 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
     // The receiver's stream runs after the one that made the gradient.
     Stream& made_on = current_stream(gradient.device());
     if (&made_on != to.node->stream) {
-      to.node->stream->wait_for(made_on);
-      gradient.storage()->record_use(*to.node->stream);
+      LOCKSTEP_EDGE(to.node->stream->wait_for(made_on));
+      LOCKSTEP_EDGE(gradient.storage()->record_use(*to.node->stream));
     }
   } else {
     gradient = Tensor();
@@ -359,7 +360,7 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
   const std::uint32_t output = from.node->edges()[edge].index;
   if (lanes_.size() == 1) {  // in one thread the order is fixed anyway
     if (gradient.defined()) {
-      StreamScope scope(*to.node->stream);
+      LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *to.node->stream);
       add(to, output, std::move(gradient));
     }
     if (--to.pending == 0) make_ready(target);
@@ -425,7 +426,7 @@ void GraphTask::fail(std::exception_ptr error) {
 }
 
 void GraphTask::join_streams() {
-  for (Stream* stream : streams_) current_stream(stream->device()).wait_for(*stream);
+  for (Stream* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device()).wait_for(*stream));
 }
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/substitution.h"
@@ -12,7 +13,7 @@ namespace lockstep {
 
 MirrorNode::MirrorNode(ParameterBody* mirrored, Device on) : body(mirrored), device(on) {
   kind_ = Kind::mirror;
-  stream = &default_stream(device);
+  LOCKSTEP_EDGE(stream = &default_stream(device));
   edges()[0] = {body->leaf, 0};
 }
 
@@ -80,9 +81,9 @@ Tensor ParameterBody::on(Device device) {
   if (differentiable || !stream.synchronous()) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
-      stream.wait(slot->ready);
+      LOCKSTEP_EDGE(stream.wait(slot->ready));
       if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
-        slot->readers.push_back(&stream);
+        LOCKSTEP_EDGE(slot->readers.push_back(&stream));
     }
     if (differentiable) {
       // One node per slot, so that a backward finds one gradient per replica.
