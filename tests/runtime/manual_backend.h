@@ -16,6 +16,8 @@ namespace manual {
 
 class ManualBackend final : public lockstep::Backend {
  public:
+  static inline thread_local int bound_index = -1;  // what the calling thread was bound to
+
   static constexpr std::size_t kMemoryBytes = std::size_t{64} << 20;
 
   // Runs all that can run; among streams that can, the one that `order` puts first: 0 oldest, 1 newest, else by seed.
@@ -37,7 +39,7 @@ class ManualBackend final : public lockstep::Backend {
   lockstep::DeviceType type() const noexcept override { return lockstep::DeviceType::cuda; }
   int device_count() const noexcept override { return 2; }
   const lockstep::DeviceProperties& properties(int index) const override;
-  void bind_thread(int) override {}
+  void bind_thread(int index) override { bound_index = index; }
   void* allocate(int index, std::size_t bytes) override;
   void free(int index, void* memory) noexcept override;
   void* allocate_pinned(std::size_t bytes) override;
