@@ -22,6 +22,14 @@ bool on_a_lane() {
   const DeviceThread* thread = DeviceThread::current();
   return thread && thread == &backward_lane(thread->device());
 }
+
+// `gradient`, made on this thread's current stream, is for a node on `receiver`.
+void hand_over_gradient(const Tensor& gradient, Stream& receiver) {
+  Stream& made_on = current_stream(gradient.device());
+  if (&made_on == &receiver) return;
+  LOCKSTEP_EDGE(receiver.wait_for(made_on));
+  LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
+}
 }  // namespace
 
 GraphTask*& GraphTask::current() {
@@ -180,6 +188,7 @@ void GraphTask::run() {
     for (std::uint32_t r = 0; r < roots_.size(); ++r) {
       const std::uint32_t index = index_of(roots_[r].edge.node.get());
       State& state = states_[index];
+      LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
       Lane& lane = *lanes_[state.lane];
       std::lock_guard lock(lane.mutex);
       if (lanes_.size() > 1)
@@ -348,12 +357,7 @@ void GraphTask::deliver_rest(State& from, std::span<Tensor> gradients) {
 void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient) {
   State& to = states_[target];
   if (gradient.defined() && to.needed) {
-    // The receiver's stream runs after the one that made the gradient.
-    Stream& made_on = current_stream(gradient.device());
-    if (&made_on != to.node->stream) {
-      LOCKSTEP_EDGE(to.node->stream->wait_for(made_on));
-      LOCKSTEP_EDGE(gradient.storage()->record_use(*to.node->stream));
-    }
+    LOCKSTEP_EDGE(hand_over_gradient(gradient, *to.node->stream));
   } else {
     gradient = Tensor();
   }
