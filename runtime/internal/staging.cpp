@@ -108,11 +108,11 @@ void copy_from_pageable(const CopyArgs& args, Stream& stream) {
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     TakenPiece piece(stream);
-    wait(piece->used, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
     std::memcpy(piece->memory, static_cast<const std::byte*>(args.source) + done, bytes);
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     stream.backend().copy({destination, args.destination_device, piece->memory, Device::cpu(), bytes}, stream.handle());
-    piece->used.record(stream);
+    LOCKSTEP_EDGE(piece->used.record(stream));
   }
 }
 
@@ -124,7 +124,7 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
   std::deque<Underway> underway;
   const auto arrive = [&] {
     Underway& first = underway.front();
-    wait((*first.piece)->used, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(wait((*first.piece)->used, Deadline::after(kDefaultTimeout)));
     std::memcpy(static_cast<std::byte*>(args.destination) + first.at, (*first.piece)->memory, first.bytes);
     underway.pop_front();
   };
@@ -132,11 +132,11 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
     if (underway.size() == kPieces) arrive();
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     underway.push_back({std::make_unique<TakenPiece>(stream), done, bytes});
+    // Whoever had it before used it on this stream, the device's copy stream.
     Piece& piece = *underway.back().piece->operator->();
-    wait(piece.used, Deadline::after(kDefaultTimeout));  // of whoever had it before
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     stream.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, stream.handle());
-    piece.used.record(stream);
+    LOCKSTEP_EDGE(piece.used.record(stream));
   }
   while (!underway.empty()) arrive();
 }

@@ -32,6 +32,7 @@ class ManualBackend final : public lockstep::Backend {
   int native_events = 0;  // made so far
   int records = 0;
   bool fail_records = false;
+  bool all_pageable = false;  // host memory
   bool waits_help = true;  // a host wait runs what it waits for, and no more; else it ends at its deadline at once
   int host_waits = 0;
   std::function<void()> on_host_wait;  // called by the next host wait: what other threads do meanwhile
@@ -44,6 +45,7 @@ class ManualBackend final : public lockstep::Backend {
   void free(int index, void* memory) noexcept override;
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
+  bool pageable(const void*) const override { return all_pageable; }
   lockstep::StreamHandle create_stream(int index) override;
   void destroy_stream(lockstep::StreamHandle stream) noexcept override;
   bool query_stream(lockstep::StreamHandle stream) override;
