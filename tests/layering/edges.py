@@ -15,7 +15,7 @@ HEADER = "runtime/internal/edge.h"
 OUTSIDE = re.compile(r"/(host|cuda)/|(^|/)order_checker\.(h|cpp)$")
 
 EDGE = re.compile(r"\bLOCKSTEP_EDGE(?:_SCOPE)?\b")
-WHOLE_EDGE = re.compile(r"\bLOCKSTEP_EDGE(?:_SCOPE)?\((.*)\);")  # on its line
+WHOLE_EDGE = re.compile(r"\bLOCKSTEP_EDGE(?:_SCOPE)?\((.*?)\);")  # on its line
 ORDERING = [
     # Of a stream, an event, a storage, a backend, a gate; `lock` is an argument of condition variables.
     r"(?:\.|->)(?:wait|wait_for|record|record_use|synchronize|wait_event|query_event|record_event|stream_wait_event|"
