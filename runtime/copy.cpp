@@ -81,7 +81,8 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
   Event done;
   LOCKSTEP_EDGE(done.record(stream));
   if (stream != source_stream) LOCKSTEP_EDGE(source_stream.wait(done));
-  if (stream != destination_stream) LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
+  if (stream != destination_stream)
+    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
 }
 
 }  // namespace lockstep

@@ -29,8 +29,8 @@ bool edge_kept(const char* file, int line) {
     return true;
   // `file` is what the compiler was given: an absolute path, or one from the build folder.
   const std::string_view path = file;
-  const bool same = path.ends_with(removed.file) && (path.size() == removed.file.size() ||
-                                                     path[path.size() - removed.file.size() - 1] == '/');
+  const bool same = path.ends_with(removed.file) &&
+                    (path.size() == removed.file.size() || path[path.size() - removed.file.size() - 1] == '/');
   return !same;
 }
 

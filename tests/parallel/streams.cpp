@@ -99,7 +99,8 @@ TEST_CASE("training on streams of one's own, and on others in between, is traini
       }
     }
     const auto expected = reference.parameters(), got = net.parameters();
-    for (std::size_t i = 0; i < got.size(); ++i) CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
     nothing_to_report(devices);
   }
 }
@@ -129,7 +130,8 @@ TEST_CASE("a backward that is called on other streams than its forward") {
       many.step();
     }
     const auto expected = reference.parameters(), got = net.parameters();
-    for (std::size_t i = 0; i < got.size(); ++i) CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
     nothing_to_report(devices);
   }
 }
