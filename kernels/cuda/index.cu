@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// keys[i]: the offset of the element of out that entry i of index is added to; `limit` for a bad index. offsets: of out
-// (without the indexed dimension) and index, row-major.
+// keys[i]: to what entry i of index is added, in steps of the target; `limit` for a bad index. offsets: of out (without
+// the indexed dimension) and index, row-major.
 __global__ void __launch_bounds__(kThreads)
     keys_kernel(const std::int64_t* index, std::int64_t* keys, const Offsets<2> offsets, std::int64_t limit,
                 const Target target) {
@@ -76,21 +76,23 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// entries: where an entry lies in `in`; slices: the elements of one entry, in out and in.
+// A key times `step` is an offset in out. entries: where an entry lies in `in`; slices: the elements of one entry, in out
+// and in.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_sorted_kernel(const T* in, T* out, const Sorted sorted, std::int64_t count, std::int64_t limit,
-                      const Offsets<1> entries, const Offsets<2> slices, const Splitter by_slice) {
+                      std::int64_t step, const Offsets<1> entries, const Offsets<2> slices, const Splitter by_slice) {
   for_each_position(count * slices.count, [&](std::int64_t i) {
     std::int64_t element;
     std::int64_t entry = by_slice.split(i, &element);
     const std::int64_t key = sorted.keys[entry];
     if (key == limit || (entry > 0 && sorted.keys[entry - 1] == key)) return;
     const At<2> at = slices.at(element);
-    T total = out[key + at.view[0]];
+    T& to = out[key * step + at.view[0]];
+    T total = to;
     for (; entry < count && sorted.keys[entry] == key; ++entry)
       total = sum(total, in[entries.at(sorted.positions[entry]).view[0] + at.view[1]]);
-    out[key + at.view[0]] = total;
+    to = total;
   });
 }
 
@@ -142,19 +144,20 @@ void add_lines(Stream& stream, const char* op, const View& in, const View& index
          Line{size, index.strides[dim], in.strides[dim]}, target);
 }
 
-// `index` has the shape of the entries; an entry is one element, or a slice of `slice_shape`.
+// An entry is one element, or a slice.
 template <class T>
 void add_sorted(Stream& stream, const char* op, const View& in, const View& index, const View& out, const Target& target,
-                const Offsets<2>& key_offsets, const Offsets<1>& entries, const Offsets<2>& slices) {
+                std::int64_t limit, std::int64_t step, const Offsets<2>& key_offsets, const Offsets<1>& entries,
+                const Offsets<2>& slices) {
   Scratch scratch(stream);
-  const std::int64_t count = key_offsets.count, limit = extent(out);
+  const std::int64_t count = key_offsets.count;
   auto* keys = scratch.take<std::int64_t>(count);
   launch(stream, op, keys_kernel, grid_for(stream, count), static_cast<const std::int64_t*>(index.data), keys, key_offsets,
          limit, target);
   const Sorted sorted = sort_keys(stream, op, keys, count, limit + 1, scratch);
   const std::int64_t threads = count * slices.count;
   launch(stream, op, add_sorted_kernel<T>, grid_for(stream, threads), static_cast<const T*>(in.data),
-         static_cast<T*>(out.data), sorted, count, limit, entries, slices, Splitter(slices.count, threads));
+         static_cast<T*>(out.data), sorted, count, limit, step, entries, slices, Splitter(slices.count, threads));
 }
 
 // A thread that walks a line does well when lines are short or there are many.
@@ -198,7 +201,7 @@ void scatter_add(Stream& stream, const ScatterAddArgs& args) {
     if (prefers_lines(count / size, size))
       return add_lines<T>(stream, ScatterAddArgs::kName, in, index, out, target, args.dim);
     const View rest = without(out, args.dim, index.shape);
-    add_sorted<T>(stream, ScatterAddArgs::kName, in, index, out, target,
+    add_sorted<T>(stream, ScatterAddArgs::kName, in, index, out, target, extent(out), 1,
                   row_major_offsets<2>(index.shape, {&rest, &index}), row_major_offsets<1>(index.shape, {&in}), Offsets<2>());
   });
 }
@@ -221,8 +224,10 @@ void index_add(Stream& stream, const IndexAddArgs& args) {
     keys.rank = 1, keys.sizes[0] = size, keys.strides[0][0] = 0, keys.strides[0][1] = index.strides[0];
     host::Plan<1> entries;
     entries.rank = 1, entries.sizes[0] = size, entries.strides[0][0] = in.strides[args.dim];
-    add_sorted<T>(stream, IndexAddArgs::kName, in, index, out, target, Offsets<2>(keys), Offsets<1>(entries),
-                  make_offsets<2>(slice, {&out, &in}));
+    Target numbers = target;
+    numbers.stride = 1;
+    add_sorted<T>(stream, IndexAddArgs::kName, in, index, out, numbers, target.size, target.stride, Offsets<2>(keys),
+                  Offsets<1>(entries), make_offsets<2>(slice, {&out, &in}));
   });
 }
 
