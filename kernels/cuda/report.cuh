@@ -1,6 +1,7 @@
 // How a kernel says that an index is out of range.
 #pragma once
 
+#include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/kernel_report.h"
 
 namespace lockstep::kernels::cuda {

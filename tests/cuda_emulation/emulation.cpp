@@ -21,7 +21,7 @@ constexpr std::size_t kStackBytes = 128 * 1024;
 struct Fiber {
   void* stack_pointer = nullptr;
   std::vector<unsigned char> stack;
-  const void* barrier = nullptr;  // where it waits
+  int barrier = 0;  // the line where it waits
   bool done = true;
 };
 
@@ -74,7 +74,7 @@ void start(Fiber& f) {
   words[6] = reinterpret_cast<void*>(&fiber_main);  // what the switch returns to, with the stack as after a call
   f.stack_pointer = words;
   f.done = false;
-  f.barrier = nullptr;
+  f.barrier = 0;
 }
 
 lockstep::cuda::KernelReport report{};
@@ -83,11 +83,11 @@ lockstep::cuda::KernelReport report{};
 
 void* dynamic_shared() { return scheduler.shared.data(); }
 
-void barrier(const void* where) {
+void barrier(int where) {
   scheduler.current->barrier = where;
   yield();
 }
-int barrier_or(int value, const void* where) {
+int barrier_or(int value, int where) {
   scheduler.or_value |= value != 0;
   barrier(where);
   return scheduler.or_result;
@@ -112,7 +112,7 @@ void run(const char* op, const Grid& grid, void (*thread)(void* context), void* 
         for (std::size_t t = 0; t < threads; ++t) start(s.fibers[t]);
         for (std::size_t live = threads; live > 0;) {
           live = 0;
-          const void* where = nullptr;
+          int where = 0;
           bool diverged = false;
           for (std::size_t t = 0; t < threads; ++t) {
             Fiber& f = s.fibers[t];

@@ -19,8 +19,8 @@ using lockstep::kernels::cuda::Grid;
 // Runs `thread(context)` for every thread of the grid. Throws when threads of a block wait at different barriers.
 void run(const char* op, const Grid& grid, void (*thread)(void* context), void* context);
 void* dynamic_shared();
-void barrier(const void* where);
-int barrier_or(int value, const void* where);
+void barrier(int where);
+int barrier_or(int value, int where);
 // Throws InvalidArgument when a kernel has reported an index.
 void check_report(const char* op);
 
@@ -30,8 +30,8 @@ void check_report(const char* op);
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
-#define __syncthreads() ::emulation::barrier(__builtin_return_address(0))
-#define __syncthreads_or(value) ::emulation::barrier_or(value, __builtin_return_address(0))
+#define __syncthreads() ::emulation::barrier(__LINE__)
+#define __syncthreads_or(value) ::emulation::barrier_or(value, __LINE__)
 inline void __threadfence_system() {}
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
 inline int atomicMin(int* to, int value) { return std::exchange(*to, std::min(*to, value)); }
