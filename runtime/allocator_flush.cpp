@@ -153,7 +153,7 @@ bool DeviceAllocator::free_idle(Lock& lock, Block* held, Segment* was_open) {
   std::uint64_t frees = 0;
   while (Segment* segment = dead) {
     dead = segment->next;
-    unpoison(device_, segment->memory, segment->bytes);
+    if (poisons_) unpoison(device_, segment->memory, segment->bytes);
     backend_.free(device_.index(), segment->memory);
     freed_bytes += segment->bytes;
     ++frees;

@@ -1,4 +1,5 @@
 // The caching allocator when its bins do not have what is asked for: new memory, blocks that other streams still use.
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/runtime/internal/allocator_state.h"
@@ -33,23 +34,31 @@ Block* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin
   }
 }
 
+// For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
+Block* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
+  poll_pending();
+  flush(lock);
+  Segment* segment = add_segment(lock, class_bytes(bin), bytes);
+  return segment ? carve(*segment, stream, bin) : nullptr;
+}
+
 Block* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
   const std::size_t bytes = class_bytes(bin);
   if (bin <= kLargestCarvedClass) {
     if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
-    if (Segment* segment = add_segment(lock, kSegmentBytes)) {
+    if (Segment* segment = add_segment(lock, kSegmentBytes, kSegmentBytes)) {
       if (open_) carve_rest(*open_, stream);
       open_ = segment;
       return carve(*segment, stream, bin);
     }
     // No room for a segment: there may still be some for the block alone.
   }
-  Segment* segment = add_segment(lock, bytes);
+  Segment* segment = add_segment(lock, bytes, bytes);
   return segment ? carve(*segment, stream, bin) : nullptr;
 }
 
 // Null when the limit or the device says no. Other threads may come in between.
-Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes) {
+Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes) {
   if (limit_bytes_ != 0 && (bytes > limit_bytes_ || raw_bytes_ > limit_bytes_ - bytes)) return nullptr;
   auto segment = std::make_unique<Segment>();
   raw_bytes_ += bytes;
@@ -57,13 +66,13 @@ Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes) {
   lock.unlock();
   void* memory = nullptr;
   try {
-    memory = backend_.allocate(device_.index(), bytes);
+    memory = backend_.allocate(device_.index(), std::max<std::size_t>(asked_bytes, 1));
   } catch (...) {
     lock.lock();
     raw_bytes_ -= bytes;
     throw;
   }
-  if (memory && synchronous_) poison(device_, memory, bytes);
+  if (memory && poisons_) poison(device_, memory, bytes);
   lock.lock();
   if (!memory) {
     raw_bytes_ -= bytes;

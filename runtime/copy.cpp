@@ -16,6 +16,13 @@ Device carrier(Device destination, Device source) {
   return destination;
 }
 
+// The side of a copy between the host and a CUDA device that is host memory; null for other copies.
+const void* host_side(const CopyArgs& args) {
+  const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
+  const bool from_gpu = args.source_device.type() == DeviceType::cuda;
+  return to_gpu == from_gpu ? nullptr : to_gpu ? args.source : args.destination;
+}
+
 // What the order checker says about the copies of this call.
 class PlaceScope {
  public:
@@ -58,6 +65,15 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
   }
   stream.wait_for(source_stream);
   stream.wait_for(destination_stream);
+  if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
+    if (args.source_device.type() == DeviceType::cuda) {
+      detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
+    } else {
+      detail::copy_from_pageable(args, stream);
+      destination_stream.wait_for(stream);
+    }
+    return;
+  }
   stream.backend().copy(args, stream.handle());
   if (stream == source_stream && stream == destination_stream) return;
 

@@ -97,6 +97,16 @@ void OrderChecker::label_stream(StreamHandle handle, const char* label) {
 
 // --- What is ordered -------------------------------------------------------------------------------------------------
 
+void OrderChecker::alias(StreamHandle handle, StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = streams_.find(stream); found != streams_.end()) streams_[handle] = found->second;
+}
+
+void OrderChecker::remove_alias(StreamHandle handle) noexcept {
+  std::lock_guard lock(mutex_);
+  streams_.erase(handle);
+}
+
 VectorClock OrderChecker::record(StreamHandle handle) {
   std::lock_guard lock(mutex_);
   const Current current = begin(handle, "record", {});

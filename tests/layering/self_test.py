@@ -38,6 +38,8 @@ BROKEN = [
     ("parallel/comm/communicator.cpp", '#  include <nccl.h>\n', "nccl*"),
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaStreamSynchronize(0); }\n', "in one place"),
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaMemcpy(a, b, 1, k); }\n', "blocks the host"),
+    ("kernels/cuda/relu.cu", 'void f() { cudaFree(p); }\n', "under its lock"),
+    ("kernels/cuda/relu.cu", 'void f() { kernel<<<1, 2>>>(p); }\n', "one checked wrapper"),
     ("runtime/stream.cpp", '/* fine */\nvoid f() { std::cout << 1; }\n', "stream.cpp:2: std::cout"),
     ("runtime/stream.cpp", 'void f() { printf("x"); }\n', "does not print"),
     ("runtime/stream.cpp", 'void f() { fprintf(stderr, "x"); }\n', "does not print"),
