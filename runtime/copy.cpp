@@ -50,6 +50,7 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
     out.wait_for(source_stream);
+    out.wait_for(destination_stream);  // which may have waited for who wrote the source
     stream.wait_for(destination_stream);
     detail::copy_staged(args, out, stream);
     source_stream.wait_for(out);

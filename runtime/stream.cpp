@@ -186,6 +186,13 @@ bool Event::query() const {
   return of_device.query_event(handle_) && of_device.wait_event(handle_, Deadline::after(Milliseconds(0)));
 }
 
+Event::Progress Event::progress() const {
+  if (!handle_) return Progress::done;
+  Backend& of_device = backend(device_);
+  if (!of_device.query_event(handle_)) return Progress::pending;
+  return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
+}
+
 Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}
 
 Stream::Stream(Device device, Lasting)

@@ -111,6 +111,11 @@ bool AsyncBackend::query_event(EventHandle event) {
   return !mark || mark->finished();
 }
 
+bool AsyncBackend::event_failed(EventHandle event) {
+  const std::shared_ptr<Completion> mark = as_event(event).last();
+  return mark && mark->finished() && mark->failure();
+}
+
 bool AsyncBackend::wait_event(EventHandle event, Deadline deadline) {
   const std::shared_ptr<Completion> mark = as_event(event).last();
   if (!mark) return true;
