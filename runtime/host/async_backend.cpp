@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/order_checker.h"
 
 namespace lockstep::detail {
@@ -45,7 +46,9 @@ AsyncBackend::AsyncBackend(const std::vector<DeviceLayout>& devices, const HostO
                            const AsyncOptions& async)
     : HostBackend(DeviceType::host, devices, {.synchronous = false, .checked = async.checker != nullptr}),
       async_(async),
-      links_(options, static_cast<int>(devices.size())) {}
+      links_(options, static_cast<int>(devices.size())) {
+  callers_matter.store(true, std::memory_order_relaxed);
+}
 
 void* AsyncBackend::allocate(int index, std::size_t bytes) {
   void* memory = HostBackend::allocate(index, bytes);

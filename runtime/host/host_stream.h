@@ -59,13 +59,15 @@ class HostStream {
     bool waits = false;
     std::uint64_t sequence = 0;
     std::uint64_t tick = 0;
+    std::uint64_t caller = 0;
   };
   ~HostStream() = default;
 
   void push(std::unique_lock<std::mutex>& lock, Item item);
   void work();
   void perform(Item& item);
-  void fail(std::shared_ptr<Failure> failure);
+  void fail(const Item& item, std::shared_ptr<Failure> failure);
+  bool concerned(const Item& item) const { return failure_ && failure_->concerns(item.sequence, item.caller); }
   bool all_done() const { return queue_.empty() && !running_; }
 
   const Device device_;
@@ -76,7 +78,7 @@ class HostStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  std::shared_ptr<Failure> failure_;  // written by the thread, or when nothing runs
+  std::shared_ptr<Failure> failure_;  // the last one; written by the thread
   bool has_thread_ = false;
   bool running_ = false;  // an item
   bool closed_ = false;
