@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
@@ -63,6 +64,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   const ContextScope scope(context);
   const InReplica inside;
   try {
+    const trace::Scope span("replica");
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
     seat.error = std::current_exception();

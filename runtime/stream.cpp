@@ -11,6 +11,7 @@
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep {
 
@@ -88,6 +89,7 @@ struct StreamTable {
     Stream* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
       stream = &StreamPool::take_or_make(device);
+      trace::name_lane(stream->handle(), label);
       if (stream->checked()) detail::OrderChecker::active()->label_stream(stream->handle(), label);
       slot.store(stream, std::memory_order_release);
     }

@@ -141,7 +141,8 @@ void AsyncBackend::copy(const CopyArgs& args, StreamHandle stream) {
   HostStream& runs_on = as_stream(stream);
   check_reach(runs_on.device(), args);
   if (async_.checker) async_.checker->copy(stream, args);
-  runs_on.run([this, args, number = copies_made_.fetch_add(1, std::memory_order_relaxed)] { run_copy(args, number); });
+  runs_on.run([this, args, number = copies_made_.fetch_add(1, std::memory_order_relaxed)] { run_copy(args, number); },
+              {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
 }
 
 void AsyncBackend::run_copy(const CopyArgs& args, std::uint64_t number) {
@@ -165,7 +166,8 @@ void AsyncBackend::fill_bytes(void* memory, int value, std::size_t bytes, Stream
   if (bytes == 0) return;
   HostStream& runs_on = as_stream(stream);
   if (async_.checker) async_.checker->fill(stream, runs_on.device(), memory, bytes);
-  runs_on.run([=] { std::memset(memory, value, bytes); });
+  runs_on.run([=] { std::memset(memory, value, bytes); },
+              {.name = "fill", .kind = trace::Kind::fill, .bytes = bytes, .source = {}});
 }
 
 void AsyncBackend::enqueue(StreamHandle stream, UniqueFunction task) { as_stream(stream).run(std::move(task)); }

@@ -55,9 +55,10 @@ void HostStream::close() noexcept {
   delete this;
 }
 
-void HostStream::run(UniqueFunction task) {
-  std::unique_lock lock(mutex_);
+void HostStream::run(UniqueFunction task, const trace::Work& work) {
   Item item;
+  if (trace::active()) [[unlikely]] item.token = trace::enqueued(this, device_, work);
+  std::unique_lock lock(mutex_);
   item.task = std::move(task);
   push(lock, std::move(item));
 }
@@ -146,12 +147,14 @@ void HostStream::perform(Item& item) {
   if (item.task) {
     if (!skip) {
       try {
+        trace::began(item.token);
         host_faults().before_task(device_);
         item.task();
       } catch (...) {
         fail(item, std::make_shared<Failure>(std::current_exception(), device_));
       }
     }
+    if (!skip) trace::ended(item.token);
     item.task.reset();
   } else if (item.waits) {
     const bool reached = item.mark->wait(Deadline::after(timeout_));

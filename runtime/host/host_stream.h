@@ -13,6 +13,7 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/host/completion.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/runtime/unique_function.h"
 
 namespace lockstep::detail {
@@ -46,7 +47,8 @@ class HostStream {
   Device device() const { return device_; }
   StreamTicks& ticks() { return ticks_; }
 
-  void run(UniqueFunction task);
+  // Traced as `work`, else under the name that its enqueuing thread has for it.
+  void run(UniqueFunction task, const trace::Work& work = {});
   void record(std::shared_ptr<Completion> mark);
   void wait_for(std::shared_ptr<Completion> mark);
   // True when nothing is left to run. Throws what has failed, once.
@@ -60,6 +62,7 @@ class HostStream {
     std::uint64_t sequence = 0;
     std::uint64_t tick = 0;
     std::uint64_t caller = 0;
+    trace::Token token = 0;
   };
   ~HostStream() = default;
 

@@ -210,10 +210,11 @@ class Run {
     const Model before = model_;
     try {
       attempt(step);
-      settle(300 * patience_.factor);
-      if (any_struck()) result_.struck = true;
+      settle(kShort * patience_.factor);
+      if (!any_struck()) return;
+      result_.struck = true;
       // Links stay as they are to the end.
-      if (result_.struck) armed_ = false, recover();
+      if (plan_.fault.kind != FaultKind::deny && plan_.fault.kind != FaultKind::lose) armed_ = false, recover();
       return;
     } catch (const WrongResult&) {
       throw;
@@ -298,7 +299,7 @@ class Run {
     check(net_->module().seen.tensor(), {model_.seen}, "the buffer at home");
   }
 
-  void infer(const Step& step, const DataParallel<Net>& net, const std::vector<Device>& devices, int calls) const {
+  void infer(const Step& step, const DataParallel<Net>& net, const std::vector<Device>& devices, int calls) {
     const NoGrad off;
     const TrainingScope evaluation(false);
     const Integers xs = numbers(step.rows * kIn, step.rows + 1);
@@ -361,7 +362,7 @@ class Run {
     check(x.grad(), gradient, "the gradient of what was divided");
   }
 
-  void graph(const Step& step) const {
+  void graph(const Step& step) {
     const Integers xs = numbers(step.rows, step.rows + 5);
     const Device home = plan_.devices[0];
     Tensor x = tensor_of(xs, {step.rows}, home);
@@ -387,8 +388,12 @@ class Run {
 
   // ---- looking
 
-  static void check(const Tensor& tensor, const Integers& expected, const char* what) {
+  void check(const Tensor& tensor, const Integers& expected, const char* what) {
     if (!tensor.defined()) throw WrongResult{cat(what, ": undefined")};
+    // Reading has no limit of its own but the default one.
+    if (armed_ && plan_.fault.kind == FaultKind::hang && std::this_thread::get_id() == main_) {
+      settle(kShort * patience_.factor);
+    }
     const std::vector<double> got = tensor.detach().to_vector<double>(), wanted = exact(expected);
     if (got.size() != wanted.size()) throw WrongResult{cat(what, ": ", got.size(), " elements, not ", wanted.size())};
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -407,6 +412,8 @@ class Run {
     result_.message += cat(result_.message.empty() ? "" : "; ", message);
   }
 
+  static constexpr int kShort = 300;  // milliseconds
+
   const Plan& plan_;
   const Patience patience_;
   Result result_;
@@ -414,6 +421,7 @@ class Run {
   std::unique_ptr<DataParallel<Net>> net_, other_;
   std::unique_ptr<SGD> optimizer_;
   bool armed_ = false;
+  const std::thread::id main_ = std::this_thread::get_id();
   std::thread watch_;
   std::atomic<bool> watched_{false};
 };
