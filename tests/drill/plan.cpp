@@ -50,7 +50,7 @@ Fault draw_fault(Draw& draw, std::size_t steps) {
                            : FaultKind::lose;
   fault.step = static_cast<std::size_t>(draw.below(static_cast<int>(steps)));
   fault.from_empty_caches = draw.chance(70);
-  fault.count = fault.kind == FaultKind::allocation ? draw.between(1, 8) : draw.between(1, draw.chance(50) ? 12 : 80);
+  fault.count = fault.kind == FaultKind::allocation ? draw.between(1, 3) : draw.between(1, draw.chance(50) ? 12 : 80);
   fault.from = draw.below(kDevices);
   fault.to = (fault.from + draw.between(1, kDevices - 1)) % kDevices;
   return fault;

@@ -116,7 +116,8 @@ class Run {
     if (fault.from_empty_caches) {
       for (const Device device : all_devices()) empty_cache(device);
     }
-    detail::forget_peers();
+    // Links are looked at when they are first used; what fails then is only taken for a link that does not work.
+    if (fault.kind == FaultKind::deny || fault.kind == FaultKind::lose) detail::forget_peers();
     switch (fault.kind) {
       case FaultKind::allocation: return host_faults().fail_allocation(fault.count);
       case FaultKind::throws: return host_faults().throw_in_task(fault.count);

@@ -260,7 +260,7 @@ TEST_CASE("faults can be written down, or drawn") {
   CHECK_THROWS_AS(own.before_task(Device::host(0)), DeviceError);
   CHECK(own.struck(0));
   CHECK(own.struck(1));
-  CHECK_FALSE(own.struck(2));
+  CHECK_FALSE(own.struck(3));
   own.clear();
   CHECK_FALSE(own.struck(0));
   CHECK_FALSE(own.peer_denied(0, 1));

@@ -110,7 +110,7 @@ TEST_CASE("copies and fills are recorded in every mode") {
   CHECK(spans[0].lane == "default");
   CHECK(spans[1].work.kind == trace::Kind::copy);
   CHECK(spans[1].device == to);
-  CHECK(spans[1].lane == (source.synchronous() ? "default" : "copies"));
+  CHECK(spans[1].lane == "copies");
   CHECK(spans[0].ended < spans[1].began);
 }
 
