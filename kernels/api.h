@@ -5,6 +5,7 @@
 
 #include "lockstep/kernels/table.h"
 #include "lockstep/runtime/order.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep::kernels {
 
@@ -36,6 +37,12 @@ template <class Args>
   args.views([&](const auto& use) { add_use(uses, use); });
   declare(stream, Args::kName, uses, place);
 }
+
+template <class Args>
+[[gnu::noinline, gnu::cold]] void run_traced(Stream& stream, Kernel<Args> kernel, const Args& args) {
+  const trace::WorkScope scope(stream, {.name = Args::kName, .kind = trace::Kind::kernel});
+  kernel(stream, args);
+}
 }  // namespace detail
 
 // Enqueues the kernel on `stream`. Throws InvalidArgument when a view is on another device than the stream, and
@@ -53,6 +60,7 @@ void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
   const Kernel<Args> kernel = table(stream.device().type()).*entry;
   if (kernel == nullptr) [[unlikely]] detail::fail_missing(Args::kName, dtype, stream.device());
   if (stream.checked()) [[unlikely]] detail::declare_views(stream, args, place);
+  if (trace::active()) [[unlikely]] return detail::run_traced(stream, kernel, args);
   kernel(stream, args);
 }
 

@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
@@ -64,6 +65,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   const ContextScope scope(context);
   const InReplica inside;
   try {
+    const trace::Scope span("replica");
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
     seat.error = std::current_exception();

@@ -42,27 +42,34 @@ class PlaceScope {
 }  // namespace
 
 void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  const Event done = start_copy(args, source_stream, destination_stream, place);
+  LOCKSTEP_EDGE(source_stream.wait(done));
+}
+
+Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  Event done;
   LOCKSTEP_CHECK(args.source_device == source_stream.device() && args.destination_device == destination_stream.device(),
                  "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
                  ", got streams of ", source_stream.device(), " and ", destination_stream.device());
-  if (args.bytes == 0) return;
+  if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
   const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
   Stream& stream = one_device ? destination_stream : copy_stream(carrier(args.destination_device, args.source_device));
 
   if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
     stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge
-    return;
+    return done;
   }
   if (!one_device && args.source_device.type() == args.destination_device.type() &&
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
     LOCKSTEP_EDGE(out.wait_for(source_stream));
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));  // which may have waited for who wrote the source
     LOCKSTEP_EDGE(stream.wait_for(destination_stream));
     detail::copy_staged(args, out, stream);
-    LOCKSTEP_EDGE(source_stream.wait_for(out));
+    LOCKSTEP_EDGE(done.record(out));
     LOCKSTEP_EDGE(destination_stream.wait_for(stream));
-    return;
+    return done;
   }
   LOCKSTEP_EDGE(stream.wait_for(source_stream));
   LOCKSTEP_EDGE(stream.wait_for(destination_stream));
@@ -73,16 +80,15 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
       detail::copy_from_pageable(args, stream);
       LOCKSTEP_EDGE(destination_stream.wait_for(stream));
     }
-    return;
+    return done;
   }
   stream.backend().copy(args, stream.handle());
-  if (stream == source_stream && stream == destination_stream) return;
+  if (stream == source_stream && stream == destination_stream) return done;
 
-  Event done;
   LOCKSTEP_EDGE(done.record(stream));
-  if (stream != source_stream) LOCKSTEP_EDGE(source_stream.wait(done));
   if (stream != destination_stream)
     LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
+  return done;
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/futex.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/service_thread.h"
@@ -126,6 +127,13 @@ DeviceThread::DeviceThread(Device device, const char* name) : device_(device), s
 }
 
 void DeviceThread::post(UniqueFunction task) {
+  if (detail::callers_matter.load(std::memory_order_relaxed)) [[unlikely]] {
+    task = [who = detail::caller(), run = std::move(task)]() mutable {
+      const detail::CallerScope scope(who);
+      run();
+      run.reset();
+    };
+  }
   if (OrderChecker* checker = OrderChecker::active()) [[unlikely]] {
     task = [checker, known = checker->known(), run = std::move(task)]() mutable {
       checker->learn(known);

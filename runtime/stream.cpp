@@ -12,6 +12,7 @@
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep {
 
@@ -89,6 +90,7 @@ struct StreamTable {
     Stream* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
       stream = &StreamPool::take_or_make(device);
+      trace::name_lane(stream->handle(), label);
       if (stream->checked()) detail::OrderChecker::active()->label_stream(stream->handle(), label);
       slot.store(stream, std::memory_order_release);
     }
@@ -191,6 +193,15 @@ bool Event::query() const {
   // The wait does not block; it throws what the work threw.
   LOCKSTEP_EDGE(done = of_device.wait_event(handle_, Deadline::after(Milliseconds(0))));
   return done;
+}
+
+Event::Progress Event::progress() const {
+  if (!handle_) return Progress::done;
+  Backend& of_device = backend(device_);
+  bool done = true;
+  LOCKSTEP_EDGE(done = of_device.query_event(handle_));
+  if (!done) return Progress::pending;
+  return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
 }
 
 Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}

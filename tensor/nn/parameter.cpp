@@ -21,6 +21,15 @@ void MirrorNode::backward(std::span<Tensor> output_gradients, std::span<Tensor> 
   input_gradients[0] = output_gradients[0].to(edges()[0].node->stream->device());
 }
 
+// ---- Slot
+
+bool Slot::refresh_failed() {
+  if (arrived.load(std::memory_order_relaxed)) return false;
+  const Event::Progress progress = ready.progress();
+  if (progress == Event::Progress::done) arrived.store(true, std::memory_order_release);
+  return progress == Event::Progress::failed;
+}
+
 // ---- ParameterBody
 
 ParameterBody::ParameterBody(Tensor value, bool buffer, bool requires_grad)
@@ -82,6 +91,9 @@ Tensor ParameterBody::on(Device device) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
       LOCKSTEP_EDGE(stream.wait(slot->ready));
+      // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
+      if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
+        LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
       if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
         LOCKSTEP_EDGE(slot->readers.push_back(&stream));
     }

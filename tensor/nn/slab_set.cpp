@@ -22,10 +22,14 @@ bool verify_replicas() {
   return enabled;
 }
 
-bool is_stale(const ParameterBody& body, const Slot& slot) {
-  return !slot.filled.load(std::memory_order_acquire) ||
-         slot.home_version.load(std::memory_order_relaxed) != body.home.version() ||
-         slot.own_version.load(std::memory_order_relaxed) != slot.value.version();
+bool is_stale(const ParameterBody& body, Slot& slot) {
+  if (!slot.filled.load(std::memory_order_acquire) ||
+      slot.home_version.load(std::memory_order_relaxed) != body.home.version() ||
+      slot.own_version.load(std::memory_order_relaxed) != slot.value.version())
+    return true;
+  if (slot.arrived.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(slot.mutex);
+  return slot.refresh_failed();
 }
 }  // namespace
 
@@ -173,6 +177,7 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
     std::lock_guard lock(slot.mutex);
     for (Stream* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
     slot.readers.clear();
+    LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
   }
   for (std::size_t s = 0; s < slabs.size(); ++s) {
@@ -207,6 +212,7 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
         slot->own_version.store(slot->value.version(), std::memory_order_relaxed);
         std::lock_guard lock(slot->mutex);
         LOCKSTEP_EDGE(slot->ready.record(to));
+        slot->arrived.store(to.synchronous(), std::memory_order_relaxed);
         slot->filled.store(true, std::memory_order_release);
       }
       i = end;
@@ -234,7 +240,7 @@ bool up_to_date(const Parameter& member, std::span<const Device> devices) {
   if (!body.slabs || body.home.storage() != body.slabs->entries[static_cast<std::size_t>(body.slab_entry)].home)
     return false;
   for (std::size_t d = 1; d < devices.size(); ++d) {
-    const Slot* slot = body.slot(ordinal(devices[d]));
+    Slot* slot = body.slot(ordinal(devices[d]));
     if (!slot || slot->replica.load(std::memory_order_relaxed) != static_cast<int>(d) || is_stale(body, *slot))
       return false;
   }

@@ -225,6 +225,30 @@ TEST_CASE("the detour comes after the work before it and before the work after i
   synchronize(source);
 }
 
+TEST_CASE("the detour waits for what either side has waited for, as the straight way does") {
+  if (!asynchronous()) return;
+  for (const bool denied : {false, true}) {
+    Faults faults;
+    if (denied) host_faults().deny_peer(1, 0);
+    const Device from = Device::host(0), to = Device::host(1);
+    Stream &source = default_stream(from), &destination = default_stream(to), &plain = default_stream(Device::cpu());
+    Stream writer(from);
+    const std::size_t bytes = 5000;
+    Bytes received(bytes);
+    Block* here = allocate(writer, bytes);
+    Block* there = allocate(destination, bytes);
+    peer_copies(from, to);
+    host_faults().delay_task(1, std::chrono::microseconds(20'000));
+    writer.backend().fill_bytes(here->data, 7, bytes, writer.handle());
+    destination.wait_for(writer);  // and `source` does not
+    copy_bytes({there->data, to, here->data, from, bytes}, source, destination);
+    copy_bytes({received.data(), Device::cpu(), there->data, to, bytes}, destination, plain);
+    CHECK(received == Bytes(bytes, 7));
+    release(here);
+    release(there);
+  }
+}
+
 TEST_CASE("a link that claims to work and loses writes is found out before it is used") {
   if (!asynchronous()) return;
   Faults faults;
@@ -299,12 +323,16 @@ TEST_CASE("faults can be written down, or drawn") {
   CHECK(own.peer_denied(0, 1));
   CHECK_FALSE(own.peer_denied(1, 0));
   CHECK(own.writes_lost(2, 3));
-  CHECK_FALSE(own.allocation_fails());
-  CHECK(own.allocation_fails());
+  CHECK_FALSE(own.allocation_fails(1));
+  CHECK(own.allocation_fails(1));
   CHECK_THROWS_AS(own.before_task(Device::host(0)), DeviceError);
+  CHECK(own.struck(0));
+  CHECK(own.struck(1));
+  CHECK_FALSE(own.struck(3));
   own.clear();
+  CHECK_FALSE(own.struck(0));
   CHECK_FALSE(own.peer_denied(0, 1));
-  CHECK_FALSE(own.allocation_fails());
+  CHECK_FALSE(own.allocation_fails(1));
   CHECK_NOTHROW(own.before_task(Device::host(0)));
   for (const char* text : {"allocation", "allocation=0", "deny=0", "deny=0-4", "lose=x-1", "explode=1", "throw=-1"}) {
     CHECK_THROWS_AS(own.inject(text, 4), InvalidArgument);
