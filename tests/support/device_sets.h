@@ -22,16 +22,9 @@ inline std::vector<lockstep::Device> hosts(int count) {
 
 // 1, 2, 3, 5 and 8 devices; shuffled ones, which have another home than the first device; unequal memories.
 inline const std::vector<std::vector<lockstep::Device>>& device_sets() {
-  static const std::vector<std::vector<lockstep::Device>> sets{hosts(1),
-                                                               hosts(2),
-                                                               hosts(3),
-                                                               hosts(5),
-                                                               hosts(8),
-                                                               hosts({2}),
-                                                               hosts({3, 1}),
-                                                               hosts({4, 0, 2}),
-                                                               hosts({6, 0, 5}),
-                                                               hosts({5, 2, 7, 0, 3, 6, 1, 4})};
+  static const std::vector<std::vector<lockstep::Device>> sets{
+      hosts(1),   hosts(2),      hosts(3),         hosts(5),         hosts(8),
+      hosts({2}), hosts({3, 1}), hosts({4, 0, 2}), hosts({6, 0, 5}), hosts({5, 2, 7, 0, 3, 6, 1, 4})};
   return sets;
 }
 
