@@ -12,7 +12,14 @@ namespace lockstep::kernels {
 // The table of a device type.
 LOCKSTEP_API const KernelTable& table(DeviceType type);
 
+// Creates what kernels on the device will ever need, so that nothing is created later, while a collective may be in
+// flight: a device's start-up calls it. Throws what creating it throws. Safe to call again.
+LOCKSTEP_API void prepare(Device device);
+
 namespace detail {
+// Puts another table in the place of a device type's, for tests that check what is launched. Before its first use.
+LOCKSTEP_API void install_table(DeviceType type, const KernelTable& table);
+
 [[noreturn]] LOCKSTEP_API void fail_device(const char* op, const View& view, Device stream_device);
 [[noreturn]] LOCKSTEP_API void fail_missing(const char* op, DType dtype, Device device);
 inline void check_view(const char* op, const View& view, Device device) {

@@ -6,6 +6,7 @@
 #include "lockstep/parallel/gather_tensor.h"
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops_support.h"
@@ -57,7 +58,7 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
   const Tensor whole = piece.contiguous();
   const Tensor copy = fresh(whole.shape(), whole.dtype(), device);
   Stream &source_stream = current_stream(whole.device()), &destination_stream = current_stream(device);
-  whole.storage()->record_use(source_stream);
+  LOCKSTEP_EDGE(whole.storage()->record_use(source_stream));
   Event copied = start_copy({.destination = const_cast<void*>(copy.data()),
                              .destination_device = device,
                              .source = whole.data(),
@@ -74,9 +75,9 @@ void Departures::settle() {
   while (!copies_.empty()) {
     const Copy& copy = copies_.back();
     if (copy.stream->device().is_cpu())
-      wait(copy.copied, Deadline::after(timeout_));
+      LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
     else
-      copy.stream->wait(copy.copied);
+      LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
     copies_.pop_back();
   }
 }
@@ -147,7 +148,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
     node->output_count = static_cast<std::uint32_t>(pieces.size());
     for (std::uint32_t i = 0; i < node->output_count; ++i) attach(*node, pieces[i], i);
     // Its backward collects the gradients where the source is.
-    node->stream = &current_stream(source.device());
+    LOCKSTEP_EDGE(node->stream = &current_stream(source.device()));
   }
   return pieces;
 }

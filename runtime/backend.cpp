@@ -4,6 +4,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/device_table.h"
 #include "lockstep/runtime/internal/environment.h"
 #include "lockstep/runtime/internal/trace_environment.h"
@@ -39,8 +40,10 @@ const DeviceTable& build_device_table() {
   if (const DeviceTable* table = the_device_table.load(std::memory_order_acquire)) return *table;
   Backend*& cpu = registered.installed[static_cast<int>(DeviceType::cpu)];
   Backend*& host = registered.installed[static_cast<int>(DeviceType::host)];
+  Backend*& cuda = registered.installed[static_cast<int>(DeviceType::cuda)];
+  if (!cuda) cuda = make_cuda_backend();
   if (!host) host = make_host_backend(registered.host_options);
-  if (!cpu) cpu = make_cpu_backend(*host);
+  if (!cpu) cpu = make_cpu_backend();
 
   auto* table = new DeviceTable;
   int ordinal = 0;

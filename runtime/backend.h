@@ -45,6 +45,8 @@ class LOCKSTEP_API Backend {
   // Host memory that the device can copy from and to asynchronously. Null when there is none left.
   virtual void* allocate_pinned(std::size_t bytes) = 0;
   virtual void free_pinned(void* memory) noexcept = 0;
+  // True for host memory that the device can copy from and to only while the host waits: it goes through pinned memory.
+  virtual bool pageable(const void* /*memory*/) const { return false; }
 
   // A stream runs what is enqueued on it in order. The first error of its work sticks to it, travels through events to
   // the streams that wait, and surfaces where the host waits or asks whether a stream is done. On host devices the

@@ -1,6 +1,7 @@
 #include "lockstep/runtime/copy.h"
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/staging.h"
 #include "lockstep/runtime/peer.h"
@@ -14,6 +15,13 @@ Device carrier(Device destination, Device source) {
   if (destination.is_cpu()) return source;
   if (source.type() == DeviceType::cuda && destination.type() != DeviceType::cuda) return source;
   return destination;
+}
+
+// The side of a copy between the host and a CUDA device that is host memory; null for other copies.
+const void* host_side(const CopyArgs& args) {
+  const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
+  const bool from_gpu = args.source_device.type() == DeviceType::cuda;
+  return to_gpu == from_gpu ? nullptr : to_gpu ? args.source : args.destination;
 }
 
 // What the order checker says about the copies of this call.
@@ -34,7 +42,8 @@ class PlaceScope {
 }  // namespace
 
 void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
-  source_stream.wait(start_copy(args, source_stream, destination_stream, place));
+  const Event done = start_copy(args, source_stream, destination_stream, place);
+  LOCKSTEP_EDGE(source_stream.wait(done));
 }
 
 Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
@@ -54,21 +63,31 @@ Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destinatio
   if (!one_device && args.source_device.type() == args.destination_device.type() &&
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
-    out.wait_for(source_stream);
-    out.wait_for(destination_stream);  // which may have waited for who wrote the source
-    stream.wait_for(destination_stream);
+    LOCKSTEP_EDGE(out.wait_for(source_stream));
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));  // which may have waited for who wrote the source
+    LOCKSTEP_EDGE(stream.wait_for(destination_stream));
     detail::copy_staged(args, out, stream);
-    done.record(out);
-    destination_stream.wait_for(stream);
+    LOCKSTEP_EDGE(done.record(out));
+    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
     return done;
   }
-  stream.wait_for(source_stream);
-  stream.wait_for(destination_stream);
+  LOCKSTEP_EDGE(stream.wait_for(source_stream));
+  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
+  if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
+    if (args.source_device.type() == DeviceType::cuda) {
+      detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
+    } else {
+      detail::copy_from_pageable(args, stream);
+      LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+    }
+    return done;
+  }
   stream.backend().copy(args, stream.handle());
   if (stream == source_stream && stream == destination_stream) return done;
 
-  done.record(stream);
-  if (stream != destination_stream) destination_stream.wait(done);  // a stream of plain memory blocks here
+  LOCKSTEP_EDGE(done.record(stream));
+  if (stream != destination_stream)
+    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
   return done;
 }
 

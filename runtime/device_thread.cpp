@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/futex.h"
 #include "lockstep/runtime/internal/order_checker.h"
@@ -71,7 +72,7 @@ struct DeviceThread::State {
 void DeviceThread::State::work(DeviceThread* self, Device device) {
   calling_thread = self;
   try {
-    backend(device).bind_thread(device.index());
+    LOCKSTEP_EDGE(backend(device).bind_thread(device.index()));
   } catch (...) {
     // Tasks still run: what they call reports the device's state better than a thread that is silent.
     log(LogLevel::error, cat("[DeviceThread] expected to bind a thread to ", device,

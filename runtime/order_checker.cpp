@@ -97,6 +97,16 @@ void OrderChecker::label_stream(StreamHandle handle, const char* label) {
 
 // --- What is ordered -------------------------------------------------------------------------------------------------
 
+void OrderChecker::alias(StreamHandle handle, StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  if (const auto found = streams_.find(stream); found != streams_.end()) streams_[handle] = found->second;
+}
+
+void OrderChecker::remove_alias(StreamHandle handle) noexcept {
+  std::lock_guard lock(mutex_);
+  streams_.erase(handle);
+}
+
 VectorClock OrderChecker::record(StreamHandle handle) {
   std::lock_guard lock(mutex_);
   const Current current = begin(handle, "record", {});
@@ -286,8 +296,8 @@ void OrderChecker::allocated(const Block& block) {
   blocks_[bytes.begin] = {bytes.end, {}};
 }
 
-// Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to
-// the allocator (record_use), which then waits for them itself.
+// Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to a
+// stream that record_use has named, for which the allocator waits.
 void OrderChecker::released(const Block& block) noexcept try {
   std::unique_lock lock(mutex_);
   const ByteRun bytes = bytes_of(block);

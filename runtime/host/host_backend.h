@@ -58,6 +58,6 @@ void check_host_options(const HostOptions& options);
 // The virtual devices, and the one cpu device, which works in the calling thread whatever their mode and is watched
 // when they are.
 Backend* make_host_backend(const HostOptions& options);
-Backend* make_cpu_backend(const Backend& host);
+Backend* make_cpu_backend();
 
 }  // namespace lockstep::detail

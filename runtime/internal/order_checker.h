@@ -35,6 +35,9 @@ class OrderChecker {
   // thread's own.
   void add_stream(StreamHandle handle, Device device, StreamTicks& ticks);
   void remove_stream(StreamHandle handle) noexcept;
+  // Another name for a stream, for backends whose handles are not those that the checker was told of.
+  void alias(StreamHandle handle, StreamHandle stream);
+  void remove_alias(StreamHandle handle) noexcept;
   VectorClock record(StreamHandle handle);  // what an event on the stream marks
   void wait(StreamHandle handle, const VectorClock& event);
   void host_wait(const VectorClock& event);

@@ -1,9 +1,14 @@
 #include "lockstep/runtime/internal/staging.h"
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 
 namespace lockstep::detail {
 namespace {
@@ -27,6 +32,57 @@ Ring& ring_into(Device device) {
   return rings[ordinal(device)];
 }
 
+// Pinned memory for copies between a device and pageable memory. Whoever has a piece has it alone, so that no lock is
+// held while the host waits for it.
+struct Piece {
+  std::byte* memory = nullptr;
+  Event used;  // the last copy from or to it
+};
+
+struct PiecePool {
+  std::mutex mutex;
+  std::deque<Piece> idle;  // the one that has rested longest in front
+  std::size_t made = 0;
+
+  static PiecePool& of(Device device) {
+    static PiecePool* const pools = new PiecePool[kMaxDevices];
+    return pools[ordinal(device)];
+  }
+};
+
+class TakenPiece {
+ public:
+  explicit TakenPiece(Stream& stream) : pool_(PiecePool::of(stream.device())), piece_(take(pool_, stream)) {}
+  TakenPiece(const TakenPiece&) = delete;
+  ~TakenPiece() {
+    std::lock_guard lock(pool_.mutex);
+    pool_.idle.push_back(std::move(piece_));
+  }
+  Piece* operator->() { return &piece_; }
+
+ private:
+  static Piece take(PiecePool& pool, Stream& stream) {
+    Piece piece;
+    {
+      std::lock_guard lock(pool.mutex);
+      if (pool.made >= kPieces && !pool.idle.empty()) {
+        piece = std::move(pool.idle.front());
+        pool.idle.pop_front();
+      } else {
+        ++pool.made;
+      }
+    }
+    if (!piece.memory) {
+      piece.memory = static_cast<std::byte*>(stream.backend().allocate_pinned(kPieceBytes));
+      if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
+    }
+    return piece;
+  }
+
+  PiecePool& pool_;
+  Piece piece_;
+};
+
 }  // namespace
 
 void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
@@ -37,15 +93,52 @@ void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
     Ring::Piece& piece = ring.pieces[ring.next++ % kPieces];
     if (!piece.memory) piece.memory = static_cast<std::byte*>(in.backend().allocate_pinned(kPieceBytes));
     if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
-    out.wait(piece.emptied);
+    LOCKSTEP_EDGE(out.wait(piece.emptied));
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     out.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, out.handle());
-    piece.filled.record(out);
-    in.wait(piece.filled);
+    LOCKSTEP_EDGE(piece.filled.record(out));
+    LOCKSTEP_EDGE(in.wait(piece.filled));
     in.backend().copy({destination, args.destination_device, piece.memory, Device::cpu(), bytes}, in.handle());
-    piece.emptied.record(in);
+    LOCKSTEP_EDGE(piece.emptied.record(in));
   }
+}
+
+void copy_from_pageable(const CopyArgs& args, Stream& stream) {
+  for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
+    const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
+    TakenPiece piece(stream);
+    LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
+    std::memcpy(piece->memory, static_cast<const std::byte*>(args.source) + done, bytes);
+    auto* destination = static_cast<std::byte*>(args.destination) + done;
+    stream.backend().copy({destination, args.destination_device, piece->memory, Device::cpu(), bytes}, stream.handle());
+    LOCKSTEP_EDGE(piece->used.record(stream));
+  }
+}
+
+void copy_to_pageable(const CopyArgs& args, Stream& stream) {
+  struct Underway {
+    std::unique_ptr<TakenPiece> piece;
+    std::size_t at, bytes;
+  };
+  std::deque<Underway> underway;
+  const auto arrive = [&] {
+    Underway& first = underway.front();
+    LOCKSTEP_EDGE(wait((*first.piece)->used, Deadline::after(kDefaultTimeout)));
+    std::memcpy(static_cast<std::byte*>(args.destination) + first.at, (*first.piece)->memory, first.bytes);
+    underway.pop_front();
+  };
+  for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
+    if (underway.size() == kPieces) arrive();
+    const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
+    underway.push_back({std::make_unique<TakenPiece>(stream), done, bytes});
+    // Whoever had it before used it on this stream, the device's copy stream.
+    Piece& piece = *underway.back().piece->operator->();
+    const auto* source = static_cast<const std::byte*>(args.source) + done;
+    stream.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, stream.handle());
+    LOCKSTEP_EDGE(piece.used.record(stream));
+  }
+  while (!underway.empty()) arrive();
 }
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/substitution.h"
@@ -12,7 +13,7 @@ namespace lockstep {
 
 MirrorNode::MirrorNode(ParameterBody* mirrored, Device on) : body(mirrored), device(on) {
   kind_ = Kind::mirror;
-  stream = &default_stream(device);
+  LOCKSTEP_EDGE(stream = &default_stream(device));
   edges()[0] = {body->leaf, 0};
 }
 
@@ -89,12 +90,12 @@ Tensor ParameterBody::on(Device device) {
   if (differentiable || !stream.synchronous()) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
-      stream.wait(slot->ready);
+      LOCKSTEP_EDGE(stream.wait(slot->ready));
       // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
       if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
-        wait(slot->ready, Deadline::after(Milliseconds(0)));  // throws it
+        LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
       if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
-        slot->readers.push_back(&stream);
+        LOCKSTEP_EDGE(slot->readers.push_back(&stream));
     }
     if (differentiable) {
       // One node per slot, so that a backward finds one gradient per replica.

@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -36,7 +37,10 @@ bool is_stale(const ParameterBody& body, Slot& slot) {
 
 void ReadGate::enter() {
   std::unique_lock lock(mutex_);
-  if (closed_ && !changed_.wait_until(lock, Deadline::after(kDefaultTimeout).time(), [&] { return !closed_; }))
+  bool in_time = true;
+  const Deadline deadline = Deadline::after(kDefaultTimeout);
+  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return !closed_; }));
+  if (!in_time)
     throw TimeoutError("[replicate] expected a refresh of replicas to end within 10 minutes; it is still going on");
   ++readers_;
 }
@@ -48,7 +52,9 @@ void ReadGate::leave() {
 
 void ReadGate::close(Deadline deadline, Device device) {
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }))
+  bool in_time = true;
+  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }));
+  if (!in_time)
     throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
                            " to finish before it is refreshed; at the deadline ", readers_, " still read it"));
   closed_ = true;
@@ -157,7 +163,7 @@ void SlabSet::refresh(std::span<ParameterBody* const> bodies, std::span<const De
 void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline deadline, TransferStats& stats) {
   const int home = ordinal(home_), at = ordinal(device);
   ReadGate& gate = gates_[static_cast<std::size_t>(at)];
-  gate.close(deadline, device);
+  LOCKSTEP_EDGE(gate.close(deadline, device));
   struct Open {
     ReadGate& gate;
     ~Open() { gate.open(); }
@@ -169,9 +175,9 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
   for (int index : stale) {
     Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
     std::lock_guard lock(slot.mutex);
-    for (Stream* reader : slot.readers) to.wait_for(*reader);
+    for (Stream* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
     slot.readers.clear();
-    to.wait(slot.ready);  // a failure that nobody was told of yet is not forgotten with the event
+    LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
   }
   for (std::size_t s = 0; s < slabs.size(); ++s) {
@@ -205,7 +211,7 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
         slot->home_version.store(version, std::memory_order_relaxed);
         slot->own_version.store(slot->value.version(), std::memory_order_relaxed);
         std::lock_guard lock(slot->mutex);
-        slot->ready.record(to);
+        LOCKSTEP_EDGE(slot->ready.record(to));
         slot->arrived.store(to.synchronous(), std::memory_order_relaxed);
         slot->filled.store(true, std::memory_order_release);
       }

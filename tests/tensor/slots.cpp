@@ -109,7 +109,7 @@ TEST_CASE("a raw write counts when it is announced") {
   Net net = net_on(kDevices[0]);
   ModuleSlots slots(net);
   slots.refresh(kDevices);
-  synchronize(kDevices[0]);  // the move into the slab: this thread's own writes are not ordered by streams
+  synchronize(kDevices[0]);  // the host writes where the device's stream may still be writing
   net.b.tensor().mutable_data<double>()[0] = 11;
   CHECK(slots.refresh(kDevices).bytes == 2 * 8);
   CHECK(net.b.on(kDevices[1]).item<double>() == 11);

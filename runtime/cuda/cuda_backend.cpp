@@ -1,0 +1,347 @@
+#include "lockstep/runtime/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+#include <utility>
+
+#include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/internal/growth_lock.h"
+#include "lockstep/runtime/internal/order_checker.h"
+
+namespace lockstep::cuda {
+namespace {
+
+// Logical devices, by bit of their index.
+using DeviceSet = std::uint32_t;
+static_assert(sizeof(DeviceSet) * 8 >= 32);
+
+struct CudaStream {
+  CudaDevice& device;
+  cudaStream_t native = nullptr;
+  // The devices whose work this stream's work comes after: a host-side error of one of them is an error of whoever waits
+  // for this stream. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
+  std::atomic<DeviceSet> depends_on;
+};
+
+struct CudaEvent {
+  CudaDevice& device;
+  cudaEvent_t native = nullptr;
+  bool timing;
+  std::atomic<DeviceSet> depends_on{0};
+};
+
+CudaStream& as_stream(StreamHandle handle) { return *reinterpret_cast<CudaStream*>(handle); }
+CudaEvent& as_event(EventHandle handle) { return *reinterpret_cast<CudaEvent*>(handle); }
+DeviceSet bit(const CudaDevice& device) { return DeviceSet{1} << device.device.index(); }
+
+CudaDevice& started(int index) {
+  CudaDevice& device = cuda_device(Device::cuda(index));
+  device.start();
+  return device;
+}
+
+// Pinned memory is no device's, but asking for it makes a context: on a GPU that has one, if there is any.
+CudaDevice& any_started() {
+  const CudaLayout& layout = cuda_layout();
+  for (int i = 0; i < layout.count; ++i) {
+    if (layout.devices[i]->started() && !lost(layout.devices[i]->device)) return *layout.devices[i];
+  }
+  return started(0);
+}
+
+void surface(DeviceSet devices) {
+  const CudaLayout& layout = cuda_layout();
+  for (int i = 0; devices != 0; ++i, devices >>= 1) {
+    if (devices & 1) layout.devices[i]->surface();
+  }
+}
+
+bool ready(cudaError_t result, Device device, const char* call) {
+  if (result == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // an answer, not an error
+    return false;
+  }
+  check(result, device, call);
+  return true;
+}
+
+// Waits in turns: at first a wait is over in microseconds, and a sleep would be the longest part of it.
+class Patience {
+ public:
+  void pass() {
+    if (++turns_ < 256) return;
+    if (turns_ < 512) return std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(std::min(turns_ - 500, 100)));
+  }
+
+ private:
+  int turns_ = 0;
+};
+
+struct HostTask {
+  UniqueFunction task;
+  CudaDevice& device;
+};
+
+void run_host_task(void* memory) {
+  const std::unique_ptr<HostTask> host_task(static_cast<HostTask*>(memory));
+  if (host_task->device.failed()) return;  // as on a stream whose work failed: nothing more until the host knows
+  try {
+    host_task->task();
+  } catch (...) {
+    host_task->device.fail(std::current_exception());
+  }
+}
+
+class CudaBackend final : public Backend {
+ public:
+  DeviceType type() const noexcept override { return DeviceType::cuda; }
+  int device_count() const noexcept override { return cuda_layout().count; }
+  const DeviceProperties& properties(int index) const override {
+    return cuda_device(Device::cuda(index)).properties;
+  }
+
+  void bind_thread(int index) override {
+    CudaDevice& device = started(index);
+    LOCKSTEP_CUDA(device.device, cudaSetDevice(static_cast<int>(device.ordinal)));
+  }
+
+  void* allocate(int index, std::size_t bytes) override { return started(index).allocate(bytes); }
+  void free(int index, void* memory) noexcept override { cuda_device(Device::cuda(index)).free(memory); }
+
+  void* allocate_pinned(std::size_t bytes) override {
+    CudaDevice& device = any_started();
+    const CurrentDevice current(device.device);
+    const detail::GrowthLock alone;
+    void* memory = nullptr;
+    const cudaError_t result = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+    if (result == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    check(result, device.device, "cudaHostAlloc");
+    std::lock_guard lock(pinned_mutex_);
+    pinned_.emplace(reinterpret_cast<std::uintptr_t>(memory), bytes);
+    return memory;
+  }
+
+  void free_pinned(void* memory) noexcept override try {
+    if (!memory) return;
+    {
+      std::lock_guard lock(pinned_mutex_);
+      pinned_.erase(reinterpret_cast<std::uintptr_t>(memory));
+    }
+    const CurrentDevice current(any_started().device);
+    const detail::GrowthLock alone;
+    if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+  } catch (...) {
+  }
+
+  bool pageable(const void* memory) const override {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    std::shared_lock lock(pinned_mutex_);
+    auto after = pinned_.upper_bound(address);
+    return after == pinned_.begin() || address >= (--after)->first + after->second;
+  }
+
+  StreamHandle create_stream(int index) override {
+    CudaDevice& device = started(index);
+    const CurrentDevice current(device.device);
+    const detail::GrowthLock alone;
+    std::unique_ptr<CudaStream> stream(new CudaStream{device, nullptr, bit(device)});
+    // Not blocking: the legacy default stream of other libraries must not serialise with ours.
+    LOCKSTEP_CUDA(device.device, cudaStreamCreateWithFlags(&stream->native, cudaStreamNonBlocking));
+    const auto handle = reinterpret_cast<StreamHandle>(stream.release());
+    if (auto* checker = detail::OrderChecker::active()) checker->alias(handle, native_handle(handle));
+    return handle;
+  }
+
+  void destroy_stream(StreamHandle handle) noexcept override try {
+    const std::unique_ptr<CudaStream> stream(&as_stream(handle));
+    if (auto* checker = detail::OrderChecker::active()) checker->remove_alias(handle);
+    if (lost(stream->device.device)) return;
+    const CurrentDevice current(stream->device.device);
+    if (cudaStreamDestroy(stream->native) != cudaSuccess) (void)cudaGetLastError();
+  } catch (...) {
+  }
+
+  bool query_stream(StreamHandle handle) override {
+    CudaStream& stream = as_stream(handle);
+    const CurrentDevice current(stream.device.device);
+    if (!ready(cudaStreamQuery(stream.native), stream.device.device, "cudaStreamQuery")) return false;
+    surface(stream.depends_on.load(std::memory_order_relaxed));
+    return true;
+  }
+
+  void* native_stream(StreamHandle stream) override { return as_stream(stream).native; }
+
+  EventHandle create_event(int index, bool timing) override {
+    CudaDevice& device = started(index);
+    const CurrentDevice current(device.device);
+    std::unique_ptr<CudaEvent> event(new CudaEvent{device, nullptr, timing});
+    LOCKSTEP_CUDA(device.device,
+                  cudaEventCreateWithFlags(&event->native, timing ? cudaEventDefault : cudaEventDisableTiming));
+    return reinterpret_cast<EventHandle>(event.release());
+  }
+
+  void destroy_event(EventHandle handle) noexcept override try {
+    const std::unique_ptr<CudaEvent> event(&as_event(handle));
+    if (lost(event->device.device)) return;
+    const CurrentDevice current(event->device.device);
+    if (cudaEventDestroy(event->native) != cudaSuccess) (void)cudaGetLastError();
+  } catch (...) {
+  }
+
+  void record_event(EventHandle event_handle, StreamHandle stream_handle) override {
+    CudaEvent& event = as_event(event_handle);
+    CudaStream& stream = as_stream(stream_handle);
+    const CurrentDevice current(stream.device.device);
+    LOCKSTEP_CUDA(stream.device.device, cudaEventRecord(event.native, stream.native));
+    event.depends_on.store(stream.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
+  void stream_wait_event(StreamHandle stream_handle, EventHandle event_handle) override {
+    CudaStream& stream = as_stream(stream_handle);
+    CudaEvent& event = as_event(event_handle);
+    const CurrentDevice current(stream.device.device);
+    LOCKSTEP_CUDA(stream.device.device, cudaStreamWaitEvent(stream.native, event.native, cudaEventWaitDefault));
+    stream.depends_on.fetch_or(event.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+
+  bool query_event(EventHandle handle) override {
+    CudaEvent& event = as_event(handle);
+    const CurrentDevice current(event.device.device);
+    return ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery");
+  }
+
+  bool wait_event(EventHandle handle, Deadline deadline) override {
+    CudaEvent& event = as_event(handle);
+    const CurrentDevice current(event.device.device);
+    for (Patience patience; !ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery");) {
+      if (deadline.passed()) return false;
+      patience.pass();
+    }
+    surface(event.depends_on.load(std::memory_order_relaxed));
+    return true;
+  }
+
+  double elapsed_milliseconds(EventHandle begin_handle, EventHandle end_handle) override {
+    CudaEvent& begin = as_event(begin_handle);
+    CudaEvent& end = as_event(end_handle);
+    LOCKSTEP_CHECK(begin.timing && end.timing,
+                   "[elapsed_milliseconds] expected two recorded timing events, got one that is not");
+    const CurrentDevice current(begin.device.device);
+    float milliseconds = 0;
+    LOCKSTEP_CUDA(begin.device.device, cudaEventElapsedTime(&milliseconds, begin.native, end.native));
+    return milliseconds;
+  }
+
+  void copy(const CopyArgs& args, StreamHandle handle) override {
+    if (args.bytes == 0) return;
+    CudaStream& stream = as_stream(handle);
+    const Device device = stream.device.device;
+    const CurrentDevice current(device);
+    const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
+    const bool from_gpu = args.source_device.type() == DeviceType::cuda;
+    if (to_gpu && from_gpu) {
+      const int to = static_cast<int>(ordinal_of(args.destination_device));
+      const int from = static_cast<int>(ordinal_of(args.source_device));
+      if (to == from) return copy_within(args, stream);
+      LOCKSTEP_CUDA(device,
+                    cudaMemcpyPeerAsync(args.destination, to, args.source, from, args.bytes, stream.native));
+      return;
+    }
+    const cudaMemcpyKind kind = to_gpu     ? cudaMemcpyHostToDevice
+                                : from_gpu ? cudaMemcpyDeviceToHost
+                                           : cudaMemcpyHostToHost;
+    LOCKSTEP_CUDA(device, cudaMemcpyAsync(args.destination, args.source, args.bytes, kind, stream.native));
+  }
+
+  void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle handle) override {
+    if (bytes == 0) return;
+    CudaStream& stream = as_stream(handle);
+    const CurrentDevice current(stream.device.device);
+    LOCKSTEP_CUDA(stream.device.device, cudaMemsetAsync(memory, value, bytes, stream.native));
+  }
+
+  bool can_access_peer(int from, int to) const override {
+    const CudaDevice& accessing = cuda_device(Device::cuda(from));
+    const CudaDevice& accessed = cuda_device(Device::cuda(to));
+    if (accessing.ordinal == accessed.ordinal) return true;
+    int possible = 0;
+    LOCKSTEP_CUDA(accessing.device, cudaDeviceCanAccessPeer(&possible, static_cast<int>(accessing.ordinal),
+                                                            static_cast<int>(accessed.ordinal)));
+    return possible != 0;
+  }
+
+  void enable_peer_access(int from, int to) override {
+    CudaDevice& accessing = started(from);
+    CudaDevice& accessed = started(to);
+    if (accessing.ordinal == accessed.ordinal) return;
+    const CurrentDevice current(accessing.device);
+    const detail::GrowthLock alone;
+    const cudaError_t result = cudaDeviceEnablePeerAccess(static_cast<int>(accessed.ordinal), 0);
+    if (result == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();  // by the program around us, or before
+    else check(result, accessing.device, "cudaDeviceEnablePeerAccess");
+  }
+
+  void enqueue(StreamHandle handle, UniqueFunction task) override {
+    CudaStream& stream = as_stream(handle);
+    const CurrentDevice current(stream.device.device);
+    auto host_task = std::make_unique<HostTask>(std::move(task), stream.device);
+    LOCKSTEP_CUDA(stream.device.device, cudaLaunchHostFunc(stream.native, run_host_task, host_task.get()));
+    (void)host_task.release();  // run_host_task has it
+  }
+
+ private:
+  static StreamHandle native_handle(StreamHandle handle) {
+    return reinterpret_cast<StreamHandle>(as_stream(handle).native);
+  }
+
+  // On one GPU. Ranges that overlap go in pieces that do not, in the order in which nothing is overwritten unread.
+  static void copy_within(const CopyArgs& args, CudaStream& stream) {
+    auto* to = static_cast<std::byte*>(args.destination);
+    const auto* from = static_cast<const std::byte*>(args.source);
+    const std::size_t distance = static_cast<std::size_t>(to < from ? from - to : to - from);
+    if (distance == 0) return;
+    const std::size_t piece = std::min(distance, args.bytes);
+    constexpr std::size_t kMostPieces = 4096;
+    if (args.bytes / piece > kMostPieces) {
+      throw NotSupported(cat("[copy] expected overlapping ranges at least ", args.bytes / kMostPieces + 1,
+                             " bytes apart, got ", distance, " (", stream.device.device, ")"));
+    }
+    const bool upwards = to < from;
+    for (std::size_t done = 0; done < args.bytes;) {
+      const std::size_t bytes = std::min(piece, args.bytes - done);
+      const std::size_t at = upwards ? done : args.bytes - done - bytes;
+      LOCKSTEP_CUDA(stream.device.device,
+                    cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyDeviceToDevice, stream.native));
+      done += bytes;
+    }
+  }
+
+  mutable std::shared_mutex pinned_mutex_;
+  std::map<std::uintptr_t, std::size_t> pinned_;
+};
+
+}  // namespace
+
+cudaStream_t native(const Stream& stream) { return as_stream(stream.handle()).native; }
+
+}  // namespace lockstep::cuda
+
+namespace lockstep::detail {
+
+Backend* make_cuda_backend() {
+  if (cuda::cuda_layout().count == 0) return nullptr;
+  static auto* const backend = new cuda::CudaBackend;
+  return backend;
+}
+
+}  // namespace lockstep::detail

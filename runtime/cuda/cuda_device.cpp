@@ -1,0 +1,132 @@
+#include "lockstep/runtime/cuda/cuda_device.h"
+
+#include <utility>
+
+#include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/internal/growth_lock.h"
+
+namespace lockstep::cuda {
+
+void CudaDevice::start() {
+  if (started()) [[likely]] return;
+  std::call_once(once_, [this] {
+    const CurrentDevice current(device);
+    const detail::GrowthLock alone;
+    void* memory = nullptr;
+    LOCKSTEP_CUDA(device, cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable));
+    report_ = new (memory) KernelReport{};
+    void* mapped = nullptr;
+    LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, memory, 0));
+    mapped_report_ = static_cast<KernelReport*>(mapped);
+    has_started_.store(true, std::memory_order_release);
+  });
+}
+
+void* CudaDevice::allocate(std::size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (share_bytes != 0 && bytes > share_bytes - used_bytes_) return nullptr;
+    used_bytes_ += bytes;
+  }
+  void* memory = nullptr;
+  try {
+    const CurrentDevice current(device);
+    const detail::GrowthLock alone;
+    const cudaError_t result = cudaMalloc(&memory, bytes);
+    if (result == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      memory = nullptr;
+    } else {
+      check(result, device, "cudaMalloc");
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    used_bytes_ -= bytes;
+    throw;
+  }
+  std::lock_guard lock(mutex_);
+  if (memory) pieces_.emplace(memory, bytes);
+  else used_bytes_ -= bytes;
+  return memory;
+}
+
+void CudaDevice::free(void* memory) noexcept try {
+  if (!memory) return;
+  {
+    std::lock_guard lock(mutex_);
+    const auto piece = pieces_.find(memory);
+    if (piece == pieces_.end()) return;
+    used_bytes_ -= piece->second;
+    pieces_.erase(piece);
+  }
+  if (lost(device)) return;  // it went with the context
+  const CurrentDevice current(device);
+  const detail::GrowthLock alone;
+  if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
+} catch (...) {
+}
+
+void CudaDevice::fail(std::exception_ptr error) noexcept {
+  std::lock_guard lock(mutex_);
+  if (failure_) return;
+  failure_ = std::move(error);
+  failed_.store(true, std::memory_order_release);
+}
+
+namespace {
+
+const char* name_of(int op) {
+  switch (op) {
+    case report_gather: return "gather";
+    case report_scatter_add: return "scatter_add";
+    case report_index_select: return "index_select";
+    case report_index_add: return "index_add";
+    case report_max_unpool2d: return "max_unpool2d";
+    default: return "kernel";
+  }
+}
+
+}  // namespace
+
+void CudaDevice::surface() {
+  if (failed()) [[unlikely]] {
+    std::exception_ptr error;
+    {
+      std::lock_guard lock(mutex_);
+      error = std::exchange(failure_, nullptr);
+      failed_.store(false, std::memory_order_release);
+    }
+    if (error) {
+      try {
+        std::rethrow_exception(error);
+      } catch (const Error&) {
+        throw;
+      } catch (...) {
+        std::throw_with_nested(DeviceError(
+            device, 0, cat("[wait] expected the work to succeed, got: ", detail::describe(std::current_exception()))));
+      }
+    }
+  }
+  if (!report_) return;
+  std::atomic_ref<int> ready(report_->ready);
+  if (ready.load(std::memory_order_acquire) == 0) [[likely]] return;
+  std::lock_guard lock(mutex_);
+  if (ready.load(std::memory_order_acquire) == 0) return;
+  const KernelReport seen = *report_;
+  ready.store(0, std::memory_order_relaxed);
+  std::atomic_ref<int>(report_->reported).store(0, std::memory_order_release);  // the next report may come
+  throw InvalidArgument(cat("[", name_of(seen.op), "] expected indices in [0, ", seen.size, "), got ", seen.index,
+                            " (", device, ")"));
+}
+
+CudaDevice& cuda_device(Device device) { return *cuda_layout().devices[device.index()]; }
+
+Ordinal ordinal_of(Device device) { return cuda_device(device).ordinal; }
+
+KernelReport* kernel_report(Device device) {
+  CudaDevice& found = cuda_device(device);
+  found.start();
+  return found.mapped_report_;
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,71 @@
+// Which logical devices there are.
+#include <algorithm>
+#include <vector>
+
+#include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/log.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kMostDevices = 32;
+
+int gpu_count() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result == cudaSuccess) return count;
+  (void)cudaGetLastError();
+  // No driver, or one that is older than the toolkit, or no GPU: a machine without CUDA devices.
+  if (result != cudaErrorNoDevice && result != cudaErrorInsufficientDriver) {
+    log(LogLevel::warning, cat("[cuda] expected to count the GPUs, got ", cudaGetErrorName(result), " (",
+                               cudaGetErrorString(result), "); going on without CUDA devices"));
+  }
+  return 0;
+}
+
+cudaDeviceProp properties_of(int ordinal) {
+  cudaDeviceProp found{};
+  const cudaError_t result = cudaGetDeviceProperties(&found, ordinal);
+  if (result != cudaSuccess) {
+    (void)cudaGetLastError();
+    throw DeviceError(Device::cuda(ordinal), static_cast<int>(result),
+                      cat("[cuda] expected the properties of GPU ", ordinal, ", got ", cudaGetErrorName(result)));
+  }
+  return found;
+}
+
+CudaLayout make_layout() {
+  const std::string_view wanted = detail::environment("LOCKSTEP_CUDA_DEVICES");
+  const int limit = wanted.empty() ? kMostDevices : detail::parse_count("LOCKSTEP_CUDA_DEVICES", wanted, 0, kMostDevices);
+  if (limit == 0) return {};
+  const int gpus = gpu_count();
+  const int count = gpus == 0 ? 0 : wanted.empty() ? std::min(gpus, kMostDevices) : limit;
+
+  auto* devices = new std::vector<CudaDevice*>;  // for ever, as the backend
+  for (int i = 0; i < count; ++i) {
+    const int ordinal = i % gpus;
+    const int sharers = (count - ordinal + gpus - 1) / gpus;  // logical devices on this GPU
+    const cudaDeviceProp found = properties_of(ordinal);
+    DeviceProperties properties{.name = found.name,
+                                .total_memory_bytes = found.totalGlobalMem / static_cast<std::size_t>(sharers),
+                                .multiprocessors = found.multiProcessorCount,
+                                .synchronous = false,
+                                .checked = detail::OrderChecker::active() != nullptr,
+                                .stages_pageable = true};
+    const std::size_t share_bytes = sharers == 1 ? 0 : properties.total_memory_bytes;
+    devices->push_back(new CudaDevice(i, Ordinal{ordinal}, share_bytes, std::move(properties)));
+  }
+  return {devices->data(), count};
+}
+
+}  // namespace
+
+const CudaLayout& cuda_layout() {
+  static const CudaLayout layout = make_layout();
+  return layout;
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,57 @@
+#include "lockstep/runtime/cuda/current_device.h"
+
+#include <cuda.h>
+
+#include <atomic>
+
+#include "lockstep/runtime/cuda/cuda_check.h"
+
+namespace lockstep::cuda {
+namespace {
+
+using GetState = CUresult (*)(CUdevice, unsigned int*, int*);
+
+// The runtime has no question whether a context exists, the driver has; asked for by name, so that nothing links to it.
+GetState find_get_state() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t result =
+      cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
+  if (result != cudaSuccess) (void)cudaGetLastError();
+  return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState>(function) : nullptr;
+}
+
+// GPUs that have been seen with a context: it stays.
+constinit std::atomic<std::uint64_t> with_context{0};
+
+bool has_context(int ordinal) {
+  const std::uint64_t bit = std::uint64_t{1} << (ordinal & 63);
+  if (with_context.load(std::memory_order_relaxed) & bit) return true;
+  static const GetState get_state = find_get_state();
+  unsigned int flags = 0;
+  int active = 0;
+  if (!get_state || get_state(ordinal, &flags, &active) != CUDA_SUCCESS || !active) return false;
+  with_context.fetch_or(bit, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace
+
+CurrentDevice::CurrentDevice(Device device) {
+  throw_if_lost(device);
+  const int wanted = static_cast<int>(ordinal_of(device));
+  int current = -1;
+  LOCKSTEP_CUDA(device, cudaGetDevice(&current));
+  if (current == wanted && has_context(current)) [[likely]] return;
+  // Also where the thread has never chosen a GPU and this one is its default: the context is made here and not by
+  // whatever call comes first.
+  const bool give_back = current != wanted && has_context(current);
+  LOCKSTEP_CUDA(device, cudaSetDevice(wanted));
+  if (give_back) restore_ = current;
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (restore_ >= 0 && cudaSetDevice(restore_) != cudaSuccess) (void)cudaGetLastError();
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,28 @@
+// Which GPU the calling thread talks to. Private to the library.
+#pragma once
+
+#include "lockstep/runtime/device.h"
+
+namespace lockstep::cuda {
+
+// A CUDA ordinal, as the process sees it. Only runtime/cuda and kernels/cuda deal in them; everything else names logical
+// devices, of which several may share one GPU.
+enum class Ordinal : int {};
+
+Ordinal ordinal_of(Device device);
+
+// Makes the GPU of `device` current until the scope ends, then the caller's again. The caller's is left alone where it
+// has no context: setting it would create one (CUDA 12 and later), which costs memory on a GPU that nobody asked for.
+// Costs two thread-local reads when the GPU is current already. Throws DeviceError for a lost device.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device device);
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice();
+
+ private:
+  int restore_ = -1;
+};
+
+}  // namespace lockstep::cuda

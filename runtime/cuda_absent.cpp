@@ -1,0 +1,8 @@
+// A build without CUDA.
+#include "lockstep/runtime/internal/cuda_backend.h"
+
+namespace lockstep::detail {
+
+Backend* make_cuda_backend() { return nullptr; }
+
+}  // namespace lockstep::detail
