@@ -71,7 +71,7 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
 
 }  // namespace
 
-void Departures::settle() {
+void Departures::wait_for_all() {
   while (!copies_.empty()) {
     const Copy& copy = copies_.back();
     if (copy.stream->device().is_cpu())
@@ -82,7 +82,7 @@ void Departures::settle() {
   }
 }
 
-Departures::~Departures() {
+void Departures::abandon() noexcept {
   while (!copies_.empty()) {
     try {
       settle();
