@@ -7,8 +7,6 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kColumnsBytes = std::int64_t{64} << 20;
-
 // Images [first, first + images) and positions [begin, begin + width) of their output planes.
 struct Chunk {
   std::int64_t first, images, begin, width;
@@ -21,7 +19,7 @@ int taps_of(const ConvSizes& s) { return s.window.kernel[0] * s.window.kernel[1]
 template <class F>
 void for_each_chunk(const ConvSizes& s, std::int64_t element_bytes, F&& f) {
   const std::int64_t rows_bytes = s.channels * taps_of(s) * element_bytes, plane = s.out_plane();
-  const std::int64_t fit = kColumnsBytes / std::max<std::int64_t>(rows_bytes, 1);  // columns
+  const std::int64_t fit = columns_bytes / std::max<std::int64_t>(rows_bytes, 1);  // columns
   if (fit >= plane) {
     const std::int64_t chunks = (s.batch + fit / plane - 1) / (fit / plane);
     const std::int64_t images = (s.batch + chunks - 1) / chunks;
@@ -191,9 +189,9 @@ void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes
   Scratch scratch(stream);
   const std::int64_t plane = s.out_plane(), channel_bytes = taps_of(s) * plane * static_cast<std::int64_t>(sizeof(C));
   // Whole planes, since every element of dx collects from several positions; channels are what an image is cut into.
-  const bool whole = s.channels * channel_bytes <= kColumnsBytes;
+  const bool whole = s.channels * channel_bytes <= columns_bytes;
   const std::int64_t channels =
-      whole ? s.channels : std::clamp<std::int64_t>(kColumnsBytes / std::max<std::int64_t>(channel_bytes, 1), 1, s.group_channels);
+      whole ? s.channels : std::clamp<std::int64_t>(columns_bytes / std::max<std::int64_t>(channel_bytes, 1), 1, s.group_channels);
   C* columns = nullptr;
   T* rows = nullptr;
   const auto add_chunk = [&](const Chunk& chunk) {

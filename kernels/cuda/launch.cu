@@ -38,7 +38,6 @@ void launch(Stream& stream, const char* op, const void* kernel, const Grid& grid
   config.stream = lockstep::cuda::native(stream);
   const cudaError_t result = cudaLaunchKernelExC(&config, kernel, parameters);
   if (result == cudaSuccess) [[likely]] return;
-  cudaGetLastError();  // or the next one who looks would take it for his own
   lockstep::cuda::check(result, device, cat("cudaLaunchKernelExC for ", op).c_str());
 }
 
