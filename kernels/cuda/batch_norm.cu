@@ -1,5 +1,5 @@
-// Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact as
-// two passes unless that element is far outside.
+// Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact
+// as two passes unless that element is far outside.
 #include <cmath>
 
 #include "lockstep/kernels/cuda/cuda_table.h"
@@ -64,8 +64,7 @@ struct Statistics : AddTwo {
     if (p.running_mean)
       p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
     if (p.running_var)
-      p.running_var[c] =
-          rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
+      p.running_var[c] = rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
     p.finish(c, average, squares > 0 || squares != squares ? squares / p.count : 0);
   }
 };
@@ -98,8 +97,8 @@ struct GradSums : AddTwo {
   }
 };
 
-// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within one
-// channel.
+// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within
+// one channel.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(const T* x, const T* dy, const T* mean, T* out, std::int64_t packs, const Splitter by_length,
@@ -117,8 +116,7 @@ __global__ void __launch_bounds__(kThreads)
       const Compute<T> middle = widen(mean[c]);
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
-        to.element[k] =
-            narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
+        to.element[k] = narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
     } else {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) to.element[k] = narrow<T>((widen(from.element[k]) - centre) * scale + shift);
@@ -152,7 +150,8 @@ FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
 }
 
 template <class T>
-void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out, const Channels<T>& channels) {
+void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out,
+           const Channels<T>& channels) {
   const std::int64_t count = element_count(x.shape), length = x.shape[2];
   if (count == 0) return;
   const auto run = [&]<int kCount>() {
@@ -182,8 +181,17 @@ void forward(Stream& stream, const BatchNormArgs& a) {
   const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
   Scratch scratch(stream);
   Statistics<T> s;
-  s.p = {data<T>(a.x), input(a.weight.view), input(a.bias.view), input(a.running_mean.view), input(a.running_var.view),
-         input(a.mean.view), input(a.inv_std.view), shape[2], static_cast<double>(shape[0] * shape[2]), a.momentum, a.eps,
+  s.p = {data<T>(a.x),
+         input(a.weight.view),
+         input(a.bias.view),
+         input(a.running_mean.view),
+         input(a.running_var.view),
+         input(a.mean.view),
+         input(a.inv_std.view),
+         shape[2],
+         static_cast<double>(shape[0] * shape[2]),
+         a.momentum,
+         a.eps,
          take_channels<T>(scratch, channels)};
   if (a.training) {
     bool lanes_adjacent;

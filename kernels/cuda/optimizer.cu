@@ -5,8 +5,8 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
-// Many tensors in one launch: block b works on one chunk of one tensor. The table travels as the kernel's argument, which
-// may have 4 KiB; what does not fit takes another launch.
+// Many tensors in one launch: block b works on one chunk of one tensor. The table travels as the kernel's argument,
+// which may have 4 KiB; what does not fit takes another launch.
 constexpr int kMostTensors = 56, kMostBlocks = 320, kChunk = 16384;
 
 struct Table {
@@ -77,9 +77,12 @@ __global__ void __launch_bounds__(kThreads) sgd_kernel(const Table table, const 
 template <class T>
 void run(Stream& stream, const SgdArgs& args) {
   using C = Compute<T>;
-  const Settings<C> settings{static_cast<C>(args.learning_rate), static_cast<C>(args.weight_decay),
-                             args.maximize ? C(-1) : C(1),       static_cast<C>(args.momentum),
-                             static_cast<C>(1 - args.dampening), args.weight_decay != 0,
+  const Settings<C> settings{static_cast<C>(args.learning_rate),
+                             static_cast<C>(args.weight_decay),
+                             args.maximize ? C(-1) : C(1),
+                             static_cast<C>(args.momentum),
+                             static_cast<C>(1 - args.dampening),
+                             args.weight_decay != 0,
                              args.nesterov};
   Table table{};
   int tensors = 0, blocks = 0;

@@ -1,6 +1,5 @@
 // The index arithmetic of the CUDA kernels, which also runs on the host.
 #include "lockstep/kernels/cuda/offsets.h"
-
 #include "support/catch.h"
 
 using namespace lockstep;
@@ -9,7 +8,9 @@ using namespace lockstep::kernels::cuda;
 TEST_CASE("division by multiplication agrees with division", "[cuda][offsets]") {
   std::uint64_t state = 1;
   std::int64_t wrong = 0;
-  const auto next = [&] { return static_cast<std::uint32_t>((state = state * 6364136223846793005u + 1442695040888963407u) >> 33); };
+  const auto next = [&] {
+    return static_cast<std::uint32_t>((state = state * 6364136223846793005u + 1442695040888963407u) >> 33);
+  };
   for (int i = 0; i < 200000; ++i) {
     const std::uint32_t size = i < 70000 ? static_cast<std::uint32_t>(i + 1) : next() | 1u;
     const Divider divider(size);
@@ -28,7 +29,8 @@ TEST_CASE("positions beyond 2^31 find their elements", "[cuda][offsets]") {
   const Offsets<2> offsets = row_major_offsets<2>(shape, {&a, &b});
   CHECK(!offsets.small);
   CHECK(offsets.count == 8400000000);
-  for (const std::int64_t position : {std::int64_t{0}, std::int64_t{70001}, std::int64_t{1} << 31, (std::int64_t{1} << 32) + 12345, offsets.count - 1}) {
+  for (const std::int64_t position : {std::int64_t{0}, std::int64_t{70001}, std::int64_t{1} << 31,
+                                      (std::int64_t{1} << 32) + 12345, offsets.count - 1}) {
     const At<2> at = offsets.at(position);
     CHECK(at.view[0] == position);
     CHECK(at.view[1] == position / 70000 % 40000 + position % 70000 * 40000);
