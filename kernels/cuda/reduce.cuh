@@ -70,16 +70,14 @@ __global__ void __launch_bounds__(kThreads)
       const std::int64_t step = shape.lanes;
       const auto element = [&](std::int64_t position) {
         return parts_in ? parts_in[position * shape.results + result]
-                        : operation.load(result, at.view[0] + shape.reduced.at(position).view[0], position);
+                        : operation.load(result, at.view[0] + shape.reduced.template at<2>(position).view[0], position);
       };
       for (; i + 3 * step < end; i += 4 * step) {
         const A next[4] = {element(i), element(i + step), element(i + 2 * step), element(i + 3 * step)};
 #pragma unroll
         for (int k = 0; k < 4; ++k) chain[k] = operation.join(chain[k], next[k]);
       }
-#pragma unroll
-      for (int k = 0; k < 3; ++k)
-        if (i + k * step < end) chain[k] = operation.join(chain[k], element(i + k * step));
+      for (; i < end; i += step) chain[0] = operation.join(chain[0], element(i));
       total = operation.join(operation.join(chain[0], chain[1]), operation.join(chain[2], chain[3]));
     }
     total = join_lanes(operation, total, lane, shape.lanes, shape.lanes_adjacent ? 1 : shape.block_results);
