@@ -54,12 +54,14 @@ template <class T>
 struct Statistics : AddTwo {
   Parameters<T> p;
 
+  // What distances are taken from. An empty batch has no first element, and statistics that are not a number.
+  __device__ double pivot(std::int64_t c) const { return p.count > 0 ? number(p.x, c * p.length) : 0; }
   __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
-    const double distance = number(p.x, offset) - number(p.x, c * p.length);
+    const double distance = number(p.x, offset) - pivot(c);
     return {distance, distance * distance};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
-    const double shift = total.first / p.count, average = number(p.x, c * p.length) + shift;
+    const double shift = total.first / p.count, average = pivot(c) + shift;
     const double squares = total.second - total.first * shift;  // of the distances from the mean
     if (p.running_mean)
       p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
@@ -196,8 +198,6 @@ void forward(Stream& stream, const BatchNormArgs& a) {
   if (a.training) {
     bool lanes_adjacent;
     const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
-    // An empty batch has no first element; the host's statistics of nothing are not a number either.
-    if (fold_shape.elements == 0) return;
     fold(stream, BatchNormArgs::kName, s, fold_shape, lanes_adjacent);
   } else {
     const Grid grid{dim3(static_cast<unsigned>((channels + kThreads - 1) / kThreads)), dim3(kThreads), 0};

@@ -171,6 +171,9 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
                                          std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c},
                                          std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
     if (status == CUBLAS_STATUS_SUCCESS) status = prefer(attribute, value);
+  // Split products are added in the type that computes, never in f16 or bf16.
+  const auto reductions = static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  if (status == CUBLAS_STATUS_SUCCESS) status = prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const char* call = "cublasLtMatmulPreferenceSetAttribute";
   int found = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {

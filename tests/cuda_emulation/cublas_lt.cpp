@@ -155,6 +155,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   Preference& p = as<Preference>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == 8)
     return std::memcpy(&p.workspace, value, 8), CUBLAS_STATUS_SUCCESS;
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK && bytes == 4) return CUBLAS_STATUS_SUCCESS;
   const int which = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
   if (which < 0 || which > 3 || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
   std::memcpy(&p.alignment[which], value, 4);

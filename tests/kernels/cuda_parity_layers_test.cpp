@@ -112,7 +112,8 @@ TEST_CASE("CUDA parity: pooling", "[cuda][parity]") {
 
 TEST_CASE("CUDA parity: batch_norm and softmax", "[cuda][parity]") {
   NEEDS_CUDA
-  for (const Shape& shape : {Shape{8, 3, 1}, Shape{300, 70, 1}, Shape{4, 5, 49}, Shape{2, 3, 10000}, Shape{16, 2, 64}})
+  for (const Shape& shape :
+       {Shape{8, 3, 1}, Shape{300, 70, 1}, Shape{0, 3, 5}, Shape{4, 5, 49}, Shape{2, 3, 10000}, Shape{16, 2, 64}})
     for (const DType dtype : kFloatingDTypes)
       for (const bool training : {true, false}) {
         const Shape c{shape[1]};
