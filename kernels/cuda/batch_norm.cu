@@ -62,12 +62,14 @@ struct Statistics : AddTwo {
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
     const double shift = total.first / p.count, average = pivot(c) + shift;
-    const double squares = total.second - total.first * shift;  // of the distances from the mean
+    // Of the distances from the mean; rounding may leave less than nothing. NaN stays.
+    double squares = total.second - (p.count > 0 ? total.first * shift : 0);
+    if (squares < 0) squares = 0;
     if (p.running_mean)
       p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
     if (p.running_var)
       p.running_var[c] = rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
-    p.finish(c, average, squares > 0 || squares != squares ? squares / p.count : 0);
+    p.finish(c, average, squares / p.count);
   }
 };
 
