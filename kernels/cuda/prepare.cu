@@ -3,15 +3,16 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/cuda/kernel_report.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
 
 std::vector<const void*> all_kernels() {
   KernelList list;
-  for (const auto add : {list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax,
-                         list_pool, list_index, list_sort, list_random, list_optimizer, list_matmul, list_conv,
-                         list_depthwise})
+  for (const auto add :
+       {list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_pool,
+        list_index, list_sort, list_random, list_optimizer, list_matmul, list_conv, list_depthwise})
     add(list);
   return list.all();
 }
@@ -25,6 +26,7 @@ void prepare(Device device) {
     cudaFuncAttributes attributes;
     LOCKSTEP_CUDA(device, cudaFuncGetAttributes(&attributes, kernel));
   }
+  lockstep::cuda::kernel_report(device);
   prepare_gemm(device);
 }
 
