@@ -74,8 +74,10 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
 void Departures::settle() {
   while (!copies_.empty()) {
     const Copy& copy = copies_.back();
-    if (copy.stream->device().is_cpu()) LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
-    else LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
+    if (copy.stream->device().is_cpu())
+      LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
+    else
+      LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
     copies_.pop_back();
   }
 }

@@ -18,7 +18,8 @@ struct Divider {
   explicit Divider(std::int64_t size) : divisor(static_cast<std::uint32_t>(size)) {
     if (divisor <= 1) return;
     shift = 32 - static_cast<std::uint32_t>(std::countl_zero(divisor - 1));
-    magic = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - divisor)) / divisor + 1);
+    magic =
+        static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - divisor)) / divisor + 1);
   }
   LOCKSTEP_HD std::uint32_t divide(std::uint32_t n) const {
     return (static_cast<std::uint32_t>(static_cast<std::uint64_t>(n) * magic >> 32) + n) >> shift;

@@ -94,7 +94,8 @@ class Run {
       drain();
       if (const std::vector<std::size_t> after = in_use(); after != before) {
         for (std::size_t i = 0; i < after.size(); ++i) {
-          if (after[i] != before[i]) fail(Verdict::leak, cat(after[i] - before[i], " bytes left on ", all_devices()[i]));
+          if (after[i] != before[i])
+            fail(Verdict::leak, cat(after[i] - before[i], " bytes left on ", all_devices()[i]));
         }
       }
     } catch (const WrongResult& wrong) {
@@ -119,17 +120,23 @@ class Run {
     // Links are looked at when they are first used; what fails then is only taken for a link that does not work.
     if (fault.kind == FaultKind::deny || fault.kind == FaultKind::lose) detail::forget_peers();
     switch (fault.kind) {
-      case FaultKind::allocation: return host_faults().fail_allocation(fault.count);
-      case FaultKind::throws: return host_faults().throw_in_task(fault.count);
-      case FaultKind::delay: return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
-      case FaultKind::deny: return host_faults().deny_peer(fault.from, fault.to);
-      case FaultKind::lose: return host_faults().lose_writes(fault.from, fault.to);
+      case FaultKind::allocation:
+        return host_faults().fail_allocation(fault.count);
+      case FaultKind::throws:
+        return host_faults().throw_in_task(fault.count);
+      case FaultKind::delay:
+        return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
+      case FaultKind::deny:
+        return host_faults().deny_peer(fault.from, fault.to);
+      case FaultKind::lose:
+        return host_faults().lose_writes(fault.from, fault.to);
       case FaultKind::hang:
         host_faults().hang_task(fault.count);
         // Some waits inside the library last ten minutes; that the drill sees them end, the fault does.
         watch_ = std::thread([this] { release_in_the_end(); });
         return;
-      case FaultKind::none: return;
+      case FaultKind::none:
+        return;
     }
   }
   void release_in_the_end() {
@@ -235,12 +242,18 @@ class Run {
 
   void attempt(const Step& step) {
     switch (step.attempt) {
-      case Attempt::build: return build();
-      case Attempt::train: return train(step);
-      case Attempt::infer: return infer(step, *net_, plan_.devices, 1);
-      case Attempt::overlap: return overlap(step);
-      case Attempt::divide: return divide(step);
-      case Attempt::graph: return graph(step);
+      case Attempt::build:
+        return build();
+      case Attempt::train:
+        return train(step);
+      case Attempt::infer:
+        return infer(step, *net_, plan_.devices, 1);
+      case Attempt::overlap:
+        return overlap(step);
+      case Attempt::divide:
+        return divide(step);
+      case Attempt::graph:
+        return graph(step);
     }
   }
 
@@ -257,8 +270,8 @@ class Run {
   }
   void new_optimizer() {
     const Net& net = net_->module();
-    optimizer_ = std::make_unique<SGD>(std::vector<Parameter>{net.scale, net.shift},
-                                       SgdOptions{.lr = 1, .momentum = 1});
+    optimizer_ =
+        std::make_unique<SGD>(std::vector<Parameter>{net.scale, net.shift}, SgdOptions{.lr = 1, .momentum = 1});
   }
   void restore() {
     const Net& net = net_->module();
@@ -347,8 +360,8 @@ class Run {
     }
     Tensor x = tensor_of(xs, {step.rows, kIn}, step.source);
     x.set_requires_grad();
-    std::vector<Tensor> parts = scatter(x, plan_.devices, 0,
-                                        step.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk());
+    std::vector<Tensor> parts =
+        scatter(x, plan_.devices, 0, step.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk());
     if (parts.size() != pieces.size()) throw WrongResult{cat(parts.size(), " pieces")};
     std::vector<Tensor> results;  // the pieces live until the side streams are joined
     for (std::size_t p = 0; p < parts.size(); ++p) {

@@ -189,8 +189,11 @@ TEST_CASE("large gradients are summed in balanced ranges with the same result") 
   slots.refresh(kDevices);
   Tensor total;
   for (std::size_t d = 0; d < 3; ++d) {
-    Tensor scale = arange(0, 50'001, 1, {.dtype = DType::f64, .device = kDevices[d]}) * (d == 0 ? 1.0 : d == 1 ? 1000.0 : 7.0);
-    Tensor part = ((net.w.on(kDevices[d]) * scale).sum() + net.v.on(kDevices[d]).sum() * (1.0 + static_cast<double>(d))).to(kDevices[0]);
+    Tensor scale = arange(0, 50'001, 1, {.dtype = DType::f64, .device = kDevices[d]}) * (d == 0   ? 1.0
+                                                                                         : d == 1 ? 1000.0
+                                                                                                  : 7.0);
+    Tensor part = ((net.w.on(kDevices[d]) * scale).sum() + net.v.on(kDevices[d]).sum() * (1.0 + static_cast<double>(d)))
+                      .to(kDevices[0]);
     total = total.defined() ? total + part : part;
   }
   total.backward();
