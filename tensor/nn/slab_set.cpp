@@ -177,6 +177,7 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
     std::lock_guard lock(slot.mutex);
     for (Stream* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
     slot.readers.clear();
+    LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
   }
   for (std::size_t s = 0; s < slabs.size(); ++s) {
