@@ -307,6 +307,10 @@ struct KernelTable {
   Kernel<IndexAddArgs> index_add = nullptr;
   Kernel<RandomArgs> random = nullptr;
   Kernel<SgdArgs> sgd = nullptr;
+
+  // Creates what kernels on the device will ever need (handles, workspaces), so that nothing is created later, while a
+  // collective may be in flight. Null: nothing to create.
+  void (*prepare)(Device device) = nullptr;
 };
 
 }  // namespace lockstep

@@ -6,6 +6,8 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/environment.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/poison.h"
 
@@ -16,7 +18,9 @@ DeviceAllocator::DeviceAllocator(Device device)
     : device_(device),
       backend_(backend(device)),
       synchronous_(properties(device).synchronous),
-      checked_(properties(device).checked) {
+      checked_(properties(device).checked),
+      caches_(environment("LOCKSTEP_CACHE") != "off"),
+      poisons_(kPoisons && synchronous_ && caches_) {
   ownerless_.device = device;
   ownerless_.allocator = this;
 }
@@ -48,10 +52,10 @@ Block* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   {
     Lock lock(mutex_);
     block = state.bins[bin];
-    if (block) [[likely]] {
+    if (block && caches_) [[likely]] {
       state.bins[bin] = block->next;
     } else {
-      block = allocate_slowly(lock, state, bin);
+      block = caches_ ? allocate_slowly(lock, state, bin) : allocate_uncached(lock, state, bin, bytes);
       if (!block) throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_);
     }
     in_use_bytes_ += class_bytes(bin);
@@ -59,17 +63,15 @@ Block* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   }
   block->stream = &stream.lasting();
   block->next = nullptr;
-  if (kPoisons && synchronous_) {
-    block->bytes = bytes;  // the slack is poisoned, so it is not usable
-    unpoison(device_, block->data, bytes);
-  }
+  if (poisons_ || !caches_) block->bytes = bytes;  // the slack is poisoned, or not there
+  if (poisons_) unpoison(device_, block->data, bytes);
   if (checked_) [[unlikely]] OrderChecker::active()->allocated(*block);
   return block;
 }
 
 void DeviceAllocator::release(Block* block) noexcept {
   // Where work is in flight, the block is still in use, and only the order checker can tell who may use it.
-  if (synchronous_) poison(device_, block->data, class_bytes(block->bin));
+  if (poisons_) poison(device_, block->data, class_bytes(block->bin));
   if (checked_) [[unlikely]] OrderChecker::active()->released(*block);
   {
     Lock lock(mutex_);
@@ -127,7 +129,7 @@ void release(Block* block) noexcept {
 void record_use(Block* block, Stream& stream) {
   if (stream.synchronous() || &stream.state() == block->home) return;
   if (stream.checked()) [[unlikely]] detail::OrderChecker::active()->used(*block, stream);
-  block->home->allocator->record_use(block, stream.state());
+  LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));
 }
 
 MemoryStats memory_stats(Device device) { return detail::DeviceAllocator::of(device).stats(); }

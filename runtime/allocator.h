@@ -1,4 +1,5 @@
 // The caching allocator: one per device, shared by all threads. After warm-up no raw memory is allocated or freed.
+// LOCKSTEP_CACHE=off makes every block a raw allocation of its own, for tools that watch those.
 #pragma once
 
 #include <cstddef>

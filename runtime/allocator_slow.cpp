@@ -1,7 +1,9 @@
 // The caching allocator when its bins do not have what is asked for: new memory, blocks that other streams still use.
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/poison.h"
 
@@ -33,23 +35,31 @@ Block* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin
   }
 }
 
+// For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
+Block* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
+  poll_pending();
+  flush(lock);
+  Segment* segment = add_segment(lock, class_bytes(bin), bytes);
+  return segment ? carve(*segment, stream, bin) : nullptr;
+}
+
 Block* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
   const std::size_t bytes = class_bytes(bin);
   if (bin <= kLargestCarvedClass) {
     if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
-    if (Segment* segment = add_segment(lock, kSegmentBytes)) {
+    if (Segment* segment = add_segment(lock, kSegmentBytes, kSegmentBytes)) {
       if (open_) carve_rest(*open_, stream);
       open_ = segment;
       return carve(*segment, stream, bin);
     }
     // No room for a segment: there may still be some for the block alone.
   }
-  Segment* segment = add_segment(lock, bytes);
+  Segment* segment = add_segment(lock, bytes, bytes);
   return segment ? carve(*segment, stream, bin) : nullptr;
 }
 
 // Null when the limit or the device says no. Other threads may come in between.
-Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes) {
+Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes) {
   if (limit_bytes_ != 0 && (bytes > limit_bytes_ || raw_bytes_ > limit_bytes_ - bytes)) return nullptr;
   auto segment = std::make_unique<Segment>();
   raw_bytes_ += bytes;
@@ -57,13 +67,13 @@ Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes) {
   lock.unlock();
   void* memory = nullptr;
   try {
-    memory = backend_.allocate(device_.index(), bytes);
+    memory = backend_.allocate(device_.index(), std::max<std::size_t>(asked_bytes, 1));
   } catch (...) {
     lock.lock();
     raw_bytes_ -= bytes;
     throw;
   }
-  if (memory && synchronous_) poison(device_, memory, bytes);
+  if (memory && poisons_) poison(device_, memory, bytes);
   lock.lock();
   if (!memory) {
     raw_bytes_ -= bytes;
@@ -113,7 +123,7 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
   // A mark that fails belongs to a lost device, whose work nobody waits for any more.
   for (BlockUse& use : block->uses->list) {
     try {
-      use.event = mark(*use.stream);
+      LOCKSTEP_EDGE(use.event = mark(*use.stream));
     } catch (...) {
     }
   }
@@ -125,7 +135,7 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
 
 bool DeviceAllocator::uses_over(Block* block) {
   for (const BlockUse& use : block->uses->list) {
-    if (use.event && !use.stream->backend->query_event(use.event)) return false;
+    LOCKSTEP_EDGE(if (use.event && !use.stream->backend->query_event(use.event)) return false);
   }
   return true;
 }
@@ -167,6 +177,8 @@ StreamState* register_stream(Device device, Backend& backend, StreamHandle handl
   return state.release();
 }
 
-void synchronize_streams(Device device, Deadline deadline) { DeviceAllocator::of(device).synchronize(deadline); }
+void synchronize_streams(Device device, Deadline deadline) {
+  LOCKSTEP_EDGE(DeviceAllocator::of(device).synchronize(deadline));
+}
 
 }  // namespace lockstep::detail

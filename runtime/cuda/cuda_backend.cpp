@@ -46,6 +46,15 @@ CudaDevice& started(int index) {
   return device;
 }
 
+// Pinned memory is no device's, but asking for it makes a context: on a GPU that has one, if there is any.
+CudaDevice& any_started() {
+  const CudaLayout& layout = cuda_layout();
+  for (int i = 0; i < layout.count; ++i) {
+    if (layout.devices[i]->started() && !lost(layout.devices[i]->device)) return *layout.devices[i];
+  }
+  return started(0);
+}
+
 void surface(DeviceSet devices) {
   const CudaLayout& layout = cuda_layout();
   for (int i = 0; devices != 0; ++i, devices >>= 1) {
@@ -107,7 +116,7 @@ class CudaBackend final : public Backend {
   void free(int index, void* memory) noexcept override { cuda_device(Device::cuda(index)).free(memory); }
 
   void* allocate_pinned(std::size_t bytes) override {
-    CudaDevice& device = started(0);
+    CudaDevice& device = any_started();
     const CurrentDevice current(device.device);
     const detail::GrowthLock alone;
     void* memory = nullptr;
@@ -128,7 +137,7 @@ class CudaBackend final : public Backend {
       std::lock_guard lock(pinned_mutex_);
       pinned_.erase(reinterpret_cast<std::uintptr_t>(memory));
     }
-    const CurrentDevice current(Device::cuda(0));
+    const CurrentDevice current(any_started().device);
     const detail::GrowthLock alone;
     if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
   } catch (...) {

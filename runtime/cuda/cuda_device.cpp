@@ -8,7 +8,8 @@
 namespace lockstep::cuda {
 
 void CudaDevice::start() {
-  std::call_once(started_, [this] {
+  if (started()) [[likely]] return;
+  std::call_once(once_, [this] {
     const CurrentDevice current(device);
     const detail::GrowthLock alone;
     void* memory = nullptr;
@@ -17,6 +18,7 @@ void CudaDevice::start() {
     void* mapped = nullptr;
     LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, memory, 0));
     mapped_report_ = static_cast<KernelReport*>(mapped);
+    has_started_.store(true, std::memory_order_release);
   });
 }
 

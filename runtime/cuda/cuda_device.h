@@ -20,6 +20,7 @@ class CudaDevice {
 
   // Makes the context and everything else that the device will need, on first use.
   void start();
+  bool started() const { return has_started_.load(std::memory_order_acquire); }
 
   // Raw memory, within the share. Null when there is none left.
   void* allocate(std::size_t bytes);
@@ -38,7 +39,8 @@ class CudaDevice {
   const DeviceProperties properties;
 
  private:
-  std::once_flag started_;
+  std::once_flag once_;
+  std::atomic<bool> has_started_{false};
   KernelReport* report_ = nullptr;
   KernelReport* mapped_report_ = nullptr;
 

@@ -58,8 +58,9 @@ class DeviceAllocator {
   // All of these want the lock held; those that take it give it up while the backend works.
   Block* take_cached(StreamState& stream, int bin);
   Block* allocate_slowly(Lock& lock, StreamState& stream, int bin);
+  Block* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
   Block* allocate_raw(Lock& lock, StreamState& stream, int bin);
-  Segment* add_segment(Lock& lock, std::size_t bytes);
+  Segment* add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes);
   Block* carve(Segment& segment, StreamState& home, int bin);
   void carve_rest(Segment& segment, StreamState& home);
   static void put_back(Block* block) noexcept {
@@ -80,6 +81,8 @@ class DeviceAllocator {
   Backend& backend_;
   const bool synchronous_;
   const bool checked_;  // the order checker watches
+  const bool caches_;   // unless LOCKSTEP_CACHE=off
+  const bool poisons_;  // memory that nobody has, for AddressSanitizer
 
   std::mutex mutex_;
   StreamState ownerless_;
