@@ -12,8 +12,6 @@ set_target_properties(lockstep_fake_cuda PROPERTIES CXX_VISIBILITY_PRESET defaul
 
 add_library(lockstep_contract_kernels OBJECT "${here}/../cuda_contract/kernels.cu")
 target_link_libraries(lockstep_contract_kernels PRIVATE lockstep_flags)
-# lockstep_flags says it: CMake 3.25 has no name for C++20 with nvcc, and would take this one for CUDA.
-set_property(TARGET lockstep_contract_kernels PROPERTY CXX_STANDARD)
 target_include_directories(lockstep_contract_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 
 # fake_cuda_program(<name> <source>...): a test program whose CUDA runtime is the fake.
