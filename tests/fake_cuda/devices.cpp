@@ -68,9 +68,10 @@ cudaError_t cudaSetDevice(int device) {
   return run_call("cudaSetDevice", nothing, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
     if (!exists(call.machine, device)) return cudaErrorInvalidDevice;
+    if (const cudaError_t broken = call.machine.broken_by(device); broken != cudaSuccess) return broken;
     call.thread.current = device;
     make_context(call, device);
-    return call.machine.broken_by(device);
+    return cudaSuccess;
   });
 }
 

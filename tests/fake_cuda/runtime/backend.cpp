@@ -70,9 +70,10 @@ TEST_CASE("bytes go to every device and back") {
   CHECK(travels(Device::cuda(2), Device::cuda(1)));
 }
 
-TEST_CASE("the caller's device stays") {
+TEST_CASE("the caller's device stays, whatever the library does on others") {
+  int before = -1;
+  REQUIRE(cudaGetDevice(&before) == cudaSuccess);
   REQUIRE(cudaSetDevice(2) == cudaSuccess);
-  const fake_cuda::KeepsCurrentDevice keeps;
   CHECK(round_trip(Device::cuda(1)));
   Stream stream(Device::cuda(4));
   CHECK(stream.query());
@@ -81,6 +82,10 @@ TEST_CASE("the caller's device stays") {
   CHECK(event.query());
   (void)memory_stats(Device::cuda(1));
   empty_cache(Device::cuda(1));
+  int after = -1;
+  CHECK(cudaGetDevice(&after) == cudaSuccess);
+  CHECK(after == 2);
+  REQUIRE(cudaSetDevice(before) == cudaSuccess);
 }
 
 TEST_CASE("memory that a device does not have is OutOfMemory, and the next call works") {
