@@ -87,15 +87,10 @@ TEST_CASE("reads and writes are ordered by the stream, an event or a host wait")
   cudaStream_t writer = make_stream(0), reader = make_stream(0);
   int *memory = make_memory(0), *pinned = make_pinned();
   REQUIRE(cudaMemsetAsync(memory, 1, 64, writer) == cudaSuccess);
+#ifndef __SANITIZE_THREAD__  // which would report these races too, and rightly
   SECTION("nothing orders them") {
     CHECK(cudaMemcpyAsync(pinned, memory, 64, cudaMemcpyDeviceToHost, reader) == cudaSuccess);
     CHECK(broken() == only(Rule::unordered));
-  }
-  SECTION("an event") {
-    cudaEvent_t event = make_event(0);
-    CHECK(cudaEventRecord(event, writer) == cudaSuccess);
-    CHECK(cudaStreamWaitEvent(reader, event, 0) == cudaSuccess);
-    CHECK(cudaMemcpyAsync(pinned, memory, 64, cudaMemcpyDeviceToHost, reader) == cudaSuccess);
   }
   SECTION("an event that was recorded too early") {
     cudaEvent_t event = make_event(0);
@@ -104,6 +99,13 @@ TEST_CASE("reads and writes are ordered by the stream, an event or a host wait")
     CHECK(cudaStreamWaitEvent(reader, event, 0) == cudaSuccess);
     CHECK(cudaMemcpyAsync(pinned, memory, 64, cudaMemcpyDeviceToHost, reader) == cudaSuccess);
     CHECK(broken() == only(Rule::unordered));
+  }
+#endif
+  SECTION("an event") {
+    cudaEvent_t event = make_event(0);
+    CHECK(cudaEventRecord(event, writer) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(reader, event, 0) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(pinned, memory, 64, cudaMemcpyDeviceToHost, reader) == cudaSuccess);
   }
   SECTION("a host wait") {
     CHECK(finish(writer) == cudaSuccess);

@@ -73,10 +73,12 @@ function(fake_cuda_layer layer)
   endif()
 endfunction()
 
-# fake_cuda_test(<name> <layer> <arguments of the program> [<environment>...])
+# fake_cuda_test(<name> <layer> <arguments of the program> [<environment, its variables with bars between>])
 function(fake_cuda_test name layer arguments)
+  string(REPLACE ";" "\\;" environment "${ARGN}")
+  string(REPLACE "|" ";" environment "${environment}")
   add_test(NAME fake_cuda/${name} COMMAND lockstep-fake-${layer} ${arguments})
-  set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${ARGN}")
+  set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${environment}")
 endfunction()
 
 # Cases that are the host devices' own are left out.
@@ -100,11 +102,11 @@ foreach(layer runtime tensor parallel)
   list(TRANSFORM left_out_of_${layer} REPLACE "(.+)" "~\"\\1\"")
   list(JOIN left_out_of_${layer} "" cases)
   fake_cuda_test(${layer} ${layer} "~[.]${cases}")
-  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=permuted,deny=0-1,lose=2-1")
+  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3;0;2;1;5;4;6;7,deny=0-1,lose=2-1")
 endforeach()
 
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
 fake_cuda_test(lost runtime "[.lost]")
 fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
-fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2" "LOCKSTEP_CUDA_DEVICES=5")
+fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
