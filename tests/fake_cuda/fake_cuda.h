@@ -49,7 +49,7 @@ std::string to_string(const Failure& failure);
 std::vector<Failure> take_failures();
 
 // How the devices are laid out. LOCKSTEP_FAKE_CUDA says the same in text:
-// "devices=4,seed=3,memory=1G;512M,multiprocessors=132;114,order=2;0;1;3,deny=0-1,lose=1-0,only=2,fail=cudaMalloc:3,…"
+// "devices=4,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,only=2,fail=cudaMalloc:3,…"
 struct Options {
   int devices = 8;         // 0 to 16
   std::uint64_t seed = 1;  // of the order in which independent streams run; 0: as the machine has it

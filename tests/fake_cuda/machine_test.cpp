@@ -154,7 +154,7 @@ TEST_CASE("no devices is an error of the count") {
 
 TEST_CASE("the environment says what machine it is") {
   setenv("LOCKSTEP_FAKE_CUDA",
-         "devices=3,seed=5,memory=1M;2M,multiprocessors=7;9,deny=0-1,order=permuted,fail=cudaMalloc:1:2", 1);
+         "devices=3,seed=5,memory=1M/2M,multiprocessors=7/9,deny=0-1,order=permuted,fail=cudaMalloc:1:2", 1);
   fake_cuda::reset_from_environment();
   int count = 0, possible = 1;
   CHECK(cudaGetDeviceCount(&count) == cudaSuccess);

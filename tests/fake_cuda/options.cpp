@@ -48,7 +48,7 @@ int small(std::string_view text) {
 template <class T>
 std::vector<T> numbers(std::string_view text) {
   std::vector<T> list;
-  for (const std::string_view each : split(text, ';')) list.push_back(static_cast<T>(number(each)));
+  for (const std::string_view each : split(text, '/')) list.push_back(static_cast<T>(number(each)));
   return list;
 }
 

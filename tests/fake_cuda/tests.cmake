@@ -75,8 +75,7 @@ endfunction()
 
 # fake_cuda_test(<name> <layer> <arguments of the program> [<environment, its variables with bars between>])
 function(fake_cuda_test name layer arguments)
-  string(REPLACE ";" "\\;" environment "${ARGN}")
-  string(REPLACE "|" ";" environment "${environment}")
+  string(REPLACE "|" ";" environment "${ARGN}")
   add_test(NAME fake_cuda/${name} COMMAND lockstep-fake-${layer} ${arguments})
   set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${environment}")
 endfunction()
@@ -102,7 +101,7 @@ foreach(layer runtime tensor parallel)
   list(TRANSFORM left_out_of_${layer} REPLACE "(.+)" "~\"\\1\"")
   list(JOIN left_out_of_${layer} "" cases)
   fake_cuda_test(${layer} ${layer} "~[.]${cases}")
-  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3;0;2;1;5;4;6;7,deny=0-1,lose=2-1")
+  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
 endforeach()
 
 # What needs a machine, or a program, of its own.

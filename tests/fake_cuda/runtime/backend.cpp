@@ -1,4 +1,6 @@
 // The CUDA backend on the fake: what it asks of CUDA, and what it makes of the answers.
+#include "lockstep/runtime/backend.h"
+
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -6,7 +8,6 @@
 
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/peer.h"
