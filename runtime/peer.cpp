@@ -29,15 +29,19 @@ using OwnedBlock = std::unique_ptr<Block, Release>;
 
 // Writes a pattern through the link and looks whether it has arrived.
 bool bytes_arrive(Device source, Device destination) {
-  // Plain memory of the caller's: it outlives the work, or goes with it.
-  auto memory = std::make_unique<std::vector<unsigned char>>(2 * kProbeBytes);
-  unsigned char* const sent = memory->data();
+  Backend& backend = lockstep::backend(destination);
+  // Where the device copies from plain memory only while the host waits, and then without a deadline, pinned memory.
+  // It outlives the work, or goes with it; pinned memory is given up when something fails.
+  const bool pinned = properties(destination).stages_pageable;
+  auto memory = std::make_unique<std::vector<unsigned char>>(pinned ? 0 : 2 * kProbeBytes);
+  unsigned char* const sent =
+      pinned ? static_cast<unsigned char*>(backend.allocate_pinned(2 * kProbeBytes)) : memory->data();
+  if (!sent) throw DeviceError(destination, 0, "no pinned memory to try the link with");
   unsigned char* const received = sent + kProbeBytes;
   for (std::size_t i = 0; i < kProbeBytes; ++i) sent[i] = static_cast<unsigned char>(i * 151 + 7);
 
   Stream out(source), in(destination);
   const OwnedBlock from(allocate(out, kProbeBytes)), to(allocate(in, kProbeBytes));
-  Backend& backend = out.backend();
   backend.copy({from->data, source, sent, Device::cpu(), kProbeBytes}, out.handle());
   LOCKSTEP_EDGE(in.wait_for(out));
   backend.fill_bytes(to->data, 0, kProbeBytes, in.handle());
@@ -50,7 +54,9 @@ bool bytes_arrive(Device source, Device destination) {
     in.enqueue([last = std::move(memory)] {});
     throw;
   }
-  return std::equal(sent, received, received);
+  const bool arrived = std::equal(sent, received, received);
+  if (pinned) backend.free_pinned(sent);
+  return arrived;
 }
 
 Verdict try_out(Device source, Device destination) {

@@ -1,0 +1,204 @@
+// Streams, events, copies and host functions.
+#include "cuda_contract/support.h"
+
+using namespace contract;  // NOLINT
+
+namespace {
+
+TEST_CASE("an event that was never recorded is done and holds nobody up") {
+  if (!have_devices(1, "events")) return;
+  const Stream stream;
+  const Event event;
+  CHECK(cudaEventQuery(event.handle) == cudaSuccess);
+  CHECK(cudaStreamWaitEvent(stream.handle, event.handle, 0) == cudaSuccess);
+  CHECK(finish(stream.handle) == cudaSuccess);
+}
+
+TEST_CASE("not ready is an answer that stays the last error until it is asked for") {
+  if (!have_devices(1, "not ready")) return;
+  const Stream stream;
+  const Event event;
+  Gate gate(stream.handle);
+  CHECK(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
+  CHECK(cudaEventQuery(event.handle) == cudaErrorNotReady);
+  CHECK(cudaPeekAtLastError() == cudaErrorNotReady);
+  CHECK(cudaGetLastError() == cudaErrorNotReady);
+  CHECK(cudaGetLastError() == cudaSuccess);
+  CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
+  CHECK(cudaGetLastError() == cudaErrorNotReady);
+  gate.open();
+  CHECK(finish(stream.handle) == cudaSuccess);
+  CHECK(cudaEventQuery(event.handle) == cudaSuccess);
+}
+
+TEST_CASE("an event marks what was enqueued before it and nothing after") {
+  if (!have_devices(1, "events")) return;
+  const Stream stream;
+  const Event event;
+  CHECK(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
+  CHECK(finish(stream.handle) == cudaSuccess);
+  const Gate gate(stream.handle);
+  CHECK(cudaEventQuery(event.handle) == cudaSuccess);
+}
+
+TEST_CASE("recording again does not disturb a stream that waits for the record before") {
+  if (!have_devices(1, "recording again")) return;
+  const Stream first, second;
+  const Event event;
+  Gate gate(first.handle);
+  CHECK(cudaEventRecord(event.handle, first.handle) == cudaSuccess);
+  CHECK(cudaStreamWaitEvent(second.handle, event.handle, 0) == cudaSuccess);
+  const Stream third;
+  Gate never(third.handle);
+  CHECK(cudaEventRecord(event.handle, third.handle) == cudaSuccess);
+  gate.open();
+  CHECK(finish(second.handle) == cudaSuccess);  // although the event is marked anew and not reached
+  CHECK(cudaEventQuery(event.handle) == cudaErrorNotReady);
+  (void)cudaGetLastError();
+  never.open();
+  CHECK(finish(third.handle) == cudaSuccess);
+}
+
+TEST_CASE("an event may be destroyed while a stream waits for it") {
+  if (!have_devices(1, "events")) return;
+  const Stream first, second;
+  Gate gate(first.handle);
+  {
+    const Event event;
+    CHECK(cudaEventRecord(event.handle, first.handle) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(second.handle, event.handle, 0) == cudaSuccess);
+  }
+  CHECK(cudaStreamQuery(second.handle) == cudaErrorNotReady);
+  (void)cudaGetLastError();
+  gate.open();
+  CHECK(finish(second.handle) == cudaSuccess);
+}
+
+TEST_CASE("timing events measure, others refuse") {
+  if (!have_devices(1, "timing")) return;
+  const Stream stream;
+  const Event begin(0, cudaEventDefault), end(0, cudaEventDefault), plain;
+  float milliseconds = -1;
+  CHECK(cudaEventElapsedTime(&milliseconds, begin.handle, end.handle) == cudaErrorInvalidResourceHandle);
+  (void)cudaGetLastError();  // never recorded
+  CHECK(cudaEventRecord(begin.handle, stream.handle) == cudaSuccess);
+  CHECK(cudaEventRecord(plain.handle, stream.handle) == cudaSuccess);
+  {
+    const Gate gate(stream.handle);
+    CHECK(cudaEventRecord(end.handle, stream.handle) == cudaSuccess);
+    CHECK(cudaEventElapsedTime(&milliseconds, begin.handle, end.handle) == cudaErrorNotReady);
+    (void)cudaGetLastError();
+  }
+  CHECK(finish(stream.handle) == cudaSuccess);
+  CHECK(cudaEventElapsedTime(&milliseconds, begin.handle, end.handle) == cudaSuccess);
+  CHECK(milliseconds >= 0);
+  CHECK(cudaEventElapsedTime(&milliseconds, begin.handle, plain.handle) == cudaErrorInvalidResourceHandle);
+  (void)cudaGetLastError();
+}
+
+TEST_CASE("a stream that is destroyed runs what it has") {
+  if (!have_devices(1, "destroying streams")) return;
+  const Event event;
+  Pinned seen;
+  seen.data[0] = 0;
+  auto* gate = [&] {
+    const Stream stream;
+    auto* made = new Gate(stream.handle);
+    REQUIRE(cudaLaunchHostFunc(
+                stream.handle, [](void* memory) { *static_cast<int*>(memory) = 7; }, seen.data) == cudaSuccess);
+    REQUIRE(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
+    return made;
+  }();
+  CHECK(cudaEventQuery(event.handle) == cudaErrorNotReady);
+  (void)cudaGetLastError();
+  delete gate;
+  while (cudaEventQuery(event.handle) == cudaErrorNotReady) (void)cudaGetLastError();
+  CHECK(seen.data[0] == 7);
+}
+
+TEST_CASE("host functions run in stream order and may not call CUDA") {
+  if (!have_devices(1, "host functions")) return;
+  const Stream stream;
+  static std::vector<int> order;
+  static std::atomic<int> answer;
+  order.clear();
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(cudaLaunchHostFunc(
+                stream.handle,
+                [](void* number) { order.push_back(static_cast<int>(reinterpret_cast<std::intptr_t>(number))); },
+                reinterpret_cast<void*>(std::intptr_t{i})) == cudaSuccess);
+  }
+  REQUIRE(cudaLaunchHostFunc(
+              stream.handle,
+              [](void*) {
+                void* memory = nullptr;
+                answer = cudaMalloc(&memory, 16);
+                (void)cudaGetLastError();
+              },
+              nullptr) == cudaSuccess);
+  CHECK(finish(stream.handle) == cudaSuccess);
+  CHECK(order == std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7});
+  CHECK(answer == cudaErrorNotPermitted);
+  refused("CUDA in a host function");
+}
+
+TEST_CASE("copies and fills are asynchronous and in stream order") {
+  if (!have_devices(1, "copies")) return;
+  const Stream stream;
+  const Memory memory, other;
+  const Pinned pinned;
+  for (int i = 0; i < 64; ++i) pinned.data[i] = i;
+  {
+    const Gate gate(stream.handle);
+    CHECK(cudaMemcpyAsync(memory.data, pinned.data, 256, cudaMemcpyHostToDevice, stream.handle) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(other.data, memory.data, 256, cudaMemcpyDeviceToDevice, stream.handle) == cudaSuccess);
+    CHECK(cudaMemsetAsync(memory.data, 0, 256, stream.handle) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(pinned.data + 64, other.data, 256, cudaMemcpyDeviceToHost, stream.handle) == cudaSuccess);
+    CHECK(cudaMemcpyAsync(pinned.data + 128, memory.data, 256, cudaMemcpyDefault, stream.handle) == cudaSuccess);
+    CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
+    (void)cudaGetLastError();
+  }
+  CHECK(finish(stream.handle) == cudaSuccess);
+  bool same = true, zero = true;
+  for (int i = 0; i < 64; ++i) {
+    same = same && pinned.data[64 + i] == i;
+    zero = zero && pinned.data[128 + i] == 0;
+  }
+  CHECK(same);
+  CHECK(zero);
+}
+
+TEST_CASE("nothing is copied and nothing is wrong when there are no bytes") {
+  if (!have_devices(1, "copies")) return;
+  const Stream stream;
+  const Memory memory;
+  CHECK(cudaMemsetAsync(memory.data, 1, 0, stream.handle) == cudaSuccess);
+  CHECK(cudaMemcpyAsync(memory.data, memory.data, 0, cudaMemcpyDeviceToDevice, stream.handle) == cudaSuccess);
+  CHECK(cudaFree(nullptr) == cudaSuccess);
+}
+
+TEST_CASE("streams may be waited for, queried and copied on with another device current") {
+  if (!have_devices(2, "streams of devices that are not current")) return;
+  const Stream stream(1), other(0);
+  const Event event(1);
+  const Memory memory(1);
+  const Pinned pinned;
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  CHECK(cudaMemcpyAsync(memory.data, pinned.data, 64, cudaMemcpyHostToDevice, stream.handle) == cudaSuccess);
+  CHECK(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
+  CHECK(cudaStreamWaitEvent(other.handle, event.handle, 0) == cudaSuccess);
+  CHECK(finish(stream.handle) == cudaSuccess);
+  CHECK(finish(other.handle) == cudaSuccess);
+  CHECK(cudaEventQuery(event.handle) == cudaSuccess);
+}
+
+TEST_CASE("an event cannot be recorded on another device's stream") {
+  if (!have_devices(2, "events of another device")) return;
+  const Stream stream(1);
+  const Event event(0);
+  CHECK(cudaEventRecord(event.handle, stream.handle) == cudaErrorInvalidResourceHandle);
+  (void)cudaGetLastError();
+  refused("wrong device");
+}
+
+}  // namespace

@@ -1,0 +1,139 @@
+// A fake of the CUDA runtime that checks: linked in the place of cudart, it gives a machine without a GPU several CUDA
+// devices with memories of their own, runs copies and host functions in stream order on threads, launches kernels that
+// compute nothing, and writes down every use that breaks a rule. Nothing here aborts: a test program fails at its end
+// when failures are left that no test has taken.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fake_cuda {
+
+enum class Rule {
+  wrong_device,            // a stream, event or handle with another device current where CUDA forbids it
+  foreign_memory,          // another device's memory without a copy or peer access; the wrong kind of memory
+  out_of_bounds,           // beyond the end of an allocation
+  unordered,               // a read or write that no event edge orders, or memory freed or reused in flight
+  use_after_free,          // memory that was freed
+  dead_handle,             // a stream, event or handle that was destroyed, or never was one
+  during_collective,       // raw memory, handles, modules, peer access while a collective spins
+  unchecked_error,         // an error that was returned and that nobody looked at
+  bad_launch,              // threads, grid, shared memory, or a function that does not exist
+  missing_attribute,       // shared memory that was asked for on another device only
+  left_alive,              // streams, events, memory, handles at the end
+  unwanted_context,        // on a device that nobody asked for
+  current_device_changed,  // the caller's
+  cuda_in_host_function,   // a CUDA call from a host function
+  pageable_copy,           // an asynchronous copy from or to pageable memory: it blocks the host
+  default_stream,          // work on the legacy or per-thread default stream
+};
+std::string_view name_of(Rule rule);
+
+struct Failure {
+  Rule rule;
+  std::string call;    // "cudaMemcpyAsync"
+  std::string text;    // what was wrong
+  std::string thread;  // its name and id
+  int device = -1;     // current at the call
+  const void* stream = nullptr;
+  std::string place;  // the calls that led to it
+  std::string test;   // that was running
+};
+std::string to_string(const Failure& failure);
+
+// What has failed since the last call. Failures that were taken no longer fail the program.
+std::vector<Failure> take_failures();
+
+// How the devices are laid out. LOCKSTEP_FAKE_CUDA says the same in text:
+// "devices=4,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,only=2,fail=cudaMalloc:3,…"
+struct Options {
+  int devices = 8;         // 0 to 16
+  std::uint64_t seed = 1;  // of the order in which independent streams run; 0: as the machine has it
+  std::vector<std::size_t> memory_bytes = {std::size_t{1} << 30};  // by hardware device; the last one repeats
+  std::vector<int> multiprocessors = {132};                        // by hardware device; the last one repeats
+  std::vector<int> order = {};                                     // ordinal i is hardware device order[i]
+  std::vector<std::pair<int, int>> no_peer = {};                   // ordinals (a, b): a does not reach b's memory
+  std::vector<std::pair<int, int>> lossy_peer = {};  // copies from a to b are claimed to work and write nothing,
+                                                     // once one of the two has peer access to the other
+  std::vector<int> only = {};                        // the devices that may have a context; empty: all
+  bool check_order = true;                           // with the order checker
+  bool allow_pageable = false;  // copies from and to pageable memory (they block, as they do in CUDA)
+};
+inline constexpr int kMostDevices = 16;
+
+// A machine as it was never used. Handles and memory of the one before are dead. Not while streams work.
+void reset(const Options& options = {});
+// What LOCKSTEP_FAKE_CUDA says on top of `options`; throws std::invalid_argument. (The first CUDA call does this.)
+void reset_from_environment(Options options = {});
+
+// The `nth` call (1: the next one) of a function from now on, and `times - 1` after it, return `error` and do nothing.
+// After `delay_microseconds`. With error 0 (cudaSuccess) it is only late.
+struct Injection {
+  std::string call;
+  int nth = 1;
+  int error = 2;  // cudaErrorMemoryAllocation
+  int times = 1;
+  int delay_microseconds = 0;
+};
+void inject(const Injection& injection);
+// From now on every call that needs the device's context returns `error`, and its streams run nothing.
+void break_device(int device, int error);
+int calls_of(std::string_view call);  // how often it was called, failures included
+
+// While one lives, a kernel spins on the devices that waits for others: raw memory calls, handles, module loading and
+// peer access would wait for it and it for what comes after them.
+class SpinningCollective {
+ public:
+  SpinningCollective();
+  SpinningCollective(const SpinningCollective&) = delete;
+  SpinningCollective& operator=(const SpinningCollective&) = delete;
+  ~SpinningCollective();
+};
+
+// The device that is current in this thread must be so again at the end of the scope, if it has a context.
+class KeepsCurrentDevice {
+ public:
+  explicit KeepsCurrentDevice(std::string what = "scope");
+  KeepsCurrentDevice(const KeepsCurrentDevice&) = delete;
+  KeepsCurrentDevice& operator=(const KeepsCurrentDevice&) = delete;
+  ~KeepsCurrentDevice();
+
+ private:
+  std::string what_;
+  int device_ = -1;
+  std::uint64_t generation_ = 0;
+};
+
+struct Alive {
+  int streams = 0, events = 0, device_allocations = 0, pinned_allocations = 0, handles = 0;
+  std::size_t device_bytes = 0;
+  friend bool operator==(const Alive&, const Alive&) = default;
+};
+Alive alive();
+std::size_t used_bytes(int device);
+std::vector<int> devices_with_context();
+
+// What was made in the scope must be gone at its end, but for `kept`.
+class NothingLeft {
+ public:
+  explicit NothingLeft(Alive kept = {}) : kept_(kept), before_(alive()) {}
+  NothingLeft(const NothingLeft&) = delete;
+  NothingLeft& operator=(const NothingLeft&) = delete;
+  ~NothingLeft();
+
+ private:
+  Alive kept_, before_;
+};
+
+// For failures to say which test ran; and a look at the errors that this thread has left at its end.
+void begin_test(std::string name);
+void end_test();
+
+// For the checking kernel table: failures are recorded. False when memory is not all `device`'s and alive.
+bool check_kernel_memory(const char* kernel, const void* stream, const void* data, std::size_t bytes);
+
+}  // namespace fake_cuda

@@ -1,0 +1,189 @@
+// The CUDA backend on the fake: what it asks of CUDA, and what it makes of the answers.
+#include "lockstep/runtime/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <thread>
+
+#include "fake_cuda/fake_cuda.h"
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/peer.h"
+#include "lockstep/runtime/stream.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+Backend& cuda() { return backend(DeviceType::cuda); }
+
+struct Release {
+  void operator()(Block* block) const { release(block); }
+};
+using Owned = std::unique_ptr<Block, Release>;
+
+// 64 bytes by way of a device and back.
+bool round_trip(Device device) {
+  unsigned char sent[64], received[64] = {};
+  for (int i = 0; i < 64; ++i) sent[i] = static_cast<unsigned char>(i * 3 + 1);
+  Stream& stream = default_stream(device);
+  Stream& host = default_stream(Device::cpu());
+  const Owned block(allocate(stream, 64));
+  copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream);
+  copy_bytes({received, Device::cpu(), block->data, device, 64}, stream, host);
+  synchronize(stream);
+  return std::memcmp(sent, received, 64) == 0;
+}
+
+bool travels(Device from, Device to) {
+  Stream &source = default_stream(from), &destination = default_stream(to), &host = default_stream(Device::cpu());
+  const Owned here(allocate(source, 64)), there(allocate(destination, 64));
+  unsigned char sent[64], received[64] = {};
+  for (int i = 0; i < 64; ++i) sent[i] = static_cast<unsigned char>(i * 5 + 2);
+  copy_bytes({here->data, from, sent, Device::cpu(), 64}, host, source);
+  copy_bytes({there->data, to, here->data, from, 64}, source, destination);
+  copy_bytes({received, Device::cpu(), there->data, to, 64}, destination, host);
+  synchronize(source);
+  synchronize(destination);
+  return std::memcmp(sent, received, 64) == 0;
+}
+
+// Alone in its program (ctest: fake_cuda/context), where device 3 alone may have a context.
+TEST_CASE("one device's work makes a context there and nowhere else", "[.context]") {
+  CHECK(round_trip(Device::cuda(3)));
+  CHECK(fake_cuda::devices_with_context() == std::vector<int>{3});
+}
+
+TEST_CASE("devices are what the machine has") {
+  CHECK(cuda().device_count() == 8);
+  CHECK(properties(Device::cuda(6)).total_memory_bytes == properties(Device::cuda(0)).total_memory_bytes / 2);
+  CHECK(properties(Device::cuda(7)).multiprocessors == 1);
+  CHECK_FALSE(properties(Device::cuda(0)).synchronous);
+  CHECK(properties(Device::cuda(0)).checked);
+}
+
+TEST_CASE("bytes go to every device and back") {
+  for (int i = 0; i < 8; ++i) CHECK(round_trip(Device::cuda(i)));
+  CHECK(travels(Device::cuda(1), Device::cuda(2)));
+  CHECK(travels(Device::cuda(2), Device::cuda(1)));
+}
+
+TEST_CASE("the caller's device stays, whatever the library does on others") {
+  int before = -1;
+  REQUIRE(cudaGetDevice(&before) == cudaSuccess);
+  REQUIRE(cudaSetDevice(2) == cudaSuccess);
+  CHECK(round_trip(Device::cuda(1)));
+  Stream stream(Device::cuda(4));
+  CHECK(stream.query());
+  Event event;
+  event.record(stream);
+  CHECK(event.query());
+  (void)memory_stats(Device::cuda(1));
+  empty_cache(Device::cuda(1));
+  int after = -1;
+  CHECK(cudaGetDevice(&after) == cudaSuccess);
+  CHECK(after == 2);
+  REQUIRE(cudaSetDevice(before) == cudaSuccess);
+}
+
+TEST_CASE("memory that a device does not have is OutOfMemory, and the next call works") {
+  Stream& stream = default_stream(Device::cuda(5));
+  CHECK_THROWS_AS(allocate(stream, std::size_t{4} << 30), OutOfMemory);
+  CHECK(round_trip(Device::cuda(5)));
+}
+
+TEST_CASE("an error of the runtime is an exception that names the call, once") {
+  Stream stream(Device::cuda(0));
+  fake_cuda::inject({.call = "cudaLaunchHostFunc", .error = cudaErrorInvalidValue});
+  try {
+    stream.enqueue([] {});
+    FAIL("nothing was thrown");
+  } catch (const DeviceError& error) {
+    CHECK(std::string(error.what()).find("cudaLaunchHostFunc") != std::string::npos);
+    CHECK(std::string(error.what()).find("cudaErrorInvalidValue") != std::string::npos);
+  }
+  CHECK(cudaGetLastError() == cudaSuccess);
+  bool ran = false;
+  stream.enqueue([&] { ran = true; });
+  synchronize(stream);
+  CHECK(ran);
+}
+
+TEST_CASE("a steady state asks for nothing that waits for a collective") {
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(travels(Device::cuda(1), Device::cuda(2)));
+    REQUIRE(round_trip(Device::cuda(2)));
+  }
+  const fake_cuda::SpinningCollective collective;
+  for (int i = 0; i < 3; ++i) {
+    CHECK(travels(Device::cuda(1), Device::cuda(2)));
+    CHECK(round_trip(Device::cuda(2)));
+  }
+}
+
+TEST_CASE("streams, events and memory are given back") {
+  Stream warm_up(Device::cuda(0));
+  const fake_cuda::Alive before = fake_cuda::alive();
+  for (int i = 0; i < 10; ++i) {
+    const StreamHandle stream = cuda().create_stream(0);
+    const EventHandle event = cuda().create_event(0, false);
+    void* memory = cuda().allocate(0, 4096);
+    void* pinned = cuda().allocate_pinned(4096);
+    cuda().record_event(event, stream);
+    CHECK(cuda().wait_event(event, Deadline::after(Milliseconds(10'000))));
+    cuda().free(0, memory);
+    cuda().free_pinned(pinned);
+    cuda().destroy_event(event);
+    cuda().destroy_stream(stream);
+  }
+  CHECK(fake_cuda::alive() == before);
+}
+
+TEST_CASE("threads of their own work on devices of their own") {
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([i, &good] {
+      for (int round = 0; round < 5; ++round) good += round_trip(Device::cuda(i + 1));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(good == 20);
+}
+
+// The last one: the device is lost for the program.
+TEST_CASE("after a sticky error the device is lost and the others work", "[.lost]") {
+  CHECK(round_trip(Device::cuda(4)));
+  Stream stream(Device::cuda(4));
+  fake_cuda::break_device(4, cudaErrorIllegalAddress);
+  CHECK_THROWS_AS(synchronize(stream), DeviceError);
+  CHECK_THROWS_AS(round_trip(Device::cuda(4)), DeviceError);
+  CHECK_THROWS_AS(Stream(Device::cuda(4)), DeviceError);
+  CHECK(round_trip(Device::cuda(1)));
+}
+
+// With LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3 (ctest: fake_cuda/peers).
+TEST_CASE("links that are missing or lose writes are found out", "[.peers]") {
+  CHECK_FALSE(peer_copies(Device::cuda(0), Device::cuda(1)));
+  CHECK(peer_copies(Device::cuda(1), Device::cuda(0)));
+  CHECK_FALSE(peer_copies(Device::cuda(2), Device::cuda(3)));
+  CHECK(travels(Device::cuda(0), Device::cuda(1)));
+  CHECK(travels(Device::cuda(1), Device::cuda(0)));
+  CHECK(travels(Device::cuda(2), Device::cuda(3)));
+}
+
+// With LOCKSTEP_CUDA_DEVICES=5 on 2 GPUs (ctest: fake_cuda/logical).
+TEST_CASE("logical devices share GPUs and keep to their share", "[.logical]") {
+  REQUIRE(cuda().device_count() == 5);
+  for (int i = 0; i < 5; ++i) CHECK(round_trip(Device::cuda(i)));
+  for (int i = 1; i < 5; ++i) CHECK(travels(Device::cuda(i), Device::cuda(0)));
+  CHECK(properties(Device::cuda(0)).total_memory_bytes == (std::size_t{1} << 30) / 3);
+  CHECK(properties(Device::cuda(1)).total_memory_bytes == (std::size_t{1} << 30) / 2);
+  CHECK_THROWS_AS(allocate(default_stream(Device::cuda(0)), std::size_t{400} << 20), OutOfMemory);
+  CHECK(fake_cuda::devices_with_context() == std::vector<int>{0, 1});
+}
+
+}  // namespace

@@ -1,0 +1,246 @@
+#include "fake_cuda/state.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "lockstep/runtime/error.h"
+
+namespace fake_cuda {
+namespace {
+
+std::mutex machine_mutex;
+std::atomic<State*> the_machine{nullptr};
+std::atomic<std::uint64_t> generations{0};
+
+template <class T>
+T at_or_last(const std::vector<T>& list, int index) {
+  return list[std::min(static_cast<std::size_t>(index), list.size() - 1)];
+}
+
+bool is_notice(cudaError_t error) { return error == cudaErrorNotReady; }
+
+}  // namespace
+
+State::State(const Options& with, const State* replaced)
+    : options(with),
+      generation(++generations),
+      before(replaced),
+      checker(with.check_order ? &OrderChecker::start() : nullptr) {
+  for (int i = 0; i < options.devices; ++i) {
+    const int hardware = i < static_cast<int>(options.order.size()) ? options.order[static_cast<std::size_t>(i)] : i;
+    devices.push_back({.memory_bytes = at_or_last(options.memory_bytes, hardware),
+                       .multiprocessors = at_or_last(options.multiprocessors, hardware),
+                       .hardware = hardware});
+  }
+}
+
+std::pair<const std::uintptr_t, Piece>* State::piece_at(const void* memory) {
+  const auto at = reinterpret_cast<std::uintptr_t>(memory);
+  auto found = pieces.upper_bound(at);
+  if (found == pieces.begin()) return nullptr;
+  --found;
+  return at < found->first + std::max<std::size_t>(found->second.bytes, 1) ? &*found : nullptr;
+}
+
+State& state() {
+  if (State* machine = the_machine.load(std::memory_order_acquire)) return *machine;
+  reset_from_environment();
+  return *the_machine.load(std::memory_order_acquire);
+}
+
+void reset(const Options& options) {
+  std::lock_guard lock(machine_mutex);
+  the_machine.store(new State(options, the_machine.load()), std::memory_order_release);
+}
+
+ThreadState& this_thread(State& machine) {
+  thread_local ThreadState mine;
+  if (mine.generation != machine.generation) {
+    const bool in_host_function = mine.in_host_function;
+    mine = {.generation = machine.generation, .in_host_function = in_host_function};
+  }
+  return mine;
+}
+
+cudaError_t Call::fail(Rule rule, const std::string& text, cudaError_t error) const {
+  record_failure(rule, name, text, thread.current, stream);
+  return error;
+}
+
+void make_context(const Call& call, int device) {
+  DeviceState& made = call.machine.devices[static_cast<std::size_t>(device)];
+  if (std::exchange(made.has_context, true)) return;
+  const std::vector<int>& only = call.machine.options.only;
+  if (!only.empty() && std::find(only.begin(), only.end(), device) == only.end()) {
+    (void)call.fail(Rule::unwanted_context,
+                    lockstep::cat("device ", device, " gets a context and nobody asked for it"));
+  }
+}
+
+cudaError_t enter(Call& call, unsigned need) {
+  State& machine = call.machine;
+  ThreadState& thread = call.thread;
+  if (thread.in_host_function) {
+    return call.fail(Rule::cuda_in_host_function, "a host function must not call CUDA", cudaErrorNotPermitted);
+  }
+  if (!thread.looked_at && !((need & query) && is_notice(thread.last))) {
+    thread.looked_at = true;
+    (void)call.fail(Rule::unchecked_error,
+                    lockstep::cat("nobody looked at ", cudaGetErrorName(thread.last), " from ", thread.last_call));
+  }
+  int late = 0;
+  cudaError_t injected = cudaSuccess;
+  {
+    std::lock_guard lock(machine.mutex);
+    ++machine.calls[call.name];
+    for (Injection& injection : machine.injections) {
+      if (injection.call != call.name || injection.times <= 0) continue;
+      if (--injection.nth > 0) continue;
+      --injection.times;
+      late = injection.delay_microseconds;
+      injected = static_cast<cudaError_t>(injection.error);
+      break;
+    }
+  }
+  if (late > 0) std::this_thread::sleep_for(std::chrono::microseconds(late));
+  if (injected != cudaSuccess) return injected;
+
+  std::lock_guard lock(machine.mutex);
+  if (machine.devices.empty() && (need & context)) return cudaErrorNoDevice;
+  if (need & context) {
+    make_context(call, thread.current);
+    const cudaError_t broken = machine.broken_by(thread.current);
+    if (broken != cudaSuccess) return broken;
+  }
+  if ((need & raw) && machine.collectives > 0) {
+    (void)call.fail(Rule::during_collective, "while a collective spins: the call waits for it, and it for later work");
+  }
+  return cudaSuccess;
+}
+
+cudaError_t leave(const Call& call, cudaError_t result) {
+  if (result == cudaSuccess) return result;
+  call.thread.last = result;
+  call.thread.last_call = call.name;
+  call.thread.looked_at = false;
+  return result;
+}
+
+Stream* find_stream(Call& call, const void* handle) {
+  call.stream = handle;
+  const auto value = reinterpret_cast<std::uintptr_t>(handle);
+  if (value <= reinterpret_cast<std::uintptr_t>(cudaStreamPerThread)) {
+    (void)call.fail(Rule::default_stream, "a stream of one's own is expected, got a default stream");
+    return nullptr;
+  }
+  const auto found = call.machine.streams.find(handle);
+  if (found != call.machine.streams.end()) return &found->second;
+  (void)call.fail(Rule::dead_handle, call.machine.dead.contains(handle) ? "the stream was destroyed" : "not a stream");
+  return nullptr;
+}
+
+Event* find_event(Call& call, const void* handle) {
+  const auto found = call.machine.events.find(handle);
+  if (found != call.machine.events.end()) return &found->second;
+  (void)call.fail(Rule::dead_handle, call.machine.dead.contains(handle) ? "the event was destroyed" : "not an event");
+  return nullptr;
+}
+
+// --- What tests ask and order ----------------------------------------------------------------------------------------
+
+void inject(const Injection& injection) {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  machine.injections.push_back(injection);
+}
+
+void break_device(int device, int error) {
+  state().broken.at(static_cast<std::size_t>(device)).store(error, std::memory_order_relaxed);
+}
+
+int calls_of(std::string_view call) {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  const auto found = machine.calls.find(call);
+  return found == machine.calls.end() ? 0 : found->second;
+}
+
+SpinningCollective::SpinningCollective() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  ++machine.collectives;
+}
+
+SpinningCollective::~SpinningCollective() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  --machine.collectives;
+}
+
+KeepsCurrentDevice::KeepsCurrentDevice(std::string what) : what_(std::move(what)) {
+  State& machine = state();
+  const int current = this_thread(machine).current;
+  std::lock_guard lock(machine.mutex);
+  if (current < static_cast<int>(machine.devices.size()) &&
+      machine.devices[static_cast<std::size_t>(current)].has_context) {
+    device_ = current;
+  }
+  generation_ = machine.generation;
+}
+
+KeepsCurrentDevice::~KeepsCurrentDevice() {
+  State& machine = state();
+  const int current = this_thread(machine).current;
+  if (device_ < 0 || current == device_ || generation_ != machine.generation) return;
+  record_failure(Rule::current_device_changed, what_.c_str(),
+                 lockstep::cat("the caller's device was ", device_, " and is ", current), current, nullptr);
+}
+
+Alive alive() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  Alive now{.streams = static_cast<int>(machine.streams.size()),
+            .events = static_cast<int>(machine.events.size()),
+            .handles = static_cast<int>(machine.handles.size())};
+  for (const auto& [begin, piece] : machine.pieces) {
+    if (piece.freed) continue;
+    ++(piece.pinned ? now.pinned_allocations : now.device_allocations);
+    if (!piece.pinned) now.device_bytes += piece.bytes;
+  }
+  return now;
+}
+
+std::size_t used_bytes(int device) {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  return machine.devices.at(static_cast<std::size_t>(device)).used_bytes;
+}
+
+std::vector<int> devices_with_context() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  std::vector<int> found;
+  for (std::size_t i = 0; i < machine.devices.size(); ++i) {
+    if (machine.devices[i].has_context) found.push_back(static_cast<int>(i));
+  }
+  return found;
+}
+
+NothingLeft::~NothingLeft() {
+  const Alive now = alive();
+  const auto check = [](const char* what, auto is, auto was, auto kept) {
+    if (is <= was + kept) return;
+    record_failure(Rule::left_alive, "the end of the scope",
+                   lockstep::cat("expected at most ", kept, " new ", what, ", got ", is - was), -1, nullptr);
+  };
+  check("streams", now.streams, before_.streams, kept_.streams);
+  check("events", now.events, before_.events, kept_.events);
+  check("allocations on devices", now.device_allocations, before_.device_allocations, kept_.device_allocations);
+  check("pinned allocations", now.pinned_allocations, before_.pinned_allocations, kept_.pinned_allocations);
+  check("handles", now.handles, before_.handles, kept_.handles);
+  check("bytes on devices", now.device_bytes, before_.device_bytes,
+        kept_.device_allocations > 0 && kept_.device_bytes == 0 ? now.device_bytes : kept_.device_bytes);
+}
+
+}  // namespace fake_cuda

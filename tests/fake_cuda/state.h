@@ -1,0 +1,175 @@
+// The machine that the fake plays. Private to the fake.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fake_cuda/fake_cuda.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/host_stream.h"
+#include "lockstep/runtime/internal/order_checker.h"
+
+namespace fake_cuda {
+
+using lockstep::Device;
+using lockstep::detail::Completion;
+using lockstep::detail::HostStream;
+using lockstep::detail::OrderChecker;
+
+struct Piece {  // of memory, by where it begins
+  std::size_t bytes = 0, mapped_bytes = 0;
+  int device = 0;  // where it is, or that was current for pinned memory
+  bool pinned = false;
+  bool freed = false;
+};
+
+struct Stream {
+  int device = 0;
+  HostStream* host = nullptr;
+};
+
+struct Event {
+  int device = 0;
+  bool timing = true;
+  std::shared_ptr<Completion> mark = {};  // of the last record
+};
+
+struct Kernel {  // one __global__ function
+  std::string name;
+  void** module = nullptr;
+  std::size_t static_shared_bytes = 0;
+  int max_threads = 1024;
+};
+
+struct LoadedKernel {  // on one device
+  bool loaded = false;
+  int max_dynamic_shared_bytes = 0;  // 0: what every launch may use
+};
+
+struct DeviceState {
+  std::size_t memory_bytes = 0, used_bytes = 0;
+  int multiprocessors = 0;
+  int hardware = 0;  // which device of the machine it is
+  bool has_context = false;
+  std::array<bool, kMostDevices> peers{};  // whose memory it has enabled
+  std::unordered_map<const Kernel*, LoadedKernel> kernels = {};
+};
+
+struct State {
+  State(const Options& with, const State* replaced);
+
+  const Options options;
+  const std::uint64_t generation;
+  const State* const before;  // kept: its streams may still be referred to
+  OrderChecker* const checker;
+
+  // Sticky errors, by device: its streams look at them without the mutex.
+  std::array<std::atomic<int>, kMostDevices> broken{};
+  cudaError_t broken_by(int device) const {
+    return static_cast<cudaError_t>(broken[static_cast<std::size_t>(device)].load(std::memory_order_relaxed));
+  }
+
+  std::mutex mutex;  // everything below
+  std::vector<DeviceState> devices;
+  std::map<std::uintptr_t, Piece> pieces;
+  std::vector<std::uintptr_t> freed;  // kept so that late uses are noticed, oldest first
+  std::map<const void*, Stream> streams;
+  std::map<const void*, Event> events;
+  std::set<const void*> dead;          // streams, events and handles that were destroyed
+  std::map<const void*, int> handles;  // cublasLt: by device
+  std::map<std::string, int, std::less<>> calls;
+  std::vector<Injection> injections;
+  int collectives = 0;
+  std::vector<std::pair<int, std::shared_ptr<Completion>>> closing;  // what destroyed streams still run, by device
+  std::uint64_t streams_made = 0, copies_made = 0;
+
+  // Under the mutex.
+  std::pair<const std::uintptr_t, Piece>* piece_at(const void* memory);
+};
+
+State& state();
+
+// Functions that the program brought, and what it said about them. They outlive a reset.
+const Kernel* kernel_of(const void* host_function);
+
+struct ThreadState {
+  std::uint64_t generation = 0;
+  int current = 0;
+  cudaError_t last = cudaSuccess;
+  std::string last_call = {};
+  bool looked_at = true;
+  bool in_host_function = false;
+};
+ThreadState& this_thread(State& machine);
+
+// What a call does before its own work.
+enum Need : unsigned {
+  nothing = 0,
+  context = 1,  // of the current device, which it makes if there is none; fails where the device is broken
+  raw = 2,      // must not happen while a collective spins
+  query = 4,    // may answer cudaErrorNotReady again and again
+};
+
+struct Call {
+  const char* name;
+  State& machine;
+  ThreadState& thread;
+  const void* stream = nullptr;
+
+  // Writes it down and returns `error`.
+  cudaError_t fail(Rule rule, const std::string& text, cudaError_t error = cudaErrorInvalidValue) const;
+};
+
+void record_failure(Rule rule, const char* call, const std::string& text, int device, const void* stream);
+cudaError_t enter(Call& call, unsigned need);             // not cudaSuccess: return that and do nothing
+cudaError_t leave(const Call& call, cudaError_t result);  // makes it the thread's last error
+void make_context(const Call& call, int device);          // under the mutex
+
+template <class Body>
+cudaError_t run_call(const char* name, unsigned need, Body&& body) {
+  State& machine = state();
+  Call call{name, machine, this_thread(machine)};
+  cudaError_t result = enter(call, need);
+  if (result == cudaSuccess) result = body(call);
+  return leave(call, result);
+}
+
+// Lookups by handle; null after a failure was recorded. Under the mutex.
+Stream* find_stream(Call& call, const void* handle);
+Event* find_event(Call& call, const void* handle);
+
+// True when `bytes` at `memory` lie in one living piece; records what is wrong otherwise. `device` as asked for: an
+// ordinal, or kHostMemory for memory of the host. Under the mutex.
+inline constexpr int kHostMemory = -1;
+bool check_memory(const Call& call, const void* memory, std::size_t bytes, int device, const char* role);
+
+// Waits until the streams of a device have run what they have (cudaFree does).
+void drain(State& machine, int device);
+
+// The order checker's word on it: exceptions become failures.
+template <class Body>
+void judge(const Call& call, Body&& body) {
+  if (!call.machine.checker) return;
+  try {
+    body(*call.machine.checker);
+  } catch (const lockstep::InvalidArgument& error) {
+    (void)call.fail(Rule::foreign_memory, error.what());
+  } catch (const std::exception& error) {
+    (void)call.fail(Rule::unordered, error.what());
+  }
+}
+
+inline lockstep::StreamHandle order_handle(const void* stream) {
+  return reinterpret_cast<lockstep::StreamHandle>(const_cast<void*>(stream));
+}
+
+}  // namespace fake_cuda

@@ -1,0 +1,111 @@
+# The CUDA sources against a runtime that checks (fake_cuda), and the rules of that runtime against a real one
+# (cuda_contract).
+set(here "${CMAKE_CURRENT_LIST_DIR}")
+file(GLOB fake_sources CONFIGURE_DEPENDS "${here}/*.cpp")
+list(FILTER fake_sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/checked_table\\.cpp$|/setup.*\\.cpp$")
+add_library(lockstep_fake_cuda OBJECT ${fake_sources})
+target_link_libraries(lockstep_fake_cuda PRIVATE lockstep_flags)
+target_include_directories(lockstep_fake_cuda PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+target_include_directories(lockstep_fake_cuda SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
+# Found by name at run time too.
+set_target_properties(lockstep_fake_cuda PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)
+
+add_library(lockstep_contract_kernels OBJECT "${here}/../cuda_contract/kernels.cu")
+target_link_libraries(lockstep_contract_kernels PRIVATE lockstep_flags)
+target_include_directories(lockstep_contract_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+
+# fake_cuda_program(<name> <source>...): a test program whose CUDA runtime is the fake.
+function(fake_cuda_program name)
+  add_executable(${name} "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/main.cpp" ${ARGN})
+  target_link_libraries(${name} PRIVATE lockstep_fake_cuda lockstep_test_support)
+  target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
+endfunction()
+
+file(GLOB sources CONFIGURE_DEPENDS "${here}/*_test.cpp")
+fake_cuda_program(lockstep-tests-fake-cuda ${sources})
+target_link_libraries(lockstep-tests-fake-cuda PRIVATE lockstep_runtime lockstep_contract_kernels)
+target_compile_definitions(lockstep-tests-fake-cuda PRIVATE LOCKSTEP_TESTS_CHOOSE_DEVICES)
+add_test(NAME fake_cuda/rules COMMAND lockstep-tests-fake-cuda)
+set_tests_properties(fake_cuda/rules PROPERTIES LABELS fake_cuda TIMEOUT ${case_timeout})
+
+file(GLOB sources CONFIGURE_DEPENDS "${here}/../cuda_contract/*.cpp")
+if(sources)
+  fake_cuda_program(lockstep-fake-cuda-contract ${sources})
+  target_link_libraries(lockstep-fake-cuda-contract PRIVATE lockstep_runtime lockstep_contract_kernels)
+  target_compile_definitions(lockstep-fake-cuda-contract PRIVATE LOCKSTEP_FAKE_CUDA LOCKSTEP_TESTS_CHOOSE_DEVICES)
+  add_test(NAME fake_cuda/contract COMMAND lockstep-fake-cuda-contract)
+  set_tests_properties(fake_cuda/contract PROPERTIES LABELS fake_cuda TIMEOUT ${case_timeout})
+
+  add_executable(lockstep-cuda-contract ${sources})
+  target_link_libraries(lockstep-cuda-contract PRIVATE lockstep_contract_kernels lockstep_test_support
+                        CUDA::cudart_static)
+  target_include_directories(lockstep-cuda-contract SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  add_test(NAME cuda/contract COMMAND lockstep-cuda-contract)
+  set_tests_properties(cuda/contract PROPERTIES LABELS cuda TIMEOUT ${case_timeout}
+                       SKIP_REGULAR_EXPRESSION "GPUs expected, 0[ \n]+found")
+endif()
+
+# The layers' own tests with CUDA devices in the place of the host devices that they name.
+# fake_cuda_layer(<layer> <source>...)
+function(fake_cuda_layer layer)
+  set(made "")
+  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h")
+  foreach(source IN LISTS headers ARGN)
+    cmake_path(GET source FILENAME name)
+    if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
+      set(source "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
+    endif()
+    set(to "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}/${name}")
+    set(rules "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/on_cuda.sed")
+    add_custom_command(OUTPUT "${to}" DEPENDS "${source}" "${rules}"
+                       COMMAND sed -E -f "${rules}" -e "1i #line 1 \"${source}\"" "${source}" > "${to}" VERBATIM)
+    list(APPEND made "${to}")
+  endforeach()
+  file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}")
+  file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/*.cpp")
+  fake_cuda_program(lockstep-fake-${layer} ${made} ${own} "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/checked_table.cpp"
+                    "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/setup_layers.cpp")
+  # Every layer: the setup brings the kernels.
+  target_link_libraries(lockstep-fake-${layer} PRIVATE ${layer_objects})
+  if(ONEDNN_FOUND)
+    target_link_libraries(lockstep-fake-${layer} PRIVATE OneDNN::OneDNN)
+  endif()
+endfunction()
+
+# fake_cuda_test(<name> <layer> <arguments of the program> [<environment, its variables with bars between>])
+function(fake_cuda_test name layer arguments)
+  string(REPLACE "|" ";" environment "${ARGN}")
+  add_test(NAME fake_cuda/${name} COMMAND lockstep-fake-${layer} ${arguments})
+  set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${environment}")
+endfunction()
+
+# Cases that are the host devices' own are left out.
+# Of runtime: the deadline of waits between streams, links, plain memory as a device's; and how errors of host tasks spread,
+# where the CUDA backend does less.
+set(left_out_of_runtime "a stream does not wait for another for ever" "copies over one link*"
+    "copies and fills are work*" "timing events measure*" "the first error of a stream*"
+    "an error travels through events*" "work that was enqueued before an error*" "every thread that has lost work*")
+# A copy that fails on its own loses a CUDA device.
+set(left_out_of_tensor "a mirror whose refresh failed on the device*")
+# Nobody records the spans of copies of CUDA devices.
+set(left_out_of_parallel "the first replica computes while*" "pieces from plain memory arrive*")
+
+file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp")
+list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/safetensors")
+file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp")
+list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
+set(runtime_sources "${CMAKE_CURRENT_SOURCE_DIR}/runtime/async_test.cpp")
+foreach(layer runtime tensor parallel)
+  fake_cuda_layer(${layer} ${${layer}_sources})
+  list(TRANSFORM left_out_of_${layer} REPLACE "(.+)" "~\"\\1\"")
+  list(JOIN left_out_of_${layer} "" cases)
+  fake_cuda_test(${layer} ${layer} "~[.]${cases}")
+  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
+endforeach()
+
+# What needs a machine, or a program, of its own.
+fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
+fake_cuda_test(lost runtime "[.lost]")
+fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
+fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
