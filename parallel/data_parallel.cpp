@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/kernels/api.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/ops_math.h"
 
@@ -77,6 +78,11 @@ void check_options(const DataParallelOptions& options) {
   if (options.output_device) ordinal(*options.output_device);
   LOCKSTEP_CHECK(options.timeout.count() > 0, "[DataParallel] expected a positive timeout, got ",
                  options.timeout.count(), " ms");
+}
+
+// What kernels need is made before the first step: in the middle of one it might wait for what is in flight.
+void prepare_devices(const std::vector<Device>& devices) {
+  for (const Device device : devices) kernels::prepare(device);
 }
 
 void check_balance(const std::vector<Device>& devices) {

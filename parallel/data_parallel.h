@@ -36,6 +36,7 @@ namespace detail {
 LOCKSTEP_API void check_options(const DataParallelOptions& options);
 // Warns once when the devices differ by more than a quarter in memory, else in multiprocessors.
 LOCKSTEP_API void check_balance(const std::vector<Device>& devices);
+LOCKSTEP_API void prepare_devices(const std::vector<Device>& devices);
 LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
 [[noreturn]] LOCKSTEP_API void fail_piece_count(std::size_t inputs, std::size_t targets);
 // The losses of the replicas, weighted by the sizes of their pieces, as one scalar on `device`.
@@ -95,6 +96,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   explicit DataParallel(M module, DataParallelOptions options = {})
       : DataParallel(detail::FunctionForm{}, std::move(module), std::move(options)) {
     detail::check_balance(options_.devices);
+    detail::prepare_devices(options_.devices);
   }
   DataParallel(const DataParallel& other)
       : Module<DataParallel>(other), options_(other.options_), module_(std::make_shared<M>(*other.module_)) {}

@@ -1,3 +1,5 @@
+#include <atomic>
+
 #include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/cuda/gemm.h"
 #include "lockstep/kernels/cuda/launch.cuh"
@@ -20,6 +22,8 @@ std::vector<const void*> all_kernels() {
 }  // namespace
 
 void prepare(Device device) {
+  static std::atomic<bool> prepared[kMaxDevices];
+  if (prepared[device.index()].load(std::memory_order_acquire)) return;
   const lockstep::cuda::CurrentDevice current(device);
   // CUDA loads a kernel when it is first asked for, and loading may wait for everything that runs.
   for (const void* kernel : all_kernels()) {
@@ -28,6 +32,7 @@ void prepare(Device device) {
   }
   lockstep::cuda::kernel_report(device);
   prepare_gemm(device);
+  prepared[device.index()].store(true, std::memory_order_release);  // twice, by two threads at first, does no harm
 }
 
 }  // namespace lockstep::kernels::cuda

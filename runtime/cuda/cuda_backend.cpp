@@ -33,7 +33,7 @@ struct CudaEvent {
   CudaDevice& device;
   cudaEvent_t native = nullptr;
   bool timing;
-  std::atomic<DeviceSet> depends_on{0};
+  std::atomic<DeviceSet> depends_on{0};  // none until it is recorded
 };
 
 CudaStream& as_stream(StreamHandle handle) { return *reinterpret_cast<CudaStream*>(handle); }
@@ -234,7 +234,7 @@ class CudaBackend final : public Backend {
   double elapsed_milliseconds(EventHandle begin_handle, EventHandle end_handle) override {
     CudaEvent& begin = as_event(begin_handle);
     CudaEvent& end = as_event(end_handle);
-    LOCKSTEP_CHECK(begin.timing && end.timing,
+    LOCKSTEP_CHECK(begin.timing && end.timing && begin.depends_on.load() != 0 && end.depends_on.load() != 0,
                    "[elapsed_milliseconds] expected two recorded timing events, got one that is not");
     const CurrentDevice current(begin.device.device);
     float milliseconds = 0;

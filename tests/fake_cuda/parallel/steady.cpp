@@ -1,0 +1,37 @@
+// A step beside a collective that spins on the devices must not do what waits for it.
+#include "fake_cuda/fake_cuda.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+TEST_CASE("no kernel is loaded once a wrapper is made") {
+  const std::vector<Device> devices{Device::cuda(2), Device::cuda(1)};
+  const auto net = DataParallel(Linear(3, 2), {.devices = devices});
+  const Tensor x = ones({16}, {.device = devices[0]});
+  relu(x);  // the result's memory comes from the cache from here on
+  const fake_cuda::SpinningCollective spinning;
+  tanh(x);
+  CHECK(fake_cuda::take_failures().empty());
+}
+
+TEST_CASE("a training step in the steady state asks for nothing that waits for a collective") {
+  const std::vector<Device> devices{Device::cuda(1), Device::cuda(0), Device::cuda(3)};
+  auto net = DataParallel(Sequential(Linear(5, 8), Relu(), Linear(8, 2)), {.devices = devices});
+  SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  const Tensor x = ones({9, 5}, {.device = devices[0]});
+  const auto step = [&] {
+    optimizer.zero_grad();
+    sum(square(net(x))).backward();
+    optimizer.step();
+  };
+  for (int i = 0; i < 4; ++i) step();
+  for (const Device& device : devices) synchronize(device);
+  const fake_cuda::SpinningCollective spinning;
+  step();
+  step();
+  CHECK(fake_cuda::take_failures().empty());
+}
