@@ -20,7 +20,7 @@ TEST_CASE("no kernel is loaded once a wrapper is made") {
 
 TEST_CASE("a training step in the steady state asks for nothing that waits for a collective") {
   const std::vector<Device> devices{Device::cuda(1), Device::cuda(0), Device::cuda(3)};
-  auto net = DataParallel(Sequential(Linear(5, 8), Relu(), Linear(8, 2)), {.devices = devices});
+  auto net = DataParallel(Sequential(Linear(5, 8), ReLU(), Linear(8, 2)), {.devices = devices});
   SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
   const Tensor x = ones({9, 5}, {.device = devices[0]});
   const auto step = [&] {
