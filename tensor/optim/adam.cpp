@@ -30,7 +30,7 @@ void AdamOptions::check(const char* optimizer) const {
 
 AdamOptions AdamGroup::over(const AdamOptions& defaults) const {
   return {.lr = lr.value_or(defaults.lr),
-          .betas = betas.value_or(defaults.betas),
+          .betas = {betas.first.value_or(defaults.betas.first), betas.second.value_or(defaults.betas.second)},
           .eps = eps.value_or(defaults.eps),
           .weight_decay = weight_decay.value_or(defaults.weight_decay),
           .amsgrad = amsgrad.value_or(defaults.amsgrad),

@@ -38,7 +38,7 @@ struct AdamWOptions {
 struct LOCKSTEP_API AdamGroup {
   std::vector<Parameter> parameters;
   std::optional<double> lr = {};
-  std::optional<std::pair<double, double>> betas = {};
+  std::pair<std::optional<double>, std::optional<double>> betas = {};
   std::optional<double> eps = {}, weight_decay = {};
   std::optional<bool> amsgrad = {}, maximize = {};
 
