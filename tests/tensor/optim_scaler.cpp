@@ -14,22 +14,24 @@ using namespace lockstep::test;
 using Catch::Matchers::Contains;
 
 TEST_CASE("scaled training is training") {
-  const Parameter a = parameter({1, 2}), b = parameter({1, 2});
-  Adam plain({a}, {.lr = 0.1}), scaled({b}, {.lr = 0.1});
+  const Linear one(3, 2), two = deep_copy(one);
+  Adam plain(one.parameters(), {.lr = 0.1}), scaled(two.parameters(), {.lr = 0.1});
   GradScaler scaler;
   CHECK(scaler.scale() == 65536);
   for (int i = 0; i < 5; ++i) {
+    const Tensor x = from_data({1.0, -2.0, 0.5 * i}, {1, 3});
     plain.zero_grad();
     scaled.zero_grad();
-    square(a.tensor()).sum().backward();
-    scaler.scale(square(b.tensor()).sum()).backward();
-    CHECK(values(b.grad())[0] == 65536 * values(a.grad())[0]);
+    square(one(x)).sum().backward();
+    scaler.scale(square(two(x)).sum()).backward();
+    const Doubles gradient = values(one.weight.grad());
+    CHECK(values(two.weight.grad())[0] == 65536 * gradient[0]);
     plain.step();
     CHECK(scaler.step(scaled));
     scaler.update();
-    CHECK(values(b.grad()) == values(a.grad()));
+    CHECK(values(two.weight.grad()) == gradient);
   }
-  CHECK(values(a.tensor()) == values(b.tensor()));  // a power of two costs no bit
+  CHECK(values(one.weight.tensor()) == values(two.weight.tensor()));  // a power of two costs no bit
   CHECK(scaler.growth_tracker() == 5);
 }
 
