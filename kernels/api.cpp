@@ -1,16 +1,27 @@
 #include "lockstep/kernels/api.h"
 
+#include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/host/host_table.h"
 
 namespace lockstep::kernels {
+namespace {
+
+const KernelTable* installed_tables[3] = {};  // by device type; null: the backend's own
+
+}  // namespace
 
 const KernelTable& table(DeviceType type) {
-  if (type == DeviceType::cuda) [[unlikely]]
-    lockstep::detail::fail<NotSupported>("[kernels] expected a cpu or host device, got cuda: no CUDA in this build");
-  return host::host_table();
+  if (const KernelTable* installed = installed_tables[static_cast<int>(type)]) [[unlikely]] return *installed;
+  return type == DeviceType::cuda ? cuda::cuda_table() : host::host_table();
+}
+
+void prepare(Device device) {
+  if (const auto create = table(device.type()).prepare) create(device);
 }
 
 namespace detail {
+
+void install_table(DeviceType type, const KernelTable& table) { installed_tables[static_cast<int>(type)] = &table; }
 
 void fail_device(const char* op, const View& view, Device stream_device) {
   lockstep::detail::fail<InvalidArgument>("[", op, "] expected every tensor on ", stream_device,

@@ -5,13 +5,21 @@
 
 #include "lockstep/kernels/table.h"
 #include "lockstep/runtime/order.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep::kernels {
 
 // The table of a device type.
 LOCKSTEP_API const KernelTable& table(DeviceType type);
 
+// Creates what kernels on the device will ever need, so that nothing is created later, while a collective may be in
+// flight: a device's start-up calls it. Throws what creating it throws. Safe to call again.
+LOCKSTEP_API void prepare(Device device);
+
 namespace detail {
+// Puts another table in the place of a device type's, for tests that check what is launched. Before its first use.
+LOCKSTEP_API void install_table(DeviceType type, const KernelTable& table);
+
 [[noreturn]] LOCKSTEP_API void fail_device(const char* op, const View& view, Device stream_device);
 [[noreturn]] LOCKSTEP_API void fail_missing(const char* op, DType dtype, Device device);
 inline void check_view(const char* op, const View& view, Device device) {
@@ -28,6 +36,12 @@ template <class Args>
   std::vector<MemoryUse> uses;
   args.views([&](const auto& use) { add_use(uses, use); });
   declare(stream, Args::kName, uses, place);
+}
+
+template <class Args>
+[[gnu::noinline, gnu::cold]] void run_traced(Stream& stream, Kernel<Args> kernel, const Args& args) {
+  const trace::WorkScope scope(stream, {.name = Args::kName, .kind = trace::Kind::kernel});
+  kernel(stream, args);
 }
 }  // namespace detail
 
@@ -46,6 +60,7 @@ void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
   const Kernel<Args> kernel = table(stream.device().type()).*entry;
   if (kernel == nullptr) [[unlikely]] detail::fail_missing(Args::kName, dtype, stream.device());
   if (stream.checked()) [[unlikely]] detail::declare_views(stream, args, place);
+  if (trace::active()) [[unlikely]] return detail::run_traced(stream, kernel, args);
   kernel(stream, args);
 }
 

@@ -339,6 +339,10 @@ struct KernelTable {
   Kernel<SgdArgs> sgd = nullptr;
   Kernel<AdamArgs> adam = nullptr;
   Kernel<UnscaleArgs> unscale = nullptr;
+
+  // Creates what kernels on the device will ever need (handles, workspaces), so that nothing is created later, while a
+  // collective may be in flight. Null: nothing to create.
+  void (*prepare)(Device device) = nullptr;
 };
 
 }  // namespace lockstep

@@ -266,11 +266,10 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     std::optional<ModuleSlots::TrainingClaim> claim_;
   };
 
-  Pieces<Inputs> pieces_of(const Inputs& inputs) const {
-    if constexpr (sizeof...(Args) == 0)
-      return {{inputs}, {options_.devices[0]}};
-    else
-      return scatter(inputs);
+  Pieces<Inputs> pieces_of(const Inputs& inputs, detail::Departures& departures) const {
+    if constexpr (sizeof...(Args) == 0) return {{inputs}, {options_.devices[0]}};
+    const detail::Departures::Scope scope(departures);
+    return scatter(inputs);
   }
   std::vector<Replica<M>> replicas_on(const std::shared_ptr<const Source>& source,
                                       const std::vector<Device>& devices) const {
@@ -293,11 +292,13 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
     detail::PhaseTimer timer;
-    Pieces<Inputs> pieces = pieces_of(inputs);
+    detail::Departures departures(options_.timeout);
+    Pieces<Inputs> pieces = pieces_of(inputs, departures);
     timer.finish(stats.scatter);
     const auto replicas = replicas_on(source, pieces.devices);
     timer.finish(stats.replicate);
     outputs = parallel_apply(replicas, std::move(pieces.values));
+    departures.settle();  // not before: the first replicas compute while the last pieces are on their way
     timer.finish(stats.apply);
     return outputs;
   }
@@ -312,9 +313,11 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
     detail::PhaseTimer timer;
-    Pieces<Inputs> pieces = pieces_of(inputs);
+    detail::Departures departures(options_.timeout);
+    Pieces<Inputs> pieces = pieces_of(inputs, departures);
     auto divided = std::vector<Targets>(pieces.values.size(), targets);
     if constexpr (std::tuple_size_v < Targets >> 0) {
+      const detail::Departures::Scope scope(departures);
       auto scattered = scatter_pieces(targets, options_.devices, options_.dim, options_.policy);
       if (scattered.devices != pieces.devices) {
         detail::fail_piece_count(pieces.devices.size(), scattered.devices.size());
@@ -334,6 +337,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       replicas.push_back({std::move(replica), shared_loss});
     timer.finish(stats.replicate);
     const std::vector<Tensor> losses = apply(replicas, std::move(both));
+    departures.settle();
     timer.finish(stats.apply);
     Tensor result = detail::weighted_sum(losses, sizes, output_device());
     timer.finish(stats.gather);

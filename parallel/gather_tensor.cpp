@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel/scatter_tensor.h"
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/factory.h"
@@ -80,7 +81,7 @@ Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, in
       const Tensor piece = given->contiguous();  // the copy below is of bytes
       Stream& source_stream = current_stream(piece.device());
       copy_bytes({place, device, piece.data(), piece.device(), piece.bytes()}, source_stream, destination_stream);
-      piece.storage()->record_use(source_stream);
+      LOCKSTEP_EDGE(piece.storage()->record_use(source_stream));
       place += piece.bytes();
     } else {
       result.narrow(dim, start, length).copy_(given->to(device));

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
@@ -41,7 +43,7 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
 template <class F>
 void with_streams(std::span<Stream* const> streams, F&& body) {
   if (streams.empty()) return body();
-  const StreamScope scope(*streams.front());
+  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *streams.front());
   with_streams(streams.subspan(1), body);
 }
 
@@ -63,6 +65,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   const ContextScope scope(context);
   const InReplica inside;
   try {
+    const trace::Scope span("replica");
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
     seat.error = std::current_exception();
@@ -163,7 +166,7 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
 
   for (std::size_t i = 0; i < call->count_; ++i) {
     Stream& stream = current_stream(call->seats_[i].device);
-    if (&stream != &default_stream(call->seats_[i].device)) call->streams_.push_back(&stream);
+    if (&stream != &default_stream(call->seats_[i].device)) LOCKSTEP_EDGE(call->streams_.push_back(&stream));
     check_answering({&call->seats_[i].device, 1});
   }
   if (context.substitution) {
@@ -176,7 +179,7 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
     call->seats_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
     call->join_.done();
   }
-  if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout);
+  LOCKSTEP_EDGE(if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout));
   call->take_over_sequence();
   if (refused) std::rethrow_exception(refused);
   call->throw_failures();

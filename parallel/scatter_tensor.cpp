@@ -1,10 +1,15 @@
 #include "lockstep/parallel/scatter_tensor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/parallel/gather_tensor.h"
+#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops_support.h"
 
 namespace lockstep::detail {
 namespace {
@@ -46,7 +51,51 @@ class ScatterNode final : public NodeOf<1> {
   int dim_ = 0;
 };
 
+[[gnu::tls_model("initial-exec")]] thread_local Departures* current_departures = nullptr;
+
+// piece.to(device), but for the edge back to where the piece is.
+Tensor send(const Tensor& piece, Device device, Departures& departures) {
+  const Tensor whole = piece.contiguous();
+  const Tensor copy = fresh(whole.shape(), whole.dtype(), device);
+  Stream &source_stream = current_stream(whole.device()), &destination_stream = current_stream(device);
+  LOCKSTEP_EDGE(whole.storage()->record_use(source_stream));
+  Event copied = start_copy({.destination = const_cast<void*>(copy.data()),
+                             .destination_device = device,
+                             .source = whole.data(),
+                             .source_device = whole.device(),
+                             .bytes = whole.bytes()},
+                            source_stream, destination_stream);
+  if (copied.recorded()) departures.add(whole.storage(), source_stream, std::move(copied));
+  return copy;
+}
+
 }  // namespace
+
+void Departures::settle() {
+  while (!copies_.empty()) {
+    const Copy& copy = copies_.back();
+    if (copy.stream->device().is_cpu()) LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
+    else LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
+    copies_.pop_back();
+  }
+}
+
+Departures::~Departures() {
+  while (!copies_.empty()) {
+    try {
+      settle();
+    } catch (const TimeoutError&) {
+      (void)copies_.back().storage.leak();
+      copies_.pop_back();
+    } catch (...) {
+      // The copy is over. Whoever needs the piece is told of the error.
+      copies_.pop_back();
+    }
+  }
+}
+
+Departures::Scope::Scope(Departures& departures) : outer_(std::exchange(current_departures, &departures)) {}
+Departures::Scope::~Scope() { current_departures = outer_; }
 
 std::uint64_t& moved_bytes() {
   thread_local std::uint64_t bytes = 0;
@@ -70,6 +119,8 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
 
   std::vector<Tensor> pieces;
   pieces.reserve(devices.size());
+  Departures own;
+  Departures& departures = current_departures ? *current_departures : own;
   {
     NoGrad off;  // the pieces' place in the graph is the node below
     std::int64_t start = 0;
@@ -78,7 +129,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
       start += sizes[i];
       if (devices[i] != source.device()) {
         moved_bytes() += piece.bytes();
-        piece = piece.to(devices[i]);
+        piece = send(piece, devices[i], departures);
       }
       // Every piece needs a handle of its own, for its edge.
       if (piece.identity() == source.identity()) {
@@ -87,6 +138,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
       pieces.push_back(std::move(piece));
     }
   }
+  own.settle();
   if (GradMode::enabled() && wants_gradient(source)) {
     const Ref<ScatterNode> node(new ScatterNode);
     node->remember(source, sizes, dim);
@@ -94,7 +146,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
     node->output_count = static_cast<std::uint32_t>(pieces.size());
     for (std::uint32_t i = 0; i < node->output_count; ++i) attach(*node, pieces[i], i);
     // Its backward collects the gradients where the source is.
-    node->stream = &current_stream(source.device());
+    LOCKSTEP_EDGE(node->stream = &current_stream(source.device()));
   }
   return pieces;
 }

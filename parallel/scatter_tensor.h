@@ -12,9 +12,46 @@
 
 namespace lockstep::detail {
 
+// Copies out of tensors whose own streams do not wait for them yet, so that what comes next there need not. Until they
+// do, the tensors' memory is kept, and nobody may write it.
+class LOCKSTEP_API Departures {
+ public:
+  explicit Departures(Milliseconds timeout = kDefaultTimeout) : timeout_(timeout) {}
+  Departures(const Departures&) = delete;
+  Departures& operator=(const Departures&) = delete;
+  ~Departures();  // settles; memory whose copy does not end is given up
+
+  void add(Ref<Storage> storage, Stream& stream, Event copied) {
+    copies_.push_back({std::move(storage), &stream.lasting(), std::move(copied)});
+  }
+  // The streams wait; for plain memory the calling thread does, and throws what it is told then.
+  void settle();
+
+  // While it lives, scatters of this thread leave their copies to `departures`.
+  class LOCKSTEP_API Scope {
+   public:
+    explicit Scope(Departures& departures);
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope();
+
+   private:
+    Departures* outer_;
+  };
+
+ private:
+  struct Copy {
+    Ref<Storage> storage;
+    Stream* stream;  // of the storage's device
+    Event copied;
+  };
+  Milliseconds timeout_;
+  std::vector<Copy> copies_;
+};
+
 // Pieces of `sizes[i]` elements along `dim` on `devices[i]`, in order; the sizes add up to the tensor's. A piece on
-// the device where it already is, is a view, the others are copies, ordered on the current streams of both devices.
-// One graph node; its backward gathers, so that it can be differentiated any number of times.
+// the device where it already is, is a view, the others are copies, ordered on the current streams of both devices, and
+// side by side. One graph node; its backward gathers, so that it can be differentiated any number of times.
 LOCKSTEP_API std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device> devices,
                                                 std::span<const std::int64_t> sizes, int dim);
 

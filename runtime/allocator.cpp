@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/environment.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/poison.h"
@@ -128,7 +129,7 @@ void release(Block* block) noexcept {
 void record_use(Block* block, Stream& stream) {
   if (stream.synchronous() || &stream.state() == block->home) return;
   if (stream.checked()) [[unlikely]] detail::OrderChecker::active()->used(*block, stream);
-  block->home->allocator->record_use(block, stream.state());
+  LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));
 }
 
 MemoryStats memory_stats(Device device) { return detail::DeviceAllocator::of(device).stats(); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/poison.h"
 
 namespace lockstep::detail {
@@ -27,10 +28,10 @@ class Marks {
 
   void add(const StreamState& stream) {
     list_.push_back({stream.device, nullptr});
-    list_.back().event = mark(stream);
+    LOCKSTEP_EDGE(list_.back().event = mark(stream));
   }
   void wait(Deadline deadline) const {
-    for (const Mark& each : list_) wait_for_handle(each.device, each.event, deadline);
+    for (const Mark& each : list_) LOCKSTEP_EDGE(wait_for_handle(each.device, each.event, deadline));
   }
 
  private:
@@ -47,9 +48,9 @@ void DeviceAllocator::synchronize(Deadline deadline) {
   Marks marks;
   {
     Lock lock(mutex_);
-    for (StreamState* stream = streams_; stream; stream = stream->next) marks.add(*stream);
+    for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
   }
-  marks.wait(deadline);
+  LOCKSTEP_EDGE(marks.wait(deadline));
 }
 
 bool DeviceAllocator::flush(Lock& lock) {
@@ -57,7 +58,7 @@ bool DeviceAllocator::flush(Lock& lock) {
   Marks marks;
   if (!synchronous_) {
     // Before anything is taken, so that an error here changes nothing.
-    for (StreamState* stream = streams_; stream; stream = stream->next) marks.add(*stream);
+    for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
   }
   flushing_ = true;
   Block* held = nullptr;
@@ -79,10 +80,10 @@ bool DeviceAllocator::flush(Lock& lock) {
     lock.unlock();
     try {
       const Deadline deadline = Deadline::after(kDefaultTimeout);
-      marks.wait(deadline);
+      LOCKSTEP_EDGE(marks.wait(deadline));
       for (Block* block = waiting; block; block = block->next) {
         for (const BlockUse& use : block->uses->list) {
-          wait_for_handle(use.stream->device, use.event, deadline);
+          LOCKSTEP_EDGE(wait_for_handle(use.stream->device, use.event, deadline));
         }
       }
     } catch (...) {

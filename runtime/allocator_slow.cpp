@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lockstep/runtime/internal/allocator_state.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/poison.h"
 
@@ -122,7 +123,7 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
   // A mark that fails belongs to a lost device, whose work nobody waits for any more.
   for (BlockUse& use : block->uses->list) {
     try {
-      use.event = mark(*use.stream);
+      LOCKSTEP_EDGE(use.event = mark(*use.stream));
     } catch (...) {
     }
   }
@@ -134,7 +135,7 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
 
 bool DeviceAllocator::uses_over(Block* block) {
   for (const BlockUse& use : block->uses->list) {
-    if (use.event && !use.stream->backend->query_event(use.event)) return false;
+    LOCKSTEP_EDGE(if (use.event && !use.stream->backend->query_event(use.event)) return false);
   }
   return true;
 }
@@ -176,6 +177,8 @@ StreamState* register_stream(Device device, Backend& backend, StreamHandle handl
   return state.release();
 }
 
-void synchronize_streams(Device device, Deadline deadline) { DeviceAllocator::of(device).synchronize(deadline); }
+void synchronize_streams(Device device, Deadline deadline) {
+  LOCKSTEP_EDGE(DeviceAllocator::of(device).synchronize(deadline));
+}
 
 }  // namespace lockstep::detail

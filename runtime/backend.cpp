@@ -7,6 +7,7 @@
 #include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/device_table.h"
 #include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/trace_environment.h"
 
 namespace lockstep {
 namespace detail {
@@ -61,6 +62,7 @@ const DeviceTable& build_device_table() {
   for (int i = 0; i < table->count[1]; ++i) table->all.push_back(Device::host(i));
   for (int i = 0; i < table->count[2]; ++i) table->all.push_back(Device::cuda(i));
   the_device_table.store(table, std::memory_order_release);
+  trace::detail::start_from_environment();
   return *table;
 }
 

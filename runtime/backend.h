@@ -63,6 +63,9 @@ class LOCKSTEP_API Backend {
   virtual void stream_wait_event(StreamHandle stream, EventHandle event) = 0;
   // True when the marked work has finished, or failed: that is for wait_event to say.
   virtual bool query_event(EventHandle event) = 0;
+  // True when the marked work has failed; asking is not being told: the error still surfaces elsewhere. Needed where
+  // streams work again after an error.
+  virtual bool event_failed(EventHandle) { return false; }
   // Blocks the calling thread until the event or the deadline; false at the deadline. Throws what the work threw.
   virtual bool wait_event(EventHandle event, Deadline deadline) = 0;
   virtual double elapsed_milliseconds(EventHandle begin, EventHandle end) = 0;

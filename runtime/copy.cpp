@@ -1,6 +1,7 @@
 #include "lockstep/runtime/copy.h"
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/staging.h"
 #include "lockstep/runtime/peer.h"
@@ -41,46 +42,53 @@ class PlaceScope {
 }  // namespace
 
 void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  const Event done = start_copy(args, source_stream, destination_stream, place);
+  LOCKSTEP_EDGE(source_stream.wait(done));
+}
+
+Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  Event done;
   LOCKSTEP_CHECK(args.source_device == source_stream.device() && args.destination_device == destination_stream.device(),
                  "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
                  ", got streams of ", source_stream.device(), " and ", destination_stream.device());
-  if (args.bytes == 0) return;
+  if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
   const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
   Stream& stream = one_device ? destination_stream : copy_stream(carrier(args.destination_device, args.source_device));
 
   if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
     stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge
-    return;
+    return done;
   }
   if (!one_device && args.source_device.type() == args.destination_device.type() &&
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
-    out.wait_for(source_stream);
-    stream.wait_for(destination_stream);
+    LOCKSTEP_EDGE(out.wait_for(source_stream));
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));  // which may have waited for who wrote the source
+    LOCKSTEP_EDGE(stream.wait_for(destination_stream));
     detail::copy_staged(args, out, stream);
-    source_stream.wait_for(out);
-    destination_stream.wait_for(stream);
-    return;
+    LOCKSTEP_EDGE(done.record(out));
+    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+    return done;
   }
-  stream.wait_for(source_stream);
-  stream.wait_for(destination_stream);
+  LOCKSTEP_EDGE(stream.wait_for(source_stream));
+  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
   if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
     if (args.source_device.type() == DeviceType::cuda) {
       detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
     } else {
       detail::copy_from_pageable(args, stream);
-      destination_stream.wait_for(stream);
+      LOCKSTEP_EDGE(destination_stream.wait_for(stream));
     }
-    return;
+    return done;
   }
   stream.backend().copy(args, stream.handle());
-  if (stream == source_stream && stream == destination_stream) return;
+  if (stream == source_stream && stream == destination_stream) return done;
 
-  Event done;
-  done.record(stream);
-  if (stream != source_stream) source_stream.wait(done);
-  if (stream != destination_stream) destination_stream.wait(done);  // a stream of plain memory blocks here
+  LOCKSTEP_EDGE(done.record(stream));
+  if (stream != destination_stream)
+    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
+  return done;
 }
 
 }  // namespace lockstep

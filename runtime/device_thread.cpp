@@ -6,6 +6,8 @@
 
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/futex.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/service_thread.h"
@@ -70,7 +72,7 @@ struct DeviceThread::State {
 void DeviceThread::State::work(DeviceThread* self, Device device) {
   calling_thread = self;
   try {
-    backend(device).bind_thread(device.index());
+    LOCKSTEP_EDGE(backend(device).bind_thread(device.index()));
   } catch (...) {
     // Tasks still run: what they call reports the device's state better than a thread that is silent.
     log(LogLevel::error, cat("[DeviceThread] expected to bind a thread to ", device,
@@ -125,6 +127,13 @@ DeviceThread::DeviceThread(Device device, const char* name) : device_(device), s
 }
 
 void DeviceThread::post(UniqueFunction task) {
+  if (detail::callers_matter.load(std::memory_order_relaxed)) [[unlikely]] {
+    task = [who = detail::caller(), run = std::move(task)]() mutable {
+      const detail::CallerScope scope(who);
+      run();
+      run.reset();
+    };
+  }
   if (OrderChecker* checker = OrderChecker::active()) [[unlikely]] {
     task = [checker, known = checker->known(), run = std::move(task)]() mutable {
       checker->learn(known);

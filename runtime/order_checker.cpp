@@ -296,8 +296,8 @@ void OrderChecker::allocated(const Block& block) {
   blocks_[bytes.begin] = {bytes.end, {}};
 }
 
-// Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to
-// the allocator (record_use), which then waits for them itself.
+// Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to a
+// stream that record_use has named, for which the allocator waits.
 void OrderChecker::released(const Block& block) noexcept try {
   std::unique_lock lock(mutex_);
   const ByteRun bytes = bytes_of(block);
@@ -313,7 +313,11 @@ void OrderChecker::released(const Block& block) noexcept try {
     for_each_access(cell, [&](const Access& access) {
       const bool host_work = actors_[access.actor].is_thread;
       if (access.actor == current.actor || host_work || current.known[access.actor] >= access.tick) return;
-      if (std::find(users.begin(), users.end(), access.actor) != users.end()) {
+      // The allocator waits for what the users have enqueued, and so for what they have waited for.
+      const bool waited_for = std::any_of(users.begin(), users.end(), [&](ActorId user) {
+        return user == access.actor || actors_[user].clock[access.actor] >= access.tick;
+      });
+      if (waited_for) {
         after.reads.push_back(access);
       } else if (problem.empty() && !threads_know(access)) {
         problem = release_text(*current.operation, *access.operation, false, part);

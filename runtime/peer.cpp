@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {
@@ -18,7 +20,7 @@ enum Verdict : unsigned char { unknown, direct, staged };
 std::atomic<unsigned char> verdicts[kMaxDevices][kMaxDevices];
 
 constexpr std::size_t kProbeBytes = 64 << 10;
-constexpr Milliseconds kProbeTimeout{60'000};
+std::atomic<std::int64_t> trial_milliseconds{detail::kTrialTimeout.count()};
 
 struct Release {
   void operator()(Block* block) const noexcept { release(block); }
@@ -27,7 +29,7 @@ using OwnedBlock = std::unique_ptr<Block, Release>;
 
 // Writes a pattern through the link and looks whether it has arrived.
 bool bytes_arrive(Device source, Device destination) {
-  // Plain memory of the caller's: it outlives the work, or is given up to it.
+  // Plain memory of the caller's: it outlives the work, or goes with it.
   auto memory = std::make_unique<std::vector<unsigned char>>(2 * kProbeBytes);
   unsigned char* const sent = memory->data();
   unsigned char* const received = sent + kProbeBytes;
@@ -37,15 +39,15 @@ bool bytes_arrive(Device source, Device destination) {
   const OwnedBlock from(allocate(out, kProbeBytes)), to(allocate(in, kProbeBytes));
   Backend& backend = out.backend();
   backend.copy({from->data, source, sent, Device::cpu(), kProbeBytes}, out.handle());
-  in.wait_for(out);
+  LOCKSTEP_EDGE(in.wait_for(out));
   backend.fill_bytes(to->data, 0, kProbeBytes, in.handle());
+  LOCKSTEP_EDGE(record_use(from.get(), in));  // whatever fails from here on
   backend.copy({to->data, destination, from->data, source, kProbeBytes}, in.handle());
   backend.copy({received, Device::cpu(), to->data, destination, kProbeBytes}, in.handle());
-  record_use(from.get(), in);
   try {
-    synchronize(in, kProbeTimeout);
+    LOCKSTEP_EDGE(synchronize(in, Milliseconds(trial_milliseconds.load(std::memory_order_relaxed))));
   } catch (const TimeoutError&) {
-    (void)memory.release();
+    in.enqueue([last = std::move(memory)] {});
     throw;
   }
   return std::equal(sent, received, received);
@@ -84,7 +86,8 @@ bool peer_copies(Device source, Device destination) {
   return found == direct;
 }
 
-void detail::forget_peers() {
+void detail::forget_peers(Milliseconds trial_timeout) {
+  trial_milliseconds.store(trial_timeout.count(), std::memory_order_relaxed);
   for (auto& row : verdicts) {
     for (auto& verdict : row) verdict.store(unknown, std::memory_order_release);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/runtime/api.h"
+#include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/device.h"
 
 namespace lockstep {
@@ -13,8 +14,9 @@ namespace lockstep {
 LOCKSTEP_API bool peer_copies(Device source, Device destination);
 
 namespace detail {
-// Forgets what was found out. For tests that change the links.
-LOCKSTEP_API void forget_peers();
+inline constexpr Milliseconds kTrialTimeout{60'000};
+// Forgets what was found out; trials from now on may take that long. For tests that change the links.
+LOCKSTEP_API void forget_peers(Milliseconds trial_timeout = kTrialTimeout);
 }  // namespace detail
 
 }  // namespace lockstep

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep {
 
@@ -88,6 +90,7 @@ struct StreamTable {
     Stream* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
       stream = &StreamPool::take_or_make(device);
+      trace::name_lane(stream->handle(), label);
       if (stream->checked()) detail::OrderChecker::active()->label_stream(stream->handle(), label);
       slot.store(stream, std::memory_order_release);
     }
@@ -140,7 +143,7 @@ void give_event(Device device, EventHandle event) noexcept {
 EventHandle mark(const StreamState& stream) {
   EventHandle event = take_event(stream.device);
   try {
-    stream.backend->record_event(event, stream.handle);
+    LOCKSTEP_EDGE(stream.backend->record_event(event, stream.handle));
   } catch (...) {
     give_event(stream.device, event);
     throw;
@@ -150,7 +153,9 @@ EventHandle mark(const StreamState& stream) {
 
 void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
   if (!event) return;
-  if (backend(device).wait_event(event, deadline)) return;
+  bool in_time = true;
+  LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, deadline));
+  if (in_time) return;
   throw TimeoutError(cat("[wait] expected the work on ", device, " to finish before the deadline, got none"));
 }
 
@@ -176,14 +181,27 @@ void Event::record(Stream& stream) {
     handle_ = fresh;
     device_ = stream.device();
   }
-  stream.backend().record_event(handle_, stream.handle());
+  LOCKSTEP_EDGE(stream.backend().record_event(handle_, stream.handle()));
 }
 
 bool Event::query() const {
   if (!handle_) return true;
   Backend& of_device = backend(device_);
+  bool done = true;
+  LOCKSTEP_EDGE(done = of_device.query_event(handle_));
+  if (!done) return false;
   // The wait does not block; it throws what the work threw.
-  return of_device.query_event(handle_) && of_device.wait_event(handle_, Deadline::after(Milliseconds(0)));
+  LOCKSTEP_EDGE(done = of_device.wait_event(handle_, Deadline::after(Milliseconds(0))));
+  return done;
+}
+
+Event::Progress Event::progress() const {
+  if (!handle_) return Progress::done;
+  Backend& of_device = backend(device_);
+  bool done = true;
+  LOCKSTEP_EDGE(done = of_device.query_event(handle_));
+  if (!done) return Progress::pending;
+  return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
 }
 
 Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}
@@ -211,18 +229,18 @@ Stream::~Stream() {
 void Stream::wait(const Event& event) {
   if (!event.recorded()) return;
   if (event.device().type() == device_.type()) {
-    backend_->stream_wait_event(handle_, event.handle());
+    LOCKSTEP_EDGE(backend_->stream_wait_event(handle_, event.handle()));
   } else {
     // Two kinds of device know nothing of each other: the host stands between them.
-    lockstep::wait(event, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(lockstep::wait(event, Deadline::after(kDefaultTimeout)));
   }
 }
 
 void Stream::wait_for(Stream& other) {
   if (other == *this) return;
   Event event;
-  event.record(other);
-  wait(event);
+  LOCKSTEP_EDGE(event.record(other));
+  LOCKSTEP_EDGE(wait(event));
 }
 
 Stream& default_stream(Device device) { return default_streams.at(device); }
@@ -237,19 +255,23 @@ Stream& current_stream(Device device) {
 }
 
 StreamScope::StreamScope(Stream& stream) : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
-  innermost_scope = this;
+  LOCKSTEP_EDGE(innermost_scope = this);
 }
 
 StreamScope::~StreamScope() { innermost_scope = outer_; }
 
-void wait(const Event& event, Deadline deadline) { detail::wait_for_handle(event.device(), event.handle(), deadline); }
+void wait(const Event& event, Deadline deadline) {
+  LOCKSTEP_EDGE(detail::wait_for_handle(event.device(), event.handle(), deadline));
+}
 
 void synchronize(Stream& stream, Milliseconds timeout) {
   Event event;
-  event.record(stream);
-  wait(event, Deadline::after(timeout));
+  LOCKSTEP_EDGE(event.record(stream));
+  LOCKSTEP_EDGE(wait(event, Deadline::after(timeout)));
 }
 
-void synchronize(Device device, Milliseconds timeout) { detail::synchronize_streams(device, Deadline::after(timeout)); }
+void synchronize(Device device, Milliseconds timeout) {
+  LOCKSTEP_EDGE(detail::synchronize_streams(device, Deadline::after(timeout)));
+}
 
 }  // namespace lockstep

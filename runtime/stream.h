@@ -1,6 +1,7 @@
 // Streams and events: ordinary move-only values above the backend seam.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "lockstep/runtime/api.h"
@@ -25,6 +26,11 @@ class LOCKSTEP_API Event {
   void record(Stream& stream);
   // True when the marked work has finished, or nothing was ever recorded.
   bool query() const;
+
+  // As query(), but does not throw: what the work threw still surfaces at the next wait for it. For whoever keeps what the
+  // work was to write.
+  enum class Progress : std::uint8_t { pending, done, failed };
+  Progress progress() const;
 
   bool recorded() const { return handle_ != nullptr; }
   EventHandle handle() const { return handle_; }

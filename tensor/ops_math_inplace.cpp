@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
@@ -157,8 +158,8 @@ Tensor& Tensor::copy_(const Tensor& source) {
       source.dtype() == dtype() && !(GradMode::enabled() && source.requires_grad())) {
     // Straight into place.
     Stream &from = current_stream(source.device()), &to = current_stream(device());
-    source.storage()->record_use(from);
-    storage()->record_use(to);
+    LOCKSTEP_EDGE(source.storage()->record_use(from));
+    LOCKSTEP_EDGE(storage()->record_use(to));
     copy_bytes({.destination = raw_data(),
                 .destination_device = device(),
                 .source = source.raw_data(),

@@ -1,5 +1,6 @@
 // The members of Tensor that copy: to another device, another dtype, contiguous memory.
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
@@ -35,7 +36,7 @@ Tensor Tensor::to(Device device) const {
   if (!contiguous_layout()) return contiguous().to(device);
   Tensor y = detail::fresh(shape(), dtype(), device);
   Stream &source_stream = current_stream(from), &destination_stream = current_stream(device);
-  storage()->record_use(source_stream);
+  LOCKSTEP_EDGE(storage()->record_use(source_stream));
   copy_bytes({.destination = y.raw_data(),
               .destination_device = device,
               .source = raw_data(),

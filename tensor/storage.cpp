@@ -1,6 +1,7 @@
 #include "lockstep/tensor/storage.h"
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 
 namespace lockstep {
 
@@ -29,7 +30,7 @@ Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, Uni
 void Storage::record_use(Stream& stream) {
   Storage* owner = this;
   while (owner->parent_) owner = owner->parent_.get();
-  if (owner->block_) lockstep::record_use(owner->block_, stream);
+  if (owner->block_) LOCKSTEP_EDGE(lockstep::record_use(owner->block_, stream));
 }
 
 void Storage::destroy(Storage* storage) noexcept {

@@ -2,6 +2,7 @@
 
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {
@@ -58,7 +59,7 @@ void Tensor::set_data(const Tensor& other) const {
   if (LeafNode* node = leaf()) {
     node->shape = mine.shape;
     node->dtype = mine.dtype;
-    node->stream = &current_stream(device());
+    LOCKSTEP_EDGE(node->stream = &current_stream(device()));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/order_checker.h"
 
 namespace lockstep::detail {
@@ -45,7 +46,9 @@ AsyncBackend::AsyncBackend(const std::vector<DeviceLayout>& devices, const HostO
                            const AsyncOptions& async)
     : HostBackend(DeviceType::host, devices, {.synchronous = false, .checked = async.checker != nullptr}),
       async_(async),
-      links_(options, static_cast<int>(devices.size())) {}
+      links_(options, static_cast<int>(devices.size())) {
+  callers_matter.store(true, std::memory_order_relaxed);
+}
 
 void* AsyncBackend::allocate(int index, std::size_t bytes) {
   void* memory = HostBackend::allocate(index, bytes);
@@ -111,6 +114,11 @@ bool AsyncBackend::query_event(EventHandle event) {
   return !mark || mark->finished();
 }
 
+bool AsyncBackend::event_failed(EventHandle event) {
+  const std::shared_ptr<Completion> mark = as_event(event).last();
+  return mark && mark->finished() && mark->failure();
+}
+
 bool AsyncBackend::wait_event(EventHandle event, Deadline deadline) {
   const std::shared_ptr<Completion> mark = as_event(event).last();
   if (!mark) return true;
@@ -133,7 +141,8 @@ void AsyncBackend::copy(const CopyArgs& args, StreamHandle stream) {
   HostStream& runs_on = as_stream(stream);
   check_reach(runs_on.device(), args);
   if (async_.checker) async_.checker->copy(stream, args);
-  runs_on.run([this, args, number = copies_made_.fetch_add(1, std::memory_order_relaxed)] { run_copy(args, number); });
+  runs_on.run([this, args, number = copies_made_.fetch_add(1, std::memory_order_relaxed)] { run_copy(args, number); },
+              {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
 }
 
 void AsyncBackend::run_copy(const CopyArgs& args, std::uint64_t number) {
@@ -157,7 +166,8 @@ void AsyncBackend::fill_bytes(void* memory, int value, std::size_t bytes, Stream
   if (bytes == 0) return;
   HostStream& runs_on = as_stream(stream);
   if (async_.checker) async_.checker->fill(stream, runs_on.device(), memory, bytes);
-  runs_on.run([=] { std::memset(memory, value, bytes); });
+  runs_on.run([=] { std::memset(memory, value, bytes); },
+              {.name = "fill", .kind = trace::Kind::fill, .bytes = bytes, .source = {}});
 }
 
 void AsyncBackend::enqueue(StreamHandle stream, UniqueFunction task) { as_stream(stream).run(std::move(task)); }

@@ -37,6 +37,7 @@ class AsyncBackend final : public HostBackend {
   void record_event(EventHandle event, StreamHandle stream) override;
   void stream_wait_event(StreamHandle stream, EventHandle event) override;
   bool query_event(EventHandle event) override;
+  bool event_failed(EventHandle event) override;
   bool wait_event(EventHandle event, Deadline deadline) override;
   double elapsed_milliseconds(EventHandle begin, EventHandle end) override;
 

@@ -1,8 +1,10 @@
 #include "lockstep/runtime/host/completion.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/caller.h"
 
 namespace lockstep::detail {
 
@@ -11,16 +13,34 @@ std::uint64_t next_sequence() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+bool Failure::concerns(std::uint64_t sequence, std::uint64_t caller) const {
+  if (sequence < surfaced_at_.load(std::memory_order_acquire)) return true;
+  std::lock_guard lock(mutex_);
+  const auto found = told_at_.find(caller);
+  return found != told_at_.end() && sequence < found->second;
+}
+
+void Failure::affects(std::uint64_t caller) {
+  std::lock_guard lock(mutex_);
+  told_at_.try_emplace(caller, kNotYet);
+}
+
 void Failure::surface() {
+  const std::uint64_t now = next_sequence();
+  {
+    std::lock_guard lock(mutex_);
+    std::uint64_t& told = told_at_.try_emplace(caller(), kNotYet).first->second;
+    told = std::min(told, now);
+  }
   std::uint64_t expected = kNotYet;
-  surfaced_at.compare_exchange_strong(expected, next_sequence(), std::memory_order_acq_rel);
+  surfaced_at_.compare_exchange_strong(expected, now, std::memory_order_acq_rel);
   try {
-    std::rethrow_exception(error);
+    std::rethrow_exception(error_);
   } catch (const Error&) {
     throw;
   } catch (...) {
     std::throw_with_nested(
-        DeviceError(device, 0, cat("[wait] expected the work to succeed, got: ", describe(std::current_exception()))));
+        DeviceError(device_, 0, cat("[wait] expected the work to succeed, got: ", describe(std::current_exception()))));
   }
 }
 

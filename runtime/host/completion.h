@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/device.h"
@@ -20,19 +21,27 @@ namespace lockstep::detail {
 std::uint64_t next_sequence();
 
 // The first error of a stream. It makes everything fail that was enqueued before the host has seen it; what is enqueued
-// later runs again.
-struct Failure {
-  static constexpr std::uint64_t kNotYet = std::numeric_limits<std::uint64_t>::max();
+// later runs again. Whoever has lost work to it (see caller.h) and was not the one who saw it must still be told: what
+// they enqueue fails until they are.
+class Failure {
+ public:
+  Failure(std::exception_ptr error, Device device) : error_(std::move(error)), device_(device) {}
 
-  Failure(std::exception_ptr with, Device on) : error(std::move(with)), device(on) {}
-
-  bool concerns(std::uint64_t sequence) const { return sequence < surfaced_at.load(std::memory_order_acquire); }
+  // Whether work fails with it that `caller` enqueued as number `sequence`.
+  bool concerns(std::uint64_t sequence, std::uint64_t caller) const;
+  // Work of `caller` has failed with it.
+  void affects(std::uint64_t caller);
   // Throws it on the host: the error itself when it is one of Lockstep's, else a DeviceError with it nested.
   [[noreturn]] void surface();
 
-  const std::exception_ptr error;
-  const Device device;
-  std::atomic<std::uint64_t> surfaced_at{kNotYet};
+ private:
+  static constexpr std::uint64_t kNotYet = std::numeric_limits<std::uint64_t>::max();
+
+  const std::exception_ptr error_;
+  const Device device_;
+  std::atomic<std::uint64_t> surfaced_at_{kNotYet};  // first
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::uint64_t> told_at_;  // by caller
 };
 
 class Completion {

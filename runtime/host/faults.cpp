@@ -27,13 +27,14 @@ void HostFaults::fail_allocation(int count, int length) {
   allocation_.store(count, std::memory_order_relaxed);
 }
 
-bool HostFaults::allocation_fails() {
+bool HostFaults::allocation_fails(int device) {
   const int left = allocation_.load(std::memory_order_relaxed);
   if (left == 0) return false;
   if (left > 1) {
     allocation_.fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
+  strike(device);
   if (allocations_to_fail_.fetch_sub(1, std::memory_order_relaxed) > 1) return true;
   allocation_.store(0, std::memory_order_relaxed);
   return true;
@@ -59,22 +60,28 @@ void HostFaults::clear() {
   for (auto& row : links_) {
     for (auto& link : row) link.store(0, std::memory_order_relaxed);
   }
+  struck_.store(0, std::memory_order_relaxed);
   release();
 }
 
 void HostFaults::before_task(Device device) {
   if (hits(delay_)) {
+    strike(device.index());
     std::this_thread::sleep_for(std::chrono::microseconds(delay_microseconds_.load(std::memory_order_relaxed)));
   }
   if (hits(hang_)) {
     std::unique_lock lock(mutex_);
+    strike(device.index());
     const std::uint64_t seen = releases_;
     const Deadline deadline = Deadline::after(kDefaultTimeout);
     if (!released_.wait_until(lock, deadline.time(), [&] { return releases_ != seen; })) {
       throw TimeoutError(cat("[fault] expected a task that hangs on ", device, " to be released, got the deadline"));
     }
   }
-  if (hits(throw_)) throw DeviceError(device, 0, "[fault] expected a task to succeed, got an injected failure");
+  if (hits(throw_)) {
+    strike(device.index());
+    throw DeviceError(device, 0, "[fault] expected a task to succeed, got an injected failure");
+  }
 }
 
 void HostFaults::inject(std::string_view text, int devices) {

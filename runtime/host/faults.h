@@ -36,18 +36,26 @@ class HostFaults {
   // Ends all faults and lets what hangs go on.
   void clear();
 
+  // Whether an allocation, a task or a link of the device (its first one) was struck since the last clear().
+  bool struck(int device) const { return (struck_.load(std::memory_order_relaxed) >> device & 1) != 0; }
+
   // Asked by the backends.
-  bool allocation_fails();
+  bool allocation_fails(int device);
   void before_task(Device device);  // may throw, sleep or hang
-  bool peer_denied(int from, int to) const { return links_[from][to].load(std::memory_order_relaxed) == kDenied; }
-  bool writes_lost(int source, int destination) const {
-    return links_[source][destination].load(std::memory_order_relaxed) == kLossy;
-  }
+  bool peer_denied(int from, int to) { return link_is(from, to, kDenied); }
+  bool writes_lost(int source, int destination) { return link_is(source, destination, kLossy); }
 
  private:
   static constexpr int kMost = 32;  // devices
   static constexpr std::uint8_t kDenied = 1, kLossy = 2;
 
+  bool link_is(int from, int to, std::uint8_t state) {
+    if (links_[from][to].load(std::memory_order_relaxed) != state) [[likely]]
+      return false;
+    strike(from);
+    return true;
+  }
+  void strike(int device) { struck_.fetch_or(std::uint32_t{1} << device, std::memory_order_relaxed); }
   // Relaxed, and no mutex unless a fault happens: the streams must not be ordered by being asked, or ThreadSanitizer
   // would see no race between them.
   static bool hits(std::atomic<int>& countdown) {
@@ -57,6 +65,7 @@ class HostFaults {
   std::atomic<int> allocation_{0}, allocations_to_fail_{0}, throw_{0}, delay_{0}, hang_{0};
   std::atomic<std::int64_t> delay_microseconds_{0};
   std::atomic<std::uint8_t> links_[kMost][kMost] = {};
+  std::atomic<std::uint32_t> struck_{0};  // a bit per device
 
   std::mutex mutex_;
   std::condition_variable released_;

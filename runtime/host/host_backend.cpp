@@ -31,7 +31,7 @@ HostBackend::HostBackend(DeviceType type, const std::vector<DeviceLayout>& devic
 }
 
 void* HostBackend::allocate(int index, std::size_t bytes) {
-  if (type_ == DeviceType::host && host_faults().allocation_fails()) return nullptr;
+  if (type_ == DeviceType::host && host_faults().allocation_fails(index)) return nullptr;
   DeviceMemory& memory = device(index);
   std::lock_guard lock(memory.mutex);
   if (bytes > memory.properties.total_memory_bytes - memory.used_bytes) return nullptr;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/service_thread.h"
 
 namespace lockstep::detail {
@@ -54,9 +55,10 @@ void HostStream::close() noexcept {
   delete this;
 }
 
-void HostStream::run(UniqueFunction task) {
-  std::unique_lock lock(mutex_);
+void HostStream::run(UniqueFunction task, const trace::Work& work) {
   Item item;
+  if (trace::active()) [[unlikely]] item.token = trace::enqueued(this, device_, work);
+  std::unique_lock lock(mutex_);
   item.task = std::move(task);
   push(lock, std::move(item));
 }
@@ -64,7 +66,7 @@ void HostStream::run(UniqueFunction task) {
 void HostStream::record(std::shared_ptr<Completion> mark) {
   std::unique_lock lock(mutex_);
   if (all_done()) {
-    const bool failed = failure_ && failure_->concerns(next_sequence());
+    const bool failed = failure_ && failure_->concerns(next_sequence(), caller());
     mark->finish(failed ? failure_ : nullptr);
     return;
   }
@@ -85,7 +87,7 @@ void HostStream::wait_for(std::shared_ptr<Completion> mark) {
 bool HostStream::idle() {
   std::unique_lock lock(mutex_);
   if (!all_done()) return false;
-  if (const std::shared_ptr<Failure> failure = failure_; failure && failure->concerns(next_sequence())) {
+  if (const std::shared_ptr<Failure> failure = failure_; failure && failure->concerns(next_sequence(), caller())) {
     lock.unlock();
     failure->surface();
   }
@@ -94,6 +96,7 @@ bool HostStream::idle() {
 
 void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
   item.sequence = next_sequence();
+  item.caller = caller();
   item.tick = ticks_.issued.load(std::memory_order_relaxed);
   queue_.push_back(std::move(item));
   if (has_thread_) {
@@ -130,7 +133,7 @@ void HostStream::work() {
     running_ = false;
     if (item.mark && !item.waits) {
       // Reported here, so that whoever sees the mark finished sees the stream idle as well.
-      item.mark->finish(failure_);
+      item.mark->finish(concerned(item) ? failure_ : nullptr);
     }
   }
   lock.unlock();
@@ -138,34 +141,38 @@ void HostStream::work() {
 }
 
 void HostStream::perform(Item& item) {
-  if (failure_ && !failure_->concerns(item.sequence)) fail(nullptr);
+  const bool skip = concerned(item);
+  if (skip) failure_->affects(item.caller);
   schedule_.pause();
   if (item.task) {
-    if (!failure_) {
+    if (!skip) {
       try {
+        trace::began(item.token);
         host_faults().before_task(device_);
         item.task();
       } catch (...) {
-        fail(std::make_shared<Failure>(std::current_exception(), device_));
+        fail(item, std::make_shared<Failure>(std::current_exception(), device_));
       }
     }
+    if (!skip) trace::ended(item.token);
     item.task.reset();
   } else if (item.waits) {
     const bool reached = item.mark->wait(Deadline::after(timeout_));
-    if (failure_) {
+    if (skip) {
       // The first one stays.
     } else if (!reached) {
       const std::string text = cat("[stream] expected the work that ", device_, " waits for to finish within ",
                                    timeout_.count(), " ms, got nothing");
-      fail(std::make_shared<Failure>(std::make_exception_ptr(TimeoutError(text)), device_));
-    } else if (const auto& failure = item.mark->failure(); failure && failure->concerns(item.sequence)) {
-      fail(failure);
+      fail(item, std::make_shared<Failure>(std::make_exception_ptr(TimeoutError(text)), device_));
+    } else if (const auto& failure = item.mark->failure(); failure && failure->concerns(item.sequence, item.caller)) {
+      fail(item, failure);
     }
   }
   ticks_.completed.store(item.tick, std::memory_order_relaxed);
 }
 
-void HostStream::fail(std::shared_ptr<Failure> failure) {
+void HostStream::fail(const Item& item, std::shared_ptr<Failure> failure) {
+  failure->affects(item.caller);
   std::lock_guard lock(mutex_);
   failure_ = std::move(failure);
 }

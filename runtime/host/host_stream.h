@@ -13,6 +13,7 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/host/completion.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/runtime/unique_function.h"
 
 namespace lockstep::detail {
@@ -46,7 +47,8 @@ class HostStream {
   Device device() const { return device_; }
   StreamTicks& ticks() { return ticks_; }
 
-  void run(UniqueFunction task);
+  // Traced as `work`, else under the name that its enqueuing thread has for it.
+  void run(UniqueFunction task, const trace::Work& work = {});
   void record(std::shared_ptr<Completion> mark);
   void wait_for(std::shared_ptr<Completion> mark);
   // True when nothing is left to run. Throws what has failed, once.
@@ -59,13 +61,16 @@ class HostStream {
     bool waits = false;
     std::uint64_t sequence = 0;
     std::uint64_t tick = 0;
+    std::uint64_t caller = 0;
+    trace::Token token = 0;
   };
   ~HostStream() = default;
 
   void push(std::unique_lock<std::mutex>& lock, Item item);
   void work();
   void perform(Item& item);
-  void fail(std::shared_ptr<Failure> failure);
+  void fail(const Item& item, std::shared_ptr<Failure> failure);
+  bool concerned(const Item& item) const { return failure_ && failure_->concerns(item.sequence, item.caller); }
   bool all_done() const { return queue_.empty() && !running_; }
 
   const Device device_;
@@ -76,7 +81,7 @@ class HostStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  std::shared_ptr<Failure> failure_;  // written by the thread, or when nothing runs
+  std::shared_ptr<Failure> failure_;  // the last one; written by the thread
   bool has_thread_ = false;
   bool running_ = false;  // an item
   bool closed_ = false;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep::detail {
 namespace {
@@ -21,6 +22,27 @@ struct InlineEvent {
 };
 
 InlineEvent& as_event(EventHandle handle) { return *reinterpret_cast<InlineEvent*>(handle); }
+
+// Of work that is done in the call that enqueues it.
+class TraceSpan {
+ public:
+  TraceSpan(const Backend& backend, StreamHandle stream, const trace::Work& work) {
+    if (trace::active()) [[unlikely]] begin(backend, stream, work);
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+  ~TraceSpan() {
+    if (token_ != 0) [[unlikely]] trace::ended(token_);
+  }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void begin(const Backend& backend, StreamHandle stream, const trace::Work& work) {
+    const int index = reinterpret_cast<const InlineStream*>(stream)->index;
+    token_ = trace::enqueued(stream, backend.type() == DeviceType::cpu ? Device::cpu() : Device::host(index), work);
+    trace::began(token_);
+  }
+  trace::Token token_ = 0;
+};
 
 }  // namespace
 
@@ -60,8 +82,10 @@ double InlineBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
   return std::chrono::duration<double, std::milli>(elapsed).count();
 }
 
-void InlineBackend::copy(const CopyArgs& args, StreamHandle) {
+void InlineBackend::copy(const CopyArgs& args, StreamHandle stream) {
   if (args.bytes == 0 || args.destination == args.source) return;
+  const TraceSpan span(*this, stream, {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes,
+                                       .source = args.source_device});
   if (args.destination_device == args.source_device) {
     std::memmove(args.destination, args.source, args.bytes);  // pieces of one memory may overlap
   } else {
@@ -69,7 +93,8 @@ void InlineBackend::copy(const CopyArgs& args, StreamHandle) {
   }
 }
 
-void InlineBackend::fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle) {
+void InlineBackend::fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) {
+  const TraceSpan span(*this, stream, {.name = "fill", .kind = trace::Kind::fill, .bytes = bytes, .source = {}});
   if (bytes > 0) std::memset(memory, value, bytes);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 
 namespace lockstep::detail {
 namespace {
@@ -92,14 +93,14 @@ void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
     Ring::Piece& piece = ring.pieces[ring.next++ % kPieces];
     if (!piece.memory) piece.memory = static_cast<std::byte*>(in.backend().allocate_pinned(kPieceBytes));
     if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
-    out.wait(piece.emptied);
+    LOCKSTEP_EDGE(out.wait(piece.emptied));
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     out.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, out.handle());
-    piece.filled.record(out);
-    in.wait(piece.filled);
+    LOCKSTEP_EDGE(piece.filled.record(out));
+    LOCKSTEP_EDGE(in.wait(piece.filled));
     in.backend().copy({destination, args.destination_device, piece.memory, Device::cpu(), bytes}, in.handle());
-    piece.emptied.record(in);
+    LOCKSTEP_EDGE(piece.emptied.record(in));
   }
 }
 
@@ -107,11 +108,11 @@ void copy_from_pageable(const CopyArgs& args, Stream& stream) {
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     TakenPiece piece(stream);
-    wait(piece->used, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
     std::memcpy(piece->memory, static_cast<const std::byte*>(args.source) + done, bytes);
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     stream.backend().copy({destination, args.destination_device, piece->memory, Device::cpu(), bytes}, stream.handle());
-    piece->used.record(stream);
+    LOCKSTEP_EDGE(piece->used.record(stream));
   }
 }
 
@@ -123,7 +124,7 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
   std::deque<Underway> underway;
   const auto arrive = [&] {
     Underway& first = underway.front();
-    wait((*first.piece)->used, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(wait((*first.piece)->used, Deadline::after(kDefaultTimeout)));
     std::memcpy(static_cast<std::byte*>(args.destination) + first.at, (*first.piece)->memory, first.bytes);
     underway.pop_front();
   };
@@ -131,11 +132,11 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
     if (underway.size() == kPieces) arrive();
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     underway.push_back({std::make_unique<TakenPiece>(stream), done, bytes});
+    // Whoever had it before used it on this stream, the device's copy stream.
     Piece& piece = *underway.back().piece->operator->();
-    wait(piece.used, Deadline::after(kDefaultTimeout));  // of whoever had it before
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     stream.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, stream.handle());
-    piece.used.record(stream);
+    LOCKSTEP_EDGE(piece.used.record(stream));
   }
   while (!underway.empty()) arrive();
 }

@@ -1,9 +1,9 @@
 #include "lockstep/tensor/autograd/graph_task.h"
 
 #include <algorithm>
-#include <bit>
 #include <thread>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep::detail {
@@ -11,15 +11,12 @@ namespace lockstep::detail {
 namespace {
 constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};  // leaves free their gradients as soon as they are complete
 
-// What the calling thread runs itself: nodes on plain memory, and those of the device whose thread is calling.
-bool runs_here(Device device) {
-  return device.is_cpu() || (DeviceThread::current() && DeviceThread::current()->device() == device);
-}
-
-// A hook on a lane that starts a backward of its own: two lanes that wait for each other would never end.
-bool on_a_lane() {
-  const DeviceThread* thread = DeviceThread::current();
-  return thread && thread == &backward_lane(thread->device());
+// `gradient`, made on this thread's current stream, is for a node on `receiver`.
+void hand_over_gradient(const Tensor& gradient, Stream& receiver) {
+  Stream& made_on = current_stream(gradient.device());
+  if (&made_on == &receiver) return;
+  LOCKSTEP_EDGE(receiver.wait_for(made_on));
+  LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
 }
 }  // namespace
 
@@ -44,132 +41,6 @@ void GraphTask::Claims::release() {
   bodies.clear();
 }
 
-// ---- finding the graph
-
-std::uint32_t GraphTask::index_of(Node* node) {
-  if (states_.size() * 2 >= index_.size()) {
-    index_.assign(std::bit_ceil(std::max<std::size_t>(64, states_.size() * 4)), {});
-    for (std::uint32_t i = 0; i < states_.size(); ++i) {
-      std::size_t at = (reinterpret_cast<std::uintptr_t>(states_[i].node) >> 5) & (index_.size() - 1);
-      while (index_[at].first) at = (at + 1) & (index_.size() - 1);
-      index_[at] = {states_[i].node, i};
-    }
-  }
-  std::size_t at = (reinterpret_cast<std::uintptr_t>(node) >> 5) & (index_.size() - 1);
-  while (index_[at].first && index_[at].first != node) at = (at + 1) & (index_.size() - 1);
-  if (!index_[at].first) {
-    index_[at] = {node, static_cast<std::uint32_t>(states_.size())};
-    State& state = states_.emplace_back();
-    state.node = node;
-    if (node->output_count > 1) state.gradients.resize(node->output_count);
-  }
-  return index_[at].second;
-}
-
-void GraphTask::traverse() {
-  // Mirrors end a plain backward; otherwise their edge home is an edge like any other.
-  const bool mirrors_end = mode_.accumulate && !mode_.create_graph;
-  for (const Root& root : roots_) index_of(root.edge.node.get());
-  // Breadth first; states_ is the queue.
-  for (std::uint32_t i = 0; i < states_.size(); ++i) {
-    Node* node = states_[i].node;
-    states_[i].first_edge = static_cast<std::uint32_t>(targets_.size());
-    for (const Edge& edge : node->edges()) {
-      if (!edge.node || (mirrors_end && node->kind() == Node::Kind::mirror)) {
-        targets_.push_back(-1);
-        continue;
-      }
-      const std::uint32_t target = index_of(edge.node.get());
-      ++states_[target].pending;
-      targets_.push_back(static_cast<std::int32_t>(target));
-    }
-  }
-  for (const Root& root : roots_) ++states_[index_of(root.edge.node.get())].pending;
-
-  if (!mirrors_end) return;
-  // One call at a time trains a parameter; and parameters with mirrors in this graph are summed at its end.
-  std::vector<ParameterBody*> mirrored;
-  for (const State& state : states_) {
-    ParameterBody* body = nullptr;
-    if (state.node->kind() == Node::Kind::mirror) {
-      body = static_cast<MirrorNode*>(state.node)->body;
-      if (body) mirrored.push_back(body);
-    } else if (state.node->is_leaf()) {
-      body = static_cast<LeafNode*>(state.node)->parameter;
-    }
-    if (!body) continue;
-    LOCKSTEP_CHECK(body->listed, "[backward] ", body->describe(),
-                   " takes part in the graph, but no module's members() lists it");
-    claims_.bodies.reserve(claims_.bodies.size() + 1);
-    body->claim(context_.training_call);
-    claims_.bodies.push_back(body);
-  }
-  if (mirrored.empty()) return;
-  std::sort(mirrored.begin(), mirrored.end());
-  for (State& state : states_)
-    if (state.node->is_leaf())
-      if (ParameterBody* body = static_cast<LeafNode*>(state.node)->parameter)
-        state.replicated = std::binary_search(mirrored.begin(), mirrored.end(), body);
-}
-
-void GraphTask::mark_needed() {
-  if (mode_.accumulate) return;
-  // Only what lies on a way from a root to a captured edge has to run: mark back from the captures, edges reversed.
-  for (State& state : states_) state.needed = false;
-  std::vector<std::vector<std::uint32_t>> sources(states_.size());
-  for (std::uint32_t i = 0; i < states_.size(); ++i)
-    for (std::uint32_t e = 0; e < states_[i].node->edges().size(); ++e)
-      if (const std::int32_t target = targets_[states_[i].first_edge + e]; target >= 0)
-        sources[static_cast<std::size_t>(target)].push_back(i);
-  std::vector<std::uint32_t> queue;
-  for (std::size_t c = 0; c < captures_.size(); ++c) {
-    const std::size_t known = states_.size();
-    const std::uint32_t i = index_of(captures_[c].node.get());
-    if (i == known) {  // nothing leads there
-      index_.clear();
-      states_.pop_back();
-      continue;
-    }
-    capture_reached[c] = true;
-    states_[i].captured = true;
-    if (!states_[i].needed) queue.push_back(i);
-    states_[i].needed = true;
-  }
-  while (!queue.empty()) {
-    const std::uint32_t i = queue.back();
-    queue.pop_back();
-    for (std::uint32_t source : sources[i])
-      if (!states_[source].needed) {
-        states_[source].needed = true;
-        queue.push_back(source);
-      }
-  }
-}
-
-void GraphTask::assign_lanes() {
-  lanes_.push_back(std::make_unique<Lane>());  // the calling thread
-  std::vector<Device> devices;
-  for (const State& state : states_) {
-    const Device device = state.node->stream->device();
-    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-    if (std::find(streams_.begin(), streams_.end(), state.node->stream) == streams_.end())
-      streams_.push_back(state.node->stream);
-  }
-  // One device: waking another thread would cost more than it brings.
-  const auto accelerators_used = std::count_if(devices.begin(), devices.end(), [](Device d) { return !d.is_cpu(); });
-  if (on_a_lane() || accelerators_used < 2) return;
-  std::vector<std::pair<Device, std::uint16_t>> lane_of;
-  for (Device device : devices) {
-    if (runs_here(device)) continue;
-    lane_of.emplace_back(device, static_cast<std::uint16_t>(lanes_.size()));
-    lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->thread = &backward_lane(device);
-  }
-  for (State& state : states_)
-    for (const auto& [device, lane] : lane_of)
-      if (state.node->stream->device() == device) state.lane = lane;
-}
-
 // ---- running it
 
 void GraphTask::run() {
@@ -179,6 +50,7 @@ void GraphTask::run() {
     for (std::uint32_t r = 0; r < roots_.size(); ++r) {
       const std::uint32_t index = index_of(roots_[r].edge.node.get());
       State& state = states_[index];
+      LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
       Lane& lane = *lanes_[state.lane];
       std::lock_guard lock(lane.mutex);
       if (lanes_.size() > 1)
@@ -290,7 +162,7 @@ void GraphTask::execute(std::uint32_t index) {
   const std::span<Tensor> inputs = edge_count > 4 ? std::span<Tensor>(large) : std::span<Tensor>(small, edge_count);
 
   if (state.needed && !failed_.load(std::memory_order_relaxed)) {
-    StreamScope scope(*node.stream);
+    LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *node.stream);
     if (!state.contributions.empty()) gather_contributions(state);
     const std::span<Tensor> outputs =
         state.gradients.empty() ? std::span<Tensor>(&state.gradient, 1) : std::span<Tensor>(state.gradients);
@@ -347,19 +219,14 @@ void GraphTask::deliver_rest(State& from, std::span<Tensor> gradients) {
 void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient) {
   State& to = states_[target];
   if (gradient.defined() && to.needed) {
-    // The receiver's stream runs after the one that made the gradient.
-    Stream& made_on = current_stream(gradient.device());
-    if (&made_on != to.node->stream) {
-      to.node->stream->wait_for(made_on);
-      gradient.storage()->record_use(*to.node->stream);
-    }
+    LOCKSTEP_EDGE(hand_over_gradient(gradient, *to.node->stream));
   } else {
     gradient = Tensor();
   }
   const std::uint32_t output = from.node->edges()[edge].index;
   if (lanes_.size() == 1) {  // in one thread the order is fixed anyway
     if (gradient.defined()) {
-      StreamScope scope(*to.node->stream);
+      LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *to.node->stream);
       add(to, output, std::move(gradient));
     }
     if (--to.pending == 0) make_ready(target);
@@ -425,7 +292,7 @@ void GraphTask::fail(std::exception_ptr error) {
 }
 
 void GraphTask::join_streams() {
-  for (Stream* stream : streams_) current_stream(stream->device()).wait_for(*stream);
+  for (Stream* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device()).wait_for(*stream));
 }
 
 }  // namespace lockstep::detail

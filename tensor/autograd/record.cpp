@@ -1,5 +1,6 @@
 #include "lockstep/tensor/autograd/record.h"
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -27,7 +28,7 @@ namespace detail {
 
 void attach(Node& node, const Tensor& output, std::uint32_t index) {
   if (node.stream == nullptr) {
-    node.stream = &current_stream(output.device());
+    LOCKSTEP_EDGE(node.stream = &current_stream(output.device()));
     node.sequence = ++thread_context().sequence;
   }
   output.set_edge({Ref<Node>(&node), index});
@@ -37,7 +38,7 @@ Ref<Node> make_leaf(const Tensor& tensor) {
   Ref<LeafNode> node(new LeafNode);
   node->shape = tensor.shape();
   node->dtype = tensor.dtype();
-  node->stream = &current_stream(tensor.device());
+  LOCKSTEP_EDGE(node->stream = &current_stream(tensor.device()));
   return node;
 }
 

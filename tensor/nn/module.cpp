@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 
@@ -78,7 +79,7 @@ void rehome(ParameterBody& body, const Tensor& value) {
   body.dtype = value.dtype();
   if (body.leaf) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
-    leaf.stream = &current_stream(value.device());
+    LOCKSTEP_EDGE(leaf.stream = &current_stream(value.device()));
     leaf.dtype = value.dtype();
     leaf.grad = grad.defined() ? grad.to(value.device()).to(value.dtype()) : grad;
   }

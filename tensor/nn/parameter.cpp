@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/substitution.h"
@@ -12,12 +13,21 @@ namespace lockstep {
 
 MirrorNode::MirrorNode(ParameterBody* mirrored, Device on) : body(mirrored), device(on) {
   kind_ = Kind::mirror;
-  stream = &default_stream(device);
+  LOCKSTEP_EDGE(stream = &default_stream(device));
   edges()[0] = {body->leaf, 0};
 }
 
 void MirrorNode::backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) {
   input_gradients[0] = output_gradients[0].to(edges()[0].node->stream->device());
+}
+
+// ---- Slot
+
+bool Slot::refresh_failed() {
+  if (arrived.load(std::memory_order_relaxed)) return false;
+  const Event::Progress progress = ready.progress();
+  if (progress == Event::Progress::done) arrived.store(true, std::memory_order_release);
+  return progress == Event::Progress::failed;
 }
 
 // ---- ParameterBody
@@ -80,9 +90,12 @@ Tensor ParameterBody::on(Device device) {
   if (differentiable || !stream.synchronous()) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
-      stream.wait(slot->ready);
+      LOCKSTEP_EDGE(stream.wait(slot->ready));
+      // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
+      if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
+        LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
       if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
-        slot->readers.push_back(&stream);
+        LOCKSTEP_EDGE(slot->readers.push_back(&stream));
     }
     if (differentiable) {
       // One node per slot, so that a backward finds one gradient per replica.

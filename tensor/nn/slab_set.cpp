@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -21,10 +22,14 @@ bool verify_replicas() {
   return enabled;
 }
 
-bool is_stale(const ParameterBody& body, const Slot& slot) {
-  return !slot.filled.load(std::memory_order_acquire) ||
-         slot.home_version.load(std::memory_order_relaxed) != body.home.version() ||
-         slot.own_version.load(std::memory_order_relaxed) != slot.value.version();
+bool is_stale(const ParameterBody& body, Slot& slot) {
+  if (!slot.filled.load(std::memory_order_acquire) ||
+      slot.home_version.load(std::memory_order_relaxed) != body.home.version() ||
+      slot.own_version.load(std::memory_order_relaxed) != slot.value.version())
+    return true;
+  if (slot.arrived.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(slot.mutex);
+  return slot.refresh_failed();
 }
 }  // namespace
 
@@ -32,7 +37,10 @@ bool is_stale(const ParameterBody& body, const Slot& slot) {
 
 void ReadGate::enter() {
   std::unique_lock lock(mutex_);
-  if (closed_ && !changed_.wait_until(lock, Deadline::after(kDefaultTimeout).time(), [&] { return !closed_; }))
+  bool in_time = true;
+  const Deadline deadline = Deadline::after(kDefaultTimeout);
+  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return !closed_; }));
+  if (!in_time)
     throw TimeoutError("[replicate] expected a refresh of replicas to end within 10 minutes; it is still going on");
   ++readers_;
 }
@@ -44,7 +52,9 @@ void ReadGate::leave() {
 
 void ReadGate::close(Deadline deadline, Device device) {
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }))
+  bool in_time = true;
+  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }));
+  if (!in_time)
     throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
                            " to finish before it is refreshed; at the deadline ", readers_, " still read it"));
   closed_ = true;
@@ -153,7 +163,7 @@ void SlabSet::refresh(std::span<ParameterBody* const> bodies, std::span<const De
 void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline deadline, TransferStats& stats) {
   const int home = ordinal(home_), at = ordinal(device);
   ReadGate& gate = gates_[static_cast<std::size_t>(at)];
-  gate.close(deadline, device);
+  LOCKSTEP_EDGE(gate.close(deadline, device));
   struct Open {
     ReadGate& gate;
     ~Open() { gate.open(); }
@@ -165,8 +175,9 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
   for (int index : stale) {
     Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
     std::lock_guard lock(slot.mutex);
-    for (Stream* reader : slot.readers) to.wait_for(*reader);
+    for (Stream* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
     slot.readers.clear();
+    LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
   }
   for (std::size_t s = 0; s < slabs.size(); ++s) {
@@ -200,7 +211,8 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
         slot->home_version.store(version, std::memory_order_relaxed);
         slot->own_version.store(slot->value.version(), std::memory_order_relaxed);
         std::lock_guard lock(slot->mutex);
-        slot->ready.record(to);
+        LOCKSTEP_EDGE(slot->ready.record(to));
+        slot->arrived.store(to.synchronous(), std::memory_order_relaxed);
         slot->filled.store(true, std::memory_order_release);
       }
       i = end;
@@ -228,7 +240,7 @@ bool up_to_date(const Parameter& member, std::span<const Device> devices) {
   if (!body.slabs || body.home.storage() != body.slabs->entries[static_cast<std::size_t>(body.slab_entry)].home)
     return false;
   for (std::size_t d = 1; d < devices.size(); ++d) {
-    const Slot* slot = body.slot(ordinal(devices[d]));
+    Slot* slot = body.slot(ordinal(devices[d]));
     if (!slot || slot->replica.load(std::memory_order_relaxed) != static_cast<int>(d) || is_stale(body, *slot))
       return false;
   }

@@ -1,8 +1,11 @@
-"""Shows that check.py turns red: each case breaks a sound tree in one way and names the line it expects."""
+"""Shows that check.py, edges.py and test_names.py turn red: each case breaks a sound tree in one way and names the line
+it expects."""
 import pathlib
 import sys
 import tempfile
 
+import edges
+import test_names
 from check import check
 
 SOUND = {
@@ -51,7 +54,44 @@ BROKEN = [
 ]
 
 
-def breaches_of(tree):
+SOUND_EDGES = {
+    "runtime/stream.cpp": 'void Stream::wait_for(Stream& other) {\n  LOCKSTEP_EDGE(event.record(other));\n}\n'
+                          'EventHandle mark(const StreamState& stream) { return event; }\n'
+                          'LOCKSTEP_API void wait(const Event& event);\n// stream.wait(event);\n'
+                          'void f() { LOCKSTEP_EDGE_SCOPE(StreamScope, scope, a); flushed_.wait(lock, g); }\n',
+    "runtime/host/host_stream.cpp": "void f() { other.wait(event); }\n",
+    "docs/testing.md": "| file | edge | goes red | how |\n|---|---|---|---|\n"
+                       "| runtime/stream.cpp | `event.record(other)` | runtime: `a stream waits` | crash |\n"
+                       "| runtime/stream.cpp | `StreamScope, scope, a` | runtime: `a stream waits` | crash |\n",
+}
+BROKEN_EDGES = [
+    ("runtime/copy.cpp", "void f() {\n  source.wait(done);\n}\n", "copy.cpp:2: .wait(...: this orders"),
+    ("runtime/copy.cpp", "void f() {\n  piece->filled.record(out);\n}\n", "copy.cpp:2: .record("),
+    ("tensor/storage.cpp", "void f() { if (block) lockstep::record_use(block, stream); }\n", "storage.cpp:1: lockstep::record"),
+    ("tensor/storage.cpp", "void f() {\n  synchronize(stream);\n}\n", "storage.cpp:2: synchronize("),
+    ("parallel/call.h", "bool f() { return wait(event, now()); }\n", "call.h:1: return wait("),
+    ("parallel/call.cpp", "void f() { const StreamScope scope(stream); }\n", "call.cpp:1: StreamScope scope("),
+    ("tensor/node.cpp", "void f() { node->stream = &current_stream(device); }\n", "node.cpp:1: stream = &current"),
+    ("tensor/node.cpp", "void f() {\n  LOCKSTEP_EDGE(a.wait(\n      b));\n}\n", "node.cpp:2: a LOCKSTEP_EDGE has"),
+    ("tensor/node.cpp", "void f() { LOCKSTEP_EDGE(a.wait(b)); }\n", "no line for tensor/node.cpp: a.wait(b)"),
+    ("runtime/stream.cpp", "void f() { LOCKSTEP_EDGE(event.record(other)); }\n", "has no such edge: StreamScope"),
+]
+
+SOUND_NAMES = {
+    "tests/runtime/stream_test.cpp": 'TEST_CASE("a stream waits") {}\nTEST_CASE("an event that was "\n  "never \\"made\\"") {}\n',
+    "docs/backend-contract.md": "1. Streams `wait`. `a stream\n   waits`\n2. So `a.b(c, d, e)` does.\n"
+                                "   `an event that was never \"made\"`\n\n## Else\n\n`cmake --preset a b`\n",
+    "docs/testing.md": SOUND_EDGES["docs/testing.md"],
+}
+BROKEN_NAMES = [
+    ("docs/backend-contract.md", "1. Streams. `a stream does wait`\n", "no test is called `a stream does wait`"),
+    ("docs/backend-contract.md", "1. A. `a stream waits`\n2. B `c`.\n3. C. `a stream waits`\n", "rule 2 names no test"),
+    ("docs/backend-contract.md", "Nothing.\n", "no rules"),
+    ("docs/testing.md", "| a.cpp | `b(c)` | runtime: `an event waits` | crash |\n", "no test is called `an event waits`"),
+]
+
+
+def breaches_of(tree, check=check):
     with tempfile.TemporaryDirectory() as folder:
         for path, text in tree.items():
             file = pathlib.Path(folder, path)
@@ -60,16 +100,19 @@ def breaches_of(tree):
         return check(folder)
 
 
-failures = [f"the sound tree: {breach}" for breach in breaches_of(SOUND)]
+failures = []
 if not breaches_of({}):
     failures.append("an empty tree passed")
 longer_cycle = {"runtime/a.h": '#pragma once\n#include "lockstep/runtime/b.h"\n',
                 "runtime/b.h": '#pragma once\n#include "lockstep/runtime/a.h"\n'}
 if not any("cycle" in breach for breach in breaches_of(SOUND | longer_cycle)):
     failures.append("a cycle of two files was not found")
-for path, text, expected in BROKEN:
-    found = breaches_of(SOUND | {path: text})
-    if len(found) != 1 or expected not in found[0]:
-        failures.append(f"{path} = {text!r}: expected one breach with {expected!r}, got {found}")
-print("\n".join(failures) or f"{len(BROKEN) + 3} trees judged rightly")
+tests = [(SOUND, BROKEN, check), (SOUND_EDGES, BROKEN_EDGES, edges.check), (SOUND_NAMES, BROKEN_NAMES, test_names.check)]
+for sound, broken, checks in tests:
+    failures += [f"a sound tree: {breach}" for breach in breaches_of(sound, checks)]
+    for path, text, expected in broken:
+        found = breaches_of(sound | {path: text}, checks)
+        if len(found) != 1 or expected not in found[0]:
+            failures.append(f"{path} = {text!r}: expected one breach with {expected!r}, got {found}")
+print("\n".join(failures) or f"{sum(len(broken) for _, broken, _ in tests) + 5} trees judged rightly")
 sys.exit(1 if failures else 0)

@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -249,6 +250,50 @@ TEST_CASE("work that was enqueued before an error surfaced does not run") {
     stream.synchronize();
     CHECK(ran);
     CHECK_FALSE(ran_on_what_failed);
+  }
+}
+
+TEST_CASE("every thread that has lost work to an error is told, not only the first") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent failed(*backend);
+    bool lost = false, built_on_it = false, wrongly_told = false, told = false, ran = false;
+    stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+    stream.record(failed);
+    std::promise<void> enqueued, surfaced;
+    std::thread other([&] {
+      stream.enqueue([&] { lost = true; });
+      enqueued.set_value();
+      surfaced.get_future().wait();
+      stream.enqueue([&] { built_on_it = true; });
+      try {
+        stream.synchronize();
+      } catch (const InvalidArgument&) {
+        told = true;
+      }
+      stream.enqueue([&] { ran = true; });
+      stream.synchronize();
+    });
+    enqueued.get_future().wait();
+    CHECK_THROWS_AS(failed.wait(), InvalidArgument);
+    surfaced.set_value();
+    other.join();
+    CHECK_FALSE(lost);
+    CHECK_FALSE(built_on_it);
+    CHECK(told);
+    CHECK(ran);
+    // Who had nothing to do with it does not hear of it.
+    std::thread third([&] {
+      try {
+        stream.enqueue([] {});
+        stream.synchronize();
+      } catch (const Error&) {
+        wrongly_told = true;
+      }
+    });
+    third.join();
+    CHECK_FALSE(wrongly_told);
   }
 }
 

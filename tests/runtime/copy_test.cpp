@@ -140,3 +140,33 @@ TEST_CASE("a copy from plain memory does not block") {
   CHECK(destination == Bytes(16, 6));
   manual::backend().reset();
 }
+
+// More pieces than there are, twice, so that each is used again.
+TEST_CASE("copies from and to pageable memory are ordered with the pinned pieces they go through") {
+  manual::ManualBackend& backend = manual::backend();
+  backend.all_pageable = true;
+  const std::size_t bytes = (std::size_t{6} << 20) + 5;
+  for (unsigned order = 0; order < 6; ++order) {
+    Stream stream(Device::cuda(0));
+    Stream& plain = current_stream(Device::cpu());
+    Bytes sent(bytes), there(bytes, 0), back(bytes, 0), received(bytes, 0);
+    for (std::size_t i = 0; i < bytes; ++i) sent[i] = static_cast<unsigned char>(i * 7 + (i >> 20) * 37 + order);
+    const Bytes expected = sent;
+    fill(stream, there, 9);
+    copy_bytes(args_for(there, Device::cuda(0), sent, Device::cpu()), plain, stream);
+    sent.assign(bytes, 0);  // it has been read
+    stream.enqueue([&] { back = there; });
+    CHECK(backend.run_all(order) == 0);
+    CHECK(back == expected);
+
+    copy_bytes(args_for(received, Device::cpu(), there, Device::cuda(0)), stream, plain);
+    CHECK(received == expected);  // nothing else has run the streams
+    CHECK(backend.run_all(order) == 0);
+    // From the one to the other, with nothing in between.
+    copy_bytes(args_for(there, Device::cuda(0), back, Device::cpu()), plain, stream);
+    received.assign(bytes, 0);
+    copy_bytes(args_for(received, Device::cpu(), there, Device::cuda(0)), stream, plain);
+    CHECK(received == expected);
+  }
+  backend.reset();
+}

@@ -109,6 +109,31 @@ TEST_CASE("the k-th task throws") {
   }
 }
 
+TEST_CASE("an event that is done has been waited for, and says what failed") {
+  if (!asynchronous()) return;
+  Faults faults;
+  Stream first(Device::host(2)), second(Device::host(2));
+  Backend& backend = first.backend();
+  const auto poll = [](const Event& event) {
+    while (!event.query()) std::this_thread::yield();
+  };
+  Block* block = allocate(first, 1000);
+  Event event;
+  backend.fill_bytes(block->data, 1, 1000, first.handle());
+  event.record(first);
+  poll(event);
+  CHECK_NOTHROW(backend.fill_bytes(block->data, 2, 1000, second.handle()));  // needs no edge any more
+  first.wait_for(second);
+  release(block);
+  synchronize(first);
+
+  host_faults().throw_in_task(1);
+  first.enqueue([] {});
+  event.record(first);
+  CHECK(message_of<DeviceError>([&] { poll(event); }) ==
+        "[fault] expected a task to succeed, got an injected failure (host:2)");
+}
+
 TEST_CASE("a task that hangs holds its stream until it is released, and no other") {
   Faults faults;
   for (const HostMode mode : kAsyncModes) {
@@ -173,6 +198,57 @@ TEST_CASE("without peer access copies go through host memory, in order with the 
   CHECK(send(bytes, Device::host(1), Device::host(0)) == bytes);
 }
 
+// Nothing here waits on the host: the edges of the detour alone keep its order.
+TEST_CASE("the detour comes after the work before it and before the work after it, on both sides") {
+  if (!asynchronous()) return;
+  Faults faults;
+  host_faults().deny_peer(1, 0);
+  const Device from = Device::host(0), to = Device::host(1);
+  const std::size_t bytes = (std::size_t{5} << 20) + 7;
+  Stream source(from), destination(to);
+  Block* here = allocate(source, bytes);
+  Block* there = allocate(destination, bytes);
+  Block* seen = allocate(destination, bytes);
+  Backend& backend = source.backend();
+  REQUIRE_FALSE(peer_copies(from, to));
+  for (int round = 1; round <= 3; ++round) {
+    backend.fill_bytes(here->data, round, bytes, source.handle());
+    backend.fill_bytes(there->data, 9, bytes, destination.handle());
+    copy_bytes({there->data, to, here->data, from, bytes}, source, destination);
+    backend.fill_bytes(here->data, 8, bytes, source.handle());
+    backend.copy({seen->data, to, there->data, to, bytes}, destination.handle());
+    Bytes received(bytes);
+    copy_bytes({received.data(), Device::cpu(), seen->data, to, bytes}, destination, default_stream(Device::cpu()));
+    CHECK(received == Bytes(bytes, static_cast<unsigned char>(round)));
+  }
+  for (Block* block : {here, there, seen}) release(block);
+  synchronize(source);
+}
+
+TEST_CASE("the detour waits for what either side has waited for, as the straight way does") {
+  if (!asynchronous()) return;
+  for (const bool denied : {false, true}) {
+    Faults faults;
+    if (denied) host_faults().deny_peer(1, 0);
+    const Device from = Device::host(0), to = Device::host(1);
+    Stream &source = default_stream(from), &destination = default_stream(to), &plain = default_stream(Device::cpu());
+    Stream writer(from);
+    const std::size_t bytes = 5000;
+    Bytes received(bytes);
+    Block* here = allocate(writer, bytes);
+    Block* there = allocate(destination, bytes);
+    peer_copies(from, to);
+    host_faults().delay_task(1, std::chrono::microseconds(20'000));
+    writer.backend().fill_bytes(here->data, 7, bytes, writer.handle());
+    destination.wait_for(writer);  // and `source` does not
+    copy_bytes({there->data, to, here->data, from, bytes}, source, destination);
+    copy_bytes({received.data(), Device::cpu(), there->data, to, bytes}, destination, plain);
+    CHECK(received == Bytes(bytes, 7));
+    release(here);
+    release(there);
+  }
+}
+
 TEST_CASE("a link that claims to work and loses writes is found out before it is used") {
   if (!asynchronous()) return;
   Faults faults;
@@ -197,6 +273,22 @@ TEST_CASE("a link on which the trial fails is not used") {
   CHECK_FALSE(peer_copies(Device::host(4), Device::host(6)));
   const Bytes bytes = numbered(1000);
   CHECK(send(bytes, Device::host(4), Device::host(6)) == bytes);
+}
+
+TEST_CASE("a trial that does not end in time keeps its memory until it does") {
+  if (!asynchronous()) return;
+  Faults faults;
+  detail::forget_peers(Milliseconds(5));
+  host_faults().hang_task(1);
+  CHECK_FALSE(peer_copies(Device::host(4), Device::host(6)));
+  Stream other(Device::host(4));
+  Block* block = nullptr;
+  CHECK_NOTHROW(block = allocate(other, 64 << 10));  // not the trial's
+  CHECK_NOTHROW(other.backend().fill_bytes(block->data, 1, block->bytes, other.handle()));
+  release(block);
+  CHECK_NOTHROW(synchronize(other));
+  host_faults().release();
+  for (const int device : {4, 6}) CHECK_NOTHROW(synchronize(Device::host(device)));
 }
 
 TEST_CASE("several threads may be the first to use a link") {
@@ -231,12 +323,16 @@ TEST_CASE("faults can be written down, or drawn") {
   CHECK(own.peer_denied(0, 1));
   CHECK_FALSE(own.peer_denied(1, 0));
   CHECK(own.writes_lost(2, 3));
-  CHECK_FALSE(own.allocation_fails());
-  CHECK(own.allocation_fails());
+  CHECK_FALSE(own.allocation_fails(1));
+  CHECK(own.allocation_fails(1));
   CHECK_THROWS_AS(own.before_task(Device::host(0)), DeviceError);
+  CHECK(own.struck(0));
+  CHECK(own.struck(1));
+  CHECK_FALSE(own.struck(3));
   own.clear();
+  CHECK_FALSE(own.struck(0));
   CHECK_FALSE(own.peer_denied(0, 1));
-  CHECK_FALSE(own.allocation_fails());
+  CHECK_FALSE(own.allocation_fails(1));
   CHECK_NOTHROW(own.before_task(Device::host(0)));
   for (const char* text : {"allocation", "allocation=0", "deny=0", "deny=0-4", "lose=x-1", "explode=1", "throw=-1"}) {
     CHECK_THROWS_AS(own.inject(text, 4), InvalidArgument);

@@ -79,7 +79,7 @@ void ManualBackend::reset() {
   run_all();
   std::lock_guard lock(mutex_);
   unsafe_frees = host_waits = records = 0;
-  fail_records = false;
+  fail_records = all_pageable = false;
   waits_help = true;
   on_host_wait = {};
 }

@@ -16,6 +16,8 @@ namespace manual {
 
 class ManualBackend final : public lockstep::Backend {
  public:
+  static inline thread_local int bound_index = -1;  // what the calling thread was bound to
+
   static constexpr std::size_t kMemoryBytes = std::size_t{64} << 20;
 
   // Runs all that can run; among streams that can, the one that `order` puts first: 0 oldest, 1 newest, else by seed.
@@ -30,6 +32,7 @@ class ManualBackend final : public lockstep::Backend {
   int native_events = 0;  // made so far
   int records = 0;
   bool fail_records = false;
+  bool all_pageable = false;  // host memory
   bool waits_help = true;  // a host wait runs what it waits for, and no more; else it ends at its deadline at once
   int host_waits = 0;
   std::function<void()> on_host_wait;  // called by the next host wait: what other threads do meanwhile
@@ -37,11 +40,12 @@ class ManualBackend final : public lockstep::Backend {
   lockstep::DeviceType type() const noexcept override { return lockstep::DeviceType::cuda; }
   int device_count() const noexcept override { return 2; }
   const lockstep::DeviceProperties& properties(int index) const override;
-  void bind_thread(int) override {}
+  void bind_thread(int index) override { bound_index = index; }
   void* allocate(int index, std::size_t bytes) override;
   void free(int index, void* memory) noexcept override;
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
+  bool pageable(const void*) const override { return all_pageable; }
   lockstep::StreamHandle create_stream(int index) override;
   void destroy_stream(lockstep::StreamHandle stream) noexcept override;
   bool query_stream(lockstep::StreamHandle stream) override;

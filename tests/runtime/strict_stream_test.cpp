@@ -79,6 +79,14 @@ TEST_CASE("a block that another stream still uses must not be given back without
     CHECK_NOTHROW(use_and_release([&](Block* block) { record_use(block, user); }));
     CHECK_NOTHROW(use_and_release([&](Block*) { home.wait_for(user); }));
     CHECK_NOTHROW(use_and_release([&](Block*) { synchronize(user); }));
+    // A stream that has waited for the user speaks for it; one that has not, does not.
+    Stream delegate(Device::host(1)), stranger(Device::host(1));
+    CHECK_NOTHROW(use_and_release([&](Block* block) {
+      record_use(block, delegate);
+      delegate.wait_for(user);
+    }));
+    CHECK_THROWS_AS(use_and_release([&](Block* block) { record_use(block, stranger); }), RaceError);
+    synchronize(user);
   }
 }
 

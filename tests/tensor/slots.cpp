@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "lockstep/runtime/host/faults.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/ops.h"
@@ -69,6 +70,37 @@ TEST_CASE("a mirror that was itself written is refreshed") {
   net.state.on(kDevices[1]).fill_(9);
   CHECK(slots.refresh(kDevices).bytes == 2 * 8);
   CHECK(net.state.on(kDevices[1]).to_vector<double>() == Doubles{0, 0});
+}
+
+TEST_CASE("a mirror whose refresh failed on the device is refreshed again, and not read before") {
+  if (default_stream(kDevices[1]).synchronous()) return;
+  Net net = net_on(kDevices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(kDevices);
+  {
+    NoGrad no_grad;
+    net.a.tensor().fill_(7);
+  }
+  for (const Device device : kDevices) synchronize(device);
+  detail::host_faults().throw_in_task(1);
+  CHECK(slots.refresh(kDevices).bytes == 2 * 3 * 8);
+  int failures = 0;
+  for (const Device device : kDevices) {
+    for (int i = 0; i < 3; ++i) {
+      try {
+        synchronize(device);
+      } catch (const DeviceError&) {
+        ++failures;
+      }
+    }
+  }
+  CHECK(failures > 0);
+  detail::host_faults().clear();
+  CHECK_THROWS_AS(net.a.on(kDevices[1]).to_vector<double>(), DeviceError);  // not what it held before
+  CHECK(slots.refresh(kDevices).bytes > 0);
+  CHECK(net.a.on(kDevices[1]).to_vector<double>() == Doubles{7, 7, 7});
+  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{7, 7, 7});
+  CHECK(slots.refresh(kDevices).bytes == 0);
 }
 
 TEST_CASE("a raw write counts when it is announced") {

@@ -1,0 +1,245 @@
+// Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact as
+// two passes unless that element is far outside.
+#include <cmath>
+
+#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/reduce.cuh"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+struct Two {
+  double first, second;
+};
+struct AddTwo {
+  using Accumulator = Two;
+  __device__ Two start() const { return {0, 0}; }
+  __device__ Two join(Two a, Two b) const { return {a.first + b.first, a.second + b.second}; }
+};
+
+template <class T>
+__device__ double number(const T* values, std::int64_t at) {
+  return static_cast<double>(widen(values[at]));
+}
+template <class T>
+__device__ T rounded(double value) {
+  return narrow<T>(static_cast<Compute<T>>(value));
+}
+
+// What the elementwise pass needs, per channel.
+template <class T>
+struct Channels {
+  Compute<T>*centre, *scale, *shift;
+};
+
+template <class T>
+struct Parameters {
+  const T *x, *weight, *bias;
+  T *running_mean, *running_var, *mean, *inv_std;
+  std::int64_t length;
+  double count, momentum, eps;
+  Channels<T> channels;
+
+  __device__ void finish(std::int64_t c, double average, double variance) const {
+    const double inverse = 1 / std::sqrt(variance + eps);
+    channels.centre[c] = static_cast<Compute<T>>(average);
+    channels.scale[c] = static_cast<Compute<T>>(weight ? inverse * number(weight, c) : inverse);
+    channels.shift[c] = bias ? widen(bias[c]) : Compute<T>(0);
+    if (mean) mean[c] = rounded<T>(average);
+    if (inv_std) inv_std[c] = rounded<T>(inverse);
+  }
+};
+
+template <class T>
+struct Statistics : AddTwo {
+  Parameters<T> p;
+
+  __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
+    const double distance = number(p.x, offset) - number(p.x, c * p.length);
+    return {distance, distance * distance};
+  }
+  __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
+    const double shift = total.first / p.count, average = number(p.x, c * p.length) + shift;
+    const double squares = total.second - total.first * shift;  // of the distances from the mean
+    if (p.running_mean)
+      p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
+    if (p.running_var)
+      p.running_var[c] =
+          rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
+    p.finish(c, average, squares > 0 || squares != squares ? squares / p.count : 0);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) evaluation_kernel(const Parameters<T> p, std::int64_t channels) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (c < channels) p.finish(c, number(p.running_mean, c), number(p.running_var, c));
+}
+
+template <class T>
+struct GradSums : AddTwo {
+  const T *dy, *x, *weight, *mean, *inv_std;
+  T *dweight, *dbias;
+  double count;
+  Channels<T> channels;  // centre: offset; scale: of dy; shift: slope, of x - mean
+
+  __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
+    const double d = number(dy, offset);
+    return {d, d * (number(x, offset) - number(mean, c))};
+  }
+  __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
+    const double inverse = number(inv_std, c);
+    const double factor = weight ? inverse * number(weight, c) : inverse;
+    channels.scale[c] = static_cast<Compute<T>>(factor);
+    channels.shift[c] = static_cast<Compute<T>>(factor * inverse * inverse * total.second / count);
+    channels.centre[c] = static_cast<Compute<T>>(factor * total.first / count);
+    if (dweight) dweight[c] = rounded<T>(total.second * inverse);
+    if (dbias) dbias[c] = rounded<T>(total.first);
+  }
+};
+
+// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within one
+// channel.
+template <class T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    apply_kernel(const T* x, const T* dy, const T* mean, T* out, std::int64_t packs, const Splitter by_length,
+                 const Splitter by_channels, const Channels<T> channels) {
+  using P = Pack<T, kCount>;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    std::int64_t ignored, c;
+    by_channels.split(by_length.split(i, &ignored), &c);
+    const Compute<T> centre = channels.centre[c], scale = channels.scale[c], shift = channels.shift[c];
+    const P from = reinterpret_cast<const P*>(x)[i];
+    P to;
+    if (dy) {
+      const P grad = reinterpret_cast<const P*>(dy)[i];
+      const Compute<T> middle = widen(mean[c]);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k)
+        to.element[k] =
+            narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) to.element[k] = narrow<T>((widen(from.element[k]) - centre) * scale + shift);
+    }
+    reinterpret_cast<P*>(out)[i] = to;
+  }
+}
+
+// As a fold: results are channels, elements are the positions of a channel in all images.
+FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
+  const std::int64_t batch = x[0], channels = x[1], length = x[2];
+  host::Plan<2> kept;
+  if (channels != 1) kept.rank = 1, kept.sizes[0] = channels, kept.strides[0][0] = length, kept.strides[0][1] = 1;
+  kept.empty = channels == 0;
+  host::Plan<1> reduced;
+  const auto add = [&](std::int64_t size, std::int64_t stride) {
+    reduced.empty |= size == 0;
+    if (size == 1) return;
+    reduced.sizes[reduced.rank] = size;
+    reduced.strides[reduced.rank++][0] = stride;
+  };
+  add(length, 1);
+  add(batch, channels * length);
+  FoldShape shape;
+  shape.kept = Offsets<2>(kept);
+  shape.reduced = Offsets<1>(reduced);
+  shape.results = shape.kept.count;
+  shape.elements = shape.reduced.count;
+  *lanes_adjacent = length >= 16 || channels == 1;
+  return shape;
+}
+
+template <class T>
+void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out, const Channels<T>& channels) {
+  const std::int64_t count = element_count(x.shape), length = x.shape[2];
+  if (count == 0) return;
+  const auto run = [&]<int kCount>() {
+    const std::int64_t packs = count / kCount;
+    launch(stream, op, apply_kernel<T, kCount>, grid_for(stream, packs), static_cast<const T*>(x.data), dy, mean, out,
+           packs, Splitter(length / kCount, packs), Splitter(x.shape[1], packs), channels);
+  };
+  constexpr int kCount = kPack<T>;
+  if (length % kCount == 0 && aligned_for(x.data, x.dtype, kCount) && aligned_for(out, x.dtype, kCount) &&
+      aligned_for(dy, x.dtype, kCount))
+    return run.template operator()<kCount>();
+  run.template operator()<1>();
+}
+
+template <class T>
+Channels<T> take_channels(Scratch& scratch, std::int64_t count) {
+  using C = Compute<T>;
+  C* all = scratch.take<C>(3 * count);
+  return {all, all + count, all + 2 * count};
+}
+
+template <class T>
+void forward(Stream& stream, const BatchNormArgs& a) {
+  const Shape& shape = a.x.view.shape;
+  const std::int64_t channels = shape[1];
+  if (channels == 0) return;
+  const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
+  Scratch scratch(stream);
+  Statistics<T> s;
+  s.p = {data<T>(a.x), input(a.weight.view), input(a.bias.view), input(a.running_mean.view), input(a.running_var.view),
+         input(a.mean.view), input(a.inv_std.view), shape[2], static_cast<double>(shape[0] * shape[2]), a.momentum, a.eps,
+         take_channels<T>(scratch, channels)};
+  if (a.training) {
+    bool lanes_adjacent;
+    const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
+    // An empty batch has no first element; the host's statistics of nothing are not a number either.
+    if (fold_shape.elements == 0) return;
+    fold(stream, BatchNormArgs::kName, s, fold_shape, lanes_adjacent);
+  } else {
+    const Grid grid{dim3(static_cast<unsigned>((channels + kThreads - 1) / kThreads)), dim3(kThreads), 0};
+    launch(stream, BatchNormArgs::kName, evaluation_kernel<T>, grid, s.p, channels);
+  }
+  apply<T>(stream, BatchNormArgs::kName, a.x.view, nullptr, nullptr, data<T>(a.y), s.p.channels);
+}
+
+template <class T>
+void backward(Stream& stream, const BatchNormGradArgs& a) {
+  const Shape& shape = a.x.view.shape;
+  if (shape[1] == 0) return;
+  const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
+  Scratch scratch(stream);
+  GradSums<T> sums;
+  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x), sums.weight = input(a.weight.view);
+  sums.mean = data<T>(a.mean), sums.inv_std = data<T>(a.inv_std);
+  sums.dweight = input(a.dweight.view), sums.dbias = input(a.dbias.view);
+  sums.count = static_cast<double>(shape[0] * shape[2]);
+  sums.channels = take_channels<T>(scratch, shape[1]);
+  bool lanes_adjacent;
+  const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
+  fold(stream, BatchNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
+  apply<T>(stream, BatchNormGradArgs::kName, a.x.view, sums.dy, sums.mean, data<T>(a.dx), sums.channels);
+}
+
+}  // namespace
+
+void batch_norm(Stream& stream, const BatchNormArgs& args) {
+  check_floating(BatchNormArgs::kName, args.x.view.dtype, stream);
+  LOCKSTEP_CHECK(args.training || (args.running_mean.view.present && args.running_var.view.present),
+                 "[batch_norm] expected running statistics in evaluation, got none");
+  const Shape& shape = args.x.view.shape;
+  LOCKSTEP_CHECK(!args.training || shape[0] * shape[2] != 1,
+                 "[batch_norm] expected more than one value per channel in training, got shape ", shape);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
+}
+void batch_norm_grad(Stream& stream, const BatchNormGradArgs& args) {
+  check_floating(BatchNormGradArgs::kName, args.x.view.dtype, stream);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
+}
+
+void list_batch_norm(KernelList& list) {
+  for_floating([&]<class T>(Type<T>) {
+    list.add(fold_kernel<Statistics<T>>);
+    list.add(fold_kernel<GradSums<T>>);
+    list.add(evaluation_kernel<T>);
+    list.add(apply_kernel<T, kPack<T>>);
+    list.add(apply_kernel<T, 1>);
+  });
+}
+
+}  // namespace lockstep::kernels::cuda

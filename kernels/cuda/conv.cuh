@@ -1,0 +1,55 @@
+// What the kernels of convolution share.
+#pragma once
+
+#include "lockstep/kernels/cuda/launch.cuh"
+#include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/host/conv.h"
+
+namespace lockstep::kernels::cuda {
+
+using host::ConvSizes;
+
+template <class F>
+__device__ void for_each_position(std::int64_t count, F&& f) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
+}
+
+// Calls f(tap, position in the plane of x) for every tap of the window at (oh, ow) that is not in the padding.
+template <class F>
+LOCKSTEP_HD void for_each_tap(const ConvSizes& s, std::int64_t oh, std::int64_t ow, F&& f) {
+  const Window2d& w = s.window;
+  int tap = 0;
+  for (int r = 0; r < w.kernel[0]; ++r) {
+    const std::int64_t h = oh * w.stride[0] - w.padding[0] + static_cast<std::int64_t>(r) * w.dilation[0];
+    for (int c = 0; c < w.kernel[1]; ++c, ++tap) {
+      const std::int64_t at = ow * w.stride[1] - w.padding[1] + static_cast<std::int64_t>(c) * w.dilation[1];
+      if (h >= 0 && h < s.height && at >= 0 && at < s.width) f(tap, h * s.width + at);
+    }
+  }
+}
+
+// Calls f(tap, position in the plane of y) for every window that has the element (h, column) of x.
+template <class F>
+LOCKSTEP_HD void for_each_window(const ConvSizes& s, std::int64_t h, std::int64_t column, F&& f) {
+  const Window2d& w = s.window;
+  int tap = 0;
+  for (int r = 0; r < w.kernel[0]; ++r) {
+    const std::int64_t top = h + w.padding[0] - static_cast<std::int64_t>(r) * w.dilation[0];
+    const bool row_fits = top >= 0 && top % w.stride[0] == 0 && top / w.stride[0] < s.out_height;
+    for (int c = 0; c < w.kernel[1]; ++c, ++tap) {
+      const std::int64_t left = column + w.padding[1] - static_cast<std::int64_t>(c) * w.dilation[1];
+      if (row_fits && left >= 0 && left % w.stride[1] == 0 && left / w.stride[1] < s.out_width)
+        f(tap, top / w.stride[0] * s.out_width + left / w.stride[1]);
+    }
+  }
+}
+
+// Each group has one input channel: a matrix product would have nothing to sum over but the window.
+inline bool is_depthwise(const ConvSizes& s) { return s.groups > 1 && s.group_channels == 1; }
+
+void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& sizes);
+void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& sizes);
+void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& sizes);
+
+}  // namespace lockstep::kernels::cuda

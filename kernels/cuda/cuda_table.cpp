@@ -1,0 +1,40 @@
+#include "lockstep/kernels/cuda/cuda_table.h"
+
+namespace lockstep::kernels::cuda {
+
+const KernelTable& cuda_table() {
+  static constexpr KernelTable kTable{
+      .unary = unary,
+      .binary = binary,
+      .where = where,
+      .cast = cast,
+      .fill = fill,
+      .arange = arange,
+      .reduce = reduce,
+      .arg_reduce = arg_reduce,
+      .matmul = matmul,
+      .conv2d = conv2d,
+      .conv2d_grad_input = conv2d_grad_input,
+      .conv2d_grad_weight = conv2d_grad_weight,
+      .max_pool2d = max_pool2d,
+      .max_unpool2d = max_unpool2d,
+      .avg_pool2d = avg_pool2d,
+      .avg_pool2d_grad = avg_pool2d_grad,
+      .batch_norm = batch_norm,
+      .batch_norm_grad = batch_norm_grad,
+      .softmax = softmax,
+      .softmax_grad = softmax_grad,
+      .gather = gather,
+      .scatter_add = scatter_add,
+      .index_select = index_select,
+      .index_add = index_add,
+      .random = random,
+      .sgd = sgd,
+      .adam = adam,
+      .unscale = unscale,
+      .prepare = prepare,
+  };
+  return kTable;
+}
+
+}  // namespace lockstep::kernels::cuda

@@ -1,0 +1,65 @@
+// The kernels of the CUDA backend.
+#pragma once
+
+#include "lockstep/kernels/table.h"
+
+namespace lockstep::kernels::cuda {
+
+const KernelTable& cuda_table();
+
+// One function per table entry. Each checks the dtypes in the calling thread and enqueues; none waits. Sums have an order
+// that the shapes and the number of multiprocessors fix, so the same input gives the same bits.
+void unary(Stream& stream, const UnaryArgs& args);
+void binary(Stream& stream, const BinaryArgs& args);
+void where(Stream& stream, const WhereArgs& args);
+void cast(Stream& stream, const CastArgs& args);
+void fill(Stream& stream, const FillArgs& args);
+void arange(Stream& stream, const ArangeArgs& args);
+void reduce(Stream& stream, const ReduceArgs& args);
+void arg_reduce(Stream& stream, const ArgReduceArgs& args);
+void matmul(Stream& stream, const MatmulArgs& args);
+void conv2d(Stream& stream, const Conv2dArgs& args);
+void conv2d_grad_input(Stream& stream, const Conv2dGradInputArgs& args);
+void conv2d_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args);
+void max_pool2d(Stream& stream, const MaxPool2dArgs& args);
+void max_unpool2d(Stream& stream, const MaxUnpool2dArgs& args);
+void avg_pool2d(Stream& stream, const AvgPool2dArgs& args);
+void avg_pool2d_grad(Stream& stream, const AvgPool2dGradArgs& args);
+void batch_norm(Stream& stream, const BatchNormArgs& args);
+void batch_norm_grad(Stream& stream, const BatchNormGradArgs& args);
+void softmax(Stream& stream, const SoftmaxArgs& args);
+void softmax_grad(Stream& stream, const SoftmaxGradArgs& args);
+void gather(Stream& stream, const GatherArgs& args);
+void scatter_add(Stream& stream, const ScatterAddArgs& args);
+void index_select(Stream& stream, const IndexSelectArgs& args);
+void index_add(Stream& stream, const IndexAddArgs& args);
+void random(Stream& stream, const RandomArgs& args);
+void sgd(Stream& stream, const SgdArgs& args);
+void adam(Stream& stream, const AdamArgs& args);
+void unscale(Stream& stream, const UnscaleArgs& args);
+
+// Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
+void prepare(Device device);
+
+void logical_not(Stream& stream, const UnaryArgs& args);
+
+// The kernels of each file, for prepare().
+class KernelList;
+void list_unary(KernelList& list);
+void list_binary(KernelList& list);
+void list_copy(KernelList& list);
+void list_cast(KernelList& list);
+void list_reduce(KernelList& list);
+void list_batch_norm(KernelList& list);
+void list_softmax(KernelList& list);
+void list_pool(KernelList& list);
+void list_index(KernelList& list);
+void list_sort(KernelList& list);
+void list_random(KernelList& list);
+void list_optimizer(KernelList& list);
+void list_adam(KernelList& list);
+void list_matmul(KernelList& list);
+void list_conv(KernelList& list);
+void list_depthwise(KernelList& list);
+
+}  // namespace lockstep::kernels::cuda

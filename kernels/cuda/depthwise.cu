@@ -1,0 +1,111 @@
+// Convolutions in which each group has one input channel, computed directly.
+#include "lockstep/kernels/cuda/conv.cuh"
+#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/reduce.cuh"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    depthwise_kernel(const T* x, const T* w, const T* bias, T* y, std::int64_t count, const ConvSizes s,
+                     const Splitter by_column, const Splitter by_row, const Splitter by_output) {
+  const int taps = s.window.kernel[0] * s.window.kernel[1];
+  for_each_position(count, [&](std::int64_t i) {
+    std::int64_t ow, oh, o;
+    const std::int64_t n = by_output.split(by_row.split(by_column.split(i, &ow), &oh), &o);
+    const T* from = x + (n * s.channels + o / s.group_outputs) * s.height * s.width;
+    Compute<T> sum = bias ? widen(bias[o]) : Compute<T>(0);
+    for_each_tap(s, oh, ow, [&](int tap, std::int64_t at) { sum += widen(w[o * taps + tap]) * widen(from[at]); });
+    y[i] = narrow<T>(sum);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    depthwise_grad_input_kernel(const T* dy, const T* w, T* dx, std::int64_t count, const ConvSizes s,
+                                const Splitter by_column, const Splitter by_row, const Splitter by_channel) {
+  const int taps = s.window.kernel[0] * s.window.kernel[1];
+  for_each_position(count, [&](std::int64_t i) {
+    std::int64_t column, h, c;
+    const std::int64_t n = by_channel.split(by_row.split(by_column.split(i, &column), &h), &c);
+    Compute<T> sum = 0;
+    for (std::int64_t o = c * s.group_outputs; o < (c + 1) * s.group_outputs; ++o) {
+      const T* from = dy + (n * s.outputs + o) * s.out_height * s.out_width;
+      for_each_window(s, h, column,
+                      [&](int tap, std::int64_t at) { sum += widen(w[o * taps + tap]) * widen(from[at]); });
+    }
+    dx[i] = narrow<T>(sum);
+  });
+}
+
+// A result is one weight; its elements are the positions of y in all images.
+template <class T>
+struct DepthwiseGradWeight {
+  using Accumulator = std::conditional_t<sizeof(T) == 2, float, double>;
+  const T *dy, *x;
+  T* dw;
+  ConvSizes s;
+  Splitter by_plane, by_column;
+
+  __device__ Accumulator start() const { return 0; }
+  __device__ Accumulator join(Accumulator a, Accumulator b) const { return a + b; }
+  __device__ Accumulator load(std::int64_t result, std::int64_t, std::int64_t position) const {
+    const int width = s.window.kernel[1], taps = s.window.kernel[0] * width;
+    const std::int64_t o = result / taps;
+    const int tap = static_cast<int>(result - o * taps);
+    std::int64_t p, ow;
+    const std::int64_t n = by_plane.split(position, &p);
+    const std::int64_t oh = by_column.split(p, &ow);
+    const std::int64_t h = oh * s.window.stride[0] - s.window.padding[0] + tap / width * s.window.dilation[0];
+    const std::int64_t column = ow * s.window.stride[1] - s.window.padding[1] + tap % width * s.window.dilation[1];
+    if (h < 0 || h >= s.height || column < 0 || column >= s.width) return 0;
+    return static_cast<Accumulator>(widen(dy[(n * s.outputs + o) * s.out_height * s.out_width + p])) *
+           static_cast<Accumulator>(
+               widen(x[((n * s.channels + o / s.group_outputs) * s.height + h) * s.width + column]));
+  }
+  __device__ void finish(std::int64_t result, std::int64_t, Accumulator total) const {
+    dw[result] = narrow<T>(static_cast<Compute<T>>(total));
+  }
+};
+
+}  // namespace
+
+void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
+  const std::int64_t count = s.batch * s.outputs * s.out_plane();
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, Conv2dArgs::kName, depthwise_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.w),
+           args.bias.view.present ? data<T>(args.bias) : nullptr, data<T>(args.y), count, s,
+           Splitter(s.out_width, count), Splitter(s.out_height, count), Splitter(s.outputs, count));
+  });
+}
+
+void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
+  const std::int64_t count = s.batch * s.channels * s.plane();
+  dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count), data<T>(args.dy),
+           data<T>(args.w), data<T>(args.dx), count, s, Splitter(s.width, count), Splitter(s.height, count),
+           Splitter(s.channels, count));
+  });
+}
+
+void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
+  FoldShape shape;
+  shape.results = s.outputs * s.window.kernel[0] * s.window.kernel[1];
+  shape.elements = s.batch * s.out_plane();
+  dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
+    const DepthwiseGradWeight<T> operation{data<T>(args.dy), data<T>(args.x), data<T>(args.dw), s,
+                                           Splitter(s.out_plane(), shape.elements), Splitter(s.out_width, s.out_plane())};
+    fold(stream, Conv2dGradWeightArgs::kName, operation, shape, true);
+  });
+}
+
+void list_depthwise(KernelList& list) {
+  for_floating([&]<class T>(Type<T>) {
+    list.add(depthwise_kernel<T>);
+    list.add(depthwise_grad_input_kernel<T>);
+    list.add(fold_kernel<DepthwiseGradWeight<T>>);
+  });
+}
+
+}  // namespace lockstep::kernels::cuda

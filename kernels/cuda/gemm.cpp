@@ -1,0 +1,250 @@
+#include "lockstep/kernels/cuda/gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "lockstep/kernels/cuda/cublas_lt.h"
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/cuda/cuda_backend.h"
+#include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/environment.h"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+// What cuBLASLt may ask for: its own advice for Hopper, enough for what is older.
+constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+
+// A column-major matrix as cuBLASLt sees it: `rows` x `columns` in memory, transposed before use or not.
+struct Operand {
+  const void* data;
+  std::int64_t rows, columns, leading, batch_stride;
+  bool transposed;
+};
+
+Operand make_operand(const GemmMatrix& m) {
+  if (m.row_stride == 1 || m.rows == 1) {
+    const std::int64_t leading = m.columns == 1 ? m.rows : m.column_stride;
+    if (leading >= m.rows && (m.rows == 1 || m.row_stride == 1))
+      return {m.data, m.rows, m.columns, leading, m.batch_stride, false};
+  }
+  return {m.data, m.columns, m.rows, m.rows == 1 ? m.columns : m.row_stride, m.batch_stride, true};
+}
+
+int alignment_of(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  for (int alignment = 256; alignment > 1; alignment /= 2)
+    if (address % static_cast<std::uintptr_t>(alignment) == 0) return alignment;
+  return 1;
+}
+
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return CUDA_R_64F;
+    case DType::f16: return CUDA_R_16F;
+    case DType::bf16: return CUDA_R_16BF;
+    default: return CUDA_R_32F;
+  }
+}
+
+bool tf32() {
+  static const bool allowed = lockstep::detail::environment("LOCKSTEP_TF32") == "1";
+  return allowed;
+}
+
+// All that the choice of an algorithm depends on.
+using Key = std::array<std::int64_t, 20>;
+
+// A product of certain sizes and layouts: cuBLASLt's descriptions and its choice.
+struct Plan {
+  const CublasLt& blas;
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulHeuristicResult_t choice{};
+
+  explicit Plan(const CublasLt& table) : blas(table) {}
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan() {
+    if (a) blas.layout_destroy(a);
+    if (b) blas.layout_destroy(b);
+    if (c) blas.layout_destroy(c);
+    if (desc) blas.desc_destroy(desc);
+  }
+};
+
+// What a logical device has for products. The lock is held while a product is described and enqueued, never while
+// anything waits.
+struct Engine {
+  std::mutex mutex;
+  cublasLtHandle_t handle = nullptr;
+  std::map<Key, std::unique_ptr<Plan>> plans;
+};
+
+Engine& engine_of(Device device) {
+  static auto& engines = *new std::array<Engine, kMaxDevices>;
+  return engines[static_cast<std::size_t>(ordinal(device))];
+}
+
+void create_handle(Engine& engine, Device device, const char* op) {
+  if (engine.handle) return;
+  check_blas(cublas_lt().create(&engine.handle), device, op, "cublasLtCreate");
+}
+
+struct Problem {
+  Operand a, b;
+  GemmMatrix c;  // column-major
+  const Gemm& gemm;
+};
+
+std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device device, const char* op) {
+  const CublasLt& blas = cublas_lt();
+  auto plan = std::make_unique<Plan>(blas);
+  const Gemm& g = p.gemm;
+  const bool wide = g.in == DType::f64;
+  const cublasComputeType_t compute = wide                                ? CUBLAS_COMPUTE_64F
+                                      : g.in == DType::f32 && tf32()      ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                          : CUBLAS_COMPUTE_32F;
+  check_blas(blas.desc_create(&plan->desc, compute, wide ? CUDA_R_64F : CUDA_R_32F), device, op,
+             "cublasLtMatmulDescCreate");
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    check_blas(blas.desc_set(plan->desc, attribute, &value, sizeof value), device, op, "cublasLtMatmulDescSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (g.epilogue != Epilogue::none) {
+    constexpr cublasLtEpilogue_t kEpilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
+                                                 CUBLASLT_EPILOGUE_RELU_BIAS, CUBLASLT_EPILOGUE_GELU_BIAS};
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, kEpilogues[static_cast<int>(g.epilogue)]);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+  }
+  const auto layout = [&](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns,
+                          std::int64_t leading, std::int64_t batch_stride) {
+    check_blas(blas.layout_create(&to, type_of(dtype), static_cast<std::uint64_t>(rows),
+                                  static_cast<std::uint64_t>(columns), leading),
+               device, op, "cublasLtMatrixLayoutCreate");
+    if (g.batches == 1) return;
+    const auto batches = static_cast<std::int32_t>(g.batches);
+    check_blas(blas.layout_set(to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches), device, op,
+               "cublasLtMatrixLayoutSetAttribute");
+    check_blas(blas.layout_set(to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride, sizeof batch_stride),
+               device, op, "cublasLtMatrixLayoutSetAttribute");
+  };
+  layout(plan->a, g.in, p.a.rows, p.a.columns, p.a.leading, p.a.batch_stride);
+  layout(plan->b, g.in, p.b.rows, p.b.columns, p.b.leading, p.b.batch_stride);
+  layout(plan->c, g.out, p.c.rows, p.c.columns, p.c.column_stride, p.c.batch_stride);
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_blas(blas.preference_create(&preference), device, op, "cublasLtMatmulPreferenceCreate");
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    return blas.preference_set(preference, attribute, &value, sizeof value);
+  };
+  // Views begin anywhere: without this, cuBLASLt assumes 256 bytes.
+  const auto alignment = [](const void* data) { return static_cast<std::uint32_t>(alignment_of(data)); };
+  const std::uint32_t c = alignment(p.c.data), d = g.bias ? std::min(c, alignment(g.bias)) : c;
+  cublasStatus_t status = prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
+  for (const auto& [attribute, value] :
+       {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.a.data)},
+        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.b.data)},
+        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c}, std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
+    if (status == CUBLAS_STATUS_SUCCESS) status = prefer(attribute, value);
+  const char* call = "cublasLtMatmulPreferenceSetAttribute";
+  int found = 0;
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    call = "cublasLtMatmulAlgoGetHeuristic";
+    status = blas.heuristic(engine.handle, plan->desc, plan->a, plan->b, plan->c, plan->c, preference, 1, &plan->choice,
+                            &found);
+    if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  blas.preference_destroy(preference);
+  check_blas(status, device, op, call);
+  return plan;
+}
+
+void multiply(Stream& stream, const char* op, const Problem& p) {
+  const Device device = stream.device();
+  const Gemm& g = p.gemm;
+  Engine& engine = engine_of(device);
+  const Key key{static_cast<std::int64_t>(g.in), static_cast<std::int64_t>(g.out), static_cast<std::int64_t>(g.epilogue),
+                p.a.rows, p.a.columns, p.a.leading, p.a.batch_stride, p.a.transposed,
+                p.b.rows, p.b.columns, p.b.leading, p.b.batch_stride, p.b.transposed,
+                p.c.column_stride, p.c.batch_stride, g.batches,
+                alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c.data),
+                g.bias ? alignment_of(g.bias) : 0};
+  const std::lock_guard lock(engine.mutex);
+  create_handle(engine, device, op);
+  constexpr std::size_t kMost = 4096;  // programs with ever new sizes start over
+  if (engine.plans.size() >= kMost) engine.plans.clear();
+  std::unique_ptr<Plan>& plan = engine.plans[key];
+  if (!plan) plan = make_plan(p, engine, device, op);
+  const CublasLt& blas = plan->blas;
+  if (g.epilogue != Epilogue::none)
+    check_blas(blas.desc_set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
+               "cublasLtMatmulDescSetAttribute");
+  // A workspace of this stream: products on two streams of the device may run at the same time.
+  const std::size_t bytes = plan->choice.workspaceSize;
+  Block* workspace = bytes > 0 ? allocate(stream, bytes) : nullptr;
+  const float alpha32 = static_cast<float>(g.alpha), beta32 = static_cast<float>(g.beta);
+  const bool wide = g.in == DType::f64;
+  const void* alpha = wide ? static_cast<const void*>(&g.alpha) : &alpha32;
+  const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
+  const cublasStatus_t status =
+      blas.matmul(engine.handle, plan->desc, alpha, p.a.data, plan->a, p.b.data, plan->b, beta, p.c.data, plan->c,
+                  p.c.data, plan->c, &plan->choice.algo, workspace ? workspace->data : nullptr, bytes,
+                  lockstep::cuda::native(stream));
+  if (workspace) release(workspace);
+  check_blas(status, device, op, "cublasLtMatmul");
+}
+
+}  // namespace
+
+bool has_unit_stride(const GemmMatrix& m) {
+  const bool row_major = (m.column_stride == 1 || m.columns == 1) && (m.rows == 1 || m.row_stride >= m.columns);
+  const bool column_major = (m.row_stride == 1 || m.rows == 1) && (m.columns == 1 || m.column_stride >= m.rows);
+  return row_major || column_major;
+}
+
+bool has_epilogues(const Gemm& g) {
+  // Of a column-major result the library adds one element per row: of ours, one per column where it is row-major.
+  constexpr std::uintptr_t kBiasAlignment = 16;
+  return g.in != DType::f64 && reinterpret_cast<std::uintptr_t>(g.bias) % kBiasAlignment == 0 &&
+         (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
+}
+
+void gemm(Stream& stream, const char* op, const Gemm& whole) {
+  const lockstep::cuda::CurrentDevice current(stream.device());
+  // More batches than a grid has in its third dimension go in several calls.
+  constexpr std::int64_t kMostBatches = 65535;
+  const auto advance = [](GemmMatrix& m, DType dtype, std::int64_t batches) {
+    m.data = static_cast<std::byte*>(m.data) + batches * m.batch_stride * static_cast<std::int64_t>(size_of(dtype));
+  };
+  for (std::int64_t first = 0; first < whole.batches; first += kMostBatches) {
+    Gemm g = whole;
+    g.batches = std::min(kMostBatches, whole.batches - first);
+    advance(g.a, g.in, first), advance(g.b, g.in, first), advance(g.c, g.out, first);
+    // The library thinks in columns: a row-major result is the transposed product.
+    const bool row_major = (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
+    GemmMatrix c = row_major ? g.c.transposed() : g.c;
+    if (c.columns == 1) c.column_stride = c.rows;
+    multiply(stream, op,
+             row_major ? Problem{make_operand(g.b.transposed()), make_operand(g.a.transposed()), c, g}
+                       : Problem{make_operand(g.a), make_operand(g.b), c, g});
+  }
+}
+
+void prepare_gemm(Device device) {
+  if (!has_cublas_lt()) return;  // a program that never multiplies works without
+  const lockstep::cuda::CurrentDevice current(device);
+  {
+    Engine& engine = engine_of(device);
+    const std::lock_guard lock(engine.mutex);
+    create_handle(engine, device, "prepare");
+  }
+  release(allocate(default_stream(device), kWorkspaceBytes));  // stays in the cache
+}
+
+}  // namespace lockstep::kernels::cuda

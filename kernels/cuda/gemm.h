@@ -1,0 +1,45 @@
+// Matrix products on a device, by cuBLASLt.
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/kernels/dtype.h"
+#include "lockstep/runtime/stream.h"
+
+namespace lockstep::kernels::cuda {
+
+// [batches][rows][columns], strides in elements. A batch stride of 0 repeats one matrix.
+struct GemmMatrix {
+  void* data = nullptr;
+  std::int64_t rows = 0, columns = 0;
+  std::int64_t row_stride = 0, column_stride = 1, batch_stride = 0;
+
+  GemmMatrix transposed() const { return {data, columns, rows, column_stride, row_stride, batch_stride}; }
+};
+
+// What happens to the product before it is stored. The bias has one element per column of a row-major output.
+enum class Epilogue : std::uint8_t { none, bias, relu_bias, gelu_bias };
+
+struct Gemm {
+  DType in;   // of a and b
+  DType out;  // `in`, or f32 for f16 and bf16
+  GemmMatrix a, b, c;
+  std::int64_t batches = 1;
+  double alpha = 1, beta = 0;
+  Epilogue epilogue = Epilogue::none;
+  const void* bias = nullptr;
+};
+
+// Whether cuBLASLt can read or write the matrix as it lies: one of the strides is 1, the other one spans a row.
+bool has_unit_stride(const GemmMatrix& matrix);
+// Whether its products have epilogues with this output and bias.
+bool has_epilogues(const Gemm& gemm);
+
+// c = epilogue(alpha * a @ b + beta * c); with beta 0 c is not read. All matrices have unit strides, no size is 0.
+// Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1.
+void gemm(Stream& stream, const char* op, const Gemm& gemm);
+
+// The handle of the device and its largest workspace. Nothing without cuBLASLt: the first product says what is missing.
+void prepare_gemm(Device device);
+
+}  // namespace lockstep::kernels::cuda

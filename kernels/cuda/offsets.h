@@ -1,0 +1,131 @@
+// From the position of an element to where it lies in memory, on either side: the plan of kernels/host/plan.h in a form
+// that a kernel takes as an argument. Positions below 2^31 are split by multiplications, larger ones by divisions.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "lockstep/kernels/hd.h"
+#include "lockstep/kernels/host/plan.h"
+
+namespace lockstep::kernels::cuda {
+
+// Division by a number that is not known to the compiler, for dividends below 2^31 (Granlund and Montgomery, 1994).
+struct Divider {
+  std::uint32_t divisor = 1, magic = 1, shift = 0;
+
+  Divider() = default;
+  explicit Divider(std::int64_t size) : divisor(static_cast<std::uint32_t>(size)) {
+    if (divisor <= 1) return;
+    shift = 32 - static_cast<std::uint32_t>(std::countl_zero(divisor - 1));
+    magic = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - divisor)) / divisor + 1);
+  }
+  LOCKSTEP_HD std::uint32_t divide(std::uint32_t n) const {
+    return (static_cast<std::uint32_t>(static_cast<std::uint64_t>(n) * magic >> 32) + n) >> shift;
+  }
+};
+inline constexpr std::int64_t kSmall = std::int64_t{1} << 31;
+
+// Splits positions into (quotient, remainder) by one size.
+struct Splitter {
+  std::int64_t size = 1;
+  Divider divider;
+  bool small = true;
+
+  Splitter() = default;
+  // `count`: positions are below it.
+  Splitter(std::int64_t size_, std::int64_t count)
+      : size(size_ > 0 ? size_ : 1), divider(size < kSmall ? size : 1), small(count <= kSmall && size < kSmall) {}
+  LOCKSTEP_HD std::int64_t split(std::int64_t position, std::int64_t* remainder) const {
+    if (small) {
+      const auto n = static_cast<std::uint32_t>(position);
+      const std::uint32_t quotient = divider.divide(n);
+      *remainder = static_cast<std::int64_t>(n - quotient * divider.divisor);
+      return quotient;
+    }
+    const std::int64_t quotient = position / size;
+    *remainder = position - quotient * size;
+    return quotient;
+  }
+};
+
+template <int N>
+struct At {
+  std::int64_t view[N];  // elements
+};
+
+// Where the element with a given position (the innermost dimension counts fastest) lies in each of N views.
+template <int N>
+struct Offsets {
+  int rank = 0;
+  bool small = true;
+  std::int64_t count = 1;
+  std::int64_t sizes[kMaxRank] = {};
+  Divider dividers[kMaxRank];
+  std::int64_t strides[kMaxRank][N] = {};
+
+  Offsets() = default;
+  explicit Offsets(const host::Plan<N>& plan) : rank(plan.rank) {
+    for (int d = 0; d < rank; ++d) {
+      sizes[d] = plan.sizes[d];
+      count *= sizes[d];
+      for (int v = 0; v < N; ++v) strides[d][v] = plan.strides[d][v];
+    }
+    if (plan.empty) count = 0;
+    small = count <= kSmall;
+    for (int d = 0; d < rank && small && count > 0; ++d) dividers[d] = Divider(sizes[d]);
+  }
+
+  LOCKSTEP_HD At<N> at(std::int64_t position) const {
+    At<N> result;
+    for (int v = 0; v < N; ++v) result.view[v] = 0;
+    if (rank <= 1) {  // strides of rank 0 are zero
+      for (int v = 0; v < N; ++v) result.view[v] = position * strides[0][v];
+      return result;
+    }
+    if (small) {
+      auto rest = static_cast<std::uint32_t>(position);
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+      for (int d = 0; d < kMaxRank; ++d) {
+        if (d == rank) break;
+        const std::uint32_t next = dividers[d].divide(rest);
+        const auto index = static_cast<std::int64_t>(rest - next * dividers[d].divisor);
+        for (int v = 0; v < N; ++v) result.view[v] += index * strides[d][v];
+        rest = next;
+      }
+      return result;
+    }
+    std::int64_t rest = position;
+    for (int d = 0; d < rank; ++d) {
+      const std::int64_t next = rest / sizes[d];
+      const std::int64_t index = rest - next * sizes[d];
+      for (int v = 0; v < N; ++v) result.view[v] += index * strides[d][v];
+      rest = next;
+    }
+    return result;
+  }
+};
+
+// Over views of one shape, merged and sorted for the first of them.
+template <int N>
+Offsets<N> make_offsets(const Shape& shape, const std::array<const View*, N>& views) {
+  return Offsets<N>(host::make_plan<N>(shape, views));
+}
+
+// The same over the dimensions as they are: positions count in row-major order.
+template <int N>
+Offsets<N> row_major_offsets(const Shape& shape, const std::array<const View*, N>& views) {
+  host::Plan<N> plan;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    if (shape[d] == 0) plan.empty = true;
+    if (shape[d] == 1) continue;
+    plan.sizes[plan.rank] = shape[d];
+    for (int v = 0; v < N; ++v) plan.strides[plan.rank][v] = views[v]->strides[d];
+    ++plan.rank;
+  }
+  return Offsets<N>(plan);
+}
+
+}  // namespace lockstep::kernels::cuda

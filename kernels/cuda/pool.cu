@@ -1,0 +1,218 @@
+#include <limits>
+
+#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/launch.cuh"
+#include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/report.cuh"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+struct Planes {
+  std::int64_t count, height, width, out_height, out_width;  // the window slides over height x width
+  Window2d window;
+  Splitter by_row, by_column;  // of the plane that the threads walk
+
+  Planes(const Shape& x, const Shape& y, const Window2d& w, const Shape& walked)
+      : count(x[0] * x[1]), height(x[2]), width(x[3]), out_height(y[2]), out_width(y[3]), window(w) {
+    const std::int64_t positions = element_count(walked);
+    by_column = Splitter(walked[3], positions);
+    by_row = Splitter(walked[2], positions);
+  }
+  // The element at `position` of the walked planes.
+  LOCKSTEP_HD void locate(std::int64_t position, std::int64_t* plane, std::int64_t* row, std::int64_t* column) const {
+    *plane = by_row.split(by_column.split(position, column), row);
+  }
+};
+
+template <class F>
+__device__ void for_each_position(std::int64_t count, F&& f) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
+}
+
+// Calls f(offset in the plane of x) for every tap of the window at (oh, ow) that is not in the padding.
+template <class F>
+__device__ void for_each_tap(const Planes& p, std::int64_t oh, std::int64_t ow, F&& f) {
+  const Window2d& w = p.window;
+  for (int r = 0; r < w.kernel[0]; ++r) {
+    const std::int64_t h = oh * w.stride[0] - w.padding[0] + static_cast<std::int64_t>(r) * w.dilation[0];
+    if (h < 0 || h >= p.height) continue;
+    for (int c = 0; c < w.kernel[1]; ++c) {
+      const std::int64_t at = ow * w.stride[1] - w.padding[1] + static_cast<std::int64_t>(c) * w.dilation[1];
+      if (at >= 0 && at < p.width) f(h * p.width + at);
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    max_pool_kernel(const T* x, T* y, std::int64_t* indices, std::int64_t count, const Planes p) {
+  using C = Compute<T>;
+  for_each_position(count, [&](std::int64_t i) {
+    std::int64_t plane, oh, ow;
+    p.locate(i, &plane, &oh, &ow);
+    const T* from = x + plane * p.height * p.width;
+    C best = -std::numeric_limits<C>::infinity();  // what a window wholly in the padding keeps
+    std::int64_t where = -1;
+    for_each_tap(p, oh, ow, [&](std::int64_t at) {
+      const C value = widen(from[at]);
+      // Not "value > best": that is false for NaN, which wins. The first tap wins even with -infinity.
+      if ((!(value <= best) && best == best) || where < 0) best = value, where = at;
+    });
+    y[i] = narrow<T>(best);
+    indices[i] = where < 0 ? 0 : where;
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) avg_pool_kernel(const T* x, T* y, std::int64_t count, const Planes p) {
+  using C = Compute<T>;
+  const C share = C(1) / static_cast<C>(p.window.kernel[0] * p.window.kernel[1]);
+  for_each_position(count, [&](std::int64_t i) {
+    std::int64_t plane, oh, ow;
+    p.locate(i, &plane, &oh, &ow);
+    const T* from = x + plane * p.height * p.width;
+    C sum = 0;
+    for_each_tap(p, oh, ow, [&](std::int64_t at) { sum += widen(from[at]); });
+    y[i] = narrow<T>(sum * share);
+  });
+}
+
+// Each element of x collects from the windows that have it, window by window, so nothing is added by two threads.
+template <class T>
+__global__ void __launch_bounds__(kThreads) avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p) {
+  using C = Compute<T>;
+  const C share = C(1) / static_cast<C>(p.window.kernel[0] * p.window.kernel[1]);
+  const Window2d& w = p.window;
+  for_each_position(count, [&](std::int64_t i) {
+    std::int64_t plane, h, column;
+    p.locate(i, &plane, &h, &column);
+    const T* from = dy + plane * p.out_height * p.out_width;
+    C sum = 0;
+    // Taps from the last to the first: windows from the first to the last.
+    for (int r = w.kernel[0] - 1; r >= 0; --r) {
+      const std::int64_t top = h + w.padding[0] - static_cast<std::int64_t>(r) * w.dilation[0];
+      if (top < 0 || top % w.stride[0] != 0 || top / w.stride[0] >= p.out_height) continue;
+      for (int c = w.kernel[1] - 1; c >= 0; --c) {
+        const std::int64_t left = column + w.padding[1] - static_cast<std::int64_t>(c) * w.dilation[1];
+        if (left < 0 || left % w.stride[1] != 0 || left / w.stride[1] >= p.out_width) continue;
+        sum += widen(from[top / w.stride[0] * p.out_width + left / w.stride[1]]) * share;
+      }
+    }
+    dx[i] = narrow<T>(sum);
+  });
+}
+
+// A block has a part of an output plane. Elements with the same target are added in their order: in every round the
+// first of those that are left claims the target, so there are as many rounds as the most frequent target has elements.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    max_unpool_kernel(const T* x, const std::int64_t* indices, T* out, std::int64_t planes, int plane,
+                      std::int64_t out_plane, int tile, std::int64_t tiles, lockstep::cuda::KernelReport* report) {
+  int* claim = dynamic_shared<int>();
+  int* last = claim + tile;  // the element that was added last
+  const int thread = static_cast<int>(threadIdx.x);
+  for (std::int64_t job = blockIdx.x; job < planes * tiles; job += gridDim.x) {
+    const std::int64_t p = job / tiles, begin = job % tiles * tile;
+    const int width = static_cast<int>(out_plane - begin < tile ? out_plane - begin : tile);
+    const T* from = x + p * plane;
+    const std::int64_t* index = indices + p * plane;
+    T* to = out + p * out_plane + begin;
+    for (int i = thread; i < width; i += kThreads) {
+      claim[i] = 0x7fffffff;
+      last[i] = -1;
+      to[i] = T(0);
+    }
+    __syncthreads();
+    for (bool first_round = true;; first_round = false) {
+      int left = 0;
+      for (int i = thread; i < plane; i += kThreads) {
+        const std::int64_t target = index[i] - begin;
+        if (first_round && begin == 0 && !is_inside(index[i], out_plane))
+          report_index(report, lockstep::cuda::report_max_unpool2d, index[i], out_plane);
+        if (!is_inside(target, width) || i <= last[target]) continue;
+        atomicMin(&claim[target], i);
+        left = 1;
+      }
+      if (!__syncthreads_or(left)) break;
+      for (int i = thread; i < plane; i += kThreads) {
+        const std::int64_t target = index[i] - begin;
+        // The winner alone sees its own number, before and after it has made the target free again.
+        if (!is_inside(target, width) || claim[target] != i) continue;
+        to[target] = narrow<T>(widen(to[target]) + widen(from[i]));
+        last[target] = i;
+        claim[target] = 0x7fffffff;
+      }
+      __syncthreads();
+    }
+  }
+}
+
+}  // namespace
+
+void max_pool2d(Stream& stream, const MaxPool2dArgs& args) {
+  check_floating(MaxPool2dArgs::kName, args.x.view.dtype, stream);
+  const Shape& y = args.y.view.shape;
+  const std::int64_t count = element_count(y);
+  if (count == 0) return;
+  const Planes planes(args.x.view.shape, y, args.window, y);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, MaxPool2dArgs::kName, max_pool_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.y),
+           data<std::int64_t>(args.indices), count, planes);
+  });
+}
+
+void avg_pool2d(Stream& stream, const AvgPool2dArgs& args) {
+  check_floating(AvgPool2dArgs::kName, args.x.view.dtype, stream);
+  const Shape& y = args.y.view.shape;
+  const std::int64_t count = element_count(y);
+  if (count == 0) return;
+  const Planes planes(args.x.view.shape, y, args.window, y);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, AvgPool2dArgs::kName, avg_pool_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.y),
+           count, planes);
+  });
+}
+
+void avg_pool2d_grad(Stream& stream, const AvgPool2dGradArgs& args) {
+  check_floating(AvgPool2dGradArgs::kName, args.dy.view.dtype, stream);
+  const Shape& dx = args.dx.view.shape;
+  const std::int64_t count = element_count(dx);
+  if (count == 0) return;
+  const Planes planes(dx, args.dy.view.shape, args.window, dx);
+  dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, AvgPool2dGradArgs::kName, avg_pool_grad_kernel<T>, grid_for(stream, count), data<T>(args.dy),
+           data<T>(args.dx), count, planes);
+  });
+}
+
+void max_unpool2d(Stream& stream, const MaxUnpool2dArgs& args) {
+  check_floating(MaxUnpool2dArgs::kName, args.in.view.dtype, stream);
+  const Shape& in = args.in.view.shape;
+  const Shape& out = args.out.view.shape;
+  const std::int64_t planes = in[0] * in[1], plane = in[2] * in[3], out_plane = out[2] * out[3];
+  if (planes * out_plane == 0) return;
+  LOCKSTEP_CHECK(plane < kSmall - 1, "[max_unpool2d] expected planes of fewer than 2^31 elements, got shape ", in);
+  constexpr std::int64_t kMostTile = 8192;  // 64 KiB of shared memory
+  const auto tile = static_cast<int>(std::min(out_plane, kMostTile));
+  const std::int64_t tiles = (out_plane + tile - 1) / tile;
+  const Grid grid{dim3(static_cast<unsigned>(std::min<std::int64_t>(planes * tiles, 1 << 20))), dim3(kThreads),
+                  static_cast<std::size_t>(tile) * 2 * sizeof(int)};
+  dispatch_floating(args.in.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, MaxUnpool2dArgs::kName, max_unpool_kernel<T>, grid, data<T>(args.in), data<std::int64_t>(args.indices),
+           data<T>(args.out), planes, static_cast<int>(plane), out_plane, tile, tiles,
+           lockstep::cuda::kernel_report(stream.device()));
+  });
+}
+
+void list_pool(KernelList& list) {
+  for_floating([&]<class T>(Type<T>) {
+    list.add(max_pool_kernel<T>);
+    list.add(avg_pool_kernel<T>);
+    list.add(avg_pool_grad_kernel<T>);
+    list.add(max_unpool_kernel<T>);
+  });
+}
+
+}  // namespace lockstep::kernels::cuda

@@ -1,0 +1,17 @@
+// Sorting positions by a key, equal keys in the order of the positions: what additions in index order need.
+#pragma once
+
+#include "lockstep/kernels/cuda/launch.cuh"
+
+namespace lockstep::kernels::cuda {
+
+struct Sorted {
+  std::int64_t* keys;
+  std::int64_t* positions;  // where each key stood
+};
+
+// Sorts keys[0 … count), which lie in [0, limit) and are overwritten. The result lives as long as `scratch`.
+Sorted sort_keys(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
+                 Scratch& scratch);
+
+}  // namespace lockstep::kernels::cuda

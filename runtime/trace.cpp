@@ -1,0 +1,242 @@
+#include "lockstep/runtime/trace.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/trace_environment.h"
+#include "lockstep/runtime/log.h"
+
+namespace lockstep::trace {
+namespace {
+
+struct Record {
+  Span span;  // without the lane's name
+  int lane;
+};
+
+// All of it under one mutex: this is for looking, not for speed.
+struct Recorder {
+  std::mutex mutex;
+  std::uint64_t generation = 0;  // of start()
+  std::uint64_t sequence = 0;
+  Clock::time_point origin;
+  std::size_t most = 0;
+  std::uint64_t dropped = 0;
+  std::vector<Record> records;
+  std::vector<std::string> lanes;
+  std::unordered_map<const void*, int> lane_of;
+
+  std::int64_t now() const { return std::chrono::nanoseconds(Clock::now() - origin).count(); }
+  int lane(const void* stream, const char* kind) {
+    const auto [found, made] = lane_of.try_emplace(stream, static_cast<int>(lanes.size()));
+    if (made) lanes.push_back(cat(kind, ' ', lanes.size()));
+    return found->second;
+  }
+  Token add(const void* stream, const char* lane_kind, Device device, const Work& work) {
+    if (records.size() >= most) {
+      ++dropped;
+      return 0;
+    }
+    Record& record = records.emplace_back();
+    record.lane = lane(stream, lane_kind);
+    record.span.work = work;
+    record.span.device = device;
+    record.span.enqueued = ++sequence;
+    record.span.enqueued_nanoseconds = now();
+    return generation << 32 | records.size();
+  }
+  // Null when it was forgotten.
+  Span* find(Token token) {
+    return token >> 32 == generation ? &records[(token & 0xffffffffu) - 1].span : nullptr;
+  }
+};
+
+Recorder& recorder() {
+  static Recorder* const made = new Recorder;
+  return *made;
+}
+
+thread_local Work current_work;
+thread_local char thread_lane;  // its address stands for the thread
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return result + '"';
+}
+
+const char* to_string(Kind kind) {
+  constexpr const char* kNames[] = {"kernel", "copy", "fill", "task", "host"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string microseconds(std::int64_t nanoseconds) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(nanoseconds) / 1e3);
+  return text;
+}
+
+// One event: complete ("X") when it has ended, else the begin alone ("B").
+std::string event_of(const Span& span, int process, int lane) {
+  std::string text = cat("{\"name\":", quoted(span.work.name), ",\"cat\":\"", to_string(span.work.kind), "\",\"ph\":\"",
+                         span.ended ? 'X' : 'B', "\",\"pid\":", process, ",\"tid\":", lane,
+                         ",\"ts\":", microseconds(span.began_nanoseconds));
+  if (span.ended) text += cat(",\"dur\":", microseconds(span.ended_nanoseconds - span.began_nanoseconds));
+  text += cat(",\"args\":{\"enqueued\":", span.enqueued, ",\"began\":", span.began, ",\"ended\":", span.ended,
+              ",\"waited_us\":", microseconds(span.began_nanoseconds - span.enqueued_nanoseconds));
+  if (span.work.bytes > 0) text += cat(",\"bytes\":", span.work.bytes);
+  if (span.work.kind == Kind::copy) text += cat(",\"from\":\"", span.work.source, '"');
+  return text + "}}";
+}
+
+std::string name_event(const char* what, int process, int lane, const std::string& name) {
+  return cat("{\"name\":\"", what, "\",\"ph\":\"M\",\"pid\":", process, ",\"tid\":", lane,
+             ",\"args\":{\"name\":", quoted(name), "}}");
+}
+
+}  // namespace
+
+void start(std::size_t most) {
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  ++r.generation;
+  r.sequence = r.dropped = 0;
+  r.most = std::min<std::size_t>(most, 0xffffffffu);
+  r.records.clear();
+  r.origin = Clock::now();
+  detail::on.store(true, std::memory_order_relaxed);
+}
+
+void stop() { detail::on.store(false, std::memory_order_relaxed); }
+
+std::vector<Span> spans() {
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  std::vector<Span> result;
+  result.reserve(r.records.size());
+  for (const Record& record : r.records) {
+    result.push_back(record.span);
+    result.back().lane = r.lanes[static_cast<std::size_t>(record.lane)];
+  }
+  return result;
+}
+
+std::uint64_t dropped() {
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  return r.dropped;
+}
+
+void write(const std::string& path) {
+  const std::vector<Device>& devices = all_devices();
+  std::string text = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    text += cat(i ? ",\n" : "\n", name_event("process_name", static_cast<int>(i), 0, lockstep::to_string(devices[i])));
+  }
+  {
+    Recorder& r = recorder();
+    std::lock_guard lock(r.mutex);
+    std::vector<std::vector<bool>> named(devices.size(), std::vector<bool>(r.lanes.size()));
+    for (const Record& record : r.records) {
+      if (!record.span.began) continue;
+      const int process = ordinal(record.span.device);
+      const auto lane = static_cast<std::size_t>(record.lane);
+      auto seen = named[static_cast<std::size_t>(process)].begin() + record.lane;
+      if (!*seen) text += ",\n" + name_event("thread_name", process, record.lane, r.lanes[lane]);
+      *seen = true;
+      text += ",\n" + event_of(record.span, process, record.lane);
+    }
+    text += cat("\n],\"otherData\":{\"dropped\":", r.dropped, "}}\n");
+  }
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = file && std::fclose(file) == 0;
+  if (!written || !closed) throw Error(cat("[trace] expected to write \"", path, "\", got an error"));
+}
+
+Token enqueued(const void* stream, Device device, Work work) {
+  if (!active()) return 0;
+  if (!work.name) work = current_work;
+  if (!work.name) work.name = "task";
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  return r.add(stream, "stream", device, work);
+}
+
+void began(Token token) {
+  if (token == 0) return;
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  if (Span* span = r.find(token)) {
+    span->began = ++r.sequence;
+    span->began_nanoseconds = r.now();
+  }
+}
+
+void ended(Token token) {
+  if (token == 0) return;
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  if (Span* span = r.find(token)) {
+    span->ended = ++r.sequence;
+    span->ended_nanoseconds = r.now();
+  }
+}
+
+void name_lane(const void* stream, const char* name) {
+  Recorder& r = recorder();
+  std::lock_guard lock(r.mutex);
+  r.lanes[static_cast<std::size_t>(r.lane(stream, "stream"))] = name;
+}
+
+WorkScope::WorkScope(Stream& stream, const Work& work) : before_(std::exchange(current_work, work)) {
+  if (!stream.synchronous()) return;
+  token_ = enqueued(stream.handle(), stream.device(), work);
+  began(token_);
+}
+
+WorkScope::~WorkScope() {
+  current_work = before_;
+  ended(token_);
+}
+
+Token Scope::begin(const char* name) {
+  const DeviceThread* thread = DeviceThread::current();
+  Recorder& r = recorder();
+  Token token = 0;
+  {
+    std::lock_guard lock(r.mutex);
+    token = r.add(&thread_lane, "thread", thread ? thread->device() : Device::cpu(), {.name = name, .kind = Kind::host});
+  }
+  began(token);
+  return token;
+}
+
+namespace detail {
+
+void start_from_environment() {
+  static const std::string* const path = new std::string(lockstep::detail::environment("LOCKSTEP_TRACE"));
+  if (path->empty()) return;
+  start();
+  std::atexit([] {
+    stop();
+    try {
+      write(*path);
+    } catch (const Error& error) {
+      log(LogLevel::error, error.what());
+    }
+  });
+}
+
+}  // namespace detail
+}  // namespace lockstep::trace

@@ -1,0 +1,146 @@
+// Finding the graph: which nodes there are, which must run, and on which threads.
+#include <algorithm>
+#include <bit>
+
+#include "lockstep/tensor/autograd/graph_task.h"
+
+namespace lockstep::detail {
+
+namespace {
+// What the calling thread runs itself: nodes on plain memory, and those of the device whose thread is calling.
+bool runs_here(Device device) {
+  return device.is_cpu() || (DeviceThread::current() && DeviceThread::current()->device() == device);
+}
+
+// A hook on a lane that starts a backward of its own: two lanes that wait for each other would never end.
+bool on_a_lane() {
+  const DeviceThread* thread = DeviceThread::current();
+  return thread && thread == &backward_lane(thread->device());
+}
+}  // namespace
+
+std::uint32_t GraphTask::index_of(Node* node) {
+  if (states_.size() * 2 >= index_.size()) {
+    index_.assign(std::bit_ceil(std::max<std::size_t>(64, states_.size() * 4)), {});
+    for (std::uint32_t i = 0; i < states_.size(); ++i) {
+      std::size_t at = (reinterpret_cast<std::uintptr_t>(states_[i].node) >> 5) & (index_.size() - 1);
+      while (index_[at].first) at = (at + 1) & (index_.size() - 1);
+      index_[at] = {states_[i].node, i};
+    }
+  }
+  std::size_t at = (reinterpret_cast<std::uintptr_t>(node) >> 5) & (index_.size() - 1);
+  while (index_[at].first && index_[at].first != node) at = (at + 1) & (index_.size() - 1);
+  if (!index_[at].first) {
+    index_[at] = {node, static_cast<std::uint32_t>(states_.size())};
+    State& state = states_.emplace_back();
+    state.node = node;
+    if (node->output_count > 1) state.gradients.resize(node->output_count);
+  }
+  return index_[at].second;
+}
+
+void GraphTask::traverse() {
+  // Mirrors end a plain backward; otherwise their edge home is an edge like any other.
+  const bool mirrors_end = mode_.accumulate && !mode_.create_graph;
+  for (const Root& root : roots_) index_of(root.edge.node.get());
+  // Breadth first; states_ is the queue.
+  for (std::uint32_t i = 0; i < states_.size(); ++i) {
+    Node* node = states_[i].node;
+    states_[i].first_edge = static_cast<std::uint32_t>(targets_.size());
+    for (const Edge& edge : node->edges()) {
+      if (!edge.node || (mirrors_end && node->kind() == Node::Kind::mirror)) {
+        targets_.push_back(-1);
+        continue;
+      }
+      const std::uint32_t target = index_of(edge.node.get());
+      ++states_[target].pending;
+      targets_.push_back(static_cast<std::int32_t>(target));
+    }
+  }
+  for (const Root& root : roots_) ++states_[index_of(root.edge.node.get())].pending;
+
+  if (!mirrors_end) return;
+  // One call at a time trains a parameter; and parameters with mirrors in this graph are summed at its end.
+  std::vector<ParameterBody*> mirrored;
+  for (const State& state : states_) {
+    ParameterBody* body = nullptr;
+    if (state.node->kind() == Node::Kind::mirror) {
+      body = static_cast<MirrorNode*>(state.node)->body;
+      if (body) mirrored.push_back(body);
+    } else if (state.node->is_leaf()) {
+      body = static_cast<LeafNode*>(state.node)->parameter;
+    }
+    if (!body) continue;
+    LOCKSTEP_CHECK(body->listed, "[backward] ", body->describe(),
+                   " takes part in the graph, but no module's members() lists it");
+    claims_.bodies.reserve(claims_.bodies.size() + 1);
+    body->claim(context_.training_call);
+    claims_.bodies.push_back(body);
+  }
+  if (mirrored.empty()) return;
+  std::sort(mirrored.begin(), mirrored.end());
+  for (State& state : states_)
+    if (state.node->is_leaf())
+      if (ParameterBody* body = static_cast<LeafNode*>(state.node)->parameter)
+        state.replicated = std::binary_search(mirrored.begin(), mirrored.end(), body);
+}
+
+void GraphTask::mark_needed() {
+  if (mode_.accumulate) return;
+  // Only what lies on a way from a root to a captured edge has to run: mark back from the captures, edges reversed.
+  for (State& state : states_) state.needed = false;
+  std::vector<std::vector<std::uint32_t>> sources(states_.size());
+  for (std::uint32_t i = 0; i < states_.size(); ++i)
+    for (std::uint32_t e = 0; e < states_[i].node->edges().size(); ++e)
+      if (const std::int32_t target = targets_[states_[i].first_edge + e]; target >= 0)
+        sources[static_cast<std::size_t>(target)].push_back(i);
+  std::vector<std::uint32_t> queue;
+  for (std::size_t c = 0; c < captures_.size(); ++c) {
+    const std::size_t known = states_.size();
+    const std::uint32_t i = index_of(captures_[c].node.get());
+    if (i == known) {  // nothing leads there
+      index_.clear();
+      states_.pop_back();
+      continue;
+    }
+    capture_reached[c] = true;
+    states_[i].captured = true;
+    if (!states_[i].needed) queue.push_back(i);
+    states_[i].needed = true;
+  }
+  while (!queue.empty()) {
+    const std::uint32_t i = queue.back();
+    queue.pop_back();
+    for (std::uint32_t source : sources[i])
+      if (!states_[source].needed) {
+        states_[source].needed = true;
+        queue.push_back(source);
+      }
+  }
+}
+
+void GraphTask::assign_lanes() {
+  lanes_.push_back(std::make_unique<Lane>());  // the calling thread
+  std::vector<Device> devices;
+  for (const State& state : states_) {
+    const Device device = state.node->stream->device();
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+    if (std::find(streams_.begin(), streams_.end(), state.node->stream) == streams_.end())
+      streams_.push_back(state.node->stream);
+  }
+  // One device: waking another thread would cost more than it brings.
+  const auto accelerators_used = std::count_if(devices.begin(), devices.end(), [](Device d) { return !d.is_cpu(); });
+  if (on_a_lane() || accelerators_used < 2) return;
+  std::vector<std::pair<Device, std::uint16_t>> lane_of;
+  for (Device device : devices) {
+    if (runs_here(device)) continue;
+    lane_of.emplace_back(device, static_cast<std::uint16_t>(lanes_.size()));
+    lanes_.push_back(std::make_unique<Lane>());
+    lanes_.back()->thread = &backward_lane(device);
+  }
+  for (State& state : states_)
+    for (const auto& [device, lane] : lane_of)
+      if (state.node->stream->device() == device) state.lane = lane;
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,434 @@
+#include "run.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "judge.h"
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/peer.h"
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "model.h"
+
+namespace drill {
+namespace {
+
+using detail::host_faults;
+
+Tensor tensor_of(const Integers& values, const Shape& shape, Device device = Device::cpu()) {
+  return from_data(exact(values), shape, {.dtype = DType::f64, .device = device});
+}
+
+struct Net : Module<Net> {
+  Parameter scale, shift, frozen, mix;
+  Buffer seen;
+  bool peeks = false;
+
+  explicit Net(const Model& model, bool peeking)
+      : scale(tensor_of(model.scale, {kIn})),
+        shift(tensor_of(model.shift, {kIn})),
+        frozen(tensor_of(model.frozen, {kIn}), false),
+        mix(tensor_of(model.mix, {kIn, kOut}), false),
+        seen(tensor_of({model.seen}, {1})),
+        peeks(peeking) {}
+
+  Tensor forward(const Tensor& x) const {
+    const Device device = x.device();
+    const Tensor hidden = (x * scale.on(device) + shift.on(device)) * frozen.on(device);
+    if (peeks) hidden.detach().sum().item<double>();
+    Tensor rows = seen.on(device);
+    if (is_training()) {
+      const NoGrad off;
+      rows.add_(static_cast<double>(x.size(0)));
+    }
+    return matmul(hidden, mix.on(device)) + rows;
+  }
+  void members(Members& m) override {
+    m("scale", scale), m("shift", shift), m("frozen", frozen), m("mix", mix), m("seen", seen);
+  }
+};
+
+// A stream of its own for the work on one device: after what is on the current one, and before what comes there later.
+class SideStream {
+ public:
+  SideStream(Device device, bool wanted) : outer_(current_stream(device)) {
+    if (!wanted) return;
+    side_.emplace(device);
+    side_->wait_for(outer_);
+    scope_.emplace(*side_);
+  }
+  ~SideStream() {
+    if (!side_) return;
+    scope_.reset();
+    try {
+      outer_.wait_for(*side_);
+    } catch (const Error&) {
+      // The recovery synchronizes with everything.
+    }
+  }
+
+ private:
+  Stream& outer_;
+  std::optional<Stream> side_;
+  std::optional<StreamScope> scope_;
+};
+
+class Run {
+ public:
+  Run(const Plan& plan, Patience patience) : plan_(plan), patience_(patience) {}
+
+  Result run() {
+    configure_host(plan_.host);
+    set_log_level(LogLevel::off);
+    const std::vector<std::size_t> before = in_use();
+    try {
+      for (std::size_t i = 0; i < plan_.steps.size(); ++i) perform(i);
+      settle(0);
+      net_.reset(), other_.reset(), optimizer_.reset();
+      finish_watch();
+      drain();
+      if (const std::vector<std::size_t> after = in_use(); after != before) {
+        for (std::size_t i = 0; i < after.size(); ++i) {
+          if (after[i] != before[i]) fail(Verdict::leak, cat(after[i] - before[i], " bytes left on ", all_devices()[i]));
+        }
+      }
+    } catch (const WrongResult& wrong) {
+      fail(Verdict::wrong, wrong.what);
+    } catch (...) {
+      fail(plan_.fault.kind == FaultKind::none ? Verdict::wrong : Verdict::misreported,
+           cat("after the faults were over: ", detail::describe(std::current_exception())));
+    }
+    finish_watch();
+    return result_;
+  }
+
+ private:
+  // ---- faults
+
+  void arm() {
+    const Fault& fault = plan_.fault;
+    settle(0);
+    if (fault.from_empty_caches) {
+      for (const Device device : all_devices()) empty_cache(device);
+    }
+    // Links are looked at when they are first used; what fails then is only taken for a link that does not work.
+    if (fault.kind == FaultKind::deny || fault.kind == FaultKind::lose) detail::forget_peers();
+    switch (fault.kind) {
+      case FaultKind::allocation: return host_faults().fail_allocation(fault.count);
+      case FaultKind::throws: return host_faults().throw_in_task(fault.count);
+      case FaultKind::delay: return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
+      case FaultKind::deny: return host_faults().deny_peer(fault.from, fault.to);
+      case FaultKind::lose: return host_faults().lose_writes(fault.from, fault.to);
+      case FaultKind::hang:
+        host_faults().hang_task(fault.count);
+        // Some waits inside the library last ten minutes; that the drill sees them end, the fault does.
+        watch_ = std::thread([this] { release_in_the_end(); });
+        return;
+      case FaultKind::none: return;
+    }
+  }
+  void release_in_the_end() {
+    while (!watched_ && !any_struck()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    const auto until = Clock::now() + patience_.factor * std::chrono::milliseconds(plan_.peeks ? 3000 : 1000);
+    while (!watched_ && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    host_faults().release();
+  }
+  void finish_watch() {
+    watched_ = true;
+    if (watch_.joinable()) watch_.join();
+  }
+  static bool any_struck() {
+    for (int i = 0; i < 32; ++i) {
+      if (host_faults().struck(i)) return true;
+    }
+    return false;
+  }
+
+  // Waits for everything that was enqueued. With a limit, and a task that hangs: TimeoutError is what must come, and
+  // after the release the work goes on.
+  void settle(int limit_milliseconds) {
+    for (const Device device : all_devices()) {
+      bool released = limit_milliseconds == 0;
+      for (;;) {
+        try {
+          synchronize(device, Milliseconds(released ? 60'000 * patience_.factor : limit_milliseconds));
+          break;
+        } catch (const TimeoutError& late) {
+          if (released || plan_.fault.kind != FaultKind::hang) throw;
+          if (std::string(late.what()).find(to_string(device)) == std::string::npos) {
+            fail(Verdict::misreported, cat("a wait for ", device, " ended with: ", late.what()));
+          }
+          if (!any_struck()) continue;  // the machine is slow
+          result_.thrown = true;
+          released = true;
+          host_faults().release();
+        }
+      }
+    }
+  }
+
+  // The end of all faults, and of all work; whatever is still wrong with it was told already.
+  void recover() {
+    host_faults().clear();
+    finish_watch();
+    drain();
+  }
+  void drain() {
+    for (const Device device : all_devices()) {
+      for (int errors = 0;; ++errors) {
+        try {
+          synchronize(device, Milliseconds(60'000 * patience_.factor));
+          break;
+        } catch (const TimeoutError&) {
+          throw;
+        } catch (const Error&) {
+          if (errors == 100) throw;
+        }
+      }
+      const Deadline deadline = Deadline::after(Milliseconds(60'000 * patience_.factor));
+      while (!device.is_cpu() && device_thread(device).lost()) {
+        if (deadline.passed()) throw TimeoutError(cat("[drill] ", device, " is still lost"));
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  // ---- steps
+
+  void perform(std::size_t index) {
+    const Step& step = plan_.steps[index];
+    const bool faulty = plan_.fault.kind != FaultKind::none;
+    if (faulty && index == plan_.fault.step) {
+      arm();
+      armed_ = true;
+    }
+    if (!armed_) return attempt(step);
+    const Model before = model_;
+    try {
+      attempt(step);
+      settle(kShort * patience_.factor);
+      if (!any_struck()) return;
+      result_.struck = true;
+      // Links stay as they are to the end.
+      if (plan_.fault.kind != FaultKind::deny && plan_.fault.kind != FaultKind::lose) armed_ = false, recover();
+      return;
+    } catch (const WrongResult&) {
+      throw;
+    } catch (...) {
+      result_.struck = result_.thrown = true;
+      const std::string wrong = judge(std::current_exception(), plan_);
+      if (!wrong.empty()) fail(Verdict::misreported, cat(to_string(step.attempt), ": ", wrong));
+    }
+    armed_ = false;
+    recover();
+    model_ = before;
+    // What an inference has not changed must still be there; a training is taken up again from what was saved.
+    if (step.attempt == Attempt::train) restore();
+    if (step.attempt == Attempt::build) net_.reset(), other_.reset(), optimizer_.reset();
+    attempt(step);
+  }
+
+  void attempt(const Step& step) {
+    switch (step.attempt) {
+      case Attempt::build: return build();
+      case Attempt::train: return train(step);
+      case Attempt::infer: return infer(step, *net_, plan_.devices, 1);
+      case Attempt::overlap: return overlap(step);
+      case Attempt::divide: return divide(step);
+      case Attempt::graph: return graph(step);
+    }
+  }
+
+  void build() {
+    const Milliseconds timeout((plan_.peeks ? 2000 : 60'000) * patience_.factor);
+    const ScatterPolicy policy = plan_.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk();
+    const Net net(model_, plan_.peeks);
+    net_ = std::make_unique<DataParallel<Net>>(
+        net, DataParallelOptions{
+                 .devices = plan_.devices, .output_device = plan_.output_device, .policy = policy, .timeout = timeout});
+    other_ = std::make_unique<DataParallel<Net>>(
+        net, DataParallelOptions{.devices = plan_.others, .policy = policy, .timeout = timeout});
+    new_optimizer();
+  }
+  void new_optimizer() {
+    const Net& net = net_->module();
+    optimizer_ = std::make_unique<SGD>(std::vector<Parameter>{net.scale, net.shift},
+                                       SgdOptions{.lr = 1, .momentum = 1});
+  }
+  void restore() {
+    const Net& net = net_->module();
+    net.scale.assign(tensor_of(model_.scale, {kIn}));
+    net.shift.assign(tensor_of(model_.shift, {kIn}));
+    net.seen.assign(tensor_of({model_.seen}, {1}));
+    net_->zero_grad();
+    new_optimizer();
+    model_.forget_speed();
+  }
+
+  Integers sizes(const Step& step, const std::vector<Device>& devices) const {
+    return piece_sizes(step.rows, static_cast<Integer>(devices.size()), plan_.balanced);
+  }
+
+  void train(const Step& step) {
+    const Integers xs = numbers(step.rows * kIn, step.rows), cs = numbers(step.rows * kOut, step.rows + 3);
+    const Model::Gradients expected = model_.backward(xs, cs);
+    const Integers pieces = sizes(step, plan_.devices);
+    const SideStream side(plan_.devices[0], step.on_side_stream);
+    Tensor x = tensor_of(xs, {step.rows, kIn}, step.source);
+    if (step.wants_input_gradient) x.set_requires_grad();
+    const Tensor c = tensor_of(cs, {step.rows, kOut}, plan_.output_device);
+    net_->zero_grad();
+    const Tensor y = (*net_)(x);
+    (y * c).sum().backward();
+    const auto read = [&] {
+      check(y, model_.forward(xs, pieces, true), "outputs in training");
+      check(net_->module().scale.grad(), expected.scale, "the gradient of scale");
+      check(net_->module().shift.grad(), expected.shift, "the gradient of shift");
+      if (step.wants_input_gradient) check(x.grad(), expected.x, "the gradient of the batch");
+    };
+    if (!step.reads_late) read();
+    optimizer_->step();
+    if (step.reads_late) read();
+    model_.step(expected, pieces[0]);
+    check(net_->module().scale.tensor(), model_.scale, "scale after the step");
+    check(net_->module().shift.tensor(), model_.shift, "shift after the step");
+    check(net_->module().seen.tensor(), {model_.seen}, "the buffer at home");
+  }
+
+  void infer(const Step& step, const DataParallel<Net>& net, const std::vector<Device>& devices, int calls) {
+    const NoGrad off;
+    const TrainingScope evaluation(false);
+    const Integers xs = numbers(step.rows * kIn, step.rows + 1);
+    const Tensor x = tensor_of(xs, {step.rows, kIn}, step.source);
+    for (int i = 0; i < calls; ++i) {
+      check(net(x), model_.forward(xs, sizes(step, devices), false), "outputs in inference");
+    }
+  }
+
+  void overlap(const Step& step) {
+    std::exception_ptr there, here;
+    std::thread other([&] {
+      try {
+        infer(step, *other_, plan_.others, 2);
+      } catch (...) {
+        there = std::current_exception();
+      }
+    });
+    try {
+      infer(step, *net_, plan_.devices, 2);
+    } catch (...) {
+      here = std::current_exception();
+    }
+    other.join();
+    if (here && there) {
+      const std::string wrong = judge(there, plan_);
+      if (!wrong.empty()) fail(Verdict::misreported, cat("overlap: ", wrong));
+    }
+    if (here) std::rethrow_exception(here);
+    if (there) std::rethrow_exception(there);
+  }
+
+  void divide(const Step& step) {
+    const Integers xs = numbers(step.rows * kIn, step.rows + 2), cs = numbers(step.rows * kIn, step.rows + 4);
+    const Integers pieces = piece_sizes(step.rows, static_cast<Integer>(plan_.devices.size()), step.balanced);
+    Integers expected, gradient;
+    std::size_t at = 0;
+    for (std::size_t p = 0; p < pieces.size(); ++p) {
+      const auto factor = static_cast<Integer>(p) + 2;
+      for (const std::size_t end = at + static_cast<std::size_t>(pieces[p] * kIn); at < end; ++at) {
+        expected.push_back(xs[at] * factor + factor);
+        gradient.push_back(cs[at] * factor);
+      }
+    }
+    Tensor x = tensor_of(xs, {step.rows, kIn}, step.source);
+    x.set_requires_grad();
+    std::vector<Tensor> parts = scatter(x, plan_.devices, 0,
+                                        step.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk());
+    if (parts.size() != pieces.size()) throw WrongResult{cat(parts.size(), " pieces")};
+    std::vector<Tensor> results;  // the pieces live until the side streams are joined
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const SideStream side(plan_.devices[p], step.on_side_stream && p % 2 == 1);
+      const auto factor = static_cast<double>(p) + 2;
+      const Tensor product = parts[p] * factor;
+      results.push_back(product + factor);
+    }
+    const Tensor y = gather(results, plan_.output_device);
+    (y * tensor_of(cs, {step.rows, kIn}, plan_.output_device)).sum().backward();
+    check(y, expected, "what was divided and put together");
+    check(x.grad(), gradient, "the gradient of what was divided");
+  }
+
+  void graph(const Step& step) {
+    const Integers xs = numbers(step.rows, step.rows + 5);
+    const Device home = plan_.devices[0];
+    Tensor x = tensor_of(xs, {step.rows}, home);
+    x.set_requires_grad();
+    Tensor sum;
+    Integer linear = 0;
+    for (std::size_t d = 0; d < plan_.devices.size(); ++d) {
+      const Tensor there = x.to(plan_.devices[d]);
+      const Tensor part = (there * there + there * (static_cast<double>(d) + 2)).to(home);
+      sum = sum.defined() ? sum + part : part;
+      linear += static_cast<Integer>(d) + 2;
+    }
+    sum.sum().backward();
+    Integers expected, gradient;
+    const auto count = static_cast<Integer>(plan_.devices.size());
+    for (const Integer value : xs) {
+      expected.push_back(count * value * value + linear * value);
+      gradient.push_back(2 * count * value + linear);
+    }
+    check(sum, expected, "a sum over devices");
+    check(x.grad(), gradient, "the gradient through several devices");
+  }
+
+  // ---- looking
+
+  void check(const Tensor& tensor, const Integers& expected, const char* what) {
+    if (!tensor.defined()) throw WrongResult{cat(what, ": undefined")};
+    // Reading has no limit of its own but the default one.
+    if (armed_ && plan_.fault.kind == FaultKind::hang && std::this_thread::get_id() == main_) {
+      settle(kShort * patience_.factor);
+    }
+    const std::vector<double> got = tensor.detach().to_vector<double>(), wanted = exact(expected);
+    if (got.size() != wanted.size()) throw WrongResult{cat(what, ": ", got.size(), " elements, not ", wanted.size())};
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (got[i] != wanted[i]) {
+        throw WrongResult{cat(what, ": element ", i, " of ", got.size(), " is ", got[i], ", not ", wanted[i])};
+      }
+    }
+  }
+  static std::vector<std::size_t> in_use() {
+    std::vector<std::size_t> bytes;
+    for (const Device device : all_devices()) bytes.push_back(memory_stats(device).in_use_bytes);
+    return bytes;
+  }
+  void fail(Verdict verdict, const std::string& message) {
+    if (result_.verdict == Verdict::good) result_.verdict = verdict;
+    result_.message += cat(result_.message.empty() ? "" : "; ", message);
+  }
+
+  static constexpr int kShort = 300;  // milliseconds
+
+  const Plan& plan_;
+  const Patience patience_;
+  Result result_;
+  Model model_;
+  std::unique_ptr<DataParallel<Net>> net_, other_;
+  std::unique_ptr<SGD> optimizer_;
+  bool armed_ = false;
+  const std::thread::id main_ = std::this_thread::get_id();
+  std::thread watch_;
+  std::atomic<bool> watched_{false};
+};
+
+}  // namespace
+
+Result run(const Plan& plan, Patience patience) { return Run(plan, patience).run(); }
+
+}  // namespace drill

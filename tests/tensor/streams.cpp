@@ -1,0 +1,226 @@
+// Work on more than one stream of a device: what the engine, the slots and copies between devices order by themselves.
+// In host mode strict the order checker reports an edge that is missing; in the others these cases check the values.
+#include <atomic>
+#include <thread>
+
+#include "lockstep/tensor/autograd/engine.h"
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/ops.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+using Doubles = std::vector<double>;
+const Device kDevice = Device::host(1), kOther = Device::host(2);
+
+Tensor values(const Doubles& v, Device device = kDevice) {
+  return from_data(v, {static_cast<std::int64_t>(v.size())}, {.dtype = DType::f64, .device = device});
+}
+Tensor leaf(const Doubles& v, Device device = kDevice) {
+  Tensor x = values(v, device);
+  x.set_requires_grad();
+  return x;
+}
+
+// A stream of its own beside the default one, each after what is on the other when it is asked for.
+struct Side {
+  explicit Side(Device device = kDevice) : stream(device), main(default_stream(device)) {}
+  // What `body` gives, computed on the side stream after everything on the main one so far.
+  template <class F>
+  auto run(F&& body) {
+    stream.wait_for(main);
+    StreamScope scope(stream);
+    return body();
+  }
+  void join() { main.wait_for(stream); }
+  Stream stream;
+  Stream& main;
+};
+
+// Reports of what was released too early come with the next operation.
+void nothing_to_report(Device device = kDevice) {
+  CHECK_NOTHROW(values({0}, device).fill_(1));
+  CHECK_NOTHROW(synchronize(device));
+}
+
+struct Pair : Module<Pair> {
+  Parameter a{values({1, 2, 3}, Device::cpu())}, b{values({4}, Device::cpu())};
+  void members(Members& m) override { m("a", a), m("b", b); }
+};
+
+}  // namespace
+
+// ---- backward
+
+TEST_CASE("a node runs on its forward's stream, after what made its gradient, and what follows runs after it") {
+  for (int round = 0; round < 3; ++round) {
+    Side side;
+    Tensor x = leaf({1, 2});
+    Tensor h = side.run([&] { return x * x; });
+    std::vector<Stream*> seen;
+    h.register_hook([&](Tensor&) { seen.push_back(&current_stream(kDevice)); });
+    side.join();
+    // Two gradients for h, made on the main stream, that must be added up on the side.
+    Tensor y = (h * 3.0 + h * 4.0).sum();
+    y.backward();
+    CHECK(seen == std::vector<Stream*>{&side.stream.lasting()});
+    CHECK(x.grad().to_vector<double>() == Doubles{14, 28});
+    side.main.wait_for(side.stream);
+    h = y = Tensor();
+    nothing_to_report();
+  }
+}
+
+TEST_CASE("nodes on several streams and devices run each on its forward's stream") {
+  for (int round = 0; round < 3; ++round) {
+    Side side, other(kOther);
+    Tensor x = leaf({1, 2});
+    Tensor h = side.run([&] { return x * x; });
+    side.join();
+    Tensor far = h.to(kOther);
+    Tensor g = other.run([&] { return far * far; });
+    other.join();
+    std::vector<Stream*> seen{nullptr, nullptr};
+    h.register_hook([&](Tensor&) { seen[0] = &current_stream(kDevice); });
+    g.register_hook([&](Tensor&) { seen[1] = &current_stream(kOther); });
+    Tensor y = (g * 3.0 + g * 4.0).to(kDevice).sum() + h.sum();
+    y.backward();
+    CHECK(seen == std::vector<Stream*>{&side.stream.lasting(), &other.stream.lasting()});
+    CHECK(x.grad().to_vector<double>() == Doubles{14 * 2 * 1 + 2, 14 * 2 * 8 + 4});
+    side.join(), other.join();
+    h = g = far = y = Tensor();
+    nothing_to_report();
+    nothing_to_report(kOther);
+  }
+}
+
+TEST_CASE("after a backward the caller's streams come after every stream of the graph") {
+  Side side;
+  Tensor x;
+  Tensor y = side.run([&] {
+    x = leaf({1, 2, 3});
+    return (x * x).sum();
+  });
+  y.backward();  // the gradient is made on the side
+  CHECK((x.grad() * 2.0).to_vector<double>() == Doubles{4, 8, 12});
+  side.stream.wait_for(side.main);
+  x = y = Tensor();
+  nothing_to_report();
+}
+
+TEST_CASE("a leaf that is given other elements gets its gradient on their stream") {
+  Side side;
+  Tensor x = leaf({1});
+  side.run([&] {
+    x.set_data(values({1, 2}));
+    return 0;
+  });
+  std::vector<Stream*> seen;
+  x.register_hook([&](Tensor&) { seen.push_back(&current_stream(kDevice)); });
+  side.join();
+  (x * 3.0).sum().backward();
+  CHECK(seen == std::vector<Stream*>{&side.stream.lasting()});
+  CHECK(x.grad().to_vector<double>() == Doubles{3, 3});
+  side.stream.wait_for(side.main);
+}
+
+// ---- slots
+
+TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers, on any stream") {
+  NoGrad no_grad;
+  Pair net;
+  net.to(Device::host(0));
+  ModuleSlots slots(net);
+  const std::vector<Device> devices{Device::host(0), kDevice};
+  Side side, late;
+  for (int round = 1; round <= 5; ++round) {
+    net.a.tensor().fill_(round);
+    net.b.tensor().fill_(10 * round);
+    slots.refresh(devices);
+    // Nothing but the slots orders these streams with the refresh.
+    Tensor sum, product;
+    {
+      StreamScope scope(side.stream);
+      sum = net.a.on(kDevice) + net.b.on(kDevice);
+    }
+    {
+      StreamScope scope(late.stream);
+      product = net.a.on(kDevice) * net.b.on(kDevice);
+    }
+    net.a.tensor().fill_(-1);
+    slots.refresh(devices);
+    side.join(), late.join();
+    CHECK(sum.to_vector<double>() == Doubles(3, 11.0 * round));
+    CHECK(product.to_vector<double>() == Doubles(3, 10.0 * round * round));
+    side.stream.wait_for(side.main), late.stream.wait_for(late.main);
+  }
+}
+
+TEST_CASE("a parameter that moves while it is frozen gets its gradient where it is then") {
+  Pair net;
+  net.to(Device::host(0));
+  net.b.set_requires_grad(false);
+  net.to(kDevice);
+  net.b.set_requires_grad(true);
+  ModuleSlots(net).refresh(std::vector<Device>{kDevice, kOther});
+  Tensor w = net.b.on(kOther);
+  const Tensor gradient = grad((w * w).to(kDevice), {net.b.tensor()})[0];
+  CHECK(gradient.device() == kDevice);
+  CHECK(gradient.to_vector<double>() == Doubles{8});
+}
+
+TEST_CASE("a reader enters when the refresh that is going on is over") {
+  ReadGate gate;
+  gate.close(Deadline::after(Milliseconds(60'000)), kDevice);
+  std::atomic<bool> entered{false};
+  std::thread reader([&] {
+    gate.enter();
+    entered = true;
+    gate.leave();
+  });
+  // However long that is; a reader that does not wait is seen at once.
+  for (int i = 0; i < 20 && !entered; ++i) std::this_thread::sleep_for(Milliseconds(1));
+  CHECK_FALSE(entered);
+  gate.open();
+  reader.join();
+  CHECK(entered);
+}
+
+// ---- copies between devices
+
+TEST_CASE("a tensor may go while a copy of it, made on another stream, is on its way") {
+  Side side;
+  for (int round = 0; round < 10; ++round) {
+    Tensor x = values({1, 2, 3}).mul_(2);
+    Tensor y = side.run([&] { return x.to(kOther); });
+    x = Tensor();
+    CHECK_NOTHROW(y.add_(1));
+    CHECK(y.to_vector<double>() == Doubles{3, 5, 7});
+  }
+  nothing_to_report();
+}
+
+TEST_CASE("both sides of a copy into place may go while it is on its way") {
+  Side from, to(kOther);
+  for (int round = 0; round < 10; ++round) {
+    Tensor x = values({1, 2, 3}), y = zeros({3}, {.dtype = DType::f64, .device = kOther});
+    from.stream.wait_for(from.main);
+    to.stream.wait_for(to.main);
+    {
+      StreamScope here(from.stream), there(to.stream);
+      y.copy_(x);
+    }
+    if (round % 2 == 0) {
+      x = Tensor();
+      CHECK_NOTHROW(values({0}, kOther));
+    }
+    y = Tensor();
+    CHECK_NOTHROW(values({0}));
+  }
+  nothing_to_report();
+  nothing_to_report(kOther);
+}
