@@ -45,9 +45,9 @@ double ExponentialLR::operator()(double base_lr, std::int64_t epoch) const {
 void ExponentialLR::check() const { check_factor("ExponentialLR", "gamma", gamma); }
 
 double CosineAnnealingLR::operator()(double base_lr, std::int64_t epoch) const {
-  // The wave has a period of 2 T_max: reduced first, so that its lowest point is eta_min however late it comes.
+  // The wave has a period of 2 T_max: reduced first, so that its lowest point is eta_min however late it comes (the
+  // cosine of the nearest number to pi is -1).
   const std::int64_t place = epoch % (2 * T_max);
-  if (place == T_max) return eta_min;
   const double angle = std::numbers::pi * static_cast<double>(place) / static_cast<double>(T_max);
   return eta_min + (base_lr - eta_min) * (1 + std::cos(angle)) / 2;
 }

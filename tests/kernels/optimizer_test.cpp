@@ -190,6 +190,54 @@ TEST_CASE("adam takes each tensor's own step, and does not multiply by zero", "[
   CHECK(early.exp_avg[8] == Approx(0.1));
 }
 
+TEST_CASE("adam's first moment arrives at the gradient where it keeps nothing", "[adam]") {
+  AdamTensors t(DType::f64, 5);
+  t.gradient.fill([](std::int64_t) { return 1.0; });
+  for (TestTensor* state : {&t.exp_avg, &t.exp_avg_sq}) state->fill([](std::int64_t) { return 1e20; });
+  run(&KernelTable::adam, AdamArgs{{t.args(false, 2)}, 0.1, 0, 0.9, 1e-8, 0, false, false});
+  CHECK(t.exp_avg[4] == 1);
+}
+
+TEST_CASE("adam and unscale on many tensors are what they are on one", "[adam][unscale]") {
+  std::vector<AdamTensors> together, alone;
+  for (int i = 0; i < 150; ++i) {
+    const std::int64_t count = i == 70 ? 200003 : i % 40 == 0 ? 16385 : i % 13;
+    for (auto* list : {&together, &alone}) {
+      AdamTensors& t = list->emplace_back(i % 3 == 0 ? DType::f64 : DType::f32, count);
+      t.gradient.fill_random(static_cast<std::uint64_t>(i));
+      for (TestTensor* state : {&t.exp_avg, &t.exp_avg_sq, &t.largest}) state->fill_random(7, 0, 1);
+    }
+  }
+  AdamArgs all{{}, 0.1, 0.9, 0.99, 1e-8, 0.01, true, false};
+  TestTensor found(DType::f32, {});
+  found.set(0, 0);
+  UnscaleArgs scaled{{}, found.inout(), 0.3};
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    const auto step = static_cast<std::int64_t>(1 + i % 5);
+    AdamArgs one = all;
+    one.tensors = {alone[i].args(i % 2 == 0, step)};
+    run(&KernelTable::adam, one);
+    run(&KernelTable::unscale, UnscaleArgs{{alone[i].gradient.inout()}, found.inout(), 0.3});
+    all.tensors.push_back(together[i].args(i % 2 == 0, step));
+    scaled.gradients.push_back(together[i].gradient.inout());
+  }
+  run(&KernelTable::adam, all);
+  run(&KernelTable::unscale, scaled);
+  CHECK(found[0] == 0);
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    INFO(i);
+    CHECK(together[i].parameter.bytes() == alone[i].parameter.bytes());
+    CHECK(together[i].exp_avg.bytes() == alone[i].exp_avg.bytes());
+    CHECK(together[i].exp_avg_sq.bytes() == alone[i].exp_avg_sq.bytes());
+    CHECK(together[i].largest.bytes() == alone[i].largest.bytes());
+    CHECK(together[i].gradient.bytes() == alone[i].gradient.bytes());
+  }
+  // The last element of the last tensor counts too.
+  together.back().gradient.set(together.back().gradient.count() - 1, std::numeric_limits<double>::infinity());
+  run(&KernelTable::unscale, scaled);
+  CHECK(found[0] == 1);
+}
+
 TEST_CASE("unscale multiplies and finds what is not finite", "[unscale]") {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const DType dtype : kFloatingDTypes)

@@ -99,6 +99,24 @@ TEST_CASE("Adam counts the steps of each parameter by itself") {
   // The first step has the length of the learning rate, whatever the gradient.
   CHECK(values(early.tensor())[0] == Approx(0.9));
   CHECK(values(late.tensor())[0] == Approx(0.9));
+  // And both in one call, after different numbers of them.
+  late.zero_grad();
+  for (const double gradient : {2.0, 0.5, -1.0}) {
+    set_grad(early, {gradient});
+    if (gradient < 2) set_grad(late, {gradient});
+    optimizer.step();
+  }
+  const auto alone = [](const Doubles& gradients) {
+    const Parameter p = parameter({1});
+    Adam single({p}, {.lr = 0.1});
+    for (const double gradient : gradients) {
+      set_grad(p, {gradient});
+      single.step();
+    }
+    return values(p.tensor());
+  };
+  CHECK(values(early.tensor()) == alone({2, 2, 0.5, -1}));
+  CHECK(values(late.tensor()) == alone({2, 0.5, -1}));
 }
 
 TEST_CASE("amsgrad can begin later") {
