@@ -69,8 +69,8 @@ LOCKSTEP_HD inline void adam_step(const AdamConstants<C>& k, C gradient, AdamSta
 // ---- numbers that are not finite
 
 template <class T>
-using BitsOf = std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+using BitsOf =
+    std::conditional_t<sizeof(T) == 2, std::uint16_t, std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
 
 // Of infinity and NaN, and of nothing else, all these bits are set.
 template <class T>

@@ -131,7 +131,8 @@ void unscale(Stream& stream, const UnscaleArgs& args) {
   launch(stream, args, [](const UnscaleArgs& a) {
     bool finite = true;
     for (const InOut& gradient : a.gradients)
-      dispatch_floating(gradient.view.dtype, [&]<class T>(Type<T>) { finite &= unscale_tensor<T>(gradient, a.factor); });
+      dispatch_floating(gradient.view.dtype,
+                        [&]<class T>(Type<T>) { finite &= unscale_tensor<T>(gradient, a.factor); });
     if (!finite) *data<float>(a.found_inf) = 1;
   });
 }

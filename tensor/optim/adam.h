@@ -53,8 +53,7 @@ struct LOCKSTEP_API AdamGroup {
 // place of v. One kernel call per group, device and dtype.
 //
 // Its state: step, exp_avg (m), exp_avg_sq (v) and max_exp_avg_sq, in the dtype of the parameter, as in PyTorch. In f16
-// a gradient below 2e-3 has a v of 0 at first, and eps is all that the step is divided by: train f32 parameters, or
-// bf16.
+// the squares of gradients below 5e-3 leave no trace in v, and steps become too long: train in f32, f64 or bf16.
 class LOCKSTEP_API Adam : public GroupedOptimizer<AdamOptions, AdamGroup> {
  public:
   // Throws InvalidArgument for an empty list, a parameter that comes twice, and options that make no sense.

@@ -113,7 +113,10 @@ void reference_step(const AdamSettings& s, int step, double gradient, AdamRefere
 struct AdamTensors {
   TestTensor parameter, gradient, exp_avg, exp_avg_sq, largest;
   AdamTensors(DType dtype, std::int64_t count)
-      : parameter(dtype, {count}), gradient(dtype, {count}), exp_avg(dtype, {count}), exp_avg_sq(dtype, {count}),
+      : parameter(dtype, {count}),
+        gradient(dtype, {count}),
+        exp_avg(dtype, {count}),
+        exp_avg_sq(dtype, {count}),
         largest(dtype, {count}) {
     parameter.fill_random(1);
     // What stands in the state before the first step must not matter.
@@ -121,7 +124,11 @@ struct AdamTensors {
       state->fill([](std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
   }
   AdamTensor args(bool amsgrad, std::int64_t step) {
-    return {parameter.inout(),  gradient.in(), exp_avg.inout(), exp_avg_sq.inout(), amsgrad ? largest.inout() : InOut{},
+    return {parameter.inout(),
+            gradient.in(),
+            exp_avg.inout(),
+            exp_avg_sq.inout(),
+            amsgrad ? largest.inout() : InOut{},
             step};
   }
 };
@@ -162,8 +169,9 @@ TEST_CASE("adam follows PyTorch's formulas", "[adam]") {
         run(&KernelTable::adam, args);
         for (std::size_t t = 0; t < tensors.size(); ++t) {
           const auto check = [&](const TestTensor& got, double AdamReference::*want) {
-            CHECK(mismatch(got, [&](std::int64_t i) { return wanted[t][static_cast<std::size_t>(i)].*want; }, 4 * step,
-                           4 * step) == "");
+            CHECK(mismatch(
+                      got, [&](std::int64_t i) { return wanted[t][static_cast<std::size_t>(i)].*want; }, 4 * step,
+                      4 * step) == "");
           };
           check(tensors[t].parameter, &AdamReference::p);
           check(tensors[t].exp_avg, &AdamReference::m);
@@ -182,7 +190,8 @@ TEST_CASE("adam takes each tensor's own step, and does not multiply by zero", "[
   }
   late.exp_avg.fill([](std::int64_t) { return 0.0; });
   late.exp_avg_sq.fill([](std::int64_t) { return 0.0; });
-  run(&KernelTable::adam, AdamArgs{{early.args(false, 1), late.args(false, 10)}, 0.1, 0.9, 0.999, 1e-8, 0, false, false});
+  run(&KernelTable::adam,
+      AdamArgs{{early.args(false, 1), late.args(false, 10)}, 0.1, 0.9, 0.999, 1e-8, 0, false, false});
   CHECK(early.parameter[0] == Approx(-0.1));
   const double m = 0.1 / (1 - std::pow(0.9, 10)), v = 0.001 / (1 - std::pow(0.999, 10));
   CHECK(late.parameter[0] == Approx(-0.1 * m / std::sqrt(v)));
@@ -249,8 +258,10 @@ TEST_CASE("unscale multiplies and finds what is not finite", "[unscale]") {
         found.set(0, 0);
         run(&KernelTable::unscale, UnscaleArgs{{b.inout(), empty.inout(), a.inout()}, found.inout(), 0.25});
         CHECK(found[0] == (bad == 0 ? 0 : 1));
-        CHECK(mismatch(b, [](std::int64_t i) { return static_cast<double>(i) / 4; }, 0) == "");
-        CHECK(mismatch(a, [&](std::int64_t i) { return (i == place ? bad : static_cast<double>(i % 7) - 3) / 4; }, 0) == "");
+        CHECK(mismatch(
+                  b, [](std::int64_t i) { return static_cast<double>(i) / 4; }, 0) == "");
+        CHECK(mismatch(
+                  a, [&](std::int64_t i) { return (i == place ? bad : static_cast<double>(i % 7) - 3) / 4; }, 0) == "");
         // It does not take back what was found before.
         b.fill([](std::int64_t) { return 1.0; });
         run(&KernelTable::unscale, UnscaleArgs{{b.inout()}, found.inout(), 0.25});
