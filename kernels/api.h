@@ -60,7 +60,8 @@ void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
   const Kernel<Args> kernel = table(stream.device().type()).*entry;
   if (kernel == nullptr) [[unlikely]] detail::fail_missing(Args::kName, dtype, stream.device());
   if (stream.checked()) [[unlikely]] detail::declare_views(stream, args, place);
-  if (trace::active()) [[unlikely]] return detail::run_traced(stream, kernel, args);
+  if (trace::active()) [[unlikely]]
+    return detail::run_traced(stream, kernel, args);
   kernel(stream, args);
 }
 

@@ -268,6 +268,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
 
   Pieces<Inputs> pieces_of(const Inputs& inputs, detail::Departures& departures) const {
     if constexpr (sizeof...(Args) == 0) return {{inputs}, {options_.devices[0]}};
+    if (options_.devices.size() == 1) return scatter(inputs);  // nothing that could go on meanwhile
     const detail::Departures::Scope scope(departures);
     return scatter(inputs);
   }

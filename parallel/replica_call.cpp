@@ -65,7 +65,6 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   const ContextScope scope(context);
   const InReplica inside;
   try {
-    const trace::Scope span("replica");
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
     seat.error = std::current_exception();
@@ -75,7 +74,10 @@ void ReplicaCall::run_in_context(std::size_t replica) {
 
 void ReplicaCall::run_seat(std::size_t replica) noexcept {
   Seat& seat = seats_[replica];
-  if (seat.progress.load(std::memory_order_acquire) == Progress::pending) run_in_context(replica);
+  if (seat.progress.load(std::memory_order_acquire) == Progress::pending) {
+    const trace::Scope span("replica");
+    run_in_context(replica);
+  }
   // The caller has given up: what the replica used is dropped here. Else the caller does it, in its own thread.
   if (seat.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
     forget(replica);

@@ -71,16 +71,18 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
 
 }  // namespace
 
-void Departures::settle() {
+void Departures::wait_for_all() {
   while (!copies_.empty()) {
     const Copy& copy = copies_.back();
-    if (copy.stream->device().is_cpu()) LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
-    else LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
+    if (copy.stream->device().is_cpu())
+      LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
+    else
+      LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
     copies_.pop_back();
   }
 }
 
-Departures::~Departures() {
+void Departures::abandon() noexcept {
   while (!copies_.empty()) {
     try {
       settle();

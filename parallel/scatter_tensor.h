@@ -19,13 +19,18 @@ class LOCKSTEP_API Departures {
   explicit Departures(Milliseconds timeout = kDefaultTimeout) : timeout_(timeout) {}
   Departures(const Departures&) = delete;
   Departures& operator=(const Departures&) = delete;
-  ~Departures();  // settles; memory whose copy does not end is given up
+  // Settles; memory whose copy does not end is given up.
+  ~Departures() {
+    if (!copies_.empty()) abandon();
+  }
 
   void add(Ref<Storage> storage, Stream& stream, Event copied) {
     copies_.push_back({std::move(storage), &stream.lasting(), std::move(copied)});
   }
   // The streams wait; for plain memory the calling thread does, and throws what it is told then.
-  void settle();
+  void settle() {
+    if (!copies_.empty()) wait_for_all();
+  }
 
   // While it lives, scatters of this thread leave their copies to `departures`.
   class LOCKSTEP_API Scope {
@@ -45,6 +50,9 @@ class LOCKSTEP_API Departures {
     Stream* stream;  // of the storage's device
     Event copied;
   };
+  void wait_for_all();
+  void abandon() noexcept;
+
   Milliseconds timeout_;
   std::vector<Copy> copies_;
 };

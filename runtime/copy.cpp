@@ -64,8 +64,8 @@ Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destinatio
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
     Stream& out = copy_stream(args.source_device);
     LOCKSTEP_EDGE(out.wait_for(source_stream));
-    LOCKSTEP_EDGE(out.wait_for(destination_stream));  // which may have waited for who wrote the source
-    LOCKSTEP_EDGE(stream.wait_for(destination_stream));
+    // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));
     detail::copy_staged(args, out, stream);
     LOCKSTEP_EDGE(done.record(out));
     LOCKSTEP_EDGE(destination_stream.wait_for(stream));

@@ -16,8 +16,9 @@ namespace lockstep {
 LOCKSTEP_API void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream,
                              Place place = {__builtin_FILE(), __builtin_LINE()});
 
-// As copy_bytes, but later work on `source_stream` does not come after the copy: the caller sees to that, with the event
-// that is returned, before anybody writes the source or releases it. What is in order already has no event recorded.
+// As copy_bytes, but later work on `source_stream` does not come after the copy: the caller sees to that, with the
+// event that is returned, before anybody writes the source or releases it. What is in order already has no event
+// recorded.
 LOCKSTEP_API Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream,
                               Place place = {__builtin_FILE(), __builtin_LINE()});
 

@@ -27,8 +27,8 @@ class LOCKSTEP_API Event {
   // True when the marked work has finished, or nothing was ever recorded.
   bool query() const;
 
-  // As query(), but does not throw: what the work threw still surfaces at the next wait for it. For whoever keeps what the
-  // work was to write.
+  // As query(), but does not throw: what the work threw still surfaces at the next wait for it. For whoever keeps what
+  // the work was to write.
   enum class Progress : std::uint8_t { pending, done, failed };
   Progress progress() const;
 

@@ -53,9 +53,7 @@ struct Recorder {
     return generation << 32 | records.size();
   }
   // Null when it was forgotten.
-  Span* find(Token token) {
-    return token >> 32 == generation ? &records[(token & 0xffffffffu) - 1].span : nullptr;
-  }
+  Span* find(Token token) { return token >> 32 == generation ? &records[(token & 0xffffffffu) - 1].span : nullptr; }
 };
 
 Recorder& recorder() {
@@ -216,7 +214,8 @@ Token Scope::begin(const char* name) {
   Token token = 0;
   {
     std::lock_guard lock(r.mutex);
-    token = r.add(&thread_lane, "thread", thread ? thread->device() : Device::cpu(), {.name = name, .kind = Kind::host});
+    token =
+        r.add(&thread_lane, "thread", thread ? thread->device() : Device::cpu(), {.name = name, .kind = Kind::host});
   }
   began(token);
   return token;

@@ -83,7 +83,8 @@ class Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
   ~Scope() {
-    if (token_ != 0) [[unlikely]] ended(token_);
+    if (token_ != 0) [[unlikely]]
+      ended(token_);
   }
 
  private:

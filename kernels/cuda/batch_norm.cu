@@ -1,5 +1,5 @@
-// Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact as
-// two passes unless that element is far outside.
+// Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact
+// as two passes unless that element is far outside.
 #include <cmath>
 
 #include "lockstep/kernels/cuda/cuda_table.h"
@@ -54,19 +54,22 @@ template <class T>
 struct Statistics : AddTwo {
   Parameters<T> p;
 
+  // What distances are taken from. An empty batch has no first element, and statistics that are not a number.
+  __device__ double pivot(std::int64_t c) const { return p.count > 0 ? number(p.x, c * p.length) : 0; }
   __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
-    const double distance = number(p.x, offset) - number(p.x, c * p.length);
+    const double distance = number(p.x, offset) - pivot(c);
     return {distance, distance * distance};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
-    const double shift = total.first / p.count, average = number(p.x, c * p.length) + shift;
-    const double squares = total.second - total.first * shift;  // of the distances from the mean
+    const double shift = total.first / p.count, average = pivot(c) + shift;
+    // Of the distances from the mean; rounding may leave less than nothing. NaN stays.
+    double squares = total.second - (p.count > 0 ? total.first * shift : 0);
+    if (squares < 0) squares = 0;
     if (p.running_mean)
       p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
     if (p.running_var)
-      p.running_var[c] =
-          rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
-    p.finish(c, average, squares > 0 || squares != squares ? squares / p.count : 0);
+      p.running_var[c] = rounded<T>((1 - p.momentum) * number(p.running_var, c) + p.momentum * squares / (p.count - 1));
+    p.finish(c, average, squares / p.count);
   }
 };
 
@@ -98,8 +101,8 @@ struct GradSums : AddTwo {
   }
 };
 
-// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within one
-// channel.
+// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within
+// one channel.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(const T* x, const T* dy, const T* mean, T* out, std::int64_t packs, const Splitter by_length,
@@ -117,8 +120,7 @@ __global__ void __launch_bounds__(kThreads)
       const Compute<T> middle = widen(mean[c]);
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
-        to.element[k] =
-            narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
+        to.element[k] = narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
     } else {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) to.element[k] = narrow<T>((widen(from.element[k]) - centre) * scale + shift);
@@ -152,7 +154,8 @@ FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
 }
 
 template <class T>
-void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out, const Channels<T>& channels) {
+void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out,
+           const Channels<T>& channels) {
   const std::int64_t count = element_count(x.shape), length = x.shape[2];
   if (count == 0) return;
   const auto run = [&]<int kCount>() {
@@ -182,14 +185,21 @@ void forward(Stream& stream, const BatchNormArgs& a) {
   const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
   Scratch scratch(stream);
   Statistics<T> s;
-  s.p = {data<T>(a.x), input(a.weight.view), input(a.bias.view), input(a.running_mean.view), input(a.running_var.view),
-         input(a.mean.view), input(a.inv_std.view), shape[2], static_cast<double>(shape[0] * shape[2]), a.momentum, a.eps,
+  s.p = {data<T>(a.x),
+         input(a.weight.view),
+         input(a.bias.view),
+         input(a.running_mean.view),
+         input(a.running_var.view),
+         input(a.mean.view),
+         input(a.inv_std.view),
+         shape[2],
+         static_cast<double>(shape[0] * shape[2]),
+         a.momentum,
+         a.eps,
          take_channels<T>(scratch, channels)};
   if (a.training) {
     bool lanes_adjacent;
     const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
-    // An empty batch has no first element; the host's statistics of nothing are not a number either.
-    if (fold_shape.elements == 0) return;
     fold(stream, BatchNormArgs::kName, s, fold_shape, lanes_adjacent);
   } else {
     const Grid grid{dim3(static_cast<unsigned>((channels + kThreads - 1) / kThreads)), dim3(kThreads), 0};

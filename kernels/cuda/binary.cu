@@ -29,7 +29,8 @@ struct Binary {
                          std::index_sequence<I...>) const {
     ((op == static_cast<BinaryOp>(I) ? apply<static_cast<BinaryOp>(I)>(x, y, z) : void()), ...);
   }
-  __device__ void operator()(const Pack<T, kElements>& x, const Pack<T, kElements>& y, Pack<Output, kElements>& z) const {
+  __device__ void operator()(const Pack<T, kElements>& x, const Pack<T, kElements>& y,
+                             Pack<Output, kElements>& z) const {
     choose(x, y, z, std::make_index_sequence<functors::kBinaryOpCount>{});
   }
 };
@@ -46,8 +47,10 @@ void binary(Stream& stream, const BinaryArgs& args) {
   const DType dtype = args.x.view.dtype;
   dispatch(dtype, [&]<class T>(Type<T>) {
     if (!functors::supports<Compute<T>>(args.op)) fail_dtype(BinaryArgs::kName, dtype, stream);
-    if (functors::is_predicate(args.op)) run<T, true>(stream, args);
-    else run<T, false>(stream, args);
+    if (functors::is_predicate(args.op))
+      run<T, true>(stream, args);
+    else
+      run<T, false>(stream, args);
   });
 }
 

@@ -39,9 +39,8 @@ void cast(Stream& stream, const CastArgs& args) {
   const View& in = args.in.view;
   const View& out = args.out.view;
   if (in.dtype == out.dtype)
-    return dispatch_size(in.dtype, [&]<class T>(Type<T>) {
-      elementwise(stream, CastArgs::kName, Move<T>{}, {&in}, out);
-    });
+    return dispatch_size(in.dtype,
+                         [&]<class T>(Type<T>) { elementwise(stream, CastArgs::kName, Move<T>{}, {&in}, out); });
   dispatch(in.dtype, [&]<class From>(Type<From>) {
     dispatch(out.dtype, [&]<class To>(Type<To>) {
       if constexpr (!std::is_same_v<From, To>) elementwise(stream, CastArgs::kName, Cast<From, To>{false}, {&in}, out);

@@ -7,8 +7,6 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kColumnsBytes = std::int64_t{64} << 20;
-
 // Images [first, first + images) and positions [begin, begin + width) of their output planes.
 struct Chunk {
   std::int64_t first, images, begin, width;
@@ -21,7 +19,7 @@ int taps_of(const ConvSizes& s) { return s.window.kernel[0] * s.window.kernel[1]
 template <class F>
 void for_each_chunk(const ConvSizes& s, std::int64_t element_bytes, F&& f) {
   const std::int64_t rows_bytes = s.channels * taps_of(s) * element_bytes, plane = s.out_plane();
-  const std::int64_t fit = kColumnsBytes / std::max<std::int64_t>(rows_bytes, 1);  // columns
+  const std::int64_t fit = columns_bytes / std::max<std::int64_t>(rows_bytes, 1);  // columns
   if (fit >= plane) {
     const std::int64_t chunks = (s.batch + fit / plane - 1) / (fit / plane);
     const std::int64_t images = (s.batch + chunks - 1) / chunks;
@@ -92,8 +90,8 @@ void image_to_columns(Stream& stream, const char* op, const ConvSizes& s, const 
   const std::int64_t count = s.channels * chunk.columns();
   dispatch_size(dtype_of<T>(), [&]<class Bits>(Type<Bits>) {
     launch(stream, op, image_to_columns_kernel<Bits>, grid_for(stream, count), reinterpret_cast<const Bits*>(x),
-           reinterpret_cast<Bits*>(columns), count, s, chunk, Splitter(chunk.width, count), Splitter(chunk.images, count),
-           Splitter(s.out_width, s.out_plane()));
+           reinterpret_cast<Bits*>(columns), count, s, chunk, Splitter(chunk.width, count),
+           Splitter(chunk.images, count), Splitter(s.out_width, s.out_plane()));
   });
 }
 
@@ -109,8 +107,7 @@ template <class T>
 GemmMatrix gradient_rows(Stream& stream, const ConvSizes& s, const View& dy, const Chunk& chunk, T* memory) {
   T* from = static_cast<T*>(dy.data) + chunk.first * s.outputs * s.out_plane() + chunk.begin;
   const std::int64_t width = chunk.columns();
-  if (chunk.images == 1)
-    return {from, s.group_outputs, width, s.out_plane(), 1, s.group_outputs * s.out_plane()};
+  if (chunk.images == 1) return {from, s.group_outputs, width, s.out_plane(), 1, s.group_outputs * s.out_plane()};
   View source = dy, target = dy;
   source.data = from;
   source.shape = target.shape = {s.outputs, chunk.images, chunk.width};
@@ -161,12 +158,20 @@ void forward(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
     if (!columns) columns = scratch.take<T>(s.groups * s.taps() * width);
     if (!products && chunk.images > 1) products = scratch.take<C>(s.outputs * width);
     image_to_columns(stream, Conv2dArgs::kName, s, data<T>(args.x), columns, chunk);
-    Gemm product{.in = dtype_of<T>(), .out = dtype_of<T>(), .a = w,
-                 .b = {columns, s.taps(), width, width, 1, s.taps() * width}, .c = {}, .batches = s.groups};
+    Gemm product{.in = dtype_of<T>(),
+                 .out = dtype_of<T>(),
+                 .a = w,
+                 .b = {columns, s.taps(), width, width, 1, s.taps() * width},
+                 .c = {},
+                 .batches = s.groups};
     if (chunk.images == 1) {
       if (bias) finish<T>(stream, s, nullptr, bias, y, chunk);
       product.beta = bias ? 1 : 0;
-      product.c = {y + chunk.first * s.outputs * s.out_plane() + chunk.begin, s.group_outputs, width, s.out_plane(), 1,
+      product.c = {y + chunk.first * s.outputs * s.out_plane() + chunk.begin,
+                   s.group_outputs,
+                   width,
+                   s.out_plane(),
+                   1,
                    s.group_outputs * s.out_plane()};
       return gemm(stream, Conv2dArgs::kName, product);
     }
@@ -191,9 +196,10 @@ void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes
   Scratch scratch(stream);
   const std::int64_t plane = s.out_plane(), channel_bytes = taps_of(s) * plane * static_cast<std::int64_t>(sizeof(C));
   // Whole planes, since every element of dx collects from several positions; channels are what an image is cut into.
-  const bool whole = s.channels * channel_bytes <= kColumnsBytes;
+  const bool whole = s.channels * channel_bytes <= columns_bytes;
   const std::int64_t channels =
-      whole ? s.channels : std::clamp<std::int64_t>(kColumnsBytes / std::max<std::int64_t>(channel_bytes, 1), 1, s.group_channels);
+      whole ? s.channels
+            : std::clamp<std::int64_t>(columns_bytes / std::max<std::int64_t>(channel_bytes, 1), 1, s.group_channels);
   C* columns = nullptr;
   T* rows = nullptr;
   const auto add_chunk = [&](const Chunk& chunk) {
@@ -204,12 +210,18 @@ void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes
     const auto collect = [&](std::int64_t first_channel, std::int64_t count) {
       const std::int64_t elements = count * chunk.images * s.plane();
       launch(stream, op, columns_to_image_kernel<T>, grid_for(stream, elements), columns, dx, elements, s, chunk,
-             first_channel, Splitter(s.width, elements), Splitter(s.height, elements), Splitter(chunk.images, elements));
+             first_channel, Splitter(s.width, elements), Splitter(s.height, elements),
+             Splitter(chunk.images, elements));
     };
     if (whole) {
       GemmMatrix transposed = w.transposed();
-      gemm(stream, op, {.in = dtype_of<T>(), .out = dtype_of<C>(), .a = transposed, .b = dy,
-                        .c = {columns, s.taps(), width, width, 1, s.taps() * width}, .batches = s.groups});
+      gemm(stream, op,
+           {.in = dtype_of<T>(),
+            .out = dtype_of<C>(),
+            .a = transposed,
+            .b = dy,
+            .c = {columns, s.taps(), width, width, 1, s.taps() * width},
+            .batches = s.groups});
       return collect(0, s.channels);
     }
     for (std::int64_t g = 0; g < s.groups; ++g)
@@ -219,8 +231,12 @@ void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes
         part.data = static_cast<T*>(w.data) + g * w.batch_stride + c * taps_of(s);
         part.columns = count * taps_of(s);
         right.data = static_cast<T*>(dy.data) + g * dy.batch_stride;
-        gemm(stream, op, {.in = dtype_of<T>(), .out = dtype_of<C>(), .a = part.transposed(), .b = right,
-                          .c = {columns, part.columns, width, width, 1, 0}});
+        gemm(stream, op,
+             {.in = dtype_of<T>(),
+              .out = dtype_of<C>(),
+              .a = part.transposed(),
+              .b = right,
+              .c = {columns, part.columns, width, width, 1, 0}});
         collect(g * s.group_channels + c, count);
       }
   };
@@ -244,9 +260,14 @@ void grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSiz
     if (!rows && chunk.images > 1) rows = scratch.take<T>(s.outputs * width);
     image_to_columns(stream, op, s, data<T>(args.x), columns, chunk);
     const GemmMatrix right{columns, s.taps(), width, width, 1, s.taps() * width};
-    gemm(stream, op, {.in = dtype_of<T>(), .out = dtype_of<C>(), .a = gradient_rows<T>(stream, s, args.dy.view, chunk, rows),
-                      .b = right.transposed(), .c = {sums, s.group_outputs, s.taps(), s.taps(), 1, s.group_outputs * s.taps()},
-                      .batches = s.groups, .beta = first ? 0.0 : 1.0});
+    gemm(stream, op,
+         {.in = dtype_of<T>(),
+          .out = dtype_of<C>(),
+          .a = gradient_rows<T>(stream, s, args.dy.view, chunk, rows),
+          .b = right.transposed(),
+          .c = {sums, s.group_outputs, s.taps(), s.taps(), 1, s.group_outputs * s.taps()},
+          .batches = s.groups,
+          .beta = first ? 0.0 : 1.0});
     first = false;
   });
   if (direct) return;

@@ -48,6 +48,9 @@ LOCKSTEP_HD void for_each_window(const ConvSizes& s, std::int64_t h, std::int64_
 // Each group has one input channel: a matrix product would have nothing to sum over but the window.
 inline bool is_depthwise(const ConvSizes& s) { return s.groups > 1 && s.group_channels == 1; }
 
+// How much scratch memory the columns of a convolution may take. Tests lower it, to see images cut.
+inline std::int64_t columns_bytes = std::int64_t{64} << 20;
+
 void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& sizes);
 void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& sizes);
 void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& sizes);

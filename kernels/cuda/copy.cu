@@ -52,8 +52,10 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     const double value = start + static_cast<double>(i) * step;
-    if constexpr (std::is_same_v<Compute<T>, T>) out[i * stride] = functors::convert<T>(value);
-    else out[i * stride] = narrow<T>(static_cast<float>(value));
+    if constexpr (std::is_same_v<Compute<T>, T>)
+      out[i * stride] = functors::convert<T>(value);
+    else
+      out[i * stride] = narrow<T>(static_cast<float>(value));
   }
 }
 
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void where(Stream& stream, const WhereArgs& args) {
   dispatch_size(args.out.view.dtype, [&]<class T>(Type<T>) {
-    elementwise(stream, WhereArgs::kName, Where<T>{}, {&args.condition.view, &args.x.view, &args.y.view}, args.out.view);
+    elementwise(stream, WhereArgs::kName, Where<T>{}, {&args.condition.view, &args.x.view, &args.y.view},
+                args.out.view);
   });
 }
 
@@ -73,21 +76,25 @@ void fill(Stream& stream, const FillArgs& args) {
   std::uint64_t bits = 0;
   dispatch(out.dtype, [&]<class T>(Type<T>) {
     T value;
-    if constexpr (std::is_same_v<T, std::int64_t>) value = args.integer;
-    else value = functors::convert<T>(args.value);
+    if constexpr (std::is_same_v<T, std::int64_t>)
+      value = args.integer;
+    else
+      value = functors::convert<T>(args.value);
     std::memcpy(&bits, &value, sizeof value);
   });
   dispatch_size(out.dtype, [&]<class T>(Type<T>) {
     constexpr int kCount = 16 / sizeof(T);
     const bool packed = offsets.rank == 1 && offsets.strides[0][0] == 1 && aligned_for(out.data, out.dtype, kCount);
-    launch(stream, FillArgs::kName, fill_kernel<T>, grid_for(stream, packed ? offsets.count / kCount + kCount : offsets.count),
-           static_cast<T*>(out.data), static_cast<T>(bits), packed, offsets);
+    launch(stream, FillArgs::kName, fill_kernel<T>,
+           grid_for(stream, packed ? offsets.count / kCount + kCount : offsets.count), static_cast<T*>(out.data),
+           static_cast<T>(bits), packed, offsets);
   });
 }
 
 void arange(Stream& stream, const ArangeArgs& args) {
   const View& out = args.out.view;
-  if (out.dtype == DType::boolean) [[unlikely]] fail_dtype(ArangeArgs::kName, DType::boolean, stream);
+  if (out.dtype == DType::boolean) [[unlikely]]
+    fail_dtype(ArangeArgs::kName, DType::boolean, stream);
   const std::int64_t count = out.shape[0];
   if (count == 0) return;
   const bool whole = std::trunc(args.start) == args.start && std::trunc(args.step) == args.step;

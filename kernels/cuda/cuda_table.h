@@ -7,8 +7,8 @@ namespace lockstep::kernels::cuda {
 
 const KernelTable& cuda_table();
 
-// One function per table entry. Each checks the dtypes in the calling thread and enqueues; none waits. Sums have an order
-// that the shapes and the number of multiprocessors fix, so the same input gives the same bits.
+// One function per table entry. Each checks the dtypes in the calling thread and enqueues; none waits. Sums have an
+// order that the shapes and the number of multiprocessors fix, so the same input gives the same bits.
 void unary(Stream& stream, const UnaryArgs& args);
 void binary(Stream& stream, const BinaryArgs& args);
 void where(Stream& stream, const WhereArgs& args);

@@ -83,9 +83,9 @@ void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
 void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
   const std::int64_t count = s.batch * s.channels * s.plane();
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
-    launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count), data<T>(args.dy),
-           data<T>(args.w), data<T>(args.dx), count, s, Splitter(s.width, count), Splitter(s.height, count),
-           Splitter(s.channels, count));
+    launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count),
+           data<T>(args.dy), data<T>(args.w), data<T>(args.dx), count, s, Splitter(s.width, count),
+           Splitter(s.height, count), Splitter(s.channels, count));
   });
 }
 
@@ -94,8 +94,12 @@ void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, con
   shape.results = s.outputs * s.window.kernel[0] * s.window.kernel[1];
   shape.elements = s.batch * s.out_plane();
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
-    const DepthwiseGradWeight<T> operation{data<T>(args.dy), data<T>(args.x), data<T>(args.dw), s,
-                                           Splitter(s.out_plane(), shape.elements), Splitter(s.out_width, s.out_plane())};
+    const DepthwiseGradWeight<T> operation{data<T>(args.dy),
+                                           data<T>(args.x),
+                                           data<T>(args.dw),
+                                           s,
+                                           Splitter(s.out_plane(), shape.elements),
+                                           Splitter(s.out_width, s.out_plane())};
     fold(stream, Conv2dGradWeightArgs::kName, operation, shape, true);
   });
 }

@@ -7,8 +7,8 @@
 //     __device__ void operator()(Pack<In0, kElements>, …, Pack<Output, kElements>& out) const;
 //   };
 //
-// and one kernel per operation serves all layouts: packs where every view is contiguous and aligned, else one element at
-// a time, neighbouring threads taking neighbouring elements.
+// and one kernel per operation serves all layouts: packs where every view is contiguous and aligned, else one element
+// at a time, neighbouring threads taking neighbouring elements.
 #pragma once
 
 #include "lockstep/kernels/cuda/launch.cuh"
@@ -45,14 +45,20 @@ struct Elements {
 
   template <int kInput>
   __device__ auto& in() {
-    if constexpr (kInput == 0) return in0;
-    else if constexpr (kInput == 1) return in1;
-    else return in2;
+    if constexpr (kInput == 0)
+      return in0;
+    else if constexpr (kInput == 1)
+      return in1;
+    else
+      return in2;
   }
   __device__ void compute(const Operation& operation) {
-    if constexpr (N == 1) operation(in0, out);
-    else if constexpr (N == 2) operation(in0, in1, out);
-    else operation(in0, in1, in2, out);
+    if constexpr (N == 1)
+      operation(in0, out);
+    else if constexpr (N == 2)
+      operation(in0, in1, out);
+    else
+      operation(in0, in1, in2, out);
   }
 };
 

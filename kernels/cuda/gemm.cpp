@@ -44,10 +44,14 @@ int alignment_of(const void* data) {
 
 cudaDataType_t type_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return CUDA_R_64F;
-    case DType::f16: return CUDA_R_16F;
-    case DType::bf16: return CUDA_R_16BF;
-    default: return CUDA_R_32F;
+    case DType::f64:
+      return CUDA_R_64F;
+    case DType::f16:
+      return CUDA_R_16F;
+    case DType::bf16:
+      return CUDA_R_16BF;
+    default:
+      return CUDA_R_32F;
   }
 }
 
@@ -95,6 +99,20 @@ void create_handle(Engine& engine, Device device, const char* op) {
   check_blas(cublas_lt().create(&engine.handle), device, op, "cublasLtCreate");
 }
 
+class Workspace {
+ public:
+  Workspace(Stream& stream, std::size_t bytes) : block_(bytes > 0 ? allocate(stream, bytes) : nullptr) {}
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (block_) release(block_);  // reused only by later work of the stream
+  }
+  void* data() const { return block_ ? block_->data : nullptr; }
+
+ private:
+  Block* block_;
+};
+
 struct Problem {
   Operand a, b;
   GemmMatrix c;  // column-major
@@ -106,13 +124,14 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   auto plan = std::make_unique<Plan>(blas);
   const Gemm& g = p.gemm;
   const bool wide = g.in == DType::f64;
-  const cublasComputeType_t compute = wide                                ? CUBLAS_COMPUTE_64F
-                                      : g.in == DType::f32 && tf32()      ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                          : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = wide                           ? CUBLAS_COMPUTE_64F
+                                      : g.in == DType::f32 && tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                     : CUBLAS_COMPUTE_32F;
   check_blas(blas.desc_create(&plan->desc, compute, wide ? CUDA_R_64F : CUDA_R_32F), device, op,
              "cublasLtMatmulDescCreate");
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
-    check_blas(blas.desc_set(plan->desc, attribute, &value, sizeof value), device, op, "cublasLtMatmulDescSetAttribute");
+    check_blas(blas.desc_set(plan->desc, attribute, &value, sizeof value), device, op,
+               "cublasLtMatmulDescSetAttribute");
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -147,11 +166,14 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   const auto alignment = [](const void* data) { return static_cast<std::uint32_t>(alignment_of(data)); };
   const std::uint32_t c = alignment(p.c.data), d = g.bias ? std::min(c, alignment(g.bias)) : c;
   cublasStatus_t status = prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
-  for (const auto& [attribute, value] :
-       {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.a.data)},
-        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.b.data)},
-        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c}, std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
+  for (const auto& [attribute, value] : {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.a.data)},
+                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.b.data)},
+                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c},
+                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
     if (status == CUBLAS_STATUS_SUCCESS) status = prefer(attribute, value);
+  // Split products are added in the type that computes, never in f16 or bf16.
+  const auto reductions = static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+  if (status == CUBLAS_STATUS_SUCCESS) status = prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const char* call = "cublasLtMatmulPreferenceSetAttribute";
   int found = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
@@ -169,35 +191,55 @@ void multiply(Stream& stream, const char* op, const Problem& p) {
   const Device device = stream.device();
   const Gemm& g = p.gemm;
   Engine& engine = engine_of(device);
-  const Key key{static_cast<std::int64_t>(g.in), static_cast<std::int64_t>(g.out), static_cast<std::int64_t>(g.epilogue),
-                p.a.rows, p.a.columns, p.a.leading, p.a.batch_stride, p.a.transposed,
-                p.b.rows, p.b.columns, p.b.leading, p.b.batch_stride, p.b.transposed,
-                p.c.column_stride, p.c.batch_stride, g.batches,
-                alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c.data),
+  const Key key{static_cast<std::int64_t>(g.in),
+                static_cast<std::int64_t>(g.out),
+                static_cast<std::int64_t>(g.epilogue),
+                p.a.rows,
+                p.a.columns,
+                p.a.leading,
+                p.a.batch_stride,
+                p.a.transposed,
+                p.b.rows,
+                p.b.columns,
+                p.b.leading,
+                p.b.batch_stride,
+                p.b.transposed,
+                p.c.column_stride,
+                p.c.batch_stride,
+                g.batches,
+                alignment_of(p.a.data),
+                alignment_of(p.b.data),
+                alignment_of(p.c.data),
                 g.bias ? alignment_of(g.bias) : 0};
-  const std::lock_guard lock(engine.mutex);
-  create_handle(engine, device, op);
-  constexpr std::size_t kMost = 4096;  // programs with ever new sizes start over
-  if (engine.plans.size() >= kMost) engine.plans.clear();
-  std::unique_ptr<Plan>& plan = engine.plans[key];
-  if (!plan) plan = make_plan(p, engine, device, op);
-  const CublasLt& blas = plan->blas;
-  if (g.epilogue != Epilogue::none)
-    check_blas(blas.desc_set(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
-               "cublasLtMatmulDescSetAttribute");
-  // A workspace of this stream: products on two streams of the device may run at the same time.
-  const std::size_t bytes = plan->choice.workspaceSize;
-  Block* workspace = bytes > 0 ? allocate(stream, bytes) : nullptr;
+  const auto find_plan = [&]() -> Plan& {
+    create_handle(engine, device, op);
+    constexpr std::size_t kMost = 4096;  // programs with ever new sizes start over
+    if (engine.plans.size() >= kMost && !engine.plans.contains(key)) engine.plans.clear();
+    std::unique_ptr<Plan>& plan = engine.plans[key];
+    if (!plan) plan = make_plan(p, engine, device, op);
+    return *plan;
+  };
+  std::size_t bytes;
+  {
+    const std::lock_guard lock(engine.mutex);
+    bytes = find_plan().choice.workspaceSize;
+  }
+  // A workspace of this stream: products on two streams of the device may run at the same time. Taken without the lock,
+  // since the allocator may have to wait for the device.
+  const Workspace workspace(stream, bytes);
   const float alpha32 = static_cast<float>(g.alpha), beta32 = static_cast<float>(g.beta);
   const bool wide = g.in == DType::f64;
   const void* alpha = wide ? static_cast<const void*>(&g.alpha) : &alpha32;
   const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
-  const cublasStatus_t status =
-      blas.matmul(engine.handle, plan->desc, alpha, p.a.data, plan->a, p.b.data, plan->b, beta, p.c.data, plan->c,
-                  p.c.data, plan->c, &plan->choice.algo, workspace ? workspace->data : nullptr, bytes,
-                  lockstep::cuda::native(stream));
-  if (workspace) release(workspace);
-  check_blas(status, device, op, "cublasLtMatmul");
+  const std::lock_guard lock(engine.mutex);
+  Plan& plan = find_plan();  // again: another thread may have started over
+  if (g.epilogue != Epilogue::none)
+    check_blas(plan.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
+               "cublasLtMatmulDescSetAttribute");
+  check_blas(
+      plan.blas.matmul(engine.handle, plan.desc, alpha, p.a.data, plan.a, p.b.data, plan.b, beta, p.c.data, plan.c,
+                       p.c.data, plan.c, &plan.choice.algo, workspace.data(), bytes, lockstep::cuda::native(stream)),
+      device, op, "cublasLtMatmul");
 }
 
 }  // namespace
@@ -227,7 +269,8 @@ void gemm(Stream& stream, const char* op, const Gemm& whole) {
     g.batches = std::min(kMostBatches, whole.batches - first);
     advance(g.a, g.in, first), advance(g.b, g.in, first), advance(g.c, g.out, first);
     // The library thinks in columns: a row-major result is the transposed product.
-    const bool row_major = (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
+    const bool row_major =
+        (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
     GemmMatrix c = row_major ? g.c.transposed() : g.c;
     if (c.columns == 1) c.column_stride = c.rows;
     multiply(stream, op,

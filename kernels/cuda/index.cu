@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// A key times `step` is an offset in out. entries: where an entry lies in `in`; slices: the elements of one entry, in out
-// and in.
+// A key times `step` is an offset in out. entries: where an entry lies in `in`; slices: the elements of one entry, in
+// out and in.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_sorted_kernel(const T* in, T* out, const Sorted sorted, std::int64_t count, std::int64_t limit,
@@ -121,8 +121,8 @@ View spread(const View& index, const Shape& shape, int dim) {
   return v;
 }
 
-void gather_views(Stream& stream, const char* op, const View& in, const View& index, const View& out, const Target& target,
-                  int dim) {
+void gather_views(Stream& stream, const char* op, const View& in, const View& index, const View& out,
+                  const Target& target, int dim) {
   const View rest = without(in, dim, out.shape);
   const Offsets<3> offsets = make_offsets<3>(out.shape, {&out, &index, &rest});
   if (offsets.count == 0) return;
@@ -146,14 +146,14 @@ void add_lines(Stream& stream, const char* op, const View& in, const View& index
 
 // An entry is one element, or a slice.
 template <class T>
-void add_sorted(Stream& stream, const char* op, const View& in, const View& index, const View& out, const Target& target,
-                std::int64_t limit, std::int64_t step, const Offsets<2>& key_offsets, const Offsets<1>& entries,
-                const Offsets<2>& slices) {
+void add_sorted(Stream& stream, const char* op, const View& in, const View& index, const View& out,
+                const Target& target, std::int64_t limit, std::int64_t step, const Offsets<2>& key_offsets,
+                const Offsets<1>& entries, const Offsets<2>& slices) {
   Scratch scratch(stream);
   const std::int64_t count = key_offsets.count;
   auto* keys = scratch.take<std::int64_t>(count);
-  launch(stream, op, keys_kernel, grid_for(stream, count), static_cast<const std::int64_t*>(index.data), keys, key_offsets,
-         limit, target);
+  launch(stream, op, keys_kernel, grid_for(stream, count), static_cast<const std::int64_t*>(index.data), keys,
+         key_offsets, limit, target);
   const Sorted sorted = sort_keys(stream, op, keys, count, limit + 1, scratch);
   const std::int64_t threads = count * slices.count;
   launch(stream, op, add_sorted_kernel<T>, grid_for(stream, threads), static_cast<const T*>(in.data),
@@ -165,7 +165,8 @@ bool prefers_lines(std::int64_t lines, std::int64_t size) { return size <= 16 ||
 
 template <class Args>
 void check_addable(const Args& args, const Stream& stream) {
-  if (args.out.view.dtype == DType::boolean) [[unlikely]] fail_dtype(Args::kName, DType::boolean, stream);
+  if (args.out.view.dtype == DType::boolean) [[unlikely]]
+    fail_dtype(Args::kName, DType::boolean, stream);
 }
 template <class F>
 void dispatch_addable(DType dtype, F&& f) {
@@ -202,7 +203,8 @@ void scatter_add(Stream& stream, const ScatterAddArgs& args) {
       return add_lines<T>(stream, ScatterAddArgs::kName, in, index, out, target, args.dim);
     const View rest = without(out, args.dim, index.shape);
     add_sorted<T>(stream, ScatterAddArgs::kName, in, index, out, target, extent(out), 1,
-                  row_major_offsets<2>(index.shape, {&rest, &index}), row_major_offsets<1>(index.shape, {&in}), Offsets<2>());
+                  row_major_offsets<2>(index.shape, {&rest, &index}), row_major_offsets<1>(index.shape, {&in}),
+                  Offsets<2>());
   });
 }
 

@@ -7,10 +7,10 @@ namespace lockstep::kernels::cuda::detail {
 namespace {
 
 [[noreturn, gnu::cold]] void fail_grid(const char* op, Device device, const Grid& g) {
-  throw DeviceError(device, 0,
-                    cat("[", op, "] expected a grid within the limits of CUDA, got ", g.blocks.x, " x ", g.blocks.y, " x ",
-                        g.blocks.z, " blocks of ", g.threads.x, " x ", g.threads.y, " x ", g.threads.z, " threads on ",
-                        device));
+  throw DeviceError(
+      device, 0,
+      cat("[", op, "] expected a grid within the limits of CUDA, got ", g.blocks.x, " x ", g.blocks.y, " x ",
+          g.blocks.z, " blocks of ", g.threads.x, " x ", g.threads.y, " x ", g.threads.z, " threads on ", device));
 }
 
 bool fits(const Grid& g) {
@@ -23,7 +23,8 @@ bool fits(const Grid& g) {
 
 void launch(Stream& stream, const char* op, const void* kernel, const Grid& grid, void** parameters) {
   const Device device = stream.device();
-  if (!fits(grid)) [[unlikely]] fail_grid(op, device, grid);
+  if (!fits(grid)) [[unlikely]]
+    fail_grid(op, device, grid);
   const lockstep::cuda::CurrentDevice current(device);
   constexpr std::size_t kWithoutAsking = 48 * 1024;
   if (grid.shared_bytes > kWithoutAsking) {
@@ -37,8 +38,8 @@ void launch(Stream& stream, const char* op, const void* kernel, const Grid& grid
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = lockstep::cuda::native(stream);
   const cudaError_t result = cudaLaunchKernelExC(&config, kernel, parameters);
-  if (result == cudaSuccess) [[likely]] return;
-  cudaGetLastError();  // or the next one who looks would take it for his own
+  if (result == cudaSuccess) [[likely]]
+    return;
   lockstep::cuda::check(result, device, cat("cudaLaunchKernelExC for ", op).c_str());
 }
 

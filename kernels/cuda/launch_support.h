@@ -97,10 +97,14 @@ void for_sizes(F&& f) {
 template <class F>
 decltype(auto) dispatch_size(DType dtype, F&& f) {
   switch (size_of(dtype)) {
-    case 1: return f(Type<std::uint8_t>{});
-    case 2: return f(Type<std::uint16_t>{});
-    case 4: return f(Type<std::uint32_t>{});
-    default: return f(Type<std::uint64_t>{});
+    case 1:
+      return f(Type<std::uint8_t>{});
+    case 2:
+      return f(Type<std::uint16_t>{});
+    case 4:
+      return f(Type<std::uint32_t>{});
+    default:
+      return f(Type<std::uint64_t>{});
   }
 }
 

@@ -75,8 +75,14 @@ void matmul(Stream& stream, const MatmulArgs& args) {
   const View c = direct ? out : packed(out, scratch);
   if (!direct && args.beta != 0) copy(stream, out, c);
 
-  Gemm g{.in = dtype, .out = dtype, .a = matrix_of(a), .b = matrix_of(b), .c = matrix_of(c), .batches = out.shape[0],
-         .alpha = args.alpha, .beta = args.beta};
+  Gemm g{.in = dtype,
+         .out = dtype,
+         .a = matrix_of(a),
+         .b = matrix_of(b),
+         .c = matrix_of(c),
+         .batches = out.shape[0],
+         .alpha = args.alpha,
+         .beta = args.beta};
   // One right-hand side for the whole batch: one tall product.
   if (g.batches > 1 && g.b.batch_stride == 0 && g.a.batch_stride == g.a.rows * g.a.row_stride &&
       g.c.batch_stride == g.c.rows * g.c.row_stride && g.c.column_stride == 1) {

@@ -13,9 +13,12 @@ using functors::Compute;
 template <class T>
 __device__ inline Compute<T> widen(T x) {
 #if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<T, Half>) return __half2float(__ushort_as_half(x.bits));
-  else if constexpr (std::is_same_v<T, BFloat16>) return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
-  else return x;
+  if constexpr (std::is_same_v<T, Half>)
+    return __half2float(__ushort_as_half(x.bits));
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
+  else
+    return x;
 #else
   return static_cast<Compute<T>>(x);
 #endif
@@ -25,9 +28,12 @@ template <class T>
 __device__ inline T narrow(Compute<T> x) {
 #if defined(__CUDA_ARCH__)
   T result;
-  if constexpr (std::is_same_v<T, Half>) result.bits = __half_as_ushort(__float2half_rn(x));
-  else if constexpr (std::is_same_v<T, BFloat16>) result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
-  else result = x;
+  if constexpr (std::is_same_v<T, Half>)
+    result.bits = __half_as_ushort(__float2half_rn(x));
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    result.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  else
+    result = x;
   return result;
 #else
   return static_cast<T>(x);

@@ -18,7 +18,8 @@ struct Divider {
   explicit Divider(std::int64_t size) : divisor(static_cast<std::uint32_t>(size)) {
     if (divisor <= 1) return;
     shift = 32 - static_cast<std::uint32_t>(std::countl_zero(divisor - 1));
-    magic = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - divisor)) / divisor + 1);
+    magic =
+        static_cast<std::uint32_t>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - divisor)) / divisor + 1);
   }
   LOCKSTEP_HD std::uint32_t divide(std::uint32_t n) const {
     return (static_cast<std::uint32_t>(static_cast<std::uint64_t>(n) * magic >> 32) + n) >> shift;
@@ -76,6 +77,8 @@ struct Offsets {
     for (int d = 0; d < rank && small && count > 0; ++d) dividers[d] = Divider(sizes[d]);
   }
 
+  // The first kUnrolled dimensions are straight-line code; more of it makes large kernels for rare layouts.
+  template <int kUnrolled = 3>
   LOCKSTEP_HD At<N> at(std::int64_t position) const {
     At<N> result;
     for (int v = 0; v < N; ++v) result.view[v] = 0;
@@ -83,23 +86,28 @@ struct Offsets {
       for (int v = 0; v < N; ++v) result.view[v] = position * strides[0][v];
       return result;
     }
+    std::int64_t rest = position;
+    int d = 0;
     if (small) {
-      auto rest = static_cast<std::uint32_t>(position);
+      auto n = static_cast<std::uint32_t>(position);
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
-      for (int d = 0; d < kMaxRank; ++d) {
-        if (d == rank) break;
-        const std::uint32_t next = dividers[d].divide(rest);
-        const auto index = static_cast<std::int64_t>(rest - next * dividers[d].divisor);
+      for (; d < kUnrolled; ++d) {
+        if (d == rank) return result;
+        const std::uint32_t next = dividers[d].divide(n);
+        const auto index = static_cast<std::int64_t>(n - next * dividers[d].divisor);
         for (int v = 0; v < N; ++v) result.view[v] += index * strides[d][v];
-        rest = next;
+        n = next;
       }
-      return result;
+      rest = n;
     }
-    std::int64_t rest = position;
-    for (int d = 0; d < rank; ++d) {
-      const std::int64_t next = rest / sizes[d];
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (; d < rank; ++d) {
+      const std::int64_t next =
+          small ? static_cast<std::int64_t>(dividers[d].divide(static_cast<std::uint32_t>(rest))) : rest / sizes[d];
       const std::int64_t index = rest - next * sizes[d];
       for (int v = 0; v < N; ++v) result.view[v] += index * strides[d][v];
       rest = next;

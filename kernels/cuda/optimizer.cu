@@ -5,8 +5,8 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
-// Many tensors in one launch: block b works on one chunk of one tensor. The table travels as the kernel's argument, which
-// may have 4 KiB; what does not fit takes another launch.
+// Many tensors in one launch: block b works on one chunk of one tensor. The table travels as the kernel's argument,
+// which may have 4 KiB; what does not fit takes another launch.
 constexpr int kMostTensors = 56, kMostBlocks = 320, kChunk = 16384;
 
 struct Table {
@@ -29,18 +29,18 @@ static_assert(sizeof(Table) + sizeof(Settings<double>) <= 4096);
 // Kinds of steps are branches where a multiplication by zero would not do: infinity times zero is NaN, and an
 // uninitialised buffer must not be read at all.
 template <class T>
-__device__ void step(const Settings<Compute<T>>& s, T& parameter, T gradient, T* momentum, bool first) {
+__device__ void step(const Settings<Compute<T>>& s, T& parameter, T gradient, T& momentum, bool moves, bool first) {
   using C = Compute<T>;
   const C p = widen(parameter);
   C g = s.sign * widen(gradient);
   if (s.decays) g += s.decay * p;
-  if (!momentum) {
+  if (!moves) {
     parameter = narrow<T>(p - s.rate * g);
     return;
   }
   C buffer = g;
-  if (!first) buffer = s.keep * widen(*momentum) + s.take * g;
-  *momentum = narrow<T>(buffer);
+  if (!first) buffer = s.keep * widen(momentum) + s.take * g;
+  momentum = narrow<T>(buffer);
   parameter = narrow<T>(p - s.rate * (s.nesterov ? g + s.keep * buffer : buffer));
 }
 
@@ -64,22 +64,29 @@ __global__ void __launch_bounds__(kThreads) sgd_kernel(const Table table, const 
       if (momentum && !first) m = reinterpret_cast<P*>(momentum)[i];
 #pragma unroll
       for (int k = 0; k < kPack<T>; ++k)
-        step(settings, p.element[k], g.element[k], momentum ? &m.element[k] : nullptr, first);
+        step(settings, p.element[k], g.element[k], m.element[k], momentum != nullptr, first);
       reinterpret_cast<P*>(parameter)[i] = p;
       if (momentum) reinterpret_cast<P*>(momentum)[i] = m;
     }
     done = packs * kPack<T>;
   }
-  for (int i = done + static_cast<int>(threadIdx.x); i < count; i += kThreads)
-    step(settings, parameter[i], gradient[i], momentum ? momentum + i : nullptr, first);
+  for (int i = done + static_cast<int>(threadIdx.x); i < count; i += kThreads) {
+    T m{};
+    if (momentum && !first) m = momentum[i];
+    step(settings, parameter[i], gradient[i], m, momentum != nullptr, first);
+    if (momentum) momentum[i] = m;
+  }
 }
 
 template <class T>
 void run(Stream& stream, const SgdArgs& args) {
   using C = Compute<T>;
-  const Settings<C> settings{static_cast<C>(args.learning_rate), static_cast<C>(args.weight_decay),
-                             args.maximize ? C(-1) : C(1),       static_cast<C>(args.momentum),
-                             static_cast<C>(1 - args.dampening), args.weight_decay != 0,
+  const Settings<C> settings{static_cast<C>(args.learning_rate),
+                             static_cast<C>(args.weight_decay),
+                             args.maximize ? C(-1) : C(1),
+                             static_cast<C>(args.momentum),
+                             static_cast<C>(1 - args.dampening),
+                             args.weight_decay != 0,
                              args.nesterov};
   Table table{};
   int tensors = 0, blocks = 0;

@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kThreads) avg_pool_kernel(const T* x, T* y, st
 
 // Each element of x collects from the windows that have it, window by window, so nothing is added by two threads.
 template <class T>
-__global__ void __launch_bounds__(kThreads) avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p) {
+__global__ void __launch_bounds__(kThreads)
+    avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p) {
   using C = Compute<T>;
   const C share = C(1) / static_cast<C>(p.window.kernel[0] * p.window.kernel[1]);
   const Window2d& w = p.window;
@@ -200,8 +201,8 @@ void max_unpool2d(Stream& stream, const MaxUnpool2dArgs& args) {
   const Grid grid{dim3(static_cast<unsigned>(std::min<std::int64_t>(planes * tiles, 1 << 20))), dim3(kThreads),
                   static_cast<std::size_t>(tile) * 2 * sizeof(int)};
   dispatch_floating(args.in.view.dtype, [&]<class T>(Type<T>) {
-    launch(stream, MaxUnpool2dArgs::kName, max_unpool_kernel<T>, grid, data<T>(args.in), data<std::int64_t>(args.indices),
-           data<T>(args.out), planes, static_cast<int>(plane), out_plane, tile, tiles,
+    launch(stream, MaxUnpool2dArgs::kName, max_unpool_kernel<T>, grid, data<T>(args.in),
+           data<std::int64_t>(args.indices), data<T>(args.out), planes, static_cast<int>(plane), out_plane, tile, tiles,
            lockstep::cuda::kernel_report(stream.device()));
   });
 }

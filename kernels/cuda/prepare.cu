@@ -3,6 +3,7 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/cuda/kernel_report.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -25,6 +26,7 @@ void prepare(Device device) {
     cudaFuncAttributes attributes;
     LOCKSTEP_CUDA(device, cudaFuncGetAttributes(&attributes, kernel));
   }
+  lockstep::cuda::kernel_report(device);
   prepare_gemm(device);
 }
 

@@ -11,20 +11,23 @@ namespace {
 struct Numbers {
   std::uint64_t key, stream;
   double a, b;
-  std::uint64_t threshold;   // bernoulli
-  std::int64_t low;          // integer
+  std::uint64_t threshold;  // bernoulli
+  std::int64_t low;         // integer
   std::uint64_t range;
 };
 
 template <class T>
 __device__ T stored(std::int64_t value) {
-  if constexpr (std::is_same_v<Compute<T>, T>) return functors::convert<T>(value);
-  else return narrow<T>(static_cast<float>(value));
+  if constexpr (std::is_same_v<Compute<T>, T>)
+    return functors::convert<T>(value);
+  else
+    return narrow<T>(static_cast<float>(value));
 }
 
 template <RandomKind kKind, class T>
-inline constexpr int kPerBlock = kKind == RandomKind::bernoulli ? 4
-                                 : kKind == RandomKind::integer || std::is_same_v<T, double> ? 2 : 4;
+inline constexpr int kPerBlock = kKind == RandomKind::bernoulli                              ? 4
+                                 : kKind == RandomKind::integer || std::is_same_v<T, double> ? 2
+                                                                                             : 4;
 
 template <RandomKind kKind, class T>
 __device__ void make(const philox::Block& block, const Numbers& n, T* out) {
@@ -76,7 +79,8 @@ void run(Stream& stream, const RandomArgs& args, const Numbers& numbers) {
   const std::int64_t count = element_count(args.out.view.shape);
   if (count == 0) return;
   const std::int64_t blocks = (count + kPerBlock<kKind, T> - 1) / kPerBlock<kKind, T>;
-  launch(stream, RandomArgs::kName, random_kernel<kKind, T>, grid_for(stream, blocks), data<T>(args.out), count, numbers);
+  launch(stream, RandomArgs::kName, random_kernel<kKind, T>, grid_for(stream, blocks), data<T>(args.out), count,
+         numbers);
 }
 
 }  // namespace

@@ -24,19 +24,27 @@ struct Reduce {
   std::int64_t elements;  // of one result
 
   __device__ Accumulator start() const {
-    if constexpr (kJoin == Join::add) return 0;
-    else if constexpr (kJoin == Join::multiply) return 1;
-    else if constexpr (kJoin == Join::larger) return Limits::has_infinity ? -Limits::infinity() : Limits::min();
-    else return Limits::has_infinity ? Limits::infinity() : Limits::max();
+    if constexpr (kJoin == Join::add)
+      return 0;
+    else if constexpr (kJoin == Join::multiply)
+      return 1;
+    else if constexpr (kJoin == Join::larger)
+      return Limits::has_infinity ? -Limits::infinity() : Limits::min();
+    else
+      return Limits::has_infinity ? Limits::infinity() : Limits::max();
   }
   __device__ Accumulator load(std::int64_t, std::int64_t offset, std::int64_t) const {
     return static_cast<Accumulator>(widen(in[offset]));
   }
   __device__ Accumulator join(Accumulator a, Accumulator b) const {
-    if constexpr (kJoin == Join::add) return functors::plus(a, b);
-    else if constexpr (kJoin == Join::multiply) return functors::times(a, b);
-    else if constexpr (kJoin == Join::larger) return functors::larger(a, b);
-    else return functors::smaller(a, b);
+    if constexpr (kJoin == Join::add)
+      return functors::plus(a, b);
+    else if constexpr (kJoin == Join::multiply)
+      return functors::times(a, b);
+    else if constexpr (kJoin == Join::larger)
+      return functors::larger(a, b);
+    else
+      return functors::smaller(a, b);
   }
   __device__ void finish(std::int64_t, std::int64_t offset, Accumulator total) const {
     if constexpr (kJoin == Join::add && std::is_floating_point_v<Accumulator>)
@@ -115,8 +123,10 @@ void reduce(Stream& stream, const ReduceArgs& args) {
     if (op == ReduceOp::max || op == ReduceOp::any) return run<T, Join::larger>(stream, args);
     if (op == ReduceOp::min || op == ReduceOp::all) return run<T, Join::smaller>(stream, args);
     if constexpr (!std::is_same_v<T, bool>) {
-      if (op == ReduceOp::prod) run<T, Join::multiply>(stream, args);
-      else run<T, Join::add>(stream, args);
+      if (op == ReduceOp::prod)
+        run<T, Join::multiply>(stream, args);
+      else
+        run<T, Join::add>(stream, args);
     }
   });
 }

@@ -6,7 +6,8 @@
 //     // Element `position` of the result with the given number; `offset` is where it lies in the input.
 //     __device__ Accumulator load(std::int64_t result, std::int64_t offset, std::int64_t position) const;
 //     __device__ Accumulator join(Accumulator a, Accumulator b) const;
-//     __device__ void finish(std::int64_t result, std::int64_t offset, Accumulator total) const;  // offset in the output
+//     __device__ void finish(std::int64_t result, std::int64_t offset, Accumulator total) const;  // offset in the
+//     output
 //   };
 //
 // A block is `lanes` threads for each of `results` results; neighbouring threads read neighbouring memory: they are
@@ -69,22 +70,22 @@ __global__ void __launch_bounds__(kThreads)
       const std::int64_t step = shape.lanes;
       const auto element = [&](std::int64_t position) {
         return parts_in ? parts_in[position * shape.results + result]
-                        : operation.load(result, at.view[0] + shape.reduced.at(position).view[0], position);
+                        : operation.load(result, at.view[0] + shape.reduced.template at<2>(position).view[0], position);
       };
       for (; i + 3 * step < end; i += 4 * step) {
         const A next[4] = {element(i), element(i + step), element(i + 2 * step), element(i + 3 * step)};
 #pragma unroll
         for (int k = 0; k < 4; ++k) chain[k] = operation.join(chain[k], next[k]);
       }
-#pragma unroll
-      for (int k = 0; k < 3; ++k)
-        if (i + k * step < end) chain[k] = operation.join(chain[k], element(i + k * step));
+      for (; i < end; i += step) chain[0] = operation.join(chain[0], element(i));
       total = operation.join(operation.join(chain[0], chain[1]), operation.join(chain[2], chain[3]));
     }
     total = join_lanes(operation, total, lane, shape.lanes, shape.lanes_adjacent ? 1 : shape.block_results);
     if (!inside || lane != 0) continue;
-    if (parts_out) parts_out[blockIdx.y * shape.results + result] = total;
-    else operation.finish(result, at.view[1], total);
+    if (parts_out)
+      parts_out[blockIdx.y * shape.results + result] = total;
+    else
+      operation.finish(result, at.view[1], total);
   }
 }
 
@@ -121,15 +122,17 @@ void fold(Stream& stream, const char* op, const Operation& operation, FoldShape 
   // Enough blocks for every multiprocessor, each with at least 16 elements for a lane.
   const std::int64_t wanted = properties(stream.device()).multiprocessors * std::int64_t{4};
   const std::int64_t most = shape.elements / (std::int64_t{16} * shape.lanes);
-  const std::int64_t parts = std::clamp<std::int64_t>(wanted / blocks_of(shape), 1, std::clamp<std::int64_t>(most, 1, 1024));
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(wanted / blocks_of(shape), 1, std::clamp<std::int64_t>(most, 1, 1024));
   if (parts == 1)
-    return launch(stream, op, fold_kernel<Operation>, grid_of(shape, 1), operation, shape, static_cast<const A*>(nullptr),
-                  static_cast<A*>(nullptr));
+    return launch(stream, op, fold_kernel<Operation>, grid_of(shape, 1), operation, shape,
+                  static_cast<const A*>(nullptr), static_cast<A*>(nullptr));
   shape.part = (shape.elements + parts - 1) / parts;
   const std::int64_t used = (shape.elements + shape.part - 1) / shape.part;
   Scratch scratch(stream);
   A* sums = scratch.take<A>(used * shape.results);
-  launch(stream, op, fold_kernel<Operation>, grid_of(shape, used), operation, shape, static_cast<const A*>(nullptr), sums);
+  launch(stream, op, fold_kernel<Operation>, grid_of(shape, used), operation, shape, static_cast<const A*>(nullptr),
+         sums);
   FoldShape second = shape;
   second.elements = used;
   plan_fold(second, shape.results < 32);

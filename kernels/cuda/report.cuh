@@ -7,7 +7,8 @@
 namespace lockstep::kernels::cuda {
 
 // The first one stays; the host throws InvalidArgument at its next wait.
-__device__ inline void report_index(lockstep::cuda::KernelReport* report, int op, std::int64_t index, std::int64_t size) {
+__device__ inline void report_index(lockstep::cuda::KernelReport* report, int op, std::int64_t index,
+                                    std::int64_t size) {
   if (atomicCAS_system(&report->reported, 0, 1) != 0) return;
   report->op = op;
   report->index = index;

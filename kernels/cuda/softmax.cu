@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kThreads)
       const double d = widen(dy[at(i)]);
       sum += log ? d : d * static_cast<double>(widen(y[at(i)]));
     }
-    const C total = static_cast<C>(from_first_lane(join_lanes(Add{}, sum, lane, lines.lanes, distance), lane, distance));
+    const C total =
+        static_cast<C>(from_first_lane(join_lanes(Add{}, sum, lane, lines.lanes, distance), lane, distance));
     for (std::int64_t i = lane; i < size; i += lines.lanes) {
       const C d = widen(dy[at(i)]), v = widen(y[at(i)]);
       dx[at(i)] = narrow<T>(log ? d - math::exp(v) * total : v * (d - total));
@@ -123,7 +124,8 @@ void run(Stream& stream, const char* op, const Shape& shape, bool log, auto kern
 void softmax(Stream& stream, const SoftmaxArgs& args) {
   check_floating(SoftmaxArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
-    run<T>(stream, SoftmaxArgs::kName, args.x.view.shape, args.log, softmax_kernel<T>, data<T>(args.x), data<T>(args.y));
+    run<T>(stream, SoftmaxArgs::kName, args.x.view.shape, args.log, softmax_kernel<T>, data<T>(args.x),
+           data<T>(args.y));
   });
 }
 void softmax_grad(Stream& stream, const SoftmaxGradArgs& args) {

@@ -1,8 +1,7 @@
-#include "lockstep/kernels/cuda/sort.cuh"
-
 #include <bit>
 
 #include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/sort.cuh"
 
 namespace lockstep::kernels::cuda {
 namespace {

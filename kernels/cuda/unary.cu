@@ -18,8 +18,7 @@ struct Unary {
   __device__ void apply(const Pack<T, kElements>& x, Pack<T, kElements>& y) const {
     if constexpr (functors::supports<C>(kOp) && kOp != UnaryOp::logical_not) {
 #pragma unroll
-      for (int k = 0; k < kElements; ++k)
-        y.element[k] = narrow<T>(functors::unary<kOp>(widen(x.element[k]), a, b));
+      for (int k = 0; k < kElements; ++k) y.element[k] = narrow<T>(functors::unary<kOp>(widen(x.element[k]), a, b));
     }
   }
   template <std::size_t... I>
@@ -42,8 +41,9 @@ void unary(Stream& stream, const UnaryArgs& args) {
       if (functors::supports<C>(args.op)) {
         UnaryOp op = args.op;
         if (op == UnaryOp::pow_scalar && args.a == 2) op = UnaryOp::square;  // as the host does
-        return elementwise(stream, UnaryArgs::kName, Unary<T>{op, functors::convert<C>(args.a), functors::convert<C>(args.b)},
-                           {&args.in.view}, args.out.view);
+        return elementwise(stream, UnaryArgs::kName,
+                           Unary<T>{op, functors::convert<C>(args.a), functors::convert<C>(args.b)}, {&args.in.view},
+                           args.out.view);
       }
     }
     fail_dtype(UnaryArgs::kName, dtype, stream);

@@ -57,7 +57,8 @@ void HostStream::close() noexcept {
 
 void HostStream::run(UniqueFunction task, const trace::Work& work) {
   Item item;
-  if (trace::active()) [[unlikely]] item.token = trace::enqueued(this, device_, work);
+  if (trace::active()) [[unlikely]]
+    item.token = trace::enqueued(this, device_, work);
   std::unique_lock lock(mutex_);
   item.task = std::move(task);
   push(lock, std::move(item));

@@ -27,12 +27,14 @@ InlineEvent& as_event(EventHandle handle) { return *reinterpret_cast<InlineEvent
 class TraceSpan {
  public:
   TraceSpan(const Backend& backend, StreamHandle stream, const trace::Work& work) {
-    if (trace::active()) [[unlikely]] begin(backend, stream, work);
+    if (trace::active()) [[unlikely]]
+      begin(backend, stream, work);
   }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
   ~TraceSpan() {
-    if (token_ != 0) [[unlikely]] trace::ended(token_);
+    if (token_ != 0) [[unlikely]]
+      trace::ended(token_);
   }
 
  private:
@@ -84,8 +86,8 @@ double InlineBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
 
 void InlineBackend::copy(const CopyArgs& args, StreamHandle stream) {
   if (args.bytes == 0 || args.destination == args.source) return;
-  const TraceSpan span(*this, stream, {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes,
-                                       .source = args.source_device});
+  const TraceSpan span(*this, stream,
+                       {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
   if (args.destination_device == args.source_device) {
     std::memmove(args.destination, args.source, args.bytes);  // pieces of one memory may overlap
   } else {

@@ -40,7 +40,7 @@ struct Slot {
   Ref<MirrorNode> node;
 
   // The device failed to write it. While the refresh is under way nobody knows; what waits for it fails with it then.
-  bool refresh_failed();         // under the mutex
+  bool refresh_failed();  // under the mutex
 };
 
 class ParameterBody {

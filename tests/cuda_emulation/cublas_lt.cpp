@@ -36,18 +36,29 @@ T& as(Handle handle) {
 
 double read(const void* data, cudaDataType_t type, std::int64_t at) {
   switch (type) {
-    case CUDA_R_64F: return static_cast<const double*>(data)[at];
-    case CUDA_R_16F: return static_cast<float>(static_cast<const Half*>(data)[at]);
-    case CUDA_R_16BF: return static_cast<float>(static_cast<const BFloat16*>(data)[at]);
-    default: return static_cast<const float*>(data)[at];
+    case CUDA_R_64F:
+      return static_cast<const double*>(data)[at];
+    case CUDA_R_16F:
+      return static_cast<float>(static_cast<const Half*>(data)[at]);
+    case CUDA_R_16BF:
+      return static_cast<float>(static_cast<const BFloat16*>(data)[at]);
+    default:
+      return static_cast<const float*>(data)[at];
   }
 }
 void write(void* data, cudaDataType_t type, std::int64_t at, double value) {
   switch (type) {
-    case CUDA_R_64F: static_cast<double*>(data)[at] = value; break;
-    case CUDA_R_16F: static_cast<Half*>(data)[at] = Half(static_cast<float>(value)); break;
-    case CUDA_R_16BF: static_cast<BFloat16*>(data)[at] = BFloat16(static_cast<float>(value)); break;
-    default: static_cast<float*>(data)[at] = static_cast<float>(value);
+    case CUDA_R_64F:
+      static_cast<double*>(data)[at] = value;
+      break;
+    case CUDA_R_16F:
+      static_cast<Half*>(data)[at] = Half(static_cast<float>(value));
+      break;
+    case CUDA_R_16BF:
+      static_cast<BFloat16*>(data)[at] = BFloat16(static_cast<float>(value));
+      break;
+    default:
+      static_cast<float*>(data)[at] = static_cast<float>(value);
   }
 }
 
@@ -57,7 +68,8 @@ bool consistent(const Desc& d, const Layout& a, const Layout& b, const Layout& c
   const auto sound = [&](const Layout& l) {
     return l.rows > 0 && l.columns > 0 && l.leading >= static_cast<std::int64_t>(l.rows) && l.batches == c.batches;
   };
-  if (!sound(a) || !sound(b) || !sound(c) || k != other_k || c.rows != m || c.columns != n || a.type != b.type) return false;
+  if (!sound(a) || !sound(b) || !sound(c) || k != other_k || c.rows != m || c.columns != n || a.type != b.type)
+    return false;
   if (c.batches > 1 && c.batch_stride == 0) return false;
   const bool wide = a.type == CUDA_R_64F;
   if (wide != (d.compute == CUBLAS_COMPUTE_64F) || wide != (d.scale == CUDA_R_64F)) return false;
@@ -96,16 +108,21 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     return CUBLAS_STATUS_SUCCESS;
   };
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return set(as<Desc>(desc).transposed_a);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return set(as<Desc>(desc).transposed_b);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(as<Desc>(desc).epilogue);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(as<Desc>(desc).bias);
-    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return set(as<Desc>(desc).transposed_a);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return set(as<Desc>(desc).transposed_b);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return set(as<Desc>(desc).epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return set(as<Desc>(desc).bias);
+    default:
+      return CUBLAS_STATUS_NOT_SUPPORTED;
   }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows, uint64_t columns,
-                                          int64_t leading) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t leading) {
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, columns, leading});
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -113,8 +130,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete &as<Layout>(layout);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                size_t bytes) {
   Layout& l = as<Layout>(layout);
   if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof l.batches)
     return std::memcpy(&l.batches, value, bytes), CUBLAS_STATUS_SUCCESS;
@@ -137,6 +155,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   Preference& p = as<Preference>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == 8)
     return std::memcpy(&p.workspace, value, 8), CUBLAS_STATUS_SUCCESS;
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK && bytes == 4) return CUBLAS_STATUS_SUCCESS;
   const int which = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
   if (which < 0 || which > 3 || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
   std::memcpy(&p.alignment[which], value, 4);
@@ -144,10 +163,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int,
                                               cublasLtMatmulHeuristicResult_t results[], int* found) {
-  if (c != d || !consistent(as<Desc>(desc), as<Layout>(a), as<Layout>(b), as<Layout>(c))) return CUBLAS_STATUS_INVALID_VALUE;
+  if (c != d || !consistent(as<Desc>(desc), as<Layout>(a), as<Layout>(b), as<Layout>(c)))
+    return CUBLAS_STATUS_INVALID_VALUE;
   results[0] = {};
   const Preference& p = as<Preference>(preference);
   std::memcpy(&results[0].algo, p.alignment, sizeof p.alignment);  // checked when it is used
@@ -170,7 +190,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     return CUBLAS_STATUS_INVALID_VALUE;
   std::memset(workspace, 0xff, bytes);
   const bool wide = la.type == CUDA_R_64F;
-  const auto number = [wide](const void* p) { return wide ? *static_cast<const double*>(p) : *static_cast<const float*>(p); };
+  const auto number = [wide](const void* p) {
+    return wide ? *static_cast<const double*>(p) : *static_cast<const float*>(p);
+  };
   const double x = number(alpha), y = number(beta);
   const auto m = static_cast<std::int64_t>(lc.rows), n = static_cast<std::int64_t>(lc.columns);
   const auto k = static_cast<std::int64_t>(description.transposed_a ? la.rows : la.columns);
@@ -179,8 +201,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
       for (std::int64_t i = 0; i < m; ++i) {
         double sum = 0;
         for (std::int64_t p = 0; p < k; ++p)
-          sum += read(a, la.type, batch * la.batch_stride + (description.transposed_a ? p + i * la.leading : i + p * la.leading)) *
-                 read(b, lb.type, batch * lb.batch_stride + (description.transposed_b ? j + p * lb.leading : p + j * lb.leading));
+          sum += read(a, la.type,
+                      batch * la.batch_stride + (description.transposed_a ? p + i * la.leading : i + p * la.leading)) *
+                 read(b, lb.type,
+                      batch * lb.batch_stride + (description.transposed_b ? j + p * lb.leading : p + j * lb.leading));
         const std::int64_t at = batch * lc.batch_stride + i + j * lc.leading;
         double value = x * sum + (y == 0 ? 0 : y * read(c, lc.type, at));
         if (description.epilogue != CUBLASLT_EPILOGUE_DEFAULT) value += read(description.bias, lc.type, i);

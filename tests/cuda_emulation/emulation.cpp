@@ -142,8 +142,8 @@ void check_report(const char* op) {
   const auto bad = report;
   report = {};
   if (!bad.ready) throw std::logic_error("a report that is not ready");
-  lockstep::detail::fail<lockstep::InvalidArgument>("[", op, "] expected indices in [0, ", bad.size, "), got ", bad.index,
-                                                    " at position ?");
+  lockstep::detail::fail<lockstep::InvalidArgument>("[", op, "] expected indices in [0, ", bad.size, "), got ",
+                                                    bad.index, " at position ?");
 }
 
 }  // namespace emulation

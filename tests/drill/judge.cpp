@@ -8,9 +8,7 @@ namespace {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-bool struck(Device device) {
-  return device.type() == DeviceType::host && detail::host_faults().struck(device.index());
-}
+bool struck(Device device) { return device.type() == DeviceType::host && detail::host_faults().struck(device.index()); }
 
 // "replica 2 on host:5", for a replica that the plan has.
 bool names_replica(const std::string& text, const Plan& plan) {

@@ -58,13 +58,20 @@ Options parse(int argc, char** argv) {
     std::size_t used = 0;
     const unsigned long long number = value.find('-') == value.npos ? std::stoull(value, &used) : 0;
     if (used != value.size()) throw std::invalid_argument("expected a number after " + name + ", got " + value);
-    if (name == "--schedules") options.schedules = static_cast<int>(number);
-    else if (name == "--faults") options.faults = static_cast<int>(number);
-    else if (name == "--jobs") options.jobs = static_cast<int>(number);
-    else if (name == "--seed") options.seed = number;
-    else if (name == "--schedule") options.seed = number, options.schedules = 1, options.faults = 0, options.one = true;
-    else if (name == "--fault") options.seed = number, options.schedules = 0, options.faults = 1, options.one = true;
-    else throw std::invalid_argument("unknown argument " + name);
+    if (name == "--schedules")
+      options.schedules = static_cast<int>(number);
+    else if (name == "--faults")
+      options.faults = static_cast<int>(number);
+    else if (name == "--jobs")
+      options.jobs = static_cast<int>(number);
+    else if (name == "--seed")
+      options.seed = number;
+    else if (name == "--schedule")
+      options.seed = number, options.schedules = 1, options.faults = 0, options.one = true;
+    else if (name == "--fault")
+      options.seed = number, options.schedules = 0, options.faults = 1, options.one = true;
+    else
+      throw std::invalid_argument("unknown argument " + name);
   }
   if (options.jobs < 1) options.jobs = std::max(1u, std::thread::hardware_concurrency());
   return options;
@@ -111,8 +118,10 @@ void count(const Plan& plan, const Outcome& outcome, const char* program, Counts
 }
 
 void show_progress(const Counts& counts, int total) {
-  if (isatty(2)) std::fprintf(stderr, "\r%d of %d", counts.done, total);
-  else if (counts.done % 250 == 0) std::fprintf(stderr, "%d of %d\n", counts.done, total);
+  if (isatty(2))
+    std::fprintf(stderr, "\r%d of %d", counts.done, total);
+  else if (counts.done % 250 == 0)
+    std::fprintf(stderr, "%d of %d\n", counts.done, total);
 }
 
 std::string json_of(const std::map<std::string, int>& numbers) {
@@ -125,10 +134,11 @@ std::string json_of(const std::map<std::string, int>& numbers) {
 
 void write_json(const Options& options, const Counts& counts, double seconds) {
   std::ofstream file(options.json);
-  file << "{\"schedules\": " << options.schedules << ", \"faults\": " << options.faults << ", \"seed\": " << options.seed
-       << ", \"wrong\": " << counts.wrong << ", \"hangs\": " << counts.hangs << ", \"leaks\": " << counts.leaks
-       << ", \"misreported\": " << counts.misreported << ", \"seconds\": " << seconds
-       << ",\n \"faults_by_kind\": " << json_of(counts.by_fault) << ",\n \"struck\": " << json_of(counts.struck_by_fault)
+  file << "{\"schedules\": " << options.schedules << ", \"faults\": " << options.faults
+       << ", \"seed\": " << options.seed << ", \"wrong\": " << counts.wrong << ", \"hangs\": " << counts.hangs
+       << ", \"leaks\": " << counts.leaks << ", \"misreported\": " << counts.misreported << ", \"seconds\": " << seconds
+       << ",\n \"faults_by_kind\": " << json_of(counts.by_fault)
+       << ",\n \"struck\": " << json_of(counts.struck_by_fault)
        << ",\n \"reported\": " << json_of(counts.thrown_by_fault) << "}\n";
   if (!file.flush()) throw std::runtime_error("expected to write " + options.json);
 }

@@ -15,7 +15,8 @@ constexpr Integer kIn = 5, kOut = 3;
 inline std::vector<double> exact(const Integers& values) {
   std::vector<double> result;
   for (const Integer value : values) {
-    if (value > (Integer{1} << 53) || value < -(Integer{1} << 53)) throw std::logic_error("the drill's own numbers grew too large");
+    if (value > (Integer{1} << 53) || value < -(Integer{1} << 53))
+      throw std::logic_error("the drill's own numbers grew too large");
     result.push_back(static_cast<double>(value));
   }
   return result;
@@ -44,7 +45,7 @@ struct Model {
   Integers scale = {3, -2, 5, 7, 1}, shift = {1, 4, -3, 2, 6};  // trained
   Integers frozen = {2, 1, -3, 1, 2};
   Integers mix = {1, -2, 3, 4, 1, -1, 2, 2, 5, -3, 1, 2, 1, 3, -2};  // kIn x kOut, frozen
-  Integer seen = 0;                                                // a buffer: rows that home has trained on
+  Integer seen = 0;                                                  // a buffer: rows that home has trained on
   Integers scale_speed = Integers(kIn), shift_speed = Integers(kIn);
 
   // [rows, kOut]. In training each replica adds the rows of its piece to its own copy of `seen` first.

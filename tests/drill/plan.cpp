@@ -13,8 +13,8 @@ constexpr int kDevices = 8;
 std::vector<int> shuffled(Draw& draw) {
   std::vector<int> order(kDevices);
   std::iota(order.begin(), order.end(), 0);
-  for (int i = kDevices - 1; i > 0; --i) std::swap(order[static_cast<std::size_t>(i)],
-                                                   order[static_cast<std::size_t>(draw.below(i + 1))]);
+  for (int i = kDevices - 1; i > 0; --i)
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(draw.below(i + 1))]);
   return order;
 }
 
@@ -122,7 +122,8 @@ Plan draw_plan(std::uint64_t seed, bool with_fault) {
 std::string Plan::text() const {
   std::string text = cat("wrapper ", devices, ", the other ", others, ", results on ", output_device, ", ",
                          peeks ? "replicas wait" : "replicas do not wait", "; steps:");
-  for (const Step& step : steps) text += cat(' ', drill::to_string(step.attempt), '(', step.rows, " from ", step.source, ')');
+  for (const Step& step : steps)
+    text += cat(' ', drill::to_string(step.attempt), '(', step.rows, " from ", step.source, ')');
   if (fault.kind != FaultKind::none) {
     text += cat("; fault ", drill::to_string(fault.kind), " number ", fault.count, " (", fault.from, "-", fault.to,
                 ") from step ", fault.step, " on");

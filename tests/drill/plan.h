@@ -40,11 +40,11 @@ const char* to_string(Attempt attempt);
 
 struct Step {
   Attempt attempt;
-  std::int64_t rows;   // of the batch
-  Device source;       // where the batch is
-  bool balanced;       // policy, of `divide`
+  std::int64_t rows;  // of the batch
+  Device source;      // where the batch is
+  bool balanced;      // policy, of `divide`
   bool wants_input_gradient;
-  bool reads_late;     // results are read after the optimizer's step
+  bool reads_late;  // results are read after the optimizer's step
   bool on_side_stream;
 };
 

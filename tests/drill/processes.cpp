@@ -47,8 +47,10 @@ Process start(std::size_t index, std::chrono::seconds limit, const std::function
 
 std::string describe_end(int status) {
   char text[64];
-  if (WIFSIGNALED(status)) std::snprintf(text, sizeof text, "ended by signal %d", WTERMSIG(status));
-  else std::snprintf(text, sizeof text, "exit status %d", WEXITSTATUS(status));
+  if (WIFSIGNALED(status))
+    std::snprintf(text, sizeof text, "ended by signal %d", WTERMSIG(status));
+  else
+    std::snprintf(text, sizeof text, "exit status %d", WEXITSTATUS(status));
   return text;
 }
 
@@ -87,8 +89,10 @@ void run_processes(std::size_t count, int jobs, std::chrono::seconds limit,
       }
       close(process.output);
       Outcome outcome{Outcome::End::finished, process.text};
-      if (late) outcome = {Outcome::End::hung, "no end within " + std::to_string(limit.count()) + " s"};
-      else if (status != 0) outcome = {Outcome::End::crashed, describe_end(status) + ' ' + process.text};
+      if (late)
+        outcome = {Outcome::End::hung, "no end within " + std::to_string(limit.count()) + " s"};
+      else if (status != 0)
+        outcome = {Outcome::End::crashed, describe_end(status) + ' ' + process.text};
       const std::size_t index = process.index;
       running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
       done(index, outcome);

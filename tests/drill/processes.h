@@ -14,8 +14,8 @@ struct Outcome {
   std::string text;  // what the process returned; for a crash, how it ended
 };
 
-// Calls `body(i)` for every i below `count`, each in a fresh process, `jobs` at a time, and `done(i, outcome)` here when
-// it is over. A process that has not returned within `limit` is killed. The calling process must not have threads.
+// Calls `body(i)` for every i below `count`, each in a fresh process, `jobs` at a time, and `done(i, outcome)` here
+// when it is over. A process that has not returned within `limit` is killed. The calling process must not have threads.
 void run_processes(std::size_t count, int jobs, std::chrono::seconds limit,
                    const std::function<std::string(std::size_t)>& body,
                    const std::function<void(std::size_t, const Outcome&)>& done);

@@ -5,78 +5,17 @@
 #include <thread>
 
 #include "judge.h"
-#include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/peer.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
-#include "model.h"
+#include "net.h"
 
 namespace drill {
 namespace {
 
 using detail::host_faults;
-
-Tensor tensor_of(const Integers& values, const Shape& shape, Device device = Device::cpu()) {
-  return from_data(exact(values), shape, {.dtype = DType::f64, .device = device});
-}
-
-struct Net : Module<Net> {
-  Parameter scale, shift, frozen, mix;
-  Buffer seen;
-  bool peeks = false;
-
-  explicit Net(const Model& model, bool peeking)
-      : scale(tensor_of(model.scale, {kIn})),
-        shift(tensor_of(model.shift, {kIn})),
-        frozen(tensor_of(model.frozen, {kIn}), false),
-        mix(tensor_of(model.mix, {kIn, kOut}), false),
-        seen(tensor_of({model.seen}, {1})),
-        peeks(peeking) {}
-
-  Tensor forward(const Tensor& x) const {
-    const Device device = x.device();
-    const Tensor hidden = (x * scale.on(device) + shift.on(device)) * frozen.on(device);
-    if (peeks) hidden.detach().sum().item<double>();
-    Tensor rows = seen.on(device);
-    if (is_training()) {
-      const NoGrad off;
-      rows.add_(static_cast<double>(x.size(0)));
-    }
-    return matmul(hidden, mix.on(device)) + rows;
-  }
-  void members(Members& m) override {
-    m("scale", scale), m("shift", shift), m("frozen", frozen), m("mix", mix), m("seen", seen);
-  }
-};
-
-// A stream of its own for the work on one device: after what is on the current one, and before what comes there later.
-class SideStream {
- public:
-  SideStream(Device device, bool wanted) : outer_(current_stream(device)) {
-    if (!wanted) return;
-    side_.emplace(device);
-    side_->wait_for(outer_);
-    scope_.emplace(*side_);
-  }
-  ~SideStream() {
-    if (!side_) return;
-    scope_.reset();
-    try {
-      outer_.wait_for(*side_);
-    } catch (const Error&) {
-      // The recovery synchronizes with everything.
-    }
-  }
-
- private:
-  Stream& outer_;
-  std::optional<Stream> side_;
-  std::optional<StreamScope> scope_;
-};
 
 class Run {
  public:
@@ -94,7 +33,8 @@ class Run {
       drain();
       if (const std::vector<std::size_t> after = in_use(); after != before) {
         for (std::size_t i = 0; i < after.size(); ++i) {
-          if (after[i] != before[i]) fail(Verdict::leak, cat(after[i] - before[i], " bytes left on ", all_devices()[i]));
+          if (after[i] != before[i])
+            fail(Verdict::leak, cat(after[i] - before[i], " bytes left on ", all_devices()[i]));
         }
       }
     } catch (const WrongResult& wrong) {
@@ -119,17 +59,23 @@ class Run {
     // Links are looked at when they are first used; what fails then is only taken for a link that does not work.
     if (fault.kind == FaultKind::deny || fault.kind == FaultKind::lose) detail::forget_peers();
     switch (fault.kind) {
-      case FaultKind::allocation: return host_faults().fail_allocation(fault.count);
-      case FaultKind::throws: return host_faults().throw_in_task(fault.count);
-      case FaultKind::delay: return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
-      case FaultKind::deny: return host_faults().deny_peer(fault.from, fault.to);
-      case FaultKind::lose: return host_faults().lose_writes(fault.from, fault.to);
+      case FaultKind::allocation:
+        return host_faults().fail_allocation(fault.count);
+      case FaultKind::throws:
+        return host_faults().throw_in_task(fault.count);
+      case FaultKind::delay:
+        return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
+      case FaultKind::deny:
+        return host_faults().deny_peer(fault.from, fault.to);
+      case FaultKind::lose:
+        return host_faults().lose_writes(fault.from, fault.to);
       case FaultKind::hang:
         host_faults().hang_task(fault.count);
         // Some waits inside the library last ten minutes; that the drill sees them end, the fault does.
         watch_ = std::thread([this] { release_in_the_end(); });
         return;
-      case FaultKind::none: return;
+      case FaultKind::none:
+        return;
     }
   }
   void release_in_the_end() {
@@ -235,12 +181,18 @@ class Run {
 
   void attempt(const Step& step) {
     switch (step.attempt) {
-      case Attempt::build: return build();
-      case Attempt::train: return train(step);
-      case Attempt::infer: return infer(step, *net_, plan_.devices, 1);
-      case Attempt::overlap: return overlap(step);
-      case Attempt::divide: return divide(step);
-      case Attempt::graph: return graph(step);
+      case Attempt::build:
+        return build();
+      case Attempt::train:
+        return train(step);
+      case Attempt::infer:
+        return infer(step, *net_, plan_.devices, 1);
+      case Attempt::overlap:
+        return overlap(step);
+      case Attempt::divide:
+        return divide(step);
+      case Attempt::graph:
+        return graph(step);
     }
   }
 
@@ -257,8 +209,8 @@ class Run {
   }
   void new_optimizer() {
     const Net& net = net_->module();
-    optimizer_ = std::make_unique<SGD>(std::vector<Parameter>{net.scale, net.shift},
-                                       SgdOptions{.lr = 1, .momentum = 1});
+    optimizer_ =
+        std::make_unique<SGD>(std::vector<Parameter>{net.scale, net.shift}, SgdOptions{.lr = 1, .momentum = 1});
   }
   void restore() {
     const Net& net = net_->module();
@@ -347,8 +299,8 @@ class Run {
     }
     Tensor x = tensor_of(xs, {step.rows, kIn}, step.source);
     x.set_requires_grad();
-    std::vector<Tensor> parts = scatter(x, plan_.devices, 0,
-                                        step.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk());
+    std::vector<Tensor> parts =
+        scatter(x, plan_.devices, 0, step.balanced ? ScatterPolicy::balanced() : ScatterPolicy::chunk());
     if (parts.size() != pieces.size()) throw WrongResult{cat(parts.size(), " pieces")};
     std::vector<Tensor> results;  // the pieces live until the side streams are joined
     for (std::size_t p = 0; p < parts.size(); ++p) {

@@ -11,9 +11,9 @@ enum class Verdict { good, wrong, leak, misreported };
 
 struct Result {
   Verdict verdict = Verdict::good;
-  bool struck = false;   // the fault met something
-  bool thrown = false;   // and an exception told of it
-  std::string message;   // what was wrong
+  bool struck = false;  // the fault met something
+  bool thrown = false;  // and an exception told of it
+  std::string message;  // what was wrong
 };
 
 // How long the waits of a run last at most, in proportion: sanitizers make everything slower.

@@ -128,12 +128,11 @@ TEST_CASE("the batch may be written when the call has returned") {
 
 TEST_CASE("a replica that fails leaves no copy without an edge") {
   for (const Device source : {Device::cpu(), Device::host(0)}) {
-    const auto net = DataParallel(
-        Calling([](const Tensor& x, const Tensor& weight) -> Tensor {
-          if (x.device() == Device::host(0)) throw std::runtime_error("no");
-          return x * weight;
-        }),
-        {.devices = hosts(3)});
+    const auto net = DataParallel(Calling([](const Tensor& x, const Tensor& weight) -> Tensor {
+                                    if (x.device() == Device::host(0)) throw std::runtime_error("no");
+                                    return x * weight;
+                                  }),
+                                  {.devices = hosts(3)});
     for (int round = 0; round < 20; ++round) {
       const NoGrad off;
       Tensor x = counting({6, 2}, source);

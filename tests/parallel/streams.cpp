@@ -59,6 +59,29 @@ TEST_CASE("an output may go while it is gathered on another stream") {
   nothing_to_report(hosts(3));
 }
 
+TEST_CASE("a tensor may be written, or go, while its pieces are on their way") {
+  for (const Device home : {Device::host(0), Device::cpu()}) {
+    for (int round = 0; round < 10; ++round) {
+      Tensor x = counting({4}, home).mul_(2);
+      std::vector<Tensor> pieces, again;
+      {
+        const Aside aside(hosts(3));
+        pieces = scatter(x, hosts({1, 2}));
+        CHECK_NOTHROW(x.add_(1));
+        again = scatter(x, hosts({2, 1}));
+        if (home != Device::cpu()) default_stream(home).wait_for(current_stream(home));  // for add_, not the copies
+        again = scatter(x, hosts({2, 1}));
+        x = Tensor();
+        CHECK_NOTHROW(counting({4}, Device::host(0)));
+        CHECK(values(pieces[0]) == Doubles{2, 4});
+        CHECK(values(again[1]) == Doubles{7, 9});
+      }
+      pieces.clear(), again.clear();
+    }
+  }
+  nothing_to_report(hosts(3));
+}
+
 TEST_CASE("the gradient of pieces is put together on the stream that scattered them") {
   const Device home = Device::host(0);
   Tensor x = counting({4}, home).set_requires_grad();

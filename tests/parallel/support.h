@@ -13,28 +13,15 @@
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
+#include "support/device_sets.h"
 
 namespace test {
 
 using namespace lockstep;
 using Doubles = std::vector<double>;
 
-inline std::vector<Device> hosts(std::initializer_list<int> indices) {
-  std::vector<Device> devices;
-  for (const int index : indices) devices.push_back(Device::host(index));
-  return devices;
-}
-inline std::vector<Device> hosts(int count) {
-  std::vector<Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back(Device::host(i));
-  return devices;
-}
-// 1, 2, 3, 5 and 8 devices, shuffled ones, and a home that is not the first device.
-inline const std::vector<std::vector<Device>>& device_sets() {
-  static const std::vector<std::vector<Device>> sets{hosts(1), hosts(2),      hosts(3),        hosts(5),
-                                                     hosts(8), hosts({3, 1}), hosts({4, 0, 2})};
-  return sets;
-}
+using support::device_sets;
+using support::hosts;
 
 // f64 values first, first + 1, … : distinct, and exact under + and * while they are small.
 inline Tensor counting(const Shape& shape, Device device = Device::cpu(), double first = 1) {

@@ -50,9 +50,11 @@ TEST_CASE("an event is done once what it marks is done") {
   CHECK(event.recorded());
   CHECK(event.device() == Device::cuda(0));
   CHECK_FALSE(event.query());
+  CHECK(event.progress() == Event::Progress::pending);
   CHECK_FALSE(stream.query());
   manual::backend().run(stream.handle());
   CHECK(event.query());
+  CHECK(event.progress() == Event::Progress::done);
   CHECK(stream.query());
   CHECK(steps == 2);
 }

@@ -134,6 +134,10 @@ class TestTensor {
     return {begin, begin + storage_.size() * 8};
   }
 
+  // All of the memory, guards included.
+  std::byte* storage() { return reinterpret_cast<std::byte*>(storage_.data()); }
+  std::size_t storage_bytes() const { return storage_.size() * 8; }
+
   // True when no byte outside the elements was written.
   bool guards_intact() const {
     std::vector<bool> used(storage_.size() * 8, false);

@@ -6,6 +6,7 @@
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
+#include "support/device_sets.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
@@ -147,36 +148,65 @@ TEST_CASE("an exception in a hook ends the backward and is thrown as it is") {
 TEST_CASE("a graph over several devices gives the gradients of one device, the same bits every time") {
   std::vector<double> values;
   for (int i = 0; i < 97; ++i) values.push_back(0.1 * i - 3.3);
-  Doubles first;
-  for (int run = 0; run < 20; ++run) {
-    Tensor x = leaf(values, Device::host(0));
-    Tensor sum;
-    for (int d = 0; d < 5; ++d) {
-      Tensor part = (tanh(x.to(Device::host(d)) * (0.7 + d)) * x.to(Device::host(d))).to(Device::host(2));
-      sum = sum.defined() ? sum + part : part;
+  for (const auto& devices : support::device_sets()) {
+    const auto gradient = [&](auto place) {
+      Tensor x = leaf(values, place(devices[0]));
+      Tensor sum;
+      for (std::size_t d = 0; d < devices.size(); ++d) {
+        const Device device = place(devices[d]);
+        Tensor part = (tanh(x.to(device) * (0.7 + static_cast<double>(d))) * x.to(device)).to(place(devices.back()));
+        sum = sum.defined() ? sum + part : part;
+      }
+      sum.sum().backward();
+      return x.grad().to_vector<double>();
+    };
+    const Doubles plain = gradient([](Device) { return Device::cpu(); });
+    const Doubles first = gradient([](Device device) { return device; });
+    for (int run = 0; run < 5; ++run) CHECK(gradient([](Device device) { return device; }) == first);
+    for (std::size_t i = 0; i < plain.size(); ++i) CHECK(first[i] == Approx(plain[i]).epsilon(1e-12));
+  }
+}
+
+TEST_CASE("integer gradients, distinct per device and element, arrive exactly over every set of devices") {
+  for (const auto& devices : support::device_sets()) {
+    for (const Device source : {devices.front(), devices.back(), Device::cpu()}) {
+      for (const std::int64_t count : {1, 7, 16}) {
+        Doubles values, expected;
+        for (std::int64_t i = 0; i < count; ++i) {
+          values.push_back(static_cast<double>(i + 3));
+          expected.push_back(0);
+        }
+        Tensor x = leaf(values, source);
+        Tensor total;
+        for (std::size_t d = 0; d < devices.size(); ++d) {
+          Doubles weights;
+          for (std::int64_t i = 0; i < count; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            weights.push_back(static_cast<double>(i * 31) + static_cast<double>(d) * 1000 + 1);
+            expected[at] += 2 * values[at] * weights[at];
+          }
+          const Tensor there = x.to(devices[d]);
+          const Tensor weight = from_data(weights, {count}, {.dtype = DType::f64, .device = devices[d]});
+          const Tensor part = (there * there * weight).to(devices[0]);
+          total = total.defined() ? total + part : part;
+        }
+        total.sum().backward();
+        CHECK(x.grad().device() == source);
+        CHECK(x.grad().to_vector<double>() == expected);
+      }
     }
-    sum.sum().backward();
-    const Doubles gradient = x.grad().to_vector<double>();
-    if (run == 0) first = gradient;
-    CHECK(gradient == first);
   }
-  Tensor x = leaf(values);
-  Tensor sum;
-  for (int d = 0; d < 5; ++d) {
-    Tensor part = tanh(x * (0.7 + d)) * x;
-    sum = sum.defined() ? sum + part : part;
-  }
-  sum.sum().backward();
-  const Doubles plain = x.grad().to_vector<double>();
-  for (std::size_t i = 0; i < plain.size(); ++i) CHECK(first[i] == Approx(plain[i]).epsilon(1e-12));
 }
 
 TEST_CASE("double backward works across devices") {
-  Tensor x = leaf({2, 3}, Device::host(1));
-  Tensor y = (x.to(Device::host(0)) * x.to(Device::host(2)).to(Device::host(0))).sum();
-  Tensor first = grad(y, {x}, {.create_graph = true})[0];
-  CHECK(first.device() == Device::host(1));
-  CHECK(grad(first.sum(), {x})[0].to_vector<double>() == Doubles{2, 2});
+  for (const auto& devices : support::device_sets()) {
+    const Device home = devices.front(), other = devices.back();
+    Tensor x = leaf({2, 3}, other);
+    Tensor y = (x.to(home) * x.to(devices[devices.size() / 2]).to(home)).sum();
+    Tensor first = grad(y, {x}, {.create_graph = true})[0];
+    CHECK(first.device() == other);
+    CHECK(grad(first.sum(), {x})[0].to_vector<double>() == Doubles{2, 2});
+  }
 }
 
 TEST_CASE("a hook may run a backward of its own, also on a backward lane") {

@@ -1,6 +1,7 @@
 // Slots: filling, refreshing what changed alone, reading during a refresh, gradients of mirrors.
 #include "lockstep/tensor/nn/slots.h"
 
+#include <cmath>
 #include <thread>
 
 #include "lockstep/runtime/host/faults.h"
@@ -8,6 +9,7 @@
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
+#include "support/device_sets.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
@@ -157,8 +159,8 @@ TEST_CASE("placement is checked by name, moving drops mirrors") {
 }
 
 TEST_CASE("gradients of mirrors are summed into home in replica order, and unused parameters stay untouched") {
-  const std::vector<Device> devices = GENERATE(std::vector<Device>{Device::host(0), Device::host(1), Device::host(2)},
-                                               std::vector<Device>{Device::host(3), Device::host(1)});
+  const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
+  CAPTURE(devices.size());
   Net net = net_on(devices[0]);
   ModuleSlots slots(net);
   slots.refresh(devices);
@@ -176,29 +178,36 @@ TEST_CASE("gradients of mirrors are summed into home in replica order, and unuse
     CHECK(net.a.grad().to_vector<double>() == expected);  // accumulates over the rounds
   }
   CHECK_FALSE(net.b.grad().defined());
-  CHECK(slots.reduced().bytes > 0);
+  CHECK((slots.reduced().bytes > 0) == (devices.size() > 1));
 }
 
 TEST_CASE("large gradients are summed in balanced ranges with the same result") {
   struct Large : Module<Large> {
     Parameter w{zeros({50'001}, {.dtype = DType::f64})}, v{zeros({3}, {.dtype = DType::f64})};
     void members(Members& m) override { m("w", w), m("v", v); }
-  } net;
-  net.to(kDevices[0]);
+  };
+  const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
+  CAPTURE(devices.size());
+  Large net;
+  net.to(devices[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(devices);
   Tensor total;
-  for (std::size_t d = 0; d < 3; ++d) {
-    Tensor scale = arange(0, 50'001, 1, {.dtype = DType::f64, .device = kDevices[d]}) * (d == 0 ? 1.0 : d == 1 ? 1000.0 : 7.0);
-    Tensor part = ((net.w.on(kDevices[d]) * scale).sum() + net.v.on(kDevices[d]).sum() * (1.0 + static_cast<double>(d))).to(kDevices[0]);
+  double factors = 0, ones = 0;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    const double factor = std::pow(3.0, static_cast<double>(d)), one = 1.0 + static_cast<double>(d);
+    Tensor scale = arange(0, 50'001, 1, {.dtype = DType::f64, .device = devices[d]}) * factor;
+    Tensor part = ((net.w.on(devices[d]) * scale).sum() + net.v.on(devices[d]).sum() * one).to(devices[0]);
     total = total.defined() ? total + part : part;
+    factors += factor;
+    ones += one;
   }
   total.backward();
   const Doubles grad = net.w.grad().to_vector<double>();
   bool exact = true;
-  for (std::size_t i = 0; i < grad.size(); ++i) exact = exact && grad[i] == 1008.0 * static_cast<double>(i);
+  for (std::size_t i = 0; i < grad.size(); ++i) exact = exact && grad[i] == factors * static_cast<double>(i);
   CHECK(exact);
-  CHECK(net.v.grad().to_vector<double>() == Doubles{6, 6, 6});
+  CHECK(net.v.grad().to_vector<double>() == Doubles{ones, ones, ones});
 }
 
 TEST_CASE("a gradient somebody holds is not written over by the next backward") {
@@ -217,22 +226,24 @@ TEST_CASE("a gradient somebody holds is not written over by the next backward") 
 }
 
 TEST_CASE("hooks of a replicated parameter see the sum, once") {
-  Net net = net_on(kDevices[0]);
+  const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
+  const auto count = static_cast<double>(devices.size());
+  Net net = net_on(devices[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(devices);
   Doubles seen;
   net.b.tensor().register_hook([&](Tensor& g) {
     seen.push_back(g.item<double>());
     g = g * 2.0;
   });
   Tensor total;
-  for (Device device : kDevices) {
-    Tensor part = (net.b.on(device) * 3.0).to(kDevices[0]);
+  for (Device device : devices) {
+    Tensor part = (net.b.on(device) * 3.0).to(devices[0]);
     total = total.defined() ? total + part : part;
   }
   total.backward();
-  CHECK(seen == Doubles{9});
-  CHECK(net.b.grad().item<double>() == 18);
+  CHECK(seen == Doubles{3 * count});
+  CHECK(net.b.grad().item<double>() == 6 * count);
 }
 
 TEST_CASE("mirrors are differentiable twice") {

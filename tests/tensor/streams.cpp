@@ -3,8 +3,11 @@
 #include <atomic>
 #include <thread>
 
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/faults.h"
 #include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/slots.h"
 #include "lockstep/tensor/ops.h"
@@ -158,6 +161,52 @@ TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers
     CHECK(product.to_vector<double>() == Doubles(3, 10.0 * round * round));
     side.stream.wait_for(side.main), late.stream.wait_for(late.main);
   }
+}
+
+TEST_CASE("whoever's refresh failed is told, also when others have seen the error and gone on") {
+  if (default_stream(kDevice).synchronous()) return;
+  NoGrad no_grad;
+  Pair net;
+  net.to(Device::host(0));
+  ModuleSlots slots(net);
+  const std::vector<Device> devices{Device::host(0), kDevice};
+  slots.refresh(devices);
+  net.b.tensor().fill_(7);
+  for (const Device device : devices) synchronize(device);
+  detail::host_faults().throw_in_task(1);
+  slots.refresh(devices);
+  while (net.b.body()->slot(ordinal(kDevice))->ready.progress() == Event::Progress::pending) std::this_thread::yield();
+  int seen = 0;
+  std::thread([&] {
+    // This one's error, and one of its own after it.
+    Stream& copies = copy_stream(kDevice);
+    for (int i = 0; i < 2; ++i) {
+      try {
+        synchronize(copies);
+      } catch (const DeviceError&) {
+        ++seen;
+      }
+      if (i > 0) break;
+      detail::host_faults().throw_in_task(1);
+      copies.enqueue([] {});
+    }
+  }).join();
+  detail::host_faults().clear();
+  CHECK(seen == 2);
+  Side side, home(Device::host(0));  // where nothing has failed
+  {
+    StreamScope here(side.stream), there(home.stream);
+    slots.refresh(devices);
+  }
+  CHECK_THROWS_AS(synchronize(side.stream), DeviceError);
+  for (int i = 0; i < 3; ++i) {
+    try {
+      for (const Device device : devices) synchronize(device);
+    } catch (const DeviceError&) {
+    }
+  }
+  slots.refresh(devices);
+  CHECK(net.b.on(kDevice).to_vector<double>() == Doubles{7});
 }
 
 TEST_CASE("a parameter that moves while it is frozen gets its gradient where it is then") {

@@ -1,5 +1,5 @@
-// In place of kernels/cuda/launch.cuh where the kernels are compiled as C++: a launch runs every thread of every block in
-// the calling thread, as fibers that take turns at the barriers.
+// In place of kernels/cuda/launch.cuh where the kernels are compiled as C++: a launch runs every thread of every block
+// in the calling thread, as fibers that take turns at the barriers.
 #pragma once
 
 #include <tuple>
