@@ -30,6 +30,8 @@ const KernelTable& cuda_table() {
       .index_add = index_add,
       .random = random,
       .sgd = sgd,
+      .adam = adam,
+      .unscale = unscale,
       .prepare = prepare,
   };
   return kTable;

@@ -35,6 +35,8 @@ void index_select(Stream& stream, const IndexSelectArgs& args);
 void index_add(Stream& stream, const IndexAddArgs& args);
 void random(Stream& stream, const RandomArgs& args);
 void sgd(Stream& stream, const SgdArgs& args);
+void adam(Stream& stream, const AdamArgs& args);
+void unscale(Stream& stream, const UnscaleArgs& args);
 
 // Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
 void prepare(Device device);
@@ -55,6 +57,7 @@ void list_index(KernelList& list);
 void list_sort(KernelList& list);
 void list_random(KernelList& list);
 void list_optimizer(KernelList& list);
+void list_adam(KernelList& list);
 void list_matmul(KernelList& list);
 void list_conv(KernelList& list);
 void list_depthwise(KernelList& list);

@@ -30,6 +30,8 @@ const KernelTable& host_table() {
       .index_add = index_add,
       .random = random,
       .sgd = sgd,
+      .adam = adam,
+      .unscale = unscale,
   };
   return kTable;
 }

@@ -35,5 +35,7 @@ void index_select(Stream& stream, const IndexSelectArgs& args);
 void index_add(Stream& stream, const IndexAddArgs& args);
 void random(Stream& stream, const RandomArgs& args);
 void sgd(Stream& stream, const SgdArgs& args);
+void adam(Stream& stream, const AdamArgs& args);
+void unscale(Stream& stream, const UnscaleArgs& args);
 
 }  // namespace lockstep::kernels::host

@@ -2,6 +2,7 @@
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/optimizer_functors.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -55,6 +56,58 @@ void sgd_tensor(const SgdArgs& args, const SgdTensor& t) {
   return (decay ? momentum_step<T, true, false> : momentum_step<T, false, false>)(args, t, count);
 }
 
+template <class T, bool kFirst, bool kAmsgrad>
+void adam_loop(const AdamArgs& args, const AdamTensor& t) {
+  using C = functors::Compute<T>;
+  const functors::AdamConstants<C> constants = functors::adam_constants<C>(args, t.step);
+  const std::int64_t count = element_count(t.parameter.view.shape);
+  T* parameter = data<T>(t.parameter);
+  const T* gradient = data<T>(t.gradient);
+  T* exp_avg = data<T>(t.exp_avg);
+  T* exp_avg_sq = data<T>(t.exp_avg_sq);
+  T* largest = kAmsgrad ? data<T>(t.max_exp_avg_sq) : nullptr;
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) {
+    functors::AdamState<C> state{parameter[i]};
+    if constexpr (!kFirst) {
+      state.exp_avg = exp_avg[i];
+      state.exp_avg_sq = exp_avg_sq[i];
+      if constexpr (kAmsgrad) state.max_exp_avg_sq = largest[i];
+    }
+    functors::adam_step<C, kAmsgrad>(constants, gradient[i], state);
+    parameter[i] = static_cast<T>(state.parameter);
+    exp_avg[i] = static_cast<T>(state.exp_avg);
+    exp_avg_sq[i] = static_cast<T>(state.exp_avg_sq);
+    if constexpr (kAmsgrad) largest[i] = static_cast<T>(state.max_exp_avg_sq);
+  }
+}
+
+template <class T>
+void adam_tensor(const AdamArgs& args, const AdamTensor& t) {
+  const bool first = t.step == 1;
+  if (t.max_exp_avg_sq.view.present) return (first ? adam_loop<T, true, true> : adam_loop<T, false, true>)(args, t);
+  return (first ? adam_loop<T, true, false> : adam_loop<T, false, false>)(args, t);
+}
+
+// True when all products are finite.
+template <class T>
+bool unscale_tensor(const InOut& gradient, double by) {
+  using C = functors::Compute<T>;
+  const std::int64_t count = element_count(gradient.view.shape);
+  const C factor = static_cast<C>(by);
+  T* elements = data<T>(gradient);
+  // Integers, and one number for all elements: a comparison for each would keep this from becoming vector code.
+  functors::BitsOf<T> largest = 0;
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T product = static_cast<T>(static_cast<C>(elements[i]) * factor);
+    elements[i] = product;
+    const functors::BitsOf<T> exponent = functors::exponent_bits(product);
+    largest = exponent > largest ? exponent : largest;
+  }
+  return largest < functors::kExponentMask<T>;
+}
+
 }  // namespace
 
 void sgd(Stream& stream, const SgdArgs& args) {
@@ -62,6 +115,25 @@ void sgd(Stream& stream, const SgdArgs& args) {
   launch(stream, args, [](const SgdArgs& a) {
     for (const SgdTensor& t : a.tensors)
       dispatch_floating(t.parameter.view.dtype, [&]<class T>(Type<T>) { sgd_tensor<T>(a, t); });
+  });
+}
+
+void adam(Stream& stream, const AdamArgs& args) {
+  for (const AdamTensor& t : args.tensors) check_floating(AdamArgs::kName, t.parameter.view.dtype, stream);
+  launch(stream, args, [](const AdamArgs& a) {
+    for (const AdamTensor& t : a.tensors)
+      dispatch_floating(t.parameter.view.dtype, [&]<class T>(Type<T>) { adam_tensor<T>(a, t); });
+  });
+}
+
+void unscale(Stream& stream, const UnscaleArgs& args) {
+  for (const InOut& gradient : args.gradients) check_floating(UnscaleArgs::kName, gradient.view.dtype, stream);
+  launch(stream, args, [](const UnscaleArgs& a) {
+    bool finite = true;
+    for (const InOut& gradient : a.gradients)
+      dispatch_floating(gradient.view.dtype,
+                        [&]<class T>(Type<T>) { finite &= unscale_tensor<T>(gradient, a.factor); });
+    if (!finite) *data<float>(a.found_inf) = 1;
   });
 }
 

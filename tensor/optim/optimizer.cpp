@@ -1,55 +1,245 @@
 #include "lockstep/tensor/optim/optimizer.h"
 
-#include <charconv>
 #include <cmath>
+#include <unordered_map>
 #include <unordered_set>
+
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops_support.h"
 
 namespace lockstep {
 namespace {
+
 void check_lr(const char* name, double lr) {
   LOCKSTEP_CHECK(std::isfinite(lr) && lr >= 0, "[", name, "] expected a learning rate of at least 0, got ", lr);
 }
+
+Tensor number(double value) { return tensor(value, {.dtype = DType::f64}); }
+Tensor number(std::int64_t value) { return tensor(value, {.dtype = DType::i64}); }
+
+// What does not fit, for one message about all of it.
+struct Differences {
+  std::string missing, unexpected, other;
+  static void add(std::string& list, const std::string& what) { list += cat(list.empty() ? "" : ", ", what); }
+  static const char* text(const std::string& list) { return list.empty() ? "none" : list.c_str(); }
+  void check(const char* name) const {
+    LOCKSTEP_CHECK(missing.empty() && unexpected.empty() && other.empty(), "[", name,
+                   "] expected the state of an optimizer like this one; missing: ", text(missing),
+                   "; unexpected: ", text(unexpected), "; different: ", text(other));
+  }
+};
+
+// The entries of a state, taken out one by one.
+class Entries {
+ public:
+  Entries(const char* optimizer, const std::vector<NamedTensor>& state) {
+    for (const NamedTensor& entry : state) {
+      LOCKSTEP_CHECK(entry.tensor.defined(), "[", optimizer, "] expected a tensor for '", entry.name,
+                     "', got an undefined one");
+      LOCKSTEP_CHECK(left_.emplace(entry.name, entry.tensor).second, "[", optimizer,
+                     "] expected each name of a state once, got '", entry.name, "' again");
+    }
+  }
+  // Undefined when there is none, or (which is a difference) one of another shape or dtype.
+  Tensor take(const std::string& name, const Shape& shape, DType dtype, Differences& differences) {
+    const auto found = left_.find(name);
+    if (found == left_.end()) return {};
+    Tensor taken = found->second;
+    left_.erase(found);
+    if (taken.shape() == shape && taken.dtype() == dtype) return taken;
+    Differences::add(differences.other,
+                     cat(name, " (expected ", dtype, shape, ", got ", taken.dtype(), taken.shape(), ")"));
+    return {};
+  }
+  void report_rest(const std::vector<NamedTensor>& state, Differences& differences) const {
+    for (const NamedTensor& entry : state)
+      if (left_.contains(entry.name)) Differences::add(differences.unexpected, entry.name);
+  }
+  bool contains(const std::string& name) const { return left_.contains(name); }
+
+ private:
+  std::unordered_map<std::string, Tensor> left_;
+};
+
 }  // namespace
 
-Optimizer::Optimizer(const char* name, std::vector<Parameter> parameters, double lr)
-    : name_(name), parameters_(std::move(parameters)), lr_(lr) {
-  LOCKSTEP_CHECK(!parameters_.empty(), "[", name, "] expected at least one parameter, got an empty list");
-  check_lr(name, lr);
-  std::unordered_set<const ParameterBody*> seen;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    LOCKSTEP_CHECK(parameters_[i].defined(), "[", name, "] expected parameters, got an absent one at index ", i);
-    LOCKSTEP_CHECK(seen.insert(parameters_[i].body()).second, "[", name, "] expected each parameter once, got '",
-                   parameters_[i].name(), "' again at index ", i);
+void Optimizer::append_group(const std::vector<Parameter>& parameters) {
+  LOCKSTEP_CHECK(!parameters.empty(), "[", name_, "] expected at least one parameter, got an empty list");
+  std::unordered_map<const ParameterBody*, std::size_t> seen;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) seen.emplace(parameters_[i].body(), group_of_[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    LOCKSTEP_CHECK(parameters[i].defined(), "[", name_, "] expected parameters, got an absent one at index ", i,
+                   " of group ", groups_);
+    const auto [known, added] = seen.emplace(parameters[i].body(), groups_);
+    LOCKSTEP_CHECK(added, "[", name_, "] expected each parameter once, got '", parameters[i].name(),
+                   "' again at index ", i, " of group ", groups_, "; it is in group ", known->second);
   }
+  const std::size_t count = parameters_.size() + parameters.size();
+  std::vector<State> states(parameters.size());
+  for (State& state : states) state.slots.resize(layout_.slots.size());
+  parameters_.reserve(count);
+  group_of_.reserve(count);
+  states_.reserve(count);
+  parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
+  group_of_.resize(count, groups_);
+  for (State& state : states) states_.push_back(std::move(state));
+  ++groups_;
+}
+
+void Optimizer::check_group(std::size_t group) const {
+  LOCKSTEP_CHECK(group < groups_, "[", name_, "] expected a group below ", groups_, ", got ", group);
 }
 
 void Optimizer::zero_grad() {
   for (const Parameter& parameter : parameters_) parameter.zero_grad();
 }
 
-void Optimizer::set_lr(double lr) {
-  check_lr(name_, lr);
-  lr_ = lr;
+std::vector<Parameter> Optimizer::group_parameters(std::size_t group) const {
+  check_group(group);
+  std::vector<Parameter> found;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (group_of_[i] == group) found.push_back(parameters_[i]);
+  return found;
 }
 
-std::vector<Tensor> Optimizer::load_slots(const std::vector<NamedTensor>& state, std::string_view kind) const {
-  std::vector<Tensor> slots(parameters_.size());
-  for (const NamedTensor& entry : state) {
-    std::size_t index = parameters_.size();
-    const std::string_view name = entry.name;
-    const bool named = name.size() > kind.size() + 1 && name.starts_with(kind) && name[kind.size()] == '.';
-    if (named) {
-      const char* end = name.data() + name.size();
-      if (std::from_chars(name.data() + kind.size() + 1, end, index).ptr != end) index = parameters_.size();
-    }
-    LOCKSTEP_CHECK(named && index < parameters_.size(), "[", name_, "] expected state named '", kind, ".0' to '", kind,
-                   '.', parameters_.size() - 1, "', got '", entry.name, "'");
-    const Parameter& parameter = parameters_[index];
-    LOCKSTEP_CHECK(entry.tensor.defined() && entry.tensor.shape() == parameter.shape(), "[", name_, "] expected '",
-                   entry.name, "' to have the shape ", parameter.shape(), " of its parameter, got ", entry.tensor);
-    slots[index] = entry.tensor;
+double Optimizer::lr(std::size_t group) const {
+  check_group(group);
+  return const_cast<Optimizer*>(this)->lr_of(group);  // NOLINT: reads
+}
+
+void Optimizer::set_lr(double lr) {
+  check_lr(name_, lr);
+  for (std::size_t group = 0; group < groups_; ++group) lr_of(group) = lr;
+}
+
+void Optimizer::set_lr(std::size_t group, double lr) {
+  check_group(group);
+  check_lr(name_, lr);
+  lr_of(group) = lr;
+}
+
+std::vector<Optimizer::Batch> Optimizer::batches() const {
+  std::vector<Batch> batches;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor gradient = parameters_[i].grad();
+    if (!gradient.defined()) continue;
+    const Tensor parameter = parameters_[i].tensor();
+    Batch* batch = nullptr;
+    for (Batch& known : batches)
+      if (known.group == group_of_[i] && known.device == parameter.device() && known.dtype == parameter.dtype())
+        batch = &known;
+    if (!batch) batch = &batches.emplace_back(Batch{group_of_[i], parameter.device(), parameter.dtype(), {}, {}});
+    batch->indices.push_back(i);
+    batch->gradients.push_back(gradient.contiguous());
   }
-  return slots;
+  return batches;
+}
+
+Tensor Optimizer::slot(std::size_t index, std::size_t which) const {
+  const Tensor& known = states_[index].slots[which];
+  if (!known.defined()) return {};
+  const Parameter& parameter = parameters_[index];
+  return known.to(parameter.device()).to(parameter.dtype());  // where the module was moved to
+}
+
+Tensor Optimizer::new_slot(std::size_t index) const {
+  const Parameter& parameter = parameters_[index];
+  return detail::fresh(parameter.shape(), parameter.dtype(), parameter.device());
+}
+
+// ---- state
+
+std::vector<std::string> Optimizer::keys() const {
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) keys.push_back(cat(i));
+  return keys;
+}
+
+std::vector<std::string> Optimizer::keys(const ModuleBase& module) const {
+  std::unordered_map<const ParameterBody*, std::string> names;
+  for (const NamedParameter& entry : module.named_parameters()) names.emplace(entry.parameter.body(), entry.name);
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto found = names.find(parameters_[i].body());
+    LOCKSTEP_CHECK(found != names.end(), "[", name_, "] expected the module of the optimizer's parameters, got one of ",
+                   names.size(), " parameters without '", parameters_[i].name(), "' (", parameters_[i].dtype(),
+                   parameters_[i].shape(), ", index ", i, ")");
+    keys.push_back(found->second);
+  }
+  return keys;
+}
+
+std::vector<NamedTensor> Optimizer::state_dict() const { return save(keys()); }
+std::vector<NamedTensor> Optimizer::state_dict(const ModuleBase& module) const { return save(keys(module)); }
+void Optimizer::load_state_dict(const std::vector<NamedTensor>& state) { load(state, keys()); }
+void Optimizer::load_state_dict(const std::vector<NamedTensor>& state, const ModuleBase& module) {
+  load(state, keys(module));
+}
+
+std::vector<NamedTensor> Optimizer::save(const std::vector<std::string>& keys) const {
+  NoGrad no_grad;
+  std::vector<NamedTensor> saved;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::string prefix = cat("state.", keys[i], '.');
+    saved.push_back({prefix + "group", number(static_cast<std::int64_t>(group_of_[i]))});
+    if (states_[i].steps > 0) saved.push_back({prefix + "step", number(states_[i].steps)});
+    for (std::size_t k = 0; k < layout_.slots.size(); ++k)
+      if (states_[i].slots[k].defined()) saved.push_back({prefix + layout_.slots[k], slot(i, k).clone()});
+  }
+  for (std::size_t group = 0; group < groups_; ++group)
+    for (const OptionValue& option : option_values(group))
+      saved.push_back({cat("groups.", group, '.', option.name), number(option.value)});
+  return saved;
+}
+
+void Optimizer::load(const std::vector<NamedTensor>& state, const std::vector<std::string>& keys) {
+  NoGrad no_grad;
+  Entries entries(name_, state);
+  Differences differences;
+  std::vector<State> fresh(parameters_.size());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const std::string prefix = cat("state.", keys[i], '.');
+    const bool has_group = entries.contains(prefix + "group");
+    const Tensor group = entries.take(prefix + "group", {}, DType::i64, differences);
+    if (!has_group) Differences::add(differences.missing, prefix + "group");
+    if (group.defined() && group.item<std::int64_t>() != static_cast<std::int64_t>(group_of_[i]))
+      Differences::add(differences.other,
+                       cat(prefix, "group (expected ", group_of_[i], ", got ", group.item<std::int64_t>(), ")"));
+    bool has_step = false;
+    if (layout_.counts_steps) {
+      has_step = entries.contains(prefix + "step");
+      if (const Tensor step = entries.take(prefix + "step", {}, DType::i64, differences); step.defined()) {
+        fresh[i].steps = step.item<std::int64_t>();
+        if (fresh[i].steps < 1)
+          Differences::add(differences.other, cat(prefix, "step (expected at least 1, got ", fresh[i].steps, ")"));
+      }
+    }
+    fresh[i].slots.resize(layout_.slots.size());
+    for (std::size_t k = 0; k < layout_.slots.size(); ++k) {
+      const std::string name = prefix + layout_.slots[k];
+      const bool present = entries.contains(name);
+      fresh[i].slots[k] = entries.take(name, parameters_[i].shape(), parameters_[i].dtype(), differences);
+      if (!layout_.counts_steps) continue;
+      if (has_step && !present && k < layout_.required) Differences::add(differences.missing, name);
+      if (!has_step && present) Differences::add(differences.unexpected, cat(name, " (without a step)"));
+    }
+  }
+  std::vector<std::vector<double>> options(groups_);
+  for (std::size_t group = 0; group < groups_; ++group)
+    for (const OptionValue& option : option_values(group)) {
+      const std::string name = cat("groups.", group, '.', option.name);
+      const bool present = entries.contains(name);
+      const Tensor value = entries.take(name, {}, DType::f64, differences);
+      if (!present) Differences::add(differences.missing, name);
+      options[group].push_back(value.defined() ? value.item<double>() : option.value);
+    }
+  entries.report_rest(state, differences);
+  differences.check(name_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    for (Tensor& slot : fresh[i].slots)
+      if (slot.defined()) slot = slot.detach().to(parameters_[i].device()).clone();
+  take_option_values(options);
+  states_ = std::move(fresh);
 }
 
 }  // namespace lockstep

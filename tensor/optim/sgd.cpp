@@ -6,79 +6,55 @@
 
 namespace lockstep {
 
-SGD::SGD(std::vector<Parameter> parameters, const SgdOptions& options)
-    : Optimizer("SGD", std::move(parameters), options.lr), options_(options), momentum_(parameters_.size()) {
-  LOCKSTEP_CHECK(std::isfinite(options.momentum) && options.momentum >= 0,
-                 "[SGD] expected a momentum of at least 0, got ", options.momentum);
-  LOCKSTEP_CHECK(std::isfinite(options.weight_decay) && options.weight_decay >= 0,
-                 "[SGD] expected a weight decay of at least 0, got ", options.weight_decay);
-  LOCKSTEP_CHECK(std::isfinite(options.dampening), "[SGD] expected a finite dampening, got ", options.dampening);
-  LOCKSTEP_CHECK(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
-                 "[SGD] expected momentum and no dampening with nesterov, got momentum ", options.momentum,
-                 " and dampening ", options.dampening);
+void SgdOptions::check(const char* optimizer) const {
+  LOCKSTEP_CHECK(std::isfinite(lr) && lr >= 0, "[", optimizer, "] expected a learning rate of at least 0, got ", lr);
+  LOCKSTEP_CHECK(std::isfinite(momentum) && momentum >= 0, "[", optimizer, "] expected a momentum of at least 0, got ",
+                 momentum);
+  LOCKSTEP_CHECK(std::isfinite(weight_decay) && weight_decay >= 0, "[", optimizer,
+                 "] expected a weight decay of at least 0, got ", weight_decay);
+  LOCKSTEP_CHECK(std::isfinite(dampening), "[", optimizer, "] expected a finite dampening, got ", dampening);
+  LOCKSTEP_CHECK(!nesterov || (momentum > 0 && dampening == 0), "[", optimizer,
+                 "] expected momentum and no dampening with nesterov, got momentum ", momentum, " and dampening ",
+                 dampening);
 }
+
+SgdOptions SgdGroup::over(const SgdOptions& defaults) const {
+  return {.lr = lr.value_or(defaults.lr),
+          .momentum = momentum.value_or(defaults.momentum),
+          .dampening = dampening.value_or(defaults.dampening),
+          .weight_decay = weight_decay.value_or(defaults.weight_decay),
+          .nesterov = nesterov.value_or(defaults.nesterov),
+          .maximize = maximize.value_or(defaults.maximize)};
+}
+
+SGD::SGD(std::vector<Parameter> parameters, const SgdOptions& options)
+    : SGD(std::vector<SgdGroup>{{.parameters = std::move(parameters)}}, options) {}
+
+SGD::SGD(const std::vector<SgdGroup>& groups, const SgdOptions& defaults)
+    : GroupedOptimizer("SGD", {.slots = {"momentum_buffer"}}, groups, defaults) {}
 
 void SGD::step() {
   NoGrad no_grad;
-  struct Group {
-    Device device;
-    DType dtype;
-    SgdArgs args;
-    std::vector<std::size_t> indices;
-    std::vector<Tensor> momenta, gradients;  // what the views point into
-  };
-  std::vector<Group> groups;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor gradient = parameters_[i].grad();
-    if (!gradient.defined()) continue;
-    const Tensor parameter = parameters_[i].tensor();
-    Tensor momentum = options_.momentum > 0 ? momentum_[i] : Tensor();
-    const bool first_step = !momentum.defined();
-    if (options_.momentum > 0) {
-      if (first_step)
-        momentum = detail::fresh(parameter.shape(), parameter.dtype(), parameter.device());
-      else
-        momentum = momentum.to(parameter.device()).to(parameter.dtype());  // where the module was moved to
+  for (const Batch& batch : batches()) {
+    const SgdOptions& o = options(batch.group);
+    SgdArgs args{{}, o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize};
+    std::vector<Tensor> momenta;  // what the views point into
+    for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      const std::size_t index = batch.indices[i];
+      Tensor momentum = o.momentum > 0 ? slot(index, 0) : Tensor();
+      const bool first_step = !momentum.defined();
+      if (o.momentum > 0 && first_step) momentum = new_slot(index);
+      args.tensors.push_back(
+          {parameters()[index].tensor().in_out(), batch.gradients[i].in(), momentum.in_out(), first_step});
+      momenta.push_back(std::move(momentum));
     }
-    Group* group = nullptr;
-    for (Group& known : groups)
-      if (known.device == parameter.device() && known.dtype == parameter.dtype()) group = &known;
-    if (!group) {
-      groups.push_back({parameter.device(), parameter.dtype(), {}, {}, {}, {}});
-      group = &groups.back();
-      group->args = SgdArgs{
-          {}, lr_, options_.momentum, options_.dampening, options_.weight_decay, options_.nesterov, options_.maximize};
-    }
-    const Tensor dense = gradient.contiguous();
-    group->args.tensors.push_back({parameter.in_out(), dense.in(), momentum.in_out(), first_step});
-    group->indices.push_back(i);
-    group->momenta.push_back(momentum);
-    group->gradients.push_back(dense);
-  }
-  for (const Group& group : groups) {
-    detail::launch(group.device, &KernelTable::sgd, group.args);
+    detail::launch(batch.device, &KernelTable::sgd, args);
     // Not before: after an error the next step must not take an unwritten buffer for a momentum.
-    for (std::size_t i = 0; i < group.indices.size(); ++i) {
-      parameters_[group.indices[i]].tensor().mark_changed();
-      momentum_[group.indices[i]] = group.momenta[i];
+    for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      parameters()[batch.indices[i]].tensor().mark_changed();
+      if (momenta[i].defined()) state(batch.indices[i]).slots[0] = std::move(momenta[i]);
     }
   }
-}
-
-std::vector<NamedTensor> SGD::state_dict() const {
-  NoGrad no_grad;
-  std::vector<NamedTensor> state;
-  for (std::size_t i = 0; i < momentum_.size(); ++i)
-    if (momentum_[i].defined()) state.push_back({cat("momentum.", i), momentum_[i].clone()});
-  return state;
-}
-
-void SGD::load_state_dict(const std::vector<NamedTensor>& state) {
-  NoGrad no_grad;
-  std::vector<Tensor> slots = load_slots(state, "momentum");
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    if (slots[i].defined()) slots[i] = slots[i].to(parameters_[i].device()).to(parameters_[i].dtype()).clone();
-  momentum_ = std::move(slots);
 }
 
 }  // namespace lockstep

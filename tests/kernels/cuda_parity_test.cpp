@@ -1,4 +1,4 @@
-// unary, binary, copies, reductions, random numbers and SGD on a CUDA device, see support/parity.h.
+// unary, binary, copies, reductions, random numbers, SGD, Adam and unscaling on a CUDA device, see support/parity.h.
 #include "support/parity.h"
 
 using namespace lockstep;
@@ -173,4 +173,40 @@ TEST_CASE("CUDA parity: sgd", "[cuda][parity]") {
                        cat(dtype));
         }
       }
+}
+
+TEST_CASE("CUDA parity: adam", "[cuda][parity][adam]") {
+  NEEDS_CUDA
+  for (const DType dtype : kFloatingDTypes)
+    for (const bool amsgrad : {false, true})
+      for (const std::int64_t step : {1, 3}) {
+        TestTensor p1(dtype, {5}), g1(dtype, {5}), m1(dtype, {5}), v1(dtype, {5}), x1(dtype, {5});
+        TestTensor p2(dtype, {70001}), g2(dtype, {70001}), m2(dtype, {70001}), v2(dtype, {70001}), x2(dtype, {70001});
+        int seed = 1;
+        for (TestTensor* t : {&p1, &g1, &m1, &v1, &x1, &p2, &g2, &m2, &v2, &x2})
+          t->fill_random(static_cast<std::uint64_t>(seed++), 0.25, 2);
+        const AdamArgs args{{{p1.inout(), g1.in(), m1.inout(), v1.inout(), amsgrad ? x1.inout() : InOut{}, step},
+                             {p2.inout(), g2.in(), m2.inout(), v2.inout(), amsgrad ? x2.inout() : InOut{}, step}},
+                            0.1,
+                            0.9,
+                            0.99,
+                            1e-8,
+                            0.1,
+                            amsgrad,
+                            false};
+        check_parity(compare_with_host(&KernelTable::adam, args, {&p1, &g1, &m1, &v1, &x1, &p2, &g2, &m2, &v2, &x2}, 4),
+                     cat(dtype));
+      }
+}
+
+TEST_CASE("CUDA parity: unscale", "[cuda][parity][unscale]") {
+  NEEDS_CUDA
+  for (const DType dtype : kFloatingDTypes)
+    for (const bool finite : {true, false}) {
+      TestTensor a(dtype, {5}), b(dtype, {70001}), found(DType::f32, {});
+      a.fill_random(1), b.fill_random(2), found.set(0, 0);
+      if (!finite) b.set(70000, std::numeric_limits<double>::infinity());
+      const UnscaleArgs args{{a.inout(), b.inout()}, found.inout(), 0.125};
+      check_parity(compare_with_host(&KernelTable::unscale, args, {&a, &b, &found}), cat(dtype));
+    }
 }

@@ -55,6 +55,10 @@ TEST_CASE("a dtype that an operation does not have is named", "[errors]") {
   refuses(&KernelTable::arange, ArangeArgs{.out = b.out(), .start = 0, .step = 1}, "[arange]", "bool");
   SgdArgs sgd{{{i.inout(), i.in(), {}, true}}, 0.1, 0, 0, 0, false, false};
   refuses(&KernelTable::sgd, sgd, "[sgd]", "i64");
+  AdamArgs adam{{{i.inout(), i.in(), i.inout(), i.inout(), {}, 1}}, 0.1, 0.9, 0.999, 1e-8, 0, false, false};
+  refuses(&KernelTable::adam, adam, "[adam]", "i64");
+  TestTensor found(DType::f32, {});
+  refuses(&KernelTable::unscale, UnscaleArgs{{i.inout()}, found.inout(), 1}, "[unscale]", "i64");
 }
 
 TEST_CASE("the CUDA table has what the host's has, or is refused in a build without CUDA", "[errors]") {

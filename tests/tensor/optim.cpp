@@ -1,86 +1,37 @@
-// SGD against plain loops, its state, and clipping.
+// What all optimizers do, by the example of SGD: values, groups, parameters on several devices.
 #include <cmath>
 
-#include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/clip.h"
+#include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/random.h"
-#include "support/catch.h"
+#include "optim_golden.h"
+#include "optim_support.h"
 
 using namespace lockstep;
+using namespace lockstep::test;
 using Catch::Matchers::Contains;
 
-namespace {
-
-using Doubles = std::vector<double>;
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
-
-Parameter parameter(const Doubles& at, DType dtype = DType::f64, Device device = Device::cpu()) {
-  return Parameter(from_data(at, {static_cast<std::int64_t>(at.size())}, {.dtype = dtype, .device = device}));
-}
-void set_grad(const Parameter& p, const Doubles& gradient) {
-  p.set_grad(from_data(gradient, p.shape(), {.dtype = p.dtype(), .device = p.device()}));
-}
-
-// The recursion of the header, element by element.
-struct Plain {
-  SgdOptions o;
-  Doubles p, v;
-  bool first = true;
-  void step(const Doubles& gradient) {
-    v.resize(p.size());
-    for (std::size_t i = 0; i < p.size(); ++i) {
-      double g = (o.maximize ? -gradient[i] : gradient[i]) + o.weight_decay * p[i];
-      if (o.momentum > 0) {
-        v[i] = first ? g : o.momentum * v[i] + (1 - o.dampening) * g;
-        g = o.nesterov ? g + o.momentum * v[i] : v[i];
-      }
-      p[i] -= o.lr * g;
-    }
-    first = false;
-  }
-};
-
-void check_close(const Doubles& got, const Doubles& want, double tolerance) {
-  REQUIRE(got.size() == want.size());
-  for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(want[i]).epsilon(tolerance).margin(tolerance));
-}
-
-}  // namespace
-
-TEST_CASE("SGD follows its recursion for every option") {
-  const SgdOptions all[] = {
-      {.lr = 0.1},
-      {.lr = 0.1, .momentum = 0.9},
-      {.lr = 0.1, .momentum = 0.9, .dampening = 0.3},
-      {.lr = 0.1, .momentum = 0.9, .nesterov = true},
-      {.lr = 0.1, .weight_decay = 0.01},
-      {.lr = 0.1, .momentum = 0.5, .weight_decay = 0.01, .nesterov = true, .maximize = true},
-      {.lr = 0.1, .maximize = true},
-      {.lr = 0},
-  };
-  for (const SgdOptions& options : all) {
-    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-      const Doubles start{1, -2, 3, 0.5, -0.25};
+TEST_CASE("SGD follows PyTorch for every option") {
+  for (const SgdCase& known : kSgdCases)
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
       // Several devices and dtypes in one optimizer.
-      const Parameter p = parameter(start, dtype), other = parameter(start, DType::f64, Device::host(1));
-      SGD optimizer({p, other}, options);
-      Plain plain{options, start, {}};
-      for (int i = 0; i < 4; ++i) {
-        const Doubles gradient{0.5, 0.25, -1, 2, 0.125 * i};
+      const Parameter p = parameter(kStart, dtype), other = parameter(kStart, DType::f64, Device::host(1));
+      SGD optimizer({p, other}, known.options);
+      for (int t = 1; t <= kSteps; ++t) {
+        Doubles gradient;
+        for (std::int64_t i = 0; i < p.tensor().count(); ++i) gradient.push_back(golden_gradient(i, t));
         set_grad(p, gradient);
         set_grad(other, gradient);
         const std::uint64_t version = p.tensor().version();
         optimizer.step();
         CHECK(p.tensor().version() > version);
-        plain.step(gradient);
       }
-      INFO(to_string(dtype));
-      check_close(values(p.tensor()), plain.p, dtype == DType::f64 ? 1e-14 : dtype == DType::f32 ? 1e-6 : 3e-2);
-      check_close(values(other.tensor()), plain.p, 1e-14);
+      INFO(to_string(dtype) << " " << known.options.momentum << " " << known.options.dampening << " "
+                            << known.options.weight_decay << known.options.nesterov << known.options.maximize);
+      check_close(values(p.tensor()), known.result, tolerance(dtype));
+      check_close(values(other.tensor()), known.result, tolerance(DType::f64));
     }
-  }
 }
 
 TEST_CASE("SGD leaves what has no gradient alone") {
@@ -92,7 +43,13 @@ TEST_CASE("SGD leaves what has no gradient alone") {
   CHECK(values(used.tensor()) == Doubles{0});
   CHECK(values(unused.tensor()) == Doubles{2});
   CHECK(unused.tensor().version() == version);
-  CHECK(optimizer.state_dict().size() == 1);
+  const auto momenta = [&] {
+    std::vector<std::string> names;
+    for (const NamedTensor& entry : optimizer.state_dict())
+      if (entry.name.ends_with(".momentum_buffer")) names.push_back(entry.name);
+    return names;
+  };
+  CHECK(momenta() == std::vector<std::string>{"state.0.momentum_buffer"});
   // Its momentum begins with its own first gradient.
   set_grad(unused, {4});
   used.zero_grad();
@@ -123,41 +80,6 @@ TEST_CASE("SGD trains a network, and a step is outside the graph") {
   manual_seed(0);
 }
 
-TEST_CASE("SGD's state goes on where it was saved") {
-  const Parameter a = parameter({1, 2}), b = parameter({3}), c = parameter({1, 2}), d = parameter({3});
-  const SgdOptions options{.lr = 0.1, .momentum = 0.9};
-  SGD one({a, b}, options);
-  const auto step = [](SGD& optimizer, double scale) {
-    for (const Parameter& p : optimizer.parameters())
-      set_grad(p, Doubles(static_cast<std::size_t>(p.tensor().count()), scale));
-    optimizer.step();
-  };
-  step(one, 1);
-  step(one, 2);
-  const auto state = one.state_dict();
-  REQUIRE(state.size() == 2);
-  CHECK(state[0].name == "momentum.0");
-  CHECK(state[1].name == "momentum.1");
-  SGD two({c, d}, options);
-  c.assign(a.tensor());
-  d.assign(b.tensor());
-  two.load_state_dict(state);
-  step(one, 3);
-  step(two, 3);
-  CHECK(values(a.tensor()) == values(c.tensor()));
-  CHECK(values(b.tensor()) == values(d.tensor()));
-  CHECK(values(state[0].tensor) == Doubles{2.9, 2.9});  // a copy: the steps since have not changed it
-
-  CHECK_THROWS_WITH(two.load_state_dict({{"momentum.2", zeros({1})}}), Contains("momentum.2"));
-  CHECK_THROWS_AS(two.load_state_dict({{"momentum.x", zeros({1})}}), InvalidArgument);
-  CHECK_THROWS_AS(two.load_state_dict({{"momentum.", zeros({1})}}), InvalidArgument);
-  CHECK_THROWS_AS(two.load_state_dict({{"velocity.0", zeros({1})}}), InvalidArgument);
-  CHECK_THROWS_WITH(two.load_state_dict({{"momentum.0", zeros({3})}}), Contains("[2]") && Contains("[3]"));
-  CHECK(two.state_dict().size() == 2);
-  two.load_state_dict({});
-  CHECK(two.state_dict().empty());
-}
-
 TEST_CASE("SGD follows a module that is moved") {
   Linear net(2, 1);
   SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
@@ -172,12 +94,14 @@ TEST_CASE("SGD follows a module that is moved") {
   step(Device::host(2));
   const Doubles after = values(net.weight.tensor());
   check_close(after, {before[0] - 0.29, before[1] - 0.29}, 1e-5);  // 0.1 (1 + 1.9)
-  CHECK(optimizer.state_dict()[0].tensor.device() == Device::host(2));
+  for (const NamedTensor& entry : optimizer.state_dict())
+    if (entry.name.ends_with(".momentum_buffer")) CHECK(entry.tensor.device() == Device::host(2));
 }
 
 TEST_CASE("optimizers refuse what makes no sense") {
   const Parameter p = parameter({1});
-  CHECK_THROWS_WITH(SGD({}), Contains("[SGD]") && Contains("empty"));
+  CHECK_THROWS_WITH(SGD(std::vector<Parameter>{}), Contains("[SGD]") && Contains("empty"));
+  CHECK_THROWS_WITH(SGD(std::vector<SgdGroup>{}), Contains("[SGD]") && Contains("empty"));
   CHECK_THROWS_WITH(SGD({p, p}), Contains("once"));
   CHECK_THROWS_AS(SGD({Parameter()}), InvalidArgument);
   CHECK_THROWS_WITH(SGD({p}, {.lr = -1}), Contains("learning rate") && Contains("-1"));
@@ -195,36 +119,59 @@ TEST_CASE("optimizers refuse what makes no sense") {
   CHECK(values(p.tensor()) == Doubles{0.75});
 }
 
-TEST_CASE("clipping by norm") {
-  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, Device::host(1)), unused = parameter({0});
-  const std::vector<Parameter> all{a, b, unused};
-  set_grad(a, {3, 0});
-  set_grad(b, {4});
-  CHECK(clip_grad_norm(all, 10).item<double>() == Approx(5));
-  CHECK(values(a.grad()) == Doubles{3, 0});
-  const Tensor total = clip_grad_norm(all, 1);
-  CHECK(total.item<double>() == Approx(5));
-  CHECK(total.device() == Device::cpu());
-  check_close(values(a.grad()), {0.6, 0}, 1e-6);
-  check_close(values(b.grad()), {0.8}, 1e-6);
-  CHECK(clip_grad_norm({{unused}}, 1).item<double>() == 0);
-  set_grad(unused, {0});
-  CHECK(clip_grad_norm({{unused}}, 1).item<double>() == 0);
-  CHECK(values(unused.grad()) == Doubles{0});
-  CHECK_THROWS_AS(clip_grad_norm(all, -1), InvalidArgument);
-  // The squares of these do not fit their dtype.
-  const Parameter half = parameter({0, 0}, DType::f16);
-  set_grad(half, {3000, 4000});
-  CHECK(clip_grad_norm({{half}}, 5).item<double>() == Approx(5000));
-  check_close(values(half.grad()), {3, 4}, 1e-2);
+TEST_CASE("groups have options of their own") {
+  const Parameter a = parameter({1}), b = parameter({1}), c = parameter({1}), d = parameter({1}, DType::f32);
+  SGD optimizer({{.parameters = {a}}, {.parameters = {b, d}, .lr = 0.01, .momentum = 0}}, {.lr = 0.1, .momentum = 0.5});
+  const auto step = [&] {
+    for (const Parameter& p : optimizer.parameters()) set_grad(p, {1});
+    optimizer.step();
+  };
+  step(), step();
+  CHECK(values(a.tensor())[0] == Approx(1 - 0.1 * (1 + 1.5)));
+  CHECK(values(b.tensor())[0] == Approx(1 - 0.02));
+  CHECK(values(d.tensor())[0] == Approx(1 - 0.02));
+  CHECK(optimizer.group_count() == 2);
+  CHECK(optimizer.lr() == 0.1);
+  CHECK(optimizer.lr(1) == 0.01);
+  CHECK(optimizer.options(1).momentum == 0);
+  CHECK(optimizer.group_parameters(1).size() == 2);
+
+  // A group that comes later has the defaults, and a momentum that begins with its own first gradient.
+  optimizer.add_group({.parameters = {c}, .lr = 1});
+  CHECK(optimizer.options(2).momentum == 0.5);
+  optimizer.set_lr(0, 0);
+  SgdOptions changed = optimizer.options(1);
+  changed.weight_decay = 1;
+  optimizer.set_options(1, changed);
+  const double a_before = values(a.tensor())[0], b_before = values(b.tensor())[0];
+  step();
+  CHECK(values(a.tensor())[0] == a_before);
+  CHECK(values(b.tensor())[0] == Approx(b_before - 0.01 * (1 + b_before)));
+  CHECK(values(c.tensor())[0] == 0);
+  optimizer.set_lr(0.25);
+  for (std::size_t group = 0; group < 3; ++group) CHECK(optimizer.lr(group) == 0.25);
 }
 
-TEST_CASE("clipping by value") {
-  const Parameter a = parameter({0, 0, 0}), unused = parameter({0});
-  set_grad(a, {3, -0.5, -7});
-  const std::uint64_t version = a.grad().version();
-  clip_grad_value(std::vector<Parameter>{a, unused}, 1);
-  CHECK(values(a.grad()) == Doubles{1, -0.5, -1});
-  CHECK(a.grad().version() > version);
-  CHECK_THROWS_AS(clip_grad_value(std::vector<Parameter>{a}, -1), InvalidArgument);
+TEST_CASE("groups that make no sense are refused, and nothing changes") {
+  Linear net(2, 1);
+  net.named_parameters();
+  const Parameter other = parameter({1});
+  SGD optimizer({net.weight}, {.lr = 0.5});
+  CHECK_THROWS_WITH(optimizer.add_group({.parameters = {other, net.weight}}),
+                    Contains("'weight'") && Contains("index 1 of group 1") && Contains("is in group 0"));
+  CHECK_THROWS_WITH(optimizer.add_group({.parameters = {other, other}}), Contains("once"));
+  CHECK_THROWS_WITH(optimizer.add_group({}), Contains("empty"));
+  CHECK_THROWS_WITH(optimizer.add_group({.parameters = {other}, .lr = -1}), Contains("learning rate"));
+  CHECK_THROWS_AS(optimizer.add_group({.parameters = {other, Parameter()}}), InvalidArgument);
+  CHECK(optimizer.group_count() == 1);
+  CHECK(optimizer.parameters().size() == 1);
+  CHECK_THROWS_WITH(optimizer.set_lr(1, 0.1), Contains("group below 1"));
+  CHECK_THROWS_AS(optimizer.lr(1), InvalidArgument);
+  CHECK_THROWS_AS(optimizer.options(1), InvalidArgument);
+  CHECK_THROWS_AS(optimizer.group_parameters(1), InvalidArgument);
+  CHECK_THROWS_AS(optimizer.set_options(0, {.momentum = -1}), InvalidArgument);
+  CHECK(optimizer.options().momentum == 0);
+  optimizer.add_group({.parameters = {other}});
+  CHECK(optimizer.lr(1) == 0.5);
+  CHECK_THROWS_WITH(SGD({{.parameters = {other}}, {.parameters = {other}}}), Contains("once"));
 }

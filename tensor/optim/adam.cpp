@@ -1,0 +1,85 @@
+#include "lockstep/tensor/optim/adam.h"
+
+#include <cmath>
+
+#include "lockstep/tensor/ops_support.h"
+
+namespace lockstep {
+namespace {
+enum Slot : std::size_t { exp_avg, exp_avg_sq, max_exp_avg_sq };
+
+AdamOptions as_adam(const AdamWOptions& o) {
+  return {.lr = o.lr,
+          .betas = o.betas,
+          .eps = o.eps,
+          .weight_decay = o.weight_decay,
+          .amsgrad = o.amsgrad,
+          .maximize = o.maximize};
+}
+}  // namespace
+
+void AdamOptions::check(const char* optimizer) const {
+  const auto is_beta = [](double beta) { return beta >= 0 && beta < 1; };
+  LOCKSTEP_CHECK(std::isfinite(lr) && lr >= 0, "[", optimizer, "] expected a learning rate of at least 0, got ", lr);
+  LOCKSTEP_CHECK(is_beta(betas.first) && is_beta(betas.second), "[", optimizer, "] expected betas in [0, 1), got ",
+                 betas.first, " and ", betas.second);
+  LOCKSTEP_CHECK(std::isfinite(eps) && eps >= 0, "[", optimizer, "] expected an eps of at least 0, got ", eps);
+  LOCKSTEP_CHECK(std::isfinite(weight_decay) && weight_decay >= 0, "[", optimizer,
+                 "] expected a weight decay of at least 0, got ", weight_decay);
+}
+
+AdamOptions AdamGroup::over(const AdamOptions& defaults) const {
+  return {.lr = lr.value_or(defaults.lr),
+          .betas = {betas.first.value_or(defaults.betas.first), betas.second.value_or(defaults.betas.second)},
+          .eps = eps.value_or(defaults.eps),
+          .weight_decay = weight_decay.value_or(defaults.weight_decay),
+          .amsgrad = amsgrad.value_or(defaults.amsgrad),
+          .maximize = maximize.value_or(defaults.maximize)};
+}
+
+Adam::Adam(const char* name, bool decoupled, const std::vector<AdamGroup>& groups, const AdamOptions& defaults)
+    : GroupedOptimizer(
+          name,
+          {.slots = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .required = max_exp_avg_sq, .counts_steps = true},
+          groups, defaults),
+      decoupled_(decoupled) {}
+
+Adam::Adam(std::vector<Parameter> parameters, const AdamOptions& options)
+    : Adam(std::vector<AdamGroup>{{.parameters = std::move(parameters)}}, options) {}
+Adam::Adam(const std::vector<AdamGroup>& groups, const AdamOptions& defaults) : Adam("Adam", false, groups, defaults) {}
+
+AdamW::AdamW(std::vector<Parameter> parameters, const AdamWOptions& options)
+    : AdamW(std::vector<AdamGroup>{{.parameters = std::move(parameters)}}, options) {}
+AdamW::AdamW(const std::vector<AdamGroup>& groups, const AdamWOptions& defaults)
+    : Adam("AdamW", true, groups, as_adam(defaults)) {}
+
+void Adam::step() {
+  NoGrad no_grad;
+  for (const Batch& batch : batches()) {
+    const AdamOptions& o = options(batch.group);
+    AdamArgs args{{}, o.lr, o.betas.first, o.betas.second, o.eps, o.weight_decay, decoupled_, o.maximize};
+    std::vector<State> next;  // also what the views point into
+    for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      const std::size_t index = batch.indices[i];
+      State& moved = next.emplace_back(State{state(index).steps + 1, {}});
+      for (const Slot which : {exp_avg, exp_avg_sq, max_exp_avg_sq}) {
+        Tensor& tensor = moved.slots.emplace_back(slot(index, which));
+        if (tensor.defined() || (which == max_exp_avg_sq && !o.amsgrad)) continue;
+        tensor = new_slot(index);
+        // The first step writes them; only amsgrad can begin later.
+        if (moved.steps > 1) detail::fill(tensor, 0);
+      }
+      args.tensors.push_back({parameters()[index].tensor().in_out(), batch.gradients[i].in(),
+                              moved.slots[exp_avg].in_out(), moved.slots[exp_avg_sq].in_out(),
+                              o.amsgrad ? moved.slots[max_exp_avg_sq].in_out() : InOut{}, moved.steps});
+    }
+    detail::launch(batch.device, &KernelTable::adam, args);
+    // Not before: after an error the next step must not take unwritten buffers for moments.
+    for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      parameters()[batch.indices[i]].tensor().mark_changed();
+      state(batch.indices[i]) = std::move(next[i]);
+    }
+  }
+}
+
+}  // namespace lockstep

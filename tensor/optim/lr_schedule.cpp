@@ -1,0 +1,154 @@
+#include "lockstep/tensor/optim/lr_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "lockstep/tensor/factory.h"
+
+namespace lockstep {
+namespace {
+
+void check_milestones(const char* name, const std::vector<std::int64_t>& milestones) {
+  std::string list;
+  for (const std::int64_t milestone : milestones) list += cat(list.empty() ? "" : ", ", milestone);
+  LOCKSTEP_CHECK(std::is_sorted(milestones.begin(), milestones.end()) && (milestones.empty() || milestones[0] >= 0),
+                 "[", name, "] expected ascending milestones of at least 0, got ", list);
+}
+void check_factor(const char* name, const char* what, double factor) {
+  LOCKSTEP_CHECK(std::isfinite(factor) && factor >= 0, "[", name, "] expected a ", what, " of at least 0, got ",
+                 factor);
+}
+
+}  // namespace
+
+double StepLR::operator()(double base_lr, std::int64_t epoch) const {
+  return base_lr * std::pow(gamma, static_cast<double>(epoch / step_size));
+}
+void StepLR::check() const {
+  LOCKSTEP_CHECK(step_size > 0, "[StepLR] expected a step size of at least 1 epoch, got ", step_size);
+  check_factor("StepLR", "gamma", gamma);
+}
+
+double MultiStepLR::operator()(double base_lr, std::int64_t epoch) const {
+  const auto passed = std::upper_bound(milestones.begin(), milestones.end(), epoch) - milestones.begin();
+  return base_lr * std::pow(gamma, static_cast<double>(passed));
+}
+void MultiStepLR::check() const {
+  check_milestones("MultiStepLR", milestones);
+  check_factor("MultiStepLR", "gamma", gamma);
+}
+
+double ExponentialLR::operator()(double base_lr, std::int64_t epoch) const {
+  return base_lr * std::pow(gamma, static_cast<double>(epoch));
+}
+void ExponentialLR::check() const { check_factor("ExponentialLR", "gamma", gamma); }
+
+double CosineAnnealingLR::operator()(double base_lr, std::int64_t epoch) const {
+  // The wave has a period of 2 T_max: reduced first, so that its lowest point is eta_min however late it comes (the
+  // cosine of the nearest number to pi is -1).
+  const std::int64_t place = epoch % (2 * T_max);
+  const double angle = std::numbers::pi * static_cast<double>(place) / static_cast<double>(T_max);
+  return eta_min + (base_lr - eta_min) * (1 + std::cos(angle)) / 2;
+}
+void CosineAnnealingLR::check() const {
+  LOCKSTEP_CHECK(T_max > 0, "[CosineAnnealingLR] expected a T_max of at least 1 epoch, got ", T_max);
+  check_factor("CosineAnnealingLR", "eta_min", eta_min);
+}
+
+double LinearLR::operator()(double base_lr, std::int64_t epoch) const {
+  const double passed = static_cast<double>(std::min(epoch, total_iters)) / static_cast<double>(total_iters);
+  return base_lr * (start_factor + (end_factor - start_factor) * passed);
+}
+void LinearLR::check() const {
+  LOCKSTEP_CHECK(total_iters > 0, "[LinearLR] expected at least 1 epoch for total_iters, got ", total_iters);
+  check_factor("LinearLR", "start_factor", start_factor);
+  check_factor("LinearLR", "end_factor", end_factor);
+}
+
+double LambdaLR::operator()(double base_lr, std::int64_t epoch) const { return base_lr * factor(epoch); }
+void LambdaLR::check() const { LOCKSTEP_CHECK(factor != nullptr, "[LambdaLR] expected a function, got an empty one"); }
+
+double SequentialLR::operator()(double base_lr, std::int64_t epoch) const {
+  const auto passed = std::upper_bound(milestones.begin(), milestones.end(), epoch) - milestones.begin();
+  const std::int64_t begin = passed == 0 ? 0 : milestones[static_cast<std::size_t>(passed) - 1];
+  return schedules[static_cast<std::size_t>(passed)](base_lr, epoch - begin);
+}
+void SequentialLR::check() const {
+  LOCKSTEP_CHECK(!schedules.empty() && milestones.size() + 1 == schedules.size(),
+                 "[SequentialLR] expected one milestone less than schedules, got ", milestones.size(), " and ",
+                 schedules.size());
+  check_milestones("SequentialLR", milestones);
+}
+
+double ChainedScheduler::operator()(double base_lr, std::int64_t epoch) const {
+  for (const Schedule& schedule : schedules) base_lr = schedule(base_lr, epoch);
+  return base_lr;
+}
+void ChainedScheduler::check() const {
+  LOCKSTEP_CHECK(!schedules.empty(), "[ChainedScheduler] expected at least one schedule, got an empty list");
+}
+
+// ---- LrScheduler
+
+LrScheduler::LrScheduler(Optimizer& optimizer, const Schedule& schedule)
+    : optimizer_(&optimizer), for_all_(true), schedules_{schedule} {
+  std::vector<double> base_lrs;
+  for (std::size_t group = 0; group < optimizer.group_count(); ++group) base_lrs.push_back(optimizer.lr(group));
+  apply(0, std::move(base_lrs));
+}
+
+LrScheduler::LrScheduler(Optimizer& optimizer, std::vector<Schedule> schedules)
+    : optimizer_(&optimizer), for_all_(false), schedules_(std::move(schedules)) {
+  LOCKSTEP_CHECK(schedules_.size() == optimizer.group_count(), "[LrScheduler] expected a schedule for each of ",
+                 optimizer.group_count(), " groups, got ", schedules_.size());
+  std::vector<double> base_lrs;
+  for (std::size_t group = 0; group < optimizer.group_count(); ++group) base_lrs.push_back(optimizer.lr(group));
+  apply(0, std::move(base_lrs));
+}
+
+void LrScheduler::apply(std::int64_t epoch, std::vector<double> base_lrs) {
+  const std::size_t count = for_all_ ? base_lrs.size() : schedules_.size();
+  std::vector<double> rates;
+  for (std::size_t group = 0; group < count; ++group) {
+    const double rate = schedules_[for_all_ ? 0 : group](base_lrs[group], epoch);
+    // Before any group is changed.
+    LOCKSTEP_CHECK(std::isfinite(rate) && rate >= 0, "[LrScheduler] expected a learning rate of at least 0, got ", rate,
+                   " for group ", group, " in epoch ", epoch);
+    rates.push_back(rate);
+  }
+  for (std::size_t group = 0; group < count; ++group) optimizer_->set_lr(group, rates[group]);
+  base_lrs_ = std::move(base_lrs);
+  epoch_ = epoch;
+}
+
+void LrScheduler::step() {
+  std::vector<double> base_lrs = base_lrs_;
+  for (std::size_t group = base_lrs.size(); group < optimizer_->group_count(); ++group)
+    base_lrs.push_back(optimizer_->lr(group));
+  apply(epoch_ + 1, std::move(base_lrs));
+}
+
+std::vector<NamedTensor> LrScheduler::state_dict() const {
+  return {{"epoch", tensor(epoch_, {.dtype = DType::i64})},
+          {"base_lrs", from_data(base_lrs_, {static_cast<std::int64_t>(base_lrs_.size())})}};
+}
+
+void LrScheduler::load_state_dict(const std::vector<NamedTensor>& state) {
+  Tensor epoch, base_lrs;
+  for (const NamedTensor& entry : state) {
+    LOCKSTEP_CHECK(entry.name == "epoch" || entry.name == "base_lrs",
+                   "[LrScheduler] expected a state of epoch and base_lrs, got '", entry.name, "'");
+    (entry.name == "epoch" ? epoch : base_lrs) = entry.tensor;
+  }
+  LOCKSTEP_CHECK(epoch.defined() && epoch.dtype() == DType::i64 && epoch.count() == 1,
+                 "[LrScheduler] expected an epoch of i64, got ", epoch);
+  const auto groups = static_cast<std::int64_t>(optimizer_->group_count());
+  LOCKSTEP_CHECK(base_lrs.defined() && base_lrs.dtype() == DType::f64 && base_lrs.shape() == Shape{groups},
+                 "[LrScheduler] expected base_lrs of f64[", groups, "], got ", base_lrs);
+  const std::int64_t number = epoch.item<std::int64_t>();
+  LOCKSTEP_CHECK(number >= 0, "[LrScheduler] expected an epoch of at least 0, got ", number);
+  apply(number, base_lrs.to_vector<double>());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+// Learning rates that change as training goes on.
+//
+// A schedule is a function of the rate that a group began with and of the epoch, and of nothing else: PyTorch's closed
+// forms, with its names and defaults. An epoch is whatever a step() of the scheduler counts: often a pass over the
+// data, for a warm-up rather a step of the optimizer.
+//
+//   AdamW optimizer(net.parameters(), {.lr = 1e-3});
+//   LrScheduler scheduler(optimizer, SequentialLR{{LinearLR{.total_iters = 5}, CosineAnnealingLR{.T_max = 95}}, {5}});
+//   for (…) { train_one_epoch(…); scheduler.step(); }
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "lockstep/tensor/optim/optimizer.h"
+
+namespace lockstep {
+
+// Any of the schedules below, or a function of one's own: double(double base_lr, std::int64_t epoch).
+class LOCKSTEP_API Schedule {
+ public:
+  // Throws InvalidArgument for settings that make no sense.
+  template <class S>
+  requires(!std::same_as<S, Schedule> && std::is_invocable_r_v<double, const S&, double, std::int64_t>)
+      Schedule(S schedule) {  // NOLINT: any of them is a schedule
+    if constexpr (requires { schedule.check(); }) schedule.check();
+    rate_ = std::move(schedule);
+  }
+  double operator()(double base_lr, std::int64_t epoch) const { return rate_(base_lr, epoch); }
+
+ private:
+  std::function<double(double, std::int64_t)> rate_;
+};
+
+// times gamma every step_size epochs
+struct LOCKSTEP_API StepLR {
+  std::int64_t step_size = 1;
+  double gamma = 0.1;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// times gamma at each of the milestones (epochs, ascending; one that is listed twice counts twice)
+struct LOCKSTEP_API MultiStepLR {
+  std::vector<std::int64_t> milestones = {};
+  double gamma = 0.1;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// times gamma in every epoch
+struct LOCKSTEP_API ExponentialLR {
+  double gamma = 0.1;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// Half a wave from base_lr down to eta_min at epoch T_max, and up again after it (Loshchilov & Hutter, "SGDR:
+// Stochastic Gradient Descent with Warm Restarts", ICLR 2017; without the restarts).
+struct LOCKSTEP_API CosineAnnealingLR {
+  std::int64_t T_max = 1;  // NOLINT: the name it is known by
+  double eta_min = 0;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// times a factor that goes in a straight line from start_factor to end_factor over total_iters epochs and stays there:
+// a warm-up
+struct LOCKSTEP_API LinearLR {
+  double start_factor = 1.0 / 3;
+  double end_factor = 1;
+  std::int64_t total_iters = 5;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// times what a function says
+struct LOCKSTEP_API LambdaLR {
+  std::function<double(std::int64_t epoch)> factor = {};
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// One after the other: schedules[i + 1] begins, at its epoch 0 and with the full base_lr, at epoch milestones[i].
+struct LOCKSTEP_API SequentialLR {
+  std::vector<Schedule> schedules = {};
+  std::vector<std::int64_t> milestones = {};  // ascending, one less than there are schedules
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// All at once: what one gives is the base_lr of the next. The factors of those that are factors multiply.
+struct LOCKSTEP_API ChainedScheduler {
+  std::vector<Schedule> schedules = {};
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+
+// Keeps the learning rates of an optimizer on a schedule. The optimizer must outlive it and stay where it is.
+class LOCKSTEP_API LrScheduler {
+ public:
+  // For all groups, or one for each. The rates that the optimizer has now are the base rates; sets those of epoch 0.
+  // Throws InvalidArgument for a number of schedules that is not that of the groups.
+  LrScheduler(Optimizer& optimizer, const Schedule& schedule);
+  LrScheduler(Optimizer& optimizer, std::vector<Schedule> schedules);
+
+  // Goes to the next epoch: call it after the optimizer's steps of this one. A group that was added meanwhile joins
+  // with its rate as base rate; where each group has a schedule of its own it keeps the rate it has.
+  void step();
+  std::int64_t epoch() const { return epoch_; }
+  const std::vector<double>& base_lrs() const { return base_lrs_; }
+
+  // "epoch" and "base_lrs"; the schedules are the program's.
+  std::vector<NamedTensor> state_dict() const;
+  // Goes to the epoch and the base rates of the state, and sets the rates. Throws InvalidArgument, before anything is
+  // changed, for another state, or one of another number of groups.
+  void load_state_dict(const std::vector<NamedTensor>& state);
+
+ private:
+  void apply(std::int64_t epoch, std::vector<double> base_lrs);
+
+  Optimizer* optimizer_;
+  bool for_all_;
+  std::vector<Schedule> schedules_;
+  std::vector<double> base_lrs_;
+  std::int64_t epoch_ = 0;
+};
+
+}  // namespace lockstep
