@@ -88,11 +88,10 @@ LOCKSTEP_API Value collate_values(const Column<Value>& column);
 
 // T as a tensor element.
 template <class T>
-using ElementOf =
-    std::conditional_t<std::is_floating_point_v<T>, std::conditional_t<std::same_as<T, float>, float, double>,
-                       std::conditional_t<std::same_as<T, bool> || std::same_as<T, std::uint8_t> ||
-                                              std::same_as<T, std::int32_t>,
-                                          T, std::int64_t>>;
+using ElementOf = std::conditional_t<
+    std::is_floating_point_v<T>, std::conditional_t<std::same_as<T, float>, float, double>,
+    std::conditional_t<std::same_as<T, bool> || std::same_as<T, std::uint8_t> || std::same_as<T, std::int32_t>, T,
+                       std::int64_t>>;
 
 template <class T>
 typename Collated<T>::type collate_column(const Column<T>& column);
@@ -115,12 +114,12 @@ typename Collated<T>::type collate_fields(const Column<T>& column) {
     for (const T* value : column) const_cast<T&>(*value).fields(add);  // NOLINT: only reads
     auto assign = [&](auto&... fields) {
       static_assert(sizeof...(fields) == sizeof...(of_first), "`collated` needs the same fields in the same order");
-      static_assert(
-          (std::same_as<std::remove_cvref_t<decltype(fields)>,
-                        typename Collated<std::remove_cvref_t<decltype(of_first)>>::type> &&
-           ...),
-          "this struct's batch needs other types than its samples: give it `using collated = Other;`, a struct with the "
-          "same fields in the same order, tensors in place of numbers and vectors in place of strings");
+      static_assert((std::same_as<std::remove_cvref_t<decltype(fields)>,
+                                  typename Collated<std::remove_cvref_t<decltype(of_first)>>::type> &&
+                     ...),
+                    "this struct's batch needs other types than its samples: give it `using collated = Other;`, a "
+                    "struct with the "
+                    "same fields in the same order, tensors in place of numbers and vectors in place of strings");
       std::apply([&](auto&... lists) { ((fields = collate_column(lists)), ...); }, columns);
     };
     result.fields(assign);
@@ -146,8 +145,10 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
     return strings;
   } else if constexpr (tree::IsTuple<T>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return Result{collate_parts(column, [](const T& value) -> const auto& { return std::get<I>(value); })...};
-    }(std::make_index_sequence<std::tuple_size_v<T>>());
+      return Result{collate_parts(
+          column, [](const T& value) -> const auto& { return std::get<I>(value); })...};
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
   } else if constexpr (tree::IsList<T>) {
     static_assert(!std::same_as<T, std::vector<bool>>, "a vector<bool> has no elements to point at: use uint8_t");
     Result result;
@@ -155,7 +156,8 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
       if (column[i]->size() != column[0]->size())
         fail_collate("lists of one length", column[0]->size(), i, column[i]->size());
     for (std::size_t at = 0; at < column[0]->size(); ++at)
-      result.push_back(collate_parts(column, [at](const T& value) -> const auto& { return value[at]; }));
+      result.push_back(collate_parts(
+          column, [at](const T& value) -> const auto& { return value[at]; }));
     return result;
   } else if constexpr (tree::IsMap<T>) {
     Result result;
@@ -166,8 +168,8 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
       for (std::size_t i = 0; i < column.size(); ++i)
         if (column[i]->find(key) == column[i]->end()) fail_collate("maps with the same keys", 1, i, 0);
       const auto& name = key;
-      result.emplace(name,
-                     collate_parts(column, [&name](const T& value) -> const auto& { return value.find(name)->second; }));
+      result.emplace(name, collate_parts(
+                               column, [&name](const T& value) -> const auto& { return value.find(name)->second; }));
     }
     return result;
   } else if constexpr (tree::IsOptional<T>) {
@@ -175,7 +177,8 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
       if (column[i]->has_value() != column[0]->has_value())
         fail_collate("optionals that all have a value or none", column[0]->has_value(), i, column[i]->has_value());
     if (!*column[0]) return std::nullopt;
-    return collate_parts(column, [](const T& value) -> const auto& { return *value; });
+    return collate_parts(
+        column, [](const T& value) -> const auto& { return *value; });
   } else {
     return collate_fields(column);
   }

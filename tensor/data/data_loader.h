@@ -41,13 +41,13 @@ struct DataLoaderOptions {
   std::int64_t batch_size = 1;
   bool shuffle = false;
   bool drop_last = false;
-  std::uint64_t seed = 0;  // also of the random numbers that samples draw
-  int workers = 0;         // threads; 0: the calling thread makes each batch when it is asked for
+  std::uint64_t seed = 0;   // also of the random numbers that samples draw
+  int workers = 0;          // threads; 0: the calling thread makes each batch when it is asked for
   int prefetch_factor = 2;  // batches that each worker may be ahead
   // Where the tensors of a batch are to be. On a device other than cpu, the device's current stream waits for the batch
   // when it is handed over; the host does not.
   Device device = Device::cpu();
-  bool copy_dataset = false;  // for datasets whose get() is not thread-safe: a copy for each worker
+  bool copy_dataset = false;               // for datasets whose get() is not thread-safe: a copy for each worker
   Milliseconds timeout = kDefaultTimeout;  // of the wait for a batch, and of a worker at the end
 };
 
@@ -192,10 +192,9 @@ class DataLoader<D, C>::Iterator {
     epoch->copies.resize(static_cast<std::size_t>(options.copy_dataset ? options.workers : 0));
     if (!options.device.is_cpu()) epoch->transfer.emplace(options.device);
     iteration_->epoch = epoch;
-    iteration_->pipeline.emplace(
-        detail::Pipeline::Options{static_cast<std::int64_t>(epoch->batches.size()), options.workers, window,
-                                  options.timeout},
-        [epoch](std::int64_t batch, int worker) { epoch->produce(batch, worker); });
+    iteration_->pipeline.emplace(detail::Pipeline::Options{static_cast<std::int64_t>(epoch->batches.size()),
+                                                           options.workers, window, options.timeout},
+                                 [epoch](std::int64_t batch, int worker) { epoch->produce(batch, worker); });
     advance();
   }
 

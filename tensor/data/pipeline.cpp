@@ -123,8 +123,8 @@ void Pipeline::wait(std::int64_t item) {
     std::unique_lock lock(s.mutex);
     while (!place.ready) {
       if (s.ready.wait_until(lock, deadline.time()) == std::cv_status::timeout && !place.ready)
-        throw TimeoutError(cat("[DataLoader] expected batch ", item, " within ", s.options.timeout.count(),
-                               " ms, got none"));
+        throw TimeoutError(
+            cat("[DataLoader] expected batch ", item, " within ", s.options.timeout.count(), " ms, got none"));
     }
     error = place.error;
   }

@@ -18,7 +18,8 @@ class LOCKSTEP_API Pipeline {
     std::int64_t window = 1;  // an item is begun only when fewer than this many before it wait to be released
     Milliseconds timeout = kDefaultTimeout;
   };
-  // produce(item, worker) makes an item, item by item in each worker; it is kept alive until the last call has returned.
+  // produce(item, worker) makes an item, item by item in each worker; it is kept alive until the last call has
+  // returned.
   using Produce = std::function<void(std::int64_t item, int worker)>;
 
   Pipeline(Options options, Produce produce);

@@ -29,10 +29,7 @@ SequentialSampler::SequentialSampler(std::int64_t count) : count_(count) {
 std::vector<std::int64_t> SequentialSampler::indices(std::uint64_t /*epoch*/) const { return counting(count_); }
 
 RandomSampler::RandomSampler(std::int64_t count, RandomSamplerOptions options)
-    : count_(count),
-      samples_(options.samples.value_or(count)),
-      seed_(options.seed),
-      replacement_(options.replacement) {
+    : count_(count), samples_(options.samples.value_or(count)), seed_(options.seed), replacement_(options.replacement) {
   LOCKSTEP_CHECK(count >= 0 && samples_ >= 0, "[RandomSampler] expected a number of samples, got ", samples_, " of ",
                  count);
   LOCKSTEP_CHECK(replacement_ ? samples_ == 0 || count > 0 : samples_ <= count,
@@ -43,7 +40,8 @@ std::vector<std::int64_t> RandomSampler::indices(std::uint64_t epoch) const {
   RandomEngine random(seed_, epoch);
   if (replacement_) {
     std::vector<std::int64_t> drawn(static_cast<std::size_t>(samples_));
-    for (std::int64_t& index : drawn) index = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(count_)));
+    for (std::int64_t& index : drawn)
+      index = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(count_)));
     return drawn;
   }
   std::vector<std::int64_t> all = counting(count_);
@@ -98,7 +96,8 @@ std::vector<std::int64_t> WeightedRandomSampler::indices(std::uint64_t epoch) co
   // (Efraimidis and Spirakis).
   std::vector<std::pair<double, std::int64_t>> times;
   for (std::size_t i = 0; i < weights_.size(); ++i)
-    if (weights_[i] > 0) times.emplace_back(-std::log(1 - random.uniform()) / weights_[i], static_cast<std::int64_t>(i));
+    if (weights_[i] > 0)
+      times.emplace_back(-std::log(1 - random.uniform()) / weights_[i], static_cast<std::int64_t>(i));
   std::partial_sort(times.begin(), times.begin() + samples_, times.end());
   for (std::int64_t i = 0; i < samples_; ++i) drawn.push_back(times[static_cast<std::size_t>(i)].second);
   return drawn;

@@ -72,8 +72,7 @@ struct BufferPool {
 // A buffer that goes back to the pool at the end of the scope.
 class TakenBuffer {
  public:
-  TakenBuffer(Device device, std::size_t bytes)
-      : pool_(BufferPool::of(device)), buffer_(pool_.take(device, bytes)) {}
+  TakenBuffer(Device device, std::size_t bytes) : pool_(BufferPool::of(device)), buffer_(pool_.take(device, bytes)) {}
   TakenBuffer(const TakenBuffer&) = delete;
   ~TakenBuffer() { pool_.give(std::move(buffer_)); }
   Buffer* operator->() { return &buffer_; }
@@ -119,8 +118,9 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
     const Tensor there = Tensor::over(Storage::allocate(device_, source.bytes()), source.dtype(), source.shape(),
                                       contiguous_strides(source.shape()));
     if (source.bytes() > 0)
-      stream_.backend().copy({there.storage()->data(), device_, buffer->memory + part.at, Device::cpu(), source.bytes()},
-                             stream_.handle());
+      stream_.backend().copy(
+          {there.storage()->data(), device_, buffer->memory + part.at, Device::cpu(), source.bytes()},
+          stream_.handle());
     *part.tensor = there;
   }
   buffer->used.record(stream_);

@@ -90,8 +90,8 @@ LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOpti
     if (!given.contains(name) && !filled.contains(parameter.body())) report.missing.push_back(name);
   for (const NamedTensor& each : file.tensors)
     if (!used.contains(&each.tensor)) report.unexpected.push_back(each.name);
-  LOCKSTEP_CHECK(options.strict ? report.complete() : allow_mismatches || report.mismatched.empty(), "[load_model] ", path,
-                 ": expected the names and shapes of the module; missing: ", listed(report.missing),
+  LOCKSTEP_CHECK(options.strict ? report.complete() : allow_mismatches || report.mismatched.empty(), "[load_model] ",
+                 path, ": expected the names and shapes of the module; missing: ", listed(report.missing),
                  "; unexpected: ", listed(report.unexpected), "; other shapes: ", listed(report.mismatched));
   for (const auto& [parameter, tensor] : assignments) parameter.assign(*tensor);
   return report;

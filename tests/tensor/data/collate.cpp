@@ -75,9 +75,8 @@ TEST_CASE("collate: structs, with tensors alone and with numbers") {
 
 TEST_CASE("collate: values") {
   const auto sample = [](std::int64_t v) {
-    return Value(Value::Map{{"image", full({2}, static_cast<double>(v))},
-                            {"label", v},
-                            {"more", Value::List{0.5, v > 1, "t", Value()}}});
+    return Value(Value::Map{
+        {"image", full({2}, static_cast<double>(v))}, {"label", v}, {"more", Value::List{0.5, v > 1, "t", Value()}}});
   };
   const Value batch = collate(std::vector<Value>{sample(1), sample(2)});
   check<float>(batch.at("image").as_tensor(), DType::f32, {2, 2}, {1, 1, 2, 2});

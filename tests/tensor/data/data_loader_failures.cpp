@@ -2,10 +2,10 @@
 #include <atomic>
 #include <thread>
 
-#include "support/gate.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/data/data_loader.h"
 #include "support/catch.h"
+#include "support/gate.h"
 
 using namespace lockstep;
 using lockstep::test::Counter;
@@ -121,7 +121,7 @@ TEST_CASE("data loader: workers run ahead of a slow consumer, no further than th
     for ([[maybe_unused]] auto& each : loader) {
       ++batch;  // has this many
       const int most = std::min(40, 2 * (batch + window));
-      CHECK(data.ended.reaches(most));     // they do get there while we hold a batch,
+      CHECK(data.ended.reaches(most));    // they do get there while we hold a batch,
       CHECK(data.begun.value() == most);  // and stop there
     }
     CHECK(batch == 20);
