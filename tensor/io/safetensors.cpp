@@ -1,7 +1,6 @@
 #include "lockstep/tensor/io/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lockstep/tensor/io/internal/file.h"
 #include "lockstep/tensor/io/internal/safetensors_header.h"
 
 namespace lockstep {
@@ -17,67 +17,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian");
 
-[[noreturn]] void fail_system(const char* op, const char* what, const std::string& path, int code) {
-  detail::fail<Error>("[", op, "] cannot ", what, " '", path, "': ", std::strerror(code));
-}
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int number) : number_(number) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  int get() const { return number_; }
-  int release() { return std::exchange(number_, -1); }
-
- private:
-  int number_;
-};
-
-// ---- reading
-
-class InputFile {
- public:
-  explicit InputFile(const std::string& path)
-      : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // a pipe would block
-    struct stat status {};
-    if (file_.get() < 0 || ::fstat(file_.get(), &status) != 0) fail_system("load_safetensors", "open", path_, errno);
-    if (!S_ISREG(status.st_mode)) detail::fail<Error>("[load_safetensors] '", path_, "' is not a regular file");
-    bytes_ = static_cast<std::uint64_t>(status.st_size);
-  }
-
-  std::uint64_t bytes() const { return bytes_; }
-
-  void read(std::uint64_t offset, void* to, std::uint64_t bytes) const {
-    auto* out = static_cast<char*>(to);
-    while (bytes > 0) {
-      const ssize_t got = ::pread(file_.get(), out, bytes, static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) fail_system("load_safetensors", "read", path_, errno);
-      if (got == 0) throw FormatError(path_, offset, "the file ended while it was read");
-      out += got;
-      offset += static_cast<std::uint64_t>(got);
-      bytes -= static_cast<std::uint64_t>(got);
-    }
-  }
-
- private:
-  const std::string& path_;
-  FileDescriptor file_;
-  std::uint64_t bytes_ = 0;
-};
-
-// Any other byte in a bool would be undefined behaviour.
-void check_bools(const std::string& path, const Tensor& tensor, std::uint64_t offset) {
-  const auto* bytes = static_cast<const unsigned char*>(tensor.data());
-  const auto* end = bytes + tensor.bytes();
-  const auto* bad = std::find_if(bytes, end, [](unsigned char byte) { return byte > 1; });
-  if (bad != end)
-    throw FormatError(path, offset + static_cast<std::uint64_t>(bad - bytes),
-                      cat("expected 0 or 1 in a tensor of dtype BOOL, got ", static_cast<int>(*bad)));
-}
+using detail::fail_system;
+using detail::FileDescriptor;
+using detail::InputFile;
 
 // ---- writing
 
@@ -170,8 +112,8 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
   file.commit();
 }
 
-Safetensors load_safetensors(const std::string& path) {
-  const InputFile file(path);
+Safetensors load_safetensors(const std::string& path, const LoadSafetensorsOptions& options) {
+  const InputFile file("load_safetensors", path);
   if (file.bytes() < detail::kLengthBytes)
     throw FormatError(path, file.bytes(), "expected a header length of 8 bytes, the file is shorter");
   unsigned char length[detail::kLengthBytes];
@@ -188,26 +130,21 @@ Safetensors load_safetensors(const std::string& path) {
   detail::Header header = detail::parse_header(path, text, file.bytes());
 
   Safetensors result;
+  Ref<Storage> mapping;
+  if (options.map) mapping = file.map();
   for (detail::HeaderEntry& entry : header.entries) {
-    const std::uint64_t offset = detail::kLengthBytes + header_bytes + entry.begin;
-    const Tensor tensor = Tensor::over(Storage::allocate(Device::cpu(), entry.end - entry.begin), entry.dtype,
-                                       entry.shape, contiguous_strides(entry.shape));
-    file.read(offset, tensor.storage()->data(), entry.end - entry.begin);
-    if (entry.dtype == DType::boolean) check_bools(path, tensor, offset);
+    const std::uint64_t offset = detail::kLengthBytes + header_bytes + entry.begin, bytes = entry.end - entry.begin;
+    // The format promises no alignment; elements that lie across their natural one are copied.
+    const bool zero_copy = mapping && offset % size_of(entry.dtype) == 0;
+    const Tensor tensor =
+        Tensor::over(zero_copy ? Storage::slice(mapping, offset, bytes) : Storage::allocate(Device::cpu(), bytes),
+                     entry.dtype, entry.shape, contiguous_strides(entry.shape));
+    if (!zero_copy) file.read(offset, tensor.storage()->data(), bytes);
+    if (entry.dtype == DType::boolean) detail::check_bools(path, tensor, offset);
     result.tensors.push_back({std::move(entry.name), tensor});
   }
   result.metadata = std::move(header.metadata);
   return result;
-}
-
-void save_model(const ModuleBase& module, const std::string& path, const std::map<std::string, std::string>& metadata) {
-  save_safetensors(path, module.state_dict(), metadata);
-}
-
-std::map<std::string, std::string> load_model(ModuleBase& module, const std::string& path, bool strict) {
-  Safetensors file = load_safetensors(path);
-  module.load_state_dict(file.tensors, strict);
-  return std::move(file.metadata);
 }
 
 }  // namespace lockstep

@@ -24,14 +24,48 @@ struct Safetensors {
 LOCKSTEP_API void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                    const std::map<std::string, std::string>& metadata = {});
 
-// Throws FormatError (file, byte) for anything that is not a safetensors file, NotSupported for dtypes of the format
-// that Lockstep does not have and for more than 8 dimensions, Error when the system cannot read.
-LOCKSTEP_API Safetensors load_safetensors(const std::string& path);
+struct LoadSafetensorsOptions {
+  // Maps the file instead of reading it: the tensors' elements are the file's pages, which are read when they are first
+  // touched (no copy, but for elements that the file does not align). What is written to the tensors stays in memory
+  // of this process. The last tensor closes the map. While it is open nobody may shorten the file: touching a page that
+  // is gone ends the process (SIGBUS).
+  bool map = false;
+};
 
-// A module's parameters and buffers. Loading copies them into the slots at home, converting dtypes; it throws
-// InvalidArgument before anything is changed when names (only with `strict`) or shapes differ. Returns the metadata.
+// Throws FormatError (file, byte) for anything that is not a safetensors file, NotSupported for dtypes of the format
+// that Lockstep does not have and for more than 8 dimensions, Error when the system cannot read. The rules are those of
+// the reference implementation (https://github.com/huggingface/safetensors): a header of at most 100 MB that begins
+// with '{', UTF-8, each name once, tensors that lie one after the other without holes from the first byte of the data
+// to the last of the file, with as many bytes as shape and dtype say. Stricter: a name of metadata comes once too, and
+// bools are 0 or 1. Blocks.
+LOCKSTEP_API Safetensors load_safetensors(const std::string& path, const LoadSafetensorsOptions& options = {});
+
+// A module's parameters and buffers.
 LOCKSTEP_API void save_model(const ModuleBase& module, const std::string& path,
                              const std::map<std::string, std::string>& metadata = {});
+
+struct LoadModelOptions {
+  bool strict = true;  // the file and the module must have the same names and shapes
+  bool map = false;    // as in LoadSafetensorsOptions, while loading
+};
+// What did not fit, in the module's and the file's order.
+struct LoadReport {
+  struct Mismatch {
+    std::string name;
+    Shape expected, got;
+  };
+  std::vector<std::string> missing;     // names of the module that the file does not have
+  std::vector<std::string> unexpected;  // names of the file that the module does not have
+  std::vector<Mismatch> mismatched;     // names with another shape
+  std::map<std::string, std::string> metadata;
+  bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+};
+// Copies the file's tensors into the module's slots at home, converting dtypes; what does not fit is left as it is and
+// reported. With `strict` that is an InvalidArgument, before anything is changed. Where all names of one side begin
+// with "module." and none of the other does (a wrapper was or was not saved), the prefix is passed over. Of a tied
+// parameter one name is enough. Throws what load_safetensors throws too, before anything is changed. Blocks.
+LOCKSTEP_API LoadReport load_model(ModuleBase& module, const std::string& path, const LoadModelOptions& options);
+// The metadata alone; shapes that differ are an InvalidArgument also when not `strict`.
 LOCKSTEP_API std::map<std::string, std::string> load_model(ModuleBase& module, const std::string& path,
                                                            bool strict = true);
 

@@ -1,0 +1,139 @@
+#include "lockstep/tensor/data/transfer.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/order.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kSmallest = std::size_t{1} << 16;
+// With so many of a size under way, the next one waits for the oldest instead of growing the pool.
+constexpr std::size_t kMostUnderWay = 8;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+struct Buffer {
+  std::byte* memory = nullptr;
+  std::size_t bytes = 0;
+  Event used;  // the last copy from it
+};
+
+bool finished(const Buffer& buffer) {
+  try {
+    return buffer.used.query();
+  } catch (const Error&) {
+    return true;  // the copy failed, which whoever waits for its batch is told
+  }
+}
+
+// Pinned memory that is kept for the next batch, whichever loader makes it: to free it would stop the device. Whoever
+// has a buffer has it alone, so that no lock is held while the host waits for it.
+struct BufferPool {
+  std::mutex mutex;
+  std::map<std::size_t, std::deque<Buffer>> idle;  // by size; the one that has rested longest in front
+
+  static BufferPool& of(Device device) {
+    static BufferPool* const pools = new BufferPool[kMaxDevices];
+    return pools[ordinal(device)];
+  }
+
+  Buffer take(Device device, std::size_t wanted) {
+    const std::size_t bytes = std::bit_ceil(std::max(wanted, kSmallest));
+    Buffer buffer;
+    {
+      std::lock_guard lock(mutex);
+      std::deque<Buffer>& list = idle[bytes];
+      if (!list.empty() && (list.size() >= kMostUnderWay || finished(list.front()))) {
+        buffer = std::move(list.front());
+        list.pop_front();
+      }
+    }
+    if (!buffer.memory) {
+      buffer.memory = static_cast<std::byte*>(backend(device).allocate_pinned(bytes));
+      if (!buffer.memory) throw OutOfMemory(Device::cpu(), bytes, 0, 0);
+      buffer.bytes = bytes;
+    }
+    return buffer;
+  }
+  void give(Buffer buffer) {
+    std::lock_guard lock(mutex);
+    idle[buffer.bytes].push_back(std::move(buffer));
+  }
+};
+
+// A buffer that goes back to the pool at the end of the scope.
+class TakenBuffer {
+ public:
+  TakenBuffer(Device device, std::size_t bytes) : pool_(BufferPool::of(device)), buffer_(pool_.take(device, bytes)) {}
+  TakenBuffer(const TakenBuffer&) = delete;
+  ~TakenBuffer() { pool_.give(std::move(buffer_)); }
+  Buffer* operator->() { return &buffer_; }
+
+ private:
+  BufferPool& pool_;
+  Buffer buffer_;
+};
+
+}  // namespace
+
+Transfer::Transfer(Device device) : device_(device), stream_(device) {}
+
+Event Transfer::send(const std::vector<Tensor*>& tensors) {
+  struct Part {
+    Tensor* tensor;
+    std::size_t at;
+  };
+  std::vector<Part> parts;
+  std::size_t bytes = 0;
+  for (Tensor* tensor : tensors) {
+    if (!tensor->device().is_cpu()) continue;
+    *tensor = tensor->detach().contiguous();
+    parts.push_back({tensor, bytes});
+    bytes += aligned(tensor->bytes());
+  }
+  Event sent;
+  if (parts.empty()) return sent;
+  TakenBuffer buffer(device_, bytes);
+  try {
+    wait(buffer->used, Deadline::after(kDefaultTimeout));
+  } catch (const DeviceError&) {
+    // The copy failed, which whoever waits for its batch is told.
+  }
+  for (const Part& part : parts)
+    if (part.tensor->bytes() > 0) std::memcpy(buffer->memory + part.at, part.tensor->data(), part.tensor->bytes());
+
+  std::lock_guard lock(mutex_);
+  take_over(this);
+  const StreamScope scope(stream_);
+  for (const Part& part : parts) {
+    const Tensor& source = *part.tensor;
+    const Tensor there = Tensor::over(Storage::allocate(device_, source.bytes()), source.dtype(), source.shape(),
+                                      contiguous_strides(source.shape()));
+    if (source.bytes() > 0)
+      stream_.backend().copy(
+          {there.storage()->data(), device_, buffer->memory + part.at, Device::cpu(), source.bytes()},
+          stream_.handle());
+    *part.tensor = there;
+  }
+  buffer->used.record(stream_);
+  sent.record(stream_);
+  hand_over(this);
+  return sent;
+}
+
+void Transfer::receive(const Event& sent, const std::vector<Tensor*>& tensors) const {
+  Stream& stream = current_stream(device_);
+  stream.wait(sent);
+  for (const Tensor* tensor : tensors)
+    if (tensor->device() == device_) tensor->storage()->record_use(stream);
+}
+
+}  // namespace lockstep::detail

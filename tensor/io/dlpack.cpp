@@ -1,0 +1,197 @@
+#include "lockstep/tensor/io/dlpack.h"
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "lockstep/tensor/autograd/record.h"
+
+namespace lockstep {
+namespace {
+
+using dlpack::ManagedTensor;
+using dlpack::ManagedTensorVersioned;
+using dlpack::TensorView;
+
+// The layout of dlpack.h on 64-bit machines.
+static_assert(sizeof(TensorView) == 48 && offsetof(TensorView, rank) == 16 && offsetof(TensorView, dtype) == 20 &&
+              offsetof(TensorView, shape) == 24 && offsetof(TensorView, byte_offset) == 40);
+static_assert(sizeof(ManagedTensor) == 64 && offsetof(ManagedTensor, deleter) == 56);
+static_assert(sizeof(ManagedTensorVersioned) == 80 && offsetof(ManagedTensorVersioned, flags) == 24 &&
+              offsetof(ManagedTensorVersioned, tensor) == 32);
+
+dlpack::DataType to_type(DType dtype) {
+  const std::uint8_t code = dtype == DType::bf16      ? dlpack::kBfloat
+                            : is_floating(dtype)      ? dlpack::kFloat
+                            : dtype == DType::u8      ? dlpack::kUInt
+                            : dtype == DType::boolean ? dlpack::kBool
+                                                      : dlpack::kInt;
+  return {code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
+}
+
+DType from_type(dlpack::DataType type) {
+  for (int i = 0; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const dlpack::DataType known = to_type(dtype);
+    if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return dtype;
+  }
+  detail::fail<NotSupported>("[from_dlpack] expected a dtype that Lockstep has, got code ", static_cast<int>(type.code),
+                             " with ", static_cast<int>(type.bits), " bits and ", type.lanes, " lanes");
+}
+
+// ---- out
+
+template <class Managed>
+struct Export {
+  Managed managed{};
+  Tensor tensor;  // outside any graph
+  bool marks_changed = false;
+  Shape shape;
+  Strides strides;
+
+  static void destroy(Managed* managed) {
+    auto* self = static_cast<Export*>(managed->manager_context);
+    if (self->marks_changed) self->tensor.mark_changed();
+    delete self;
+  }
+};
+
+template <class Managed>
+Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options) {
+  LOCKSTEP_CHECK(tensor.defined(), "[to_dlpack] expected a tensor, got an undefined one");
+  const Device device = tensor.device();
+  if (device.type() == DeviceType::cuda)
+    throw NotSupported(cat("[to_dlpack] expected a tensor on cpu or a host device, got ", tensor, "; move it there"));
+  LOCKSTEP_CHECK(!options.stream || options.stream->device() == device, "[to_dlpack] expected a stream of ", device,
+                 ", got one of ", options.stream->device());
+  auto out = std::make_unique<Export<Managed>>();
+  out->tensor = tensor.detach();
+  const LeafNode* leaf = tensor.leaf();
+  out->marks_changed = leaf && leaf->parameter && !options.read_only;
+  out->shape = tensor.shape();
+  out->strides = tensor.strides();
+  // Consumers that look for row-major tensors by their strides are told what they expect for sizes of 0 and 1.
+  if (tensor.contiguous_layout()) out->strides = contiguous_strides(out->shape);
+  out->managed.manager_context = out.get();
+  out->managed.deleter = &Export<Managed>::destroy;
+  // Like most libraries, with the offset in the pointer: not all consumers look at byte_offset.
+  out->managed.tensor = {.data = const_cast<void*>(tensor.data()),  // NOLINT: the consumer may write
+                         .device = {dlpack::kCpu, 0},
+                         .rank = tensor.rank(),
+                         .dtype = to_type(tensor.dtype()),
+                         .shape = out->shape.begin(),
+                         .strides = out->strides.begin(),
+                         .byte_offset = 0};
+  Stream& stream = current_stream(device);
+  if (options.stream) {
+    options.stream->wait_for(stream);
+    tensor.storage()->record_use(*options.stream);
+  } else if (!stream.synchronous()) {
+    Event ready;
+    ready.record(stream);
+    wait(ready, Deadline::after(options.timeout));
+  }
+  return &out.release()->managed;
+}
+
+// ---- in
+
+// The memory that the elements span, from the first on.
+std::size_t span_bytes(const Shape& shape, const Strides& strides, std::size_t element_bytes) {
+  std::uint64_t last = 0, end = 0;
+  for (int i = 0; i < shape.rank(); ++i) {
+    if (shape[i] == 0) return 0;
+    std::uint64_t reach = 0;
+    LOCKSTEP_CHECK(!__builtin_mul_overflow(static_cast<std::uint64_t>(shape[i] - 1),
+                                           static_cast<std::uint64_t>(strides[i]), &reach) &&
+                       !__builtin_add_overflow(last, reach, &last),
+                   "[from_dlpack] expected strides within 64 bits, got ", strides, " for ", shape);
+  }
+  LOCKSTEP_CHECK(!__builtin_mul_overflow(last + 1, std::uint64_t{element_bytes}, &end) && end >> 63 == 0,
+                 "[from_dlpack] expected strides within 64 bits, got ", strides, " for ", shape);
+  return end;
+}
+
+// A tensor over the elements, which `release` gives back.
+Tensor import_tensor(const TensorView& view, UniqueFunction release) {
+  if (view.device.type != dlpack::kCpu && view.device.type != dlpack::kCudaHost)
+    throw NotSupported(
+        cat("[from_dlpack] expected a tensor in host memory (device type 1 or 3), got device type ", view.device.type));
+  const DType dtype = from_type(view.dtype);
+  LOCKSTEP_CHECK(view.rank >= 0 && (view.rank == 0 || view.shape), "[from_dlpack] expected a shape, got ", view.rank,
+                 " dimensions", view.shape ? "" : " without sizes");
+  if (view.rank > kMaxRank)
+    throw NotSupported(cat("[from_dlpack] expected at most ", kMaxRank, " dimensions, got ", view.rank));
+  const Shape shape(std::span<const std::int64_t>(view.shape, static_cast<std::size_t>(view.rank)));
+  element_count(shape);  // throws for sizes that are negative or too large
+  const Strides strides =
+      view.strides && view.rank > 0
+          ? Strides(std::span<const std::int64_t>(view.strides, static_cast<std::size_t>(view.rank)))
+          : contiguous_strides(shape);
+  for (int i = 0; i < strides.rank(); ++i)
+    if (strides[i] < 0 && shape[i] > 1)
+      throw NotSupported(cat("[from_dlpack] expected strides that are not negative, got ", strides));
+  Strides used = strides;
+  for (int i = 0; i < used.rank(); ++i)
+    if (shape[i] <= 1) used[i] = contiguous_strides(shape)[i];  // not looked at: could be anything
+  const std::size_t bytes = span_bytes(shape, used, size_of(dtype));
+  LOCKSTEP_CHECK(view.data || bytes == 0, "[from_dlpack] expected elements, got a null pointer");
+  auto* data = static_cast<std::byte*>(view.data) + (view.data ? view.byte_offset : 0);
+  if (reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) != 0)
+    throw NotSupported(cat("[from_dlpack] expected elements that are aligned to ", size_of(dtype), " bytes"));
+  return Tensor::over(Storage::external(Device::cpu(), data, bytes, std::move(release)), dtype, shape, used);
+}
+
+// Gives the capsule back when the last tensor is gone, but not before import_tensor has returned: what throws there
+// leaves it to the caller.
+template <class Managed>
+class Owner {
+ public:
+  explicit Owner(Managed* managed) : managed_(managed) {}
+  Owner(Owner&& other) noexcept : managed_(std::exchange(other.managed_, nullptr)) {}
+  void operator()() const {
+    if (managed_->deleter) managed_->deleter(managed_);
+  }
+
+ private:
+  Managed* managed_;
+};
+
+template <class Managed>
+void check_pointer(const Managed* managed) {
+  LOCKSTEP_CHECK(managed, "[from_dlpack] expected a capsule, got a null pointer");
+}
+
+}  // namespace
+
+ManagedTensorVersioned* to_dlpack(const Tensor& tensor, const DLPackExportOptions& options) {
+  auto* managed = export_tensor<ManagedTensorVersioned>(tensor, options);
+  managed->version = dlpack::kVersion;
+  managed->flags = options.read_only ? dlpack::kReadOnly : 0;
+  return managed;
+}
+
+ManagedTensor* to_dlpack_unversioned(const Tensor& tensor, const DLPackExportOptions& options) {
+  if (options.read_only)
+    throw NotSupported("[to_dlpack_unversioned] expected a tensor that may be written to: this struct has no flags");
+  return export_tensor<ManagedTensor>(tensor, options);
+}
+
+Tensor from_dlpack(ManagedTensorVersioned* managed, const DLPackImportOptions& options) {
+  check_pointer(managed);
+  if (managed->version.major != dlpack::kVersion.major)
+    throw NotSupported(cat("[from_dlpack] expected version ", dlpack::kVersion.major, " of DLPack, got ",
+                           managed->version.major, ".", managed->version.minor));
+  if ((managed->flags & dlpack::kReadOnly) == 0 || options.alias_read_only)
+    return import_tensor(managed->tensor, Owner(managed));
+  const Tensor copy = import_tensor(managed->tensor, {}).clone();
+  Owner{managed}();
+  return copy;
+}
+
+Tensor from_dlpack(ManagedTensor* managed) {
+  check_pointer(managed);
+  return import_tensor(managed->tensor, Owner(managed));
+}
+
+}  // namespace lockstep

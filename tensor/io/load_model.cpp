@@ -1,0 +1,110 @@
+// Modules from and to safetensors files.
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "lockstep/tensor/io/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kPrefix = "module.";
+
+// Every parameter and buffer under each of its names.
+class Names : public Members {
+ public:
+  explicit Names(ModuleBase& module) { module.members(*this); }
+  std::vector<NamedParameter> found;
+
+ protected:
+  void on_parameter(std::string_view name, Parameter& parameter, bool /*is_buffer*/) override {
+    found.push_back({cat(prefix_, name), parameter});
+  }
+  void on_module(std::string_view name, ModuleBase& module) override {
+    const std::size_t length = prefix_.size();
+    prefix_ += cat(name, '.');
+    module.members(*this);
+    prefix_.resize(length);
+  }
+
+ private:
+  std::string prefix_;
+};
+
+template <class List>
+std::size_t count_prefixed(const List& list) {
+  return static_cast<std::size_t>(
+      std::count_if(list.begin(), list.end(), [](const auto& each) { return each.name.starts_with(kPrefix); }));
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += cat(text.empty() ? "" : ", ", name);
+  return text.empty() ? "none" : text;
+}
+
+std::string listed(const std::vector<LoadReport::Mismatch>& mismatches) {
+  std::vector<std::string> texts;
+  for (const LoadReport::Mismatch& each : mismatches)
+    texts.push_back(cat(each.name, " (expected ", each.expected, ", got ", each.got, ")"));
+  return listed(texts);
+}
+
+}  // namespace
+
+void save_model(const ModuleBase& module, const std::string& path, const std::map<std::string, std::string>& metadata) {
+  save_safetensors(path, module.state_dict(), metadata);
+}
+
+namespace {
+
+LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOptions& options, bool allow_mismatches) {
+  Safetensors file = load_safetensors(path, {.map = options.map});
+  const std::vector<NamedParameter> wanted = Names(module).found;
+  const std::size_t in_file = count_prefixed(file.tensors), in_module = count_prefixed(wanted);
+  const bool strip = !file.tensors.empty() && in_file == file.tensors.size() && in_module == 0;
+  const bool add = !wanted.empty() && in_module == wanted.size() && in_file == 0;
+
+  std::unordered_map<std::string, const Tensor*> given;
+  for (const NamedTensor& each : file.tensors) {
+    const std::string name = strip ? each.name.substr(kPrefix.size()) : add ? cat(kPrefix, each.name) : each.name;
+    given.emplace(name, &each.tensor);
+  }
+  LoadReport report;
+  report.metadata = std::move(file.metadata);
+  std::vector<std::pair<Parameter, const Tensor*>> assignments;
+  std::unordered_set<const ParameterBody*> filled;
+  std::unordered_set<const Tensor*> used;
+  for (const auto& [name, parameter] : wanted) {
+    const auto found = given.find(name);
+    if (found == given.end()) continue;
+    used.insert(found->second);
+    if (found->second->shape() != parameter.shape()) {
+      report.mismatched.push_back({name, parameter.shape(), found->second->shape()});
+      continue;
+    }
+    assignments.emplace_back(parameter, found->second);
+    filled.insert(parameter.body());
+  }
+  for (const auto& [name, parameter] : wanted)
+    if (!given.contains(name) && !filled.contains(parameter.body())) report.missing.push_back(name);
+  for (const NamedTensor& each : file.tensors)
+    if (!used.contains(&each.tensor)) report.unexpected.push_back(each.name);
+  LOCKSTEP_CHECK(options.strict ? report.complete() : allow_mismatches || report.mismatched.empty(), "[load_model] ",
+                 path, ": expected the names and shapes of the module; missing: ", listed(report.missing),
+                 "; unexpected: ", listed(report.unexpected), "; other shapes: ", listed(report.mismatched));
+  for (const auto& [parameter, tensor] : assignments) parameter.assign(*tensor);
+  return report;
+}
+
+}  // namespace
+
+LoadReport load_model(ModuleBase& module, const std::string& path, const LoadModelOptions& options) {
+  return load(module, path, options, true);
+}
+
+std::map<std::string, std::string> load_model(ModuleBase& module, const std::string& path, bool strict) {
+  return load(module, path, {.strict = strict}, false).metadata;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,26 @@
+# Files that may be anything, fed to the readers: a corpus and changed copies of it in every test run, libFuzzer where
+# LOCKSTEP_FUZZ is on and the compiler is clang.
+option(LOCKSTEP_FUZZ "Build libFuzzer programs of tests/fuzz (clang)" OFF)
+
+set(corpus "${CMAKE_CURRENT_BINARY_DIR}/corpus")
+add_executable(lockstep-fuzz fuzz/main.cpp fuzz/targets.cpp)
+target_link_libraries(lockstep-fuzz PRIVATE lockstep_flags lockstep::lockstep)
+target_include_directories(lockstep-fuzz PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+add_test(NAME fuzz/corpus COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_SOURCE_DIR}/fuzz/make_corpus.py" "${corpus}")
+set_tests_properties(fuzz/corpus PROPERTIES LABELS host TIMEOUT 60 FIXTURES_SETUP fuzz_corpus)
+foreach(format safetensors npy)
+  add_test(NAME fuzz/${format} COMMAND lockstep-fuzz ${format} "${corpus}/${format}" 5000)
+  set_tests_properties(fuzz/${format} PROPERTIES LABELS host TIMEOUT 600 FIXTURES_REQUIRED fuzz_corpus)
+  if(LOCKSTEP_FUZZ)
+    if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+      message(FATAL_ERROR "LOCKSTEP_FUZZ needs clang, which has libFuzzer (found ${CMAKE_CXX_COMPILER_ID})")
+    endif()
+    # lockstep-fuzz-<format> <corpus>/<format>/good
+    add_executable(lockstep-fuzz-${format} fuzz/libfuzzer.cpp fuzz/targets.cpp)
+    target_compile_definitions(lockstep-fuzz-${format} PRIVATE LOCKSTEP_FUZZ_TARGET=load_${format})
+    target_compile_options(lockstep-fuzz-${format} PRIVATE -fsanitize=fuzzer-no-link)
+    target_link_options(lockstep-fuzz-${format} PRIVATE -fsanitize=fuzzer)
+    target_link_libraries(lockstep-fuzz-${format} PRIVATE lockstep_flags lockstep::lockstep)
+    target_include_directories(lockstep-fuzz-${format} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  endif()
+endforeach()
