@@ -92,7 +92,7 @@ set(left_out_of_tensor "a mirror whose refresh failed on the device*")
 set(left_out_of_parallel "the first replica computes while*" "pieces from plain memory arrive*")
 
 file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp")
-list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/safetensors")
+list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack)")  # files, and memory of the host
 file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp")
 list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
 set(runtime_sources "${CMAKE_CURRENT_SOURCE_DIR}/runtime/async_test.cpp")
