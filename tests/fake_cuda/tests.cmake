@@ -66,6 +66,13 @@ function(fake_cuda_layer layer)
   file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/*.cpp")
   fake_cuda_program(lockstep-fake-${layer} ${made} ${own} "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/checked_table.cpp"
                     "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/setup_layers.cpp")
+  if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
+    add_executable(lockstep-cuda-${layer} ${made} "${CMAKE_CURRENT_SOURCE_DIR}/cuda_contract/setup_gpu.cc")
+    target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
+    target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer})
+    set_tests_properties(cuda/${layer} PROPERTIES LABELS cuda TIMEOUT 1800 ENVIRONMENT LOCKSTEP_CUDA_DEVICES=8)
+  endif()
   # Every layer: the setup brings the kernels.
   target_link_libraries(lockstep-fake-${layer} PRIVATE ${layer_objects})
   if(ONEDNN_FOUND)

@@ -1,0 +1,10 @@
+// The layers' tests on real GPUs: they name eight devices, logical ones where there are fewer GPUs.
+#include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/log.h"
+
+namespace {
+
+const bool configured =
+    (lockstep::configure_host({.devices = 2}), lockstep::set_log_level(lockstep::LogLevel::error), true);
+
+}  // namespace
