@@ -1,6 +1,7 @@
 // A step beside a collective that spins on the devices must not do what waits for it.
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/parallel/data_parallel.h"
+#include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
