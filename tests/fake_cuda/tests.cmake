@@ -70,9 +70,11 @@ function(fake_cuda_layer layer)
     add_executable(lockstep-cuda-${layer} ${made} "${CMAKE_CURRENT_SOURCE_DIR}/cuda_contract/setup_gpu.cc")
     target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
     target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_definitions(lockstep-cuda-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
     add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer})
     set_tests_properties(cuda/${layer} PROPERTIES LABELS cuda TIMEOUT 1800 ENVIRONMENT LOCKSTEP_CUDA_DEVICES=8)
   endif()
+  target_compile_definitions(lockstep-fake-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
   # Every layer: the setup brings the kernels.
   target_link_libraries(lockstep-fake-${layer} PRIVATE ${layer_objects})
   if(ONEDNN_FOUND)
@@ -94,7 +96,7 @@ set(left_out_of_runtime "a stream does not wait for another for ever" "copies ov
     "copies and fills are work*" "timing events measure*" "the first error of a stream*"
     "an error travels through events*" "work that was enqueued before an error*" "every thread that has lost work*")
 # A copy that fails on its own loses a CUDA device.
-set(left_out_of_tensor "a mirror whose refresh failed on the device*")
+set(left_out_of_tensor "a mirror whose refresh failed on the device*" "whoever's refresh failed is told*")
 # Nobody records the spans of copies of CUDA devices.
 set(left_out_of_parallel "the first replica computes while*" "pieces from plain memory arrive*")
 

@@ -1,4 +1,4 @@
-// The lists of devices over which everything that works on several devices is tested. They want 8 virtual host devices,
+// The lists of devices over which everything that works on several devices is tested. They want 8 devices,
 // of which number 6 has less memory than the others (host_devices.h, or a setup of the program's own).
 #pragma once
 
@@ -9,14 +9,23 @@
 
 namespace support {
 
+// The programs on CUDA devices say LOCKSTEP_TESTS_ON_CUDA: there the same lists are of those.
+inline lockstep::Device numbered_device(int index) {
+#ifdef LOCKSTEP_TESTS_ON_CUDA
+  return lockstep::Device::cuda(index);
+#else
+  return lockstep::Device::host(index);
+#endif
+}
+
 inline std::vector<lockstep::Device> hosts(std::initializer_list<int> indices) {
   std::vector<lockstep::Device> devices;
-  for (const int index : indices) devices.push_back(lockstep::Device::host(index));
+  for (const int index : indices) devices.push_back(numbered_device(index));
   return devices;
 }
 inline std::vector<lockstep::Device> hosts(int count) {
   std::vector<lockstep::Device> devices;
-  for (int i = 0; i < count; ++i) devices.push_back(lockstep::Device::host(i));
+  for (int i = 0; i < count; ++i) devices.push_back(numbered_device(i));
   return devices;
 }
 
