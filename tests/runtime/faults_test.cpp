@@ -145,6 +145,7 @@ TEST_CASE("a task that hangs holds its stream until it is released, and no other
     Gate entered;
     stuck.enqueue([&] { ran = true; });
     stuck.record(event);
+    while (!host_faults().struck(0)) std::this_thread::yield();  // or the task of `free` might be the one that hangs
     CHECK_FALSE(event.wait(Deadline::after(Milliseconds(5))));
     free.enqueue([] {});
     free.synchronize();
@@ -281,6 +282,7 @@ TEST_CASE("a trial that does not end in time keeps its memory until it does") {
   detail::forget_peers(Milliseconds(5));
   host_faults().hang_task(1);
   CHECK_FALSE(peer_copies(Device::host(4), Device::host(6)));
+  while (!host_faults().struck(4) && !host_faults().struck(6)) std::this_thread::yield();  // the trial, and nothing else
   Stream other(Device::host(4));
   Block* block = nullptr;
   CHECK_NOTHROW(block = allocate(other, 64 << 10));  // not the trial's
