@@ -13,13 +13,23 @@
 
 namespace lockstep {
 namespace detail {
+namespace {
+
+bool cache_wanted() {
+  const std::string_view text = environment("LOCKSTEP_CACHE");
+  LOCKSTEP_CHECK(text.empty() || text == "on" || text == "off", "[LOCKSTEP_CACHE] expected on or off, got \"", text,
+                 "\"");
+  return text != "off";
+}
+
+}  // namespace
 
 DeviceAllocator::DeviceAllocator(Device device)
     : device_(device),
       backend_(backend(device)),
       synchronous_(properties(device).synchronous),
       checked_(properties(device).checked),
-      caches_(environment("LOCKSTEP_CACHE") != "off"),
+      caches_(cache_wanted()),
       poisons_(kPoisons && synchronous_ && caches_) {
   ownerless_.device = device;
   ownerless_.allocator = this;

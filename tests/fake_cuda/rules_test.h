@@ -2,18 +2,18 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "cuda_contract/gate.h"
 #include "cuda_contract/kernels.h"
 #include "fake_cuda/fake_cuda.h"
 #include "support/catch.h"
 
 namespace fake_test {
 
+using contract::finish;
+using contract::Gate;
 using fake_cuda::Failure;
 using fake_cuda::Rule;
 
@@ -60,35 +60,5 @@ inline int* make_pinned(std::size_t bytes = 1024) {
   REQUIRE(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess);
   return static_cast<int*>(memory);
 }
-
-// Until the stream has run what it has; the error it ends with.
-inline cudaError_t finish(cudaStream_t stream) {
-  cudaError_t result;
-  while ((result = cudaStreamQuery(stream)) == cudaErrorNotReady) {
-    (void)cudaGetLastError();
-    std::this_thread::yield();
-  }
-  return result;
-}
-
-// Keeps a stream busy until it is opened.
-class Gate {
- public:
-  explicit Gate(cudaStream_t stream) {
-    REQUIRE(cudaLaunchHostFunc(
-                stream,
-                [](void* gate) {
-                  auto* const open = static_cast<std::atomic<bool>*>(gate);
-                  while (!open->load()) std::this_thread::sleep_for(std::chrono::microseconds(50));
-                },
-                open_) == cudaSuccess);
-  }
-  Gate(const Gate&) = delete;
-  ~Gate() { open(); }
-  void open() { open_->store(true); }
-
- private:
-  std::atomic<bool>* open_ = new std::atomic<bool>(false);  // the stream may look at it later than the test ends
-};
 
 }  // namespace fake_test

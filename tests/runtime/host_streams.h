@@ -1,41 +1,19 @@
-// A host backend of its own for a test, with streams and events that go with it; and a gate to hold work back, so that
-// a test decides what is in flight.
+// A host backend of its own for a test, with streams and events that go with it.
 #pragma once
 
-#include <future>
 #include <memory>
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "gate.h"
 
 namespace host_streams {
 
 using namespace lockstep;
 
 inline constexpr HostMode kAsyncModes[] = {HostMode::async, HostMode::strict};
-
-inline Deadline soon() { return Deadline::after(Milliseconds(60'000)); }
-
-// Work waits at the gate until the test opens it, at the latest when the test is over.
-class Gate {
- public:
-  Gate() : opened_(promise_.get_future().share()) {}
-  ~Gate() { open(); }
-  void open() {
-    if (!open_) promise_.set_value();
-    open_ = true;
-  }
-  auto waits() const {
-    return [opened = opened_] { opened.wait(); };
-  }
-
- private:
-  std::promise<void> promise_;
-  std::shared_future<void> opened_;
-  bool open_ = false;
-};
 
 class Backends {  // never destroyed: streams may still be at work
  public:

@@ -6,7 +6,7 @@
 #include "lockstep/tensor/nn/parameter.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
-#include "support/gate.h"
+#include "support/counter.h"
 
 using namespace lockstep;
 

@@ -9,6 +9,7 @@
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/peer.h"
 #include "lockstep/runtime/stream.h"
@@ -110,6 +111,26 @@ TEST_CASE("an error of the runtime is an exception that names the call, once") {
   stream.enqueue([&] { ran = true; });
   synchronize(stream);
   CHECK(ran);
+}
+
+// What a kernel writes when it meets a bad index, written by a task of the stream instead.
+TEST_CASE("an index that a kernel has reported is an exception at the next wait, once, and no other device's") {
+  const Device device = Device::cuda(1), stranger = Device::cuda(2);
+  Stream stream(device), other(stranger), follower(stranger);
+  for (int round = 0; round < 2; ++round) {
+    stream.enqueue([report = cuda::kernel_report(device)] {
+      report->reported = 1;
+      report->op = cuda::report_index_select;
+      report->index = 12;
+      report->size = 5;
+      report->ready = 1;
+    });
+    CHECK_NOTHROW(synchronize(other));
+    follower.wait_for(stream);  // whose work comes after it
+    CHECK_THROWS_WITH(synchronize(follower), "[index_select] expected indices in [0, 5), got 12 (cuda:1)");
+    CHECK_NOTHROW(synchronize(stream));
+    CHECK(cuda::kernel_report(device)->reported == 0);
+  }
 }
 
 TEST_CASE("a steady state asks for nothing that waits for a collective") {

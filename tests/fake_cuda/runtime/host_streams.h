@@ -2,40 +2,19 @@
 // event belongs to the device of the stream that records it.
 #pragma once
 
-#include <future>
 #include <memory>
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "gate.h"
 
 namespace host_streams {
 
 using namespace lockstep;
 
 inline constexpr HostMode kAsyncModes[] = {HostMode::async};
-
-inline Deadline soon() { return Deadline::after(Milliseconds(60'000)); }
-
-// Work waits at the gate until the test opens it, at the latest when the test is over.
-class Gate {
- public:
-  Gate() : opened_(promise_.get_future().share()) {}
-  ~Gate() { open(); }
-  void open() {
-    if (!open_) promise_.set_value();
-    open_ = true;
-  }
-  auto waits() const {
-    return [opened = opened_] { opened.wait(); };
-  }
-
- private:
-  std::promise<void> promise_;
-  std::shared_future<void> opened_;
-  bool open_ = false;
-};
 
 class Backends {
  public:

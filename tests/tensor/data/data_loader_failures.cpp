@@ -5,7 +5,7 @@
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/data/data_loader.h"
 #include "support/catch.h"
-#include "support/gate.h"
+#include "support/counter.h"
 
 using namespace lockstep;
 using lockstep::test::Counter;

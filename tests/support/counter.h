@@ -1,4 +1,4 @@
-// A door between threads, so that tests need not sleep.
+// Threads wait for each other by counting, so that tests need not sleep.
 #pragma once
 
 #include <condition_variable>
