@@ -1,0 +1,72 @@
+"""The functions of neural networks. Run by scripts/make_golden."""
+case("matmul", torch.matmul, x(5, 7), x(7, 3), dtypes=FLOATING)
+case("matmul", torch.matmul, x(5, 7, layout="transposed"), x(7, 3, layout="transposed"))
+case("matmul", torch.matmul, x(5, 7, layout="offset"), x(7))
+case("matmul", torch.matmul, x(7), x(7, 3))
+case("matmul", torch.matmul, x(2, 5, 7), x(2, 7, 3), dtypes=FLOATING)
+case("matmul", torch.matmul, x(2, 1, 5, 7), x(3, 7, 4, layout="transposed"))
+case("matmul", torch.matmul, x(4, 0), x(0, 3))
+case("matmul", torch.matmul, x(17, 33), x(33, 18), dtypes=("f32",))
+case("linear", F.linear, x(5, 7), x(4, 7), x(4), dtypes=FLOATING)
+case("linear", F.linear, x(2, 3, 7, layout="offset"), x(4, 7))
+
+CONVOLUTIONS = [  # x, w, stride, padding, dilation, groups
+    ((2, 3, 7, 6), (4, 3, 3, 3), [1, 1], [0, 0], [1, 1], 1),
+    ((2, 3, 7, 9), (4, 3, 3, 2), [2, 1], [1, 0], [1, 2], 1),
+    ((1, 4, 8, 8), (6, 2, 3, 3), [2, 2], [1, 1], [1, 1], 2),
+    ((2, 6, 5, 5), (6, 1, 3, 3), [1, 1], [1, 1], [1, 1], 6),
+    ((2, 5, 4, 4), (3, 5, 1, 1), [1, 1], [0, 0], [1, 1], 1),
+    ((1, 2, 9, 9), (3, 2, 5, 3), [3, 2], [2, 2], [1, 2], 1),
+]
+for image, weight, stride, padding, dilation, groups in CONVOLUTIONS:
+    options = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+    case("conv2d", F.conv2d, x(*image), x(*weight), x(weight[0]), dtypes=FLOATING, **options)
+    case("conv2d", F.conv2d, x(*image, layout="transposed"), x(*weight), dtypes=("f32",), **options)
+case("max_pool2d", lambda a, kernel, stride, padding, dilation: F.max_pool2d(a, kernel, stride, padding, dilation),
+     distinct(2, 3, 6, 7), dtypes=("f32", "f64", "bf16"), kernel=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1])
+case("max_pool2d", lambda a, kernel, stride, padding, dilation: F.max_pool2d(a, kernel, stride, padding, dilation),
+     distinct(1, 2, 9, 8, layout="transposed"), kernel=[3, 2], stride=[1, 2], padding=[1, 1], dilation=[2, 1])
+case("avg_pool2d", lambda a, kernel, stride, padding: F.avg_pool2d(a, kernel, stride, padding), x(2, 3, 6, 7),
+     dtypes=FLOATING, kernel=[2, 3], stride=[2, 2], padding=[1, 1])
+case("avg_pool2d", lambda a, kernel, stride, padding: F.avg_pool2d(a, kernel, stride, padding),
+     x(2, 3, 6, 6, layout="offset"), kernel=[3, 3], stride=[3, 3], padding=[0, 0])
+
+for shape in [(6, 3), (4, 3, 5), (2, 3, 4, 5)]:
+    for training in [True, False]:
+        case("batch_norm", lambda a, weight, bias, mean, var, training, momentum, eps: F.batch_norm(
+                 a, mean.clone(), var.clone(), weight, bias, training, momentum, eps),
+             x(*shape), x(3), x(3), x(3, grad=False), x(3, low=0.5, high=2, grad=False), dtypes=FLOATING, loose=3,
+             training=training, momentum=0.1, eps=1e-5)
+case("layer_norm", lambda a, weight, bias, shape, eps: F.layer_norm(a, shape, weight, bias, eps), x(4, 3, 7), x(7), x(7),
+     dtypes=FLOATING, loose=3, shape=[7], eps=1e-5)
+case("layer_norm", lambda a, weight, bias, shape, eps: F.layer_norm(a, shape, weight, bias, eps),
+     x(4, 3, 5, layout="transposed"), x(3, 5), x(3, 5), loose=3, shape=[3, 5], eps=1e-3)
+case("layer_norm_plain", lambda a, shape, eps: F.layer_norm(a, shape, eps=eps), x(5, 33), loose=3, shape=[33], eps=1e-5)
+
+for name in ["softmax", "log_softmax"]:
+    function = getattr(F, name)
+    case(name, lambda a, dim, function=function: function(a, dim), x(4, 9, low=-5, high=5), dtypes=FLOATING, dim=-1)
+    case(name, lambda a, dim, function=function: function(a, dim), x(3, 5, 2, layout="transposed"), dim=1)
+    case(name, lambda a, dim, function=function: function(a, dim), x(3, 5, layout="offset", low=-90, high=90), dim=0)
+
+REDUCTIONS = ["mean", "sum", "none"]
+for reduction in REDUCTIONS:
+    case("nll_loss", lambda a, target, weight, ignore, reduction: F.nll_loss(
+             a, target, weight, ignore_index=ignore, reduction=reduction),
+         x(6, 5, high=-0.1), ints(6, high=5), x(5, low=0.1, grad=False), ignore=2, reduction=reduction)
+    for smoothing in [0.0, 0.2]:
+        case("cross_entropy", lambda a, target, weight, ignore, reduction, smoothing: F.cross_entropy(
+                 a, target, weight, ignore_index=ignore, reduction=reduction, label_smoothing=smoothing),
+             x(6, 5), ints(6, high=5), x(5, low=0.1, grad=False), dtypes=FLOATING, ignore=1, reduction=reduction,
+             smoothing=smoothing)
+    case("cross_entropy_plain", lambda a, target, reduction: F.cross_entropy(a, target, reduction=reduction),
+         x(2, 5, 3, 4), ints(2, 3, 4, high=5), reduction=reduction)
+    case("mse_loss", lambda a, b, reduction: F.mse_loss(a, b, reduction=reduction), x(4, 5), x(4, 5), dtypes=FLOATING,
+         reduction=reduction)
+    case("l1_loss", lambda a, b, reduction: F.l1_loss(a, b, reduction=reduction), x(4, 5), x(4, 5, low=3, high=4),
+         dtypes=FLOATING, reduction=reduction)
+    case("bce_with_logits", lambda a, b, reduction: F.binary_cross_entropy_with_logits(a, b, reduction=reduction),
+         x(4, 5, low=-20, high=20), x(4, 5, low=0, high=1, grad=False), reduction=reduction)
+case("embedding", lambda weight, index: F.embedding(index, weight), x(7, 4), ints(3, 5, high=7), dtypes=FLOATING)
+case("embedding", lambda weight, index, padding: F.embedding(index, weight, padding), x(7, 4), ints(9, high=7),
+     padding=3)

@@ -1,0 +1,47 @@
+"""Reductions. Run by scripts/make_golden."""
+for name in ["sum", "mean"]:
+    function = {"sum": lambda a, dims=None, keep=False: a.sum(dims, keep) if dims is not None else a.sum(),
+                "mean": lambda a, dims=None, keep=False: a.mean(dims, keep) if dims is not None else a.mean()}[name]
+    case(name, function, x(3, 5, 7), dtypes=FLOATING)
+    case(name, function, x(3, 5, 7), dtypes=FLOATING, dims=[1])
+    case(name, function, x(3, 5, 7), dims=[0, 2], keep=True)
+    case(name, function, x(3, 5, 7, layout="transposed"), dims=[-1])
+    case(name, function, x(4, 5, 3, layout="offset"), dims=[0, 1])
+    case(name, function, x(4, 5, layout="expanded"), dims=[0])
+case("sum", lambda a, dims, keep: a.sum(dims, keep), x(3, 0, 2), dims=[1], keep=False)
+case("sum", lambda a: a.sum(), ints(3, 4), dtypes=("i64",))
+case("sum", lambda a: a.sum(), bools(13), dtypes=("bool",))
+case("sum", lambda a: a.sum(), ints(3, 4, dtype="i32"), dtypes=("i32",))
+
+
+def variance(a, dims=None, correction=1, keep=False):
+    return a.var(dim=dims, correction=correction, keepdim=keep)
+
+
+case("var", variance, x(3, 5), dims=[0, 1])
+case("var", variance, x(3, 5, 7), dtypes=FLOATING, dims=[1])
+case("var", variance, x(3, 5, 7, layout="transposed"), dims=[0, 2], correction=0, keep=True)
+case("norm", lambda a: a.norm(), x(4, 5))
+case("norm", lambda a, dims, keep=False: torch.linalg.vector_norm(a, dim=dims, keepdim=keep), x(3, 5, 7), dims=[1])
+case("norm", lambda a, dims, keep=False: torch.linalg.vector_norm(a, dim=dims, keepdim=keep),
+     x(3, 5, 7, layout="offset"), dims=[0, 2], keep=True)
+case("prod", lambda a: a.prod(), x(7))
+case("prod_dim", lambda a, dim, keep=False: a.prod(dim, keep), x(3, 5), dim=1)
+case("prod_dim", lambda a, dim, keep=False: a.prod(dim, keep), x(3, 5, layout="transposed"), dim=0, keep=True)
+
+for name in ["max", "min"]:
+    function = getattr(torch, name)
+    case(name, lambda a, function=function: function(a), distinct(4, 5), dtypes=FLOATING)
+    case(name + "_dim", lambda a, dim, keep=False, function=function: tuple(function(a, dim, keepdim=keep)),
+         distinct(3, 5, 2), dtypes=FLOATING, dim=1)
+    case(name + "_dim", lambda a, dim, keep=False, function=function: tuple(function(a, dim, keepdim=keep)),
+         distinct(3, 5, layout="transposed"), dim=-1, keep=True)
+    case(name, lambda a, function=function: function(a), ints(3, 4, low=-9), dtypes=("i64",))
+    arg = getattr(torch, "arg" + name)
+    case("arg" + name, lambda a, arg=arg: arg(a), distinct(4, 5), dtypes=FLOATING)
+    case("arg" + name + "_dim", lambda a, dim, keep=False, arg=arg: arg(a, dim, keepdim=keep),
+         distinct(4, 5, 3, layout="offset"), dim=1)
+for name in ["any", "all"]:
+    function = getattr(torch, name)
+    case(name, lambda a, function=function: function(a), bools(3, 4), dtypes=("bool",))
+    case(name + "_dims", lambda a, dims, function=function: function(a, dim=dims[0]), bools(6, 2), dtypes=("bool",), dims=[1])
