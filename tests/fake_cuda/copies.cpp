@@ -41,6 +41,9 @@ Device name_of_side(int device) { return device == kHostMemory ? Device::cpu() :
 // A device that copies must reach both sides: its own, the host's, or a peer's. `by_peer_copy`: the driver finds a way.
 bool reachable(const Call& call, int stream_device, const Side& side, bool by_peer_copy, const char* role) {
   if (side.device == kHostMemory || side.device == stream_device || by_peer_copy) return true;
+  if (const auto* piece = call.machine.piece_at(side.memory); piece->second.pool) {
+    return check_pool_access(call, piece->second, stream_device, role);
+  }
   const DeviceState& device = call.machine.devices[static_cast<std::size_t>(stream_device)];
   if (device.peers[static_cast<std::size_t>(side.device)]) return true;
   (void)call.fail(Rule::foreign_memory,
@@ -63,7 +66,13 @@ cudaError_t enqueue_copy(Call& call, Side to, Side from, std::size_t bytes, cuda
     return cudaErrorInvalidValue;
   }
   for (const Side& side : {to, from}) {
-    if (side.device != kHostMemory) make_context(call, side.device);
+    if (side.device == kHostMemory) continue;
+    if (!by_peer_copy && machine.piece_at(side.memory)->second.pool && call.thread.current != stream->device) {
+      return call.fail(Rule::wrong_device,
+                       lockstep::cat("memory of a pool is copied on a stream of device ", stream->device, " with device ",
+                                     call.thread.current, " current"));
+    }
+    make_context(call, side.device);
   }
   const bool pageable = (to.device == kHostMemory && !machine.piece_at(to.memory)) ||
                         (from.device == kHostMemory && !machine.piece_at(from.memory));
@@ -132,7 +141,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStre
     if (!stream) return cudaErrorInvalidResourceHandle;
     if (bytes == 0) return cudaSuccess;
     if (const cudaError_t broken = call.machine.broken_by(stream->device); broken != cudaSuccess) return broken;
-    if (!check_memory(call, memory, bytes, stream->device, "the memory")) return cudaErrorInvalidValue;
+    if (!check_operand(call, memory, bytes, stream->device, "the memory")) return cudaErrorInvalidValue;
     judge(call, [&](OrderChecker& checker) {
       checker.fill(order_handle(handle), Device::cuda(stream->device), memory, bytes);
     });

@@ -144,9 +144,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
   for (const void* operand : {a, b, c, static_cast<const void*>(d)}) {
-    if (!check_memory(call, operand, 1, stream->device, "an operand")) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!check_operand(call, operand, 1, stream->device, "an operand")) return CUBLAS_STATUS_INVALID_VALUE;
   }
-  if (workspace_bytes > 0 && !check_memory(call, workspace, workspace_bytes, stream->device, "the workspace")) {
+  if (workspace_bytes > 0 && !check_operand(call, workspace, workspace_bytes, stream->device, "the workspace")) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   return CUBLAS_STATUS_SUCCESS;

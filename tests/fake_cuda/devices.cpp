@@ -133,6 +133,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       case cudaDevAttrUnifiedAddressing:
       case cudaDevAttrCooperativeLaunch:
       case cudaDevAttrConcurrentKernels:
+      case cudaDevAttrMemoryPoolsSupported:
         *value = 1;
         return cudaSuccess;
       case cudaDevAttrComputeCapabilityMinor:

@@ -82,6 +82,8 @@ std::string_view name_of(Rule rule) {
       return "pageable copy";
     case Rule::default_stream:
       return "default stream";
+    case Rule::pool_access:
+      return "pool access";
   }
   return "?";
 }

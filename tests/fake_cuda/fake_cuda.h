@@ -30,6 +30,7 @@ enum class Rule {
   cuda_in_host_function,   // a CUDA call from a host function
   pageable_copy,           // an asynchronous copy from or to pageable memory: it blocks the host
   default_stream,          // work on the legacy or per-thread default stream
+  pool_access,             // memory of a pool whose owner has not given the device access
 };
 std::string_view name_of(Rule rule);
 
@@ -109,7 +110,8 @@ class KeepsCurrentDevice {
 };
 
 struct Alive {
-  int streams = 0, events = 0, device_allocations = 0, pinned_allocations = 0, handles = 0;
+  int streams = 0, events = 0, device_allocations = 0, pinned_allocations = 0;
+  int handles = 0;  // of cublasLt, and pools
   std::size_t device_bytes = 0;
   friend bool operator==(const Alive&, const Alive&) = default;
 };

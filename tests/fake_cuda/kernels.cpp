@@ -120,7 +120,7 @@ bool check_kernel_memory(const char* kernel, const void* stream_handle, const vo
   Call call{kernel, machine, this_thread(machine)};
   std::lock_guard lock(machine.mutex);
   const Stream* stream = find_stream(call, stream_handle);
-  return stream && (bytes == 0 || check_memory(call, data, bytes, stream->device, "an operand"));
+  return stream && (bytes == 0 || check_operand(call, data, bytes, stream->device, "an operand"));
 }
 
 }  // namespace fake_cuda

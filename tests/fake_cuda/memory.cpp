@@ -13,16 +13,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMostFreed = 4096;  // allocations that are kept to notice late uses
 
-// Null when the machine has none left. The page behind it is not to be touched.
-void* map(std::size_t bytes, std::size_t& mapped_bytes) {
-  mapped_bytes = (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage + kPage;
-  void* memory =
-      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  mprotect(static_cast<std::byte*>(memory) + mapped_bytes - kPage, kPage, PROT_NONE);
-  return memory;
-}
-
 // Its contents go, its addresses stay out of use.
 void bury(State& machine, std::uintptr_t begin, Piece& piece) {
   piece.freed = true;
@@ -44,7 +34,7 @@ cudaError_t take(Call& call, void** memory, std::size_t bytes, bool pinned) {
   DeviceState& on = call.machine.devices[static_cast<std::size_t>(device)];
   if (!pinned && bytes > on.memory_bytes - on.used_bytes) return cudaErrorMemoryAllocation;
   Piece piece{.bytes = bytes, .device = device, .pinned = pinned};
-  void* taken = bytes == 0 ? nullptr : map(bytes, piece.mapped_bytes);
+  void* taken = bytes == 0 ? nullptr : map_memory(bytes, piece.mapped_bytes);
   if (!taken) return bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
   if (!pinned) on.used_bytes += bytes;
   call.machine.pieces[reinterpret_cast<std::uintptr_t>(taken)] = piece;
@@ -77,12 +67,23 @@ cudaError_t give_back(Call& call, void* memory, bool pinned) {
   std::lock_guard lock(call.machine.mutex);
   auto* found = call.machine.piece_at(memory);
   if (!found || found->second.freed) return call.fail(Rule::use_after_free, "it was freed by another thread");
-  if (!pinned) call.machine.devices[static_cast<std::size_t>(device)].used_bytes -= found->second.bytes;
+  if (found->second.pool) return_to_pool(call.machine, found->second);
+  else if (!pinned) call.machine.devices[static_cast<std::size_t>(device)].used_bytes -= found->second.bytes;
   bury(call.machine, found->first, found->second);
   return cudaSuccess;
 }
 
 }  // namespace
+
+// The page behind it is not to be touched.
+void* map_memory(std::size_t bytes, std::size_t& mapped_bytes) {
+  mapped_bytes = (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage + kPage;
+  void* memory =
+      mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  mprotect(static_cast<std::byte*>(memory) + mapped_bytes - kPage, kPage, PROT_NONE);
+  return memory;
+}
 
 bool check_memory(const Call& call, const void* memory, std::size_t bytes, int device, const char* role) {
   const auto* found = call.machine.piece_at(memory);
@@ -112,6 +113,20 @@ bool check_memory(const Call& call, const void* memory, std::size_t bytes, int d
   (void)call.fail(Rule::out_of_bounds, lockstep::cat(role, ": expected at most the ", left,
                                                      " bytes up to the end of the allocation, got ", bytes));
   return false;
+}
+
+bool check_pool_access(const Call& call, const Piece& piece, int device, const char* role) {
+  if (call.machine.pools.at(piece.pool).access[static_cast<std::size_t>(device)]) return true;
+  (void)call.fail(Rule::pool_access, lockstep::cat(role, " is memory of a pool of device ", piece.device,
+                                                   ", to which device ", device, " was not given access"));
+  return false;
+}
+
+bool check_operand(const Call& call, const void* memory, std::size_t bytes, int device, const char* role) {
+  const auto* found = call.machine.piece_at(memory);
+  if (!found || !found->second.pool || found->second.freed) return check_memory(call, memory, bytes, device, role);
+  return check_pool_access(call, found->second, device, role) &&
+         check_memory(call, memory, bytes, found->second.device, role);
 }
 
 }  // namespace fake_cuda

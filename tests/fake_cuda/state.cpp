@@ -203,6 +203,7 @@ Alive alive() {
   Alive now{.streams = static_cast<int>(machine.streams.size()),
             .events = static_cast<int>(machine.events.size()),
             .handles = static_cast<int>(machine.handles.size())};
+  for (const auto& [handle, pool] : machine.pools) now.handles += pool.made && !pool.destroyed;
   for (const auto& [begin, piece] : machine.pieces) {
     if (piece.freed) continue;
     ++(piece.pinned ? now.pinned_allocations : now.device_allocations);

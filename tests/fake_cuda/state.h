@@ -30,6 +30,16 @@ struct Piece {  // of memory, by where it begins
   int device = 0;  // where it is, or that was current for pinned memory
   bool pinned = false;
   bool freed = false;
+  const void* pool = nullptr;  // that it came from
+};
+
+// Memory in the order of streams. Addresses are never used again.
+struct Pool {
+  int device = 0;
+  bool made = false;  // by the program, that has to destroy it; else the device's default pool
+  bool destroyed = false;
+  std::array<bool, kMostDevices> access{};  // whose work may use its memory
+  std::uint64_t threshold_bytes = 0, used_bytes = 0, reserved_bytes = 0, most_used_bytes = 0, most_reserved_bytes = 0;
 };
 
 struct Stream {
@@ -84,8 +94,9 @@ struct State {
   std::vector<std::uintptr_t> freed;  // kept so that late uses are noticed, oldest first
   std::map<const void*, Stream> streams;
   std::map<const void*, Event> events;
-  std::set<const void*> dead;          // streams, events and handles that were destroyed
+  std::set<const void*> dead;          // streams, events, handles and pools that were destroyed
   std::map<const void*, int> handles;  // cublasLt: by device
+  std::map<const void*, Pool> pools;
   std::map<std::string, int, std::less<>> calls;
   std::vector<Injection> injections;
   int collectives = 0;
@@ -151,6 +162,15 @@ Event* find_event(Call& call, const void* handle);
 // ordinal, or kHostMemory for memory of the host. Under the mutex.
 inline constexpr int kHostMemory = -1;
 bool check_memory(const Call& call, const void* memory, std::size_t bytes, int device, const char* role);
+// The same for memory that work of `device` uses itself: its own, or of a pool that it has access to.
+bool check_operand(const Call& call, const void* memory, std::size_t bytes, int device, const char* role);
+// Whether `device` reaches a piece of a pool; records it if not. Under the mutex.
+bool check_pool_access(const Call& call, const Piece& piece, int device, const char* role);
+
+// Where a device's memory is kept; null when the machine has none left.
+void* map_memory(std::size_t bytes, std::size_t& mapped_bytes);
+// Memory of a pool was freed, and the free is through. Under the mutex.
+void return_to_pool(State& machine, const Piece& piece);
 
 // Waits until the streams of a device have run what they have (cudaFree does).
 void drain(State& machine, int device);
