@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/allocator_state.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/poison.h"
@@ -83,7 +84,12 @@ bool DeviceAllocator::flush(Lock& lock) {
       LOCKSTEP_EDGE(marks.wait(deadline));
       for (Block* block = waiting; block; block = block->next) {
         for (const BlockUse& use : block->uses->list) {
-          LOCKSTEP_EDGE(wait_for_handle(use.stream->device, use.event, deadline));
+          if (use.over()) continue;
+          try {
+            LOCKSTEP_EDGE(wait_for_handle(use.stream->device, use.event, deadline));
+          } catch (const DeviceError&) {
+            if (!use.over()) throw;
+          }
         }
       }
     } catch (...) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/allocator_state.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
@@ -120,11 +121,11 @@ void DeviceAllocator::carve_rest(Segment& segment, StreamState& home) {
 // --- Blocks that other streams still use -----------------------------------------------------------------------------
 
 void DeviceAllocator::release_slowly(Block* block) noexcept {
-  // A mark that fails belongs to a lost device, whose work nobody waits for any more.
   for (BlockUse& use : block->uses->list) {
     try {
       LOCKSTEP_EDGE(use.event = mark(*use.stream));
     } catch (...) {
+      settle(*use.stream->backend, use.stream->device, use.stream->handle);
     }
   }
   Lock lock(mutex_);
@@ -135,7 +136,12 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
 
 bool DeviceAllocator::uses_over(Block* block) {
   for (const BlockUse& use : block->uses->list) {
-    LOCKSTEP_EDGE(if (use.event && !use.stream->backend->query_event(use.event)) return false);
+    if (use.over()) continue;
+    try {
+      LOCKSTEP_EDGE(if (!use.stream->backend->query_event(use.event)) return false);
+    } catch (const DeviceError&) {
+      if (!use.over()) throw;
+    }
   }
   return true;
 }

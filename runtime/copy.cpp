@@ -4,6 +4,7 @@
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/staging.h"
+#include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/peer.h"
 
 namespace lockstep {
@@ -28,16 +29,62 @@ const void* host_side(const CopyArgs& args) {
 class PlaceScope {
  public:
   PlaceScope(bool checked, Place place) : checked_(checked) {
-    if (checked_) [[unlikely]] detail::copy_place = place;
+    if (checked_) [[unlikely]]
+      detail::copy_place = place;
   }
   PlaceScope(const PlaceScope&) = delete;
   ~PlaceScope() {
-    if (checked_) [[unlikely]] detail::copy_place = {};
+    if (checked_) [[unlikely]]
+      detail::copy_place = {};
   }
 
  private:
   bool checked_;
 };
+
+// What has been enqueued of a copy that failed is nobody's: the memory on both sides may be given back at once.
+void settle(Stream& stream) { detail::settle(stream.backend(), stream.device(), stream.handle()); }
+
+void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
+                    Event& done) {
+  Stream& out = copy_stream(args.source_device);
+  try {
+    LOCKSTEP_EDGE(out.wait_for(source_stream));
+    // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));
+    detail::copy_staged(args, out, stream);
+    LOCKSTEP_EDGE(done.record(out));
+    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+  } catch (...) {
+    settle(out);
+    settle(stream);
+    throw;
+  }
+}
+
+void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
+                      Event& done) try {
+  LOCKSTEP_EDGE(stream.wait_for(source_stream));
+  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
+  if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
+    if (args.source_device.type() == DeviceType::cuda) {
+      detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
+    } else {
+      detail::copy_from_pageable(args, stream);
+      LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+    }
+    return;
+  }
+  stream.backend().copy(args, stream.handle());
+  if (stream == source_stream && stream == destination_stream) return;
+
+  LOCKSTEP_EDGE(done.record(stream));
+  if (stream != destination_stream)
+    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
+} catch (...) {
+  settle(stream);
+  throw;
+}
 
 }  // namespace
 
@@ -62,32 +109,10 @@ Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destinatio
   }
   if (!one_device && args.source_device.type() == args.destination_device.type() &&
       !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
-    Stream& out = copy_stream(args.source_device);
-    LOCKSTEP_EDGE(out.wait_for(source_stream));
-    // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
-    LOCKSTEP_EDGE(out.wait_for(destination_stream));
-    detail::copy_staged(args, out, stream);
-    LOCKSTEP_EDGE(done.record(out));
-    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
-    return done;
+    enqueue_staged(args, source_stream, destination_stream, stream, done);
+  } else {
+    enqueue_straight(args, source_stream, destination_stream, stream, done);
   }
-  LOCKSTEP_EDGE(stream.wait_for(source_stream));
-  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
-  if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
-    if (args.source_device.type() == DeviceType::cuda) {
-      detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
-    } else {
-      detail::copy_from_pageable(args, stream);
-      LOCKSTEP_EDGE(destination_stream.wait_for(stream));
-    }
-    return done;
-  }
-  stream.backend().copy(args, stream.handle());
-  if (stream == source_stream && stream == destination_stream) return done;
-
-  LOCKSTEP_EDGE(done.record(stream));
-  if (stream != destination_stream)
-    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
   return done;
 }
 

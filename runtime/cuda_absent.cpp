@@ -4,5 +4,6 @@
 namespace lockstep::detail {
 
 Backend* make_cuda_backend() { return nullptr; }
+bool cuda_device_lost(Device) noexcept { return false; }
 
 }  // namespace lockstep::detail

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
@@ -140,6 +142,19 @@ void give_event(Device device, EventHandle event) noexcept {
   }
 }
 
+void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
+  if (device.type() != DeviceType::cuda) return;
+  const Deadline deadline = Deadline::after(kDefaultTimeout);
+  while (!cuda_device_lost(device) && !deadline.passed()) {
+    try {
+      if (backend.query_stream(stream)) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    } catch (...) {
+      // The error that brings us here is the one to be told.
+    }
+  }
+}
+
 EventHandle mark(const StreamState& stream) {
   EventHandle event = take_event(stream.device);
   try {
@@ -174,7 +189,7 @@ Event& Event::operator=(Event&& other) noexcept {
 
 Event::~Event() { detail::give_event(device_, handle_); }
 
-void Event::record(Stream& stream) {
+void Event::record(Stream& stream) try {
   if (!handle_ || device_ != stream.device()) {
     EventHandle fresh = detail::take_event(stream.device());
     detail::give_event(device_, handle_);
@@ -182,6 +197,9 @@ void Event::record(Stream& stream) {
     device_ = stream.device();
   }
   LOCKSTEP_EDGE(stream.backend().record_event(handle_, stream.handle()));
+} catch (...) {
+  detail::settle(stream.backend(), stream.device(), stream.handle());
+  throw;
 }
 
 bool Event::query() const {

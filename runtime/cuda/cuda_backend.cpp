@@ -209,8 +209,14 @@ class CudaBackend final : public Backend {
   void stream_wait_event(StreamHandle stream_handle, EventHandle event_handle) override {
     CudaStream& stream = as_stream(stream_handle);
     CudaEvent& event = as_event(event_handle);
-    const CurrentDevice current(stream.device.device);
-    LOCKSTEP_CUDA(stream.device.device, cudaStreamWaitEvent(stream.native, event.native, cudaEventWaitDefault));
+    try {
+      const CurrentDevice current(stream.device.device);
+      LOCKSTEP_CUDA(stream.device.device, cudaStreamWaitEvent(stream.native, event.native, cudaEventWaitDefault));
+    } catch (...) {
+      // The caller gives up what it has enqueued for good, as if it were in order: the host waits in the stream's place.
+      wait_until_over(event);
+      throw;
+    }
     stream.depends_on.fetch_or(event.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
@@ -300,6 +306,18 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // Whatever comes in between, unless the device is lost.
+  static void wait_until_over(CudaEvent& event) noexcept {
+    const Deadline deadline = Deadline::after(kDefaultTimeout);
+    for (Patience patience; !lost(event.device.device) && !deadline.passed(); patience.pass()) {
+      try {
+        const CurrentDevice current(event.device.device);
+        if (ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery")) return;
+      } catch (...) {
+      }
+    }
+  }
+
   static StreamHandle native_handle(StreamHandle handle) {
     return reinterpret_cast<StreamHandle>(as_stream(handle).native);
   }
@@ -342,6 +360,11 @@ Backend* make_cuda_backend() {
   if (cuda::cuda_layout().count == 0) return nullptr;
   static auto* const backend = new cuda::CudaBackend;
   return backend;
+}
+
+bool cuda_device_lost(Device device) noexcept {
+  // Another backend may stand in the place of this one.
+  return device.type() == DeviceType::cuda && device.index() < cuda::cuda_layout().count && cuda::lost(device);
 }
 
 }  // namespace lockstep::detail

@@ -13,10 +13,20 @@ void CudaDevice::start() {
     const CurrentDevice current(device);
     const detail::GrowthLock alone;
     void* memory = nullptr;
-    LOCKSTEP_CUDA(device, cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable));
-    report_ = new (memory) KernelReport{};
+    cudaError_t result = cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable);
+    if (result == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      throw OutOfMemory(Device::cpu(), sizeof(KernelReport), 0, 0);
+    }
+    check(result, device, "cudaHostAlloc");
     void* mapped = nullptr;
-    LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, memory, 0));
+    result = cudaHostGetDevicePointer(&mapped, memory, 0);
+    if (result != cudaSuccess) {
+      (void)cudaGetLastError();
+      if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+    }
+    check(result, device, "cudaHostGetDevicePointer");
+    report_ = new (memory) KernelReport{};
     mapped_report_ = static_cast<KernelReport*>(mapped);
     has_started_.store(true, std::memory_order_release);
   });

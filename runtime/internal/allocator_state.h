@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/stream_state.h"
 
 namespace lockstep::detail {
@@ -28,7 +29,8 @@ struct Segment {
 // What must have happened before a block can be used again.
 struct BlockUse {
   StreamState* stream;
-  EventHandle event;  // null until the block is released, and on a device that is lost
+  EventHandle event;  // null until the block is released, and where nothing is to be waited for
+  bool over() const noexcept { return !event || cuda_device_lost(stream->device); }
 };
 struct BlockUses {
   std::vector<BlockUse> list;

@@ -9,6 +9,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/stream_state.h"
 
 namespace lockstep::detail {
 namespace {
@@ -72,9 +73,14 @@ class TakenPiece {
         ++pool.made;
       }
     }
-    if (!piece.memory) {
+    if (piece.memory) return piece;
+    try {
       piece.memory = static_cast<std::byte*>(stream.backend().allocate_pinned(kPieceBytes));
       if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
+    } catch (...) {
+      std::lock_guard lock(pool.mutex);
+      --pool.made;
+      throw;
     }
     return piece;
   }
@@ -99,7 +105,12 @@ void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
     out.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, out.handle());
     LOCKSTEP_EDGE(piece.filled.record(out));
     LOCKSTEP_EDGE(in.wait(piece.filled));
-    in.backend().copy({destination, args.destination_device, piece.memory, Device::cpu(), bytes}, in.handle());
+    try {
+      in.backend().copy({destination, args.destination_device, piece.memory, Device::cpu(), bytes}, in.handle());
+    } catch (...) {
+      settle(out.backend(), out.device(), out.handle());  // whoever has the piece next does not wait for `out`
+      throw;
+    }
     LOCKSTEP_EDGE(piece.emptied.record(in));
   }
 }

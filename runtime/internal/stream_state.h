@@ -30,6 +30,11 @@ void give_event(Device device, EventHandle event) noexcept;
 // Marks the work on the stream so far.
 EventHandle mark(const StreamState& stream);
 
+// After an error: the host waits until a stream has run what it has, in the place of an edge that cannot be made any
+// more. Not beyond the default time-out, not for a device that is lost, nor for host devices, whose calls do not fail
+// halfway.
+void settle(Backend& backend, Device device, StreamHandle stream) noexcept;
+
 // The wait behind wait(Event, Deadline).
 void wait_for_handle(Device device, EventHandle event, Deadline deadline);
 

@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <string>
-#include <vector>
 
 #include "plan.h"
 
@@ -14,8 +13,12 @@ struct WrongResult {
   std::string what;
 };
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// "replica 2 on host:5", for a replica that the plan has.
+bool names_replica(const std::string& text, const Plan& plan);
+
 // "" when `error` is of the type that the plan's fault causes and names the device that was struck, else what it is.
-// `timed_out_on` is the device whose wait ended at its deadline, if the drill itself was waiting.
 std::string judge(const std::exception_ptr& error, const Plan& plan);
 
 }  // namespace drill

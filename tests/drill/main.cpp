@@ -1,6 +1,8 @@
-// lockstep-drill: seeded schedules and seeded faults in host mode strict, each run in a process of its own. Every
-// result is compared bit for bit with plain arithmetic; every error must be of the right type and name the right
-// device; afterwards the process must go on, exactly, and no memory may be left in use.
+// lockstep-drill (virtual host devices in mode strict) and lockstep-fake-drill (CUDA devices on the fake runtime):
+// seeded schedules and seeded faults, each run in a process of its own. Every result is compared bit for bit with plain
+// arithmetic; every error must be of the right type and name the right device; afterwards the process must go on,
+// exactly, and no memory may be left in use.
+#include <errno.h>  // program_invocation_short_name
 #include <unistd.h>
 
 #include <cstdio>
@@ -27,8 +29,8 @@ constexpr int kPatience = 1;
 #endif
 
 constexpr const char* kUsage =
-    "usage: lockstep-drill [--schedules N] [--faults N] [--seed S] [--jobs N] [--json FILE]\n"
-    "                      [--schedule SEED | --fault SEED]\n"
+    "usage: %s [--schedules N] [--faults N] [--seed S] [--jobs N] [--json FILE]\n"
+    "       [--schedule SEED | --fault SEED]\n"
     "\n"
     "Runs N seeded schedules and N seeded faults (default 1000 each) from seed S (default 1) on.\n"
     "--schedule and --fault do one alone, and say what it consists of.\n"
@@ -46,7 +48,7 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--help" || name == "-h") {
-      std::fputs(kUsage, stdout);
+      std::printf(kUsage, program_invocation_short_name);
       std::exit(0);
     }
     if (i + 1 == argc) throw std::invalid_argument("expected a value after " + name);
@@ -91,7 +93,6 @@ std::string encode(const Result& result) {
 
 void count(const Plan& plan, const Outcome& outcome, const char* program, Counts& counts) {
   ++counts.done;
-  const bool with_fault = plan.fault.kind != FaultKind::none;
   std::string problem;
   if (outcome.end == Outcome::End::hung) {
     ++counts.hangs;
@@ -101,8 +102,8 @@ void count(const Plan& plan, const Outcome& outcome, const char* program, Counts
     problem = "crash: " + outcome.text;
   } else {
     const auto verdict = static_cast<Verdict>(outcome.text[0] - '0');
-    const char* name = to_string(plan.fault.kind);
-    if (with_fault) ++counts.by_fault[name];
+    const std::string name = plan.machine->fault();
+    if (plan.with_fault) ++counts.by_fault[name];
     if (outcome.text[2] == '1') ++counts.struck_by_fault[name];
     if (outcome.text[4] == '1') ++counts.thrown_by_fault[name];
     if (verdict == Verdict::wrong) ++counts.wrong, problem = "wrong: ";
@@ -111,7 +112,7 @@ void count(const Plan& plan, const Outcome& outcome, const char* program, Counts
     if (!problem.empty()) problem += outcome.text.substr(6);
   }
   if (problem.empty()) return;
-  const char* what = with_fault ? "--fault" : "--schedule";
+  const char* what = plan.with_fault ? "--fault" : "--schedule";
   std::fprintf(stderr, "%s%s %llu: %s\n  again: %s %s %llu\n", isatty(2) ? "\r\033[K" : "", what + 2,
                static_cast<unsigned long long>(plan.seed), problem.c_str(), program, what,
                static_cast<unsigned long long>(plan.seed));
@@ -165,7 +166,7 @@ int drill_all(const Options& options, const char* program) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (isatty(2)) std::fputs("\r\033[K", stderr);
   for (const auto& [kind, number] : counts.by_fault) {
-    std::printf("%-10s %4d drawn, %4d met something, %4d were reported\n", kind.c_str(), number,
+    std::printf("%-12s %4d drawn, %4d met something, %4d were reported\n", kind.c_str(), number,
                 counts.struck_by_fault[kind], counts.thrown_by_fault[kind]);
   }
   if (!options.json.empty()) write_json(options, counts, seconds);
@@ -181,13 +182,14 @@ int main(int argc, char** argv) {
   try {
     options = parse(argc, argv);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "lockstep-drill: %s\n%s", error.what(), kUsage);
+    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, error.what());
+    std::fprintf(stderr, kUsage, program_invocation_short_name);
     return 2;
   }
   try {
     return drill_all(options, argv[0]);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "lockstep-drill: %s\n", error.what());
+    std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, error.what());
     return 1;
   }
 }

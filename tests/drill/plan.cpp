@@ -1,59 +1,14 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "lockstep/runtime/strings.h"
 
 namespace drill {
 namespace {
 
-constexpr int kDevices = 8;
-
-std::vector<int> shuffled(Draw& draw) {
-  std::vector<int> order(kDevices);
-  std::iota(order.begin(), order.end(), 0);
-  for (int i = kDevices - 1; i > 0; --i)
-    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(draw.below(i + 1))]);
-  return order;
-}
-
-HostOptions draw_host(std::uint64_t seed, Draw& draw) {
-  constexpr std::size_t kMegabyte = std::size_t{1} << 20;
-  HostOptions options{.devices = kDevices, .mode = HostMode::strict, .seed = seed + 1};
-  options.memory_bytes = {256 * kMegabyte};
-  if (draw.chance(50)) {  // unequal memories
-    options.memory_bytes.clear();
-    for (int i = 0; i < kDevices; ++i) {
-      options.memory_bytes.push_back((64 << draw.below(3)) * kMegabyte);
-    }
-  }
-  const int links = draw.below(4);
-  if (links == 1) options.latency_microseconds = draw.between(10, 200);
-  if (links == 2) options.bandwidth_bytes_per_second = static_cast<std::size_t>(draw.between(5, 50)) * kMegabyte;
-  if (links == 3) {  // one slow link in one direction
-    const int from = draw.below(kDevices);
-    options.links.push_back({Device::host(from), Device::host((from + draw.between(1, kDevices - 1)) % kDevices),
-                             kMegabyte, draw.between(0, 500)});
-  }
-  return options;
-}
-
-Fault draw_fault(Draw& draw, std::size_t steps) {
-  Fault fault;
-  const int kind = draw.below(100);
-  fault.kind = kind < 22   ? FaultKind::allocation
-               : kind < 60 ? FaultKind::throws
-               : kind < 68 ? FaultKind::delay
-               : kind < 78 ? FaultKind::hang
-               : kind < 89 ? FaultKind::deny
-                           : FaultKind::lose;
-  fault.step = static_cast<std::size_t>(draw.below(static_cast<int>(steps)));
-  fault.from_empty_caches = draw.chance(70);
-  fault.count = fault.kind == FaultKind::allocation ? draw.between(1, 3) : draw.between(1, draw.chance(50) ? 12 : 80);
-  fault.from = draw.below(kDevices);
-  fault.to = (fault.from + draw.between(1, kDevices - 1)) % kDevices;
-  return fault;
+bool contains(const std::vector<Device>& list, Device device) {
+  return std::find(list.begin(), list.end(), device) != list.end();
 }
 
 }  // namespace
@@ -63,15 +18,12 @@ const char* to_string(Attempt attempt) {
   return kNames[static_cast<int>(attempt)];
 }
 
-const char* to_string(FaultKind kind) {
-  constexpr const char* kNames[] = {"none", "allocation", "throw", "delay", "hang", "deny", "lose"};
-  return kNames[static_cast<int>(kind)];
-}
-
 Plan draw_plan(std::uint64_t seed, bool with_fault) {
   Draw draw(seed * 2 + (with_fault ? 1 : 0));
+  const std::shared_ptr<Machine> machine = draw_machine(seed, draw);
   Plan plan{.seed = seed,
-            .host = draw_host(seed, draw),
+            .with_fault = with_fault,
+            .machine = machine,
             .devices = {},
             .others = {},
             .output_device = {},
@@ -80,20 +32,21 @@ Plan draw_plan(std::uint64_t seed, bool with_fault) {
             .steps = {},
             .fault = {}};
   // 1, 2, 3, 5 or 8 devices, in order or shuffled, which also moves home.
-  std::vector<int> order = shuffled(draw);
+  std::vector<int> order = draw.shuffled(machine->devices);
   if (draw.chance(40)) std::sort(order.begin(), order.end());
-  const int count = draw.one_of<int>({1, 2, 2, 3, 3, 5, 5, 8});
-  for (int i = 0; i < count; ++i) plan.devices.push_back(Device::host(order[static_cast<std::size_t>(i)]));
+  const int count = std::min(draw.one_of<int>({1, 2, 2, 3, 3, 5, 5, 8}), machine->devices);
+  for (int i = 0; i < count; ++i) plan.devices.push_back(machine->device(order[static_cast<std::size_t>(i)]));
   const Device home = plan.devices[0];
   plan.others = {home};
   const int more = draw.between(1, 3);
-  for (const int index : shuffled(draw)) {
-    if (static_cast<int>(plan.others.size()) <= more && Device::host(index) != home) {
-      plan.others.push_back(Device::host(index));
+  for (const int index : draw.shuffled(machine->devices)) {
+    if (static_cast<int>(plan.others.size()) <= more && machine->device(index) != home) {
+      plan.others.push_back(machine->device(index));
     }
   }
+  const auto any_device = [&] { return machine->device(draw.below(machine->devices)); };
   const int output = draw.below(10);
-  plan.output_device = output < 6 ? home : output < 9 ? Device::host(draw.below(kDevices)) : Device::cpu();
+  plan.output_device = output < 6 ? home : output < 9 ? any_device() : Device::cpu();
 
   plan.steps.push_back({Attempt::build, 0, Device::cpu(), false, false, false, false});
   const std::vector<Attempt> others{Attempt::infer,  Attempt::overlap, Attempt::overlap,
@@ -111,23 +64,48 @@ Plan draw_plan(std::uint64_t seed, bool with_fault) {
                 .on_side_stream = draw.chance(35)};
       const int source = draw.below(3);
       if (source == 1) step.source = home;
-      if (source == 2) step.source = Device::host(draw.below(kDevices));
+      if (source == 2) step.source = any_device();
       plan.steps.push_back(step);
     }
   }
-  if (with_fault) plan.fault = draw_fault(draw, plan.steps.size());
+  if (with_fault) plan.fault = machine->draw_fault(draw, static_cast<int>(plan.steps.size()));
   return plan;
 }
 
+std::vector<Device> Plan::used() const {
+  std::vector<Device> list = devices;
+  const auto add = [&](Device device) {
+    if (!device.is_cpu() && !contains(list, device)) list.push_back(device);
+  };
+  for (const Device device : others) add(device);
+  add(output_device);
+  for (const Step& step : steps) add(step.source);
+  return list;
+}
+
+bool Plan::leave_out(const std::vector<Device>& lost) {
+  const auto is_lost = [&](Device device) { return contains(lost, device); };
+  std::vector<Device> left = used();
+  std::erase_if(left, is_lost);
+  if (left.empty()) return false;
+  std::erase_if(devices, is_lost);
+  if (devices.empty()) devices = {left[0]};
+  const Device home = devices[0];
+  std::erase_if(others, [&](Device device) { return device == home || is_lost(device); });
+  others.insert(others.begin(), home);
+  if (is_lost(output_device)) output_device = home;
+  for (Step& step : steps) {
+    if (is_lost(step.source)) step.source = home;
+  }
+  return true;
+}
+
 std::string Plan::text() const {
-  std::string text = cat("wrapper ", devices, ", the other ", others, ", results on ", output_device, ", ",
-                         peeks ? "replicas wait" : "replicas do not wait", "; steps:");
+  std::string text = cat(machine->text(), "; wrapper ", devices, ", the other ", others, ", results on ", output_device,
+                         ", ", peeks ? "replicas wait" : "replicas do not wait", "; steps:");
   for (const Step& step : steps)
     text += cat(' ', drill::to_string(step.attempt), '(', step.rows, " from ", step.source, ')');
-  if (fault.kind != FaultKind::none) {
-    text += cat("; fault ", drill::to_string(fault.kind), " number ", fault.count, " (", fault.from, "-", fault.to,
-                ") from step ", fault.step, " on");
-  }
+  if (with_fault) text += cat("; the fault from step ", fault.step, " on");
   return text;
 }
 

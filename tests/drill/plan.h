@@ -2,31 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <random>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "lockstep/runtime/backend.h"
+#include "machine.h"
 
 namespace drill {
-
-using namespace lockstep;
-
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
-  int below(int bound) { return static_cast<int>(random_() % static_cast<unsigned>(bound)); }
-  int between(int least, int most) { return least + below(most - least + 1); }
-  bool chance(int percent) { return below(100) < percent; }
-  template <class T>
-  const T& one_of(const std::vector<T>& list) {
-    return list[static_cast<std::size_t>(below(static_cast<int>(list.size())))];
-  }
-
- private:
-  std::mt19937_64 random_;
-};
 
 enum class Attempt {
   build,    // the module, its wrappers, the optimizer
@@ -48,28 +30,22 @@ struct Step {
   bool on_side_stream;
 };
 
-enum class FaultKind { none, allocation, throws, delay, hang, deny, lose };
-const char* to_string(FaultKind kind);
-
-struct Fault {
-  FaultKind kind = FaultKind::none;
-  std::size_t step = 0;  // when it is armed
-  int count = 1;         // the count-th task or allocation from then on
-  int from = 0, to = 1;  // of links
-  bool from_empty_caches = false;
-};
-
 struct Plan {
   std::uint64_t seed;
-  HostOptions host;
+  bool with_fault;
+  std::shared_ptr<Machine> machine;
   std::vector<Device> devices, others;  // of the two wrappers; one home
   Device output_device;
   bool balanced;  // policy of the wrappers
   bool peeks;     // replicas wait for their own results
   std::vector<Step> steps;
-  Fault fault;
+  FaultTime fault;
 
   std::string text() const;
+  // Every device that the steps name, each once.
+  std::vector<Device> used() const;
+  // What is left of it without some devices. False: nothing.
+  bool leave_out(const std::vector<Device>& lost);
 };
 
 Plan draw_plan(std::uint64_t seed, bool with_fault);

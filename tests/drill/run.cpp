@@ -1,36 +1,32 @@
 #include "run.h"
 
-#include <atomic>
+#include <algorithm>
 #include <memory>
 #include <thread>
 
 #include "judge.h"
 #include "lockstep/runtime/device_thread.h"
-#include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/runtime/peer.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "net.h"
 
 namespace drill {
 namespace {
 
-using detail::host_faults;
-
 class Run {
  public:
-  Run(const Plan& plan, Patience patience) : plan_(plan), patience_(patience) {}
+  Run(const Plan& plan, Patience patience) : plan_(plan), machine_(*plan_.machine), patience_(patience) {}
 
   Result run() {
-    configure_host(plan_.host);
+    machine_.start(plan_, patience_.factor);
     set_log_level(LogLevel::off);
     const std::vector<std::size_t> before = in_use();
     try {
-      for (std::size_t i = 0; i < plan_.steps.size(); ++i) perform(i);
+      for (std::size_t i = 0; i < plan_.steps.size() && !all_lost_; ++i) perform(i);
+      if (armed_) machine_.clear();  // what it has not met by now, it does not meet
       settle(0);
-      net_.reset(), other_.reset(), optimizer_.reset();
-      finish_watch();
-      drain();
+      drop();
+      recover();
       // A device thread may be the last to let go of a call that is over; what leaks stays.
       const Deadline patience = Deadline::after(Milliseconds(10 * kShort * patience_.factor));
       std::vector<std::size_t> after = in_use();
@@ -44,10 +40,14 @@ class Run {
     } catch (const WrongResult& wrong) {
       fail(Verdict::wrong, wrong.what);
     } catch (...) {
-      fail(plan_.fault.kind == FaultKind::none ? Verdict::wrong : Verdict::misreported,
+      fail(plan_.with_fault ? Verdict::misreported : Verdict::wrong,
            cat("after the faults were over: ", detail::describe(std::current_exception())));
     }
-    finish_watch();
+    machine_.clear();
+    drop();
+    const std::string left = machine_.left_over(), rules = machine_.broken_rules();
+    if (!left.empty()) fail(Verdict::leak, left);
+    if (!rules.empty()) fail(Verdict::wrong, rules);
     return result_;
   }
 
@@ -55,68 +55,32 @@ class Run {
   // ---- faults
 
   void arm() {
-    const Fault& fault = plan_.fault;
     settle(0);
-    if (fault.from_empty_caches) {
+    if (plan_.fault.from_empty_caches) {
       for (const Device device : all_devices()) empty_cache(device);
     }
-    // Links are looked at when they are first used; what fails then is only taken for a link that does not work.
-    if (fault.kind == FaultKind::deny || fault.kind == FaultKind::lose) detail::forget_peers();
-    switch (fault.kind) {
-      case FaultKind::allocation:
-        return host_faults().fail_allocation(fault.count);
-      case FaultKind::throws:
-        return host_faults().throw_in_task(fault.count);
-      case FaultKind::delay:
-        return host_faults().delay_task(fault.count, std::chrono::microseconds(5000));
-      case FaultKind::deny:
-        return host_faults().deny_peer(fault.from, fault.to);
-      case FaultKind::lose:
-        return host_faults().lose_writes(fault.from, fault.to);
-      case FaultKind::hang:
-        host_faults().hang_task(fault.count);
-        // Some waits inside the library last ten minutes; that the drill sees them end, the fault does.
-        watch_ = std::thread([this] { release_in_the_end(); });
-        return;
-      case FaultKind::none:
-        return;
-    }
-  }
-  void release_in_the_end() {
-    while (!watched_ && !any_struck()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    const auto until = Clock::now() + patience_.factor * std::chrono::milliseconds(plan_.peeks ? 3000 : 1000);
-    while (!watched_ && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    host_faults().release();
-  }
-  void finish_watch() {
-    watched_ = true;
-    if (watch_.joinable()) watch_.join();
-  }
-  static bool any_struck() {
-    for (int i = 0; i < 32; ++i) {
-      if (host_faults().struck(i)) return true;
-    }
-    return false;
+    machine_.arm();
   }
 
   // Waits for everything that was enqueued. With a limit, and a task that hangs: TimeoutError is what must come, and
   // after the release the work goes on.
   void settle(int limit_milliseconds) {
     for (const Device device : all_devices()) {
+      if (is_lost(device)) continue;
       bool released = limit_milliseconds == 0;
       for (;;) {
         try {
           synchronize(device, Milliseconds(released ? 60'000 * patience_.factor : limit_milliseconds));
           break;
         } catch (const TimeoutError& late) {
-          if (released || plan_.fault.kind != FaultKind::hang) throw;
+          if (released || !machine_.may_hang()) throw;
           if (std::string(late.what()).find(to_string(device)) == std::string::npos) {
             fail(Verdict::misreported, cat("a wait for ", device, " ended with: ", late.what()));
           }
-          if (!any_struck()) continue;  // the machine is slow
+          if (!machine_.struck()) continue;  // the machine is slow
           result_.thrown = true;
           released = true;
-          host_faults().release();
+          machine_.release();
         }
       }
     }
@@ -124,36 +88,56 @@ class Run {
 
   // The end of all faults, and of all work; whatever is still wrong with it was told already.
   void recover() {
-    host_faults().clear();
-    finish_watch();
-    drain();
-  }
-  void drain() {
+    machine_.clear();
     for (const Device device : all_devices()) {
-      for (int errors = 0;; ++errors) {
-        try {
-          synchronize(device, Milliseconds(60'000 * patience_.factor));
-          break;
-        } catch (const TimeoutError&) {
-          throw;
-        } catch (const Error&) {
-          if (errors == 100) throw;
-        }
-      }
-      const Deadline deadline = Deadline::after(Milliseconds(60'000 * patience_.factor));
-      while (!device.is_cpu() && device_thread(device).lost()) {
-        if (deadline.passed()) throw TimeoutError(cat("[drill] ", device, " is still lost"));
-        std::this_thread::yield();
-      }
+      if (!is_lost(device)) drain(device);
     }
   }
+  void drain(Device device) {
+    for (int errors = 0;; ++errors) {
+      try {
+        synchronize(device, Milliseconds(60'000 * patience_.factor));
+        break;
+      } catch (const TimeoutError&) {
+        throw;
+      } catch (const Error&) {
+        if (errors == 100) throw;
+      }
+    }
+    if (!machine_.may_hang() || device.is_cpu()) return;
+    const Deadline deadline = Deadline::after(Milliseconds(60'000 * patience_.factor));
+    while (device_thread(device).lost()) {
+      if (deadline.passed()) throw TimeoutError(cat("[drill] ", device, " is still lost"));
+      std::this_thread::yield();
+    }
+  }
+
+  // A device that is lost answers so, and the others go on without it.
+  void leave_lost_out() {
+    lost_ = machine_.lost();
+    for (const Device device : lost_) {
+      std::string answer = "no error";
+      try {
+        check(tensor_of({1, 2}, {2}, device), {1, 2}, "what is on a lost device");
+      } catch (const DeviceError& error) {
+        answer = machine_.judge(error, plan_);
+        if (error.device != device) answer = cat("an error of ", error.device);
+      } catch (const WrongResult& wrong) {
+        answer = wrong.what;
+      } catch (...) {
+        answer = detail::describe(std::current_exception());
+      }
+      if (!answer.empty()) fail(Verdict::misreported, cat(device, " is lost and answers with ", answer));
+    }
+    all_lost_ = !plan_.leave_out(lost_);
+  }
+  bool is_lost(Device device) const { return std::find(lost_.begin(), lost_.end(), device) != lost_.end(); }
 
   // ---- steps
 
   void perform(std::size_t index) {
     const Step& step = plan_.steps[index];
-    const bool faulty = plan_.fault.kind != FaultKind::none;
-    if (faulty && index == plan_.fault.step) {
+    if (plan_.with_fault && index == plan_.fault.step) {
       arm();
       armed_ = true;
     }
@@ -162,11 +146,11 @@ class Run {
     try {
       attempt(step);
       settle(kShort * patience_.factor);
-      if (!any_struck()) return;
+      if (!machine_.struck()) return;
       result_.struck = true;
-      // Links stay as they are to the end.
-      if (plan_.fault.kind != FaultKind::deny && plan_.fault.kind != FaultKind::lose) armed_ = false, recover();
-      return;
+      if (machine_.lasts()) return;
+      armed_ = false;
+      if (machine_.lost().empty()) return recover();
     } catch (const WrongResult&) {
       throw;
     } catch (...) {
@@ -175,13 +159,24 @@ class Run {
       if (!wrong.empty()) fail(Verdict::misreported, cat(to_string(step.attempt), ": ", wrong));
     }
     armed_ = false;
+    machine_.clear();
+    leave_lost_out();
     recover();
+    if (all_lost_) return;
     model_ = before;
     // What an inference has not changed must still be there; a training is taken up again from what was saved.
-    if (step.attempt == Attempt::train) restore();
-    if (step.attempt == Attempt::build) net_.reset(), other_.reset(), optimizer_.reset();
+    if (step.attempt == Attempt::build || !lost_.empty()) {
+      drop();
+    } else if (step.attempt == Attempt::train) {
+      restore();
+    }
+    if (step.attempt != Attempt::build && !net_) {
+      model_.forget_speed();
+      build();
+    }
     attempt(step);
   }
+  void drop() { net_.reset(), other_.reset(), optimizer_.reset(); }
 
   void attempt(const Step& step) {
     switch (step.attempt) {
@@ -348,7 +343,7 @@ class Run {
   void check(const Tensor& tensor, const Integers& expected, const char* what) {
     if (!tensor.defined()) throw WrongResult{cat(what, ": undefined")};
     // Reading has no limit of its own but the default one.
-    if (armed_ && plan_.fault.kind == FaultKind::hang && std::this_thread::get_id() == main_) {
+    if (armed_ && machine_.may_hang() && std::this_thread::get_id() == main_) {
       settle(kShort * patience_.factor);
     }
     const std::vector<double> got = tensor.detach().to_vector<double>(), wanted = exact(expected);
@@ -371,16 +366,16 @@ class Run {
 
   static constexpr int kShort = 300;  // milliseconds
 
-  const Plan& plan_;
+  Plan plan_;
+  Machine& machine_;
   const Patience patience_;
   Result result_;
   Model model_;
   std::unique_ptr<DataParallel<Net>> net_, other_;
   std::unique_ptr<SGD> optimizer_;
-  bool armed_ = false;
+  bool armed_ = false, all_lost_ = false;
+  std::vector<Device> lost_;
   const std::thread::id main_ = std::this_thread::get_id();
-  std::thread watch_;
-  std::atomic<bool> watched_{false};
 };
 
 }  // namespace

@@ -8,14 +8,12 @@
 namespace fake_cuda {
 namespace {
 
-constexpr int kNoDevice = -1;  // descriptors are host objects
-
 template <class Handle>
 cublasStatus_t make(const char* name, Handle* handle, unsigned need, bool of_device) {
   const cudaError_t result = run_call(name, need, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
     *handle = reinterpret_cast<Handle>(new std::max_align_t);
-    call.machine.handles[*handle] = of_device ? call.thread.current : kNoDevice;
+    call.machine.handles[*handle] = of_device ? call.thread.current : kNoDevice;  // descriptors are host objects
     return cudaSuccess;
   });
   // The errors of cublasLt are its own: they are not the thread's last CUDA error.

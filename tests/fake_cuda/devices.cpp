@@ -65,7 +65,7 @@ cudaError_t cudaGetDevice(int* device) {
 
 // Since CUDA 12 it makes the device's context.
 cudaError_t cudaSetDevice(int device) {
-  return run_call("cudaSetDevice", nothing, [&](Call& call) {
+  return run_call("cudaSetDevice", nothing, device, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
     if (!exists(call.machine, device)) return cudaErrorInvalidDevice;
     if (const cudaError_t broken = call.machine.broken_by(device); broken != cudaSuccess) return broken;
@@ -176,7 +176,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
-  return run_call("cudaDeviceCanAccessPeer", nothing, [&](Call& call) {
+  return run_call("cudaDeviceCanAccessPeer", nothing, from, [&](Call& call) {
     if (!exists(call.machine, from) || !exists(call.machine, to)) return cudaErrorInvalidDevice;
     *possible = reaches(call.machine, from, to);
     return cudaSuccess;

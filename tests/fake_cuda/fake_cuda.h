@@ -79,8 +79,17 @@ struct Injection {
   int error = 2;  // cudaErrorMemoryAllocation
   int times = 1;
   int delay_microseconds = 0;
+  int breaks_device = 0;  // not 0: once the call is over its device is broken by this error (see break_device)
 };
 void inject(const Injection& injection);
+void forget_injections();
+// What injections have met since the reset, oldest first.
+struct Strike {
+  std::string call;
+  int device;  // that the call is about: its argument, or the current one; -1: none
+  int error;
+};
+std::vector<Strike> strikes();
 // From now on every call that needs the device's context returns `error`, and its streams run nothing.
 void break_device(int device, int error);
 int calls_of(std::string_view call);  // how often it was called, failures included

@@ -144,6 +144,33 @@ TEST_CASE("a device that broke answers every call with its error, the others wor
   CHECK(broken() == none());
 }
 
+TEST_CASE("a call may break its device, with its error or after it, and what was struck is known") {
+  const Machine machine;
+  cudaStream_t first = make_stream(0), second = make_stream(1);
+  cudaEvent_t event = make_event(1);
+  {
+    OnDevice on(0);
+    fake_cuda::inject(
+        {.call = "cudaStreamQuery", .error = cudaErrorIllegalAddress, .breaks_device = cudaErrorIllegalAddress});
+    CHECK(cudaStreamQuery(first) == cudaErrorIllegalAddress);
+    (void)forget_error();
+  }
+  OnDevice on(1);
+  fake_cuda::inject({.call = "cudaEventRecord", .error = cudaSuccess, .breaks_device = cudaErrorLaunchFailure});
+  CHECK(cudaEventRecord(event, second) == cudaSuccess);
+  CHECK(cudaEventQuery(event) == cudaErrorLaunchFailure);
+  (void)forget_error();
+  fake_cuda::inject({.call = "cudaGetDevice", .error = cudaErrorInvalidValue});
+  fake_cuda::forget_injections();
+  int device = -1;
+  CHECK(cudaGetDevice(&device) == cudaSuccess);
+  const std::vector<fake_cuda::Strike> struck = fake_cuda::strikes();
+  REQUIRE(struck.size() == 2);
+  CHECK((struck[0].call == "cudaStreamQuery" && struck[0].device == 0 && struck[0].error == cudaErrorIllegalAddress));
+  CHECK((struck[1].call == "cudaEventRecord" && struck[1].device == 1 && struck[1].error == cudaSuccess));
+  CHECK(broken() == none());
+}
+
 TEST_CASE("no devices is an error of the count") {
   const Machine machine({.devices = 0});
   int count = -1;

@@ -89,6 +89,7 @@ cudaError_t enter(Call& call, unsigned need) {
     (void)call.fail(Rule::unchecked_error,
                     lockstep::cat("nobody looked at ", cudaGetErrorName(thread.last), " from ", thread.last_call));
   }
+  if (call.device == kNoDevice && (need & context)) call.device = thread.current;
   int late = 0;
   cudaError_t injected = cudaSuccess;
   {
@@ -100,11 +101,16 @@ cudaError_t enter(Call& call, unsigned need) {
       --injection.times;
       late = injection.delay_microseconds;
       injected = static_cast<cudaError_t>(injection.error);
+      call.breaks_device = injection.breaks_device;
+      machine.strikes.push_back({call.name, call.device, injection.error});
       break;
     }
   }
   if (late > 0) std::this_thread::sleep_for(std::chrono::microseconds(late));
-  if (injected != cudaSuccess) return injected;
+  if (injected != cudaSuccess) {
+    if (call.breaks_device != 0) break_device(call.device, call.breaks_device);
+    return injected;
+  }
 
   std::lock_guard lock(machine.mutex);
   if (machine.devices.empty() && (need & context)) return cudaErrorNoDevice;
@@ -120,7 +126,9 @@ cudaError_t enter(Call& call, unsigned need) {
 }
 
 cudaError_t leave(const Call& call, cudaError_t result) {
+  if (call.breaks_device != 0) break_device(call.device, call.breaks_device);
   if (result == cudaSuccess) return result;
+  if (call.device != kNoDevice && call.machine.broken_by(call.device) == result) learn_of_break(call, call.device);
   call.thread.last = result;
   call.thread.last_call = call.name;
   call.thread.looked_at = false;
@@ -153,6 +161,18 @@ void inject(const Injection& injection) {
   State& machine = state();
   std::lock_guard lock(machine.mutex);
   machine.injections.push_back(injection);
+}
+
+void forget_injections() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  machine.injections.clear();
+}
+
+std::vector<Strike> strikes() {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  return machine.strikes;
 }
 
 void break_device(int device, int error) {

@@ -99,6 +99,7 @@ struct State {
   std::map<const void*, Pool> pools;
   std::map<std::string, int, std::less<>> calls;
   std::vector<Injection> injections;
+  std::vector<Strike> strikes;
   int collectives = 0;
   std::vector<std::pair<int, std::shared_ptr<Completion>>> closing;  // what destroyed streams still run, by device
   std::uint64_t streams_made = 0, copies_made = 0;
@@ -119,6 +120,7 @@ struct ThreadState {
   std::string last_call = {};
   bool looked_at = true;
   bool in_host_function = false;
+  std::array<bool, kMostDevices> knows_broken{};  // the calls that returned it were this thread's
 };
 ThreadState& this_thread(State& machine);
 
@@ -130,11 +132,15 @@ enum Need : unsigned {
   query = 4,    // may answer cudaErrorNotReady again and again
 };
 
+inline constexpr int kNoDevice = -1;
+
 struct Call {
   const char* name;
   State& machine;
   ThreadState& thread;
   const void* stream = nullptr;
+  int device = kNoDevice;  // that it is about
+  int breaks_device = 0;   // at its end
 
   // Writes it down and returns `error`.
   cudaError_t fail(Rule rule, const std::string& text, cudaError_t error = cudaErrorInvalidValue) const;
@@ -145,13 +151,19 @@ cudaError_t enter(Call& call, unsigned need);             // not cudaSuccess: re
 cudaError_t leave(const Call& call, cudaError_t result);  // makes it the thread's last error
 void make_context(const Call& call, int device);          // under the mutex
 
+// `device` is the one that the call names.
 template <class Body>
-cudaError_t run_call(const char* name, unsigned need, Body&& body) {
+cudaError_t run_call(const char* name, unsigned need, int device, Body&& body) {
   State& machine = state();
-  Call call{name, machine, this_thread(machine)};
+  Call call{.name = name, .machine = machine, .thread = this_thread(machine), .device = device};
   cudaError_t result = enter(call, need);
   if (result == cudaSuccess) result = body(call);
   return leave(call, result);
+}
+
+template <class Body>
+cudaError_t run_call(const char* name, unsigned need, Body&& body) {
+  return run_call(name, need, kNoDevice, std::forward<Body>(body));
 }
 
 // Lookups by handle; null after a failure was recorded. Under the mutex.
@@ -171,6 +183,9 @@ bool check_pool_access(const Call& call, const Piece& piece, int device, const c
 void* map_memory(std::size_t bytes, std::size_t& mapped_bytes);
 // Memory of a pool was freed, and the free is through. Under the mutex.
 void return_to_pool(State& machine, const Piece& piece);
+
+// The call has returned that a device is broken: nothing runs there any more, and the caller knows it.
+void learn_of_break(const Call& call, int device);
 
 // Waits until the streams of a device have run what they have (cudaFree does).
 void drain(State& machine, int device);

@@ -52,6 +52,16 @@ void drain(State& machine, int device) {
   for (const auto& each : marks) (void)each->wait(lockstep::Deadline::after(kTimeout));
 }
 
+void learn_of_break(const Call& call, int device) {
+  if (std::exchange(call.thread.knows_broken[static_cast<std::size_t>(device)], true)) return;
+  drain(call.machine, device);
+  std::lock_guard lock(call.machine.mutex);
+  for (const auto& [handle, stream] : call.machine.streams) {
+    if (stream.device != device) continue;
+    judge(call, [&](OrderChecker& checker) { checker.host_wait(checker.record(order_handle(handle))); });
+  }
+}
+
 }  // namespace fake_cuda
 
 using namespace fake_cuda;  // NOLINT
