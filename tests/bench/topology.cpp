@@ -97,6 +97,8 @@ void options(CLI::App& app) {
       ->capture_default_str();
 }
 
+const bench::Subcommand list(
+    "devices", "Devices alone", [](CLI::App&) {}, [](bench::Report& report) { report.add(describe(all_devices())); });
 const bench::Subcommand command("topology", "Devices, their links, and copy speed between them", options, run);
 
 }  // namespace

@@ -1,0 +1,221 @@
+// What a C++ user feels first: what one small operation costs, how far large ones are from plain loops and from calling
+// oneDNN, how long a program takes to start. On one core, on the first host device.
+#include "lockstep/tensor/ops.h"
+
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstring>
+
+#include "bench.h"
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/linear.h"
+#include "lockstep/tensor/random.h"
+#if defined(LOCKSTEP_BENCH_ONEDNN)
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
+#endif
+
+namespace {
+
+using namespace lockstep;
+using bench::nanoseconds_per_call;
+
+int runs = 9;
+std::int64_t megabytes = 64;
+
+constexpr int kCalls = 20'000;
+constexpr int kChain = 1'000;
+
+void measure_small(bench::Report& report, Device device) {
+  bench::Table table("small operations (microseconds)", {"operation", "microseconds", "at most"});
+  const auto add = [&](const char* name, double limit, double nanoseconds) {
+    table.add({name, nanoseconds / 1e3, limit});
+  };
+  const TensorOptions options{.device = device};
+  Stream& stream = current_stream(device);
+  add("allocate from the cache and release", 0.2,
+      nanoseconds_per_call(runs, kCalls, [&] { release(allocate(stream, 64)); }));
+  const Tensor a = rand({16}, options), b = rand({16}, options);
+  {
+    const NoGrad no_grad;
+    add("add, 16 floats", 0.3, nanoseconds_per_call(runs, kCalls, [&] { lockstep::add(a, b); }));
+    const Linear linear = [&] {
+      Linear layer(16, 16);
+      layer.to(device);
+      return layer;
+    }();
+    const Tensor row = rand({1, 16}, options);
+    add("Linear 16 x 16, one row", 1, nanoseconds_per_call(runs, kCalls, [&] { linear(row); }));
+  }
+  Tensor leaf = rand({16}, options);
+  leaf.set_requires_grad();
+  add("add, 16 floats, recorded", 0.6, nanoseconds_per_call(runs, kCalls, [&] { lockstep::add(leaf, b); }));
+  const Tensor ones = lockstep::ones({16}, options);
+  const double chain = nanoseconds_per_call(runs, 5, [&] {
+    Tensor x = leaf;
+    for (int i = 0; i < kChain; ++i) x = x + b;
+    x.backward(ones);
+    leaf.zero_grad();
+  });
+  add("chain of 1,000 adds, forward and backward, per add", 1, chain / kChain);
+  report.add(std::move(table));
+}
+
+// ---- against plain loops over the same operands
+
+using Loop = void (*)(const float* a, const float* b, float* out, std::int64_t count);
+
+void plain_copy(const float* __restrict a, const float*, float* __restrict out, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] * 1.5f;
+}
+void plain_add(const float* __restrict a, const float* __restrict b, float* __restrict out, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i];
+}
+void plain_read(const float* __restrict a, const float*, float* __restrict out, std::int64_t count) {
+  float sums[64] = {};
+  for (std::int64_t i = 0; i + 64 <= count; i += 64)
+    for (int lane = 0; lane < 64; ++lane) sums[lane] += a[i + lane];
+  out[0] = 0;
+  for (float sum : sums) out[0] += sum;
+}
+
+void measure_streams(bench::Report& report, Device device) {
+  bench::Table table(
+      cat("f32 tensors of ", megabytes, " MB: speed as a share of a plain loop's over the same operands"),
+      {"operation", "loop", "ms", "share", "at least"});
+  const NoGrad no_grad;
+  const TensorOptions options{.device = device};
+  constexpr std::int64_t kRow = 1024;
+  const std::int64_t rows = megabytes * (1 << 20) / 4 / kRow, count = rows * kRow;
+  const Tensor a = rand({rows, kRow}, options), b = rand({rows, kRow}, options), out = empty({rows, kRow}, options);
+  const Tensor images = a.reshape({rows / 16, 16, kRow});
+  const Tensor channel = rand({16}, options), positive = rand({16}, options) + 0.5;
+  const Tensor weight = rand({kRow}, options);
+  const auto milliseconds = [](auto body) {
+    const auto begin = bench::Clock::now();
+    body();
+    return bench::seconds_since(begin) * 1e3;
+  };
+  // By turns, so that what else the machine does hits both.
+  const auto compare = [&](const char* name, const char* loop_name, Loop loop, double least, auto operation) {
+    std::vector<double> ours, plain;
+    for (int run = -1; run < runs; ++run) {
+      const double loop_time =
+          milliseconds([&] { loop(a.data<float>(), b.data<float>(), out.mutable_data<float>(), count); });
+      const double time = milliseconds(operation);
+      if (run < 0) continue;
+      ours.push_back(time);
+      plain.push_back(loop_time);
+    }
+    const double median = bench::median(ours);
+    table.add({name, loop_name, median, bench::median(plain) / median, least});
+  };
+  compare("a + b", "add", plain_add, 0.85, [&] { add(a, b); });
+  compare("a * b", "add", plain_add, 0.85, [&] { mul(a, b); });
+  compare("a / b", "add", plain_add, 0.85, [&] { div(a, b); });
+  compare("a * 1.5", "copy", plain_copy, 0.85, [&] { mul(a, 1.5); });
+  compare("relu", "copy", plain_copy, 0.85, [&] { relu(a); });
+  compare("sum", "read", plain_read, 0.85, [&] { sum(a); });
+  compare("norm", "read", plain_read, 0.85, [&] { norm(a); });
+  compare("sum of rows", "read", plain_read, 0.85, [&] { sum(a, {1}); });
+  compare("sum of columns", "read", plain_read, 0.85, [&] { sum(a, {0}); });
+  compare("layer_norm", "copy", plain_copy, 0.85, [&] { layer_norm(a, {kRow}, weight, weight); });
+  compare("batch_norm, evaluation", "copy", plain_copy, 0.85, [&] {
+    batch_norm(images, channel, channel, {.running_mean = channel, .running_var = positive, .training = false});
+  });
+  compare("exp", "copy", plain_copy, 0.4, [&] { exp(a); });
+  compare("tanh", "copy", plain_copy, 0.4, [&] { tanh(a); });
+  compare("gelu, exact", "copy", plain_copy, 0.4, [&] { gelu(a); });
+  compare("gelu, tanh", "copy", plain_copy, 0.4, [&] { gelu(a, GeluForm::tanh); });
+  compare("softmax", "copy", plain_copy, 0.4, [&] { softmax(a, 1); });
+  report.add(std::move(table));
+}
+
+// ---- against oneDNN
+
+void measure_products(bench::Report& report, Device device) {
+#if defined(LOCKSTEP_BENCH_ONEDNN)
+  bench::Table table("matmul f32: speed as a share of oneDNN's, called directly on one thread",
+                     {"side", "GFLOP/s", "share", "at least"});
+  const NoGrad no_grad;
+  const int threads = omp_get_max_threads();
+  omp_set_num_threads(1);
+  for (const std::int64_t side : {64, 256, 1024}) {
+    const Tensor a = rand({side, side}, {.device = device}), b = rand({side, side}, {.device = device});
+    const Tensor c = empty({side, side}, {.device = device});
+    const auto direct = [&] {
+      dnnl_sgemm('N', 'N', side, side, side, 1, a.data<float>(), side, b.data<float>(), side, 0,
+                 c.mutable_data<float>(), side);
+    };
+    const int calls = side == 1024 ? 2 : side == 256 ? 50 : 2000;
+    std::vector<double> ours, theirs;
+    for (int run = 0; run < runs; ++run) {
+      theirs.push_back(nanoseconds_per_call(1, calls, direct));
+      ours.push_back(nanoseconds_per_call(1, calls, [&] { matmul(a, b); }));
+    }
+    const double median = bench::median(ours);
+    table.add({side, 2.0 * static_cast<double>(side * side * side) / median, bench::median(theirs) / median, 0.95});
+  }
+  omp_set_num_threads(threads);
+  report.add(std::move(table));
+#else
+  static_cast<void>(device);
+  bench::Table table("matmul f32", {"oneDNN"});
+  table.add({"not in this build"});
+  report.add(std::move(table));
+#endif
+}
+
+// ---- start
+
+// Milliseconds that this program takes to list the devices and end.
+double list_devices_milliseconds() {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", 1 /* O_WRONLY */, 0);
+  char name[] = "lockstep-bench", command[] = "devices";
+  char* arguments[] = {name, command, nullptr};
+  const auto begin = bench::Clock::now();
+  pid_t child = 0;
+  const int error = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  int status = 0;
+  if (error != 0 || waitpid(child, &status, 0) != child || status != 0)
+    throw Error("[ops] expected `lockstep-bench devices` to run");
+  return bench::seconds_since(begin) * 1e3;
+}
+
+void measure_start(bench::Report& report) {
+  bench::Table table("start (milliseconds)", {"what", "milliseconds", "at most"});
+  std::vector<double> times;
+  for (int run = 0; run < runs; ++run) times.push_back(list_devices_milliseconds());
+  table.add({"a program that lists the devices", bench::median(std::move(times)), 10.0});
+  report.add(std::move(table));
+}
+
+void run(bench::Report& report) {
+  const Device device = Device::host(0);
+  measure_small(report, device);
+  measure_products(report, device);
+  measure_streams(report, device);
+  measure_start(report);
+}
+
+void options(CLI::App& app) {
+  app.add_option("--megabytes", megabytes, "Size of the large tensors")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--runs", runs, "Runs of which the median is shown")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+const bench::Subcommand command("ops", "Small operations, large ones against plain loops, starting", options, run);
+
+}  // namespace
