@@ -81,7 +81,10 @@ struct ArangeArgs {  // out[i] = start + i * step, out is one-dimensional
 
 // ---- reductions. `out` has the rank of `in`, with size 1 along every reduced dimension.
 
-enum class ReduceOp : std::uint8_t { sum, mean, max, min, prod, any, all };
+enum class ReduceOp : std::uint8_t {
+  sum, mean, max, min, prod, any, all,
+  norm,  // the root of the sum of the squares
+};
 struct ReduceArgs {
   ReduceOp op;
   In in;

@@ -128,13 +128,20 @@ Tensor extreme(const char* name, ReduceOp op, const Tensor& x) {
       .values;
 }
 
-Tensor norm_of_squares(const Tensor& x, const Dims& dims, bool keep_dims) {
-  const Tensor squares = sum(square(x), dims, keep_dims);
-  if (!(GradMode::enabled() && x.requires_grad())) return sqrt(squares);
-  // The slope of the root at 0 is infinite: take the root of 1 there, and put the 0 back.
-  const Tensor zero = eq(squares, 0.0);
-  return where(zero, 0.0, sqrt(where(zero, 1.0, squares)));
-}
+class NormNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "norm"; }
+  // x / |x|; 0 where the norm is 0, as the slope there has no direction.
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor norms = y.get(*this).reshape(kept);
+    const Tensor zero = eq(norms, 0.0);
+    const Tensor scale = where(zero, 0.0, gradients[0].reshape(kept) / where(zero, 1.0, norms));
+    inputs[0] = scale * x.get(*this);
+  }
+  void release() override { x.reset(), y.reset(); }
+  Saved x, y;
+  Shape kept;
+};
 
 }  // namespace
 
@@ -158,7 +165,15 @@ Tensor var(const Tensor& x) { return var(x, every_dim("var", x)); }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims) {
   detail::check_defined("norm", x);
-  return norm_of_squares(x.to(detail::floating_dtype(x.dtype())), dims, keep_dims);
+  if (!is_floating(x.dtype())) return norm(x.to(DefaultDType::get()), dims, keep_dims);
+  const Reduced shapes = reduced("norm", x.shape(), dims);
+  Tensor y = reduce(ReduceOp::norm, x, shapes, keep_dims);
+  if (auto* node = record<NormNode>(y, x)) {
+    node->x.save(x);
+    node->y.save_output(y);
+    node->kept = shapes.kept;
+  }
+  return y;
 }
 Tensor norm(const Tensor& x) { return norm(x, every_dim("norm", x)); }
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 
 #include "lockstep/kernels/cuda/cuda_table.h"
@@ -11,11 +12,12 @@ template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, float> || std::is_same_v<T, double>, double,
                                 std::conditional_t<std::is_integral_v<T>, std::int64_t, float>>;
 
-enum class Join { add, multiply, larger, smaller };
+enum class Join { add, add_squares, multiply, larger, smaller };
 
 template <class T, Join kJoin>
 struct Reduce {
-  static constexpr bool kWide = kJoin == Join::add || kJoin == Join::multiply;
+  static constexpr bool kAdds = kJoin == Join::add || kJoin == Join::add_squares;
+  static constexpr bool kWide = kAdds || kJoin == Join::multiply;
   using Accumulator = std::conditional_t<kWide, Wide<T>, Compute<T>>;
   using Limits = std::numeric_limits<Accumulator>;
   const T* in;
@@ -24,7 +26,7 @@ struct Reduce {
   std::int64_t elements;  // of one result
 
   __device__ Accumulator start() const {
-    if constexpr (kJoin == Join::add)
+    if constexpr (kAdds)
       return 0;
     else if constexpr (kJoin == Join::multiply)
       return 1;
@@ -34,10 +36,11 @@ struct Reduce {
       return Limits::has_infinity ? Limits::infinity() : Limits::max();
   }
   __device__ Accumulator load(std::int64_t, std::int64_t offset, std::int64_t) const {
-    return static_cast<Accumulator>(widen(in[offset]));
+    const auto x = static_cast<Accumulator>(widen(in[offset]));
+    return kJoin == Join::add_squares ? x * x : x;
   }
   __device__ Accumulator join(Accumulator a, Accumulator b) const {
-    if constexpr (kJoin == Join::add)
+    if constexpr (kAdds)
       return functors::plus(a, b);
     else if constexpr (kJoin == Join::multiply)
       return functors::times(a, b);
@@ -49,6 +52,7 @@ struct Reduce {
   __device__ void finish(std::int64_t, std::int64_t offset, Accumulator total) const {
     if constexpr (kJoin == Join::add && std::is_floating_point_v<Accumulator>)
       if (mean) total /= static_cast<Accumulator>(elements);
+    if constexpr (kJoin == Join::add_squares) total = std::sqrt(total);
     out[offset] = narrow<T>(static_cast<Compute<T>>(total));
   }
 };
@@ -114,7 +118,8 @@ void reduce(Stream& stream, const ReduceArgs& args) {
   const ReduceOp op = args.op;
   const bool logical = op == ReduceOp::any || op == ReduceOp::all, extreme = op == ReduceOp::max || op == ReduceOp::min;
   const bool is_bool = in.dtype == DType::boolean;
-  if (is_bool ? !logical && !extreme : logical || (op == ReduceOp::mean && !is_floating(in.dtype))) [[unlikely]]
+  if (is_bool ? !logical && !extreme
+              : logical || ((op == ReduceOp::mean || op == ReduceOp::norm) && !is_floating(in.dtype))) [[unlikely]]
     fail_dtype(ReduceArgs::kName, in.dtype, stream);
   if (extreme)
     LOCKSTEP_CHECK(element_count(in.shape) > 0 || element_count(args.out.view.shape) == 0,
@@ -125,6 +130,8 @@ void reduce(Stream& stream, const ReduceArgs& args) {
     if constexpr (!std::is_same_v<T, bool>) {
       if (op == ReduceOp::prod)
         run<T, Join::multiply>(stream, args);
+      else if constexpr (is_floating(dtype_of<T>()))
+        op == ReduceOp::norm ? run<T, Join::add_squares>(stream, args) : run<T, Join::add>(stream, args);
       else
         run<T, Join::add>(stream, args);
     }
@@ -159,6 +166,7 @@ void list_reduce(KernelList& list) {
     if constexpr (!std::is_same_v<T, bool>) {
       list.add(fold_kernel<Reduce<T, Join::add>>);
       list.add(fold_kernel<Reduce<T, Join::multiply>>);
+      if constexpr (is_floating(dtype_of<T>())) list.add(fold_kernel<Reduce<T, Join::add_squares>>);
     }
   });
 }

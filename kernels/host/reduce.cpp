@@ -1,8 +1,9 @@
-// Reductions. The order of every sum is fixed by the shapes and strides alone: lanes over contiguous elements, joined as
-// a tree; long runs are halved first, so that errors grow with the logarithm of the length. Floating-point sums
+// Reductions. The order of every sum is fixed by the shapes and strides alone: lanes over contiguous elements, joined
+// as a tree; long runs are halved first, so that errors grow with the logarithm of the length. Floating-point sums
 // accumulate in double, integer sums in 64 bits. The walk over memory is compiled once; what depends on the operation
 // and the dtype is a handful of functions over contiguous elements.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "lockstep/kernels/functors.h"
@@ -18,27 +19,36 @@ namespace {
 
 using functors::Compute;
 
+// How an operation joins accumulators, and takes an element x into one.
 template <class A>
 struct Add {
   static constexpr A start() { return 0; }
   static A join(A a, A b) { return functors::plus(a, b); }
+  static A take(A a, A x) { return join(a, x); }
+};
+template <class A>
+struct AddSquares : Add<A> {
+  static A take(A a, A x) { return a + x * x; }
 };
 template <class A>
 struct Multiply {
   static constexpr A start() { return 1; }
   static A join(A a, A b) { return functors::times(a, b); }
+  static A take(A a, A x) { return join(a, x); }
 };
 template <class A>
 struct Larger {
   using Limits = std::numeric_limits<A>;
   static constexpr A start() { return Limits::has_infinity ? -Limits::infinity() : Limits::min(); }
   static A join(A a, A b) { return functors::larger(a, b); }
+  static A take(A a, A x) { return join(a, x); }
 };
 template <class A>
 struct Smaller {
   using Limits = std::numeric_limits<A>;
   static constexpr A start() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
   static A join(A a, A b) { return functors::smaller(a, b); }
+  static A take(A a, A x) { return join(a, x); }
 };
 
 constexpr std::int64_t kRun = 4096;    // longer rows are split in two
@@ -49,7 +59,7 @@ constexpr std::int64_t kWidest = 8;    // bytes of an element or accumulator
 // The functions of an operation J on elements L (float for f16 and bf16) with accumulators A and results T.
 struct Reduction {
   void (*start)(void* accumulators, std::int64_t count);
-  void (*run)(const void* x, std::int64_t count, void* accumulator);      // at most kRun elements
+  void (*run)(const void* x, std::int64_t count, void* accumulator);       // at most kRun elements
   void (*add_row)(const void* x, std::int64_t count, void* accumulators);  // one element to each
   void (*join)(const void* from, std::int64_t count, void* accumulators);
   void (*finish)(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride);
@@ -74,9 +84,9 @@ A fold(const L* x, std::int64_t count) {
   for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
-    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::join(lanes[j], static_cast<A>(x[i + j]));
+    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
   const std::int64_t rest = count - i;
-  for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::join(lanes[j], static_cast<A>(x[i + j]));
+  for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
   std::int64_t width = kLanes;
   while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
   for (width /= 2; width > 0; width /= 2)
@@ -92,23 +102,26 @@ template <class J, class L, class A>
 void add_row(const void* x, std::int64_t count, void* accumulators) {
   auto* a = static_cast<A*>(accumulators);
   LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < count; ++i) a[i] = J::join(a[i], static_cast<A>(static_cast<const L*>(x)[i]));
+  for (std::int64_t i = 0; i < count; ++i) a[i] = J::take(a[i], static_cast<A>(static_cast<const L*>(x)[i]));
 }
 
-template <class A, class T, bool kMean>
+enum class Finish { plain, mean, root };
+
+template <class A, class T, Finish kFinish>
 void finish(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride) {
   const auto* a = static_cast<const A*>(accumulators);
   for (std::int64_t i = 0; i < count; ++i) {
     A value = a[i];
-    if constexpr (kMean) value /= static_cast<A>(elements);
+    if constexpr (kFinish == Finish::mean) value /= static_cast<A>(elements);
+    if constexpr (kFinish == Finish::root) value = std::sqrt(value);
     static_cast<T*>(out)[i * stride] = static_cast<T>(static_cast<Compute<T>>(value));
   }
 }
 
-template <template <class> class J, class T, class A, bool kMean = false>
+template <template <class> class J, class T, class A, Finish kFinish = Finish::plain>
 Reduction make_reduction() {
   using L = Compute<T>;
-  return {start<J<A>, A>, run<J<A>, L, A>, add_row<J<A>, L, A>, join<J<A>, A>, finish<A, T, kMean>};
+  return {start<J<A>, A>, run<J<A>, L, A>, add_row<J<A>, L, A>, join<J<A>, A>, finish<A, T, kFinish>};
 }
 
 template <class T>
@@ -116,21 +129,35 @@ bool find_reduction(ReduceOp op, Reduction& found) {
   using L = Compute<T>;
   if constexpr (std::is_same_v<T, bool>) {
     switch (op) {
-      case ReduceOp::max: case ReduceOp::any: return found = make_reduction<Larger, T, L>(), true;
-      case ReduceOp::min: case ReduceOp::all: return found = make_reduction<Smaller, T, L>(), true;
-      default: return false;
+      case ReduceOp::max:
+      case ReduceOp::any:
+        return found = make_reduction<Larger, T, L>(), true;
+      case ReduceOp::min:
+      case ReduceOp::all:
+        return found = make_reduction<Smaller, T, L>(), true;
+      default:
+        return false;
     }
   } else {
     using Wide = std::conditional_t<std::is_floating_point_v<L>, double, std::int64_t>;
     switch (op) {
-      case ReduceOp::sum: return found = make_reduction<Add, T, Wide>(), true;
-      case ReduceOp::prod: return found = make_reduction<Multiply, T, Wide>(), true;
-      case ReduceOp::max: return found = make_reduction<Larger, T, L>(), true;
-      case ReduceOp::min: return found = make_reduction<Smaller, T, L>(), true;
+      case ReduceOp::sum:
+        return found = make_reduction<Add, T, Wide>(), true;
+      case ReduceOp::prod:
+        return found = make_reduction<Multiply, T, Wide>(), true;
+      case ReduceOp::max:
+        return found = make_reduction<Larger, T, L>(), true;
+      case ReduceOp::min:
+        return found = make_reduction<Smaller, T, L>(), true;
       case ReduceOp::mean:
-        if constexpr (std::is_floating_point_v<L>) return found = make_reduction<Add, T, Wide, true>(), true;
+        if constexpr (std::is_floating_point_v<L>) return found = make_reduction<Add, T, Wide, Finish::mean>(), true;
         return false;
-      default: return false;
+      case ReduceOp::norm:
+        if constexpr (std::is_floating_point_v<L>)
+          return found = make_reduction<AddSquares, T, Wide, Finish::root>(), true;
+        return false;
+      default:
+        return false;
     }
   }
 }
@@ -152,14 +179,17 @@ class Reducer {
 
   void run() {
     const bool columns = kept_.rank > 0 && reduced_.rank > 0 && kept_.inner_stride(0) < reduced_.inner_stride(0);
-    if (columns) reduce_columns();
-    else reduce_rows();
+    if (columns)
+      reduce_columns();
+    else
+      reduce_rows();
   }
 
  private:
   // Contiguous elements as the functions want them: in place or gathered.
   const void* contiguous(std::int64_t offset, std::int64_t stride, std::int64_t count) {
-    const std::byte* x = static_cast<const std::byte*>(in_.data) + offset * static_cast<std::int64_t>(size_of(in_.dtype));
+    const std::byte* x =
+        static_cast<const std::byte*>(in_.data) + offset * static_cast<std::int64_t>(size_of(in_.dtype));
     if (stride == 1 && mover_.buffer_bytes == size_of(in_.dtype)) return x;
     mover_.gather(x, stride, 0, gathered_, {1, count});
     return gathered_;
@@ -230,8 +260,8 @@ class Reducer {
   const Mover mover_;
   const View& in_;
   const View& out_;
-  Plan<2> kept_;     // strides: in, out
-  Plan<1> reduced_;  // strides: in
+  Plan<2> kept_;               // strides: in, out
+  Plan<1> reduced_;            // strides: in
   std::int64_t elements_ = 1;  // that make one result
   alignas(64) std::byte gathered_[kRun * kWidest];
 };
@@ -244,8 +274,10 @@ std::int64_t find_extreme(const void* elements, std::int64_t count) {
   L extreme = x[0];
   for (std::int64_t i = 0; i < count; i += kRun) {
     const std::int64_t n = std::min(kRun, count - i);
-    if constexpr (kMax) extreme = functors::larger(extreme, fold<Larger<L>, L, L>(x + i, n));
-    else extreme = functors::smaller(extreme, fold<Smaller<L>, L, L>(x + i, n));
+    if constexpr (kMax)
+      extreme = functors::larger(extreme, fold<Larger<L>, L, L>(x + i, n));
+    else
+      extreme = functors::smaller(extreme, fold<Smaller<L>, L, L>(x + i, n));
   }
   std::int64_t i = 0;
   if (functors::is_nan(extreme)) {
@@ -271,7 +303,8 @@ void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
   for_each_row(
       make_plan<2>(kept, {&in, &args.out.view}),
       [&](const std::array<std::int64_t, 2>& position) {
-        const std::byte* x = static_cast<const std::byte*>(in.data) + position[0] * static_cast<std::int64_t>(size_of(in.dtype));
+        const std::byte* x =
+            static_cast<const std::byte*>(in.data) + position[0] * static_cast<std::int64_t>(size_of(in.dtype));
         if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
         out[position[1]] = find(direct ? x : gathered, size);
       },

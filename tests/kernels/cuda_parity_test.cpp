@@ -103,11 +103,11 @@ TEST_CASE("CUDA parity: reductions", "[cuda][parity]") {
   for (const auto& [shape, out] : problems)
     for (const DType dtype : kAllDTypes)
       for (const Layout layout : kInputLayouts)
-        for (const ReduceOp op :
-             {ReduceOp::sum, ReduceOp::mean, ReduceOp::max, ReduceOp::min, ReduceOp::prod, ReduceOp::any}) {
+        for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::norm, ReduceOp::max, ReduceOp::min,
+                                  ReduceOp::prod, ReduceOp::any}) {
           const bool is_bool = dtype == DType::boolean;
           if (is_bool != (op == ReduceOp::any)) continue;
-          if (op == ReduceOp::mean && !is_floating(dtype)) continue;
+          if ((op == ReduceOp::mean || op == ReduceOp::norm) && !is_floating(dtype)) continue;
           if ((op == ReduceOp::max || op == ReduceOp::min) && element_count(shape) == 0) continue;
           TestTensor x(dtype, shape, layout), y(dtype, out);
           if (op == ReduceOp::prod)

@@ -11,10 +11,10 @@ struct Problem {
   std::vector<int> dims;  // reduced
 };
 const std::vector<Problem> kProblems = {
-    {{}, {}},          {{1}, {0}},           {{7}, {0}},           {{1027}, {0}},          {{9001}, {0}},
-    {{5, 7}, {0}},     {{5, 7}, {1}},        {{5, 7}, {0, 1}},     {{300, 70}, {0}},       {{70, 300}, {1}},
-    {{3, 4, 5}, {1}},  {{3, 4, 5}, {0, 2}},  {{3, 4, 5}, {0, 1}},  {{3, 1, 5}, {1}},       {{2, 3, 4, 5}, {0, 2, 3}},
-    {{4, 3}, {}},      {{2, 0, 3}, {0}},     {{1500, 3}, {0}},     {{2, 3, 40, 6}, {1, 3}}, {{1, 2500, 2}, {1}},
+    {{}, {}},         {{1}, {0}},          {{7}, {0}},          {{1027}, {0}},           {{9001}, {0}},
+    {{5, 7}, {0}},    {{5, 7}, {1}},       {{5, 7}, {0, 1}},    {{300, 70}, {0}},        {{70, 300}, {1}},
+    {{3, 4, 5}, {1}}, {{3, 4, 5}, {0, 2}}, {{3, 4, 5}, {0, 1}}, {{3, 1, 5}, {1}},        {{2, 3, 4, 5}, {0, 2, 3}},
+    {{4, 3}, {}},     {{2, 0, 3}, {0}},    {{1500, 3}, {0}},    {{2, 3, 40, 6}, {1, 3}}, {{1, 2500, 2}, {1}},
 };
 
 Shape reduced_shape(const Problem& p) {
@@ -83,6 +83,9 @@ TEST_CASE("reduce agrees with one element at a time", "[reduce]") {
             auto means = sums;
             for (double& m : means) m /= static_cast<double>(x.count()) / static_cast<double>(y.count());
             check(ReduceOp::mean, means);
+            auto norms = reference(x, out, 0, [](double a, double b) { return a + b * b; });
+            for (double& n : norms) n = std::sqrt(n);
+            check(ReduceOp::norm, norms);
           }
           x.fill([](std::int64_t i) { return i % 7 == 3 ? 2.0 : 1.0; });
           auto products = reference(x, out, 1, [](double a, double b) { return a * b; });
@@ -184,7 +187,8 @@ TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
               out[dim] = 1;
               TestTensor x(dtype, shape, in_layout), y(DType::i64, out, out_layout);
               x.fill_random(31, -4, 4);
-              if (dtype == DType::f32) x.fill([&, v = x.values()](std::int64_t i) { return std::trunc(v[static_cast<std::size_t>(i)]); });
+              if (dtype == DType::f32)
+                x.fill([&, v = x.values()](std::int64_t i) { return std::trunc(v[static_cast<std::size_t>(i)]); });
               run(&KernelTable::arg_reduce, {.op = op, .dim = dim, .in = x.in(), .out = y.out()});
               const Strides strides = contiguous_strides(shape);
               const auto want = [&](std::int64_t i) {
