@@ -28,6 +28,7 @@ using bench::nanoseconds_per_call;
 
 int runs = 9;
 std::int64_t megabytes = 64;
+bool small_only = false;
 
 constexpr int kCalls = 20'000;
 constexpr int kChain = 1'000;
@@ -202,12 +203,14 @@ void measure_start(bench::Report& report) {
 void run(bench::Report& report) {
   const Device device = Device::host(0);
   measure_small(report, device);
+  if (small_only) return;
   measure_products(report, device);
   measure_streams(report, device);
   measure_start(report);
 }
 
 void options(CLI::App& app) {
+  app.add_flag("--small", small_only, "The small operations alone");
   app.add_option("--megabytes", megabytes, "Size of the large tensors")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

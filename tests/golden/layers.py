@@ -74,3 +74,16 @@ class ResNet(nn.Module):
 for train in [True, False]:
     module("Mlp", Mlp, x(5, 9), dtypes=("f32", "f64"), loose=3, train=train)
     module("ResNet", ResNet, x(3, 3, 9, 8), dtypes=("f32", "f64"), loose=10, train=train)
+
+
+def saved(name, model):
+    """The model as PyTorch's users save it, with statistics that are not those of the start."""
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(4, 3, 9, 8))
+    save_file(model.state_dict(), FOLDER / f"{name}.safetensors")
+    return model.eval()
+
+
+torch.manual_seed(1)
+case("file_resnet", saved("model_resnet", ResNet()), x(3, 3, 9, 8), dtypes=("f32",), gradients=False)

@@ -1,10 +1,11 @@
-"""Shows that check.py, edges.py and test_names.py turn red: each case breaks a sound tree in one way and names the line
+"""Shows that check.py, edges.py, test_names.py and entries.py turn red: each case breaks a sound tree in one way and names the line
 it expects."""
 import pathlib
 import sys
 import tempfile
 
 import edges
+import entries
 import test_names
 from check import check
 
@@ -90,6 +91,21 @@ BROKEN_NAMES = [
     ("docs/testing.md", "| a.cpp | `b(c)` | runtime: `an event waits` | crash |\n", "no test is called `an event waits`"),
 ]
 
+SOUND_ENTRIES = {
+    "kernels/table.h": "struct KernelTable {\n  Kernel<FillArgs> fill = nullptr;\n};\n",
+    "kernels/host/host_table.cpp": "      .fill = fill,\n",
+    "kernels/cuda/cuda_table.cpp": "      .fill = fill,\n",
+    "tests/kernels/copy_test.cpp": "run(&KernelTable::fill, args);\n",
+    "tests/kernels/cuda_parity_test.cpp": "compare_with_host(&KernelTable::fill, args);\n",
+}
+BROKEN_ENTRIES = [
+    ("kernels/cuda/cuda_table.cpp", ".filler = fill,\n", "'fill' is missing in kernels/cuda's table"),
+    ("kernels/host/host_table.cpp", "\n", "'fill' is missing in kernels/host's table"),
+    ("tests/kernels/copy_test.cpp", "// fill\n", "'fill' is missing in a test"),
+    ("tests/kernels/cuda_parity_test.cpp", "compare_with_host(&KernelTable::fill2);\n", "missing in a comparison"),
+    ("kernels/table.h", "struct KernelTable {};\n", "no entries found"),
+]
+
 
 def breaches_of(tree, check=check):
     with tempfile.TemporaryDirectory() as folder:
@@ -107,12 +123,13 @@ longer_cycle = {"runtime/a.h": '#pragma once\n#include "lockstep/runtime/b.h"\n'
                 "runtime/b.h": '#pragma once\n#include "lockstep/runtime/a.h"\n'}
 if not any("cycle" in breach for breach in breaches_of(SOUND | longer_cycle)):
     failures.append("a cycle of two files was not found")
-tests = [(SOUND, BROKEN, check), (SOUND_EDGES, BROKEN_EDGES, edges.check), (SOUND_NAMES, BROKEN_NAMES, test_names.check)]
+tests = [(SOUND, BROKEN, check), (SOUND_EDGES, BROKEN_EDGES, edges.check), (SOUND_NAMES, BROKEN_NAMES, test_names.check),
+         (SOUND_ENTRIES, BROKEN_ENTRIES, entries.check)]
 for sound, broken, checks in tests:
     failures += [f"a sound tree: {breach}" for breach in breaches_of(sound, checks)]
     for path, text, expected in broken:
         found = breaches_of(sound | {path: text}, checks)
         if len(found) != 1 or expected not in found[0]:
             failures.append(f"{path} = {text!r}: expected one breach with {expected!r}, got {found}")
-print("\n".join(failures) or f"{sum(len(broken) for _, broken, _ in tests) + 5} trees judged rightly")
+print("\n".join(failures) or f"{sum(len(broken) for _, broken, _ in tests) + 6} trees judged rightly")
 sys.exit(1 if failures else 0)

@@ -136,9 +136,11 @@ std::string GoldenCase::differences(const Function& function) {
   return found_;
 }
 
+std::string golden_path(const std::string& name) { return LOCKSTEP_GOLDEN_FOLDER "/" + name + ".safetensors"; }
+
 void check_golden(const std::string& group, Device device,
                   const std::map<std::string, GoldenCase::Function>& functions) {
-  const Safetensors loaded = load_safetensors(LOCKSTEP_GOLDEN_FOLDER "/" + group + ".safetensors");
+  const Safetensors loaded = load_safetensors(golden_path(group));
   TensorMap file;
   for (const NamedTensor& named : loaded.tensors) file.emplace(named.name, named.tensor);
   const json cases = json::parse(loaded.metadata.at("cases"));

@@ -67,6 +67,9 @@ class GoldenCase {
   std::string found_;
 };
 
+// Of tests/golden/<name>.safetensors.
+std::string golden_path(const std::string& name);
+
 // Checks every case of the group on `device`. Each case must have a function, and each function a case.
 void check_golden(const std::string& group, Device device,
                   const std::map<std::string, GoldenCase::Function>& functions);

@@ -1,3 +1,4 @@
+#include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
@@ -64,6 +65,16 @@ struct ResNet : Module<ResNet> {
   void members(Members& m) override { m("stem", stem), m("layers", layers), m("fc", fc); }
 };
 
+// A model that PyTorch saved.
+template <class M>
+Results from_file(GoldenCase& c, const char* name) {
+  M model;
+  model.to(c[0].device());
+  load_model(model, test::golden_path(name));
+  model.eval();
+  return {model(c[0])};
+}
+
 }  // namespace
 
 TEST_CASE("golden: layers and models") {
@@ -97,5 +108,6 @@ TEST_CASE("golden: layers and models") {
        {"MaxPool2d", [](GoldenCase& c) { return apply(c, MaxPool2d(c.get<int>("kernel"))); }},
        {"AvgPool2d", [](GoldenCase& c) { return apply(c, AvgPool2d(c.get<int>("kernel"))); }},
        {"Mlp", plain<Mlp>},
-       {"ResNet", plain<ResNet>}});
+       {"ResNet", plain<ResNet>},
+       {"file_resnet", [](GoldenCase& c) { return from_file<ResNet>(c, "model_resnet"); }}});
 }
