@@ -101,8 +101,6 @@ set(left_out_of_runtime "a stream does not wait for another for ever" "copies ov
     "reports of copies name the caller*" "plain memory is watched too")
 # A copy that fails on its own loses a CUDA device.
 set(left_out_of_tensor "a mirror whose refresh failed on the device*" "whoever's refresh failed is told*")
-# Nobody records the spans of copies of CUDA devices.
-set(left_out_of_parallel "the first replica computes while*" "pieces from plain memory arrive*")
 
 file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/tensor/data/*.cpp")
@@ -112,7 +110,7 @@ list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
 # Not: what runs on the manual devices alone (manual_order, allocator_async), what knows no device (rendezvous, errors,
 # logs, functions, the checker by itself), and the host devices' own options and faults.
 set(runtime_sources "")
-foreach(name allocator allocator_uncached async copy device_thread stream strict_stream)
+foreach(name allocator allocator_uncached async copy device_thread stream strict_stream trace)
   list(APPEND runtime_sources "${CMAKE_CURRENT_SOURCE_DIR}/runtime/${name}_test.cpp")
 endforeach()
 foreach(layer runtime tensor parallel)
@@ -133,5 +131,12 @@ endforeach()
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
 fake_cuda_test(lost runtime "[.lost]")
 fake_cuda_test(uncached runtime "without a cache*" "LOCKSTEP_CACHE=off")
+add_library(lockstep-fake-nvtx MODULE "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/nvtx/injection.cpp")
+target_link_libraries(lockstep-fake-nvtx PRIVATE lockstep_flags)
+target_include_directories(lockstep-fake-nvtx SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+add_dependencies(lockstep-fake-runtime lockstep-fake-nvtx)
+fake_cuda_test(nvtx runtime "[.nvtx]" "NVTX_INJECTION64_PATH=$<TARGET_FILE:lockstep-fake-nvtx>")
+fake_cuda_test(nvtx_always runtime "[.nvtx_always]"
+               "NVTX_INJECTION64_PATH=$<TARGET_FILE:lockstep-fake-nvtx>|LOCKSTEP_NVTX=1")
 fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
 fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
