@@ -143,6 +143,13 @@ LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
 }
 inline constexpr int kUnaryOpCount = static_cast<int>(UnaryOp::clamp) + 1;
 
+// What a product applies to its result, which must be something.
+constexpr UnaryOp unary_op(Activation activation) {
+  return activation == Activation::relu ? UnaryOp::relu
+         : activation == Activation::gelu ? UnaryOp::gelu_exact
+                                          : UnaryOp::gelu_tanh;
+}
+
 // ---- binary: alpha is used by add alone
 
 constexpr bool is_predicate(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::logical_xor; }

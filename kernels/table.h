@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/runtime/stream.h"
 
@@ -105,13 +106,14 @@ struct ArgReduceArgs {
 
 // ---- linear algebra
 
-// out = alpha * a @ b + beta * out (+ bias). a: [B, M, K], b: [B, K, N], out: [B, M, N] (all rank 3; B may be broadcast
-// with stride 0; any strides, so transposes are free). bias: [N] or absent. Floating dtypes.
+// out = activation(alpha * a @ b + beta * out (+ bias)). a: [B, M, K], b: [B, K, N], out: [B, M, N] (all rank 3; B may
+// be broadcast with stride 0; any strides, so transposes are free). bias: [N] or absent. Floating dtypes.
 struct MatmulArgs {
   In a, b;
   In bias;
   InOut out;
   double alpha = 1, beta = 0;
+  Activation activation = Activation::none;
   static constexpr const char* kName = "matmul";
   void views(auto&& f) const { f(a), f(b), f(bias), f(out); }
 };

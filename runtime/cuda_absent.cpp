@@ -1,5 +1,7 @@
 // A build without CUDA.
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/native_stream.h"
 
 namespace lockstep::detail {
 
@@ -7,3 +9,18 @@ Backend* make_cuda_backend() { return nullptr; }
 bool cuda_device_lost(Device) noexcept { return false; }
 
 }  // namespace lockstep::detail
+
+namespace lockstep {
+namespace {
+[[noreturn]] void refuse(const char* op, Device device) {
+  throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
+}
+}  // namespace
+
+void* native_stream(const Stream& stream) { refuse("native_stream", stream.device()); }
+void wait_for_native(Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
+void native_waits_for(void*, Stream& stream) { refuse("native_waits_for", stream.device()); }
+int native_ordinal(Device device) { refuse("native_ordinal", device); }
+std::optional<Device> device_at_ordinal(int) { return std::nullopt; }
+
+}  // namespace lockstep

@@ -61,6 +61,19 @@ Recorder& recorder() {
   return *made;
 }
 
+// What a token says besides: there is a range of this thread to end.
+constexpr Token kRange = Token{1} << 63;
+
+std::atomic<bool> recording{false};
+bool ranges_always = false;
+lockstep::trace::detail::Ranges ranges{nullptr, nullptr};
+
+bool push_range(const char* name) {
+  if (!ranges.push || !active()) return false;
+  ranges.push(name);
+  return true;
+}
+
 thread_local Work current_work;
 thread_local char thread_lane;  // its address stands for the thread
 
@@ -112,10 +125,14 @@ void start(std::size_t most) {
   r.most = std::min<std::size_t>(most, 0xffffffffu);
   r.records.clear();
   r.origin = Clock::now();
+  recording.store(true, std::memory_order_relaxed);
   detail::on.store(true, std::memory_order_relaxed);
 }
 
-void stop() { detail::on.store(false, std::memory_order_relaxed); }
+void stop() {
+  recording.store(false, std::memory_order_relaxed);
+  detail::on.store(ranges_always, std::memory_order_relaxed);
+}
 
 std::vector<Span> spans() {
   Recorder& r = recorder();
@@ -163,7 +180,7 @@ void write(const std::string& path) {
 }
 
 Token enqueued(const void* stream, Device device, Work work) {
-  if (!active()) return 0;
+  if (!recording.load(std::memory_order_relaxed)) return 0;
   if (!work.name) work = current_work;
   if (!work.name) work.name = "task";
   Recorder& r = recorder();
@@ -182,6 +199,8 @@ void began(Token token) {
 }
 
 void ended(Token token) {
+  if (token & kRange) ranges.pop();
+  token &= ~kRange;
   if (token == 0) return;
   Recorder& r = recorder();
   std::lock_guard lock(r.mutex);
@@ -197,31 +216,61 @@ void name_lane(const void* stream, const char* name) {
   r.lanes[static_cast<std::size_t>(r.lane(stream, "stream"))] = name;
 }
 
-WorkScope::WorkScope(Stream& stream, const Work& work) : before_(std::exchange(current_work, work)) {
-  if (!stream.synchronous()) return;
-  token_ = enqueued(stream.handle(), stream.device(), work);
-  began(token_);
+namespace {
+// In the order of the stream. On a device that is lost nothing runs any more: the span does not begin, or end.
+void tell(Stream& stream, Token token, void (*what)(Token)) noexcept try {
+  stream.enqueue([=] { what(token); });
+} catch (...) {
+}
+}  // namespace
+
+WorkScope::WorkScope(Stream& stream, const Work& work) : stream_(stream), before_(std::exchange(current_work, work)) {
+  if (!active()) return;
+  const bool on_cuda = stream.device().type() == DeviceType::cuda;
+  if (stream.synchronous() || on_cuda) token_ = enqueued(stream.handle(), stream.device(), work);
+  if (token_ != 0) {
+    if (on_cuda) tell(stream, token_, began);
+    else began(token_);
+  }
+  if (push_range(work.name)) token_ |= kRange;
 }
 
 WorkScope::~WorkScope() {
-  current_work = before_;
+  if ((token_ & ~kRange) != 0 && stream_.device().type() == DeviceType::cuda) {
+    tell(stream_, token_ & ~kRange, ended);
+    token_ &= kRange;
+  }
   ended(token_);
+  current_work = before_;
 }
 
 Token Scope::begin(const char* name) {
   const DeviceThread* thread = DeviceThread::current();
   Recorder& r = recorder();
   Token token = 0;
-  {
+  if (recording.load(std::memory_order_relaxed)) {
     std::lock_guard lock(r.mutex);
     token =
         r.add(&thread_lane, "thread", thread ? thread->device() : Device::cpu(), {.name = name, .kind = Kind::host});
   }
   began(token);
-  return token;
+  return push_range(name) ? token | kRange : token;
 }
 
 namespace detail {
+
+void use_ranges(const Ranges& with, bool always) {
+  ranges = with;
+  ranges_always = always;
+  if (always) on.store(true, std::memory_order_relaxed);
+}
+
+RangeScope::RangeScope(const char* name) : pushed_(push_range(name)) {}
+RangeScope::~RangeScope() {
+  if (pushed_) ranges.pop();
+}
+
+bool in_work_scope() { return current_work.name != nullptr; }
 
 void start_from_environment() {
   static const std::string* const path = new std::string(lockstep::detail::environment("LOCKSTEP_TRACE"));

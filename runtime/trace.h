@@ -3,8 +3,11 @@
 //
 //   LOCKSTEP_TRACE=step.json ./train        # from the first use of a device to the end of the process
 //
-// Backends whose work runs on its own report when it begins and ends on the device (the host modes async and strict);
-// for others a span is the call that does the work.
+// Backends whose work runs on its own report when it begins and ends on the device (the host modes async and strict;
+// CUDA devices by host functions before and after it); for others a span is the call that does the work.
+//
+// With CUDA devices the spans that a host thread opens are NVTX ranges of that thread too (domain "lockstep"), for
+// Nsight Systems and its like; LOCKSTEP_NVTX=1 makes them without recording anything.
 #pragma once
 
 #include <atomic>
@@ -63,7 +66,8 @@ LOCKSTEP_API void ended(Token token);
 // What the lane of the stream is called.
 LOCKSTEP_API void name_lane(const void* stream, const char* name);
 
-// The work that this thread enqueues on `stream` until the scope ends; on a synchronous stream the scope is its span.
+// The work that this thread enqueues on `stream` until the scope ends; on a synchronous stream, and on one of a CUDA
+// device, the scope is its span.
 class LOCKSTEP_API WorkScope {
  public:
   WorkScope(Stream& stream, const Work& work);
@@ -72,6 +76,7 @@ class LOCKSTEP_API WorkScope {
   ~WorkScope();
 
  private:
+  Stream& stream_;
   Token token_ = 0;
   Work before_;
 };

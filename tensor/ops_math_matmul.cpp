@@ -20,18 +20,19 @@ class MatmulNode final : public NodeOf<2> {
   Saved a, b;
 };
 
-// x [M, K], weight [N, K], bias [N]: x @ weight^T + bias in one kernel.
+// x [M, K], weight [N, K], bias [N]: relu or nothing of x @ weight^T + bias, in one kernel.
 class LinearNode final : public NodeOf<3> {
  public:
   const char* name() const override { return "linear"; }
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& gradient = gradients[0];
+    const Tensor gradient = rectified ? detail::relu_backward(gradients[0], y.get(*this)) : gradients[0];
     if (needs(0)) inputs[0] = product(gradient, weight.get(*this));
     if (needs(1)) inputs[1] = product(gradient.t(), x.get(*this));
     if (needs(2)) inputs[2] = gradient.sum({0});
   }
-  void release() override { x.reset(), weight.reset(); }
-  Saved x, weight;
+  void release() override { x.reset(), weight.reset(), y.reset(); }
+  Saved x, weight, y;
+  bool rectified = false;
 };
 
 // A stack of matrices, or a single one, as the kernel wants it.
@@ -44,8 +45,10 @@ View stacked(const Tensor& x) {
   return view;
 }
 
-void multiply(const View& a, const View& b, const View& bias, const View& out, Device device) {
-  detail::launch(device, &KernelTable::matmul, MatmulArgs{In{a}, In{b}, In{bias}, InOut{out}});
+void multiply(const View& a, const View& b, const View& bias, const View& out, Device device,
+              Activation activation = Activation::none) {
+  detail::launch(device, &KernelTable::matmul,
+                 MatmulArgs{.a = {a}, .b = {b}, .bias = {bias}, .out = {out}, .activation = activation});
 }
 
 // [M, K] @ [K, N], or [B, M, K] @ [B, K, N]. Shapes have been checked.
@@ -109,7 +112,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return product(batched(a, batch, batches), batched(b, batch, batches)).reshape(shape);
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
   detail::check_floating_alike("linear", x, weight);
   LOCKSTEP_CHECK(weight.rank() == 2 && x.rank() > 0 && x.size(-1) == weight.shape()[1],
                  "[linear] expected an input [.., in] and a weight [out, in], got ", x, " and ", weight);
@@ -123,16 +126,21 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     Shape shape = leading(x, 1);
     const std::int64_t rows = element_count(shape);
     shape.push_back(outputs);
-    return linear(x.reshape({rows, x.size(-1)}), weight, bias).reshape(shape);
+    return linear(x.reshape({rows, x.size(-1)}), weight, bias, activation).reshape(shape);
   }
+  const bool is_gelu = activation == Activation::gelu || activation == Activation::gelu_tanh;
+  if (is_gelu && GradMode::enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
+    return gelu(linear(x, weight, bias), activation == Activation::gelu ? GeluForm::exact : GeluForm::tanh);
   Tensor y = detail::fresh({x.shape()[0], outputs}, x.dtype(), x.device());
   View transposed = stacked(weight);
   std::swap(transposed.shape[1], transposed.shape[2]);
   std::swap(transposed.strides[1], transposed.strides[2]);
-  multiply(stacked(x), transposed, bias.view(), stacked(y), x.device());
+  multiply(stacked(x), transposed, bias.view(), stacked(y), x.device(), activation);
   if (auto* node = record<LinearNode>(y, x, weight, bias)) {
     if (node->needs(0)) node->weight.save(weight);
     if (node->needs(1)) node->x.save(x);
+    node->rectified = activation == Activation::relu;
+    if (node->rectified) node->y.save_output(y);
   }
   return y;
 }

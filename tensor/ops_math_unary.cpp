@@ -22,14 +22,8 @@ class MaskNode final : public NodeOf<1> {
   Saved kept;
 };
 
-Tensor mask_positive(const Tensor& gradient, const Tensor& kept) {
-  Tensor y = detail::elementwise("relu_backward", BinaryOp::relu_grad, gradient, kept);
-  if (auto* node = record<MaskNode>(y, gradient)) node->kept.save(kept.detach());
-  return y;
-}
-
 void MaskNode::backward(std::span<Tensor> gradients, std::span<Tensor> inputs) {
-  inputs[0] = mask_positive(gradients[0], kept.get(*this));
+  inputs[0] = detail::relu_backward(gradients[0], kept.get(*this));
 }
 
 Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {
@@ -62,7 +56,7 @@ constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Keep::output, [](Of of
                                if (!GradMode::enabled()) return fused("sigmoid", BinaryOp::sigmoid_grad, of);
                                return of.g * of.kept * (1 - of.kept);
                              }};
-constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { return mask_positive(of.g, of.kept); },
+constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { return detail::relu_backward(of.g, of.kept); },
                           false};
 constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input,
                               [](Of of) { return of.g * sigmoid(of.kept); }};
@@ -95,6 +89,12 @@ constexpr UnaryRule kClamp{"clamp", UnaryOp::clamp, Keep::input,
                            false};
 
 }  // namespace
+
+Tensor detail::relu_backward(const Tensor& gradient, const Tensor& kept) {
+  Tensor y = elementwise("relu_backward", BinaryOp::relu_grad, gradient, kept);
+  if (auto* node = record<MaskNode>(y, gradient)) node->kept.save(kept.detach());
+  return y;
+}
 
 Tensor operator-(const Tensor& x) { return apply(kNeg, x); }
 Tensor abs(const Tensor& x) { return apply(kAbs, x); }

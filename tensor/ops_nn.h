@@ -6,14 +6,18 @@
 #include <cstdint>
 #include <optional>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
 
 // ---- affine
 
-// x @ weight^T + bias: x [.., in], weight [out, in], bias [out] or undefined; result [.., out].
-LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+// activation(x @ weight^T + bias): x [.., in], weight [out, in], bias [out] or undefined; result [.., out]. The product
+// applies the activation before it stores an element, which saves reading and writing them all, and in f16 and bf16 a
+// rounding; but gelu needs what went into it for its gradient, and is computed by itself where one is wanted.
+LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                           Activation activation = Activation::none);
 
 // The rows of `weight` [rows, size] at `indices` (integers of any shape); result: the shape of `indices`, then size.
 // The row `padding_index` gets no gradient.

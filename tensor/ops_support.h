@@ -103,6 +103,8 @@ struct BinaryRule {
 };
 // Promotes, broadcasts, computes, records.
 LOCKSTEP_API Tensor apply(const BinaryRule& rule, const Tensor& a, const Tensor& b, double alpha = 1);
+// The derivative of relu in one kernel: gradient where `kept`, the operand or the result, is positive, else 0.
+LOCKSTEP_API Tensor relu_backward(const Tensor& gradient, const Tensor& kept);
 // Broadcasts and computes operands of one dtype, without a graph.
 LOCKSTEP_API Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1);
 

@@ -21,9 +21,11 @@ Ref<Storage> Storage::slice(Ref<Storage> parent, std::size_t offset_bytes, std::
   return storage;
 }
 
-Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, UniqueFunction release) {
+Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, UniqueFunction release,
+                               std::shared_ptr<StreamUses> uses) {
   Ref<Storage> storage(new Storage(device, data, bytes));
   storage->release_ = std::move(release);
+  storage->uses_ = std::move(uses);
   return storage;
 }
 
@@ -31,6 +33,7 @@ void Storage::record_use(Stream& stream) {
   Storage* owner = this;
   while (owner->parent_) owner = owner->parent_.get();
   if (owner->block_) LOCKSTEP_EDGE(lockstep::record_use(owner->block_, stream));
+  if (owner->uses_) owner->uses_->add(stream);
 }
 
 void Storage::destroy(Storage* storage) noexcept {

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/unique_function.h"
@@ -9,14 +12,36 @@
 
 namespace lockstep {
 
+// The streams with work on somebody else's memory, each once.
+class StreamUses {
+ public:
+  explicit StreamUses(Stream& first) : streams_{&first.lasting()} {}
+  void add(Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    for (const Stream* known : streams_)
+      if (*known == stream) return;
+    streams_.push_back(&stream.lasting());
+  }
+  std::vector<Stream*> streams() {
+    const std::lock_guard lock(mutex_);
+    return streams_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Stream*> streams_;
+};
+
 class LOCKSTEP_API Storage final : public RefCounted {
  public:
   // Fresh memory, not initialised, for work on the current stream of `device`.
   static Ref<Storage> allocate(Device device, std::size_t bytes);
   // `bytes` bytes of `parent` from `offset_bytes`, with a version of its own.
   static Ref<Storage> slice(Ref<Storage> parent, std::size_t offset_bytes, std::size_t bytes);
-  // Memory that somebody else owns; `release` runs when the last tensor is gone.
-  static Ref<Storage> external(Device device, void* data, std::size_t bytes, UniqueFunction release);
+  // Memory that somebody else owns; `release` runs when the last tensor is gone. It sees to it that what is on the
+  // streams in `uses` comes first.
+  static Ref<Storage> external(Device device, void* data, std::size_t bytes, UniqueFunction release,
+                               std::shared_ptr<StreamUses> uses = nullptr);
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
@@ -43,6 +68,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   Block* block_ = nullptr;
   Ref<Storage> parent_;
   UniqueFunction release_;
+  std::shared_ptr<StreamUses> uses_;
 };
 
 }  // namespace lockstep

@@ -138,6 +138,8 @@ void pointwise(Stream& stream, const char* op, const ConvSizes& s, const GemmMat
   }
 }
 
+// The bias is no epilogue of the product: that adds one element per column of a row-major result, and here each row is
+// an output channel. The bias is there first, for the product to be added, or joins where the product is moved anyway.
 template <class T>
 void forward(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
   using C = Compute<T>;

@@ -60,6 +60,17 @@ bool tf32() {
   return allowed;
 }
 
+cublasLtEpilogue_t epilogue_of(const Gemm& g) {
+  switch (g.activation) {
+    case Activation::relu:
+      return g.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
+    case Activation::gelu_tanh:
+      return g.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+    default:
+      return g.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  }
+}
+
 // All that the choice of an algorithm depends on.
 using Key = std::array<std::int64_t, 20>;
 
@@ -135,12 +146,9 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (g.epilogue != Epilogue::none) {
-    constexpr cublasLtEpilogue_t kEpilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                 CUBLASLT_EPILOGUE_RELU_BIAS, CUBLASLT_EPILOGUE_GELU_BIAS};
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE, kEpilogues[static_cast<int>(g.epilogue)]);
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
-  }
+  const cublasLtEpilogue_t epilogue = epilogue_of(g);
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+  if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
   const auto layout = [&](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t leading, std::int64_t batch_stride) {
     check_blas(blas.layout_create(&to, type_of(dtype), static_cast<std::uint64_t>(rows),
@@ -193,7 +201,7 @@ void multiply(Stream& stream, const char* op, const Problem& p) {
   Engine& engine = engine_of(device);
   const Key key{static_cast<std::int64_t>(g.in),
                 static_cast<std::int64_t>(g.out),
-                static_cast<std::int64_t>(g.epilogue),
+                static_cast<std::int64_t>(epilogue_of(g)),
                 p.a.rows,
                 p.a.columns,
                 p.a.leading,
@@ -233,7 +241,7 @@ void multiply(Stream& stream, const char* op, const Problem& p) {
   const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
   const std::lock_guard lock(engine.mutex);
   Plan& plan = find_plan();  // again: another thread may have started over
-  if (g.epilogue != Epilogue::none)
+  if (g.bias)
     check_blas(plan.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
                "cublasLtMatmulDescSetAttribute");
   check_blas(
@@ -250,7 +258,11 @@ bool has_unit_stride(const GemmMatrix& m) {
   return row_major || column_major;
 }
 
-bool has_epilogues(const Gemm& g) {
+bool can_activate(const Gemm& g) {
+  return g.in != DType::f64 && (g.activation == Activation::relu || g.activation == Activation::gelu_tanh);
+}
+
+bool can_add_bias(const Gemm& g) {
   // Of a column-major result the library adds one element per row: of ours, one per column where it is row-major.
   constexpr std::uintptr_t kBiasAlignment = 16;
   return g.in != DType::f64 && reinterpret_cast<std::uintptr_t>(g.bias) % kBiasAlignment == 0 &&

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/dtype.h"
 #include "lockstep/runtime/stream.h"
 
@@ -17,25 +18,24 @@ struct GemmMatrix {
   GemmMatrix transposed() const { return {data, columns, rows, column_stride, row_stride, batch_stride}; }
 };
 
-// What happens to the product before it is stored. The bias has one element per column of a row-major output.
-enum class Epilogue : std::uint8_t { none, bias, relu_bias, gelu_bias };
-
 struct Gemm {
   DType in;   // of a and b
   DType out;  // `in`, or f32 for f16 and bf16
   GemmMatrix a, b, c;
   std::int64_t batches = 1;
   double alpha = 1, beta = 0;
-  Epilogue epilogue = Epilogue::none;
-  const void* bias = nullptr;
+  const void* bias = nullptr;  // contiguous, one element per column, or none; see can_add_bias
+  Activation activation = Activation::none;  // see can_activate
 };
 
 // Whether cuBLASLt can read or write the matrix as it lies: one of the strides is 1, the other one spans a row.
 bool has_unit_stride(const GemmMatrix& matrix);
-// Whether its products have epilogues with this output and bias.
-bool has_epilogues(const Gemm& gemm);
+// Whether its products can add the bias, and apply the activation, before they are stored. Neither in f64; and its GELU
+// is the one by tanh.
+bool can_add_bias(const Gemm& gemm);
+bool can_activate(const Gemm& gemm);
 
-// c = epilogue(alpha * a @ b + beta * c); with beta 0 c is not read. All matrices have unit strides, no size is 0.
+// c = activation(alpha * a @ b + beta * c + bias); with beta 0 c is not read. Matrices have unit strides, no size is 0.
 // Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1.
 void gemm(Stream& stream, const char* op, const Gemm& gemm);
 

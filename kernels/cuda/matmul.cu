@@ -30,6 +30,11 @@ void scale(Stream& stream, const View& out, const View& bias, double beta) {
   });
 }
 
+void activate(Stream& stream, const View& out, Activation activation) {
+  if (activation == Activation::none) return;
+  unary(stream, {.op = functors::unary_op(activation), .in = {out}, .out = {out}});
+}
+
 GemmMatrix matrix_of(const View& v) {
   return {v.data, v.shape[1], v.shape[2], v.strides[1], v.strides[2], v.shape[0] == 1 ? 0 : v.strides[0]};
 }
@@ -66,7 +71,7 @@ void matmul(Stream& stream, const MatmulArgs& args) {
   if (element_count(out.shape) == 0) return;
   if (args.a.view.shape[2] == 0) {
     if (bias.present || args.beta != 1) scale(stream, out, bias, args.beta);
-    return;
+    return activate(stream, out, args.activation);
   }
   Scratch scratch(stream);
   const View a = usable(stream, args.a.view, scratch), b = usable(stream, args.b.view, scratch);
@@ -95,14 +100,16 @@ void matmul(Stream& stream, const MatmulArgs& args) {
     }
   }
   if (bias.present) g.bias = bias.data;
-  if (bias.present && has_epilogues(g) && (bias.strides[0] == 1 || bias.shape[0] == 1)) {
-    g.epilogue = Epilogue::bias;
-  } else if (bias.present) {
+  if (bias.present && !(can_add_bias(g) && (bias.strides[0] == 1 || bias.shape[0] == 1))) {
     g.bias = nullptr;
     scale(stream, c, bias, args.beta);
     g.beta = 1;
   }
+  g.activation = args.activation;
+  const bool fused = can_activate(g);
+  if (!fused) g.activation = Activation::none;
   gemm(stream, MatmulArgs::kName, g);
+  if (!fused) activate(stream, c, args.activation);
   if (!direct) copy(stream, c, out);
 }
 

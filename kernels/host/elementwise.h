@@ -6,6 +6,7 @@
 
 #include "lockstep/kernels/host/gather.h"
 #include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/table.h"
 
 namespace lockstep::kernels::host {
 
@@ -21,6 +22,10 @@ using Loop = void (*)(const std::array<const void*, Inputs>& in, void* out, std:
 template <int Inputs>
 void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
                  const Scalars& scalars);
+
+// The loop of an operation (UnaryOp) for elements as they compute, f32 for f16 and bf16; null: not for this dtype. Each
+// element is read before it is written: the output may be the input.
+Loop<1> unary_loop(UnaryOp op, DType dtype);
 
 extern template void elementwise<1>(const std::array<const View*, 1>&, const View&, HalfAs, Loop<1>, const Scalars&);
 extern template void elementwise<2>(const std::array<const View*, 2>&, const View&, HalfAs, Loop<2>, const Scalars&);

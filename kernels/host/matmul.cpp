@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/launch.h"
@@ -97,6 +98,27 @@ void multiply(Batch<const T> a, const Batch<const T>& b, Batch<T> out, T alpha, 
   }
 }
 
+// A pass over the result: dnnl_sgemm has no epilogues, and making a primitive of oneDNN that has them costs more than
+// the pass, over elements that are still in the cache.
+template <class T>
+void activate(const Batch<T>& out, Activation activation) {
+  if (activation == Activation::none) return;
+  const Loop<1> loop = unary_loop(functors::unary_op(activation), dtype_of<T>());
+  const auto run = [&](T* from, std::int64_t count) { loop({from}, from, count, {}); };
+  const bool row_major = out.column_stride == 1 || out.columns == 1;
+  const bool column_major = out.row_stride == 1 || out.rows == 1;
+  for (std::int64_t b = 0; b < out.batches; ++b) {
+    if (row_major) {
+      for (std::int64_t i = 0; i < out.rows; ++i) run(&out.at(b, i, 0), out.columns);
+    } else if (column_major) {
+      for (std::int64_t j = 0; j < out.columns; ++j) run(&out.at(b, 0, j), out.rows);
+    } else {
+      for (std::int64_t i = 0; i < out.rows; ++i)
+        for (std::int64_t j = 0; j < out.columns; ++j) run(&out.at(b, i, j), 1);
+    }
+  }
+}
+
 template <class T>
 void matmul_views(const MatmulArgs& args) {
   const View& a = args.a.view;
@@ -114,6 +136,7 @@ void matmul_views(const MatmulArgs& args) {
       beta = 1;
     }
     multiply<T>(Batch<const T>(a), Batch<const T>(b), result, alpha, beta);
+    activate(result, args.activation);
   } else {
     Scratch scratch;
     const auto wide = [&](const View& v) {
@@ -131,6 +154,7 @@ void matmul_views(const MatmulArgs& args) {
       beta = 1;
     }
     multiply<C>(Batch<const C>(wide_a.data, a), Batch<const C>(wide_b.data, b), result, alpha, beta);
+    activate(result, args.activation);
     copy(result, Batch<T>(out));
   }
 }

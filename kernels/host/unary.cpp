@@ -26,7 +26,9 @@ constexpr std::array<Loop<1>, sizeof...(I)> make_loops(std::index_sequence<I...>
   return {entry(std::integral_constant<std::size_t, I>{})...};
 }
 
-Loop<1> find_loop(UnaryOp op, DType dtype) {
+}  // namespace
+
+Loop<1> unary_loop(UnaryOp op, DType dtype) {
   return dispatch(dtype, [op]<class T>(Type<T>) {
     using C = functors::Compute<T>;
     static constexpr auto kLoops = make_loops<C>(std::make_index_sequence<functors::kUnaryOpCount>{});
@@ -34,12 +36,10 @@ Loop<1> find_loop(UnaryOp op, DType dtype) {
   });
 }
 
-}  // namespace
-
 void unary(Stream& stream, const UnaryArgs& args) {
   UnaryOp op = args.op;
   if (op == UnaryOp::pow_scalar && args.a == 2) op = UnaryOp::square;  // the same value, and vectorised
-  const Loop<1> loop = find_loop(op, args.in.view.dtype);
+  const Loop<1> loop = unary_loop(op, args.in.view.dtype);
   if (!loop) [[unlikely]] fail_dtype(UnaryArgs::kName, args.in.view.dtype, stream);
   launch(stream, args, [loop](const UnaryArgs& a) {
     elementwise<1>({&a.in.view}, a.out.view, HalfAs::floats, loop, {a.a, a.b});

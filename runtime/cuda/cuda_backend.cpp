@@ -11,8 +11,11 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/internal/growth_lock.h"
 #include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/internal/trace_environment.h"
+#include "lockstep/runtime/trace.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -87,16 +90,49 @@ class Patience {
 struct HostTask {
   UniqueFunction task;
   CudaDevice& device;
+  trace::Token token;
+};
+
+// A copy or a fill on a stream. Host functions around it tell when it begins and ends: timing events would say so more
+// exactly, but by the GPU's clock, and only once somebody asks them. Nothing of it while nothing is traced.
+class TraceSpan {
+ public:
+  TraceSpan(const CudaStream& stream, StreamHandle handle, const trace::Work& work) : stream_(stream) {
+    if (trace::active()) [[unlikely]]
+      begin(handle, work);
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+  ~TraceSpan() {
+    if (token_ != 0) [[unlikely]]
+      tell([](void* token) { trace::ended(reinterpret_cast<trace::Token>(token)); });
+  }
+
+ private:
+  [[gnu::noinline, gnu::cold]] void begin(StreamHandle handle, const trace::Work& work) {
+    token_ = trace::enqueued(handle, stream_.device.device, work);
+    if (token_ != 0) tell([](void* token) { trace::began(reinterpret_cast<trace::Token>(token)); });
+  }
+  // On a device that is lost the operation says so, and the span does not begin or end.
+  void tell(cudaHostFn_t function) const {
+    static_assert(sizeof(void*) == sizeof(trace::Token));
+    if (cudaLaunchHostFunc(stream_.native, function, reinterpret_cast<void*>(token_)) != cudaSuccess)
+      (void)cudaGetLastError();
+  }
+  const CudaStream& stream_;
+  trace::Token token_ = 0;
 };
 
 void run_host_task(void* memory) {
   const std::unique_ptr<HostTask> host_task(static_cast<HostTask*>(memory));
   if (host_task->device.failed()) return;  // as on a stream whose work failed: nothing more until the host knows
+  trace::began(host_task->token);
   try {
     host_task->task();
   } catch (...) {
     host_task->device.fail(std::current_exception());
   }
+  trace::ended(host_task->token);
 }
 
 class CudaBackend final : public Backend {
@@ -253,6 +289,10 @@ class CudaBackend final : public Backend {
     CudaStream& stream = as_stream(handle);
     const Device device = stream.device.device;
     const CurrentDevice current(device);
+    const trace::detail::RangeScope range("copy");
+    const TraceSpan span(
+        stream, handle,
+        {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
     const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
     const bool from_gpu = args.source_device.type() == DeviceType::cuda;
     if (to_gpu && from_gpu) {
@@ -273,6 +313,8 @@ class CudaBackend final : public Backend {
     if (bytes == 0) return;
     CudaStream& stream = as_stream(handle);
     const CurrentDevice current(stream.device.device);
+    const trace::detail::RangeScope range("fill");
+    const TraceSpan span(stream, handle, {.name = "fill", .kind = trace::Kind::fill, .bytes = bytes, .source = {}});
     LOCKSTEP_CUDA(stream.device.device, cudaMemsetAsync(memory, value, bytes, stream.native));
   }
 
@@ -300,7 +342,10 @@ class CudaBackend final : public Backend {
   void enqueue(StreamHandle handle, UniqueFunction task) override {
     CudaStream& stream = as_stream(handle);
     const CurrentDevice current(stream.device.device);
-    auto host_task = std::make_unique<HostTask>(std::move(task), stream.device);
+    // Of work in a WorkScope the scope is the span.
+    const bool traced = trace::active() && !trace::detail::in_work_scope();
+    const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
+    std::unique_ptr<HostTask> host_task(new HostTask{std::move(task), stream.device, token});
     LOCKSTEP_CUDA(stream.device.device, cudaLaunchHostFunc(stream.native, run_host_task, host_task.get()));
     (void)host_task.release();  // run_host_task has it
   }
@@ -358,6 +403,7 @@ namespace lockstep::detail {
 
 Backend* make_cuda_backend() {
   if (cuda::cuda_layout().count == 0) return nullptr;
+  cuda::install_nvtx();
   static auto* const backend = new cuda::CudaBackend;
   return backend;
 }

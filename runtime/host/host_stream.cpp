@@ -41,8 +41,8 @@ void Schedule::pause() {
   }
 }
 
-HostStream::HostStream(Device device, Schedule schedule, Milliseconds timeout)
-    : device_(device), timeout_(timeout), schedule_(schedule) {}
+HostStream::HostStream(Device device, Schedule schedule, Milliseconds timeout, bool traced)
+    : device_(device), timeout_(timeout), traced_(traced), schedule_(schedule) {}
 
 void HostStream::close() noexcept {
   std::unique_lock lock(mutex_);
@@ -57,7 +57,7 @@ void HostStream::close() noexcept {
 
 void HostStream::run(UniqueFunction task, const trace::Work& work) {
   Item item;
-  if (trace::active()) [[unlikely]]
+  if (traced_ && trace::active()) [[unlikely]]
     item.token = trace::enqueued(this, device_, work);
   std::unique_lock lock(mutex_);
   item.task = std::move(task);

@@ -38,7 +38,8 @@ class Schedule {
 class HostStream {
  public:
   // Work that waits for another stream's longer than `timeout` fails.
-  HostStream(Device device, Schedule schedule, Milliseconds timeout);
+  // `traced`: its tasks are spans of a trace.
+  HostStream(Device device, Schedule schedule, Milliseconds timeout, bool traced = true);
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
   // Ends the object, once it has run what is in the queue.
@@ -75,6 +76,7 @@ class HostStream {
 
   const Device device_;
   const Milliseconds timeout_;
+  const bool traced_;
   Schedule schedule_;  // the thread's
   StreamTicks ticks_;
 

@@ -6,4 +6,27 @@ namespace lockstep::trace::detail {
 // With LOCKSTEP_TRACE set: records from now on and writes the file when the process ends. Once, when devices are made.
 void start_from_environment();
 
+// Ranges of a host thread for a profiler: what a backend knows of one.
+struct Ranges {
+  void (*push)(const char* name);
+  void (*pop)();
+};
+// Once, before anything is traced. `always`: also while nothing is recorded.
+void use_ranges(const Ranges& ranges, bool always);
+
+// A range of the calling thread, while there are any.
+class RangeScope {
+ public:
+  explicit RangeScope(const char* name);
+  RangeScope(const RangeScope&) = delete;
+  RangeScope& operator=(const RangeScope&) = delete;
+  ~RangeScope();
+
+ private:
+  bool pushed_;
+};
+
+// Whether what the calling thread enqueues belongs to a WorkScope.
+bool in_work_scope();
+
 }  // namespace lockstep::trace::detail

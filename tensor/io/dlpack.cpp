@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <memory>
+#include <thread>
 #include <utility>
 
+#include "lockstep/runtime/native_stream.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {
@@ -46,13 +48,22 @@ struct Export {
   Managed managed{};
   Tensor tensor;  // outside any graph
   bool marks_changed = false;
+  void* consumer = nullptr;  // its native stream
   Shape shape;
   Strides strides;
 
   static void destroy(Managed* managed) {
     auto* self = static_cast<Export*>(managed->manager_context);
     if (self->marks_changed) self->tensor.mark_changed();
+    if (self->consumer) self->keep_for_consumer();
     delete self;
+  }
+  // The memory is reused after what the consumer has enqueued.
+  void keep_for_consumer() const noexcept try {
+    Stream after(tensor.device());
+    wait_for_native(after, consumer);
+    tensor.storage()->record_use(after);
+  } catch (const Error&) {  // NOLINT: the device is lost, and its memory with it
   }
 };
 
@@ -60,8 +71,9 @@ template <class Managed>
 Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options) {
   LOCKSTEP_CHECK(tensor.defined(), "[to_dlpack] expected a tensor, got an undefined one");
   const Device device = tensor.device();
-  if (device.type() == DeviceType::cuda)
-    throw NotSupported(cat("[to_dlpack] expected a tensor on cpu or a host device, got ", tensor, "; move it there"));
+  const bool on_cuda = device.type() == DeviceType::cuda;
+  LOCKSTEP_CHECK(!options.native_stream || on_cuda, "[to_dlpack] expected no native stream for ", tensor, ", got one");
+  LOCKSTEP_CHECK(!options.native_stream || !options.stream, "[to_dlpack] expected one stream, got two");
   LOCKSTEP_CHECK(!options.stream || options.stream->device() == device, "[to_dlpack] expected a stream of ", device,
                  ", got one of ", options.stream->device());
   auto out = std::make_unique<Export<Managed>>();
@@ -76,7 +88,8 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
   out->managed.deleter = &Export<Managed>::destroy;
   // Like most libraries, with the offset in the pointer: not all consumers look at byte_offset.
   out->managed.tensor = {.data = const_cast<void*>(tensor.data()),  // NOLINT: the consumer may write
-                         .device = {dlpack::kCpu, 0},
+                         .device = on_cuda ? dlpack::DeviceId{dlpack::kCuda, native_ordinal(device)}
+                                           : dlpack::DeviceId{dlpack::kCpu, 0},
                          .rank = tensor.rank(),
                          .dtype = to_type(tensor.dtype()),
                          .shape = out->shape.begin(),
@@ -86,6 +99,9 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
   if (options.stream) {
     options.stream->wait_for(stream);
     tensor.storage()->record_use(*options.stream);
+  } else if (options.native_stream) {
+    native_waits_for(options.native_stream, stream);
+    out->consumer = options.native_stream;
   } else if (!stream.synchronous()) {
     Event ready;
     ready.record(stream);
@@ -112,11 +128,36 @@ std::size_t span_bytes(const Shape& shape, const Strides& strides, std::size_t e
   return end;
 }
 
+Device device_of(const dlpack::DeviceId& id) {
+  if (id.type == dlpack::kCpu || id.type == dlpack::kCudaHost) return Device::cpu();
+  if (id.type != dlpack::kCuda)
+    throw NotSupported(cat("[from_dlpack] expected a tensor in host memory (device type 1 or 3) or on a GPU (2), got "
+                           "device type ", id.type));
+  const std::optional<Device> device = device_at_ordinal(id.id);
+  if (!device) throw NotSupported(cat("[from_dlpack] expected a GPU that is a device here, got number ", id.id));
+  return *device;
+}
+
+// Whoever owns the memory may do with it what it likes after this.
+void finish(StreamUses& uses, void* owner) noexcept try {
+  for (Stream* stream : uses.streams()) {
+    if (owner) {
+      native_waits_for(owner, *stream);
+      continue;
+    }
+    Event done;
+    done.record(*stream);
+    // Not by a wait, which would be told what the work threw: that is for the next one.
+    const Deadline deadline = Deadline::after(kDefaultTimeout);
+    while (done.progress() == Event::Progress::pending && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+} catch (const Error&) {  // NOLINT: the device is lost, and its memory with it
+}
+
 // A tensor over the elements, which `release` gives back.
-Tensor import_tensor(const TensorView& view, UniqueFunction release) {
-  if (view.device.type != dlpack::kCpu && view.device.type != dlpack::kCudaHost)
-    throw NotSupported(
-        cat("[from_dlpack] expected a tensor in host memory (device type 1 or 3), got device type ", view.device.type));
+Tensor import_tensor(const TensorView& view, const DLPackImportOptions& options, UniqueFunction release) {
+  const Device device = device_of(view.device);
   const DType dtype = from_type(view.dtype);
   LOCKSTEP_CHECK(view.rank >= 0 && (view.rank == 0 || view.shape), "[from_dlpack] expected a shape, got ", view.rank,
                  " dimensions", view.shape ? "" : " without sizes");
@@ -139,7 +180,16 @@ Tensor import_tensor(const TensorView& view, UniqueFunction release) {
   auto* data = static_cast<std::byte*>(view.data) + (view.data ? view.byte_offset : 0);
   if (reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) != 0)
     throw NotSupported(cat("[from_dlpack] expected elements that are aligned to ", size_of(dtype), " bytes"));
-  return Tensor::over(Storage::external(Device::cpu(), data, bytes, std::move(release)), dtype, shape, used);
+  if (device.is_cpu())
+    return Tensor::over(Storage::external(device, data, bytes, std::move(release)), dtype, shape, used);
+  Stream& stream = current_stream(device);
+  if (options.native_stream) wait_for_native(stream, options.native_stream);
+  auto uses = std::make_shared<StreamUses>(stream);
+  UniqueFunction finish_and_release = [uses, owner = options.native_stream, then = std::move(release)]() mutable {
+    finish(*uses, owner);
+    if (then) then();
+  };
+  return Tensor::over(Storage::external(device, data, bytes, std::move(finish_and_release), uses), dtype, shape, used);
 }
 
 // Gives the capsule back when the last tensor is gone, but not before import_tensor has returned: what throws there
@@ -183,15 +233,15 @@ Tensor from_dlpack(ManagedTensorVersioned* managed, const DLPackImportOptions& o
     throw NotSupported(cat("[from_dlpack] expected version ", dlpack::kVersion.major, " of DLPack, got ",
                            managed->version.major, ".", managed->version.minor));
   if ((managed->flags & dlpack::kReadOnly) == 0 || options.alias_read_only)
-    return import_tensor(managed->tensor, Owner(managed));
-  const Tensor copy = import_tensor(managed->tensor, {}).clone();
+    return import_tensor(managed->tensor, options, Owner(managed));
+  const Tensor copy = import_tensor(managed->tensor, options, {}).clone();
   Owner{managed}();
   return copy;
 }
 
-Tensor from_dlpack(ManagedTensor* managed) {
+Tensor from_dlpack(ManagedTensor* managed, const DLPackImportOptions& options) {
   check_pointer(managed);
-  return import_tensor(managed->tensor, Owner(managed));
+  return import_tensor(managed->tensor, options, Owner(managed));
 }
 
 }  // namespace lockstep

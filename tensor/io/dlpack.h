@@ -57,8 +57,12 @@ struct ManagedTensorVersioned {                             // DLManagedTensorVe
 struct DLPackExportOptions {
   // The stream of the tensor's device on which the consumer will use the elements: it waits for what is on the current
   // stream now, the host does not, and the memory outlives what is on it when the deleter runs. Null: the consumer uses
-  // them from the host, and this call blocks until they are computed.
+  // them from the host, or as it likes, and is done with them when the deleter runs; this call blocks until they are
+  // computed.
   Stream* stream = nullptr;
+  // For a CUDA tensor, instead: the consumer's own stream, as the array API hands it over (a cudaStream_t, or 1 and 2
+  // for the default ones; see runtime/native_stream.h). It must live until the deleter has run.
+  void* native_stream = nullptr;
   // Tells the consumer not to write. Versioned capsules only.
   bool read_only = false;
   Milliseconds timeout = kDefaultTimeout;  // of the wait
@@ -66,9 +70,8 @@ struct DLPackExportOptions {
 
 // The tensor's own elements for another library, which calls `deleter` once, from any thread; until then they stay.
 // Views keep their strides; a graph stays behind. cpu and host devices are kDLCPU (a host device's memory can be read
-// by the host). Throws InvalidArgument for an undefined tensor or a stream of another device, NotSupported for CUDA
-// tensors (their physical ordinal is not known at this layer) and for read_only without a version, TimeoutError,
-// DeviceError.
+// by the host), CUDA devices kDLCUDA with the ordinal of their GPU. Throws InvalidArgument for an undefined tensor or a
+// stream of another device, NotSupported for read_only without a version, TimeoutError, DeviceError.
 //
 // What the consumer writes is not seen by version counters: work saved for backward and mirrors of parameters do not
 // notice. For the elements of a parameter (its home tensor) the deleter counts as a write, unless read_only; call
@@ -81,15 +84,20 @@ struct DLPackImportOptions {
   // Of an imported tensor that is read-only there is a copy, as Lockstep has no tensors that cannot be written to; with
   // this it is an alias that the caller promises not to write to.
   bool alias_read_only = false;
+  // Of elements on a CUDA device: the native stream by which their owner orders what it does with the memory. The
+  // device's current stream waits for what is on it, and it waits for the last work on the tensor before the deleter is
+  // called; it must live until then. Null: the elements are ready for the current stream (the producer was told of it:
+  // native_stream(current_stream(device))), and whoever drops the last tensor waits for the work on it.
+  void* native_stream = nullptr;
 };
 
-// A cpu tensor over the elements of another library's tensor (kDLCPU, kDLCUDAHost), which must be ready for the host to
-// use: the producer sees to that (on cpu, the array API knows no streams). Takes ownership: `deleter`, which may be
-// null, is called when the last tensor is gone, in the thread that drops it, or at once after a copy. What throws
-// leaves the capsule to the caller: InvalidArgument for a struct that makes no sense; NotSupported for another major
-// version (nothing but its deleter may be used then), other devices, dtypes that Lockstep does not have, vectors
-// (lanes), negative strides, elements that are not aligned, more than 8 dimensions.
+// A tensor over the elements of another library's tensor: on cpu (kDLCPU, kDLCUDAHost), where they must be ready for
+// the host to use (the producer sees to that), or on the first logical device of a GPU (kDLCUDA). Takes ownership:
+// `deleter`, which may be null, is called when the last tensor is gone, in the thread that drops it, or at once after a
+// copy. What throws leaves the capsule to the caller: InvalidArgument for a struct that makes no sense; NotSupported for
+// another major version (nothing but its deleter may be used then), other devices, dtypes that Lockstep does not have,
+// vectors (lanes), negative strides, elements that are not aligned, more than 8 dimensions.
 LOCKSTEP_API Tensor from_dlpack(dlpack::ManagedTensorVersioned* managed, const DLPackImportOptions& options = {});
-LOCKSTEP_API Tensor from_dlpack(dlpack::ManagedTensor* managed);
+LOCKSTEP_API Tensor from_dlpack(dlpack::ManagedTensor* managed, const DLPackImportOptions& options = {});
 
 }  // namespace lockstep

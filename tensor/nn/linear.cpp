@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options) {
+Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options)
+    : activation_(options.activation) {
   LOCKSTEP_CHECK(inputs >= 0 && outputs >= 0, "[Linear] expected sizes of at least 0, got ", inputs, " and ", outputs);
   const Tensor w = empty({outputs, inputs}), b = options.bias ? empty({outputs}) : Tensor();
   init::default_affine(w, b);
@@ -17,7 +18,7 @@ Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options)
 Tensor Linear::forward(const Tensor& x) const {
   const Device device = x.device();
   const Tensor w = weight.on(device);
-  return linear(x, w, bias.defined() ? bias.on(device) : Tensor());
+  return linear(x, w, bias.defined() ? bias.on(device) : Tensor(), activation_);
 }
 
 Embedding::Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions options) : options_(options) {

@@ -4,15 +4,17 @@
 
 #include <optional>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
 
 struct LinearOptions {
   bool bias = true;
+  Activation activation = Activation::none;  // of the result, computed with the product where that is possible
 };
 
-// x [.., inputs] -> x @ weight^T + bias [.., outputs]; weight [outputs, inputs], bias [outputs].
+// x [.., inputs] -> activation(x @ weight^T + bias) [.., outputs]; weight [outputs, inputs], bias [outputs].
 class LOCKSTEP_API Linear : public Module<Linear> {
  public:
   Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options = {});
@@ -20,6 +22,9 @@ class LOCKSTEP_API Linear : public Module<Linear> {
   void members(Members& m) override { m("weight", weight), m("bias", bias); }
 
   Parameter weight, bias;
+
+ private:
+  Activation activation_;
 };
 
 struct EmbeddingOptions {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numbers>
 
 #include "lockstep/kernels/half.h"
 
@@ -10,6 +11,9 @@ namespace {
 
 using lockstep::BFloat16;
 using lockstep::Half;
+
+// The epilogues are bits.
+constexpr std::uint32_t kRelu = CUBLASLT_EPILOGUE_RELU, kGelu = CUBLASLT_EPILOGUE_GELU, kBias = CUBLASLT_EPILOGUE_BIAS;
 
 struct Desc {
   cublasComputeType_t compute;
@@ -74,7 +78,9 @@ bool consistent(const Desc& d, const Layout& a, const Layout& b, const Layout& c
   const bool wide = a.type == CUDA_R_64F;
   if (wide != (d.compute == CUBLAS_COMPUTE_64F) || wide != (d.scale == CUDA_R_64F)) return false;
   if (c.type != a.type && !(c.type == CUDA_R_32F && !wide)) return false;
-  return d.epilogue == CUBLASLT_EPILOGUE_DEFAULT || (!wide && d.bias != nullptr);
+  if (d.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+  const bool known = (d.epilogue & ~(kRelu | kGelu | kBias)) == 0 && (d.epilogue & (kRelu | kGelu)) != (kRelu | kGelu);
+  return known && !wide && (!(d.epilogue & kBias) || d.bias != nullptr);
 }
 
 bool aligned(const void* data, std::uint32_t alignment) {
@@ -207,7 +213,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                       batch * lb.batch_stride + (description.transposed_b ? j + p * lb.leading : p + j * lb.leading));
         const std::int64_t at = batch * lc.batch_stride + i + j * lc.leading;
         double value = x * sum + (y == 0 ? 0 : y * read(c, lc.type, at));
-        if (description.epilogue != CUBLASLT_EPILOGUE_DEFAULT) value += read(description.bias, lc.type, i);
+        if (description.epilogue & kBias) value += read(description.bias, lc.type, i);
+        if (description.epilogue & kRelu) value = value < 0 ? 0 : value;
+        if (description.epilogue & kGelu)
+          value *= 0.5 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (value + 0.044715 * value * value * value)));
         write(d, lc.type, at, value);
       }
   return CUBLAS_STATUS_SUCCESS;

@@ -2,11 +2,23 @@
 // programs that link the fake export them.
 #include <cublasLt.h>
 
+#include <cstring>
+
 #include "fake_cuda/state.h"
 #include "lockstep/runtime/strings.h"
 
 namespace fake_cuda {
 namespace {
+
+// What an operation reads besides its operands, by descriptor. Under the machine's mutex.
+struct Epilogue {
+  std::uint32_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+};
+std::map<const void*, Epilogue>& epilogues() {
+  static auto* const kept = new std::map<const void*, Epilogue>;
+  return *kept;
+}
 
 template <class Handle>
 cublasStatus_t make(const char* name, Handle* handle, unsigned need, bool of_device) {
@@ -31,6 +43,7 @@ cublasStatus_t end(const char* name, const void* handle, unsigned need) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   machine.dead.insert(handle);
+  epilogues().erase(handle);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -65,9 +78,15 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* descriptor, cublas
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t descriptor) {
   return end("cublasLtMatmulDescDestroy", descriptor, nothing);
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t,
-                                              const void*, std::size_t) {
-  return set("cublasLtMatmulDescSetAttribute", descriptor);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t descriptor, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, std::size_t) {
+  const cublasStatus_t result = set("cublasLtMatmulDescSetAttribute", descriptor);
+  if (result != CUBLAS_STATUS_SUCCESS) return result;
+  std::lock_guard lock(state().mutex);
+  Epilogue& epilogue = epilogues()[descriptor];
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) std::memcpy(&epilogue.kind, value, sizeof epilogue.kind);
+  if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) std::memcpy(&epilogue.bias, value, sizeof epilogue.bias);
+  return result;
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType, std::uint64_t, std::uint64_t,
@@ -144,6 +163,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   for (const void* operand : {a, b, c, static_cast<const void*>(d)}) {
     if (!check_operand(call, operand, 1, stream->device, "an operand")) return CUBLAS_STATUS_INVALID_VALUE;
   }
+  const Epilogue& epilogue = epilogues()[operation];
+  if ((epilogue.kind & CUBLASLT_EPILOGUE_BIAS) && !check_operand(call, epilogue.bias, 1, stream->device, "the bias"))
+    return CUBLAS_STATUS_INVALID_VALUE;
   if (workspace_bytes > 0 && !check_operand(call, workspace, workspace_bytes, stream->device, "the workspace")) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }

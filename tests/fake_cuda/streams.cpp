@@ -15,7 +15,8 @@ cudaError_t make_stream(Call& call, cudaStream_t* stream) {
   const int device = call.thread.current;
   std::lock_guard lock(machine.mutex);
   const lockstep::detail::Schedule schedule(machine.options.seed, machine.streams_made++);
-  auto* host = new HostStream(Device::cuda(device), schedule, kTimeout);
+  // Not traced: what is recorded of CUDA devices is the backend's business.
+  auto* host = new HostStream(Device::cuda(device), schedule, kTimeout, false);
   // The address of a byte that is never given back: no two streams have the same handle.
   *stream = reinterpret_cast<cudaStream_t>(new char);
   machine.streams[*stream] = {.device = device, .host = host};

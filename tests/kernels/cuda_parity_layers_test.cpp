@@ -26,6 +26,14 @@ TEST_CASE("CUDA parity: matmul", "[cuda][parity]") {
             args.beta = -0.5;
             check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &bias, &z}, 4, scale),
                          what + " bias beta");
+            if (m * n * k > 100000) continue;
+            for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh})
+              for (const bool with_bias : {false, true}) {
+                args.activation = activation;
+                args.bias = with_bias ? bias.in() : In{};
+                check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &bias, &z}, 8, scale),
+                             cat(what, " activation ", static_cast<int>(activation), with_bias ? " bias" : ""));
+              }
           }
 }
 

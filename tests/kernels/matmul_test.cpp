@@ -77,6 +77,50 @@ TEST_CASE("matmul agrees with the sum over k", "[matmul]") {
           }
 }
 
+TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
+  const auto relu = [](double x) { return x > 0 ? x : 0; };
+  const auto gelu = [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); };
+  const auto gelu_tanh = [](double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+  };
+  struct Case {
+    Activation activation;
+    double (*f)(double);
+  };
+  const Case cases[] = {{Activation::relu, relu}, {Activation::gelu, gelu}, {Activation::gelu_tanh, gelu_tanh}};
+  const Problem problems[] = {{1, 5, 7, 3}, {2, 3, 4, 5}, {1, 33, 65, 40}, {2, 3, 4, 0}, {1, 0, 3, 3}};
+  for (const Case& c : cases)
+    for (const Problem& p : problems)
+      for (const DType dtype : kFloatingDTypes)
+        for (const Layout layout : kOutputLayouts)
+          for (const bool transposed : {false, true})
+            for (const bool with_bias : {false, true}) {
+              TestTensor a(dtype, {p.batch, p.m, p.k}), b(dtype, {p.batch, p.k, p.n}), bias(dtype, {p.n}),
+                  out(dtype, {p.batch, p.m, p.n}, layout);
+              if (transposed) {
+                a = TestTensor(dtype, {p.batch, p.m, p.k}, Layout::transposed);
+                b = TestTensor(dtype, {p.batch, p.k, p.n}, Layout::transposed);
+              }
+              a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3, -1, 1), out.fill_random(4, -1, 1);
+              const TestTensor before = out;
+              const std::vector<double> sums = product(a, b);
+              MatmulArgs args{.a = a.in(), .b = b.in(), .out = out.inout(), .beta = 0.5, .activation = c.activation};
+              if (with_bias) args.bias = bias.in();
+              run(&KernelTable::matmul, args);
+              INFO(to_string(dtype) << " " << p.batch << "x" << p.m << "x" << p.n << "x" << p.k << " "
+                                    << name_of(layout) << (with_bias ? " bias" : "")
+                                    << (transposed ? " transposed" : ""));
+              const double terms = size_of(dtype) == 2 ? 4 : 8 + static_cast<double>(p.k) / 2;
+              const std::string error = mismatch(
+                  out,
+                  [&](std::int64_t i) {
+                    return c.f(sums[static_cast<std::size_t>(i)] + 0.5 * before[i] + (with_bias ? bias[i % p.n] : 0));
+                  },
+                  terms, terms);
+              if (!error.empty()) FAIL("activation " << static_cast<int>(c.activation) << ": " << error);
+            }
+}
+
 TEST_CASE("one right-hand side serves a batch", "[matmul]") {
   for (const DType dtype : kFloatingDTypes) {
     TestTensor a(dtype, {6, 10, 20}), b(dtype, {1, 20, 15}), out(dtype, {6, 10, 15});

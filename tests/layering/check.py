@@ -66,7 +66,7 @@ def include_breach(path, quote, target):
         return None
     if quote == '"':
         return f'write "lockstep/..." instead of "{target}"'
-    if re.match(r"(cuda|cublas)\w*\.h(pp)?$", name) and "cuda" not in path.split("/")[:-1]:
+    if re.match(r"(cuda|cublas|nvToolsExt)\w*\.h(pp)?$", name) and "cuda" not in path.split("/")[:-1]:
         return f"{target} belongs under a cuda/ folder"
     if name == "nccl.h" and not path.split("/")[-1].startswith("nccl"):
         return "nccl.h belongs in files named nccl*"

@@ -74,6 +74,15 @@ struct Overlap {
   }
 };
 
+// From when on a copy is under way. On CUDA devices a host function says so, and may itself be what hangs.
+std::uint64_t under_way(const trace::Span& copy) {
+#if defined(LOCKSTEP_TESTS_ON_CUDA)
+  return copy.enqueued;
+#else
+  return copy.began;
+#endif
+}
+
 const Doubles kProducts{1, 4, 3, 8, 5, 12, 7, 16, 9, 20, 11, 24};
 
 bool asynchronous() { return !default_stream(Device::host(0)).synchronous(); }
@@ -90,7 +99,7 @@ TEST_CASE("the first replica computes while the next piece is on its way") {
     const trace::Span* kernel = finished_kernel(run.spans, devices[0]);
     REQUIRE(copy != nullptr);
     REQUIRE(kernel != nullptr);
-    CHECK(copy->began < kernel->began);
+    CHECK(under_way(*copy) < kernel->began);
     CHECK(kernel->ended < copy->ended);
   }
 }
@@ -105,8 +114,8 @@ TEST_CASE("pieces from plain memory arrive side by side, and whoever has one com
     const trace::Span* copy = run.copy(Device::cpu(), device);
     REQUIRE(copy != nullptr);
     for (const trace::Span& kernel : run.spans) {
-      overlapped += kernel.work.kind == trace::Kind::kernel && kernel.device != device && copy->began < kernel.began &&
-                    kernel.ended < copy->ended;
+      overlapped += kernel.work.kind == trace::Kind::kernel && kernel.device != device &&
+                    under_way(*copy) < kernel.began && kernel.ended < copy->ended;
     }
   }
   CHECK(overlapped > 0);

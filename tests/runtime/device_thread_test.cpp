@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "manual_backend.h"
 #include "support/catch.h"
 #include "text.h"
 
@@ -65,17 +64,6 @@ TEST_CASE("threads are found by device and know themselves") {
   CHECK(seen_lane == &lane);
   CHECK(id != lane_id);
   CHECK(id != std::this_thread::get_id());
-}
-
-TEST_CASE("a device thread is bound to its device before its first task") {
-  for (const int index : {1, 0}) {
-    int bound = -1;
-    run_on(device_thread(Device::cuda(index)), [&] { bound = manual::ManualBackend::bound_index; });
-    CHECK(bound == index);
-    run_on(backward_lane(Device::cuda(index)), [&] { bound = 10 + manual::ManualBackend::bound_index; });
-    CHECK(bound == 10 + index);
-  }
-  CHECK(manual::ManualBackend::bound_index == -1);
 }
 
 TEST_CASE("a device thread has a name and leaves signals to the program") {

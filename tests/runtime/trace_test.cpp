@@ -38,7 +38,7 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
   for (const HostMode mode : kAsyncModes) {
     Backends backend({.mode = mode});
     TestStream a(*backend, 0), b(*backend, 1);
-    unsigned char from[64] = {}, to[64] = {};
+    void *const from = backend->allocate(0, 64), *const to = backend->allocate(1, 64);
     const Recording recording;
     Gate gate;
     a.enqueue(gate.waits());
@@ -54,6 +54,8 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
     a.synchronize();
     b.synchronize();
     const std::vector<trace::Span> spans = trace::spans();
+    backend->free(0, from);
+    backend->free(1, to);
     CHECK(std::string(spans[0].work.name) == "task");
     CHECK(spans[0].device == Device::host(0));
     CHECK(std::string(spans[1].work.name) == "copy");

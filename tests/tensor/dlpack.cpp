@@ -122,7 +122,8 @@ TEST_CASE("dlpack in: what does not fit is refused and left to the caller", "[dl
   CHECK_THROWS_AS(from_dlpack(static_cast<dlpack::ManagedTensor*>(nullptr)), InvalidArgument);
   refuses<NotSupported>([](New& f) { f.managed.version = {2, 0}; });
   refuses<NotSupported>([](New& f) { f.managed.version = {0, 8}; });
-  refuses<NotSupported>([](New& f) { f.managed.tensor.device.type = dlpack::kCuda; });
+  refuses<NotSupported>([](New& f) { f.managed.tensor.device = {dlpack::kCuda, 99}; });
+  refuses<NotSupported>([](New& f) { f.managed.tensor.device.type = 7; });  // Vulkan
   refuses<NotSupported>([](New& f) { f.managed.tensor.dtype.lanes = 4; });
   refuses<NotSupported>([](New& f) { f.managed.tensor.dtype = {dlpack::kInt, 8, 1}; });
   refuses<NotSupported>([](New& f) { f.managed.tensor.dtype = {5, 64, 1}; });
@@ -183,6 +184,7 @@ TEST_CASE("dlpack out: elements, strides and dtypes of every kind", "[dlpack]") 
   CHECK_THROWS_AS(to_dlpack_unversioned(x, {.read_only = true}), NotSupported);
   Stream elsewhere(Device::host(1));
   CHECK_THROWS_AS(to_dlpack(x, {.stream = &elsewhere}), InvalidArgument);
+  CHECK_THROWS_AS(to_dlpack(x, {.native_stream = &elsewhere}), InvalidArgument);
   auto* guarded = to_dlpack(x, {.read_only = true});
   CHECK(guarded->flags == dlpack::kReadOnly);
   guarded->deleter(guarded);

@@ -35,6 +35,15 @@ TEST_CASE("derivatives of linear and embedding") {
   check("linear of rank 3", f, {random_leaf({2, 2, 3}, 1), random_transposed_leaf({2, 3}, 2), random_leaf({2}, 3)});
   check("linear, not contiguous", f, {random_transposed_leaf({4, 3}, 1), random_leaf({1, 3}, 2), random_leaf({1}, 3)});
   check("linear of nothing", f, {random_leaf({0, 3}, 1), random_leaf({2, 3}, 2), random_leaf({2}, 3)});
+  for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh}) {
+    const Function activated = [=](const std::vector<Tensor>& in) {
+      return linear(in[0], in[1], in.size() > 2 ? in[2] : Tensor(), activation);
+    };
+    check("linear with an activation", activated,
+          {random_leaf({2, 2, 3}, 4), random_leaf({2, 3}, 5), random_leaf({2}, 6)});
+    check("linear with an activation, without bias", activated,
+          {random_leaf({4, 3}, 7), random_transposed_leaf({2, 3}, 8)});
+  }
   check("embedding",
         [](const std::vector<Tensor>& in) {
           return square(embedding(in[0], classes({1, 0, 1, 3}, {2, 2})));

@@ -197,6 +197,11 @@ TEST_CASE("simple layers call their functions") {
   CHECK(MaxPool2d(3, {.stride = 1, .padding = 1})(x).shape() == x.shape());
   CHECK(allclose(AvgPool2d({2, 4})(x), x.reshape({2, 3, 2, 2, 4}).mean({3, 4}).reshape({2, 3, 2, 1})));
   CHECK(Flatten()(x).shape() == Shape{2, 48});
+  manual_seed(7);
+  const Linear plain(4, 5);
+  manual_seed(7);
+  const Linear activated(4, 5, {.activation = Activation::relu});
+  CHECK(equal(activated(x), relu(plain(x))));
   CHECK(Flatten(2)(x).shape() == Shape{2, 3, 16});
   const LayerNorm norm(Shape{4, 4});
   CHECK(allclose(norm(x), (x - mean(x, {2, 3}, true)) / sqrt(var(x, {2, 3}, 0, true) + 1e-5), 1e-5, 1e-5));

@@ -202,6 +202,54 @@ TEST_CASE("losses of values") {
         Approx(-sum(wanted * f64({1, 3}, {2}) * log_softmax(x, 1)).item<double>()));
 }
 
+TEST_CASE("linear with an activation is the activation of linear, with a gradient and without") {
+  manual_seed(5);
+  struct Case {
+    Activation activation;
+    Tensor (*f)(const Tensor&);
+  };
+  const Case cases[] = {{Activation::none, [](const Tensor& x) { return x; }},
+                        {Activation::relu, [](const Tensor& x) { return relu(x); }},
+                        {Activation::gelu, [](const Tensor& x) { return gelu(x); }},
+                        {Activation::gelu_tanh, [](const Tensor& x) { return gelu(x, GeluForm::tanh); }}};
+  for (const Case& c : cases)
+    for (const bool with_bias : {true, false})
+      for (const Shape& shape : {Shape{3, 4}, Shape{2, 5, 4}, Shape{4}, Shape{0, 4}}) {
+        const Tensor x = randn(shape, {.dtype = DType::f64, .requires_grad = true}),
+                     w = randn({6, 4}, {.dtype = DType::f64, .requires_grad = true}),
+                     b = with_bias ? randn({6}, {.dtype = DType::f64, .requires_grad = true}) : Tensor();
+        INFO("activation " << static_cast<int>(c.activation) << " of " << to_string(shape));
+        const Tensor want = c.f(linear(x, w, b)), y = linear(x, w, b, c.activation);
+        CHECK(y.requires_grad());
+        CHECK(allclose(y, want, 1e-12, 1e-12));
+        {
+          const NoGrad off;
+          CHECK(allclose(linear(x, w, b, c.activation), want, 1e-12, 1e-12));
+        }
+        const Tensor upstream = randn(want.shape(), {.dtype = DType::f64});
+        std::vector<Tensor> inputs{x, w};
+        if (with_bias) inputs.push_back(b);
+        const auto gradients = [&](const Tensor& of) {
+          for (Tensor& input : inputs) input.zero_grad();
+          of.backward(upstream);
+          std::vector<Tensor> found;
+          for (const Tensor& input : inputs) found.push_back(input.grad());
+          return found;
+        };
+        const std::vector<Tensor> expected = gradients(want), got = gradients(y);
+        for (std::size_t i = 0; i < inputs.size(); ++i) CHECK(allclose(got[i], expected[i], 1e-12, 1e-12));
+      }
+  // Saved for the gradient: relu's output must not change in between.
+  const Tensor x = randn({2, 3}, {.requires_grad = true}), w = randn({2, 3});
+  Tensor y = linear(x, w, {}, Activation::relu);
+  {
+    const NoGrad off;
+    y.add_(1.0);
+  }
+  CHECK_THROWS_AS(y.sum().backward(), Error);
+  manual_seed(0);
+}
+
 TEST_CASE("an incoming gradient may be an expanded number") {
   // The gradient that sum() sends back has stride 0 everywhere.
   manual_seed(4);

@@ -163,6 +163,8 @@ TEST_CASE("data loader: a worker that does not return in time is left to itself"
   data.closed_from = 2;
   std::vector<std::string> messages;
   const LogSink before = set_log_sink([&](LogLevel, std::string_view text) { messages.emplace_back(text); });
+  const LogLevel level = log_level();
+  set_log_level(LogLevel::warning);
   {
     DataLoader loader(data, {.batch_size = 2, .workers = 1, .timeout = Milliseconds(20)});
     auto it = loader.begin();
@@ -174,6 +176,7 @@ TEST_CASE("data loader: a worker that does not return in time is left to itself"
     }
   }
   set_log_sink(before);
+  set_log_level(level);
   REQUIRE(messages.size() == 1);
   CHECK(messages[0].find("1 workers did not return") != std::string::npos);
   CHECK(data.begun.value() > data.ended.value());
