@@ -10,6 +10,7 @@
 
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/internal/growth_lock.h"
@@ -62,6 +63,13 @@ void surface(DeviceSet devices) {
   const CudaLayout& layout = cuda_layout();
   for (int i = 0; devices != 0; ++i, devices >>= 1) {
     if (devices & 1) layout.devices[i]->surface();
+  }
+}
+
+void tell_losses(DeviceSet devices) {
+  const CudaLayout& layout = cuda_layout();
+  for (int i = 0; devices != 0; ++i, devices >>= 1) {
+    if (devices & 1) layout.devices[i]->tell_loss();
   }
 }
 
@@ -237,6 +245,7 @@ class CudaBackend final : public Backend {
   void record_event(EventHandle event_handle, StreamHandle stream_handle) override {
     CudaEvent& event = as_event(event_handle);
     CudaStream& stream = as_stream(stream_handle);
+    (void)lockstep::detail::caller();  // has work from now on
     const CurrentDevice current(stream.device.device);
     LOCKSTEP_CUDA(stream.device.device, cudaEventRecord(event.native, stream.native));
     event.depends_on.store(stream.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
@@ -269,7 +278,9 @@ class CudaBackend final : public Backend {
       if (deadline.passed()) return false;
       patience.pass();
     }
-    surface(event.depends_on.load(std::memory_order_relaxed));
+    const DeviceSet devices = event.depends_on.load(std::memory_order_relaxed);
+    surface(devices);
+    tell_losses(devices & ~bit(event.device));
     return true;
   }
 

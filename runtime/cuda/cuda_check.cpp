@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep::cuda {
@@ -58,6 +59,7 @@ void check(cudaError_t result, Device device, const char* call) {
   if (loses_the_device(result)) {
     const std::string* none = nullptr;
     const auto* loss = new std::string(cat(message, "; the device is lost for this process"));
+    lockstep::detail::callers_matter.store(true, std::memory_order_relaxed);  // each is told (CudaDevice::tell_loss)
     if (!loss_of(device).compare_exchange_strong(none, loss, std::memory_order_acq_rel)) delete loss;
   }
   throw DeviceError(device, static_cast<int>(result), std::move(message));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/growth_lock.h"
 
 namespace lockstep::cuda {
@@ -127,6 +128,27 @@ void CudaDevice::surface() {
   std::atomic_ref<int>(report_->reported).store(0, std::memory_order_release);  // the next report may come
   throw InvalidArgument(cat("[", name_of(seen.op), "] expected indices in [0, ", seen.size, "), got ", seen.index,
                             " (", device, ")"));
+}
+
+void CudaDevice::tell_loss() {
+  const std::uint64_t who = lockstep::detail::caller();
+  if (lost(device)) [[unlikely]] {
+    std::lock_guard lock(mutex_);
+    if (strangers_ == 0) {
+      const lockstep::detail::CallerScope nobody(0);
+      strangers_ = lockstep::detail::caller();
+    }
+    if (who >= strangers_ || !told_.insert(who).second) return;
+    throw_if_lost(device);
+  }
+  // Any call with a context would do.
+  try {
+    const CurrentDevice current(device);
+    void* mapped = nullptr;
+    LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, report_, 0));
+  } catch (const DeviceError&) {
+    if (lost(device)) tell_loss();  // else the error is not the waiting work's
+  }
 }
 
 CudaDevice& cuda_device(Device device) { return *cuda_layout().devices[device.index()]; }

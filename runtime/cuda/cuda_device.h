@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "lockstep/runtime/cuda/current_device.h"
@@ -31,6 +32,9 @@ class CudaDevice {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Throws what fail() or a kernel reported, once.
   void surface();
+  // Throws when the GPU is lost, once to each caller (runtime/internal/caller.h) that there was by then: work on other
+  // devices that came after this one's has read what was never computed.
+  void tell_loss();
   KernelReport* report() const { return report_; }
 
   const Device device;
@@ -49,6 +53,8 @@ class CudaDevice {
   std::unordered_map<void*, std::size_t> pieces_;
   std::exception_ptr failure_;
   std::atomic<bool> failed_{false};
+  std::set<std::uint64_t> told_;  // of the loss
+  std::uint64_t strangers_ = 0;   // callers from this number on came after it
 
   friend KernelReport* kernel_report(Device device);
 };

@@ -1,8 +1,10 @@
 // Calls that fail halfway: what was enqueued before them must be over, or in order, once the error is thrown.
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/allocator.h"
@@ -147,6 +149,47 @@ TEST_CASE("memory that a lost device was using serves its own device", "[.lost_u
   }
   CHECK_NOTHROW(empty_cache(device));
   CHECK(fake_cuda::used_bytes(1) == 0);
+}
+
+// Alone in its program (ctest: fake_cuda/loss_told): the device is lost for good.
+TEST_CASE("who waits for work that came after a lost device's is told, once each", "[.loss_told]") {
+  const Device device = Device::cuda(1), other = Device::cuda(2);
+  Stream source(device), destination(other);
+  const Owned here(allocate(source, 64)), there(allocate(destination, 64));
+  const auto told_of = [&] {
+    try {
+      synchronize(destination);
+      return Device::cpu();  // nobody
+    } catch (const DeviceError& error) {
+      return error.device;
+    }
+  };
+  CHECK(told_of() == Device::cpu());
+  std::vector<Device> told;
+  std::atomic<int> turn{0};
+  const auto wait_for_turn = [&](int mine) {
+    while (turn != mine) std::this_thread::yield();
+  };
+  std::thread witness([&] {
+    backend(other).fill_bytes(there->data, 1, 64, destination.handle());
+    synchronize(destination);
+    turn = 1;
+    wait_for_turn(2);
+    told.push_back(told_of());
+    told.push_back(told_of());
+  });
+  wait_for_turn(1);
+  backend(device).fill_bytes(here->data, 1, 64, source.handle());
+  copy_bytes({there->data, other, here->data, device, 64}, source, destination);
+  fake_cuda::break_device(1, cudaErrorIllegalAddress);
+  CHECK(told_of() == device);
+  CHECK(told_of() == Device::cpu());
+  turn = 2;
+  witness.join();
+  CHECK(told == std::vector<Device>{device, Device::cpu()});
+  Device stranger = device;
+  std::thread([&] { stranger = told_of(); }).join();
+  CHECK(stranger == Device::cpu());
 }
 
 // Alone in its program (ctest: fake_cuda/first_use): devices start once.
