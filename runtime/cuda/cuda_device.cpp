@@ -1,5 +1,7 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "lockstep/runtime/cuda/cuda_check.h"
@@ -64,6 +66,14 @@ void CudaDevice::free(void* memory) noexcept try {
   const detail::GrowthLock alone;
   if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
 } catch (...) {
+}
+
+bool CudaDevice::owns(const void* memory) const {
+  std::lock_guard lock(mutex_);
+  const auto after = pieces_.upper_bound(memory);
+  if (after == pieces_.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return memory < static_cast<const std::byte*>(begin) + bytes;
 }
 
 void CudaDevice::fail(std::exception_ptr error) noexcept {

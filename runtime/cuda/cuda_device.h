@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <mutex>
-#include <unordered_map>
 
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
@@ -25,6 +25,8 @@ class CudaDevice {
   // Raw memory, within the share. Null when there is none left.
   void* allocate(std::size_t bytes);
   void free(void* memory) noexcept;
+  // Whether it is this device's, and not that of another one on the same GPU. For tests: nothing else tells them apart.
+  bool owns(const void* memory) const;
 
   // Work of the device met an error on the host's side: the first one waits here for the next wait.
   void fail(std::exception_ptr error) noexcept;
@@ -44,9 +46,9 @@ class CudaDevice {
   KernelReport* report_ = nullptr;
   KernelReport* mapped_report_ = nullptr;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::size_t used_bytes_ = 0;
-  std::unordered_map<void*, std::size_t> pieces_;
+  std::map<const void*, std::size_t, std::less<>> pieces_;
   std::exception_ptr failure_;
   std::atomic<bool> failed_{false};
 

@@ -9,6 +9,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/kept.h"
 
 namespace lockstep::detail {
 namespace {
@@ -139,6 +140,25 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
     LOCKSTEP_EDGE(piece.used.record(stream));
   }
   while (!underway.empty()) arrive();
+}
+
+Kept kept_staging(Device device) {
+  Kept kept;
+  {
+    Ring& ring = ring_into(device);
+    std::lock_guard lock(ring.mutex);
+    for (const Ring::Piece& piece : ring.pieces) {
+      kept.pinned += piece.memory != nullptr;
+      kept.events += piece.filled.recorded() + piece.emptied.recorded();
+    }
+  }
+  PiecePool& pool = PiecePool::of(device);
+  std::lock_guard lock(pool.mutex);
+  for (const Piece& piece : pool.idle) {
+    kept.pinned += piece.memory != nullptr;
+    kept.events += piece.used.recorded();
+  }
+  return kept;
 }
 
 }  // namespace lockstep::detail
