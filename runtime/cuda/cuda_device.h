@@ -3,13 +3,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/device.h"
+#include "lockstep/runtime/host/completion.h"
 
 namespace lockstep::cuda {
 
@@ -28,11 +30,13 @@ class CudaDevice {
   // Whether it is this device's, and not that of another one on the same GPU. For tests: nothing else tells them apart.
   bool owns(const void* memory) const;
 
-  // Work of the device met an error on the host's side: the first one waits here for the next wait.
-  void fail(std::exception_ptr error) noexcept;
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  // Throws what fail() or a kernel reported, once.
-  void surface();
+  // A host task of the device that was enqueued as number `sequence` (see completion.h) has failed: what was enqueued
+  // after it, until the host is told, fails with it. CUDA knows nothing of that, so it holds for the device as a whole.
+  void fail(std::uint64_t sequence, std::shared_ptr<detail::Failure> failure) noexcept;
+  // The failure that concerns what `caller` has enqueued as number `sequence`; null if there is none.
+  std::shared_ptr<detail::Failure> failure_of(std::uint64_t sequence, std::uint64_t caller) const;
+  // Throws what a kernel has reported, once.
+  void surface_report();
   KernelReport* report() const { return report_; }
 
   const Device device;
@@ -49,7 +53,11 @@ class CudaDevice {
   mutable std::mutex mutex_;
   std::size_t used_bytes_ = 0;
   std::map<const void*, std::size_t, std::less<>> pieces_;
-  std::exception_ptr failure_;
+  struct Failed {
+    std::uint64_t since;
+    std::shared_ptr<detail::Failure> failure;
+  };
+  std::deque<Failed> failures_;  // the last ones, oldest first
   std::atomic<bool> failed_{false};
 
   friend KernelReport* kernel_report(Device device);

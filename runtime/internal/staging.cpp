@@ -109,7 +109,10 @@ void copy_from_pageable(const CopyArgs& args, Stream& stream) {
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     TakenPiece piece(stream);
-    LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
+    // That it has failed is for those to hear who used it.
+    if (piece->used.progress() != Event::Progress::failed) {
+      LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
+    }
     std::memcpy(piece->memory, static_cast<const std::byte*>(args.source) + done, bytes);
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     stream.backend().copy({destination, args.destination_device, piece->memory, Device::cpu(), bytes}, stream.handle());

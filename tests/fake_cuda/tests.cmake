@@ -93,11 +93,9 @@ function(fake_cuda_test name layer arguments)
 endfunction()
 
 # Cases that are the host devices' own are left out.
-# Of runtime: the deadline of waits between streams, links, plain memory as a device's; and how errors of host tasks spread,
-# where the CUDA backend does less.
+# Of runtime: the deadline of waits between streams, links, plain memory as a device's.
 set(left_out_of_runtime "a stream does not wait for another for ever" "copies over one link*"
-    "copies and fills are work*" "timing events measure*" "the first error of a stream*"
-    "an error travels through events*" "work that was enqueued before an error*" "every thread that has lost work*")
+    "copies and fills are work*" "timing events measure*")
 # A copy that fails on its own loses a CUDA device.
 set(left_out_of_tensor "a mirror whose refresh failed on the device*" "whoever's refresh failed is told*")
 # Nobody records the spans of copies of CUDA devices.

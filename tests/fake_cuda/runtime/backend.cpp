@@ -134,6 +134,22 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
   }
 }
 
+TEST_CASE("what copies went through is used again after their device has failed") {
+  const Device device = Device::cuda(3);
+  Stream stream(device);
+  Stream& host = default_stream(Device::cpu());
+  const Owned block(allocate(stream, 64));
+  const unsigned char sent[64] = {5};
+  const auto send = [&] { copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream); };
+  for (int i = 0; i < 8; ++i) send();  // more than there are pieces
+  synchronize(stream);
+  stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+  for (int i = 0; i < 4; ++i) send();  // each of them fails
+  CHECK_THROWS_AS(synchronize(stream), InvalidArgument);
+  for (int i = 0; i < 8; ++i) CHECK_NOTHROW(send());
+  CHECK_NOTHROW(synchronize(stream));
+}
+
 TEST_CASE("a steady state asks for nothing that waits for a collective") {
   for (int i = 0; i < 3; ++i) {
     REQUIRE(travels(Device::cuda(1), Device::cuda(2)));
