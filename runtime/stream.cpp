@@ -11,6 +11,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/log.h"
@@ -153,6 +154,22 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
       // The error that brings us here is the one to be told.
     }
   }
+}
+
+Kept kept_streams(Device device) {
+  Kept kept;
+  for (const StreamTable* table : {&default_streams, &copy_streams}) {
+    kept.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
+  }
+  {
+    StreamPool& pool = StreamPool::of(device);
+    std::lock_guard lock(pool.mutex);
+    kept.streams += static_cast<int>(pool.free.size() + pool.retired.size());
+  }
+  EventPool& pool = event_pool(device);
+  std::lock_guard lock(pool.mutex);
+  kept.events = static_cast<int>(pool.free.size());
+  return kept;
 }
 
 EventHandle mark(const StreamState& stream) {

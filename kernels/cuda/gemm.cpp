@@ -302,4 +302,14 @@ void prepare_gemm(Device device) {
   release(allocate(default_stream(device), kWorkspaceBytes));  // stays in the cache
 }
 
+int kept_handles(Device device) {
+  Engine& engine = engine_of(device);
+  const std::lock_guard lock(engine.mutex);
+  int count = engine.handle != nullptr;
+  for (const auto& [key, plan] : engine.plans) {
+    if (plan) count += 4;  // the operation and three layouts
+  }
+  return count;
+}
+
 }  // namespace lockstep::kernels::cuda

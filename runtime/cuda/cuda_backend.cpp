@@ -28,8 +28,8 @@ static_assert(sizeof(DeviceSet) * 8 >= 32);
 struct CudaStream {
   CudaDevice& device;
   cudaStream_t native = nullptr;
-  // The devices whose work this stream's work comes after: a host-side error of one of them is an error of whoever waits
-  // for this stream. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
+  // The devices whose work this stream's work comes after: a host-side error of one of them is an error of what this
+  // stream does later. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
   std::atomic<DeviceSet> depends_on;
 };
 
@@ -38,6 +38,7 @@ struct CudaEvent {
   cudaEvent_t native = nullptr;
   bool timing;
   std::atomic<DeviceSet> depends_on{0};  // none until it is recorded
+  std::atomic<std::uint64_t> sequence{0}, caller{0};  // of the last record
 };
 
 CudaStream& as_stream(StreamHandle handle) { return *reinterpret_cast<CudaStream*>(handle); }
@@ -59,10 +60,21 @@ CudaDevice& any_started() {
   return started(0);
 }
 
-void surface(DeviceSet devices) {
+// What has failed of what `caller` enqueued as number `sequence`, after work of these devices.
+std::shared_ptr<detail::Failure> failure_of(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
   const CudaLayout& layout = cuda_layout();
   for (int i = 0; devices != 0; ++i, devices >>= 1) {
-    if (devices & 1) layout.devices[i]->surface();
+    if (!(devices & 1)) continue;
+    if (auto failure = layout.devices[i]->failure_of(sequence, caller)) return failure;
+  }
+  return nullptr;
+}
+
+void surface(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
+  if (const auto failure = failure_of(devices, sequence, caller)) failure->surface();
+  const CudaLayout& layout = cuda_layout();
+  for (int i = 0; devices != 0; ++i, devices >>= 1) {
+    if (devices & 1) layout.devices[i]->surface_report();
   }
 }
 
@@ -98,6 +110,8 @@ class Patience {
 struct HostTask {
   UniqueFunction task;
   CudaDevice& device;
+  DeviceSet depends_on;
+  std::uint64_t sequence, caller;
   trace::Token token;
 };
 
@@ -133,12 +147,16 @@ class TraceSpan {
 
 void run_host_task(void* memory) {
   const std::unique_ptr<HostTask> host_task(static_cast<HostTask*>(memory));
-  if (host_task->device.failed()) return;  // as on a stream whose work failed: nothing more until the host knows
-  trace::began(host_task->token);
+  const HostTask& t = *host_task;
+  // As on a stream whose work failed: nothing more until whoever enqueued it knows.
+  if (const auto failure = failure_of(t.depends_on, t.sequence, t.caller)) return failure->affects(t.caller);
+  trace::began(t.token);
   try {
     host_task->task();
   } catch (...) {
-    host_task->device.fail(std::current_exception());
+    auto failure = std::make_shared<detail::Failure>(std::current_exception(), t.device.device);
+    failure->affects(t.caller);
+    t.device.fail(t.sequence, std::move(failure));
   }
   trace::ended(host_task->token);
 }
@@ -219,7 +237,7 @@ class CudaBackend final : public Backend {
     CudaStream& stream = as_stream(handle);
     const CurrentDevice current(stream.device.device);
     if (!ready(cudaStreamQuery(stream.native), stream.device.device, "cudaStreamQuery")) return false;
-    surface(stream.depends_on.load(std::memory_order_relaxed));
+    surface(stream.depends_on.load(std::memory_order_relaxed), detail::next_sequence(), detail::caller());
     return true;
   }
 
@@ -249,6 +267,8 @@ class CudaBackend final : public Backend {
     const CurrentDevice current(stream.device.device);
     LOCKSTEP_CUDA(stream.device.device, cudaEventRecord(event.native, stream.native));
     event.depends_on.store(stream.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    event.sequence.store(detail::next_sequence(), std::memory_order_relaxed);
+    event.caller.store(detail::caller(), std::memory_order_relaxed);
   }
 
   void stream_wait_event(StreamHandle stream_handle, EventHandle event_handle) override {
@@ -271,6 +291,12 @@ class CudaBackend final : public Backend {
     return ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery");
   }
 
+  bool event_failed(EventHandle handle) override {
+    const CudaEvent& event = as_event(handle);
+    return failure_of(event.depends_on.load(std::memory_order_relaxed), event.sequence.load(std::memory_order_relaxed),
+                      event.caller.load(std::memory_order_relaxed)) != nullptr;
+  }
+
   bool wait_event(EventHandle handle, Deadline deadline) override {
     CudaEvent& event = as_event(handle);
     const CurrentDevice current(event.device.device);
@@ -279,7 +305,7 @@ class CudaBackend final : public Backend {
       patience.pass();
     }
     const DeviceSet devices = event.depends_on.load(std::memory_order_relaxed);
-    surface(devices);
+    surface(devices, event.sequence.load(std::memory_order_relaxed), event.caller.load(std::memory_order_relaxed));
     tell_losses(devices & ~bit(event.device));
     return true;
   }
@@ -356,7 +382,9 @@ class CudaBackend final : public Backend {
     // Of work in a WorkScope the scope is the span.
     const bool traced = trace::active() && !trace::detail::in_work_scope();
     const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
-    std::unique_ptr<HostTask> host_task(new HostTask{std::move(task), stream.device, token});
+    auto host_task = std::make_unique<HostTask>(std::move(task), stream.device,
+                                                stream.depends_on.load(std::memory_order_relaxed),
+                                                detail::next_sequence(), detail::caller(), token);
     LOCKSTEP_CUDA(stream.device.device, cudaLaunchHostFunc(stream.native, run_host_task, host_task.get()));
     (void)host_task.release();  // run_host_task has it
   }
@@ -416,6 +444,7 @@ Backend* make_cuda_backend() {
   if (cuda::cuda_layout().count == 0) return nullptr;
   cuda::install_nvtx();
   static auto* const backend = new cuda::CudaBackend;
+  callers_matter.store(true, std::memory_order_relaxed);
   return backend;
 }
 

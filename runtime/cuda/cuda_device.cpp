@@ -1,5 +1,7 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "lockstep/runtime/cuda/cuda_check.h"
@@ -77,11 +79,29 @@ void CudaDevice::free(void* memory) noexcept try {
 } catch (...) {
 }
 
-void CudaDevice::fail(std::exception_ptr error) noexcept {
+bool CudaDevice::owns(const void* memory) const {
   std::lock_guard lock(mutex_);
-  if (failure_) return;
-  failure_ = std::move(error);
+  const auto after = pieces_.upper_bound(memory);
+  if (after == pieces_.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return memory < static_cast<const std::byte*>(begin) + bytes;
+}
+
+void CudaDevice::fail(std::uint64_t sequence, std::shared_ptr<detail::Failure> failure) noexcept {
+  constexpr std::size_t kMostFailures = 64;  // waits for older work than that no longer tell
+  std::lock_guard lock(mutex_);
+  failures_.push_back({sequence, std::move(failure)});
+  if (failures_.size() > kMostFailures) failures_.pop_front();
   failed_.store(true, std::memory_order_release);
+}
+
+std::shared_ptr<detail::Failure> CudaDevice::failure_of(std::uint64_t sequence, std::uint64_t caller) const {
+  if (!failed_.load(std::memory_order_acquire)) [[likely]] return nullptr;
+  std::lock_guard lock(mutex_);
+  for (const Failed& each : failures_) {
+    if (each.since < sequence && each.failure->concerns(sequence, caller)) return each.failure;
+  }
+  return nullptr;
 }
 
 namespace {
@@ -99,25 +119,7 @@ const char* name_of(int op) {
 
 }  // namespace
 
-void CudaDevice::surface() {
-  if (failed()) [[unlikely]] {
-    std::exception_ptr error;
-    {
-      std::lock_guard lock(mutex_);
-      error = std::exchange(failure_, nullptr);
-      failed_.store(false, std::memory_order_release);
-    }
-    if (error) {
-      try {
-        std::rethrow_exception(error);
-      } catch (const Error&) {
-        throw;
-      } catch (...) {
-        std::throw_with_nested(DeviceError(
-            device, 0, cat("[wait] expected the work to succeed, got: ", detail::describe(std::current_exception()))));
-      }
-    }
-  }
+void CudaDevice::surface_report() {
   if (!report_) return;
   std::atomic_ref<int> ready(report_->ready);
   if (ready.load(std::memory_order_acquire) == 0) [[likely]] return;

@@ -3,14 +3,16 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
+#include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <set>
-#include <unordered_map>
 
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/device.h"
+#include "lockstep/runtime/host/completion.h"
 
 namespace lockstep::cuda {
 
@@ -26,12 +28,16 @@ class CudaDevice {
   // Raw memory, within the share. Null when there is none left.
   void* allocate(std::size_t bytes);
   void free(void* memory) noexcept;
+  // Whether it is this device's, and not that of another one on the same GPU. For tests: nothing else tells them apart.
+  bool owns(const void* memory) const;
 
-  // Work of the device met an error on the host's side: the first one waits here for the next wait.
-  void fail(std::exception_ptr error) noexcept;
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-  // Throws what fail() or a kernel reported, once.
-  void surface();
+  // A host task of the device that was enqueued as number `sequence` (see completion.h) has failed: what was enqueued
+  // after it, until the host is told, fails with it. CUDA knows nothing of that, so it holds for the device as a whole.
+  void fail(std::uint64_t sequence, std::shared_ptr<detail::Failure> failure) noexcept;
+  // The failure that concerns what `caller` has enqueued as number `sequence`; null if there is none.
+  std::shared_ptr<detail::Failure> failure_of(std::uint64_t sequence, std::uint64_t caller) const;
+  // Throws what a kernel has reported, once.
+  void surface_report();
   // Throws when the GPU is lost, once to each caller (runtime/internal/caller.h) that there was by then: work on other
   // devices that came after this one's has read what was never computed.
   void tell_loss();
@@ -48,10 +54,14 @@ class CudaDevice {
   KernelReport* report_ = nullptr;
   KernelReport* mapped_report_ = nullptr;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::size_t used_bytes_ = 0;
-  std::unordered_map<void*, std::size_t> pieces_;
-  std::exception_ptr failure_;
+  std::map<const void*, std::size_t, std::less<>> pieces_;
+  struct Failed {
+    std::uint64_t since;
+    std::shared_ptr<detail::Failure> failure;
+  };
+  std::deque<Failed> failures_;  // the last ones, oldest first
   std::atomic<bool> failed_{false};
   std::set<std::uint64_t> told_;  // of the loss
   std::uint64_t strangers_ = 0;   // callers from this number on came after it

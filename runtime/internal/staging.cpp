@@ -9,6 +9,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/stream_state.h"
 
 namespace lockstep::detail {
@@ -119,7 +120,10 @@ void copy_from_pageable(const CopyArgs& args, Stream& stream) {
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     TakenPiece piece(stream);
-    LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
+    // That it has failed is for those to hear who used it.
+    if (piece->used.progress() != Event::Progress::failed) {
+      LOCKSTEP_EDGE(wait(piece->used, Deadline::after(kDefaultTimeout)));
+    }
     std::memcpy(piece->memory, static_cast<const std::byte*>(args.source) + done, bytes);
     auto* destination = static_cast<std::byte*>(args.destination) + done;
     stream.backend().copy({destination, args.destination_device, piece->memory, Device::cpu(), bytes}, stream.handle());
@@ -150,6 +154,25 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
     LOCKSTEP_EDGE(piece.used.record(stream));
   }
   while (!underway.empty()) arrive();
+}
+
+Kept kept_staging(Device device) {
+  Kept kept;
+  {
+    Ring& ring = ring_into(device);
+    std::lock_guard lock(ring.mutex);
+    for (const Ring::Piece& piece : ring.pieces) {
+      kept.pinned += piece.memory != nullptr;
+      kept.events += piece.filled.recorded() + piece.emptied.recorded();
+    }
+  }
+  PiecePool& pool = PiecePool::of(device);
+  std::lock_guard lock(pool.mutex);
+  for (const Piece& piece : pool.idle) {
+    kept.pinned += piece.memory != nullptr;
+    kept.events += piece.used.recorded();
+  }
+  return kept;
 }
 
 }  // namespace lockstep::detail

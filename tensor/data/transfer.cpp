@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/order.h"
 
 namespace lockstep::detail {
@@ -134,6 +135,17 @@ void Transfer::receive(const Event& sent, const std::vector<Tensor*>& tensors) c
   stream.wait(sent);
   for (const Tensor* tensor : tensors)
     if (tensor->device() == device_) tensor->storage()->record_use(stream);
+}
+
+Kept kept_transfers(Device device) {
+  BufferPool& pool = BufferPool::of(device);
+  std::lock_guard lock(pool.mutex);
+  Kept kept;
+  for (const auto& [bytes, list] : pool.idle) {
+    kept.pinned += static_cast<int>(list.size());
+    for (const Buffer& buffer : list) kept.events += buffer.used.recorded();
+  }
+  return kept;
 }
 
 }  // namespace lockstep::detail

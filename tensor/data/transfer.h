@@ -9,6 +9,8 @@
 
 namespace lockstep::detail {
 
+struct Kept;
+
 class LOCKSTEP_API Transfer {
  public:
   // Throws InvalidArgument for a device that does not exist.
@@ -28,5 +30,8 @@ class LOCKSTEP_API Transfer {
   std::mutex mutex_;  // the workers take turns with the stream
   Stream stream_;
 };
+
+// Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/internal/kept.h).
+Kept kept_transfers(Device device);
 
 }  // namespace lockstep::detail

@@ -1,4 +1,4 @@
-// The layers' tests on real GPUs: they name eight devices, logical ones where there are fewer GPUs.
+// The layers' tests on real GPUs, or on logical devices of one.
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/log.h"
 

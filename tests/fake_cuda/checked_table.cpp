@@ -4,6 +4,8 @@
 #include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/runtime/cuda/cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/strings.h"
 
 namespace fake_cuda {
 namespace {
@@ -22,6 +24,16 @@ std::size_t extent_bytes(const View& view) {
   return static_cast<std::size_t>(last + 1) * lockstep::size_of(view.dtype);
 }
 
+// Logical devices on one GPU have its memory in common, and must not use each other's all the same.
+bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view) {
+  const lockstep::Device device = stream.device();
+  if (extent_bytes(view) == 0 || lockstep::cuda::cuda_device(device).owns(view.data)) return true;
+  record_failure(Rule::foreign_memory, kernel,
+                 lockstep::cat("an operand: expected memory that ", device, " allocated, got another's"), device.index(),
+                 lockstep::cuda::native(stream));
+  return false;
+}
+
 template <auto entry>
 struct Checked;
 template <class Args, Kernel<Args> KernelTable::*entry>
@@ -30,7 +42,9 @@ struct Checked<entry> {
     bool sound = true;
     args.views([&](const auto& use) {
       if (!use.view.present) return;
-      sound &= check_kernel_memory(Args::kName, lockstep::cuda::native(stream), use.view.data, extent_bytes(use.view));
+      sound = sound &&
+              check_kernel_memory(Args::kName, lockstep::cuda::native(stream), use.view.data, extent_bytes(use.view)) &&
+              check_owner(Args::kName, stream, use.view);
     });
     // What the real entry refuses, it refuses before anything runs.
     (lockstep::kernels::cuda::cuda_table().*entry)(stream, args);

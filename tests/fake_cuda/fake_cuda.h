@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -124,6 +125,7 @@ struct Alive {
   std::size_t device_bytes = 0;
   friend bool operator==(const Alive&, const Alive&) = default;
 };
+// Without what a broken device had: that went with its context.
 Alive alive();
 std::size_t used_bytes(int device);
 std::vector<int> devices_with_context();
@@ -140,11 +142,18 @@ class NothingLeft {
   Alive kept_, before_;
 };
 
+// What may be alive when the program ends; asked then, so that it can give back caches first, and again while threads may
+// still be about to give something back. Without one a program's end is not checked.
+void keep_at_end(std::function<Alive()> kept);
+// By main(), when the tests are through: writes down what is left.
+void check_end(int patience_milliseconds = 10'000);
+
 // For failures to say which test ran; and a look at the errors that this thread has left at its end.
 void begin_test(std::string name);
 void end_test();
 
 // For the checking kernel table: failures are recorded. False when memory is not all `device`'s and alive.
 bool check_kernel_memory(const char* kernel, const void* stream, const void* data, std::size_t bytes);
+void record_failure(Rule rule, const char* call, const std::string& text, int device, const void* stream);
 
 }  // namespace fake_cuda

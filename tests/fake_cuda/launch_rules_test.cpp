@@ -205,6 +205,50 @@ TEST_CASE("what is made is given back, but for what is kept on purpose") {
   CHECK(broken() == only(Rule::left_alive));
 }
 
+TEST_CASE("what a program leaves alive at its end is written down, but for what it keeps") {
+  const Machine machine;
+  static std::atomic<int> asked;
+  asked = 0;
+  fake_cuda::keep_at_end([] {
+    ++asked;
+    return fake_cuda::Alive{.streams = 1};
+  });
+  make_stream(0);
+  SECTION("nothing else") {
+    fake_cuda::check_end();
+    CHECK(asked == 1);
+    CHECK(broken() == none());
+  }
+  SECTION("a stream, an event, device memory and its bytes, pinned memory, a handle") {
+    make_stream(1);
+    make_event(0);
+    make_memory(0);
+    make_pinned();
+    cublasLtHandle_t handle = nullptr;
+    CHECK(cublasLtCreate(&handle) == CUBLAS_STATUS_SUCCESS);
+    fake_cuda::check_end(1);
+    CHECK(broken() == std::vector<std::string>(6, "left alive"));
+  }
+  SECTION("what somebody is about to give back") {
+    cudaEvent_t event = make_event(0);
+    std::thread other([event] {
+      while (asked.load() < 2) std::this_thread::yield();
+      (void)cudaEventDestroy(event);
+    });
+    fake_cuda::check_end();
+    other.join();
+    CHECK(broken() == none());
+  }
+  SECTION("what went with a broken device") {
+    make_memory(1);
+    make_event(1);
+    fake_cuda::break_device(1, cudaErrorIllegalAddress);
+    fake_cuda::check_end(1);
+    CHECK(broken() == none());
+  }
+  fake_cuda::keep_at_end(nullptr);
+}
+
 TEST_CASE("contexts are made where they are asked for") {
   const Machine machine({.only = {2, 3}});
   int device = -1;

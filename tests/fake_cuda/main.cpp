@@ -42,6 +42,7 @@ CATCH_REGISTER_LISTENER(FakeListener)
 
 int main(int argc, char** argv) {
   const int result = Catch::Session().run(argc, argv);
+  fake_cuda::check_end();
   const std::vector<fake_cuda::Failure> failures = fake_cuda::take_failures();
   constexpr std::size_t kMostPrinted = 50;
   for (std::size_t i = 0; i < failures.size() && i < kMostPrinted; ++i) {

@@ -1,3 +1,4 @@
 # Makes tests of virtual host devices into tests of CUDA devices.
-s/Device(Type)?::host\b/Device\1::cuda/g
+s/DeviceType::host\b/DeviceType::cuda/g
+s/\b(lockstep::)?Device::host\(/support::cuda_device(/g
 s/\bhost:([0-9a-z])/cuda:\1/g

@@ -217,21 +217,6 @@ KeepsCurrentDevice::~KeepsCurrentDevice() {
                  lockstep::cat("the caller's device was ", device_, " and is ", current), current, nullptr);
 }
 
-Alive alive() {
-  State& machine = state();
-  std::lock_guard lock(machine.mutex);
-  Alive now{.streams = static_cast<int>(machine.streams.size()),
-            .events = static_cast<int>(machine.events.size()),
-            .handles = static_cast<int>(machine.handles.size())};
-  for (const auto& [handle, pool] : machine.pools) now.handles += pool.made && !pool.destroyed;
-  for (const auto& [begin, piece] : machine.pieces) {
-    if (piece.freed) continue;
-    ++(piece.pinned ? now.pinned_allocations : now.device_allocations);
-    if (!piece.pinned) now.device_bytes += piece.bytes;
-  }
-  return now;
-}
-
 std::size_t used_bytes(int device) {
   State& machine = state();
   std::lock_guard lock(machine.mutex);
@@ -246,22 +231,6 @@ std::vector<int> devices_with_context() {
     if (machine.devices[i].has_context) found.push_back(static_cast<int>(i));
   }
   return found;
-}
-
-NothingLeft::~NothingLeft() {
-  const Alive now = alive();
-  const auto check = [](const char* what, auto is, auto was, auto kept) {
-    if (is <= was + kept) return;
-    record_failure(Rule::left_alive, "the end of the scope",
-                   lockstep::cat("expected at most ", kept, " new ", what, ", got ", is - was), -1, nullptr);
-  };
-  check("streams", now.streams, before_.streams, kept_.streams);
-  check("events", now.events, before_.events, kept_.events);
-  check("allocations on devices", now.device_allocations, before_.device_allocations, kept_.device_allocations);
-  check("pinned allocations", now.pinned_allocations, before_.pinned_allocations, kept_.pinned_allocations);
-  check("handles", now.handles, before_.handles, kept_.handles);
-  check("bytes on devices", now.device_bytes, before_.device_bytes,
-        kept_.device_allocations > 0 && kept_.device_bytes == 0 ? now.device_bytes : kept_.device_bytes);
 }
 
 }  // namespace fake_cuda

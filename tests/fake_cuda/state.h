@@ -146,7 +146,6 @@ struct Call {
   cudaError_t fail(Rule rule, const std::string& text, cudaError_t error = cudaErrorInvalidValue) const;
 };
 
-void record_failure(Rule rule, const char* call, const std::string& text, int device, const void* stream);
 cudaError_t enter(Call& call, unsigned need);             // not cudaSuccess: return that and do nothing
 cudaError_t leave(const Call& call, cudaError_t result);  // makes it the thread's last error
 void make_context(const Call& call, int device);          // under the mutex

@@ -2,7 +2,7 @@
 # (cuda_contract).
 set(here "${CMAKE_CURRENT_LIST_DIR}")
 file(GLOB fake_sources CONFIGURE_DEPENDS "${here}/*.cpp")
-list(FILTER fake_sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/checked_table\\.cpp$|/setup.*\\.cpp$")
+list(FILTER fake_sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/checked_table\\.cpp$|/library_kept\\.cpp$|/setup.*\\.cpp$")
 add_library(lockstep_fake_cuda OBJECT ${fake_sources})
 target_link_libraries(lockstep_fake_cuda PRIVATE lockstep_flags)
 target_include_directories(lockstep_fake_cuda PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
@@ -31,7 +31,7 @@ set_tests_properties(fake_cuda/rules PROPERTIES LABELS fake_cuda TIMEOUT ${case_
 
 file(GLOB sources CONFIGURE_DEPENDS "${here}/../cuda_contract/*.cpp")
 if(sources)
-  fake_cuda_program(lockstep-fake-cuda-contract ${sources})
+  fake_cuda_program(lockstep-fake-cuda-contract ${sources} "${here}/setup_contract.cpp")
   target_link_libraries(lockstep-fake-cuda-contract PRIVATE lockstep_runtime lockstep_contract_kernels)
   target_compile_definitions(lockstep-fake-cuda-contract PRIVATE LOCKSTEP_FAKE_CUDA LOCKSTEP_TESTS_CHOOSE_DEVICES)
   add_test(NAME fake_cuda/contract COMMAND lockstep-fake-cuda-contract)
@@ -58,14 +58,17 @@ function(fake_cuda_layer layer)
     endif()
     set(to "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}/${name}")
     set(rules "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/on_cuda.sed")
-    add_custom_command(OUTPUT "${to}" DEPENDS "${source}" "${rules}"
-                       COMMAND sed -E -f "${rules}" -e "1i #line 1 \"${source}\"" "${source}" > "${to}" VERBATIM)
+    set(needs "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/needs.awk")
+    add_custom_command(OUTPUT "${to}" DEPENDS "${source}" "${rules}" "${needs}"
+                       COMMAND sed -E -f "${rules}" -e "1i #include \"support/cuda_devices.h\"" -e "1i #line 1 \"${source}\"" "${source}"
+                               | awk -f "${needs}" > "${to}" VERBATIM)
     list(APPEND made "${to}")
   endforeach()
   file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}")
+  set(support checked_table.cpp library_kept.cpp setup_layers.cpp)
   file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/*.cpp")
-  fake_cuda_program(lockstep-fake-${layer} ${made} ${own} "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/checked_table.cpp"
-                    "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/setup_layers.cpp")
+  list(TRANSFORM support PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/")
+  fake_cuda_program(lockstep-fake-${layer} ${made} ${own} ${support})
   if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
     add_executable(lockstep-cuda-${layer} ${made} "${CMAKE_CURRENT_SOURCE_DIR}/cuda_contract/setup_gpu.cc")
     target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
@@ -90,12 +93,10 @@ function(fake_cuda_test name layer arguments)
 endfunction()
 
 # Cases that are the host devices' own are left out.
-# Of runtime: the deadline of waits between streams, links, plain memory as a device's; how errors of host tasks spread,
-# where the CUDA backend does less; and what the order checker says of a raw fill, which is an exception on host devices
-# and written down here (rules_test.cpp asks for that).
+# Of runtime: the deadline of waits between streams, links, plain memory as a device's; and what the order checker says of a
+# raw fill, which is an exception on host devices and written down here (rules_test.cpp asks for that).
 set(left_out_of_runtime "a stream does not wait for another for ever" "copies over one link*"
-    "copies and fills are work*" "timing events measure*" "the first error of a stream*"
-    "an error travels through events*" "work that was enqueued before an error*" "every thread that has lost work*"
+    "copies and fills are work*" "timing events measure*"
     "a block that another stream still uses must not be*" "a block is not used after it was given back"
     "memory that was allocated for one stream is another's*" "a use must not reach beyond its block"
     "reports of copies name the caller*" "plain memory is watched too")
@@ -118,9 +119,9 @@ endforeach()
 foreach(layer runtime tensor parallel)
   fake_cuda_layer(${layer} ${${layer}_sources})
   list(TRANSFORM left_out_of_${layer} REPLACE "(.+)" "~\"\\1\"")
-  list(JOIN left_out_of_${layer} "" cases)
-  fake_cuda_test(${layer} ${layer} "~[.]${cases}")
-  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
+  list(JOIN left_out_of_${layer} "" cases_of_${layer})
+  fake_cuda_test(${layer} ${layer} "~[.]${cases_of_${layer}}")
+  fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases_of_${layer}}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
 endforeach()
 
 # What needs a machine, or a program, of its own.
@@ -139,6 +140,10 @@ fake_cuda_test(nvtx_always runtime "[.nvtx_always]"
                "NVTX_INJECTION64_PATH=$<TARGET_FILE:lockstep-fake-nvtx>|LOCKSTEP_NVTX=1")
 fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
 fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
+# As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
+foreach(layer tensor parallel)
+  fake_cuda_test(${layer}_logical ${layer} "~[.]${cases_of_${layer}}" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=3")
+endforeach()
 
 # The drill with CUDA devices; scripts/drill --cuda runs more of it.
 file(GLOB sources CONFIGURE_DEPENDS "${here}/drill/*.cpp")

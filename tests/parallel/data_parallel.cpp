@@ -320,6 +320,7 @@ TEST_CASE("every step can be overridden") {
 }
 
 TEST_CASE("the balance check: one warning that names both devices, memory before multiprocessors") {
+  support::needs_unequal_devices();
   CapturedLog log;
   DataParallel(Mlp{}, {.devices = hosts(3)});
   CHECK(log.messages.empty());

@@ -226,15 +226,16 @@ TEST_CASE("a hook may run a backward of its own, also on a backward lane") {
 }
 
 TEST_CASE("threads with graphs of their own run backward at once") {
+  const std::vector<Device> devices = support::hosts(4);
   std::vector<std::thread> threads;
   std::vector<double> results(4);
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([t, &results] {
+  for (std::size_t t = 0; t < 4; ++t)
+    threads.emplace_back([t, &results, &devices] {
       for (int i = 0; i < 50; ++i) {
-        Tensor x = leaf({t + 1.0}, Device::host(t));
-        Tensor y = (x * x).to(Device::host((t + 1) % 4)) * 2.0;
+        Tensor x = leaf({static_cast<double>(t + 1)}, devices[t]);
+        Tensor y = (x * x).to(devices[(t + 1) % 4]) * 2.0;
         y.backward();
-        results[static_cast<std::size_t>(t)] = x.grad().item<double>();
+        results[t] = x.grad().item<double>();
       }
     });
   for (auto& thread : threads) thread.join();

@@ -56,7 +56,7 @@ const Unary kUnary[] = {
     {"x ^ -1.5", [](const Tensor& x) { return pow(x, -1.5); }, 0.3, 3},
     {"2 ^ x", [](const Tensor& x) { return pow(2, x); }},
     {"clone", [](const Tensor& x) { return x.clone(); }},
-    {"to a device and back", [](const Tensor& x) { return square(square(x).to(Device::host(1))).to(Device::cpu()); }},
+    {"to a device and back", [](const Tensor& x) { return square(square(x).to(Device::host(0))).to(Device::cpu()); }},
 };
 
 struct Binary {

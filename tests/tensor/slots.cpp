@@ -17,7 +17,10 @@ using Catch::Matchers::Contains;
 namespace {
 
 using Doubles = std::vector<double>;
-const std::vector<Device> kDevices{Device::host(0), Device::host(1), Device::host(2)};
+const std::vector<Device>& three_devices() {
+  static const std::vector<Device> made = support::hosts(3);
+  return made;
+}
 
 Tensor values(Doubles v, Device device = Device::cpu()) {
   const auto n = static_cast<std::int64_t>(v.size());
@@ -41,53 +44,53 @@ Net net_on(Device device) {
 }  // namespace
 
 TEST_CASE("a refresh copies what changed, in runs, and nothing else") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  CHECK(slots.refresh(kDevices).bytes == 2 * kAllBytes);
-  CHECK(slots.refresh(kDevices).bytes == 0);
-  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{1, 2, 3});
+  CHECK(slots.refresh(three_devices()).bytes == 2 * kAllBytes);
+  CHECK(slots.refresh(three_devices()).bytes == 0);
+  CHECK(net.a.on(three_devices()[2]).to_vector<double>() == Doubles{1, 2, 3});
 
   NoGrad no_grad;
   net.b.tensor().fill_(7);
   net.c.tensor().fill_(8);
-  TransferStats stats = slots.refresh(kDevices);
+  TransferStats stats = slots.refresh(three_devices());
   CHECK(stats.bytes == 2 * 3 * 8);
   CHECK(stats.copies == 2);  // b and c are neighbours: one run per device
-  CHECK(net.b.on(kDevices[1]).item<double>() == 7);
+  CHECK(net.b.on(three_devices()[1]).item<double>() == 7);
 
   net.a.tensor().fill_(1);
   net.c.tensor().fill_(1);
-  CHECK(slots.refresh(kDevices).copies == 4);  // not neighbours
+  CHECK(slots.refresh(three_devices()).copies == 4);  // not neighbours
 
   net.state.tensor().fill_(3);
-  CHECK(slots.refresh(kDevices).bytes == 2 * 2 * 8);
-  CHECK(net.state.on(kDevices[2]).to_vector<double>() == Doubles{3, 3});
+  CHECK(slots.refresh(three_devices()).bytes == 2 * 2 * 8);
+  CHECK(net.state.on(three_devices()[2]).to_vector<double>() == Doubles{3, 3});
 }
 
 TEST_CASE("a mirror that was itself written is refreshed") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(three_devices());
   NoGrad no_grad;
-  net.state.on(kDevices[1]).fill_(9);
-  CHECK(slots.refresh(kDevices).bytes == 2 * 8);
-  CHECK(net.state.on(kDevices[1]).to_vector<double>() == Doubles{0, 0});
+  net.state.on(three_devices()[1]).fill_(9);
+  CHECK(slots.refresh(three_devices()).bytes == 2 * 8);
+  CHECK(net.state.on(three_devices()[1]).to_vector<double>() == Doubles{0, 0});
 }
 
 TEST_CASE("a mirror whose refresh failed on the device is refreshed again, and not read before") {
-  if (default_stream(kDevices[1]).synchronous()) return;
-  Net net = net_on(kDevices[0]);
+  if (default_stream(three_devices()[1]).synchronous()) return;
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(three_devices());
   {
     NoGrad no_grad;
     net.a.tensor().fill_(7);
   }
-  for (const Device device : kDevices) synchronize(device);
+  for (const Device device : three_devices()) synchronize(device);
   detail::host_faults().throw_in_task(1);
-  CHECK(slots.refresh(kDevices).bytes == 2 * 3 * 8);
+  CHECK(slots.refresh(three_devices()).bytes == 2 * 3 * 8);
   int failures = 0;
-  for (const Device device : kDevices) {
+  for (const Device device : three_devices()) {
     for (int i = 0; i < 3; ++i) {
       try {
         synchronize(device);
@@ -98,28 +101,28 @@ TEST_CASE("a mirror whose refresh failed on the device is refreshed again, and n
   }
   CHECK(failures > 0);
   detail::host_faults().clear();
-  CHECK_THROWS_AS(net.a.on(kDevices[1]).to_vector<double>(), DeviceError);  // not what it held before
-  CHECK(slots.refresh(kDevices).bytes > 0);
-  CHECK(net.a.on(kDevices[1]).to_vector<double>() == Doubles{7, 7, 7});
-  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{7, 7, 7});
-  CHECK(slots.refresh(kDevices).bytes == 0);
+  CHECK_THROWS_AS(net.a.on(three_devices()[1]).to_vector<double>(), DeviceError);  // not what it held before
+  CHECK(slots.refresh(three_devices()).bytes > 0);
+  CHECK(net.a.on(three_devices()[1]).to_vector<double>() == Doubles{7, 7, 7});
+  CHECK(net.a.on(three_devices()[2]).to_vector<double>() == Doubles{7, 7, 7});
+  CHECK(slots.refresh(three_devices()).bytes == 0);
 }
 
 TEST_CASE("a raw write counts when it is announced") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
-  synchronize(kDevices[0]);  // the host writes where the device's stream may still be writing
+  slots.refresh(three_devices());
+  synchronize(three_devices()[0]);  // the host writes where the device's stream may still be writing
   net.b.tensor().mutable_data<double>()[0] = 11;
-  CHECK(slots.refresh(kDevices).bytes == 2 * 8);
-  CHECK(net.b.on(kDevices[1]).item<double>() == 11);
+  CHECK(slots.refresh(three_devices()).bytes == 2 * 8);
+  CHECK(net.b.on(three_devices()[1]).item<double>() == 11);
 }
 
 TEST_CASE("the elements and the identity of a parameter survive its move into a slab") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   Tensor handle = net.a.tensor();
   Tensor y = (handle * handle).sum();  // saved before the move
-  ModuleSlots(net).refresh(kDevices);
+  ModuleSlots(net).refresh(three_devices());
   CHECK(handle.to_vector<double>() == Doubles{1, 2, 3});
   CHECK(handle.data() == net.a.tensor().data());
   net.parameters();
@@ -128,34 +131,34 @@ TEST_CASE("the elements and the identity of a parameter survive its move into a 
 }
 
 TEST_CASE("two modules that share parameters share their slots") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   struct Part : Module<Part> {
     Parameter c, own{values({1})};
     void members(Members& m) override { m("c", c), m("own", own); }
   } part;
   part.c = net.c;
-  part.to(kDevices[0]);
+  part.to(three_devices()[0]);
   ModuleSlots all(net), some(part);
-  all.refresh(kDevices);
-  CHECK(some.refresh(kDevices).bytes == 2 * 8);  // its own parameter alone
+  all.refresh(three_devices());
+  CHECK(some.refresh(three_devices()).bytes == 2 * 8);  // its own parameter alone
   NoGrad no_grad;
   net.c.tensor().fill_(1);
-  CHECK(some.refresh(kDevices).bytes == 2 * 16);
-  CHECK(all.refresh(kDevices).bytes == 0);
+  CHECK(some.refresh(three_devices()).bytes == 2 * 16);
+  CHECK(all.refresh(three_devices()).bytes == 0);
 }
 
 TEST_CASE("placement is checked by name, moving drops mirrors") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  CHECK_THROWS_WITH(slots.check_placement(kDevices[1]),
+  CHECK_THROWS_WITH(slots.check_placement(three_devices()[1]),
                     Contains("module must have its parameters and buffers on device host:1 (devices[0]) but found 'a' "
                              "on device host:0"));
-  slots.refresh(kDevices);
-  net.to(kDevices[1]);
-  CHECK_THROWS_WITH(net.a.on(kDevices[2]), Contains("'a'") && Contains("host:2") && Contains("[host:1]"));
-  const std::vector<Device> moved{kDevices[1], kDevices[2]};
+  slots.refresh(three_devices());
+  net.to(three_devices()[1]);
+  CHECK_THROWS_WITH(net.a.on(three_devices()[2]), Contains("'a'") && Contains("host:2") && Contains("[host:1]"));
+  const std::vector<Device> moved{three_devices()[1], three_devices()[2]};
   CHECK(slots.refresh(moved).bytes == kAllBytes);
-  CHECK(net.a.on(kDevices[2]).to_vector<double>() == Doubles{1, 2, 3});
+  CHECK(net.a.on(three_devices()[2]).to_vector<double>() == Doubles{1, 2, 3});
 }
 
 TEST_CASE("gradients of mirrors are summed into home in replica order, and unused parameters stay untouched") {
@@ -211,11 +214,11 @@ TEST_CASE("large gradients are summed in balanced ranges with the same result") 
 }
 
 TEST_CASE("a gradient somebody holds is not written over by the next backward") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(three_devices());
   const auto step = [&](double factor) {
-    (net.b.on(kDevices[1]) * factor).to(kDevices[0]).backward();
+    (net.b.on(three_devices()[1]) * factor).to(three_devices()[0]).backward();
   };
   step(2);
   Tensor held = net.b.grad();
@@ -247,10 +250,10 @@ TEST_CASE("hooks of a replicated parameter see the sum, once") {
 }
 
 TEST_CASE("mirrors are differentiable twice") {
-  Net net = net_on(kDevices[0]);
-  ModuleSlots(net).refresh(kDevices);
-  Tensor w = net.b.on(kDevices[1]);
-  Tensor y = (w * w * w).to(kDevices[0]) + net.b.on(kDevices[0]) * 2.0;
+  Net net = net_on(three_devices()[0]);
+  ModuleSlots(net).refresh(three_devices());
+  Tensor w = net.b.on(three_devices()[1]);
+  Tensor y = (w * w * w).to(three_devices()[0]) + net.b.on(three_devices()[0]) * 2.0;
   Tensor first = grad(y, {net.b.tensor()}, {.create_graph = true})[0];
   CHECK(first.item<double>() == 3 * 16 + 2);
   first.backward();
@@ -258,57 +261,58 @@ TEST_CASE("mirrors are differentiable twice") {
 }
 
 TEST_CASE("frozen parameters and no-grad mode give mirrors without an edge") {
-  Net net = net_on(kDevices[0]);
-  ModuleSlots(net).refresh(kDevices);
+  Net net = net_on(three_devices()[0]);
+  ModuleSlots(net).refresh(three_devices());
   net.b.set_requires_grad(false);
-  CHECK_FALSE(net.b.on(kDevices[1]).requires_grad());
-  CHECK(net.a.on(kDevices[1]).requires_grad());
+  CHECK_FALSE(net.b.on(three_devices()[1]).requires_grad());
+  CHECK(net.a.on(three_devices()[1]).requires_grad());
   NoGrad no_grad;
-  CHECK_FALSE(net.a.on(kDevices[1]).requires_grad());
+  CHECK_FALSE(net.a.on(three_devices()[1]).requires_grad());
 }
 
 TEST_CASE("what was saved of a mirror is void after a refresh") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
-  Tensor w = net.b.on(kDevices[1]);
-  Tensor y = (w * w).to(kDevices[0]);
+  slots.refresh(three_devices());
+  Tensor w = net.b.on(three_devices()[1]);
+  Tensor y = (w * w).to(three_devices()[0]);
   {
     NoGrad no_grad;
     net.b.tensor().fill_(1);
   }
-  slots.refresh(kDevices);
+  slots.refresh(three_devices());
   CHECK_THROWS_WITH(y.backward(), Contains("changed in place"));
 }
 
 TEST_CASE("a refresh waits for readers, with a deadline, and readers wait for a refresh") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
-  slots.refresh(kDevices);
+  slots.refresh(three_devices());
   NoGrad no_grad;
   net.b.tensor().fill_(8);
   {
-    ModuleSlots::ReadLease lease(slots, kDevices[1]);
-    CHECK_THROWS_AS(slots.refresh(kDevices, Milliseconds(1)), TimeoutError);
-    CHECK(net.b.on(kDevices[1]).item<double>() == 4);  // untouched
+    ModuleSlots::ReadLease lease(slots, three_devices()[1]);
+    CHECK_THROWS_AS(slots.refresh(three_devices(), Milliseconds(1)), TimeoutError);
+    CHECK(net.b.on(three_devices()[1]).item<double>() == 4);  // untouched
   }
-  CHECK(slots.refresh(kDevices).bytes > 0);
-  CHECK(net.b.on(kDevices[1]).item<double>() == 8);
+  CHECK(slots.refresh(three_devices()).bytes > 0);
+  CHECK(net.b.on(three_devices()[1]).item<double>() == 8);
 
   // Readers never see half a refresh.
   std::atomic<bool> stop{false}, torn{false};
   std::thread reader([&] {
     NoGrad off;
     while (!stop) {
-      ModuleSlots::ReadLease lease(slots, kDevices[2]);
-      const double a = net.a.on(kDevices[2]).to_vector<double>()[0], b = net.b.on(kDevices[2]).item<double>();
+      ModuleSlots::ReadLease lease(slots, three_devices()[2]);
+      const Device last = three_devices()[2];
+      const double a = net.a.on(last).to_vector<double>()[0], b = net.b.on(last).item<double>();
       if (a != b && !(a == 1 && b == 8)) torn = true;
     }
   });
   for (int i = 0; i < 200; ++i) {
     net.a.tensor().fill_(i);
     net.b.tensor().fill_(i);
-    slots.refresh(kDevices);
+    slots.refresh(three_devices());
   }
   stop = true;
   reader.join();
@@ -316,7 +320,7 @@ TEST_CASE("a refresh waits for readers, with a deadline, and readers wait for a 
 }
 
 TEST_CASE("training one body from two calls at once throws and names it") {
-  Net net = net_on(kDevices[0]);
+  Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   ModuleSlots::TrainingClaim claim(slots);
   ModuleSlots::TrainingClaim nested(slots);  // the same call
@@ -334,9 +338,9 @@ TEST_CASE("training one body from two calls at once throws and names it") {
 TEST_CASE("a module may go before the backward of what it computed") {
   Tensor y;
   {
-    Net net = net_on(kDevices[0]);
-    ModuleSlots(net).refresh(kDevices);
-    y = (net.b.on(kDevices[1]) * 3.0).to(kDevices[0]) + net.b.on(kDevices[0]);
+    Net net = net_on(three_devices()[0]);
+    ModuleSlots(net).refresh(three_devices());
+    y = (net.b.on(three_devices()[1]) * 3.0).to(three_devices()[0]) + net.b.on(three_devices()[0]);
   }
   y.backward();
 }

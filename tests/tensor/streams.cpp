@@ -18,12 +18,13 @@ using namespace lockstep;
 namespace {
 
 using Doubles = std::vector<double>;
-const Device kDevice = Device::host(1), kOther = Device::host(2);
+Device first_device() { return Device::host(1); }
+Device second_device() { return Device::host(2); }
 
-Tensor values(const Doubles& v, Device device = kDevice) {
+Tensor values(const Doubles& v, Device device = first_device()) {
   return from_data(v, {static_cast<std::int64_t>(v.size())}, {.dtype = DType::f64, .device = device});
 }
-Tensor leaf(const Doubles& v, Device device = kDevice) {
+Tensor leaf(const Doubles& v, Device device = first_device()) {
   Tensor x = values(v, device);
   x.set_requires_grad();
   return x;
@@ -31,7 +32,7 @@ Tensor leaf(const Doubles& v, Device device = kDevice) {
 
 // A stream of its own beside the default one, each after what is on the other when it is asked for.
 struct Side {
-  explicit Side(Device device = kDevice) : stream(device), main(default_stream(device)) {}
+  explicit Side(Device device = first_device()) : stream(device), main(default_stream(device)) {}
   // What `body` gives, computed on the side stream after everything on the main one so far.
   template <class F>
   auto run(F&& body) {
@@ -45,7 +46,7 @@ struct Side {
 };
 
 // Reports of what was released too early come with the next operation.
-void nothing_to_report(Device device = kDevice) {
+void nothing_to_report(Device device = first_device()) {
   CHECK_NOTHROW(values({0}, device).fill_(1));
   CHECK_NOTHROW(synchronize(device));
 }
@@ -65,7 +66,7 @@ TEST_CASE("a node runs on its forward's stream, after what made its gradient, an
     Tensor x = leaf({1, 2});
     Tensor h = side.run([&] { return x * x; });
     std::vector<Stream*> seen;
-    h.register_hook([&](Tensor&) { seen.push_back(&current_stream(kDevice)); });
+    h.register_hook([&](Tensor&) { seen.push_back(&current_stream(first_device())); });
     side.join();
     // Two gradients for h, made on the main stream, that must be added up on the side.
     Tensor y = (h * 3.0 + h * 4.0).sum();
@@ -80,24 +81,24 @@ TEST_CASE("a node runs on its forward's stream, after what made its gradient, an
 
 TEST_CASE("nodes on several streams and devices run each on its forward's stream") {
   for (int round = 0; round < 3; ++round) {
-    Side side, other(kOther);
+    Side side, other(second_device());
     Tensor x = leaf({1, 2});
     Tensor h = side.run([&] { return x * x; });
     side.join();
-    Tensor far = h.to(kOther);
+    Tensor far = h.to(second_device());
     Tensor g = other.run([&] { return far * far; });
     other.join();
     std::vector<Stream*> seen{nullptr, nullptr};
-    h.register_hook([&](Tensor&) { seen[0] = &current_stream(kDevice); });
-    g.register_hook([&](Tensor&) { seen[1] = &current_stream(kOther); });
-    Tensor y = (g * 3.0 + g * 4.0).to(kDevice).sum() + h.sum();
+    h.register_hook([&](Tensor&) { seen[0] = &current_stream(first_device()); });
+    g.register_hook([&](Tensor&) { seen[1] = &current_stream(second_device()); });
+    Tensor y = (g * 3.0 + g * 4.0).to(first_device()).sum() + h.sum();
     y.backward();
     CHECK(seen == std::vector<Stream*>{&side.stream.lasting(), &other.stream.lasting()});
     CHECK(x.grad().to_vector<double>() == Doubles{14 * 2 * 1 + 2, 14 * 2 * 8 + 4});
     side.join(), other.join();
     h = g = far = y = Tensor();
     nothing_to_report();
-    nothing_to_report(kOther);
+    nothing_to_report(second_device());
   }
 }
 
@@ -123,7 +124,7 @@ TEST_CASE("a leaf that is given other elements gets its gradient on their stream
     return 0;
   });
   std::vector<Stream*> seen;
-  x.register_hook([&](Tensor&) { seen.push_back(&current_stream(kDevice)); });
+  x.register_hook([&](Tensor&) { seen.push_back(&current_stream(first_device())); });
   side.join();
   (x * 3.0).sum().backward();
   CHECK(seen == std::vector<Stream*>{&side.stream.lasting()});
@@ -138,7 +139,7 @@ TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers
   Pair net;
   net.to(Device::host(0));
   ModuleSlots slots(net);
-  const std::vector<Device> devices{Device::host(0), kDevice};
+  const std::vector<Device> devices{Device::host(0), first_device()};
   Side side, late;
   for (int round = 1; round <= 5; ++round) {
     net.a.tensor().fill_(round);
@@ -148,11 +149,11 @@ TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers
     Tensor sum, product;
     {
       StreamScope scope(side.stream);
-      sum = net.a.on(kDevice) + net.b.on(kDevice);
+      sum = net.a.on(first_device()) + net.b.on(first_device());
     }
     {
       StreamScope scope(late.stream);
-      product = net.a.on(kDevice) * net.b.on(kDevice);
+      product = net.a.on(first_device()) * net.b.on(first_device());
     }
     net.a.tensor().fill_(-1);
     slots.refresh(devices);
@@ -164,22 +165,23 @@ TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers
 }
 
 TEST_CASE("whoever's refresh failed is told, also when others have seen the error and gone on") {
-  if (default_stream(kDevice).synchronous()) return;
+  if (default_stream(first_device()).synchronous()) return;
   NoGrad no_grad;
   Pair net;
   net.to(Device::host(0));
   ModuleSlots slots(net);
-  const std::vector<Device> devices{Device::host(0), kDevice};
+  const std::vector<Device> devices{Device::host(0), first_device()};
   slots.refresh(devices);
   net.b.tensor().fill_(7);
   for (const Device device : devices) synchronize(device);
   detail::host_faults().throw_in_task(1);
   slots.refresh(devices);
-  while (net.b.body()->slot(ordinal(kDevice))->ready.progress() == Event::Progress::pending) std::this_thread::yield();
+  const Event& ready = net.b.body()->slot(ordinal(first_device()))->ready;
+  while (ready.progress() == Event::Progress::pending) std::this_thread::yield();
   int seen = 0;
   std::thread([&] {
     // This one's error, and one of its own after it.
-    Stream& copies = copy_stream(kDevice);
+    Stream& copies = copy_stream(first_device());
     for (int i = 0; i < 2; ++i) {
       try {
         synchronize(copies);
@@ -206,25 +208,25 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
     }
   }
   slots.refresh(devices);
-  CHECK(net.b.on(kDevice).to_vector<double>() == Doubles{7});
+  CHECK(net.b.on(first_device()).to_vector<double>() == Doubles{7});
 }
 
 TEST_CASE("a parameter that moves while it is frozen gets its gradient where it is then") {
   Pair net;
   net.to(Device::host(0));
   net.b.set_requires_grad(false);
-  net.to(kDevice);
+  net.to(first_device());
   net.b.set_requires_grad(true);
-  ModuleSlots(net).refresh(std::vector<Device>{kDevice, kOther});
-  Tensor w = net.b.on(kOther);
-  const Tensor gradient = grad((w * w).to(kDevice), {net.b.tensor()})[0];
-  CHECK(gradient.device() == kDevice);
+  ModuleSlots(net).refresh(std::vector<Device>{first_device(), second_device()});
+  Tensor w = net.b.on(second_device());
+  const Tensor gradient = grad((w * w).to(first_device()), {net.b.tensor()})[0];
+  CHECK(gradient.device() == first_device());
   CHECK(gradient.to_vector<double>() == Doubles{8});
 }
 
 TEST_CASE("a reader enters when the refresh that is going on is over") {
   ReadGate gate;
-  gate.close(Deadline::after(Milliseconds(60'000)), kDevice);
+  gate.close(Deadline::after(Milliseconds(60'000)), first_device());
   std::atomic<bool> entered{false};
   std::thread reader([&] {
     gate.enter();
@@ -245,7 +247,7 @@ TEST_CASE("a tensor may go while a copy of it, made on another stream, is on its
   Side side;
   for (int round = 0; round < 10; ++round) {
     Tensor x = values({1, 2, 3}).mul_(2);
-    Tensor y = side.run([&] { return x.to(kOther); });
+    Tensor y = side.run([&] { return x.to(second_device()); });
     x = Tensor();
     CHECK_NOTHROW(y.add_(1));
     CHECK(y.to_vector<double>() == Doubles{3, 5, 7});
@@ -254,9 +256,9 @@ TEST_CASE("a tensor may go while a copy of it, made on another stream, is on its
 }
 
 TEST_CASE("both sides of a copy into place may go while it is on its way") {
-  Side from, to(kOther);
+  Side from, to(second_device());
   for (int round = 0; round < 10; ++round) {
-    Tensor x = values({1, 2, 3}), y = zeros({3}, {.dtype = DType::f64, .device = kOther});
+    Tensor x = values({1, 2, 3}), y = zeros({3}, {.dtype = DType::f64, .device = second_device()});
     from.stream.wait_for(from.main);
     to.stream.wait_for(to.main);
     {
@@ -265,11 +267,11 @@ TEST_CASE("both sides of a copy into place may go while it is on its way") {
     }
     if (round % 2 == 0) {
       x = Tensor();
-      CHECK_NOTHROW(values({0}, kOther));
+      CHECK_NOTHROW(values({0}, second_device()));
     }
     y = Tensor();
     CHECK_NOTHROW(values({0}));
   }
   nothing_to_report();
-  nothing_to_report(kOther);
+  nothing_to_report(second_device());
 }

@@ -6,11 +6,12 @@
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
+#include "support/cuda_devices.h"
 
 using namespace lockstep;
 
 TEST_CASE("no kernel is loaded once a wrapper is made") {
-  const std::vector<Device> devices{Device::cuda(2), Device::cuda(1)};
+  const std::vector<Device> devices{support::cuda_device(2), support::cuda_device(1)};
   const auto net = DataParallel(Linear(3, 2), {.devices = devices});
   const Tensor x = ones({4, 4}, {.device = devices[0]});
   relu(x);  // the result's memory comes from the cache from here on
@@ -20,7 +21,7 @@ TEST_CASE("no kernel is loaded once a wrapper is made") {
 }
 
 TEST_CASE("a training step in the steady state asks for nothing that waits for a collective") {
-  const std::vector<Device> devices{Device::cuda(1), Device::cuda(0), Device::cuda(3)};
+  const std::vector<Device> devices{support::cuda_device(1), support::cuda_device(0), support::cuda_device(3)};
   auto net = DataParallel(Sequential(Linear(5, 8), ReLU(), Linear(8, 2)), {.devices = devices});
   SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
   const Tensor x = ones({9, 5}, {.device = devices[0]});

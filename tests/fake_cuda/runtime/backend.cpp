@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/copy.h"
@@ -133,6 +134,22 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
   }
 }
 
+TEST_CASE("what copies went through is used again after their device has failed") {
+  const Device device = Device::cuda(3);
+  Stream stream(device);
+  Stream& host = default_stream(Device::cpu());
+  const Owned block(allocate(stream, 64));
+  const unsigned char sent[64] = {5};
+  const auto send = [&] { copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream); };
+  for (int i = 0; i < 8; ++i) send();  // more than there are pieces
+  synchronize(stream);
+  stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+  for (int i = 0; i < 4; ++i) send();  // each of them fails
+  CHECK_THROWS_AS(synchronize(stream), InvalidArgument);
+  for (int i = 0; i < 8; ++i) CHECK_NOTHROW(send());
+  CHECK_NOTHROW(synchronize(stream));
+}
+
 TEST_CASE("a steady state asks for nothing that waits for a collective") {
   for (int i = 0; i < 3; ++i) {
     REQUIRE(travels(Device::cuda(1), Device::cuda(2)));
@@ -205,6 +222,23 @@ TEST_CASE("logical devices share GPUs and keep to their share", "[.logical]") {
   CHECK(properties(Device::cuda(1)).total_memory_bytes == (std::size_t{1} << 30) / 2);
   CHECK_THROWS_AS(allocate(default_stream(Device::cuda(0)), std::size_t{400} << 20), OutOfMemory);
   CHECK(fake_cuda::devices_with_context() == std::vector<int>{0, 1});
+}
+
+// The same. 0, 2 and 4 are one GPU, which does not mind.
+TEST_CASE("logical devices of one GPU do not use each other's memory", "[.logical]") {
+  const Device device = Device::cuda(2), other = Device::cuda(4);
+  Stream& stream = default_stream(device);
+  const Owned mine(allocate(stream, 64)), others(allocate(default_stream(other), 64));
+  const auto fill = [&](void* memory) {
+    fake_cuda::checked_table().fill(
+        stream, {.out = {{.data = memory, .shape = {16}, .strides = {1}, .device = device, .present = true}}, .value = 1});
+    synchronize(stream);
+    return fake_cuda::take_failures();
+  };
+  CHECK(fill(mine->data).empty());
+  const std::vector<fake_cuda::Failure> failures = fill(others->data);
+  REQUIRE(failures.size() == 1);
+  CHECK(failures[0].rule == fake_cuda::Rule::foreign_memory);
 }
 
 }  // namespace

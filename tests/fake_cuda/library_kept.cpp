@@ -1,0 +1,39 @@
+#include "fake_cuda/library_kept.h"
+
+#include "lockstep/kernels/cuda/gemm.h"
+#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/kept.h"
+#include "lockstep/tensor/data/transfer.h"
+
+namespace fake_cuda {
+
+Alive library_kept() {
+  using namespace lockstep;
+  const cuda::CudaLayout& layout = cuda::cuda_layout();
+  Alive all;
+  for (int i = 0; i < layout.count; ++i) {
+    if (!layout.devices[i]->started()) continue;
+    const Device device = Device::cuda(i);
+    detail::Kept kept{.pinned = 1};  // where kernels report
+    kept += detail::kept_staging(device);
+    kept += detail::kept_transfers(device);
+    all.pinned_allocations += kept.pinned;
+    if (cuda::lost(device)) continue;  // the rest went with the context
+    try {
+      empty_cache(device);
+    } catch (const Error&) {  // that nobody has waited for
+      empty_cache(device);
+    }
+    kept += detail::kept_streams(device);
+    all.streams += kept.streams;
+    all.events += kept.events;
+    all.handles += kernels::cuda::kept_handles(device);
+  }
+  return all;
+}
+
+}  // namespace fake_cuda
