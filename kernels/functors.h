@@ -65,6 +65,36 @@ LOCKSTEP_HD inline T power(T x, T y) {
   }
 }
 
+// The quotient rounded down, and what is left, which has the sign of y. Integers: x / 0 is 0, what is left of it is x.
+template <class T>
+LOCKSTEP_HD inline T remainder(T x, T y) {
+  if constexpr (kInteger<T>) {
+    if (y == 0) return x;
+    if (static_cast<std::int64_t>(y) == -1) return 0;  // the smallest number over -1 would end the process
+    const T rest = static_cast<T>(x % y);
+    return rest != 0 && (rest < 0) != (y < 0) ? static_cast<T>(rest + y) : rest;
+  } else {
+    const T rest = std::fmod(x, y);
+    return rest != T(0) && (rest < T(0)) != (y < T(0)) ? rest + y : rest;
+  }
+}
+template <class T>
+LOCKSTEP_HD inline T floor_quotient(T x, T y) {
+  if constexpr (kInteger<T>) {
+    if (y == 0) return 0;
+    if (static_cast<std::int64_t>(y) == -1) return minus(T(0), x);
+    const T quotient = static_cast<T>(x / y), rest = static_cast<T>(x % y);
+    return rest != 0 && (rest < 0) != (y < 0) ? static_cast<T>(quotient - 1) : quotient;
+  } else {
+    if (y == T(0)) return x / y;
+    // x less its remainder is a multiple of y, up to rounding.
+    const T quotient = (x - remainder(x, y)) / y;
+    if (quotient == T(0)) return std::copysign(T(0), x / y);
+    const T whole = std::floor(quotient);
+    return quotient - whole > T(0.5) ? whole + T(1) : whole;
+  }
+}
+
 // ---- conversion. Floating to integer truncates; what does not fit becomes the nearest end of the range, NaN becomes 0
 // (in C++ both are undefined). Integer to integer wraps. Anything but 0 is true.
 template <class To, class From>
@@ -159,7 +189,9 @@ constexpr bool supports(BinaryOp op) {
   if (is_predicate(op)) return true;
   switch (op) {
     case BinaryOp::maximum: case BinaryOp::minimum: return true;
-    case BinaryOp::add: case BinaryOp::sub: case BinaryOp::mul: case BinaryOp::pow: return !std::is_same_v<T, bool>;
+    case BinaryOp::add: case BinaryOp::sub: case BinaryOp::mul: case BinaryOp::pow:
+    case BinaryOp::floor_div: case BinaryOp::remainder:
+      return !std::is_same_v<T, bool>;
     default: return std::is_floating_point_v<Compute<T>>;  // an integer division by zero would end the process
   }
 }
@@ -184,11 +216,16 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
   else if constexpr (op == BinaryOp::logical_xor) return (x != T(0)) ^ (y != T(0));
   else if constexpr (op == BinaryOp::relu_grad) return math::select(y > T(0), x, T(0));
   else if constexpr (op == BinaryOp::tanh_grad) return x * (T(1) - y * y);
+  else if constexpr (op == BinaryOp::sigmoid_grad) return x * y * (T(1) - y);
+  else if constexpr (op == BinaryOp::floor_div) return floor_quotient(x, y);
+  else if constexpr (op == BinaryOp::remainder) return remainder(x, y);
   else {
-    static_assert(op == BinaryOp::sigmoid_grad);
-    return x * y * (T(1) - y);
+    static_assert(op == BinaryOp::smooth_l1);
+    const T d = std::fabs(x - y);
+    // Without a parabola where alpha is 0: d < 0 is never true, and the quotient is not chosen.
+    return math::select(d < alpha, T(0.5) * d * d / alpha, d - T(0.5) * alpha);
   }
 }
-inline constexpr int kBinaryOpCount = static_cast<int>(BinaryOp::sigmoid_grad) + 1;
+inline constexpr int kBinaryOpCount = static_cast<int>(BinaryOp::smooth_l1) + 1;
 
 }  // namespace lockstep::functors

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/kernels/activation.h"
+#include "lockstep/kernels/layer_args.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/runtime/stream.h"
 
@@ -40,6 +41,8 @@ enum class BinaryOp : std::uint8_t {
   relu_grad,     // y > 0 ? x : 0           (y: input or output)
   tanh_grad,     // x * (1 - y * y)         (y: output)
   sigmoid_grad,  // x * y * (1 - y)         (y: output)
+  floor_div, remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
+  smooth_l1,     // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2
 };
 struct BinaryArgs {
   BinaryOp op;
@@ -336,6 +339,13 @@ struct KernelTable {
   Kernel<BatchNormGradArgs> batch_norm_grad = nullptr;
   Kernel<SoftmaxArgs> softmax = nullptr;
   Kernel<SoftmaxGradArgs> softmax_grad = nullptr;
+  Kernel<GroupNormArgs> group_norm = nullptr;
+  Kernel<GroupNormGradArgs> group_norm_grad = nullptr;
+  Kernel<Resample2dArgs> resample2d = nullptr;
+  Kernel<CrossEntropyArgs> cross_entropy = nullptr;
+  Kernel<CrossEntropyGradArgs> cross_entropy_grad = nullptr;
+  Kernel<CumsumArgs> cumsum = nullptr;
+  Kernel<ArgsortArgs> argsort = nullptr;
   Kernel<GatherArgs> gather = nullptr;
   Kernel<ScatterAddArgs> scatter_add = nullptr;
   Kernel<IndexSelectArgs> index_select = nullptr;

@@ -30,6 +30,12 @@ LOCKSTEP_API Tensor mul(const Tensor& a, double b);
 LOCKSTEP_API Tensor div(const Tensor& a, double b);
 LOCKSTEP_API Tensor pow(const Tensor& base, double exponent);
 LOCKSTEP_API Tensor pow(double base, const Tensor& exponent);
+// The quotient rounded down, which has no gradient, and what it leaves, which has the sign of b. An integer divided by
+// 0 gives 0 and leaves itself.
+LOCKSTEP_API Tensor floor_divide(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor floor_divide(const Tensor& a, double b);
+LOCKSTEP_API Tensor remainder(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor remainder(const Tensor& a, double b);
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
 inline Tensor operator+(const Tensor& a, double b) { return add(a, b); }
@@ -120,6 +126,11 @@ LOCKSTEP_API Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims = fal
 LOCKSTEP_API Tensor norm(const Tensor& x);
 LOCKSTEP_API Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims = false);
 
+// (sum of |x|^p)^(1/p), of all elements or over dimensions; p = 0 counts what is not 0, infinities give the largest and
+// the smallest |x|. Its gradient at 0 is 0; among equal extremes the first gets it.
+LOCKSTEP_API Tensor vector_norm(const Tensor& x, double p);
+LOCKSTEP_API Tensor vector_norm(const Tensor& x, double p, const Dims& dims, bool keep_dims = false);
+
 struct ValuesAndIndices {
   Tensor values;
   Tensor indices;  // i64
@@ -140,6 +151,17 @@ LOCKSTEP_API Tensor any(const Tensor& x);
 LOCKSTEP_API Tensor any(const Tensor& x, const Dims& dims, bool keep_dims = false);
 LOCKSTEP_API Tensor all(const Tensor& x);
 LOCKSTEP_API Tensor all(const Tensor& x, const Dims& dims, bool keep_dims = false);
+
+// ---- order along a dimension
+
+// y[i] = x[0] + … + x[i]. Integers are summed in i64.
+LOCKSTEP_API Tensor cumsum(const Tensor& x, std::int64_t dim);
+// In ascending or descending order, and where each element was; equal ones stay in their order, NaN is greater than all
+// numbers.
+LOCKSTEP_API ValuesAndIndices sort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
+LOCKSTEP_API Tensor argsort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
+// The k largest or smallest, in order (the largest first, or the smallest).
+LOCKSTEP_API ValuesAndIndices topk(const Tensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true);
 
 // Sums over the dimensions that broadcasting `shape` to x added or stretched: the adjoint of expand.
 LOCKSTEP_API Tensor sum_to(const Tensor& x, const Shape& shape);

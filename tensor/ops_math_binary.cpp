@@ -54,6 +54,14 @@ Tensor pow_by_exponent(Of of) {
 constexpr BinaryRule kPow{
     "pow", BinaryOp::pow, {uses_a | uses_b, pow_by_base}, {uses_a | uses_b | uses_y, pow_by_exponent}};
 
+constexpr BinaryRule kFloorDivide{
+    "floor_divide", BinaryOp::floor_div, {uses_nothing, nullptr}, {uses_nothing, nullptr}};
+constexpr BinaryRule kRemainder{
+    "remainder",
+    BinaryOp::remainder,
+    {uses_nothing, [](Of of) { return of.g; }},
+    {uses_a | uses_b, [](Of of) { return -(of.g * floor_divide(of.a.detach(), of.b.detach())); }}};
+
 bool both_bool(const Tensor& a, const Tensor& b) {
   return a.defined() && b.defined() && a.dtype() == DType::boolean && b.dtype() == DType::boolean;
 }
@@ -103,6 +111,20 @@ Tensor div(const Tensor& a, const Tensor& b) {
   if (is_floating(dtype)) [[likely]]
     return apply(kDiv, a, b);
   return apply(kDiv, a.to(DefaultDType::get()), b.to(DefaultDType::get()));
+}
+
+Tensor floor_divide(const Tensor& a, const Tensor& b) {
+  NoGrad no_grad;
+  return apply(kFloorDivide, a, b);
+}
+Tensor floor_divide(const Tensor& a, double b) {
+  detail::check_defined("floor_divide", a);
+  return floor_divide(a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
+}
+Tensor remainder(const Tensor& a, const Tensor& b) { return apply(kRemainder, a, b); }
+Tensor remainder(const Tensor& a, double b) {
+  detail::check_defined("remainder", a);
+  return remainder(a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
 }
 
 Tensor pow(double base, const Tensor& exponent) {

@@ -1,4 +1,6 @@
 // Reductions over dimensions, and their derivatives.
+#include <cmath>
+
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -176,6 +178,27 @@ Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims) {
   return y;
 }
 Tensor norm(const Tensor& x) { return norm(x, every_dim("norm", x)); }
+
+Tensor vector_norm(const Tensor& x, double p, const Dims& dims, bool keep_dims) {
+  detail::check_defined("vector_norm", x);
+  const Tensor values = x.to(detail::floating_dtype(x.dtype()));
+  if (p == 2) return norm_of_squares(values, dims, keep_dims);
+  if (p == 0) return sum(ne(values, 0.0).to(values.dtype()), dims, keep_dims);
+  const Tensor magnitudes = abs(values);
+  if (p == 1) return sum(magnitudes, dims, keep_dims);
+  if (std::isinf(p)) {
+    const Reduced shapes = reduced("vector_norm", x.shape(), dims);
+    Tensor extremes = magnitudes;
+    for (const std::int64_t dim : dims) extremes = (p > 0 ? max(extremes, dim, true) : min(extremes, dim, true)).values;
+    return keep_dims ? extremes : extremes.reshape(shapes.dropped);
+  }
+  const Tensor total = sum(pow(magnitudes, p), dims, keep_dims);
+  if (!(GradMode::enabled() && x.requires_grad())) return pow(total, 1 / p);
+  // As in norm_of_squares.
+  const Tensor zero = eq(total, 0.0);
+  return where(zero, 0.0, pow(where(zero, 1.0, total), 1 / p));
+}
+Tensor vector_norm(const Tensor& x, double p) { return vector_norm(x, p, every_dim("vector_norm", x)); }
 
 Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims) {
   detail::check_defined("prod", x);

@@ -42,6 +42,17 @@ struct ConvGeometry {
 // weight [out, in / groups, height, width], bias [out] or undefined.
 LOCKSTEP_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                            const ConvGeometry& geometry = {});
+struct ConvTransposeGeometry {
+  Size2 stride = 1, padding = 0;
+  Size2 output_padding = 0;  // further rows and columns of the result; less than the stride or the dilation
+  Size2 dilation = 1;
+  int groups = 1;
+};
+// The adjoint of conv2d in its input, as an operation of its own: weight [in, out / groups, height, width], bias [out]
+// or undefined; a result of (size - 1) * stride - 2 padding + dilation * (kernel - 1) + output_padding + 1 rows and
+// columns.
+LOCKSTEP_API Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+                                     const ConvTransposeGeometry& geometry = {});
 // The adjoints of conv2d in its input and in its weight: bilinear themselves, and each other's derivatives. The first
 // is what others call a transposed convolution.
 LOCKSTEP_API Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Shape& input_shape,
@@ -57,6 +68,23 @@ struct PoolGeometry {
 LOCKSTEP_API Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
 // Padding counts as zeros in the mean.
 LOCKSTEP_API Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
+// Means over `output` bins of nearly equal size: bin i is [floor(i * size / output), ceil((i + 1) * size / output)).
+LOCKSTEP_API Tensor adaptive_avg_pool2d(const Tensor& x, Size2 output);
+
+enum class InterpolateMode : std::uint8_t { nearest, bilinear };
+struct Scale2 {
+  double height, width;
+  constexpr Scale2(double both) : height(both), width(both) {}  // NOLINT: converts like a number
+  constexpr Scale2(double rows, double columns) : height(rows), width(columns) {}
+};
+struct InterpolateOptions {
+  // One of the two: the size of the result, or what the sizes of x are multiplied by (and rounded down).
+  std::optional<Size2> size = std::nullopt;
+  std::optional<Scale2> scale_factor = std::nullopt;
+  InterpolateMode mode = InterpolateMode::nearest;
+  bool align_corners = false;  // bilinear: the centres of the corner pixels stay where they are, else the corners
+};
+LOCKSTEP_API Tensor interpolate(const Tensor& x, const InterpolateOptions& options);
 
 // ---- normalisation
 
@@ -72,6 +100,11 @@ LOCKSTEP_API Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tens
 // Over the last dimensions, whose sizes are `normalized`; weight and bias of that shape, or undefined.
 LOCKSTEP_API Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {},
                                const Tensor& bias = {}, double eps = 1e-5);
+
+// Over the `groups` groups of neighbouring channels of x [batch, channels, ..]; weight and bias [channels] or
+// undefined.
+LOCKSTEP_API Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {}, const Tensor& bias = {},
+                               double eps = 1e-5);
 
 // ---- softmax and dropout
 
@@ -100,7 +133,8 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
   double label_smoothing = 0;  // in [0, 1]
 };
-// logits [batch, classes, ..]; targets: classes (integers) [batch, ..], or probabilities shaped like the logits.
+// logits [batch, classes, ..]; targets: classes (integers) [batch, ..], or probabilities shaped like the logits. With
+// classes nothing of the size of the logits is kept for the gradient but themselves.
 LOCKSTEP_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
 // Inputs and targets of one shape.
@@ -108,5 +142,14 @@ LOCKSTEP_API Tensor mse_loss(const Tensor& input, const Tensor& target, Reductio
 LOCKSTEP_API Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean);
 // -(t log s + (1 - t) log(1 - s)) with s = sigmoid(logits), computed without overflow.
 LOCKSTEP_API Tensor bce_with_logits(const Tensor& logits, const Tensor& target, Reduction reduction = Reduction::mean);
+struct BceOptions {
+  Tensor weight = {};      // of each element, broadcast to the shape of the logits
+  Tensor pos_weight = {};  // of the term t log s, broadcast likewise
+  Reduction reduction = Reduction::mean;
+};
+LOCKSTEP_API Tensor bce_with_logits(const Tensor& logits, const Tensor& target, const BceOptions& options);
+// d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2.
+LOCKSTEP_API Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction = Reduction::mean,
+                                   double beta = 1);
 
 }  // namespace lockstep

@@ -1,9 +1,11 @@
 // Convolution and its two adjoints. The three are bilinear and close under differentiation: the derivative of each is
 // made of the others, so that any order of derivative comes for free.
+#include <algorithm>
 #include <limits>
 
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
 
 namespace lockstep {
@@ -151,6 +153,50 @@ Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& 
       Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry), geometry.groups});
   keep(record<Conv2dGradWeightNode>(dw, dy, input), dy, input, geometry);
   return dw;
+}
+
+Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeGeometry& g) {
+  constexpr const char* kOp = "conv_transpose2d";
+  detail::check_floating_alike(kOp, x, weight);
+  LOCKSTEP_CHECK(g.stride.height > 0 && g.stride.width > 0 && g.dilation.height > 0 && g.dilation.width > 0 &&
+                     g.padding.height >= 0 && g.padding.width >= 0 && g.groups > 0,
+                 "[", kOp,
+                 "] expected stride, dilation and groups of at least 1 and padding of at least 0, got stride ",
+                 g.stride, ", dilation ", g.dilation, ", groups ", g.groups, ", padding ", g.padding);
+  const auto fits = [](int extra, int stride, int dilation) {
+    return extra >= 0 && extra < std::max(stride, dilation);
+  };
+  LOCKSTEP_CHECK(fits(g.output_padding.height, g.stride.height, g.dilation.height) &&
+                     fits(g.output_padding.width, g.stride.width, g.dilation.width),
+                 "[", kOp, "] expected an output padding below the stride or the dilation, got ", g.output_padding,
+                 " with stride ", g.stride, " and dilation ", g.dilation);
+  LOCKSTEP_CHECK(
+      x.rank() == 4 && weight.rank() == 4 && x.shape()[1] == weight.shape()[0] && weight.shape()[0] % g.groups == 0,
+      "[", kOp, "] expected an input [batch, in, height, width] and a weight [in, out / groups, height, width] for ",
+      g.groups, " groups, got ", x, " and ", weight);
+  const std::int64_t outputs = weight.shape()[1] * g.groups;
+  if (bias.defined()) {
+    detail::check_floating_alike(kOp, x, bias);
+    LOCKSTEP_CHECK(bias.shape() == Shape{outputs}, "[", kOp, "] expected a bias [", outputs, "] for the weight ",
+                   weight, ", got ", bias);
+  }
+  Shape shape = x.shape();
+  shape[1] = outputs;
+  Tensor in = x;
+  const auto enlarge = [&](int dim, int stride, int padding, int dilation, int extra) {
+    shape[dim] =
+        (x.shape()[dim] - 1) * stride - 2 * std::int64_t{padding} + dilation * (weight.shape()[dim] - 1) + extra + 1;
+    LOCKSTEP_CHECK(x.shape()[dim] > 0 && weight.shape()[dim] > 0 && shape[dim] > 0, "[", kOp,
+                   "] expected sizes that give a result of at least 1x1, got ", x, " and ", weight, " with padding ",
+                   g.padding);
+    // So many more steps of the stride find room in the result; the convolution that this is the adjoint of has them.
+    if (extra >= stride) in = pad(in, dim, 0, extra / stride);
+  };
+  enlarge(2, g.stride.height, g.padding.height, g.dilation.height, g.output_padding.height);
+  enlarge(3, g.stride.width, g.padding.width, g.dilation.width, g.output_padding.width);
+  Tensor y = conv2d_grad_input(in, weight, shape, {g.stride, g.padding, g.dilation, g.groups});
+  if (bias.defined()) y.add_(bias.reshape({-1, 1, 1}));
+  return y;
 }
 
 }  // namespace lockstep

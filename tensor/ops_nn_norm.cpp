@@ -1,5 +1,5 @@
-// Batch and layer normalisation. Both are one kernel forward and one backward; under create_graph the derivative is
-// built from differentiable operations instead.
+// Batch normalisation: one kernel forward and one backward; under create_graph the derivative is built from
+// differentiable operations instead.
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_support.h"
@@ -10,7 +10,7 @@ namespace {
 // x [N, C, L], weight and bias [C]: normalised by the statistics of x itself.
 class BatchNormNode final : public NodeOf<3> {
  public:
-  const char* name() const override { return layer ? "layer_norm" : "batch_norm"; }
+  const char* name() const override { return "batch_norm"; }
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
     if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
     const Tensor dy = gradients[0].contiguous(), in = x.get(*this), scale = weight.get(*this);
@@ -43,7 +43,6 @@ class BatchNormNode final : public NodeOf<3> {
 
   Saved x, weight, mean, inv_std;
   double eps = 0;
-  bool layer = false;
 };
 
 // Normalised by given statistics: affine in x.
@@ -61,7 +60,7 @@ class FixedNormNode final : public NodeOf<3> {
   Saved x, weight, mean, inv_std;
 };
 
-Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state, bool layer) {
+Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {
   const Shape channels{x.shape()[1]};
   const bool own_statistics = state.training || !state.running_mean.defined();
   Tensor y = detail::fresh_like(x), mean, inv_std;
@@ -81,7 +80,6 @@ Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, cons
       node->mean.save(mean);
       node->inv_std.save(inv_std);
       node->eps = state.eps;
-      node->layer = layer;
     }
   } else if (auto* node = record<FixedNormNode>(y, x, weight, bias)) {
     NoGrad no_grad;
@@ -124,30 +122,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
                  "[batch_norm] expected more than one value per channel in training, got ", x);
   const Tensor flat =
       x.contiguous().reshape({x.shape()[0], channels, per_channel / std::max<std::int64_t>(x.shape()[0], 1)});
-  return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state, false)
-      .reshape(x.shape());
-}
-
-Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight, const Tensor& bias, double eps) {
-  detail::check_floating("layer_norm", x);
-  const int missing = x.rank() - normalized.rank();
-  bool fits = missing >= 0 && !normalized.empty();
-  for (int i = 0; fits && i < normalized.rank(); ++i) fits = x.shape()[missing + i] == normalized[i];
-  LOCKSTEP_CHECK(fits, "[layer_norm] expected an input whose last sizes are ", normalized, ", got ", x);
-  for (const Tensor& affine : {weight, bias}) {
-    if (!affine.defined()) continue;
-    detail::check_floating_alike("layer_norm", x, affine);
-    LOCKSTEP_CHECK(affine.shape() == normalized, "[layer_norm] expected a weight and a bias ", normalized, ", got ",
-                   affine);
-  }
-  // Each row is a channel of a batch of one.
-  const std::int64_t length = element_count(normalized);
-  const Tensor rows = x.contiguous().reshape({1, length == 0 ? 0 : x.count() / length, length});
-  Tensor y = normalize(rows, {}, {}, {.running_mean = {}, .running_var = {}, .training = true, .eps = eps}, true)
-                 .reshape(x.shape());
-  if (weight.defined()) y = y * weight;
-  if (bias.defined()) y = y + bias;
-  return y;
+  return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state).reshape(x.shape());
 }
 
 }  // namespace lockstep

@@ -10,14 +10,6 @@
 namespace lockstep {
 namespace {
 
-// [outer, size, inner], along the middle dimension.
-Shape folded(const Shape& shape, int dim) {
-  Shape result{1, shape.empty() ? 1 : shape[dim], 1};
-  for (int i = 0; i < shape.rank(); ++i)
-    if (i != dim) result[i < dim ? 0 : 2] *= shape[i];
-  return result;
-}
-
 class SoftmaxNode final : public NodeOf<1> {
  public:
   const char* name() const override { return log ? "log_softmax" : "softmax"; }
@@ -30,7 +22,7 @@ class SoftmaxNode final : public NodeOf<1> {
       return;
     }
     const Tensor dy = gradients[0].contiguous();
-    const Shape shape = folded(out.shape(), dim);
+    const Shape shape = detail::folded(out.shape(), dim);
     inputs[0] = detail::fresh_like(dy);
     detail::launch(dy.device(), &KernelTable::softmax_grad,
                    SoftmaxGradArgs{In{detail::view_reshaped(dy, shape)}, In{detail::view_reshaped(out, shape)},
@@ -47,7 +39,7 @@ Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
   if (!is_floating(x.dtype())) return softmax(name, x.to(DefaultDType::get()), dim, log);
   const int along = x.rank() == 0 ? 0 : normalize_dim(name, dim, x.rank());
   const Tensor in = x.contiguous();
-  const Shape shape = folded(in.shape(), along);
+  const Shape shape = detail::folded(in.shape(), along);
   Tensor y = detail::fresh_like(in);
   detail::launch(in.device(), &KernelTable::softmax,
                  SoftmaxArgs{In{detail::view_reshaped(in, shape)}, Out{detail::view_reshaped(y, shape)}, log});

@@ -84,6 +84,13 @@ View view_reshaped(const Tensor& tensor, const Shape& shape) {
   return view;
 }
 
+Shape folded(const Shape& shape, int dim) {
+  Shape result{1, shape.empty() ? 1 : shape[dim], 1};
+  for (int i = 0; i < shape.rank(); ++i)
+    if (i != dim) result[i < dim ? 0 : 2] *= shape[i];
+  return result;
+}
+
 void fill(const Tensor& tensor, double value) {
   if (tensor.count() == 0) return;
   constexpr double kTwoTo63 = 0x1p63;

@@ -29,6 +29,8 @@ void launch(Device device, Kernel<Args> KernelTable::*entry, const Args& args) {
 LOCKSTEP_API View view_as(const Tensor& tensor, const Shape& shape);
 // What a kernel sees of a contiguous `tensor` under another shape of as many elements.
 LOCKSTEP_API View view_reshaped(const Tensor& tensor, const Shape& shape);
+// `shape` as [outer, size, inner] with `dim` in the middle; rank 0 is one element.
+LOCKSTEP_API Shape folded(const Shape& shape, int dim);
 LOCKSTEP_API void fill(const Tensor& tensor, double value);
 // Copies the elements of `source`, broadcast and converted, into `destination` on the same device.
 LOCKSTEP_API void copy_elements(const Tensor& destination, const Tensor& source);

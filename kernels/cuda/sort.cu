@@ -11,13 +11,13 @@ __global__ void __launch_bounds__(kThreads)
     rank_kernel(const std::int64_t* keys, std::int64_t* sorted, std::int64_t* positions, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
-  const std::int64_t key = keys[i];
+  const auto key = static_cast<std::uint64_t>(keys[i]);
   std::int64_t rank = 0;
   for (std::int64_t k = 0; k < count; ++k) {
-    const std::int64_t other = keys[k];
+    const auto other = static_cast<std::uint64_t>(keys[k]);
     rank += other < key || (other == key && k < i);
   }
-  sorted[rank] = key;
+  sorted[rank] = keys[i];
   positions[rank] = i;
 }
 
@@ -116,6 +116,11 @@ __global__ void __launch_bounds__(kThreads)
 
 Sorted sort_keys(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
                  Scratch& scratch) {
+  const auto largest = static_cast<std::uint64_t>(limit > 0 ? limit - 1 : 0);
+  return sort_bits(stream, op, keys, count, std::max(1, static_cast<int>(std::bit_width(largest))), scratch);
+}
+
+Sorted sort_bits(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, int bits, Scratch& scratch) {
   constexpr std::int64_t kFew = 2048;
   Sorted a{scratch.take<std::int64_t>(count), scratch.take<std::int64_t>(count)};
   if (count <= kFew) {
@@ -127,7 +132,6 @@ Sorted sort_keys(Stream& stream, const char* op, std::int64_t* keys, std::int64_
   const std::int64_t blocks = (count + kTile - 1) / kTile;
   auto* counts = scratch.take<std::int64_t>(blocks * kDigits);
   const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0};
-  const int bits = std::max(1, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(limit > 0 ? limit - 1 : 0))));
   for (int shift = 0; shift < bits; shift += kDigitBits) {
     launch(stream, op, count_kernel, grid, from.keys, count, shift, counts);
     launch(stream, op, scan_kernel, Grid{dim3(1), dim3(kThreads), 0}, counts, blocks * kDigits);

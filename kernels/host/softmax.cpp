@@ -6,28 +6,12 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
 namespace {
-
-template <class C>
-C maximum(const C* x, std::int64_t count) {
-  constexpr std::int64_t kLanes = 32;  // few enough for registers, too many to be unrolled into scalars
-  constexpr C kLowest = -std::numeric_limits<C>::infinity();
-  C top = kLowest;
-  std::int64_t i = 0;
-  if (count >= kLanes) {
-    C lanes[kLanes];
-    std::fill_n(lanes, kLanes, kLowest);
-    for (; i + kLanes <= count; i += kLanes)
-      for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = functors::larger(x[i + j], lanes[j]);
-    for (std::int64_t j = 0; j < kLanes; ++j) top = functors::larger(lanes[j], top);
-  }
-  for (; i < count; ++i) top = functors::larger(x[i], top);
-  return top;
-}
 
 template <class C>
 void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
@@ -106,8 +90,7 @@ void backward(const SoftmaxGradArgs& a) {
     const C* y = all_y + o * size * inner;
     C* dx = all_dx.data() + o * size * inner;
     if (inner == 1) {
-      sums[0] = a.log ? sum(dy, size)
-                      : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; });
+      sums[0] = a.log ? sum(dy, size) : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; });
     } else {
       std::fill_n(sums, inner, 0.0);
       for (std::int64_t i = 0; i < size; ++i)

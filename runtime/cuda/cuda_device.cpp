@@ -113,6 +113,7 @@ const char* name_of(int op) {
     case report_index_select: return "index_select";
     case report_index_add: return "index_add";
     case report_max_unpool2d: return "max_unpool2d";
+    case report_cross_entropy: return "cross_entropy";
     default: return "kernel";
   }
 }

@@ -15,7 +15,14 @@ struct KernelReport {
   int ready;
 };
 
-enum ReportedOp : int { report_gather, report_scatter_add, report_index_select, report_index_add, report_max_unpool2d };
+enum ReportedOp : int {
+  report_gather,
+  report_scatter_add,
+  report_index_select,
+  report_index_add,
+  report_max_unpool2d,
+  report_cross_entropy,
+};
 
 // The address that kernels on `device` use. It lives for ever.
 KernelReport* kernel_report(Device device);

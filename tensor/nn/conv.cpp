@@ -5,13 +5,19 @@
 
 namespace lockstep {
 
+namespace {
+void check(const char* layer, std::int64_t inputs, std::int64_t outputs, Size2 kernel, int groups) {
+  LOCKSTEP_CHECK(groups > 0 && inputs > 0 && outputs > 0 && inputs % groups == 0 && outputs % groups == 0, "[", layer,
+                 "] expected channels that ", groups, " groups divide, got ", inputs, " inputs and ", outputs,
+                 " outputs");
+  LOCKSTEP_CHECK(kernel.height > 0 && kernel.width > 0, "[", layer, "] expected a kernel of at least 1x1, got ",
+                 kernel);
+}
+}  // namespace
+
 Conv2d::Conv2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel, Conv2dOptions options)
     : geometry_{options.stride, options.padding, options.dilation, options.groups} {
-  LOCKSTEP_CHECK(
-      options.groups > 0 && inputs > 0 && outputs > 0 && inputs % options.groups == 0 && outputs % options.groups == 0,
-      "[Conv2d] expected channels that ", options.groups, " groups divide, got ", inputs, " inputs and ", outputs,
-      " outputs");
-  LOCKSTEP_CHECK(kernel.height > 0 && kernel.width > 0, "[Conv2d] expected a kernel of at least 1x1, got ", kernel);
+  check("Conv2d", inputs, outputs, kernel, options.groups);
   const Tensor w = empty({outputs, inputs / options.groups, kernel.height, kernel.width});
   const Tensor b = options.bias ? empty({outputs}) : Tensor();
   init::default_affine(w, b);
@@ -23,6 +29,23 @@ Tensor Conv2d::forward(const Tensor& x) const {
   const Device device = x.device();
   const Tensor w = weight.on(device);
   return conv2d(x, w, bias.defined() ? bias.on(device) : Tensor(), geometry_);
+}
+
+ConvTranspose2d::ConvTranspose2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel,
+                                 ConvTranspose2dOptions options)
+    : geometry_{options.stride, options.padding, options.output_padding, options.dilation, options.groups} {
+  check("ConvTranspose2d", inputs, outputs, kernel, options.groups);
+  const Tensor w = empty({inputs, outputs / options.groups, kernel.height, kernel.width});
+  const Tensor b = options.bias ? empty({outputs}) : Tensor();
+  init::default_affine(w, b);
+  weight = Parameter(w);
+  if (options.bias) bias = Parameter(b);
+}
+
+Tensor ConvTranspose2d::forward(const Tensor& x) const {
+  const Device device = x.device();
+  const Tensor w = weight.on(device);
+  return conv_transpose2d(x, w, bias.defined() ? bias.on(device) : Tensor(), geometry_);
 }
 
 }  // namespace lockstep

@@ -27,4 +27,26 @@ class LOCKSTEP_API Conv2d : public Module<Conv2d> {
   ConvGeometry geometry_;
 };
 
+struct ConvTranspose2dOptions {
+  Size2 stride = 1, padding = 0, output_padding = 0;
+  int groups = 1;
+  bool bias = true;
+  Size2 dilation = 1;
+};
+
+// x [batch, inputs, height, width] -> [batch, outputs, ..]; weight [inputs, outputs / groups, kernel height, kernel
+// width], bias [outputs]. See conv_transpose2d for the size of the result.
+class LOCKSTEP_API ConvTranspose2d : public Module<ConvTranspose2d> {
+ public:
+  ConvTranspose2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel, ConvTranspose2dOptions options = {});
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+  const ConvTransposeGeometry& geometry() const { return geometry_; }
+
+  Parameter weight, bias;
+
+ private:
+  ConvTransposeGeometry geometry_;
+};
+
 }  // namespace lockstep

@@ -60,4 +60,21 @@ Tensor LayerNorm::forward(const Tensor& x) const {
   return layer_norm(x, normalized_, w, b, eps_);
 }
 
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormOptions options)
+    : groups_(groups), channels_(channels), eps_(options.eps) {
+  LOCKSTEP_CHECK(groups > 0 && channels > 0 && channels % groups == 0, "[GroupNorm] expected channels that ", groups,
+                 " groups divide, got ", channels);
+  if (!options.affine) return;
+  weight = Parameter(ones({channels}));
+  bias = Parameter(zeros({channels}));
+}
+
+Tensor GroupNorm::forward(const Tensor& x) const {
+  LOCKSTEP_CHECK(x.rank() >= 2 && x.shape()[1] == channels_, "[GroupNorm] expected an input [batch, ", channels_,
+                 ", ..], got ", x);
+  const Device device = x.device();
+  const Tensor w = on(weight, device), b = on(bias, device);
+  return group_norm(x, groups_, w, b, eps_);
+}
+
 }  // namespace lockstep

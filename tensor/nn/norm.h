@@ -69,4 +69,24 @@ class LOCKSTEP_API LayerNorm : public Module<LayerNorm> {
   double eps_;
 };
 
+struct GroupNormOptions {
+  double eps = 1e-5;
+  bool affine = true;  // with weight and bias
+};
+
+// Normalises each of `groups` groups of neighbouring channels of x [batch, channels, ..]; weight, bias [channels].
+class LOCKSTEP_API GroupNorm : public Module<GroupNorm> {
+ public:
+  GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormOptions options = {});
+  // Throws InvalidArgument unless x has so many channels.
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+
+  Parameter weight, bias;
+
+ private:
+  std::int64_t groups_, channels_;
+  double eps_;
+};
+
 }  // namespace lockstep

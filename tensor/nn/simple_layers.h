@@ -1,4 +1,4 @@
-// Layers without parameters: activations, pooling, flattening, dropout.
+// Layers without parameters: activations, pooling, resampling, flattening, dropout.
 #pragma once
 
 #include "lockstep/tensor/nn/module.h"
@@ -60,6 +60,24 @@ class AvgPool2d : public Module<AvgPool2d> {
  private:
   Size2 kernel_;
   PoolGeometry geometry_;
+};
+
+class AdaptiveAvgPool2d : public Module<AdaptiveAvgPool2d> {
+ public:
+  explicit AdaptiveAvgPool2d(Size2 output) : output_(output) {}
+  Tensor forward(const Tensor& x) const { return adaptive_avg_pool2d(x, output_); }
+
+ private:
+  Size2 output_;
+};
+// To a size or by a factor, see interpolate.
+class Upsample : public Module<Upsample> {
+ public:
+  explicit Upsample(InterpolateOptions options) : options_(options) {}
+  Tensor forward(const Tensor& x) const { return interpolate(x, options_); }
+
+ private:
+  InterpolateOptions options_;
 };
 
 // Merges the dimensions from `start_dim` to `end_dim`; by default all but the batch.

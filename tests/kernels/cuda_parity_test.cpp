@@ -35,7 +35,7 @@ TEST_CASE("CUDA parity: unary", "[cuda][parity]") {
 
 TEST_CASE("CUDA parity: binary", "[cuda][parity]") {
   NEEDS_CUDA
-  for (int op = 0; op < 19; ++op)
+  for (int op = 0; op < 22; ++op)
     for (const DType dtype : kAllDTypes)
       for (const Shape& shape : kShapes)
         for (const Layout left : kInputLayouts)

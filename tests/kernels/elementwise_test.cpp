@@ -198,6 +198,9 @@ const std::vector<BinaryCase> kBinary = {
     {BinaryOp::tanh_grad, "tanh_grad", [](double x, double y) { return x * (1 - y * y); }, BinaryCase::floats, false, 16},
     {BinaryOp::sigmoid_grad, "sigmoid_grad", [](double x, double y) { return x * y * (1 - y); }, BinaryCase::floats,
      false, 16},
+    {BinaryOp::smooth_l1, "smooth_l1", [](double x, double y) {
+       const double d = std::fabs(x - y);
+       return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2; }, BinaryCase::floats, false, 16},
 };
 
 bool legal(const BinaryCase& c, DType dtype) {
@@ -287,6 +290,43 @@ TEST_CASE("binary edges", "[elementwise]") {
     CHECK(z.integer(2) == kBig - 3);
     run(&KernelTable::binary, {.op = BinaryOp::pow, .x = y.in(), .y = y.in(), .out = z.out()});
     CHECK(z.integer(2) == 27);
+  }
+}
+
+TEST_CASE("floor_div, remainder and smooth_l1", "[elementwise]") {
+  const auto binary = [](BinaryOp op, DType dtype, std::vector<double> a, std::vector<double> b, double alpha = 1) {
+    const auto count = static_cast<std::int64_t>(a.size());
+    TestTensor x(dtype, {count}), y(dtype, {count}), z(dtype, {count});
+    x.fill([&](std::int64_t i) { return a[static_cast<std::size_t>(i)]; });
+    y.fill([&](std::int64_t i) { return b[static_cast<std::size_t>(i)]; });
+    run(&KernelTable::binary, BinaryArgs{.op = op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = alpha});
+    return z.values();
+  };
+  using Doubles = std::vector<double>;
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64}) {
+    INFO(to_string(dtype));
+    CHECK(binary(BinaryOp::floor_div, dtype, {7, -7, 7, -7, 6, -6, 0}, {2, 2, -2, -2, 3, 3, 5}) ==
+          Doubles{3, -4, -4, 3, 2, -2, 0});
+    CHECK(binary(BinaryOp::remainder, dtype, {7, -7, 7, -7, 6, -6, 0}, {2, 2, -2, -2, 3, 3, 5}) ==
+          Doubles{1, 1, -1, -1, 0, 0, 0});
+  }
+  CHECK(binary(BinaryOp::floor_div, DType::u8, {7, 255, 9}, {2, 16, 0}) == Doubles{3, 15, 0});
+  CHECK(binary(BinaryOp::remainder, DType::u8, {7, 255, 9}, {2, 16, 0}) == Doubles{1, 15, 9});
+  const double least = std::numeric_limits<std::int32_t>::min();
+  CHECK(binary(BinaryOp::floor_div, DType::i32, {least, 5, -5}, {-1, 0, 0}) == Doubles{least, 0, 0});
+  CHECK(binary(BinaryOp::remainder, DType::i32, {least, 5, -5}, {-1, 0, 0}) == Doubles{0, 5, -5});
+  CHECK(binary(BinaryOp::floor_div, DType::f64, {1, -1, 0.7, std::numeric_limits<double>::infinity()}, {0, 0, 0.1, 1})[0] == std::numeric_limits<double>::infinity());
+  CHECK(binary(BinaryOp::floor_div, DType::f64, {-1}, {0})[0] == -std::numeric_limits<double>::infinity());
+  // 0.7 / 0.1 rounds to 7, but 0.7 is less than 7 times 0.1: what is left of it is almost 0.1.
+  CHECK(binary(BinaryOp::floor_div, DType::f64, {0.7}, {0.1})[0] == 6);
+  CHECK(binary(BinaryOp::remainder, DType::f64, {0.7}, {0.1})[0] == Approx(0.1));
+  CHECK(binary(BinaryOp::remainder, DType::f32, {5.5, -5.5}, {2, 2}) == Doubles{1.5, 0.5});
+  for (const DType dtype : kFloatingDTypes) {
+    CHECK(binary(BinaryOp::smooth_l1, dtype, {0, 1, 3, -3, 0.5}, {0, 0, 0, 0, 0}, 1) ==
+          Doubles{0, 0.5, 2.5, 2.5, 0.125});
+    CHECK(binary(BinaryOp::smooth_l1, dtype, {1, 4, -4}, {0, 1, 1}, 2) == Doubles{0.25, 2, 4});
+    CHECK(binary(BinaryOp::smooth_l1, dtype, {0, 1, -3}, {0, 0, 0}, 0) == Doubles{0, 1, 3});
+    CHECK(std::isnan(binary(BinaryOp::smooth_l1, dtype, {std::numeric_limits<double>::quiet_NaN()}, {0}, 1)[0]));
   }
 }
 

@@ -49,6 +49,12 @@ TEST_CASE("a dtype that an operation does not have is named", "[errors]") {
   refuses(&KernelTable::softmax_grad, SoftmaxGradArgs{.dy = i.in(), .y = i.in(), .dx = i.out(), .log = false}, "[softmax_grad]", "i64");
   refuses(&KernelTable::batch_norm, BatchNormArgs{.x = i.in(), .y = i.out(), .training = true, .momentum = 0, .eps = 0}, "[batch_norm]", "i64");
   refuses(&KernelTable::batch_norm_grad, BatchNormGradArgs{.dy = i.in(), .x = i.in(), .dx = i.out()}, "[batch_norm_grad]", "i64");
+  refuses(&KernelTable::group_norm, GroupNormArgs{.x = i.in(), .y = i.out(), .eps = 0}, "[group_norm]", "i64");
+  refuses(&KernelTable::group_norm_grad, GroupNormGradArgs{.dy = i.in(), .x = i.in(), .dx = i.out()}, "[group_norm_grad]", "i64");
+  refuses(&KernelTable::resample2d, Resample2dArgs{.x = i.in(), .y = i.out(), .kind = ResampleKind::nearest}, "[resample2d]", "i64");
+  refuses(&KernelTable::cross_entropy, CrossEntropyArgs{.x = i.in(), .targets = i.in(), .loss = i.out(), .ignore_index = 0, .label_smoothing = 0}, "[cross_entropy]", "i64");
+  refuses(&KernelTable::cross_entropy_grad, CrossEntropyGradArgs{.x = i.in(), .dx = i.out(), .ignore_index = 0, .label_smoothing = 0}, "[cross_entropy_grad]", "i64");
+  refuses(&KernelTable::cumsum, CumsumArgs{.x = b.in(), .y = b.out(), .reverse = false}, "[cumsum]", "bool");
   refuses(&KernelTable::scatter_add, ScatterAddArgs{.in = b.in(), .index = i.in(), .out = b.inout(), .dim = 0}, "[scatter_add]", "bool");
   refuses(&KernelTable::index_add, IndexAddArgs{.in = b.in(), .index = i.in(), .out = b.inout(), .dim = 0}, "[index_add]", "bool");
   refuses(&KernelTable::random, RandomArgs{.kind = RandomKind::normal, .out = i.out(), .key = 1, .stream = 0, .a = 0, .b = 1}, "[random]", "i64");

@@ -1,0 +1,171 @@
+// Group and layer normalisation of [batch, groups, channels, length]. The threads of a line go over one group: its
+// statistics are one pass in double, of the distances from the first element (as exact as two passes unless that
+// element is far outside), and the passes after the first one find the line in the cache. Gradients of the parameters
+// are a fold over the channels.
+#include <cmath>
+
+#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/lines.cuh"
+#include "lockstep/kernels/cuda/norm.cuh"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+struct Groups {
+  Lines lines;  // one for each group of each image
+  std::int64_t groups, channels;
+  Splitter by_length;  // positions in a line
+
+  explicit Groups(const Shape& x)
+      : lines(Shape{x[0] * x[1], x[2] * x[3], 1}), groups(x[1]), channels(x[2]), by_length(x[3], x[2] * x[3]) {}
+  // Of the parameters: the first channel of a line, and how far behind it a position of the line is.
+  LOCKSTEP_HD std::int64_t first_channel(std::int64_t line) const { return line % groups * channels; }
+  LOCKSTEP_HD std::int64_t channel_of(std::int64_t position) const {
+    std::int64_t ignored;
+    return by_length.split(position, &ignored);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    group_norm_kernel(const T* x, const T* weight, const T* bias, T* y, Compute<T>* mean, Compute<T>* inv_std,
+                      double eps, const Groups s) {
+  using C = Compute<T>;
+  for_each_line(s.lines, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
+    const std::int64_t size = inside ? s.lines.size : 0;
+    const double pivot = inside ? number(x, begin) : 0;
+    Two sums{0, 0};
+    for (std::int64_t i = lane; i < size; i += s.lines.lanes) {
+      const double d = number(x, begin + i) - pivot;
+      sums.first += d;
+      sums.second += d * d;
+    }
+    sums = join_line(AddTwo{}, sums, s.lines, lane, distance);
+    if (!inside) return;  // no barrier follows
+    const auto count = static_cast<double>(size);
+    const double shift = sums.first / count;
+    double squares = sums.second - sums.first * shift;
+    if (squares < 0) squares = 0;  // by rounding; NaN stays
+    const double inverse = 1 / std::sqrt(squares / count + eps);
+    const C centre = static_cast<C>(pivot + shift), scale = static_cast<C>(inverse);
+    if (lane == 0 && mean) mean[line] = centre;
+    if (lane == 0 && inv_std) inv_std[line] = scale;
+    const std::int64_t first = s.first_channel(line);
+    for (std::int64_t i = lane; i < size; i += s.lines.lanes) {
+      C value = (widen(x[begin + i]) - centre) * scale;
+      if (weight || bias) {
+        const std::int64_t c = first + s.channel_of(i);
+        if (weight) value *= widen(weight[c]);
+        if (bias) value += widen(bias[c]);
+      }
+      y[begin + i] = narrow<T>(value);
+    }
+  });
+}
+
+// With x' = (x - mean) * inv_std and g = dy * weight: dx = inv_std * (g - mean(g) - x' * mean(g * x')).
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    group_norm_grad_kernel(const T* dy, const T* x, const T* weight, const Compute<T>* mean, const Compute<T>* inv_std,
+                           T* dx, const Groups s) {
+  using C = Compute<T>;
+  for_each_line(s.lines, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
+    const std::int64_t size = inside ? s.lines.size : 0;
+    const C centre = inside ? mean[line] : C(0);
+    const std::int64_t first = s.first_channel(line);
+    const auto gradient = [&](std::int64_t i) {
+      const C d = widen(dy[begin + i]);
+      return weight ? d * widen(weight[first + s.channel_of(i)]) : d;
+    };
+    Two sums{0, 0};
+    for (std::int64_t i = lane; i < size; i += s.lines.lanes) {
+      const double g = static_cast<double>(gradient(i));
+      sums.first += g;
+      sums.second += g * (number(x, begin + i) - static_cast<double>(centre));
+    }
+    sums = join_line(AddTwo{}, sums, s.lines, lane, distance);
+    if (!inside) return;  // no barrier follows
+    const double inverse = static_cast<double>(inv_std[line]), count = static_cast<double>(size);
+    const C scale = static_cast<C>(inverse), offset = static_cast<C>(inverse * sums.first / count);
+    const C slope = static_cast<C>(inverse * inverse * inverse * sums.second / count);
+    for (std::int64_t i = lane; i < size; i += s.lines.lanes)
+      dx[begin + i] = narrow<T>(scale * gradient(i) - (widen(x[begin + i]) - centre) * slope - offset);
+  });
+}
+
+// Results are the channels of all groups; first: the sum of dy, second: of dy * x'.
+template <class T>
+struct ParameterSums : AddTwo {
+  const T *dy, *x;
+  const Compute<T>*mean, *inv_std;
+  T *dweight, *dbias;
+  Splitter by_line;  // offsets in x
+
+  __device__ Two load(std::int64_t, std::int64_t offset, std::int64_t) const {
+    std::int64_t ignored;
+    const std::int64_t line = by_line.split(offset, &ignored);
+    const double d = number(dy, offset);
+    return {d, d * (number(x, offset) - static_cast<double>(mean[line])) * static_cast<double>(inv_std[line])};
+  }
+  __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
+    if (dweight) dweight[c] = rounded<T>(total.second);
+    if (dbias) dbias[c] = rounded<T>(total.first);
+  }
+};
+
+template <class T>
+T* or_null(const View& view) {
+  return view.present ? static_cast<T*>(view.data) : nullptr;
+}
+
+template <class T>
+void forward(Stream& stream, const GroupNormArgs& a) {
+  using C = Compute<T>;
+  const Shape& shape = a.x.view.shape;
+  if (element_count(shape) == 0) return;
+  const Groups groups(shape);
+  launch(stream, GroupNormArgs::kName, group_norm_kernel<T>, groups.lines.grid(sizeof(Two)), data<T>(a.x),
+         or_null<T>(a.weight.view), or_null<T>(a.bias.view), data<T>(a.y), or_null<C>(a.mean.view),
+         or_null<C>(a.inv_std.view), a.eps, groups);
+}
+
+template <class T>
+void backward(Stream& stream, const GroupNormGradArgs& a) {
+  using C = Compute<T>;
+  const Shape& shape = a.x.view.shape;
+  if (element_count(shape) > 0) {
+    const Groups groups(shape);
+    launch(stream, GroupNormGradArgs::kName, group_norm_grad_kernel<T>, groups.lines.grid(sizeof(Two)), data<T>(a.dy),
+           data<T>(a.x), or_null<T>(a.weight.view), data<C>(a.mean), data<C>(a.inv_std), data<T>(a.dx), groups);
+  }
+  if (!a.dweight.view.present && !a.dbias.view.present) return;
+  ParameterSums<T> sums;
+  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x);
+  sums.mean = data<C>(a.mean), sums.inv_std = data<C>(a.inv_std);
+  sums.dweight = or_null<T>(a.dweight.view), sums.dbias = or_null<T>(a.dbias.view);
+  sums.by_line = Splitter(shape[2] * shape[3], element_count(shape));
+  bool lanes_adjacent;
+  const FoldShape fold_shape = channel_shape({shape[0], shape[1] * shape[2], shape[3]}, &lanes_adjacent);
+  fold(stream, GroupNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
+}
+
+}  // namespace
+
+void group_norm(Stream& stream, const GroupNormArgs& args) {
+  check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
+}
+void group_norm_grad(Stream& stream, const GroupNormGradArgs& args) {
+  check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
+}
+
+void list_group_norm(KernelList& list) {
+  for_floating([&]<class T>(Type<T>) {
+    list.add(group_norm_kernel<T>);
+    list.add(group_norm_grad_kernel<T>);
+    list.add(fold_kernel<ParameterSums<T>>);
+  });
+}
+
+}  // namespace lockstep::kernels::cuda

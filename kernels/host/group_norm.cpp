@@ -1,0 +1,270 @@
+// Group and layer normalisation: one row of [channels, length] after another, each of which the cache holds while it is
+// passed over. Sums of f32 are in f32 for a few hundred elements, then in double.
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/sums.h"
+#include "lockstep/kernels/host/vector.h"
+#include "lockstep/kernels/host/widen.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+struct Sizes {
+  std::int64_t rows, groups, channels, length;
+  explicit Sizes(const Shape& x) : rows(x[0] * x[1]), groups(x[1]), channels(x[2]), length(x[3]) {}
+  std::int64_t row() const { return channels * length; }
+  // Of the parameters: the first channel of a row.
+  std::int64_t first_channel(std::int64_t row) const { return row % groups * channels; }
+};
+
+struct Two {
+  double first = 0, second = 0;
+};
+
+// The sums over pieces of a row: `vector(i, a, b)` adds to the vectors a and b what the elements from i on give,
+// `scalar(i, total)` what one element gives.
+template <class C, class AddVector, class AddScalar>
+Two sum_pieces(std::int64_t count, AddVector&& vector, AddScalar&& scalar) {
+  constexpr std::int64_t kVectors = 4, kStep = kVectors * kWidth<C>, kPiece = 16 * kStep;
+  Two total;
+  std::int64_t i = 0;
+  const std::int64_t whole = count / kStep * kStep;
+  while (i < whole) {
+    Vector<C> a[kVectors] = {}, b[kVectors] = {};
+    for (const std::int64_t end = std::min(i + kPiece, whole); i < end; i += kStep)
+      for (std::int64_t k = 0; k < kVectors; ++k) vector(i + k * kWidth<C>, a[k], b[k]);
+    for (std::int64_t k = 0; k < kVectors; ++k)
+      for (int lane = 0; lane < kWidth<C>; ++lane) {
+        total.first += static_cast<double>(a[k][lane]);
+        total.second += static_cast<double>(b[k][lane]);
+      }
+  }
+  for (; i < count; ++i) scalar(i, total);
+  return total;
+}
+
+// The mean, and the sum of the squared distances from it.
+template <class C>
+Two statistics(const C* x, std::int64_t count) {
+  const auto around = [=](C pivot) {
+    return sum_pieces<C>(
+        count,
+        [=](std::int64_t i, Vector<C>& sum, Vector<C>& squares) {
+          const Vector<C> d = load(x + i) - pivot;
+          sum += d;
+          squares += d * d;
+        },
+        [=](std::int64_t i, Two& total) {
+          const double d = static_cast<double>(x[i]) - static_cast<double>(pivot);
+          total.first += d;
+          total.second += d * d;
+        });
+  };
+  const auto elements = static_cast<double>(count);
+  const std::int64_t few = std::min<std::int64_t>(count, 16);
+  const C pivot = static_cast<C>(sum(x, few) / static_cast<double>(few));
+  Two sums = around(pivot);
+  const double mean = static_cast<double>(pivot) + sums.first / elements;
+  double squares = sums.second - sums.first * sums.first / elements;
+  if (!(squares < sums.second / 64)) return {mean, squares};
+  // The first elements were far outside, and little is left of the difference: once more, from the mean.
+  const C centre = static_cast<C>(mean);
+  sums = around(centre);
+  squares = sums.second - sums.first * sums.first / elements;
+  return {static_cast<double>(centre) + sums.first / elements, squares > 0 ? squares : 0};
+}
+
+// Calls f(begin, end) for pieces of [begin, end), and asks for what lies `ahead` elements behind each of them: the next
+// row is on its way while this one is written.
+template <class C, class F>
+void for_each_piece(std::int64_t begin, std::int64_t end, std::int64_t ahead, std::initializer_list<const C*> next,
+                    F&& f) {
+  constexpr std::int64_t kPiece = 256, kLine = 64 / sizeof(C);
+  for (std::int64_t i = begin; i < end; i += kPiece) {
+    const std::int64_t stop = std::min(i + kPiece, end);
+    for (const C* memory : next)
+      for (std::int64_t k = i; k < stop; k += kLine) __builtin_prefetch(memory + ahead + k);
+    f(i, stop);
+  }
+}
+
+template <class C>
+void normalize_row(const Sizes& s, const C* x, const C* weight, const C* bias, C* y, C centre, C scale) {
+  if (s.length == 1) {
+    // A parameter for every element: the parameters' presence is settled outside of the loops.
+    for_each_piece<C>(0, s.channels, s.row(), {x}, [&](std::int64_t begin, std::int64_t end) {
+      if (weight && bias) {
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = begin; i < end; ++i) y[i] = (x[i] - centre) * scale * weight[i] + bias[i];
+        return;
+      }
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = begin; i < end; ++i) y[i] = (x[i] - centre) * scale;
+      if (weight)
+        for (std::int64_t i = begin; i < end; ++i) y[i] *= weight[i];
+      if (bias)
+        for (std::int64_t i = begin; i < end; ++i) y[i] += bias[i];
+    });
+    return;
+  }
+  for (std::int64_t c = 0; c < s.channels; ++c) {
+    const C slope = weight ? scale * weight[c] : scale, offset = bias ? bias[c] : C(0);
+    for_each_piece<C>(c * s.length, (c + 1) * s.length, s.row(), {x}, [&](std::int64_t begin, std::int64_t end) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = begin; i < end; ++i) y[i] = (x[i] - centre) * slope + offset;
+    });
+  }
+}
+
+template <class C>
+void forward(const GroupNormArgs& a) {
+  const Sizes s(a.x.view.shape);
+  if (s.row() == 0) return;
+  Scratch scratch;
+  const C* x = read<C>(scratch, a.x);
+  const C* weight = read<C>(scratch, a.weight);
+  const C* bias = read<C>(scratch, a.bias);
+  const Writer<C> y(scratch, a.y), mean(scratch, a.mean), inv_std(scratch, a.inv_std);
+  const auto count = static_cast<double>(s.row());
+  for (std::int64_t r = 0; r < s.rows; ++r) {
+    const C* row = x + r * s.row();
+    const auto [average, squares] = statistics(row, s.row());
+    const double inverse = 1 / std::sqrt(squares / count + a.eps);
+    if (mean.data()) mean.data()[r] = static_cast<C>(average);
+    if (inv_std.data()) inv_std.data()[r] = static_cast<C>(inverse);
+    const std::int64_t c = s.first_channel(r);
+    normalize_row(s, row, weight ? weight + c : nullptr, bias ? bias + c : nullptr, y.data() + r * s.row(),
+                  static_cast<C>(average), static_cast<C>(inverse));
+  }
+  y.finish();
+}
+
+// What the gradient reads of a row.
+template <class C>
+struct Row {
+  const C *dy, *x, *weight;
+  C centre, inverse;
+};
+
+// The sums of g = dy * weight and of g * (x - mean) over a row of single elements; adds dy and dy * x' to the
+// channels'.
+template <class C>
+Two sum_elements(const Row<C>& r, std::int64_t size, C* sums, C* products) {
+  return sum_pieces<C>(
+      size,
+      [=](std::int64_t i, Vector<C>& first, Vector<C>& second) {
+        const Vector<C> d = load(r.dy + i), v = load(r.x + i) - r.centre, g = d * load(r.weight + i);
+        first += g;
+        second += g * v;
+        store(load(sums + i) + d, sums + i);
+        store(load(products + i) + d * v * r.inverse, products + i);
+      },
+      [=](std::int64_t i, Two& total) {
+        const C d = r.dy[i], v = r.x[i] - r.centre, g = d * r.weight[i];
+        total.first += static_cast<double>(g);
+        total.second += static_cast<double>(g) * static_cast<double>(v);
+        sums[i] += d;
+        products[i] += d * v * r.inverse;
+      });
+}
+
+// The same of a row whose channels have several elements.
+template <class C>
+Two sum_channels(const Sizes& s, const Row<C>& r, C* sums, C* products) {
+  Two total;
+  for (std::int64_t c = 0; c < s.channels; ++c) {
+    const C* dy = r.dy + c * s.length;
+    const C* x = r.x + c * s.length;
+    const Two own = sum_pieces<C>(
+        s.length,
+        [=, centre = r.centre](std::int64_t i, Vector<C>& first, Vector<C>& second) {
+          const Vector<C> d = load(dy + i);
+          first += d;
+          second += d * (load(x + i) - centre);
+        },
+        [=, centre = r.centre](std::int64_t i, Two& sum) {
+          sum.first += static_cast<double>(dy[i]);
+          sum.second += static_cast<double>(dy[i]) * static_cast<double>(x[i] - centre);
+        });
+    sums[c] += static_cast<C>(own.first);
+    products[c] += static_cast<C>(own.second * static_cast<double>(r.inverse));
+    total.first += static_cast<double>(r.weight[c]) * own.first;
+    total.second += static_cast<double>(r.weight[c]) * own.second;
+  }
+  return total;
+}
+
+// With x' = (x - mean) * inv_std, g = dy * weight and means over a row: dx = inv_std * (g - mean(g) - x' * mean(g *
+// x')). dweight and dbias are the sums of dy * x' and of dy.
+template <class C>
+void backward(const GroupNormGradArgs& a) {
+  const Sizes s(a.x.view.shape);
+  Scratch scratch;
+  const C* dy = read<C>(scratch, a.dy);
+  const C* x = read<C>(scratch, a.x);
+  const C* weight = read<C>(scratch, a.weight);
+  const C* mean = read<C>(scratch, a.mean);
+  const C* inv_std = read<C>(scratch, a.inv_std);
+  const Writer<C> all_dx(scratch, a.dx), dweight(scratch, a.dweight), dbias(scratch, a.dbias);
+  const std::int64_t channels = s.groups * s.channels, size = s.row();
+  // Of dy, and of dy * x': of a few images, then of all.
+  constexpr std::int64_t kImages = 16;
+  C* few[2] = {scratch.take<C>(channels), scratch.take<C>(channels)};
+  double* all[2] = {scratch.take<double>(channels), scratch.take<double>(channels)};
+  for (int k = 0; k < 2; ++k) std::fill_n(few[k], channels, C(0)), std::fill_n(all[k], channels, 0.0);
+  const auto collect = [&] {
+    for (int k = 0; k < 2; ++k)
+      for (std::int64_t c = 0; c < channels; ++c) all[k][c] += static_cast<double>(few[k][c]), few[k][c] = 0;
+  };
+  C* ones = nullptr;
+  if (!weight) std::fill_n(ones = scratch.take<C>(s.channels), s.channels, C(1));
+  for (std::int64_t r = 0; r < s.rows && size > 0; ++r) {
+    const std::int64_t first = s.first_channel(r);
+    const Row<C> row{dy + r * size, x + r * size, weight ? weight + first : ones, mean[r], inv_std[r]};
+    C* dx = all_dx.data() + r * size;
+    const Two sums = s.length == 1 ? sum_elements(row, size, few[0] + first, few[1] + first)
+                                   : sum_channels(s, row, few[0] + first, few[1] + first);
+    const double inverse = static_cast<double>(row.inverse), count = static_cast<double>(size);
+    const C centre = row.centre, scale = row.inverse;
+    const C offset = static_cast<C>(inverse * sums.first / count);
+    const C slope = static_cast<C>(inverse * inverse * inverse * sums.second / count);
+    for (std::int64_t c = 0; c < (s.length == 1 ? 1 : s.channels); ++c) {
+      const std::int64_t begin = c * s.length, end = s.length == 1 ? size : begin + s.length;
+      for_each_piece<C>(begin, end, size, {row.dy, row.x}, [&](std::int64_t from, std::int64_t to) {
+        if (s.length == 1) {
+          LOCKSTEP_INDEPENDENT
+          for (std::int64_t i = from; i < to; ++i)
+            dx[i] = scale * row.dy[i] * row.weight[i] - (row.x[i] - centre) * slope - offset;
+        } else {
+          const C factor = scale * row.weight[c];
+          LOCKSTEP_INDEPENDENT
+          for (std::int64_t i = from; i < to; ++i) dx[i] = factor * row.dy[i] - (row.x[i] - centre) * slope - offset;
+        }
+      });
+    }
+    if ((r + 1) % (kImages * s.groups) == 0) collect();
+  }
+  collect();
+  if (dweight.data()) std::copy_n(all[1], channels, dweight.data());
+  if (dbias.data()) std::copy_n(all[0], channels, dbias.data());
+  dweight.finish();
+  dbias.finish();
+  all_dx.finish();
+}
+
+}  // namespace
+
+void group_norm(Stream& stream, const GroupNormArgs& args) {
+  check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
+}
+void group_norm_grad(Stream& stream, const GroupNormGradArgs& args) {
+  check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
+}
+
+}  // namespace lockstep::kernels::host

@@ -1,0 +1,115 @@
+// Resampling as two passes for each row of the result: rows of the source are mixed into one, which is then mixed along
+// itself. The adjoint takes the same steps backwards.
+#include "lockstep/kernels/resample.h"
+
+#include <algorithm>
+
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/widen.h"
+
+namespace lockstep::kernels::host {
+namespace {
+
+template <class C>
+struct Plane {
+  std::int64_t planes, height, width;  // of the source
+  std::int64_t rows, columns;          // of the result
+  const Taps<C>*row_taps, *column_taps;
+
+  Plane(Scratch& scratch, const Resample2dArgs& a) {
+    const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
+    const Shape& result = a.adjoint ? a.x.view.shape : a.y.view.shape;
+    planes = source[0] * source[1];
+    height = source[2], width = source[3], rows = result[2], columns = result[3];
+    row_taps = make(scratch, {height, rows, a.kind, a.step[0], a.align_corners});
+    column_taps = make(scratch, {width, columns, a.kind, a.step[1], a.align_corners});
+  }
+  static const Taps<C>* make(Scratch& scratch, const ResampleAxis& axis) {
+    auto* taps = scratch.take<Taps<C>>(axis.result);
+    for (std::int64_t i = 0; i < axis.result; ++i) taps[i] = taps_of<C>(axis, i);
+    return taps;
+  }
+};
+
+template <class C>
+void mix_rows(const Taps<C>& taps, const C* source, std::int64_t width, C* mixed) {
+  for (std::int64_t k = 0; k < taps.count; ++k) {
+    const C weight = taps.weight(k);
+    const C* row = source + (taps.first + k) * width;
+    if (k == 0) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = 0; i < width; ++i) mixed[i] = weight * row[i];
+    } else {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = 0; i < width; ++i) mixed[i] += weight * row[i];
+    }
+  }
+}
+
+template <class C>
+bool same(const Taps<C>& a, const Taps<C>& b) {
+  return a.first == b.first && a.count == b.count && a.weights[0] == b.weights[0] && a.weights[1] == b.weights[1];
+}
+
+template <class C>
+void forward(Scratch& scratch, const Plane<C>& p, const C* x, C* y) {
+  C* mixed = scratch.take<C>(p.width);
+  for (std::int64_t plane = 0; plane < p.planes; ++plane)
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      const Taps<C>& taps = p.row_taps[r];
+      // Rows that are enlarged are often made of the same ones.
+      if (r == 0 || !same(taps, p.row_taps[r - 1])) mix_rows(taps, x + plane * p.height * p.width, p.width, mixed);
+      C* to = y + (plane * p.rows + r) * p.columns;
+      for (std::int64_t c = 0; c < p.columns; ++c) {
+        const Taps<C>& t = p.column_taps[c];
+        C sum = t.weights[0] * mixed[t.first];
+        for (std::int64_t k = 1; k < t.count; ++k) sum += t.weights[1] * mixed[t.first + k];
+        to[c] = sum;
+      }
+    }
+}
+
+template <class C>
+void adjoint(Scratch& scratch, const Plane<C>& p, const C* dy, C* dx) {
+  C* spread = scratch.take<C>(p.width);
+  std::fill_n(dx, p.planes * p.height * p.width, C(0));
+  for (std::int64_t plane = 0; plane < p.planes; ++plane)
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      const C* from = dy + (plane * p.rows + r) * p.columns;
+      std::fill_n(spread, p.width, C(0));
+      for (std::int64_t c = 0; c < p.columns; ++c) {
+        const Taps<C>& t = p.column_taps[c];
+        for (std::int64_t k = 0; k < t.count; ++k) spread[t.first + k] += t.weight(k) * from[c];
+      }
+      const Taps<C>& taps = p.row_taps[r];
+      for (std::int64_t k = 0; k < taps.count; ++k) {
+        const C weight = taps.weight(k);
+        C* to = dx + (plane * p.height + taps.first + k) * p.width;
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = 0; i < p.width; ++i) to[i] += weight * spread[i];
+      }
+    }
+}
+
+template <class C>
+void resample(const Resample2dArgs& a) {
+  Scratch scratch;
+  const C* x = read<C>(scratch, a.x);
+  const Writer<C> y(scratch, a.y);
+  const Plane<C> plane(scratch, a);
+  if (a.adjoint)
+    adjoint(scratch, plane, x, y.data());
+  else
+    forward(scratch, plane, x, y.data());
+  y.finish();
+}
+
+}  // namespace
+
+void resample2d(Stream& stream, const Resample2dArgs& args) {
+  check_floating(Resample2dArgs::kName, args.x.view.dtype, stream);
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, resample<C>); });
+}
+
+}  // namespace lockstep::kernels::host

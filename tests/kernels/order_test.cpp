@@ -1,0 +1,84 @@
+// Running sums and sorting, against plain loops.
+#include <algorithm>
+#include <numeric>
+
+#include "support/catch.h"
+#include "support/views.h"
+
+using namespace lockstep;
+using namespace support;
+
+namespace {
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+}
+
+TEST_CASE("cumsum", "[cumsum]") {
+  for (const Shape& shape : {Shape{1, 1, 1}, Shape{3, 10, 1}, Shape{1, 5000, 1}, Shape{2, 33, 5}, Shape{1, 300, 40},
+                             Shape{0, 3, 1}, Shape{2, 0, 2}})
+    for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64})
+      for (const bool reverse : {false, true}) {
+        const std::int64_t size = shape[1], inner = shape[2];
+        TestTensor x(dtype, shape), y(dtype, shape);
+        x.fill_random(1, -1, 1);
+        run(&KernelTable::cumsum, CumsumArgs{x.in(), y.out(), reverse});
+        INFO(to_string(dtype) << " " << to_string(shape) << " " << reverse);
+        const auto want = [&](std::int64_t i) {
+          const std::int64_t at = i / inner % size, first = i - at * inner;
+          long double sum = 0;
+          for (std::int64_t k = reverse ? at : 0; k < (reverse ? size : at + 1); ++k) sum += x[first + k * inner];
+          return static_cast<double>(sum);
+        };
+        CHECK(mismatch(y, want, 2, dtype == DType::f64 ? 64 : 0.01) == "");
+      }
+  TestTensor wrapping(DType::i64, {1, 2, 1}), y(DType::i64, {1, 2, 1});
+  for (const std::int64_t i : {0, 1}) wrapping.set_integer(i, std::numeric_limits<std::int64_t>::max());
+  run(&KernelTable::cumsum, CumsumArgs{wrapping.in(), y.out(), false});
+  CHECK(y.integer(1) == -2);
+}
+
+TEST_CASE("argsort is stable, and NaN is greater than all numbers", "[argsort]") {
+  for (const auto& [shape, wanted] :
+       {std::pair{Shape{1, 1, 1}, 1}, std::pair{Shape{3, 40, 1}, 40}, std::pair{Shape{2, 33, 3}, 4},
+        std::pair{Shape{1, 1500, 1}, 1500}, std::pair{Shape{2, 1100, 2}, 7}, std::pair{Shape{0, 3, 1}, 2},
+        std::pair{Shape{2, 3, 2}, 0}, std::pair{Shape{1, 3000, 1}, 10}})
+    for (const DType dtype : kAllDTypes)
+      for (const bool descending : {false, true}) {
+        const std::int64_t size = shape[1], inner = shape[2];
+        TestTensor x(dtype, shape), indices(DType::i64, {shape[0], wanted, inner});
+        x.fill_random(1, -5, 5);
+        // Equal ones, and all that is special.
+        for (std::int64_t i = 0; i < x.count(); i += 3) x.set(i, std::floor(std::fabs(x[i])));
+        if (is_floating(dtype))
+          for (std::int64_t i = 0; i < x.count(); ++i) {
+            const double special[] = {0.0, -0.0, kNaN, kInf, -kInf, -kNaN};
+            if (i % 11 == 5) x.set(i, special[i % 6]);
+          }
+        run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), descending});
+        INFO(to_string(dtype) << " " << to_string(shape) << " " << descending);
+        bool right = indices.guards_intact();
+        for (std::int64_t line = 0; line < shape[0] * inner; ++line) {
+          const auto value = [&](std::int64_t i) { return x[(line / inner * size + i) * inner + line % inner]; };
+          std::vector<std::int64_t> order(static_cast<std::size_t>(size));
+          std::iota(order.begin(), order.end(), std::int64_t{0});
+          const auto less = [&](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; };
+          std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+            return descending ? less(value(b), value(a)) : less(value(a), value(b));
+          });
+          for (std::int64_t k = 0; k < wanted; ++k)
+            right &= indices.integer((line / inner * wanted + k) * inner + line % inner) ==
+                     order[static_cast<std::size_t>(k)];
+        }
+        CHECK(right);
+      }
+}
+
+TEST_CASE("argsort of the ends of the integers", "[argsort]") {
+  TestTensor x(DType::i64, {1, 4, 1}), indices(DType::i64, {1, 4, 1});
+  const std::int64_t values[] = {std::numeric_limits<std::int64_t>::max(), -1, 0,
+                                 std::numeric_limits<std::int64_t>::min()};
+  for (std::int64_t i = 0; i < 4; ++i) x.set_integer(i, values[i]);
+  run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), false});
+  CHECK(indices.values() == std::vector<double>{3, 1, 2, 0});
+  run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), true});
+  CHECK(indices.values() == std::vector<double>{0, 2, 1, 3});
+}
