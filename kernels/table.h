@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lockstep/kernels/sequence_args.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/runtime/stream.h"
 
@@ -331,6 +332,12 @@ struct KernelTable {
   Kernel<BatchNormGradArgs> batch_norm_grad = nullptr;
   Kernel<SoftmaxArgs> softmax = nullptr;
   Kernel<SoftmaxGradArgs> softmax_grad = nullptr;
+  Kernel<AttentionArgs> attention = nullptr;
+  Kernel<AttentionGradArgs> attention_grad = nullptr;
+  Kernel<LstmCellArgs> lstm_cell = nullptr;
+  Kernel<LstmCellGradArgs> lstm_cell_grad = nullptr;
+  Kernel<GruCellArgs> gru_cell = nullptr;
+  Kernel<GruCellGradArgs> gru_cell_grad = nullptr;
   Kernel<GatherArgs> gather = nullptr;
   Kernel<ScatterAddArgs> scatter_add = nullptr;
   Kernel<IndexSelectArgs> index_select = nullptr;

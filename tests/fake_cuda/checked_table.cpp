@@ -56,6 +56,7 @@ const KernelTable& checked_table() {
       table_of<&T::unary, &T::binary, &T::where, &T::cast, &T::fill, &T::arange, &T::reduce, &T::arg_reduce, &T::matmul,
                &T::conv2d, &T::conv2d_grad_input, &T::conv2d_grad_weight, &T::max_pool2d, &T::max_unpool2d,
                &T::avg_pool2d, &T::avg_pool2d_grad, &T::batch_norm, &T::batch_norm_grad, &T::softmax, &T::softmax_grad,
+               &T::attention, &T::attention_grad, &T::lstm_cell, &T::lstm_cell_grad, &T::gru_cell, &T::gru_cell_grad,
                &T::gather, &T::scatter_add, &T::index_select, &T::index_add, &T::random, &T::sgd, &T::adam, &T::unscale>();
   return table;
 }
