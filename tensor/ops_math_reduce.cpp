@@ -1,4 +1,5 @@
 // Reductions over dimensions, and their derivatives.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -138,8 +139,12 @@ Tensor norm_of_squares(const Tensor& x, const Dims& dims, bool keep_dims) {
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::sum, x, dims, keep_dims); }
-Tensor sum(const Tensor& x) { return add_up(ReduceOp::sum, x, every_dim("sum", x), false); }
+Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) {
+  if (detail::widens(x)) [[unlikely]]
+    return sum(detail::widened(x), dims, keep_dims);
+  return add_up(ReduceOp::sum, x, dims, keep_dims);
+}
+Tensor sum(const Tensor& x) { return sum(x, every_dim("sum", x)); }
 Tensor mean(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::mean, x, dims, keep_dims); }
 Tensor mean(const Tensor& x) { return add_up(ReduceOp::mean, x, every_dim("mean", x), false); }
 Tensor Tensor::sum() const { return lockstep::sum(*this); }
@@ -164,6 +169,8 @@ Tensor norm(const Tensor& x) { return norm(x, every_dim("norm", x)); }
 
 Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims) {
   detail::check_defined("prod", x);
+  if (detail::widens(x)) [[unlikely]]
+    return prod(detail::widened(x), dim, keep_dims);
   if (!is_floating(x.dtype()) && x.dtype() != DType::i64) return prod(x.to(DType::i64), dim, keep_dims);
   const int along = normalize_dim("prod", dim, x.rank());
   Tensor y = reduce(ReduceOp::prod, x, reduced("prod", x.shape(), {along}), keep_dims);

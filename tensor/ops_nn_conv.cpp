@@ -2,6 +2,7 @@
 // made of the others, so that any order of derivative comes for free.
 #include <limits>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_support.h"
@@ -106,6 +107,8 @@ void check_gradient(const char* op, const Tensor& gradient, const Shape& expecte
 std::string to_string(Size2 size) { return cat(size.height, 'x', size.width); }
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry) {
+  if (detail::narrows(x, weight, bias)) [[unlikely]]
+    return conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry);
   detail::check_floating_alike("conv2d", x, weight);
   const Shape shape = output_shape("conv2d", x.describe(), x.shape(), weight.describe(), weight.shape(), geometry);
   if (bias.defined()) {

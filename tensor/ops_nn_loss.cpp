@@ -1,4 +1,5 @@
 // Losses, composed of differentiable operations. None of them looks at values on the host.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_shape.h"
@@ -87,6 +88,8 @@ Tensor soft_cross_entropy(const Tensor& logits, const Tensor& targets, const Cro
 }  // namespace
 
 Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const NllOptions& options) {
+  if (detail::widens(log_probabilities)) [[unlikely]]
+    return nll_loss(detail::widened(log_probabilities), targets, options);
   check_targets("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", log_probabilities, options.weight);
   const Targets prepared = prepare("nll_loss", log_probabilities, targets, options.weight, options.ignore_index);
@@ -95,6 +98,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const Nl
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  if (detail::widens(logits, targets)) [[unlikely]]
+    return cross_entropy(detail::widened(logits), detail::widened(targets), options);
   detail::check_floating("cross_entropy", logits);
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
                  "[cross_entropy] expected label smoothing in [0, 1], got ", options.label_smoothing);
@@ -122,12 +127,18 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  if (detail::widens(input, target)) [[unlikely]]
+    return mse_loss(detail::widened(input), detail::widened(target), reduction);
   return reduce(square(check_pair("mse_loss", input, target) - target), reduction);
 }
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  if (detail::widens(input, target)) [[unlikely]]
+    return l1_loss(detail::widened(input), detail::widened(target), reduction);
   return reduce(abs(check_pair("l1_loss", input, target) - target), reduction);
 }
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, Reduction reduction) {
+  if (detail::widens(logits, target)) [[unlikely]]
+    return bce_with_logits(detail::widened(logits), detail::widened(target), reduction);
   return reduce(softplus(check_pair("bce_with_logits", logits, target)) - logits * target, reduction);
 }
 
