@@ -9,6 +9,7 @@
 
 #include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/layer_args.h"
+#include "lockstep/kernels/sequence_args.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/runtime/stream.h"
 
@@ -346,6 +347,12 @@ struct KernelTable {
   Kernel<CrossEntropyGradArgs> cross_entropy_grad = nullptr;
   Kernel<CumsumArgs> cumsum = nullptr;
   Kernel<ArgsortArgs> argsort = nullptr;
+  Kernel<AttentionArgs> attention = nullptr;
+  Kernel<AttentionGradArgs> attention_grad = nullptr;
+  Kernel<LstmCellArgs> lstm_cell = nullptr;
+  Kernel<LstmCellGradArgs> lstm_cell_grad = nullptr;
+  Kernel<GruCellArgs> gru_cell = nullptr;
+  Kernel<GruCellGradArgs> gru_cell_grad = nullptr;
   Kernel<GatherArgs> gather = nullptr;
   Kernel<ScatterAddArgs> scatter_add = nullptr;
   Kernel<IndexSelectArgs> index_select = nullptr;

@@ -11,6 +11,8 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/stream.h"
+#include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/data/data_loader.h"
 #include "lockstep/tensor/factory.h"

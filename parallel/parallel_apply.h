@@ -134,7 +134,7 @@ Device device_of(const F& function, const Input& input, std::size_t replica) {
 // the call returns when all of them have, with the outputs in order (nothing when they return nothing).
 //
 // Replicas know their device; other callables run on that of the first tensor in their input unless `devices` are
-// given. They see the caller's thread context (grad mode, default dtype, training and random state, current streams);
+// given. They see the caller's context (grad mode, default dtype, autocast, training, random state, current streams);
 // their random numbers depend on the caller's seed and call and on the replica's index alone.
 //
 // Throws InvalidArgument for counts that differ, a device that comes twice or cannot be told; ReplicaError, after all

@@ -7,6 +7,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/trace.h"
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
@@ -63,6 +64,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   context.random_counter = 0;
   Seat& seat = seats_[replica];
   const ContextScope scope(context);
+  const AutocastThread casts;
   const InReplica inside;
   try {
     with_streams(streams_, [&] { run(replica); });

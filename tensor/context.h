@@ -1,4 +1,4 @@
-// What a thread carries from call to call: grad mode, default dtype, training override, random state. Plain data, so
+// What a thread carries from call to call: grad mode, default dtype, training override, autocast, random state. Plain data, so
 // that the engine can hand a caller's context to its device threads.
 #pragma once
 
@@ -9,6 +9,7 @@
 
 namespace lockstep {
 
+class AutocastCache;
 class Substitution;
 
 struct ThreadContext {
@@ -18,6 +19,9 @@ struct ThreadContext {
   std::int8_t training = -1;  // TrainingScope: 0 evaluation, 1 training, -1 what each module says
   int module_depth = 0;       // calls of modules in progress
   const Substitution* substitution = nullptr;
+  bool autocast = false;  // Autocast, with its dtype and the casts of parameters of this thread
+  DType autocast_dtype = DType::f16;
+  AutocastCache* autocast_cache = nullptr;
   // Random numbers: operation `random_counter` of stream `random_stream` under `random_seed`.
   std::uint64_t random_seed = 0, random_stream = 0, random_counter = 0;
   // Order of creation of graph nodes in this thread; replicas go on from their caller's number.

@@ -1,4 +1,5 @@
 // How rules become operations: the common path of all elementwise operations.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
@@ -46,10 +47,21 @@ class BinaryNode final : public NodeOf<2> {
 
 bool is_predicate(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::logical_xor; }
 
+// Of functions that 16 bits would overflow or blur.
+bool wide_under_autocast(UnaryOp op) {
+  switch (op) {
+    case UnaryOp::exp: case UnaryOp::log: case UnaryOp::pow_scalar: case UnaryOp::reciprocal: case UnaryOp::rsqrt:
+    case UnaryOp::softplus: return true;
+    default: return false;
+  }
+}
+
 }  // namespace
 
 Tensor apply(const UnaryRule& rule, const Tensor& x, double a, double b) {
   check_defined(rule.name, x);
+  if (widens(x) && wide_under_autocast(rule.op)) [[unlikely]]
+    return apply(rule, widened(x), a, b);
   if (!is_floating(x.dtype())) [[unlikely]] {
     if (rule.floating) return apply(rule, x.to(DefaultDType::get()), a, b);
     LOCKSTEP_CHECK(x.dtype() != DType::boolean, "[", rule.name, "] expected numbers, got ", x);
@@ -82,6 +94,8 @@ Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor&
 
 Tensor apply(const BinaryRule& rule, const Tensor& a, const Tensor& b, double alpha) {
   check_same_device(rule.name, a, b);
+  if (rule.op == BinaryOp::pow && widens(a, b)) [[unlikely]]
+    return apply(rule, widened(a), widened(b), alpha);
   if (a.dtype() != b.dtype()) [[unlikely]] {
     const DType dtype = promote_types(a.dtype(), b.dtype());
     return apply(rule, a.to(dtype), b.to(dtype), alpha);

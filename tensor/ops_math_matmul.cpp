@@ -1,4 +1,5 @@
 // Matrix products: one kernel call for two matrices or two stacks of them, everything else by way of views.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_support.h"
@@ -82,6 +83,8 @@ Tensor batched(const Tensor& x, const Shape& batch, std::int64_t batches) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  if (detail::narrows(a, b)) [[unlikely]]
+    return matmul(detail::narrowed(a), detail::narrowed(b));
   detail::check_floating_alike("matmul", a, b);
   LOCKSTEP_CHECK(a.rank() > 0 && b.rank() > 0, "[matmul] expected tensors of at least one dimension, got ", a, " and ",
                  b);
@@ -113,6 +116,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
+  if (detail::narrows(x, weight, bias)) [[unlikely]]
+    return linear(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), activation);
   detail::check_floating_alike("linear", x, weight);
   LOCKSTEP_CHECK(weight.rank() == 2 && x.rank() > 0 && x.size(-1) == weight.shape()[1],
                  "[linear] expected an input [.., in] and a weight [out, in], got ", x, " and ", weight);

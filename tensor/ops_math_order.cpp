@@ -1,4 +1,5 @@
 // Running sums and sorting along a dimension.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -54,6 +55,8 @@ ValuesAndIndices pick(const Tensor& x, int dim, const Tensor& indices) {
 }  // namespace
 
 Tensor cumsum(const Tensor& x, std::int64_t dim) {
+  if (detail::widens(x)) [[unlikely]]
+    return cumsum(detail::widened(x), dim);
   const int along = checked_dim("cumsum", x, dim);
   return running_sum(is_floating(x.dtype()) ? x : x.to(DType::i64), along, false);
 }

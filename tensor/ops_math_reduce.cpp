@@ -1,6 +1,7 @@
 // Reductions over dimensions, and their derivatives.
 #include <cmath>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -147,8 +148,12 @@ class NormNode final : public NodeOf<1> {
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::sum, x, dims, keep_dims); }
-Tensor sum(const Tensor& x) { return add_up(ReduceOp::sum, x, every_dim("sum", x), false); }
+Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) {
+  if (detail::widens(x)) [[unlikely]]
+    return sum(detail::widened(x), dims, keep_dims);
+  return add_up(ReduceOp::sum, x, dims, keep_dims);
+}
+Tensor sum(const Tensor& x) { return sum(x, every_dim("sum", x)); }
 Tensor mean(const Tensor& x, const Dims& dims, bool keep_dims) { return add_up(ReduceOp::mean, x, dims, keep_dims); }
 Tensor mean(const Tensor& x) { return add_up(ReduceOp::mean, x, every_dim("mean", x), false); }
 Tensor Tensor::sum() const { return lockstep::sum(*this); }
@@ -167,6 +172,8 @@ Tensor var(const Tensor& x) { return var(x, every_dim("var", x)); }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims) {
   detail::check_defined("norm", x);
+  if (detail::widens(x)) [[unlikely]]
+    return norm(detail::widened(x), dims, keep_dims);
   if (!is_floating(x.dtype())) return norm(x.to(DefaultDType::get()), dims, keep_dims);
   const Reduced shapes = reduced("norm", x.shape(), dims);
   Tensor y = reduce(ReduceOp::norm, x, shapes, keep_dims);
@@ -181,8 +188,10 @@ Tensor norm(const Tensor& x) { return norm(x, every_dim("norm", x)); }
 
 Tensor vector_norm(const Tensor& x, double p, const Dims& dims, bool keep_dims) {
   detail::check_defined("vector_norm", x);
+  if (detail::widens(x)) [[unlikely]]
+    return vector_norm(detail::widened(x), p, dims, keep_dims);
   const Tensor values = x.to(detail::floating_dtype(x.dtype()));
-  if (p == 2) return norm_of_squares(values, dims, keep_dims);
+  if (p == 2) return norm(values, dims, keep_dims);
   if (p == 0) return sum(ne(values, 0.0).to(values.dtype()), dims, keep_dims);
   const Tensor magnitudes = abs(values);
   if (p == 1) return sum(magnitudes, dims, keep_dims);
@@ -194,7 +203,7 @@ Tensor vector_norm(const Tensor& x, double p, const Dims& dims, bool keep_dims) 
   }
   const Tensor total = sum(pow(magnitudes, p), dims, keep_dims);
   if (!(GradMode::enabled() && x.requires_grad())) return pow(total, 1 / p);
-  // As in norm_of_squares.
+  // The slope of the root at 0 is infinite: take the root of 1 there, and put the 0 back.
   const Tensor zero = eq(total, 0.0);
   return where(zero, 0.0, pow(where(zero, 1.0, total), 1 / p));
 }
@@ -202,6 +211,8 @@ Tensor vector_norm(const Tensor& x, double p) { return vector_norm(x, p, every_d
 
 Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims) {
   detail::check_defined("prod", x);
+  if (detail::widens(x)) [[unlikely]]
+    return prod(detail::widened(x), dim, keep_dims);
   if (!is_floating(x.dtype()) && x.dtype() != DType::i64) return prod(x.to(DType::i64), dim, keep_dims);
   const int along = normalize_dim("prod", dim, x.rank());
   Tensor y = reduce(ReduceOp::prod, x, reduced("prod", x.shape(), {along}), keep_dims);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_shape.h"
@@ -108,6 +109,8 @@ void check_gradient(const char* op, const Tensor& gradient, const Shape& expecte
 std::string to_string(Size2 size) { return cat(size.height, 'x', size.width); }
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry) {
+  if (detail::narrows(x, weight, bias)) [[unlikely]]
+    return conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry);
   detail::check_floating_alike("conv2d", x, weight);
   const Shape shape = output_shape("conv2d", x.describe(), x.shape(), weight.describe(), weight.shape(), geometry);
   if (bias.defined()) {
@@ -156,6 +159,8 @@ Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& 
 }
 
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeGeometry& g) {
+  if (detail::narrows(x, weight, bias)) [[unlikely]]
+    return conv_transpose2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), g);
   constexpr const char* kOp = "conv_transpose2d";
   detail::check_floating_alike(kOp, x, weight);
   LOCKSTEP_CHECK(g.stride.height > 0 && g.stride.width > 0 && g.dilation.height > 0 && g.dilation.width > 0 &&

@@ -2,6 +2,7 @@
 // differentiable operations instead.
 #include <algorithm>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_support.h"
@@ -89,6 +90,8 @@ Tensor normalize(const char* op, const Tensor& x, const Shape& groups, const Sha
 }  // namespace
 
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias, double eps) {
+  if (detail::widens(x, weight, bias)) [[unlikely]]
+    return group_norm(detail::widened(x), groups, detail::widened(weight), detail::widened(bias), eps);
   detail::check_floating("group_norm", x);
   LOCKSTEP_CHECK(x.rank() >= 2 && groups > 0 && x.shape()[1] % groups == 0,
                  "[group_norm] expected an input [batch, channels, ..] with channels that ", groups,
@@ -100,6 +103,8 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, co
 }
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight, const Tensor& bias, double eps) {
+  if (detail::widens(x, weight, bias)) [[unlikely]]
+    return layer_norm(detail::widened(x), normalized, detail::widened(weight), detail::widened(bias), eps);
   detail::check_floating("layer_norm", x);
   const int missing = x.rank() - normalized.rank();
   bool fits = missing >= 0 && !normalized.empty();

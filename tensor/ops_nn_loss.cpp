@@ -2,6 +2,7 @@
 // them looks at values on the host.
 #include <utility>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_shape.h"
@@ -144,6 +145,8 @@ Tensor soft_cross_entropy(const Tensor& logits, const Tensor& targets, const Cro
 }  // namespace
 
 Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const NllOptions& options) {
+  if (detail::widens(log_probabilities)) [[unlikely]]
+    return nll_loss(detail::widened(log_probabilities), targets, options);
   check_targets("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", log_probabilities, options.weight);
   const Targets prepared = prepare("nll_loss", log_probabilities, targets, options.weight, options.ignore_index);
@@ -152,6 +155,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const Nl
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
+  if (detail::widens(logits, targets)) [[unlikely]]
+    return cross_entropy(detail::widened(logits), detail::widened(targets), options);
   detail::check_floating("cross_entropy", logits);
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
                  "[cross_entropy] expected label smoothing in [0, 1], got ", options.label_smoothing);
@@ -183,12 +188,18 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 }
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  if (detail::widens(input, target)) [[unlikely]]
+    return mse_loss(detail::widened(input), detail::widened(target), reduction);
   return reduce(square(check_pair("mse_loss", input, target) - target), reduction);
 }
 Tensor l1_loss(const Tensor& input, const Tensor& target, Reduction reduction) {
+  if (detail::widens(input, target)) [[unlikely]]
+    return l1_loss(detail::widened(input), detail::widened(target), reduction);
   return reduce(abs(check_pair("l1_loss", input, target) - target), reduction);
 }
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduction, double beta) {
+  if (detail::widens(input, target)) [[unlikely]]
+    return smooth_l1_loss(detail::widened(input), detail::widened(target), reduction, beta);
   LOCKSTEP_CHECK(beta >= 0, "[smooth_l1_loss] expected a beta of at least 0, got ", beta);
   check_pair("smooth_l1_loss", input, target);
   const DType dtype = detail::floating_dtype(promote_types(input.dtype(), target.dtype()));
@@ -196,6 +207,9 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, Reduction reduc
 }
 
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, const BceOptions& options) {
+  if (detail::widens(logits, target)) [[unlikely]]
+    return bce_with_logits(detail::widened(logits), detail::widened(target),
+                           {detail::widened(options.weight), detail::widened(options.pos_weight), options.reduction});
   check_pair("bce_with_logits", logits, target);
   for (const Tensor& weight : {options.weight, options.pos_weight}) {
     if (!weight.defined()) continue;
@@ -212,7 +226,7 @@ Tensor bce_with_logits(const Tensor& logits, const Tensor& target, const BceOpti
   return reduce(options.weight.defined() ? loss * options.weight : loss, options.reduction);
 }
 Tensor bce_with_logits(const Tensor& logits, const Tensor& target, Reduction reduction) {
-  return reduce(softplus(check_pair("bce_with_logits", logits, target)) - logits * target, reduction);
+  return bce_with_logits(logits, target, BceOptions{.reduction = reduction});
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // Batch normalisation: one kernel forward and one backward; under create_graph the derivative is built from
 // differentiable operations instead.
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_support.h"
@@ -104,6 +105,8 @@ Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contigu
 }  // namespace
 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {
+  if (detail::widens(x)) [[unlikely]]
+    return batch_norm(detail::widened(x), detail::widened(weight), detail::widened(bias), state);
   detail::check_floating("batch_norm", x);
   LOCKSTEP_CHECK(x.rank() >= 2, "[batch_norm] expected an input [batch, channels, ..], got ", x);
   check_channels("batch_norm", "weight", x, weight);

@@ -1,6 +1,7 @@
 // Softmax, dropout, embedding.
 #include <vector>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/ops_shape.h"
@@ -36,6 +37,8 @@ class SoftmaxNode final : public NodeOf<1> {
 
 Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
   detail::check_defined(name, x);
+  if (detail::widens(x)) [[unlikely]]
+    return softmax(name, detail::widened(x), dim, log);
   if (!is_floating(x.dtype())) return softmax(name, x.to(DefaultDType::get()), dim, log);
   const int along = x.rank() == 0 ? 0 : normalize_dim(name, dim, x.rank());
   const Tensor in = x.contiguous();

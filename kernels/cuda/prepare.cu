@@ -13,9 +13,10 @@ namespace {
 std::vector<const void*> all_kernels() {
   KernelList list;
   for (const auto add :
-       {list_unary,      list_binary,   list_copy,          list_cast,   list_reduce,  list_batch_norm, list_softmax,
-        list_group_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort, list_pool,       list_index,
-        list_sort,       list_random,   list_optimizer,     list_adam,   list_matmul,  list_conv,       list_depthwise})
+       {list_unary,     list_binary,         list_copy,     list_cast,          list_reduce, list_batch_norm,
+        list_softmax,   list_group_norm,     list_resample, list_cross_entropy, list_cumsum, list_argsort,
+        list_attention, list_attention_grad, list_cells,    list_pool,          list_index,  list_sort,
+        list_random,    list_optimizer,      list_adam,     list_matmul,        list_conv,   list_depthwise})
     add(list);
   return list.all();
 }

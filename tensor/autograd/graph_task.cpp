@@ -30,6 +30,8 @@ GraphTask::GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode m
   captured.resize(captures_.size());
   capture_reached.resize(captures_.size());
   context_.grad_enabled = mode_.create_graph;
+  context_.autocast = false;  // gradients have the dtypes of the forward
+  context_.autocast_cache = nullptr;
   if (context_.training_call == 0) context_.training_call = next_training_call();
   traverse();
   mark_needed();

@@ -44,34 +44,6 @@ Ref<Node> make_leaf(const Tensor& tensor) {
 
 }  // namespace detail
 
-void Saved::save(const Tensor& input) {
-  state_ = State::input;
-  tensor_ = input;
-  version_ = input.defined() ? input.version() : 0;
-}
-
-void Saved::save_output(const Tensor& output, std::uint32_t index) {
-  state_ = State::output;
-  tensor_ = output.detach();
-  index_ = index;
-  version_ = output.version();
-}
-
-Tensor Saved::get(Node& self) const {
-  if (state_ == State::freed) [[unlikely]]
-    throw Error(cat("[", self.name(),
-                    "] backward a second time through a graph whose saved tensors were freed; pass retain_graph = true "
-                    "to the first backward"));
-  if (!tensor_.defined()) return {};
-  if (tensor_.version() != version_) [[unlikely]]
-    throw Error(cat("[", self.name(), "] a tensor saved for backward, ", tensor_.describe(),
-                    ", was changed in place: expected version ", version_, ", got ", tensor_.version()));
-  if (state_ == State::input) return tensor_;
-  Tensor output = tensor_.detach();
-  output.set_edge({Ref<Node>(&self), index_});
-  return output;
-}
-
 void LeafNode::backward(std::span<Tensor> output_gradients, std::span<Tensor>) {
   accumulate(std::move(output_gradients[0]));
 }

@@ -7,11 +7,13 @@
 
 #include <mutex>
 
+#include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
 
-// A tensor that a node keeps for backward. Reading it after an in-place write, or after it was freed, is an Error.
+// A tensor that a node keeps for backward, or computes again then (checkpoint.h). Reading it after an in-place write, or
+// after it was freed, is an Error.
 class LOCKSTEP_API Saved {
  public:
   void save(const Tensor& input);  // an input of the operation, or any tensor outside its result
@@ -19,15 +21,16 @@ class LOCKSTEP_API Saved {
   void save_output(const Tensor& output, std::uint32_t index = 0);
   // `self` is the node that saved it.
   Tensor get(Node& self) const;
-  void reset() {
-    tensor_ = Tensor();
-    state_ = State::freed;
-  }
+  void reset();
 
  private:
+  void leave_out(const Tensor& tensor);
+  Tensor computed_again(Node& self) const;
+
   enum class State : std::uint8_t { empty, input, output, freed };
-  Tensor tensor_;
-  std::uint64_t version_ = 0;
+  Tensor tensor_;              // with a frame: without elements
+  std::uint64_t version_ = 0;  // with a frame: the tensor's number in it
+  Ref<detail::CheckpointFrame> frame_;
   std::uint32_t index_ = 0;
   State state_ = State::empty;
 };

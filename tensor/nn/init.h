@@ -16,6 +16,21 @@ LOCKSTEP_API Fans fans(const Tensor& weight);
 LOCKSTEP_API void uniform(const Tensor& tensor, double low = 0, double high = 1);
 LOCKSTEP_API void normal(const Tensor& tensor, double mean = 0, double deviation = 1);
 LOCKSTEP_API void constant(const Tensor& tensor, double value);
+inline void zeros(const Tensor& tensor) { constant(tensor, 0); }
+inline void ones(const Tensor& tensor) { constant(tensor, 1); }
+// Normal, of the numbers in [low, high] alone. Drawn by the inverse of the distribution function, so that every element
+// takes one random number. Blocks until it is written.
+LOCKSTEP_API void trunc_normal(const Tensor& tensor, double mean = 0, double deviation = 1, double low = -2,
+                               double high = 2);
+// A matrix of two dimensions with ones on its diagonal.
+LOCKSTEP_API void eye(const Tensor& matrix);
+// Kernels of a convolution that pass each input channel on to an output channel, per group, as far as there are both.
+LOCKSTEP_API void dirac(const Tensor& weight, std::int64_t groups = 1);
+// `gain` times a matrix [out, in ..] whose rows (or columns, where there are fewer) are orthogonal and of length 1 (Saxe
+// et al., 2013): the first factor of a QR decomposition of a normal matrix. Blocks until it is written.
+LOCKSTEP_API void orthogonal(const Tensor& weight, double gain = 1);
+// Normal with this deviation, and in each column ceil(sparsity * rows) zeros at random places (Martens, 2010).
+LOCKSTEP_API void sparse(const Tensor& matrix, double sparsity, double deviation = 0.01);
 
 // How much the following activation shrinks its input; the bounds below are scaled by it.
 inline constexpr double kGainLinear = 1;

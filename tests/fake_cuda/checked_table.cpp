@@ -29,8 +29,8 @@ bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view)
   const lockstep::Device device = stream.device();
   if (extent_bytes(view) == 0 || lockstep::cuda::cuda_device(device).owns(view.data)) return true;
   record_failure(Rule::foreign_memory, kernel,
-                 lockstep::cat("an operand: expected memory that ", device, " allocated, got another's"), device.index(),
-                 lockstep::cuda::native(stream));
+                 lockstep::cat("an operand: expected memory that ", device, " allocated, got another's"),
+                 device.index(), lockstep::cuda::native(stream));
   return false;
 }
 
@@ -71,8 +71,9 @@ const KernelTable& checked_table() {
                &T::conv2d, &T::conv2d_grad_input, &T::conv2d_grad_weight, &T::max_pool2d, &T::max_unpool2d,
                &T::avg_pool2d, &T::avg_pool2d_grad, &T::batch_norm, &T::batch_norm_grad, &T::softmax, &T::softmax_grad,
                &T::group_norm, &T::group_norm_grad, &T::resample2d, &T::cross_entropy, &T::cross_entropy_grad,
-               &T::cumsum, &T::argsort, &T::gather, &T::scatter_add, &T::index_select, &T::index_add, &T::random,
-               &T::sgd, &T::adam, &T::unscale>();
+               &T::cumsum, &T::argsort, &T::attention, &T::attention_grad, &T::lstm_cell, &T::lstm_cell_grad,
+               &T::gru_cell, &T::gru_cell_grad, &T::gather, &T::scatter_add, &T::index_select, &T::index_add,
+               &T::random, &T::sgd, &T::adam, &T::unscale>();
   return table;
 }
 

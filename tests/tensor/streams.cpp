@@ -5,6 +5,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
@@ -99,6 +100,29 @@ TEST_CASE("nodes on several streams and devices run each on its forward's stream
     h = g = far = y = Tensor();
     nothing_to_report();
     nothing_to_report(second_device());
+  }
+}
+
+TEST_CASE("a checkpointed function runs again on the streams of its forward") {
+  for (int round = 0; round < 3; ++round) {
+    Side side;
+    Tensor x = leaf({1, 2});
+    std::vector<Stream*> seen;
+    Tensor y = checkpoint(
+        [&](const Tensor& in) {
+          seen.push_back(&current_stream(kDevice));
+          const Tensor h = in * in;
+          h.storage()->record_use(side.stream);
+          return side.run([&] { return h * h; });
+        },
+        x);
+    side.join();
+    y.sum().backward();  // the first node that asks is on the side
+    CHECK(seen == std::vector<Stream*>(2, &side.main));
+    CHECK(x.grad().to_vector<double>() == Doubles{4, 32});
+    side.join();
+    y = Tensor();
+    nothing_to_report();
   }
 }
 

@@ -1,0 +1,127 @@
+// What the kernels of attention share. A block of threads takes a tile of kTile queries (backward for keys and values: of
+// keys) of one head and goes through the tiles of the other side. kLanes neighbouring threads work on one row: each has
+// kEach elements of the row of scores, and every kLanes-th element of the rows of vectors. All tiles are in shared
+// memory, in the type that computes; their rows are one element longer than they must be, against bank conflicts.
+#pragma once
+
+#include <limits>
+
+#include "lockstep/kernels/cuda/launch.cuh"
+#include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/philox.h"
+
+namespace lockstep::kernels::cuda {
+
+inline constexpr std::int64_t kMostHeadSize = 256;  // what fits the shared memory of a block
+
+// [B, H, rows, columns] with any strides.
+struct HeadStrides {
+  std::int64_t batch, head, row, column;
+};
+inline HeadStrides head_strides(const View& v) { return {v.strides[0], v.strides[1], v.strides[2], v.strides[3]}; }
+
+template <class T>
+struct Heads {
+  const T* data;
+  HeadStrides strides;
+  explicit Heads(const View& v) : data(static_cast<const T*>(v.data)), strides(head_strides(v)) {}
+};
+
+enum class MaskKind : int { none, allowed, added };
+
+template <class T>
+struct AttentionProblem {
+  using C = Compute<T>;
+  static constexpr int kTile = sizeof(C) == 8 ? 16 : 32;
+  static constexpr int kLanes = kThreads / kTile;
+  static constexpr int kEach = kTile / kLanes;
+
+  Heads<T> q, k, v;
+  std::int64_t batch, heads, queries, keys;
+  int key_size, value_size;
+  C scale;
+  bool causal;
+  MaskKind mask_kind;
+  const void* mask;
+  HeadStrides mask_strides;
+  bool drops;
+  std::uint64_t threshold, random_key, random_stream;
+  C kept;  // what a probability that is not dropped is multiplied with
+
+  template <class Args>
+  explicit AttentionProblem(const Args& a)
+      : q(a.q.view),
+        k(a.k.view),
+        v(a.v.view),
+        batch(a.q.view.shape[0]),
+        heads(a.q.view.shape[1]),
+        queries(a.q.view.shape[2]),
+        keys(a.k.view.shape[2]),
+        key_size(static_cast<int>(a.q.view.shape[3])),
+        value_size(static_cast<int>(a.v.view.shape[3])),
+        scale(static_cast<C>(a.scale)),
+        causal(a.causal),
+        mask_kind(!a.mask.view.present                   ? MaskKind::none
+                  : a.mask.view.dtype == DType::boolean ? MaskKind::allowed
+                                                        : MaskKind::added),
+        mask(a.mask.view.data),
+        mask_strides(a.mask.view.present ? head_strides(a.mask.view) : HeadStrides{}),
+        drops(a.dropout.p > 0),
+        threshold(philox::threshold(1 - a.dropout.p)),
+        random_key(a.dropout.key),
+        random_stream(a.dropout.stream),
+        kept(static_cast<C>(1 / (1 - a.dropout.p))) {}
+
+  std::int64_t tiles(std::int64_t rows) const { return (rows + kTile - 1) / kTile; }
+
+  __device__ static C infinity() { return std::numeric_limits<C>::infinity(); }
+
+  // The score of a product; minus infinity where the query does not see the key.
+  __device__ C score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, C product) const {
+    if (i >= queries || j >= keys || (causal && j > i)) return -infinity();
+    const C s = product * scale;
+    if (mask_kind == MaskKind::none) return s;
+    const std::int64_t at =
+        b * mask_strides.batch + h * mask_strides.head + i * mask_strides.row + j * mask_strides.column;
+    if (mask_kind == MaskKind::allowed) return static_cast<const bool*>(mask)[at] ? s : -infinity();
+    return s + widen(static_cast<const T*>(mask)[at]);
+  }
+  // What the dropout multiplies the probability with.
+  __device__ C factor(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    const std::int64_t at = ((b * heads + h) * queries + i) * keys + j;
+    const philox::Block block = philox::block(static_cast<std::uint64_t>(at / 4), random_stream, random_key);
+    return block.words[at % 4] < threshold ? kept : C(0);
+  }
+};
+
+// Rows first … first + kTile - 1 of a head into shared memory, zeros behind the last one. The whole block calls it.
+template <class T>
+__device__ void load_tile(const Heads<T>& from, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t rows,
+                          int size, Compute<T>* to) {
+  const T* head = from.data + b * from.strides.batch + h * from.strides.head;
+  for (int at = static_cast<int>(threadIdx.x); at < AttentionProblem<T>::kTile * size; at += kThreads) {
+    const int row = at / size, column = at % size;
+    const std::int64_t i = first + row;
+    to[row * (size + 1) + column] =
+        i < rows ? widen(head[i * from.strides.row + column * from.strides.column]) : Compute<T>(0);
+  }
+}
+
+template <class C>
+__device__ C dot(const C* x, const C* y, int size) {
+  C sum = 0;
+  for (int d = 0; d < size; ++d) sum += x[d] * y[d];
+  return sum;
+}
+
+// Throws NotSupported when a head is larger than shared memory allows.
+template <class Args>
+void check_head_size(const Args& args, const Stream& stream) {
+  for (const View* view : {&args.q.view, &args.v.view})
+    if (view->shape[3] > kMostHeadSize)
+      lockstep::detail::fail<NotSupported>("[", Args::kName, "] expected heads of at most ", kMostHeadSize,
+                                           " elements, got ", view->shape[3], " of ", view->dtype, " on ",
+                                           stream.device());
+}
+
+}  // namespace lockstep::kernels::cuda

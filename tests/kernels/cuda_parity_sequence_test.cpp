@@ -1,0 +1,136 @@
+// Attention and the cells of recurrent networks on a CUDA device, see support/parity.h.
+#include "support/parity.h"
+
+using namespace lockstep;
+using namespace support;
+
+TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
+  NEEDS_CUDA
+  struct Problem {
+    Shape q;
+    std::int64_t keys, value_size;
+    Layout layout;
+  };
+  const std::vector<Problem> problems = {{{1, 1, 1, 1}, 1, 1, Layout::contiguous},
+                                         {{2, 3, 33, 20}, 47, 12, Layout::transposed},
+                                         {{1, 2, 70, 16}, 65, 40, Layout::slice},
+                                         {{1, 1, 5, 256}, 40, 256, Layout::contiguous},
+                                         {{2, 2, 9, 3}, 7, 5, Layout::broadcast},
+                                         {{2, 1, 3, 4}, 0, 5, Layout::contiguous},
+                                         {{2, 1, 0, 4}, 3, 5, Layout::contiguous}};
+  enum class Mask { none, allowed, added };
+  for (const Problem& p : problems)
+    for (const DType dtype : kFloatingDTypes)
+      for (const Mask kind : {Mask::none, Mask::allowed, Mask::added})
+        for (const bool causal : {false, true})
+          for (const double dropout : {0.0, 0.4}) {
+            if (dropout > 0 && kind == Mask::allowed) continue;
+            Shape key = p.q, value = p.q, out_shape = p.q;
+            key[2] = value[2] = p.keys;
+            value[3] = out_shape[3] = p.value_size;
+            TestTensor q(dtype, p.q, p.layout), k(dtype, key, p.layout), v(dtype, value, p.layout),
+                mask(kind == Mask::allowed ? DType::boolean : dtype, {p.q[0], p.q[1], p.q[2], p.keys}, p.layout);
+            TestTensor out(dtype, out_shape), dout(dtype, out_shape, p.layout), dq(dtype, p.q), dk(dtype, key),
+                dv(dtype, value);
+            TestTensor lse(dtype == DType::f64 ? DType::f64 : DType::f32, {p.q[0], p.q[1], p.q[2]});
+            q.fill_random(1), k.fill_random(2), v.fill_random(3), mask.fill_random(4), dout.fill_random(5);
+            AttentionArgs args{.q = q.in(),
+                               .k = k.in(),
+                               .v = v.in(),
+                               .mask = {},
+                               .out = out.out(),
+                               .lse = lse.out(),
+                               .scale = 0.3,
+                               .causal = causal,
+                               .dropout = {dropout, 5, 6}};
+            if (kind != Mask::none) args.mask = mask.in();
+            const std::string what =
+                cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind), causal ? " causal" : "",
+                    " dropout ", dropout);
+            check_parity(compare_with_host(&KernelTable::attention, args, {&q, &k, &v, &mask, &out, &lse}, 16, 4), what);
+            const AttentionGradArgs grad{.dout = dout.in(),
+                                         .q = q.in(),
+                                         .k = k.in(),
+                                         .v = v.in(),
+                                         .mask = args.mask,
+                                         .out = {out.view()},
+                                         .lse = {lse.view()},
+                                         .dq = dq.out(),
+                                         .dk = dk.out(),
+                                         .dv = dv.out(),
+                                         .scale = args.scale,
+                                         .causal = causal,
+                                         .dropout = args.dropout};
+            check_parity(compare_with_host(&KernelTable::attention_grad, grad,
+                                           {&dout, &q, &k, &v, &mask, &out, &lse, &dq, &dk, &dv}, 32, 16),
+                         what);
+            AttentionGradArgs partly = grad;
+            partly.dq = {}, partly.dv = {};
+            check_parity(compare_with_host(&KernelTable::attention_grad, partly,
+                                           {&dout, &q, &k, &v, &mask, &out, &lse, &dk}, 32, 16),
+                         what + ", of the keys");
+          }
+}
+
+TEST_CASE("CUDA: heads of attention have a largest size", "[cuda]") {
+  NEEDS_CUDA
+  const Device device = *parity_device();
+  const Shape shape{1, 1, 1, 257};
+  TestTensor q(DType::f32, shape, Layout::contiguous, device), out(DType::f32, shape, Layout::contiguous, device),
+      lse(DType::f32, {1, 1, 1}, Layout::contiguous, device);
+  CHECK_THROWS_AS(kernels::run(current_stream(device), &KernelTable::attention,
+                               AttentionArgs{.q = q.in(),
+                                             .k = q.in(),
+                                             .v = q.in(),
+                                             .mask = {},
+                                             .out = out.out(),
+                                             .lse = lse.out(),
+                                             .scale = 1,
+                                             .causal = false,
+                                             .dropout = {}}),
+                  NotSupported);
+}
+
+TEST_CASE("CUDA parity: cells of recurrent networks", "[cuda][parity]") {
+  NEEDS_CUDA
+  for (const Shape& state : {Shape{1, 1}, Shape{3, 5}, Shape{70, 33}, Shape{0, 4}, Shape{4, 0}})
+    for (const DType dtype : kFloatingDTypes) {
+      const Shape four{state[0], 4 * state[1]}, three{state[0], 3 * state[1]};
+      const std::string what = cat(dtype, " ", state);
+      {
+        TestTensor gates(dtype, four), before(dtype, state), activated(dtype, four), h(dtype, state), c(dtype, state);
+        TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, four), dbefore(dtype, state);
+        gates.fill_random(1, -4, 4), before.fill_random(2), dh.fill_random(3), dc.fill_random(4);
+        LstmCellArgs args{gates.in(), before.in(), activated.out(), h.out(), c.out()};
+        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &activated, &h, &c}, 8, 1), what);
+        args.activated = {};
+        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &h, &c}, 8, 1), what);
+        LstmCellGradArgs grad{dh.in(),        dc.in(),        {activated.view()}, before.in(),
+                              {c.view()}, dgates.out(), dbefore.out()};
+        check_parity(compare_with_host(&KernelTable::lstm_cell_grad, grad,
+                                       {&dh, &dc, &activated, &before, &c, &dgates, &dbefore}, 16, 1),
+                     what + " grad");
+        grad.dc = {}, grad.dc_before = {};
+        check_parity(compare_with_host(&KernelTable::lstm_cell_grad, grad, {&dh, &activated, &before, &c, &dgates}, 16,
+                                       1),
+                     what + " grad of h");
+      }
+      TestTensor input(dtype, three), hidden(dtype, three), before(dtype, state), activated(dtype, three), h(dtype, state);
+      TestTensor dh(dtype, state), dinput(dtype, three), dhidden(dtype, three), dbefore(dtype, state);
+      input.fill_random(1, -4, 4), hidden.fill_random(2), before.fill_random(3), dh.fill_random(4);
+      GruCellArgs args{input.in(), hidden.in(), before.in(), activated.out(), h.out()};
+      check_parity(compare_with_host(&KernelTable::gru_cell, args, {&input, &hidden, &before, &activated, &h}, 8, 1),
+                   what);
+      args.activated = {};
+      check_parity(compare_with_host(&KernelTable::gru_cell, args, {&input, &hidden, &before, &h}, 8, 1), what);
+      GruCellGradArgs grad{dh.in(),      {activated.view()}, hidden.in(), before.in(),
+                           dinput.out(), dhidden.out(),      dbefore.out()};
+      check_parity(compare_with_host(&KernelTable::gru_cell_grad, grad,
+                                     {&dh, &activated, &hidden, &before, &dinput, &dhidden, &dbefore}, 16, 1),
+                   what + " grad");
+      grad.dh_before = {};
+      check_parity(compare_with_host(&KernelTable::gru_cell_grad, grad,
+                                     {&dh, &activated, &hidden, &before, &dinput, &dhidden}, 16, 1),
+                   what + " grad without state");
+    }
+}
