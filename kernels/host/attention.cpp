@@ -8,6 +8,7 @@
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
 #include "lockstep/kernels/philox.h"

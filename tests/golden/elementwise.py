@@ -77,3 +77,8 @@ for source in KINDS:
                                             "f32": torch.float32, "f64": torch.float64}[dtype]),
              spec, dtypes=("f32",), gradients=False, dtype=target)
 case("cast", lambda a, dtype: a.double(), x(3, 4, layout="transposed"), dtypes=("f32",), dtype="f64")
+for name in ["floor_divide", "remainder"]:
+    function = getattr(torch, name)
+    case(name, function, x(4, 5, low=-7, high=7), x(5, low=0.7, high=2), gradients=name == "remainder")
+    case(name, function, ints(4, 5, low=-9), ints(5, low=1, high=5), dtypes=("i64",))
+    case(name, function, ints(4, 5, low=-9, dtype="i32"), ints(5, low=-4, high=-1, dtype="i32"), dtypes=("i32",))

@@ -87,3 +87,11 @@ def saved(name, model):
 
 torch.manual_seed(1)
 case("file_resnet", saved("model_resnet", ResNet()), x(3, 3, 9, 8), dtypes=("f32",), gradients=False)
+module("GroupNorm", lambda groups, channels: nn.GroupNorm(groups, channels), x(2, 6, 3, 4), dtypes=HALF, loose=3, groups=2,
+       channels=6)
+module("ConvTranspose2d", lambda inputs, outputs, kernel, stride, padding, output_padding, groups, bias, dilation:
+       nn.ConvTranspose2d(inputs, outputs, kernel, stride, padding, output_padding, groups, bias, dilation),
+       x(2, 4, 3, 4), dtypes=HALF, inputs=4, outputs=6, kernel=[3, 2], stride=[2, 1], padding=[1, 0],
+       output_padding=[1, 0], groups=2, bias=True, dilation=[1, 2])
+module("AdaptiveAvgPool2d", lambda size: nn.AdaptiveAvgPool2d(size), x(2, 3, 5, 7), size=[2, 3])
+module("Upsample", lambda scale: nn.Upsample(scale_factor=scale, mode="bilinear"), x(2, 3, 3, 4), scale=2.0)

@@ -70,3 +70,39 @@ for reduction in REDUCTIONS:
 case("embedding", lambda weight, index: F.embedding(index, weight), x(7, 4), ints(3, 5, high=7), dtypes=FLOATING)
 case("embedding", lambda weight, index, padding: F.embedding(index, weight, padding), x(7, 4), ints(9, high=7),
      padding=3)
+
+for activation, function in [("relu", F.relu), ("gelu", F.gelu), ("gelu_tanh", lambda a: F.gelu(a, approximate="tanh"))]:
+    case("linear_activation", lambda a, weight, bias, activation, function=function: function(F.linear(a, weight, bias)),
+         x(5, 7), x(4, 7), x(4), dtypes=FLOATING, loose=2, activation=activation)
+TRANSPOSED = [  # x, w, stride, padding, output padding, dilation, groups
+    ((2, 3, 4, 5), (3, 4, 3, 3), [1, 1], [0, 0], [0, 0], [1, 1], 1),
+    ((2, 4, 4, 3), (4, 3, 3, 2), [2, 3], [1, 0], [1, 2], [1, 1], 2),
+    ((1, 3, 5, 4), (3, 2, 2, 3), [2, 1], [1, 1], [1, 0], [2, 1], 1),
+]
+for image, weight, stride, padding, output_padding, dilation, groups in TRANSPOSED:
+    case("conv_transpose2d", lambda a, w, b, stride, padding, output_padding, dilation, groups: F.conv_transpose2d(
+             a, w, b, stride, padding, output_padding, groups, dilation),
+         x(*image), x(*weight), x(weight[1] * groups), dtypes=FLOATING, stride=stride, padding=padding,
+         output_padding=output_padding, dilation=dilation, groups=groups)
+for size in [[3, 2], [1, 1], [7, 5], [4, 9]]:
+    case("adaptive_avg_pool2d", lambda a, size: F.adaptive_avg_pool2d(a, size), x(2, 3, 7, 5), dtypes=FLOATING, size=size)
+for size in [[14, 10], [3, 8]]:
+    case("interpolate", lambda a, size, mode, align: F.interpolate(a, size=size, mode=mode), x(2, 3, 7, 5), size=size,
+         mode="nearest", align=False)
+    for align in [False, True]:
+        case("interpolate", lambda a, size, mode, align: F.interpolate(a, size=size, mode=mode, align_corners=align),
+             x(2, 3, 7, 5, layout="transposed"), dtypes=FLOATING, size=size, mode="bilinear", align=align)
+case("interpolate_scale", lambda a, scale: F.interpolate(a, scale_factor=scale), x(2, 3, 4, 5), scale=[2.0, 1.5])
+for shape in [(2, 6, 4, 5), (3, 6)]:
+    case("group_norm", lambda a, weight, bias, groups, eps: F.group_norm(a, groups, weight, bias, eps), x(*shape), x(6),
+         x(6), dtypes=FLOATING, loose=3, groups=3, eps=1e-5)
+for reduction in REDUCTIONS:
+    case("smooth_l1_loss", lambda a, b, reduction, beta: F.smooth_l1_loss(a, b, reduction=reduction, beta=beta), x(4, 5),
+         x(4, 5), dtypes=FLOATING, reduction=reduction, beta=0.7)
+    case("bce_weighted", lambda a, b, weight, pos, reduction: F.binary_cross_entropy_with_logits(
+             a, b, weight, reduction=reduction, pos_weight=pos),
+         x(4, 5, low=-8, high=8), x(4, 5, low=0, high=1, grad=False), x(5, low=0.1, grad=False),
+         x(5, low=0.1, grad=False), reduction=reduction)
+    case("cross_entropy_soft", lambda a, target, reduction, smoothing: F.cross_entropy(
+             a, target, reduction=reduction, label_smoothing=smoothing),
+         x(6, 5, layout="transposed"), x(6, 5, low=0, high=1, grad=False), reduction=reduction, smoothing=0.1)

@@ -45,3 +45,6 @@ for name in ["any", "all"]:
     function = getattr(torch, name)
     case(name, lambda a, function=function: function(a), bools(3, 4), dtypes=("bool",))
     case(name + "_dims", lambda a, dims, function=function: function(a, dim=dims[0]), bools(6, 2), dtypes=("bool",), dims=[1])
+for p in [0.0, 1.0, 3.0, float("inf"), -float("inf")]:
+    case("vector_norm", lambda a, p, dims, keep: torch.linalg.vector_norm(a, float(p), dim=dims, keepdim=keep),
+         distinct(3, 5, 2), dtypes=("f32", "f64"), p=str(p), dims=[1], keep=False)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/ops_nn.h"
 #include "lockstep/tensor/tensor.h"
@@ -69,6 +70,16 @@ class GoldenCase {
 
 // Of tests/golden/<name>.safetensors.
 std::string golden_path(const std::string& name);
+
+// A model that PyTorch saved, ready for inference.
+template <class M>
+M model_from_file(const std::string& name, Device device) {
+  M model;
+  model.to(device);
+  load_model(model, golden_path(name));
+  model.eval();
+  return model;
+}
 
 // Checks every case of the group on `device`. Each case must have a function, and each function a case.
 void check_golden(const std::string& group, Device device,

@@ -71,6 +71,8 @@ TEST_CASE("golden: functions of the elements") {
                       {"logical_or", binary(logical_or)},
                       {"logical_xor", binary(logical_xor)},
                       {"logical_not", unary(logical_not)},
+                      {"floor_divide", binary(floor_divide)},
+                      {"remainder", binary(remainder)},
                       {"where", [](GoldenCase& c) { return Results{where(c[0], c[1], c[2])}; }},
                       {"cast", [](GoldenCase& c) { return Results{c[0].to(dtype_named(c.text("dtype")))}; }}});
 }

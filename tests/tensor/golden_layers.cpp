@@ -1,4 +1,3 @@
-#include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
@@ -65,16 +64,6 @@ struct ResNet : Module<ResNet> {
   void members(Members& m) override { m("stem", stem), m("layers", layers), m("fc", fc); }
 };
 
-// A model that PyTorch saved.
-template <class M>
-Results from_file(GoldenCase& c, const char* name) {
-  M model;
-  model.to(c[0].device());
-  load_model(model, test::golden_path(name));
-  model.eval();
-  return {model(c[0])};
-}
-
 }  // namespace
 
 TEST_CASE("golden: layers and models") {
@@ -107,7 +96,24 @@ TEST_CASE("golden: layers and models") {
        {"GELU", plain<GELU>},
        {"MaxPool2d", [](GoldenCase& c) { return apply(c, MaxPool2d(c.get<int>("kernel"))); }},
        {"AvgPool2d", [](GoldenCase& c) { return apply(c, AvgPool2d(c.get<int>("kernel"))); }},
+       {"AdaptiveAvgPool2d", [](GoldenCase& c) { return apply(c, AdaptiveAvgPool2d(c.size2("size"))); }},
+       {"Upsample",
+        [](GoldenCase& c) {
+          return apply(c, Upsample({.scale_factor = c.get("scale"), .mode = InterpolateMode::bilinear}));
+        }},
+       {"GroupNorm", [](GoldenCase& c) { return apply(c, GroupNorm(c.get<int>("groups"), c.get<int>("channels"))); }},
+       {"ConvTranspose2d",
+        [](GoldenCase& c) {
+          return apply(c, ConvTranspose2d(c.get<int>("inputs"), c.get<int>("outputs"), c.size2("kernel"),
+                                          {.stride = c.size2("stride"),
+                                           .padding = c.size2("padding"),
+                                           .output_padding = c.size2("output_padding"),
+                                           .groups = c.get<int>("groups"),
+                                           .bias = c.get<bool>("bias"),
+                                           .dilation = c.size2("dilation")}));
+        }},
        {"Mlp", plain<Mlp>},
        {"ResNet", plain<ResNet>},
-       {"file_resnet", [](GoldenCase& c) { return from_file<ResNet>(c, "model_resnet"); }}});
+       {"file_resnet",
+        [](GoldenCase& c) { return Results{test::model_from_file<ResNet>("model_resnet", c[0].device())(c[0])}; }}});
 }

@@ -38,6 +38,38 @@ TEST_CASE("golden: the functions of neural networks") {
       {{"matmul", [](GoldenCase& c) { return Results{matmul(c[0], c[1])}; }},
        {"linear", [](GoldenCase& c) { return Results{linear(c[0], c[1], optional(c, 2))}; }},
        {"conv2d", conv2d_of},
+       {"linear_activation",
+        [](GoldenCase& c) {
+          const std::string name = c.text("activation");
+          return Results{linear(c[0], c[1], c[2],
+                                name == "relu"   ? Activation::relu
+                                : name == "gelu" ? Activation::gelu
+                                                 : Activation::gelu_tanh)};
+        }},
+       {"conv_transpose2d",
+        [](GoldenCase& c) {
+          return Results{conv_transpose2d(c[0], c[1], c[2],
+                                          {.stride = c.size2("stride"),
+                                           .padding = c.size2("padding"),
+                                           .output_padding = c.size2("output_padding"),
+                                           .dilation = c.size2("dilation"),
+                                           .groups = c.get<int>("groups")})};
+        }},
+       {"adaptive_avg_pool2d", [](GoldenCase& c) { return Results{adaptive_avg_pool2d(c[0], c.size2("size"))}; }},
+       {"interpolate",
+        [](GoldenCase& c) {
+          return Results{interpolate(
+              c[0], {.size = c.size2("size"),
+                     .mode = c.text("mode") == "nearest" ? InterpolateMode::nearest : InterpolateMode::bilinear,
+                     .align_corners = c.get<bool>("align")})};
+        }},
+       {"interpolate_scale",
+        [](GoldenCase& c) {
+          const auto scale = c.get<std::vector<double>>("scale");
+          return Results{interpolate(c[0], {.scale_factor = Scale2(scale.at(0), scale.at(1))})};
+        }},
+       {"group_norm",
+        [](GoldenCase& c) { return Results{group_norm(c[0], c.get<int>("groups"), c[1], c[2], c.get("eps"))}; }},
        {"max_pool2d",
         [](GoldenCase& c) {
           return Results{max_pool2d(
@@ -74,6 +106,17 @@ TEST_CASE("golden: the functions of neural networks") {
        {"mse_loss", [](GoldenCase& c) { return Results{mse_loss(c[0], c[1], reduction(c))}; }},
        {"l1_loss", [](GoldenCase& c) { return Results{l1_loss(c[0], c[1], reduction(c))}; }},
        {"bce_with_logits", [](GoldenCase& c) { return Results{bce_with_logits(c[0], c[1], reduction(c))}; }},
+       {"smooth_l1_loss",
+        [](GoldenCase& c) { return Results{smooth_l1_loss(c[0], c[1], reduction(c), c.get("beta"))}; }},
+       {"bce_weighted",
+        [](GoldenCase& c) {
+          return Results{
+              bce_with_logits(c[0], c[1], BceOptions{.weight = c[2], .pos_weight = c[3], .reduction = reduction(c)})};
+        }},
+       {"cross_entropy_soft",
+        [](GoldenCase& c) {
+          return Results{cross_entropy(c[0], c[1], {.reduction = reduction(c), .label_smoothing = c.get("smoothing")})};
+        }},
        {"embedding", [](GoldenCase& c) {
           return Results{
               embedding(c[0], c[1], c.has("padding") ? std::optional(c.get<std::int64_t>("padding")) : std::nullopt)};
