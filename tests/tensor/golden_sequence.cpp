@@ -1,3 +1,4 @@
+#include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"

@@ -110,7 +110,7 @@ TEST_CASE("a checkpointed function runs again on the streams of its forward") {
     std::vector<Stream*> seen;
     Tensor y = checkpoint(
         [&](const Tensor& in) {
-          seen.push_back(&current_stream(kDevice));
+          seen.push_back(&current_stream(first_device()));
           const Tensor h = in * in;
           h.storage()->record_use(side.stream);
           return side.run([&] { return h * h; });
