@@ -22,7 +22,13 @@ Alive library_kept() {
     kept += detail::kept_staging(device);
     kept += detail::kept_transfers(device);
     all.pinned_allocations += kept.pinned;
-    if (cuda::lost(device)) continue;  // the rest went with the context
+    if (cuda::lost(device)) {  // what is the device's went with the context
+      try {
+        empty_cache(device);  // its blocks may hold events of others
+      } catch (const Error&) {
+      }
+      continue;
+    }
     try {
       empty_cache(device);
     } catch (const Error&) {  // that nobody has waited for

@@ -38,6 +38,8 @@ TEST_CASE("golden: reductions") {
        {"mean", reduction(mean, mean)},
        {"var", [](GoldenCase& c) { return Results{var(c[0], dims_of(c), c.get("correction", 1.0), keep(c))}; }},
        {"norm", reduction(norm, norm)},
+       {"vector_norm",
+        [](GoldenCase& c) { return Results{vector_norm(c[0], std::stod(c.text("p")), dims_of(c), keep(c))}; }},
        {"prod", whole(prod)},
        {"prod_dim", along(prod)},
        {"max", whole(max)},
