@@ -165,6 +165,16 @@ void DeviceAllocator::poll_pending() {
   }
 }
 
+Kept DeviceAllocator::kept_uses() {
+  Lock lock(mutex_);
+  Kept kept;
+  for (Block* block = pending_; block; block = block->next) {
+    for (const BlockUse& use : block->uses->list) kept.events += !use.over() && use.stream->device != device_;
+  }
+  return kept;
+}
+Kept kept_uses(Device device) { return DeviceAllocator::of(device).kept_uses(); }
+
 // --- Streams ---------------------------------------------------------------------------------------------------------
 
 void DeviceAllocator::add(StreamState* stream) {

@@ -12,6 +12,7 @@
 
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/stream_state.h"
 
 namespace lockstep::detail {
@@ -53,6 +54,7 @@ class DeviceAllocator {
   void reset_peak();
   void set_limit(std::size_t bytes);
   void empty_cache();
+  Kept kept_uses();
 
  private:
   using Lock = std::unique_lock<std::mutex>;

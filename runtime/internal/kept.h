@@ -18,6 +18,8 @@ struct Kept {
 
 // The device's own streams, those that no Stream object has at the moment, and events likewise.
 Kept kept_streams(Device device);
+// Events of other devices that released memory of the device waits for: for good when the device is lost.
+Kept kept_uses(Device device);
 // What copies go through on their way between a device and pageable memory, or into a device that does not reach the
 // source. While no such copy is under way.
 Kept kept_staging(Device device);

@@ -24,14 +24,21 @@ std::size_t extent_bytes(const View& view) {
   return static_cast<std::size_t>(last + 1) * lockstep::size_of(view.dtype);
 }
 
-// Logical devices on one GPU have its memory in common, and must not use each other's all the same.
+// Logical devices on one GPU have its memory in common, and must not use each other's all the same. Memory that is none
+// of theirs came from outside (DLPack).
 bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view) {
+  const lockstep::cuda::CudaLayout& layout = lockstep::cuda::cuda_layout();
   const lockstep::Device device = stream.device();
-  if (extent_bytes(view) == 0 || lockstep::cuda::cuda_device(device).owns(view.data)) return true;
-  record_failure(Rule::foreign_memory, kernel,
-                 lockstep::cat("an operand: expected memory that ", device, " allocated, got another's"),
-                 device.index(), lockstep::cuda::native(stream));
-  return false;
+  if (extent_bytes(view) == 0) return true;
+  for (int i = 0; i < layout.count; ++i) {
+    if (i == device.index() || !layout.devices[i]->owns(view.data)) continue;
+    record_failure(Rule::foreign_memory, kernel,
+                   lockstep::cat("an operand: expected memory that ", device, " allocated, got ",
+                                 lockstep::Device::cuda(i), "'s"),
+                   device.index(), lockstep::cuda::native(stream));
+    return false;
+  }
+  return true;
 }
 
 template <auto entry>
