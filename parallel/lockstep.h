@@ -27,6 +27,7 @@
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/sgd.h"
+#include "lockstep/tensor/optim/sparse_adam.h"
 #include "lockstep/tensor/random.h"
 #include "lockstep/tensor/tensor.h"
 #include "lockstep/tensor/tree.h"

@@ -19,10 +19,16 @@ namespace lockstep {
 LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                            Activation activation = Activation::none);
 
+struct EmbeddingOptions {
+  std::optional<std::int64_t> padding_index = std::nullopt;  // this row gets no gradient; negative counts from the end
+  // A backward gives a weight that is a leaf (a parameter) the rows that were used, as its sparse_grad(), and makes no
+  // matrix of the weight's size. Where a matrix is needed it gets one all the same: under create_graph and in grad(),
+  // for a weight with hooks, beside other uses of the weight, and for a weight that was computed. The row padding_index
+  // may stand among the rows, with zeros.
+  bool sparse = false;
+};
 // The rows of `weight` [rows, size] at `indices` (integers of any shape); result: the shape of `indices`, then size.
-// The row `padding_index` gets no gradient.
-LOCKSTEP_API Tensor embedding(const Tensor& weight, const Tensor& indices,
-                              std::optional<std::int64_t> padding_index = std::nullopt);
+LOCKSTEP_API Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingOptions& options = {});
 
 // ---- convolution and pooling. Images are [batch, channels, height, width].
 

@@ -1,6 +1,4 @@
-// Softmax, dropout, embedding.
-#include <vector>
-
+// Softmax, dropout.
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
@@ -67,24 +65,6 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   detail::draw(RandomKind::bernoulli, mask, 1 - p);
   if (p < 1) mask.mul_(1 / (1 - p));
   return x * mask;
-}
-
-Tensor embedding(const Tensor& weight, const Tensor& indices, std::optional<std::int64_t> padding_index) {
-  detail::check_same_device("embedding", weight, indices);
-  LOCKSTEP_CHECK(weight.rank() == 2, "[embedding] expected a weight [rows, size], got ", weight);
-  const Tensor positions = detail::to_indices("embedding", indices);
-  Shape shape = positions.shape();
-  shape.push_back(weight.shape()[1]);
-  Tensor rows = index_select(weight, 0, positions.reshape({positions.count()}));
-  if (padding_index && GradMode::enabled() && weight.requires_grad()) {
-    const std::int64_t count = weight.shape()[0];
-    const std::int64_t row = *padding_index < 0 ? *padding_index + count : *padding_index;
-    LOCKSTEP_CHECK(row >= 0 && row < count, "[embedding] expected a padding index in [", -count, ", ", count, "), got ",
-                   *padding_index);
-    const Tensor is_padding = eq(positions.reshape({positions.count(), 1}), static_cast<double>(row));
-    rows = where(is_padding, rows.detach(), rows);
-  }
-  return rows.reshape(shape);
 }
 
 }  // namespace lockstep

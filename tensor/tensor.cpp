@@ -4,6 +4,7 @@
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep {
 
@@ -140,7 +141,20 @@ Tensor Tensor::grad() const {
   LeafNode* node = defined() ? leaf() : nullptr;
   if (!node) return {};
   std::lock_guard lock(node->mutex);
+  LOCKSTEP_CHECK(!node->sparse.defined(), "[grad] expected a dense gradient of ",
+                 node->parameter ? node->parameter->describe() : describe(), ", got ", node->sparse,
+                 "; use sparse_grad()");
   return node->grad;
+}
+
+SparseGradient Tensor::sparse_grad() const {
+  LeafNode* node = defined() ? leaf() : nullptr;
+  if (!node) return {};
+  std::lock_guard lock(node->mutex);
+  // Made on the leaf's stream, and let go of by the next zero_grad(), while what is asked for here may still be read.
+  for (const Tensor& part : {node->sparse.indices, node->sparse.values})
+    if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(part.device())));
+  return node->sparse;
 }
 
 void Tensor::set_grad(const Tensor& grad) {
@@ -153,6 +167,24 @@ void Tensor::set_grad(const Tensor& grad) {
                  "[set_grad] expected a gradient like its tensor, ", describe(), ", got ", grad.describe());
   std::lock_guard lock(node->mutex);
   node->grad = grad;
+  node->sparse = {};
+}
+
+void Tensor::set_sparse_grad(const SparseGradient& grad) {
+  if (!grad.defined()) return set_grad({});
+  LeafNode* node = leaf();
+  LOCKSTEP_CHECK(node, "[set_sparse_grad] expected a leaf that requires a gradient, got ", describe());
+  Shape rows = shape();
+  bool fits = rank() > 0 && grad.indices.defined() && grad.indices.rank() == 1 && grad.indices.dtype() == DType::i64 &&
+              grad.indices.device() == device();
+  if (fits) rows[0] = grad.indices.count();
+  fits = fits && grad.shape == shape() && grad.values.shape() == rows && grad.values.dtype() == dtype() &&
+         grad.values.device() == device();
+  LOCKSTEP_CHECK(fits, "[set_sparse_grad] expected i64 indices and as many rows of ", describe(), ", got indices ",
+                 grad.indices, " and values ", grad.values, " for the shape ", grad.shape);
+  std::lock_guard lock(node->mutex);
+  node->grad = {};
+  node->sparse = grad;
 }
 
 std::uint64_t Tensor::register_hook(TensorHook hook) const {

@@ -17,6 +17,7 @@
 namespace lockstep {
 
 class LeafNode;
+struct SparseGradient;
 
 // What a handle points at. The library's own; handles to one tensor share it.
 struct LOCKSTEP_API TensorImpl final : RefCounted {
@@ -118,9 +119,13 @@ class LOCKSTEP_API Tensor {
   // Makes it a leaf whose gradient is wanted (floating dtypes; throws for a tensor that was computed).
   Tensor& set_requires_grad(bool requires_grad = true);
   bool is_leaf() const;
-  // The sum of all gradients since zero_grad; undefined before the first.
+  // The sum of all gradients since zero_grad; undefined before the first. InvalidArgument when it is made of rows
+  // alone: a matrix is as large as the tensor, and made only when it is asked for, by sparse_grad().to_dense().
   Tensor grad() const;
-  void set_grad(const Tensor& grad);
+  void set_grad(const Tensor& grad);  // in place of what there is, of rows too
+  // The rows that have got a gradient, where nothing else has arrived (sparse_gradient.h); undefined otherwise.
+  SparseGradient sparse_grad() const;
+  void set_sparse_grad(const SparseGradient& grad);
   void zero_grad() { set_grad(Tensor()); }
   // Computes the gradients of this tensor (with respect to `gradient`, default 1 for a single element) and adds them
   // to the leaves' grad. Blocks until every node has been enqueued; the caller's current streams wait for the rest.

@@ -5,6 +5,7 @@
 
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops_shape.h"
 
 namespace lockstep::detail {
 
@@ -168,6 +169,7 @@ void GraphTask::execute(std::uint32_t index) {
     if (!state.contributions.empty()) gather_contributions(state);
     const std::span<Tensor> outputs =
         state.gradients.empty() ? std::span<Tensor>(&state.gradient, 1) : std::span<Tensor>(state.gradients);
+    if (state.gets_rows) [[unlikely]] receive_rows(index, outputs[0]);
     const bool arrived = std::any_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); });
     if (arrived) {
       // The hooks of a replicated parameter wait for the sum over the replicas.
@@ -175,18 +177,18 @@ void GraphTask::execute(std::uint32_t index) {
       if (state.captured)
         for (std::size_t c = 0; c < captures_.size(); ++c)
           if (captures_[c].node.get() == &node) captured[c] = outputs[captures_[c].index];
-      const bool mirror = node.kind() == Node::Kind::mirror;
-      const bool mirror_ends = mirror && mode_.accumulate && !mode_.create_graph;
-      ParameterBody* body = mirror_ends         ? static_cast<MirrorNode&>(node).body
-                            : state.replicated ? static_cast<LeafNode&>(node).parameter
-                                               : nullptr;
-      if (body) {
+      const bool mirror_ends = node.kind() == Node::Kind::mirror && mode_.accumulate && !mode_.create_graph;
+      if (ParameterBody* body = replicated_body(state)) {
         const Device device = node.stream->device();
         store_replica_gradient(*body, device, outputs[0]);
         std::lock_guard lock(mutex_);
-        replicated_.push_back({body, device});
+        replicated_.push_back({body, device, {}});
       } else if (node.is_leaf() ? mode_.accumulate : !mirror_ends) {
-        node.backward(outputs, inputs);
+        if (node.gives_rows() && takes_rows(targets_[state.first_edge])) [[unlikely]] {
+          send_rows(state, outputs[0]);
+        } else {
+          node.backward(outputs, inputs);
+        }
         if (!mode_.retain_graph && !mode_.create_graph) node.release();
       }
     }
@@ -195,6 +197,12 @@ void GraphTask::execute(std::uint32_t index) {
     return;
   }
   deliver_rest(state, {});
+}
+
+ParameterBody* GraphTask::replicated_body(const State& state) const {
+  if (state.replicated) return static_cast<LeafNode&>(*state.node).parameter;
+  const bool mirror_ends = state.node->kind() == Node::Kind::mirror && mode_.accumulate && !mode_.create_graph;
+  return mirror_ends ? static_cast<MirrorNode&>(*state.node).body : nullptr;
 }
 
 void GraphTask::run_hooks(State& state, std::span<Tensor> gradients) {
@@ -295,6 +303,55 @@ void GraphTask::fail(std::exception_ptr error) {
 
 void GraphTask::join_streams() {
   for (Stream* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device()).wait_for(*stream));
+}
+
+// ---- rows
+
+// Not under create_graph, which differentiates matrices, and not where a hook is to see one.
+bool GraphTask::takes_rows(std::int32_t target) const {
+  if (target < 0 || !mode_.accumulate || mode_.create_graph) return false;
+  const Node* leaf = states_[static_cast<std::size_t>(target)].node;
+  if (leaf->kind() == Node::Kind::mirror) {
+    const ParameterBody* body = static_cast<const MirrorNode*>(leaf)->body;
+    leaf = body ? body->leaf.get() : nullptr;
+  }
+  return leaf && leaf->is_leaf() && (!leaf->hooks || leaf->hooks->empty());
+}
+
+void GraphTask::send_rows(const State& from, const Tensor& gradient) {
+  const auto target = static_cast<std::uint32_t>(targets_[from.first_edge]);
+  SparseGradient rows = static_cast<RowsNode*>(from.node)->rows(gradient);
+  for (const Tensor& part : {rows.indices, rows.values})
+    LOCKSTEP_EDGE(hand_over_gradient(part, *states_[target].node->stream));
+  std::lock_guard lock(mutex_);
+  states_[target].gets_rows = true;
+  rows_.push_back({target, from.node->sequence, std::move(rows)});
+}
+
+// Adds the rows to the gradient where there is one; else they go on by themselves.
+void GraphTask::receive_rows(std::uint32_t index, Tensor& gradient) {
+  std::vector<Rows> mine;
+  {
+    std::lock_guard lock(mutex_);
+    const auto others =
+        std::stable_partition(rows_.begin(), rows_.end(), [&](const Rows& r) { return r.target != index; });
+    mine.assign(std::make_move_iterator(others), std::make_move_iterator(rows_.end()));
+    rows_.erase(others, rows_.end());
+  }
+  // Latest operation first, as for other gradients.
+  std::stable_sort(mine.begin(), mine.end(), [](const Rows& a, const Rows& b) { return a.sequence > b.sequence; });
+  std::vector<SparseGradient> pieces;
+  for (Rows& rows : mine) pieces.push_back(std::move(rows.gradient));
+  SparseGradient joined = join_rows(pieces);
+  const State& state = states_[index];
+  if (gradient.defined()) {
+    gradient = index_add(gradient, 0, joined.indices, joined.values);
+  } else if (ParameterBody* body = replicated_body(state)) {
+    std::lock_guard lock(mutex_);
+    replicated_.push_back({body, state.node->stream->device(), std::move(joined)});
+  } else if (state.node->is_leaf()) {  // not a mirror whose parameter is gone
+    static_cast<LeafNode*>(state.node)->accumulate_rows(std::move(joined));
+  }
 }
 
 }  // namespace lockstep::detail

@@ -58,9 +58,16 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     bool replicated = false;        // a leaf whose parameter has mirrors in this graph
     bool captured = false;
     bool summed = false;            // `gradient` is a sum of ours: may be added to in place
+    bool gets_rows = false;         // some are on their way, in rows_
     Tensor gradient;                // of the only output
     std::vector<Tensor> gradients;  // of several outputs
     std::vector<Contribution> contributions;  // with several lanes: summed in a fixed order when all are there
+  };
+  // The gradient of a RowsNode on its way into a leaf or mirror.
+  struct Rows {
+    std::uint32_t target;
+    std::uint64_t sequence;
+    SparseGradient gradient;
   };
   // The nodes of some devices, run by one thread at a time.
   struct Lane {
@@ -87,6 +94,10 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   bool run_next(Lane& lane);
   void execute(std::uint32_t index);
   void gather_contributions(State& state);
+  bool takes_rows(std::int32_t target) const;
+  void send_rows(const State& from, const Tensor& gradient);
+  void receive_rows(std::uint32_t index, Tensor& gradient);
+  ParameterBody* replicated_body(const State& state) const;
   void run_hooks(State& state, std::span<Tensor> gradients);
   void deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient);
   void deliver_rest(State& from, std::span<Tensor> gradients);
@@ -107,9 +118,10 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   Claims claims_;
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // error_, replicated_, streams_
+  std::mutex mutex_;  // error_, replicated_, rows_
   std::exception_ptr error_;
   std::vector<ReplicaGradient> replicated_;
+  std::vector<Rows> rows_;
   std::vector<Stream*> streams_;  // that nodes ran on
 };
 

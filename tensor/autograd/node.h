@@ -45,6 +45,7 @@ class LOCKSTEP_API Node : public RefCounted {
   enum class Kind : std::uint8_t { operation, leaf, mirror };
   Kind kind() const { return kind_; }
   bool is_leaf() const { return kind_ == Kind::leaf; }
+  bool gives_rows() const { return gives_rows_; }  // a RowsNode
 
   std::uint32_t output_count = 1;
   std::uint64_t sequence = 0;  // creation number in its thread: later nodes run first
@@ -65,6 +66,7 @@ class LOCKSTEP_API Node : public RefCounted {
   Edge* edges_;
   std::uint32_t edge_count_;
   Kind kind_ = Kind::operation;
+  bool gives_rows_ = false;
 };
 
 template <int Inputs>

@@ -1,5 +1,8 @@
 #include "lockstep/tensor/autograd/record.h"
 
+#include <array>
+#include <utility>
+
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/ops_math.h"
 
@@ -51,6 +54,7 @@ void LeafNode::backward(std::span<Tensor> output_gradients, std::span<Tensor>) {
 void LeafNode::accumulate(Tensor gradient) {
   {
     std::lock_guard lock(mutex);
+    if (sparse.defined()) grad = std::exchange(sparse, {}).to_dense();
     if (grad.defined()) {
       // Differentiable gradients must not be written over; others are, which keeps views of slabs in place.
       if (GradMode::enabled()) grad = grad + gradient;
@@ -59,6 +63,20 @@ void LeafNode::accumulate(Tensor gradient) {
       grad = gradient.clone();  // somebody else sees these elements
     } else {
       grad = std::move(gradient);
+    }
+  }
+  for (auto& call : after_accumulate) call();
+}
+
+void LeafNode::accumulate_rows(SparseGradient rows) {
+  {
+    std::lock_guard lock(mutex);
+    if (grad.defined()) {
+      detail::add_rows(grad, rows.indices, rows.values);
+    } else if (sparse.defined()) {
+      sparse = detail::join_rows(std::array{sparse, rows});
+    } else {
+      sparse = std::move(rows);
     }
   }
   for (auto& call : after_accumulate) call();

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "lockstep/tensor/autograd/checkpoint.h"
+#include "lockstep/tensor/sparse_gradient.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
@@ -70,6 +71,16 @@ N* record_many(const Tensor& output, std::span<const Tensor> inputs) {
   return node;
 }
 
+// An operation that takes rows of its only input, on one device. In a plain backward a leaf or mirror gets those rows
+// alone: then the engine calls rows() in place of backward().
+class RowsNode : public NodeOf<1> {
+ public:
+  virtual SparseGradient rows(const Tensor& output_gradient) = 0;
+
+ protected:
+  RowsNode() { gives_rows_ = true; }
+};
+
 // The end of the line for a leaf: holds its gradient and its hooks. The leaf tensor and the graph share it.
 class LOCKSTEP_API LeafNode final : public NodeOf<0> {
  public:
@@ -78,8 +89,10 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   // Adds the gradient to grad (the engine has run the hooks).
   void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
   void accumulate(Tensor gradient);
+  void accumulate_rows(SparseGradient rows);  // whose elements nobody else sees
 
   Tensor grad;
+  SparseGradient sparse;  // instead of grad, while there were rows alone
   Shape shape;
   DType dtype = DType::f32;
   ParameterBody* parameter = nullptr;  // the body whose home slot this is, if any

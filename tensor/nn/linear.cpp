@@ -2,7 +2,7 @@
 
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep {
 
@@ -31,10 +31,11 @@ Embedding::Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions opti
     init::constant(w.select(0, *row), 0);
   }
   weight = Parameter(w);
+  weight.body()->sparse = options_.sparse;
 }
 
 Tensor Embedding::forward(const Tensor& indices) const {
-  return embedding(weight.on(indices.device()), indices, options_.padding_index);
+  return embedding(weight.on(indices.device()), indices, options_);
 }
 
 }  // namespace lockstep

@@ -2,10 +2,9 @@
 // distributions.
 #pragma once
 
-#include <optional>
-
 #include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/ops_nn.h"
 
 namespace lockstep {
 
@@ -27,11 +26,8 @@ class LOCKSTEP_API Linear : public Module<Linear> {
   Activation activation_;
 };
 
-struct EmbeddingOptions {
-  std::optional<std::int64_t> padding_index = std::nullopt;  // this row begins as zeros and is not trained
-};
-
-// indices of any shape -> the rows of weight [rows, size] at them; one more dimension, of `size`.
+// indices of any shape -> the rows of weight [rows, size] at them; one more dimension, of `size`. The row
+// options.padding_index begins as zeros.
 class LOCKSTEP_API Embedding : public Module<Embedding> {
  public:
   Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions options = {});

@@ -55,6 +55,7 @@ class ParameterBody {
   Shape shape;
   DType dtype;
   bool is_buffer = false;
+  bool sparse = false;  // gets rows as gradients: stays out of the slabs in which others sum matrices
   bool listed = false;  // some module's members name it
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient
@@ -87,6 +88,7 @@ std::uint64_t next_training_call();
 struct ReplicaGradient {
   ParameterBody* body;
   Device device;
+  SparseGradient rows;  // undefined: a matrix, which was stored
 };
 // Keeps `gradient` in the device's gradient slab, on the device's current stream, until reduce.
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient);

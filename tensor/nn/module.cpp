@@ -72,7 +72,6 @@ std::vector<Parameter> without_names(std::vector<NamedParameter> named) {
 // Gives a parameter's home slot other elements; mirrors and slabs belong to the old place.
 void rehome(ParameterBody& body, const Tensor& value) {
   if (value.identity() == body.home.identity()) return;
-  Tensor grad = body.leaf ? static_cast<LeafNode&>(*body.leaf).grad : Tensor();
   if (body.slabs) detail::leave_slabs(body);
   body.drop_slots();
   body.home.set_data(value);
@@ -81,7 +80,12 @@ void rehome(ParameterBody& body, const Tensor& value) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
     LOCKSTEP_EDGE(leaf.stream = &current_stream(value.device()));
     leaf.dtype = value.dtype();
-    leaf.grad = grad.defined() ? grad.to(value.device()).to(value.dtype()) : grad;
+    const auto move = [&](Tensor& part) {
+      if (part.defined()) part = part.to(value.device()).to(value.dtype());
+    };
+    move(leaf.grad);
+    move(leaf.sparse.values);
+    if (leaf.sparse.defined()) leaf.sparse.indices = leaf.sparse.indices.to(value.device());
   }
 }
 
@@ -267,6 +271,7 @@ void separate(ModuleBase& copy) {
                                   : std::make_shared<ParameterBody>(old->shape, old->dtype);
       fresh->name = old->name;
       fresh->listed = old->listed;
+      fresh->sparse = old->sparse;
     }
     Walk::replace(member, fresh);
   };

@@ -161,6 +161,9 @@ Tensor Parameter::on(Device device) const {
   return checked(body_).on(device);
 }
 
+SparseGradient Parameter::sparse_grad() const { return tensor().sparse_grad(); }
+void Parameter::set_sparse_grad(const SparseGradient& grad) const { tensor().set_sparse_grad(grad); }
+
 bool Parameter::requires_grad() const {
   const ParameterBody& body = checked(body_);
   return body.home.defined() && body.home.requires_grad();

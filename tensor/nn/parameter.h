@@ -40,6 +40,9 @@ class LOCKSTEP_API Parameter {
   void set_requires_grad(bool requires_grad) const;
   Tensor grad() const { return tensor().grad(); }
   void set_grad(const Tensor& grad) const { tensor().set_grad(grad); }
+  // As those of the home tensor: the rows of a weight that an embedding with `sparse` uses (sparse_gradient.h).
+  SparseGradient sparse_grad() const;
+  void set_sparse_grad(const SparseGradient& grad) const;
   void zero_grad() const { set_grad({}); }
 
   // Copies `value` (same shape; any dtype and device) into the home slot.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops_math.h"
 
@@ -98,11 +99,13 @@ class Reduction {
       if (leaf.hooks)
         for (const Node::Hook& hook : *leaf.hooks) hook.call(gradient);
       Tensor grad;
+      bool has_rows;
       {
         std::lock_guard lock(leaf.mutex);
         grad = leaf.grad;
+        has_rows = leaf.sparse.defined();
       }
-      if (!grad.defined() && place_in_slab(slab, target, gradient)) {
+      if (!grad.defined() && !has_rows && place_in_slab(slab, target, gradient)) {
         for (auto& call : leaf.after_accumulate) call();
       } else {
         grad = Tensor();
@@ -129,6 +132,22 @@ class Reduction {
   Device home_;
 };
 
+// By entry, in replica order.
+using ByEntry = std::map<int, std::vector<ReplicaGradient>>;
+
+// The rows of a parameter that got nothing but rows go to its grad, replica by replica.
+void append_rows(SlabSet& set, const std::vector<ReplicaGradient>& gradients) {
+  std::vector<SparseGradient> pieces;
+  for (const ReplicaGradient& gradient : gradients) {
+    const SparseGradient& rows = gradient.rows;
+    pieces.push_back({rows.indices.to(set.home()), rows.values.to(set.home()), rows.shape});
+    if (gradient.device == set.home()) continue;
+    set.reduced.bytes += rows.indices.bytes() + rows.values.bytes();
+    set.reduced.copies += 2;
+  }
+  static_cast<LeafNode&>(*gradients.front().body->leaf).accumulate_rows(detail::join_rows(pieces));
+}
+
 }  // namespace
 
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
@@ -148,17 +167,31 @@ void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gr
 void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
   NoGrad no_grad;
   const auto begin = Clock::now();
-  // By set and entry, each with its devices in replica order.
-  std::map<SlabSet*, std::map<int, std::vector<Device>>> by_set;
-  for (const ReplicaGradient& gradient : stored)
-    by_set[gradient.body->slabs.get()][gradient.body->slab_entry].push_back(gradient.device);
-  for (auto& [set, by_entry] : by_set) {
-    std::lock_guard lock(set->reduce_mutex);
-    for (auto& [index, devices] : by_entry) {
-      const ParameterBody& body = *set->entries[static_cast<std::size_t>(index)].body;
-      std::sort(devices.begin(), devices.end(),
-                [&](Device a, Device b) { return replica_of(body, a) < replica_of(body, b); });
+  std::map<SlabSet*, ByEntry> by_set;
+  for (ReplicaGradient& gradient : stored) {
+    for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
+      if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.device)));
+    by_set[gradient.body->slabs.get()][gradient.body->slab_entry].push_back(std::move(gradient));
+  }
+  for (auto& [set, gradients_by_entry] : by_set) {
+    std::map<int, std::vector<Device>> by_entry;  // of what is in the slabs
+    std::vector<const std::vector<ReplicaGradient>*> rows_alone;
+    for (auto& [index, gradients] : gradients_by_entry) {
+      std::sort(gradients.begin(), gradients.end(), [](const ReplicaGradient& a, const ReplicaGradient& b) {
+        return replica_of(*a.body, a.device) < replica_of(*b.body, b.device);
+      });
+      const auto has_rows = [](const ReplicaGradient& gradient) { return gradient.rows.defined(); };
+      if (std::all_of(gradients.begin(), gradients.end(), has_rows)) {
+        rows_alone.push_back(&gradients);
+        continue;
+      }
+      for (const ReplicaGradient& gradient : gradients) {
+        if (has_rows(gradient)) store_replica_gradient(*gradient.body, gradient.device, gradient.rows.to_dense());
+        by_entry[index].push_back(gradient.device);
+      }
     }
+    std::lock_guard lock(set->reduce_mutex);
+    for (const std::vector<ReplicaGradient>* gradients : rows_alone) append_rows(*set, *gradients);
     Reduction reduction(*set);
     for (std::size_t s = 0; s < set->slabs.size(); ++s) {
       const std::vector<int>& order = set->slabs[s].entries;

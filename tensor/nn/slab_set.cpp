@@ -97,9 +97,10 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
   const std::shared_ptr<SlabSet> set(new SlabSet(bodies.front()->home.device()));
   for (ParameterBody* body : bodies) {
     auto slab = std::find_if(set->slabs.begin(), set->slabs.end(), [&](const Slab& s) {
-      return s.dtype == body->dtype && s.buffers == body->is_buffer;
+      return s.dtype == body->dtype && s.buffers == body->is_buffer && s.sparse == body->sparse;
     });
-    if (slab == set->slabs.end()) slab = set->slabs.insert(slab, Slab{body->dtype, body->is_buffer, 0, {}, {}, {}, {}});
+    if (slab == set->slabs.end())
+      slab = set->slabs.insert(slab, Slab{body->dtype, body->is_buffer, body->sparse, 0, {}, {}, {}, {}});
     slab->entries.push_back(static_cast<int>(set->entries.size()));
     set->entries.push_back({body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
     slab->bytes += (body->home.bytes() + kAlignment - 1) / kAlignment * kAlignment;

@@ -41,7 +41,7 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   };
   struct Slab {
     DType dtype;
-    bool buffers;
+    bool buffers, sparse;
     std::size_t bytes = 0;
     std::vector<int> entries;  // in order of offset
     Ref<Storage> values[kMaxDevices], incoming[kMaxDevices];

@@ -7,13 +7,25 @@
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/sparse_gradient.h"
 
 namespace lockstep {
 namespace {
-std::vector<Tensor> gradients_of(std::span<const Parameter> parameters) {
-  std::vector<Tensor> gradients;
-  for (const Parameter& parameter : parameters)
-    if (Tensor gradient = parameter.grad(); gradient.defined()) gradients.push_back(std::move(gradient));
+// The elements of a gradient: all, or those of its rows.
+struct Gradient {
+  Parameter parameter;
+  Tensor elements;
+  Tensor indices;  // undefined: all
+};
+
+std::vector<Gradient> gradients_of(std::span<const Parameter> parameters) {
+  std::vector<Gradient> gradients;
+  for (const Parameter& parameter : parameters) {
+    if (const SparseGradient rows = parameter.sparse_grad(); rows.defined())
+      gradients.push_back({parameter, rows.values, rows.indices});
+    else if (const Tensor gradient = parameter.grad(); gradient.defined())
+      gradients.push_back({parameter, gradient, {}});
+  }
   return gradients;
 }
 
@@ -31,14 +43,19 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
   LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
   LOCKSTEP_CHECK(options.norm_type > 0, "[clip_grad_norm] expected a norm_type above 0, got ", options.norm_type);
   NoGrad no_grad;
-  std::vector<Tensor> gradients = gradients_of(parameters);
+  const std::vector<Gradient> gradients = gradients_of(parameters);
   if (gradients.empty()) return zeros({});
-  const Device device = gradients[0].device();
+  const Device device = gradients[0].elements.device();
   DType dtype = DType::f32;
-  for (const Tensor& gradient : gradients) dtype = promote_types(dtype, gradient.dtype());
+  for (const Gradient& gradient : gradients) dtype = promote_types(dtype, gradient.elements.dtype());
   std::vector<Tensor> norms;
   // In the wider dtype from the start: the squares of 16-bit gradients overflow.
-  for (const Tensor& gradient : gradients) norms.push_back(norm_of(gradient.to(dtype), options.norm_type).to(device));
+  for (const Gradient& gradient : gradients) {
+    Tensor elements = gradient.elements.to(dtype);
+    if (gradient.indices.defined())
+      elements = detail::sum_rows({gradient.indices, elements, gradient.parameter.shape()}).values;
+    norms.push_back(norm_of(elements, options.norm_type).to(device));
+  }
   const Tensor total = norm_of(stack(norms), options.norm_type);
   if (options.error_if_nonfinite)
     if (const double value = total.item<double>(); !std::isfinite(value))
@@ -46,17 +63,26 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
                       " parameters, got ", value));
   // The small number keeps a norm of 0 from dividing by 0.
   const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
-  for (Tensor& gradient : gradients) gradient.mul_(factor.to(gradient.device()).to(gradient.dtype()));
+  for (const Gradient& gradient : gradients) {
+    Tensor elements = gradient.elements;
+    elements.mul_(factor.to(elements.device()).to(elements.dtype()));
+  }
   return total;
 }
 
 void clip_grad_value(std::span<const Parameter> parameters, double limit) {
   LOCKSTEP_CHECK(limit >= 0, "[clip_grad_value] expected a limit of at least 0, got ", limit);
   NoGrad no_grad;
-  for (const Tensor& gradient : gradients_of(parameters)) {
-    detail::launch(gradient.device(), &KernelTable::unary,
-                   UnaryArgs{UnaryOp::clamp, gradient.in(), gradient.out(), -limit, limit});
-    gradient.mark_changed();
+  for (const Gradient& gradient : gradients_of(parameters)) {
+    Tensor elements = gradient.elements;
+    if (gradient.indices.defined()) {
+      const SparseGradient sums = detail::sum_rows({gradient.indices, elements, gradient.parameter.shape()});
+      gradient.parameter.set_sparse_grad(sums);
+      elements = sums.values;
+    }
+    detail::launch(elements.device(), &KernelTable::unary,
+                   UnaryArgs{UnaryOp::clamp, elements.in(), elements.out(), -limit, limit});
+    elements.mark_changed();
   }
 }
 

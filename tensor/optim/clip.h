@@ -16,11 +16,12 @@ struct ClipNormOptions {
 // Scales the gradients in place so that their common norm is at most `max_norm` (it is, but for 1e-6 / norm of it), and
 // returns the norm they had: f32 (f64 where a gradient is f64), rank 0, on the device of the first one. The gradients
 // may be on several devices. Does not block the host. Undefined gradients are passed over; without any the result is 0
-// on cpu. Where the norm is not finite, look at the result: the gradients end up as 0 or NaN.
+// on cpu. Where the norm is not finite, look at the result: the gradients end up as 0 or NaN. Of a sparse gradient the
+// rows count once each, with their sums.
 LOCKSTEP_API Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm,
                                    const ClipNormOptions& options = {});
 
-// Bounds every element to [-limit, limit], in place. NaN stays NaN.
+// Bounds every element to [-limit, limit], in place. NaN stays NaN. The rows of a sparse gradient are summed first.
 LOCKSTEP_API void clip_grad_value(std::span<const Parameter> parameters, double limit);
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/sparse_gradient.h"
 
 namespace lockstep {
 namespace {
@@ -48,7 +49,12 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   NoGrad no_grad;
   std::vector<Share> shares;
   for (const Parameter& parameter : optimizer.parameters()) {
-    const Tensor gradient = parameter.grad();
+    SparseGradient rows = parameter.sparse_grad();
+    if (rows.defined() && rows.values.dtype() == DType::f16) {  // finite rows may have an infinite sum
+      rows = detail::sum_rows(rows);
+      parameter.set_sparse_grad(rows);
+    }
+    const Tensor gradient = rows.defined() ? rows.values : parameter.grad();
     if (!gradient.defined()) continue;
     Share* share = nullptr;
     for (Share& known : shares)

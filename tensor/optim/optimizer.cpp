@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/ops_support.h"
 
 namespace lockstep {
@@ -118,9 +119,21 @@ void Optimizer::set_lr(std::size_t group, double lr) {
   lr_of(group) = lr;
 }
 
-std::vector<Optimizer::Batch> Optimizer::batches() const {
+std::vector<std::size_t> Optimizer::with_sparse_gradients() const {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].sparse_grad().defined()) found.push_back(i);
+  return found;
+}
+
+std::vector<Optimizer::Batch> Optimizer::batches(bool leave_out_sparse) const {
   std::vector<Batch> batches;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (const SparseGradient rows = parameters_[i].sparse_grad(); rows.defined()) {
+      LOCKSTEP_CHECK(leave_out_sparse, "[", name_, "] expected a dense gradient of ", parameters_[i].body()->describe(),
+                     ", got ", rows, "; use SparseAdam, or SGD without momentum and weight decay");
+      continue;
+    }
     const Tensor gradient = parameters_[i].grad();
     if (!gradient.defined()) continue;
     const Tensor parameter = parameters_[i].tensor();

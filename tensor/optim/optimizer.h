@@ -75,7 +75,12 @@ class LOCKSTEP_API Optimizer {
   void append_group(const std::vector<Parameter>& parameters);
   void check_group(std::size_t group) const;
 
-  std::vector<Batch> batches() const;
+  // Of the parameters with dense gradients. Throws InvalidArgument, naming the parameter, for a sparse one, unless
+  // those are to be left out.
+  std::vector<Batch> batches(bool leave_out_sparse = false) const;
+  // The indices of the parameters with sparse gradients.
+  std::vector<std::size_t> with_sparse_gradients() const;
+  std::size_t group_of(std::size_t index) const { return group_of_[index]; }
   // The tensor that step() remembers, where the parameter is now; undefined when there is none yet.
   Tensor slot(std::size_t index, std::size_t which) const;
   Tensor new_slot(std::size_t index) const;  // not initialised

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
 namespace lockstep {
@@ -35,7 +37,15 @@ SGD::SGD(const std::vector<SgdGroup>& groups, const SgdOptions& defaults)
 
 void SGD::step() {
   NoGrad no_grad;
-  for (const Batch& batch : batches()) {
+  const std::vector<std::size_t> sparse = with_sparse_gradients();
+  for (const std::size_t index : sparse) {
+    const SgdOptions& o = options(group_of(index));
+    LOCKSTEP_CHECK(o.momentum == 0 && o.weight_decay == 0, "[SGD] expected a dense gradient of ",
+                   parameters()[index].body()->describe(), " for momentum ", o.momentum, " and weight decay ",
+                   o.weight_decay, ", got ", parameters()[index].sparse_grad(),
+                   "; put it into a group with neither, or use SparseAdam");
+  }
+  for (const Batch& batch : batches(true)) {
     const SgdOptions& o = options(batch.group);
     SgdArgs args{{}, o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize};
     std::vector<Tensor> momenta;  // what the views point into
@@ -54,6 +64,11 @@ void SGD::step() {
       parameters()[batch.indices[i]].tensor().mark_changed();
       if (momenta[i].defined()) state(batch.indices[i]).slots[0] = std::move(momenta[i]);
     }
+  }
+  for (const std::size_t index : sparse) {
+    const SgdOptions& o = options(group_of(index));
+    const SparseGradient rows = detail::sum_rows(parameters()[index].sparse_grad());
+    detail::add_rows(parameters()[index].tensor(), rows.indices, rows.values * (o.maximize ? o.lr : -o.lr));
   }
 }
 

@@ -34,12 +34,17 @@ struct LOCKSTEP_API SgdGroup {
 // With the gradient g (negated to maximize; plus weight_decay * p): v = momentum * v + (1 - dampening) * g, where the
 // first v is g itself; p -= lr * v, or p -= lr * (g + momentum * v) with nesterov. One kernel call per group, device
 // and dtype. Its state: momentum_buffer, which is v.
+//
+// A sparse gradient moves the rows it has and reads no others; it needs groups without momentum and weight decay, which
+// would move them all.
 class LOCKSTEP_API SGD : public GroupedOptimizer<SgdOptions, SgdGroup> {
  public:
   // Throws InvalidArgument for an empty list, a parameter that comes twice, and options that make no sense.
   explicit SGD(std::vector<Parameter> parameters, const SgdOptions& options = {});
   explicit SGD(const std::vector<SgdGroup>& groups, const SgdOptions& defaults = {});
 
+  // Throws InvalidArgument, before anything is changed, that names a parameter with a sparse gradient in a group with
+  // momentum or weight decay.
   void step() override;
 };
 

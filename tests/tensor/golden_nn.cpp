@@ -118,7 +118,8 @@ TEST_CASE("golden: the functions of neural networks") {
           return Results{cross_entropy(c[0], c[1], {.reduction = reduction(c), .label_smoothing = c.get("smoothing")})};
         }},
        {"embedding", [](GoldenCase& c) {
-          return Results{
-              embedding(c[0], c[1], c.has("padding") ? std::optional(c.get<std::int64_t>("padding")) : std::nullopt)};
+          return Results{embedding(
+              c[0], c[1],
+              {.padding_index = c.has("padding") ? std::optional(c.get<std::int64_t>("padding")) : std::nullopt})};
         }}});
 }

@@ -87,8 +87,8 @@ TEST_CASE("shapes that do not fit") {
   check_refused([&] { layer_norm(a, {2}); }, {"[layer_norm]", "[2]", "[2, 3]"});
   check_refused(
       [&] {
-        embedding(a, from_data({0}, {1}), 2);
-        embedding(a.clone().set_requires_grad(), from_data({0}, {1}), 2);
+        embedding(a, from_data({0}, {1}), {.padding_index = 2});
+        embedding(a.clone().set_requires_grad(), from_data({0}, {1}), {.padding_index = 2});
       },
       {"[embedding]", "2"});
   check_refused([&] { dropout(a, 1.5); }, {"[dropout]", "1.5"});

@@ -1,0 +1,71 @@
+#include "lockstep/tensor/optim/sparse_adam.h"
+
+#include <cmath>
+
+#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops_support.h"
+
+namespace lockstep {
+
+void SparseAdamOptions::check(const char* optimizer) const {
+  const auto is_beta = [](double beta) { return beta >= 0 && beta < 1; };
+  LOCKSTEP_CHECK(std::isfinite(lr) && lr >= 0, "[", optimizer, "] expected a learning rate of at least 0, got ", lr);
+  LOCKSTEP_CHECK(is_beta(betas.first) && is_beta(betas.second), "[", optimizer, "] expected betas in [0, 1), got ",
+                 betas.first, " and ", betas.second);
+  LOCKSTEP_CHECK(std::isfinite(eps) && eps > 0, "[", optimizer, "] expected an eps above 0, got ", eps);
+}
+
+SparseAdamOptions SparseAdamGroup::over(const SparseAdamOptions& defaults) const {
+  return {.lr = lr.value_or(defaults.lr),
+          .betas = {betas.first.value_or(defaults.betas.first), betas.second.value_or(defaults.betas.second)},
+          .eps = eps.value_or(defaults.eps),
+          .maximize = maximize.value_or(defaults.maximize)};
+}
+
+SparseAdam::SparseAdam(std::vector<Parameter> parameters, const SparseAdamOptions& options)
+    : SparseAdam(std::vector<SparseAdamGroup>{{.parameters = std::move(parameters)}}, options) {}
+SparseAdam::SparseAdam(const std::vector<SparseAdamGroup>& groups, const SparseAdamOptions& defaults)
+    : GroupedOptimizer("SparseAdam", {.slots = {"exp_avg", "exp_avg_sq"}, .required = 2, .counts_steps = true}, groups,
+                       defaults) {}
+
+void SparseAdam::step() {
+  NoGrad no_grad;
+  if (const std::vector<Batch> dense = batches(true); !dense.empty())
+    throw InvalidArgument(cat("[SparseAdam] expected sparse gradients, got a dense one of ",
+                              parameters()[dense[0].indices[0]].body()->describe(), "; use Adam for it"));
+  for (const std::size_t index : with_sparse_gradients()) {
+    const SparseAdamOptions& o = options(group_of(index));
+    const Tensor parameter = parameters()[index].tensor();
+    const SparseGradient sums = detail::sum_rows(parameters()[index].sparse_grad());
+    const Tensor& at = sums.indices;
+    State next{state(index).steps + 1, {slot(index, 0), slot(index, 1)}};
+    for (Tensor& moments : next.slots)
+      if (!moments.defined()) {
+        moments = new_slot(index);
+        detail::fill(moments, 0);
+      }
+    const auto& [m, v] = std::tie(next.slots[0], next.slots[1]);
+    const Tensor g = o.maximize ? -sums.values : sums.values;
+    const Tensor old_m = index_select(m, 0, at), old_v = index_select(v, 0, at);
+    const Tensor change_of_m = (g - old_m) * (1 - o.betas.first);
+    const Tensor change_of_v = (square(g) - old_v) * (1 - o.betas.second);
+    const double t = static_cast<double>(next.steps);
+    const double rate = o.lr * std::sqrt(1 - std::pow(o.betas.second, t)) / (1 - std::pow(o.betas.first, t));
+    const Tensor move = (old_m + change_of_m) / (sqrt(old_v + change_of_v) + o.eps) * -rate;
+    // Rows that sum_rows has left over stand for nothing.
+    Shape broadcast = sums.values.shape();
+    for (int d = 1; d < broadcast.rank(); ++d) broadcast[d] = 1;
+    const Tensor counts = detail::first_of_equals(at).reshape(broadcast);
+    const auto add = [&](const Tensor& matrix, const Tensor& rows) {
+      detail::add_rows(matrix, at, where(counts, rows, 0.0));
+    };
+    add(m, change_of_m);
+    add(v, change_of_v);
+    add(parameter, move);
+    state(index) = std::move(next);
+  }
+}
+
+}  // namespace lockstep
