@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/tensor/tensor.h"
+#include "lockstep/tensor/sparse_gradient.h"
 
 namespace lockstep {
 

@@ -55,3 +55,18 @@ case("LinearLR", rates(S.LinearLR), dtypes=("f64",), epochs=10, start_factor=0.2
 case("SequentialLR", rates(lambda optimizer, milestone: S.SequentialLR(optimizer, [
          S.LinearLR(optimizer, 0.1, 1.0, milestone), S.CosineAnnealingLR(optimizer, 8)], [milestone])),
      dtypes=("f64",), epochs=13, milestone=5)
+
+
+def sparse_adam(weight, *rows, beta1=0.9, beta2=0.999, **options):
+    """The rows of each step: indices, then values."""
+    parameter = torch.nn.Parameter(weight.clone())
+    optimizer = torch.optim.SparseAdam([parameter], betas=(beta1, beta2), **options)
+    for indices, values in zip(rows[::2], rows[1::2]):
+        parameter.grad = torch.sparse_coo_tensor(indices.unsqueeze(0), values, parameter.shape)
+        optimizer.step()
+    return parameter.detach()
+
+
+for options in [dict(), dict(beta1=0.7, beta2=0.9, eps=1e-3), dict(maximize=True)]:
+    case("SparseAdam", sparse_adam, x(7, 3), ints(4, high=7), x(4, 3), ints(1, high=7), x(1, 3), ints(9, high=3), x(9, 3),
+         ints(2, high=7), x(2, 3), gradients=False, lr=0.05, **options)

@@ -2,6 +2,7 @@
 // the others these cases check the values.
 #include <deque>
 
+#include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support.h"
 
@@ -155,6 +156,48 @@ TEST_CASE("a backward that is called on other streams than its forward") {
     const auto expected = reference.parameters(), got = net.parameters();
     for (std::size_t i = 0; i < got.size(); ++i)
       CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
+    nothing_to_report(devices);
+  }
+}
+
+TEST_CASE("sparse gradients on streams of one's own") {
+  struct Words : Module<Words> {
+    Embedding table;
+    explicit Words(bool sparse) : table(9, 2, {.sparse = sparse}) {
+      table.to(DType::f64);
+      table.weight.assign(counting({9, 2}));
+    }
+    Tensor forward(const std::pair<Tensor, Tensor>& in) const { return table(in.first) * in.second; }
+    void members(Members& m) override { m("table", table); }
+  };
+  for (const auto& devices : device_sets()) {
+    Words reference(false);
+    auto net = DataParallel(Words(true), {.devices = devices});
+    SGD one(reference.parameters(), {.lr = 1.0 / 64}), many(net.parameters(), {.lr = 1.0 / 64});
+    for (std::int64_t step = 0; step < 8; ++step) {
+      std::vector<std::int64_t> words;
+      for (std::int64_t i = 0; i < 11; ++i) words.push_back((i * i + step) % 9);
+      const std::pair data{from_data(words, {11}), counting({11, 2}, Device::cpu(), static_cast<double>(step))};
+      one.zero_grad();
+      reference(data).sum().backward();
+      one.step();
+      Tensor sum;
+      {
+        const Aside aside(devices);
+        sum = net(data).sum();
+        if (step % 2 == 1) {
+          sum.backward();
+          sum = Tensor();
+        }
+        if (step % 4 == 1) many.step(), many.zero_grad();
+      }
+      if (sum.defined()) sum.backward();
+      if (step % 4 != 1) {
+        const Aside aside(devices);  // reads what the default streams have
+        many.step(), many.zero_grad();
+      }
+    }
+    CHECK(largest_difference(net.module().table.weight.tensor(), reference.table.weight.tensor()) == 0);
     nothing_to_report(devices);
   }
 }

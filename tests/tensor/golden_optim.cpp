@@ -2,6 +2,7 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/sgd.h"
+#include "lockstep/tensor/optim/sparse_adam.h"
 #include "support/catch.h"
 #include "support/golden.h"
 
@@ -48,6 +49,20 @@ Results adam(GoldenCase& c) {
   return after_steps<Optimizer>(c, options);
 }
 
+// After the parameter, the rows of each step: indices, values.
+Results sparse_adam(GoldenCase& c) {
+  const Parameter parameter(c[0].clone());
+  SparseAdamOptions options{.lr = c.get("lr"), .maximize = c.get("maximize", false)};
+  options.betas = {c.get("beta1", 0.9), c.get("beta2", 0.999)};
+  options.eps = c.get("eps", options.eps);
+  SparseAdam optimizer({parameter}, options);
+  for (std::size_t at = 1; at < c.operands(); at += 2) {
+    parameter.set_sparse_grad({c[at], c[at + 1], parameter.shape()});
+    optimizer.step();
+  }
+  return {parameter.tensor().detach()};
+}
+
 Results rates(GoldenCase& c, Schedule schedule) {
   SGD optimizer({Parameter(zeros({1}))}, {.lr = 0.5});
   LrScheduler scheduler(optimizer, std::move(schedule));
@@ -67,6 +82,7 @@ TEST_CASE("golden: optimizers and schedules") {
       {{"SGD", sgd},
        {"Adam", adam<Adam, AdamOptions>},
        {"AdamW", adam<AdamW, AdamWOptions>},
+       {"SparseAdam", sparse_adam},
        {"StepLR",
         [](GoldenCase& c) { return rates(c, StepLR{.step_size = c.get<int>("step_size"), .gamma = c.get("gamma")}); }},
        {"MultiStepLR",

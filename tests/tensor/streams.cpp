@@ -103,6 +103,30 @@ TEST_CASE("nodes on several streams and devices run each on its forward's stream
   }
 }
 
+TEST_CASE("rows go to their leaf after what made them, and what asks for them comes before they go") {
+  for (int round = 0; round < 3; ++round) {
+    Side side;
+    Tensor weight = from_data(Doubles{1, 2, 3}, {3, 1}, {.dtype = DType::f64, .device = first_device()});
+    weight.set_requires_grad();
+    const Tensor at = from_data(std::vector<std::int64_t>{2, 0, 2}, {3}, {.device = first_device()});
+    const auto use = [&] { return square(embedding(weight, at, {.sparse = true})).sum(); };
+    Tensor y = side.run(use);
+    side.join();
+    y.backward();
+    // Joined on the leaf's stream, read on another one, gone.
+    Tensor dense = side.run([&] {
+      Tensor read = weight.sparse_grad().to_dense() + weight.sparse_grad().coalesce().to_dense();
+      weight.zero_grad();
+      return read;
+    });
+    values({9, 9, 9}).fill_(7);  // takes the memory
+    side.join();
+    CHECK(dense.to_vector<double>() == Doubles{4, 0, 24});
+    y = dense = Tensor();
+    nothing_to_report();
+  }
+}
+
 TEST_CASE("a checkpointed function runs again on the streams of its forward") {
   for (int round = 0; round < 3; ++round) {
     Side side;
