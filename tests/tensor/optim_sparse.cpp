@@ -52,8 +52,8 @@ struct PlainSparseAdam {
   }
 };
 
-const std::vector<Indices> kAt{{1, 4, 1}, {4}, {}, {0, 5, 0, 0, 1}, {2, 2}};
-const std::vector<Doubles> kNumbers{{3, -2, 5}, {1}, {}, {1, 2, -4, 8, 16}, {7, -7}};
+const std::vector<Indices> kAt{{1, 4, 1}, {4}, {}, {0, 5, 0, 0, 1}, {2, 2}, {4, 1, 4, 4}};
+const std::vector<Doubles> kNumbers{{3, -2, 5}, {1}, {}, {1, 2, -4, 8, 16}, {7, -7}, {2, 3, 4, 8}};
 
 }  // namespace
 

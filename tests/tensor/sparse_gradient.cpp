@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/allocator.h"
+#include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/ops.h"
@@ -16,7 +17,7 @@ using Catch::Matchers::Contains;
 namespace {
 
 using Indices = std::vector<std::int64_t>;
-const std::vector<Device> kDevices{Device::cpu(), Device::host(1)};
+std::vector<Device> both_devices() { return {Device::cpu(), Device::host(1)}; }
 
 Tensor indices(const Indices& at, Device device = Device::cpu()) {
   return from_data(at, {static_cast<std::int64_t>(at.size())}, {.device = device});
@@ -45,7 +46,7 @@ EmbeddingOptions dense(std::optional<std::int64_t> padding = std::nullopt) { ret
 }  // namespace
 
 TEST_CASE("the rows of an embedding are the rows of its dense gradient, bit for bit") {
-  for (const Device device : kDevices)
+  for (const Device device : both_devices())
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
       for (const Indices& at : {Indices{3}, Indices{5, 0, 5, 5, 2, 0}, Indices{6, 6, 6}, Indices{0, 1, 2, 3, 4, 5, 6},
                                 Indices{4, 3, 2, 1, 1, 2, 3, 4, 6}, Indices{}})
@@ -90,7 +91,7 @@ TEST_CASE("the form that does not block keeps the number of rows, the rest witho
 }
 
 TEST_CASE("sparse gradients add up: rows to rows, rows to a matrix, a matrix to rows") {
-  for (const Device device : kDevices) {
+  for (const Device device : both_devices()) {
     const auto expected = [&](auto&& body) {
       Tensor weight = weight_on(device);
       body(weight, dense(), dense());
@@ -167,6 +168,12 @@ TEST_CASE("where a matrix is needed, an embedding with sparse gives one") {
   CHECK(curvature(sparse(5)) == curvature(dense(5)));
   loss(sparse(), weight).backward({}, {.create_graph = true});
   CHECK(weight.grad().requires_grad());
+
+  Tensor again = weight_on(Device::cpu());  // checkpointed: rows all the same
+  checkpoint([&](const Tensor& w) { return loss(sparse(5), w); }, again).backward();
+  Tensor once = weight_on(Device::cpu());
+  loss(dense(5), once).backward();
+  CHECK(values(again.sparse_grad().to_dense()) == values(once.grad()));
 
   Tensor factor = weight_on(Device::cpu());  // a weight that was computed
   loss(sparse(), factor * 2.0).backward();
