@@ -44,7 +44,8 @@ struct PlainSparseAdam {
     std::map<std::int64_t, double> sums;
     for (std::size_t k = 0; k < at.size(); ++k) sums[at[k]] += sign * numbers[k];
     for (const auto& [row, g] : sums)
-      for (std::size_t i = static_cast<std::size_t>(row * kSize); i < static_cast<std::size_t>((row + 1) * kSize); ++i) {
+      for (std::size_t i = static_cast<std::size_t>(row * kSize); i < static_cast<std::size_t>((row + 1) * kSize);
+           ++i) {
         m[i] += (1 - beta1) * (g - m[i]);
         v[i] += (1 - beta2) * (g * g - v[i]);
         p[i] -= lr * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)) * m[i] / (std::sqrt(v[i]) + eps);
@@ -61,9 +62,11 @@ TEST_CASE("sgd moves the rows of a sparse gradient as it does those of a matrix,
   for (const Device device : {Device::cpu(), Device::host(1)})
     for (const DType dtype : {DType::f64, DType::f32, DType::f16})
       for (const bool maximize : {false, true}) {
-        const Parameter one = matrix(dtype, device), other = matrix(dtype, device), plain = parameter({1, 2}, dtype, device);
+        const Parameter one = matrix(dtype, device), other = matrix(dtype, device),
+                        plain = parameter({1, 2}, dtype, device);
         SGD dense({one}, {.lr = 0.25, .maximize = maximize});
-        SGD sparse({{.parameters = {other}}, {.parameters = {plain}, .momentum = 0.5}}, {.lr = 0.25, .maximize = maximize});
+        SGD sparse({{.parameters = {other}}, {.parameters = {plain}, .momentum = 0.5}},
+                   {.lr = 0.25, .maximize = maximize});
         for (std::size_t i = 0; i < kAt.size(); ++i) {
           one.set_grad(rows(one, kAt[i], kNumbers[i]).to_dense());
           other.set_sparse_grad(rows(other, kAt[i], kNumbers[i]));
@@ -85,8 +88,12 @@ TEST_CASE("sparse adam is Adam on the rows that appear") {
            {SparseAdamOptions{}, SparseAdamOptions{.lr = 0.1, .betas = {0.5, 0.75}, .eps = 1e-3, .maximize = true}}) {
         const Parameter p = matrix(dtype, device);
         SparseAdam optimizer({p}, o);
-        PlainSparseAdam plain{.p = values(p.tensor()), .lr = o.lr, .beta1 = o.betas.first, .beta2 = o.betas.second,
-                              .eps = o.eps, .sign = o.maximize ? -1.0 : 1.0};
+        PlainSparseAdam plain{.p = values(p.tensor()),
+                              .lr = o.lr,
+                              .beta1 = o.betas.first,
+                              .beta2 = o.betas.second,
+                              .eps = o.eps,
+                              .sign = o.maximize ? -1.0 : 1.0};
         for (std::size_t i = 0; i < kAt.size(); ++i) {
           p.set_sparse_grad(rows(p, kAt[i], kNumbers[i]));
           optimizer.step();
@@ -155,7 +162,8 @@ TEST_CASE("optimizers refuse gradients they cannot use, by name, before anything
 TEST_CASE("clipping sums the rows of a sparse gradient") {
   for (const Device device : {Device::cpu(), Device::host(1)})
     for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
-      const Parameter one = matrix(DType::f64, device), other = matrix(DType::f64, device), dense = parameter({0}, DType::f32);
+      const Parameter one = matrix(DType::f64, device), other = matrix(DType::f64, device),
+                      dense = parameter({0}, DType::f32);
       const SparseGradient gradient = rows(one, {1, 4, 1, 1}, {3, -2, -5, 1});  // row 1: -1
       one.set_grad(gradient.to_dense());
       other.set_sparse_grad(gradient);

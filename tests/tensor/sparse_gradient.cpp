@@ -50,8 +50,8 @@ TEST_CASE("the rows of an embedding are the rows of its dense gradient, bit for 
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
       for (const Indices& at : {Indices{3}, Indices{5, 0, 5, 5, 2, 0}, Indices{6, 6, 6}, Indices{0, 1, 2, 3, 4, 5, 6},
                                 Indices{4, 3, 2, 1, 1, 2, 3, 4, 6}, Indices{}})
-        for (const auto& padding : {std::optional<std::int64_t>(), std::optional<std::int64_t>(5),
-                                    std::optional<std::int64_t>(-7)}) {
+        for (const auto& padding :
+             {std::optional<std::int64_t>(), std::optional<std::int64_t>(5), std::optional<std::int64_t>(-7)}) {
           Tensor one = weight_on(device, dtype), other = weight_on(device, dtype);
           use(one, at, 1, dense(padding));
           use(other, at, 1, sparse(padding));
@@ -76,7 +76,8 @@ TEST_CASE("rows of equal index are summed in the order in which they stand") {
   for (const auto& [numbers, sum] : {std::pair{Doubles{1e8, 1, -1e8, 2}, 2.0}, std::pair{Doubles{1e8, -1e8, 1, 2}, 3.0},
                                      std::pair{Doubles{1, 1e8, -1e8, 2}, 2.0}})
     for (int run = 0; run < 3; ++run) {
-      const Tensor elements = from_data({numbers[0], 7.0, numbers[1], numbers[2], 5.0, numbers[3]}, {6, 1}, {.dtype = DType::f32});
+      const Tensor elements =
+          from_data({numbers[0], 7.0, numbers[1], numbers[2], 5.0, numbers[3]}, {6, 1}, {.dtype = DType::f32});
       const SparseGradient sums = SparseGradient{indices({4, 1, 4, 4, 1, 4}), elements, {5, 1}}.coalesce();
       CHECK(indices_of(sums) == Indices{1, 4});
       CHECK(values(sums.values) == Doubles{12, sum});
