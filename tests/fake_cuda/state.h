@@ -85,6 +85,7 @@ struct State {
   // Sticky errors, by device: its streams look at them without the mutex.
   std::array<std::atomic<int>, kMostDevices> broken{};
   cudaError_t broken_by(int device) const {
+    if (device < 0 || device >= kMostDevices) return cudaSuccess;  // a call may name any number
     return static_cast<cudaError_t>(broken[static_cast<std::size_t>(device)].load(std::memory_order_relaxed));
   }
 

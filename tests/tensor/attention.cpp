@@ -7,6 +7,7 @@
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/random.h"
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
@@ -16,18 +17,11 @@ using support::gradcheck;
 using support::gradgradcheck;
 using support::random_leaf;
 using support::random_transposed_leaf;
+using support::difference;
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double difference(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.shape() == b.shape());
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - y[i]));
-  return largest;
-}
 
 void check(const std::string& name, const Function& f, const std::vector<Tensor>& inputs) {
   INFO(name);

@@ -11,21 +11,11 @@
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/random.h"
 #include "support/catch.h"
+#include "support/compare.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
-
-namespace {
-
-double difference(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.shape() == b.shape());
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - y[i]));
-  return largest;
-}
-
-}  // namespace
+using support::difference;
 
 TEST_CASE("under autocast products compute in 16 bits, and what needs more in f32") {
   const Tensor x = randn({4, 6}), w = randn({3, 6}), image = randn({1, 2, 5, 5}), filter = randn({3, 2, 3, 3});

@@ -9,30 +9,19 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/random.h"
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::gradcheck;
 using support::random_leaf;
+using support::difference;
+using support::state_names;
 
 namespace {
 
 using Names = std::vector<std::string>;
-
-Names state_names(const ModuleBase& module) {
-  Names names;
-  for (const NamedTensor& entry : module.state_dict()) names.push_back(entry.name + to_string(entry.tensor.shape()));
-  return names;
-}
-
-double difference(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.shape() == b.shape());
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - y[i]));
-  return largest;
-}
 
 Tensor values(const Shape& shape, std::uint64_t seed) { return random_leaf(shape, seed, -1, 1).detach(); }
 
