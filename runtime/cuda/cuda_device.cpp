@@ -11,28 +11,28 @@
 namespace lockstep::cuda {
 
 void CudaDevice::start() {
-  if (started()) [[likely]] return;
-  std::call_once(once_, [this] {
-    const CurrentDevice current(device);
-    const detail::GrowthLock alone;
-    void* memory = nullptr;
-    cudaError_t result = cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable);
-    if (result == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();
-      throw OutOfMemory(Device::cpu(), sizeof(KernelReport), 0, 0);
-    }
-    check(result, device, "cudaHostAlloc");
-    void* mapped = nullptr;
-    result = cudaHostGetDevicePointer(&mapped, memory, 0);
-    if (result != cudaSuccess) {
-      (void)cudaGetLastError();
-      if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
-    }
-    check(result, device, "cudaHostGetDevicePointer");
-    report_ = new (memory) KernelReport{};
-    mapped_report_ = static_cast<KernelReport*>(mapped);
-    has_started_.store(true, std::memory_order_release);
-  });
+  if (started()) [[likely]]
+    return;
+  const CurrentDevice current(device);
+  const detail::GrowthLock alone;
+  if (started()) return;  // by another thread meanwhile
+  void* memory = nullptr;
+  cudaError_t result = cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable);
+  if (result == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw OutOfMemory(Device::cpu(), sizeof(KernelReport), 0, 0);
+  }
+  check(result, device, "cudaHostAlloc");
+  void* mapped = nullptr;
+  result = cudaHostGetDevicePointer(&mapped, memory, 0);
+  if (result != cudaSuccess) {
+    (void)cudaGetLastError();
+    if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+  }
+  check(result, device, "cudaHostGetDevicePointer");
+  report_ = new (memory) KernelReport{};
+  mapped_report_ = static_cast<KernelReport*>(mapped);
+  has_started_.store(true, std::memory_order_release);
 }
 
 void* CudaDevice::allocate(std::size_t bytes) {
@@ -58,8 +58,10 @@ void* CudaDevice::allocate(std::size_t bytes) {
     throw;
   }
   std::lock_guard lock(mutex_);
-  if (memory) pieces_.emplace(memory, bytes);
-  else used_bytes_ -= bytes;
+  if (memory)
+    pieces_.emplace(memory, bytes);
+  else
+    used_bytes_ -= bytes;
   return memory;
 }
 
@@ -96,7 +98,8 @@ void CudaDevice::fail(std::uint64_t sequence, std::shared_ptr<detail::Failure> f
 }
 
 std::shared_ptr<detail::Failure> CudaDevice::failure_of(std::uint64_t sequence, std::uint64_t caller) const {
-  if (!failed_.load(std::memory_order_acquire)) [[likely]] return nullptr;
+  if (!failed_.load(std::memory_order_acquire)) [[likely]]
+    return nullptr;
   std::lock_guard lock(mutex_);
   for (const Failed& each : failures_) {
     if (each.since < sequence && each.failure->concerns(sequence, caller)) return each.failure;
@@ -108,13 +111,20 @@ namespace {
 
 const char* name_of(int op) {
   switch (op) {
-    case report_gather: return "gather";
-    case report_scatter_add: return "scatter_add";
-    case report_index_select: return "index_select";
-    case report_index_add: return "index_add";
-    case report_max_unpool2d: return "max_unpool2d";
-    case report_cross_entropy: return "cross_entropy";
-    default: return "kernel";
+    case report_gather:
+      return "gather";
+    case report_scatter_add:
+      return "scatter_add";
+    case report_index_select:
+      return "index_select";
+    case report_index_add:
+      return "index_add";
+    case report_max_unpool2d:
+      return "max_unpool2d";
+    case report_cross_entropy:
+      return "cross_entropy";
+    default:
+      return "kernel";
   }
 }
 
@@ -123,14 +133,15 @@ const char* name_of(int op) {
 void CudaDevice::surface_report() {
   if (!report_) return;
   std::atomic_ref<int> ready(report_->ready);
-  if (ready.load(std::memory_order_acquire) == 0) [[likely]] return;
+  if (ready.load(std::memory_order_acquire) == 0) [[likely]]
+    return;
   std::lock_guard lock(mutex_);
   if (ready.load(std::memory_order_acquire) == 0) return;
   const KernelReport seen = *report_;
   ready.store(0, std::memory_order_relaxed);
   std::atomic_ref<int>(report_->reported).store(0, std::memory_order_release);  // the next report may come
-  throw InvalidArgument(cat("[", name_of(seen.op), "] expected indices in [0, ", seen.size, "), got ", seen.index,
-                            " (", device, ")"));
+  throw InvalidArgument(
+      cat("[", name_of(seen.op), "] expected indices in [0, ", seen.size, "), got ", seen.index, " (", device, ")"));
 }
 
 void CudaDevice::tell_loss() {

@@ -49,7 +49,6 @@ class CudaDevice {
   const DeviceProperties properties;
 
  private:
-  std::once_flag once_;
   std::atomic<bool> has_started_{false};
   KernelReport* report_ = nullptr;
   KernelReport* mapped_report_ = nullptr;
