@@ -1,0 +1,69 @@
+#include "lockstep/parallel/comm/collective.h"
+
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep {
+
+const char* to_string(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum:
+      return "sum";
+    case Reduction::avg:
+      return "avg";
+    case Reduction::max:
+      return "max";
+    case Reduction::min:
+      return "min";
+    case Reduction::product:
+      return "product";
+  }
+  return "unknown";
+}
+
+const char* to_string(Collective::Kind kind) {
+  using Kind = Collective::Kind;
+  switch (kind) {
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::reduce:
+      return "reduce";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::gather:
+      return "gather";
+    case Kind::scatter:
+      return "scatter";
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::all_to_all:
+      return "all_to_all";
+    case Kind::send:
+      return "send";
+    case Kind::recv:
+      return "recv";
+    case Kind::exchange:
+      return "exchange";
+  }
+  return "unknown";
+}
+
+Fingerprint fingerprint(const Collective& c) {
+  Fingerprint result{.sequence = c.sequence, .count = c.count, .kind = c.kind, .dtype = c.dtype};
+  if (c.reduces()) result.reduction = c.reduction;
+  if (c.has_root()) result.root = c.peer;
+  return result;
+}
+
+std::string to_string(const Fingerprint& f) {
+  const Collective as{.kind = f.kind};
+  std::string text = cat(to_string(f.kind), '(');
+  if (as.reduces()) text += cat(to_string(f.reduction), ", ");
+  if (f.kind != Collective::Kind::exchange)
+    text += cat(f.dtype, ", ", f.count, f.count == 1 ? " element" : " elements");
+  if (as.has_root()) text += cat(", root ", f.root);
+  return text + cat("), number ", f.sequence);
+}
+
+}  // namespace lockstep

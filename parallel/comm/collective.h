@@ -1,0 +1,71 @@
+// What a collective is, for those who carry it out: arguments are checked, numbers are given.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lockstep/kernels/dtype.h"
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/deadline.h"
+
+namespace lockstep {
+
+// How the elements of several ranks become one. They are combined in the order of the ranks, so all ranks get the same
+// bits, and the same for every implementation but NCCL's; f16 and bf16 are combined in f32 and rounded once. Of bool,
+// sum and max are "or", product and min "and". `avg` is the sum divided by the number of ranks, for floating dtypes.
+enum class Reduction : std::uint8_t { sum, avg, max, min, product };
+
+struct Collective {
+  enum class Kind : std::uint8_t {
+    all_reduce,
+    broadcast,
+    reduce,
+    all_gather,
+    gather,
+    scatter,
+    reduce_scatter,
+    all_to_all,
+    send,
+    recv,
+    exchange,  // of short messages between hosts: see Communicator::all_gather_bytes
+  };
+  Kind kind = Kind::all_reduce;
+  Reduction reduction = Reduction::sum;
+  DType dtype = DType::f32;
+  // Elements of one rank's part: of the whole message for all_reduce, broadcast, reduce, send and recv; of an n-th of
+  // the larger side for all_gather, gather, scatter, reduce_scatter and all_to_all. May be 0.
+  std::int64_t count = 0;
+  int peer = -1;  // the root, or the other side of send and recv; -1 where there is none
+  // Device memory, contiguous; null on ranks that have none (the input of a scatter away from the root). The same
+  // address (all_gather: output + rank * count elements; reduce_scatter, scatter: input + rank * count; gather: as
+  // all_gather) for work in place; otherwise the two do not overlap.
+  const void* input = nullptr;
+  void* output = nullptr;
+  // The how-manieth collective of the communicator this is; sends and receives count by themselves, per pair and
+  // direction.
+  std::uint64_t sequence = 0;
+  Milliseconds timeout{};
+
+  bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter; }
+  bool has_root() const {
+    return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
+  }
+};
+
+LOCKSTEP_API const char* to_string(Reduction reduction);
+LOCKSTEP_API const char* to_string(Collective::Kind kind);
+
+// What all ranks must agree on, as plain data that can lie in shared memory or travel.
+struct Fingerprint {
+  std::uint64_t sequence = 0;
+  std::int64_t count = 0;
+  Collective::Kind kind = Collective::Kind::all_reduce;
+  Reduction reduction = Reduction::sum;
+  DType dtype = DType::f32;
+  std::int32_t root = -1;
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+LOCKSTEP_API Fingerprint fingerprint(const Collective& collective);
+LOCKSTEP_API std::string to_string(const Fingerprint& fingerprint);  // "all_reduce(sum, f32, 100 elements), number 7"
+
+}  // namespace lockstep

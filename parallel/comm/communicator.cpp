@@ -1,0 +1,249 @@
+#include "lockstep/parallel/comm/communicator.h"
+
+#include <algorithm>
+#include <charconv>
+#include <tuple>
+
+#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/order.h"
+#include "lockstep/runtime/trace.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = Collective::Kind;
+
+void check_tensor(const char* op, const char* what, const Tensor& tensor, Device device) {
+  LOCKSTEP_CHECK(tensor.defined(), "[", op, "] expected ", what, " to be defined");
+  LOCKSTEP_CHECK(tensor.device() == device, "[", op, "] expected ", what, " on ", device,
+                 ", where the communicator works, got ", tensor.describe());
+  LOCKSTEP_CHECK(tensor.contiguous_layout(), "[", op, "] expected ", what, " to be contiguous, got ", tensor.describe(),
+                 " with strides ", tensor.strides());
+}
+
+// `larger` has `ranks` times the elements of `smaller`.
+void check_pair(const char* op, const Tensor& input, const Tensor& output, int ranks, bool output_larger) {
+  LOCKSTEP_CHECK(input.dtype() == output.dtype(), "[", op, "] expected one dtype, got ", input.describe(), " and ",
+                 output.describe());
+  const std::int64_t smaller = output_larger ? input.count() : output.count();
+  const std::int64_t larger = output_larger ? output.count() : input.count();
+  LOCKSTEP_CHECK(larger == smaller * ranks, "[", op, "] expected ", output_larger ? "output" : "input", " to have ",
+                 ranks, " times the elements of ", output_larger ? "input" : "output", ", got input ", input.describe(),
+                 ", output ", output.describe());
+}
+
+// The smaller memory may be the rank's part of the larger; any other overlap would be read half written.
+void check_overlap(const char* op, const Tensor& input, const Tensor& output, std::int64_t own_offset) {
+  const auto* in = static_cast<const std::byte*>(input.data());
+  const auto* out = static_cast<const std::byte*>(output.data());
+  if (in + input.bytes() <= out || out + output.bytes() <= in) return;
+  const auto* large = input.bytes() >= output.bytes() ? in : out;
+  const auto* small = input.bytes() >= output.bytes() ? out : in;
+  LOCKSTEP_CHECK(own_offset >= 0 && small == large + own_offset * static_cast<std::int64_t>(size_of(input.dtype())),
+                 "[", op,
+                 "] expected input and output to be apart, or the smaller to be this rank's part of the larger");
+}
+
+}  // namespace
+
+Communicator::Communicator(int rank, int size, Device device, Milliseconds timeout)
+    : rank_(rank),
+      size_(size),
+      device_(device),
+      timeout_(timeout),
+      sent_(static_cast<std::size_t>(std::max(size, 0))),
+      received_(sent_.size()) {
+  LOCKSTEP_CHECK(size > 0 && rank >= 0 && rank < size,
+                 "[Communicator] expected a rank below the number of ranks, got rank ", rank, " of ", size);
+  LOCKSTEP_CHECK(device.type() != DeviceType::cpu, "[Communicator] expected a host or CUDA device, got cpu");
+  LOCKSTEP_CHECK(timeout.count() > 0, "[Communicator] expected a positive timeout, got ", timeout.count(), " ms");
+}
+
+// ---- failures
+
+std::optional<CommError> Communicator::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Communicator::check() const {
+  if (broken()) [[unlikely]]
+    throw *failure();
+}
+
+CommError Communicator::break_with(const CommError& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return *failure_;
+    failure_ = error;
+    broken_.store(true, std::memory_order_release);
+  }
+  on_broken(error);
+  return error;
+}
+
+void Communicator::abort(const std::string& reason) {
+  break_with(CommError(rank_, "abort", cat("rank ", rank_, " aborted: ", reason)));
+}
+
+// ---- collectives
+
+void Communicator::submit(Collective collective, const Tensor& input, const Tensor& output) {
+  check();
+  const char* name = to_string(collective.kind);
+  const bool pairwise = collective.kind == Kind::send || collective.kind == Kind::recv;
+  if (collective.has_root() || pairwise)
+    LOCKSTEP_CHECK(collective.peer >= 0 && collective.peer < size_, "[", name, "] expected a rank from 0 to ",
+                   size_ - 1, ", got ", collective.peer);
+  const Tensor& any = input.defined() ? input : output;
+  collective.dtype = any.dtype();
+  LOCKSTEP_CHECK(!collective.reduces() || collective.reduction != Reduction::avg || is_floating(collective.dtype), "[",
+                 name, "] expected a floating dtype for avg, got ", collective.dtype);
+  collective.input = input.defined() ? input.data() : nullptr;
+  collective.output = output.defined() ? const_cast<void*>(output.data()) : nullptr;
+  collective.timeout = timeout_;
+
+  Stream& stream = current_stream(device_);
+  for (const Tensor* tensor : {&input, &output})
+    if (tensor->defined()) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));
+  if (stream.checked()) {
+    std::vector<MemoryUse> uses;
+    if (input.defined()) uses.push_back(MemoryUse::read(input.data(), input.bytes(), device_));
+    if (output.defined()) uses.push_back(MemoryUse::write(output.data(), output.bytes(), device_));
+    declare(stream, name, uses);
+  }
+  if (output.defined()) output.mark_changed();
+  std::uint64_t& number = collective.kind == Kind::send   ? sent_[static_cast<std::size_t>(collective.peer)]
+                          : collective.kind == Kind::recv ? received_[static_cast<std::size_t>(collective.peer)]
+                                                          : sequence_;
+  collective.sequence = ++number;
+  if (trace::active()) [[unlikely]] {
+    const trace::WorkScope scope(stream, {.name = name, .kind = trace::Kind::kernel});
+    enqueue(collective, stream);
+  } else {
+    enqueue(collective, stream);
+  }
+}
+
+void Communicator::all_reduce(const Tensor& input, const Tensor& output, Reduction reduction) {
+  check_tensor("all_reduce", "input", input, device_);
+  check_tensor("all_reduce", "output", output, device_);
+  check_pair("all_reduce", input, output, 1, true);
+  check_overlap("all_reduce", input, output, 0);
+  submit({.kind = Kind::all_reduce, .reduction = reduction, .count = input.count()}, input, output);
+}
+
+void Communicator::broadcast(const Tensor& tensor, int root) {
+  check_tensor("broadcast", "the tensor", tensor, device_);
+  const bool sends = rank_ == root;
+  submit({.kind = Kind::broadcast, .count = tensor.count(), .peer = root}, sends ? tensor : Tensor(),
+         sends ? Tensor() : tensor);
+}
+
+void Communicator::reduce(const Tensor& input, const Tensor& output, int root, Reduction reduction) {
+  check_tensor("reduce", "input", input, device_);
+  if (rank_ == root) {
+    check_tensor("reduce", "output", output, device_);
+    check_pair("reduce", input, output, 1, true);
+    check_overlap("reduce", input, output, 0);
+  }
+  submit({.kind = Kind::reduce, .reduction = reduction, .count = input.count(), .peer = root}, input,
+         rank_ == root ? output : Tensor());
+}
+
+void Communicator::all_gather(const Tensor& input, const Tensor& output) {
+  check_tensor("all_gather", "input", input, device_);
+  check_tensor("all_gather", "output", output, device_);
+  check_pair("all_gather", input, output, size_, true);
+  check_overlap("all_gather", input, output, rank_ * input.count());
+  submit({.kind = Kind::all_gather, .count = input.count()}, input, output);
+}
+
+void Communicator::gather(const Tensor& input, const Tensor& output, int root) {
+  check_tensor("gather", "input", input, device_);
+  if (rank_ == root) {
+    check_tensor("gather", "output", output, device_);
+    check_pair("gather", input, output, size_, true);
+    check_overlap("gather", input, output, rank_ * input.count());
+  }
+  submit({.kind = Kind::gather, .count = input.count(), .peer = root}, input, rank_ == root ? output : Tensor());
+}
+
+void Communicator::scatter(const Tensor& input, const Tensor& output, int root) {
+  check_tensor("scatter", "output", output, device_);
+  if (rank_ == root) {
+    check_tensor("scatter", "input", input, device_);
+    check_pair("scatter", input, output, size_, false);
+    check_overlap("scatter", input, output, rank_ * output.count());
+  }
+  submit({.kind = Kind::scatter, .count = output.count(), .peer = root}, rank_ == root ? input : Tensor(), output);
+}
+
+void Communicator::reduce_scatter(const Tensor& input, const Tensor& output, Reduction reduction) {
+  check_tensor("reduce_scatter", "input", input, device_);
+  check_tensor("reduce_scatter", "output", output, device_);
+  check_pair("reduce_scatter", input, output, size_, false);
+  check_overlap("reduce_scatter", input, output, rank_ * output.count());
+  submit({.kind = Kind::reduce_scatter, .reduction = reduction, .count = output.count()}, input, output);
+}
+
+void Communicator::all_to_all(const Tensor& input, const Tensor& output) {
+  check_tensor("all_to_all", "input", input, device_);
+  check_tensor("all_to_all", "output", output, device_);
+  check_pair("all_to_all", input, output, 1, true);
+  LOCKSTEP_CHECK(input.count() % size_ == 0, "[all_to_all] expected a number of elements that ", size_,
+                 " ranks can share, got ", input.describe());
+  check_overlap("all_to_all", input, output, -1);
+  submit({.kind = Kind::all_to_all, .count = input.count() / size_}, input, output);
+}
+
+void Communicator::send(const Tensor& tensor, int destination) {
+  check_tensor("send", "the tensor", tensor, device_);
+  LOCKSTEP_CHECK(destination != rank_, "[send] expected another rank than this one, got ", destination);
+  submit({.kind = Kind::send, .count = tensor.count(), .peer = destination}, tensor, Tensor());
+}
+
+void Communicator::recv(const Tensor& tensor, int source) {
+  check_tensor("recv", "the tensor", tensor, device_);
+  LOCKSTEP_CHECK(source != rank_, "[recv] expected another rank than this one, got ", source);
+  submit({.kind = Kind::recv, .count = tensor.count(), .peer = source}, Tensor(), tensor);
+}
+
+// ---- between the hosts
+
+std::vector<std::string> Communicator::exchange_bytes(const std::string& mine) {
+  check();
+  const trace::Scope scope("exchange");
+  return exchange({.kind = Kind::exchange, .sequence = ++exchanges_, .timeout = timeout_}, mine);
+}
+
+void Communicator::barrier() { exchange_bytes(""); }
+
+std::vector<std::string> Communicator::all_gather_bytes(const std::string& mine) { return exchange_bytes(mine); }
+
+std::string Communicator::broadcast_bytes(const std::string& mine, int root) {
+  LOCKSTEP_CHECK(root >= 0 && root < size_, "[broadcast_bytes] expected a rank from 0 to ", size_ - 1, ", got ", root);
+  return exchange_bytes(rank_ == root ? mine : "").at(static_cast<std::size_t>(root));
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+  const std::vector<std::string> answers = exchange_bytes(cat(color, ' ', key));
+  std::vector<std::tuple<int, int>> members;  // key, rank
+  for (int r = 0; r < size_; ++r) {
+    const std::string& answer = answers[static_cast<std::size_t>(r)];
+    int its_color = 0, its_key = 0;
+    const char* end = answer.data() + answer.size();
+    const auto [space, error] = std::from_chars(answer.data(), end, its_color);
+    if (error == std::errc() && space != end) std::from_chars(space + 1, end, its_key);
+    if (its_color == color) members.emplace_back(its_key, r);
+  }
+  const std::uint64_t number = ++splits_;
+  if (color < 0) return nullptr;
+  std::sort(members.begin(), members.end());
+  std::vector<int> ranks;
+  for (const auto& [its_key, r] : members) ranks.push_back(r);
+  const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  return make_split(ranks, static_cast<int>(index), cat(number, '.', color));
+}
+
+}  // namespace lockstep

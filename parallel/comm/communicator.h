@@ -1,0 +1,109 @@
+// Communicators: a group of ranks (threads or processes) that move and reduce tensors together.
+//
+// A rank's calls are enqueued on the current stream of its device: earlier work of the stream comes before, later work
+// after, and the host does not wait where the device works on its own. All ranks make the same calls in the same order.
+// What they do not agree on, a rank that fails or dies, and silence beyond the deadline become a CommError that names
+// the rank and the collective: thrown by the call, or where the host next waits for the stream. After it the
+// communicator is broken: every later call throws the first error. Its ranks can make a new one.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/collective.h"
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep {
+
+// Belongs to one thread at a time, but for abort(), broken() and failure().
+class LOCKSTEP_API Communicator {
+ public:
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  // Waits for nothing. Ranks that still wait for this one get a CommError that says that it left.
+  virtual ~Communicator() = default;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  // Where this rank's tensors are; `cpu` is no such place.
+  Device device() const { return device_; }
+  virtual const char* backend() const = 0;  // "shared_memory", "peer", "nccl", "mpi"
+  Milliseconds timeout() const { return timeout_; }
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // of later calls
+
+  // ---- collectives. Tensors are contiguous and on device(); gradients do not flow through. Throws InvalidArgument,
+  // before anything is enqueued, for tensors that do not fit each other or the number of ranks. Where two tensors are
+  // given, the smaller may be this rank's part of the larger (or both one tensor, for all_reduce and reduce).
+  void all_reduce(const Tensor& tensor, Reduction reduction = Reduction::sum) { all_reduce(tensor, tensor, reduction); }
+  void all_reduce(const Tensor& input, const Tensor& output, Reduction reduction = Reduction::sum);
+  void broadcast(const Tensor& tensor, int root);
+  // `output` is only written at the root, and may be undefined elsewhere.
+  void reduce(const Tensor& input, const Tensor& output, int root, Reduction reduction = Reduction::sum);
+  // `output` has size() times the elements of `input`, rank by rank.
+  void all_gather(const Tensor& input, const Tensor& output);
+  void gather(const Tensor& input, const Tensor& output, int root);   // output: at the root
+  void scatter(const Tensor& input, const Tensor& output, int root);  // input: at the root
+  // `input` has size() times the elements of `output`; rank r gets the reduced r-th part.
+  void reduce_scatter(const Tensor& input, const Tensor& output, Reduction reduction = Reduction::sum);
+  // Part r of the input goes to rank r; part r of the output came from rank r. Equal sizes; not in place.
+  void all_to_all(const Tensor& input, const Tensor& output);
+  // Between two ranks, in order per pair. A send may wait until it is received: of two ranks that send to each other
+  // one must receive first.
+  void send(const Tensor& tensor, int destination);
+  void recv(const Tensor& tensor, int source);
+
+  // ---- between the hosts. They block the calling thread, and do not wait for work on devices.
+  // Returns when every rank has come here; the error at the deadline names those that have not.
+  void barrier();
+  // What every rank has brought, by rank. Meant for what is short (names, shapes, settings).
+  std::vector<std::string> all_gather_bytes(const std::string& mine);
+  std::string broadcast_bytes(const std::string& mine, int root);
+
+  // A communicator of the ranks that give the same color, ordered by (key, rank); null for a negative color. Every rank
+  // calls it. It is independent of this one, which must not be used at the same time on another stream.
+  std::unique_ptr<Communicator> split(int color, int key = 0);
+
+  // Breaks the communicator for all of its ranks: those that wait get a CommError with this rank and `reason`. Does not
+  // wait for them. May be called from any thread.
+  void abort(const std::string& reason);
+  bool broken() const { return broken_.load(std::memory_order_acquire); }
+  std::optional<CommError> failure() const;  // the first one
+  // Throws failure() if there is one.
+  void check() const;
+
+ protected:
+  Communicator(int rank, int size, Device device, Milliseconds timeout);
+
+  // Puts the collective on the stream; see Collective for what is certain. Never called with size 1 for send and recv.
+  virtual void enqueue(const Collective& collective, Stream& stream) = 0;
+  // Brings the messages of all ranks together; blocks. `collective` (an exchange) has number and timeout.
+  virtual std::vector<std::string> exchange(const Collective& collective, const std::string& mine) = 0;
+  // The ranks of this communicator in `members` (this one is members[index]) make one of their own. `id` is the same
+  // for all members, and never used again within the communicator it was first split from.
+  virtual std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index,
+                                                   const std::string& id) = 0;
+  // Wakes this rank's waits and tells the others. Called once, by the thread that broke the communicator.
+  virtual void on_broken(const CommError& error) = 0;
+
+  // Records the first failure and calls on_broken; later ones change nothing. Thread-safe. Returns the first failure.
+  CommError break_with(const CommError& error);
+
+ private:
+  void submit(Collective collective, const Tensor& input, const Tensor& output);
+  std::vector<std::string> exchange_bytes(const std::string& mine);
+
+  int rank_, size_;
+  Device device_;
+  Milliseconds timeout_;
+  std::uint64_t sequence_ = 0, exchanges_ = 0, splits_ = 0;
+  std::vector<std::uint64_t> sent_, received_;  // by rank
+  std::atomic<bool> broken_{false};
+  mutable std::mutex mutex_;
+  std::optional<CommError> failure_;
+};
+
+}  // namespace lockstep
