@@ -1,0 +1,100 @@
+// Models, batches and comparisons for the tests of DistributedDataParallel.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "parallel/support.h"
+
+namespace test {
+
+// Small limits, so that small models have several buckets.
+inline DistributedDataParallelOptions small_buckets() { return {.bucket_cap_mb = 0.0001, .first_bucket_mb = 0.00005}; }
+
+// Everything the ranks are to agree on, bit for bit.
+inline Doubles all_parameters(const ModuleBase& module) {
+  Doubles all;
+  for (const NamedTensor& named : module.state_dict())
+    for (const double value : named.tensor.detach().to(DType::f64).to_vector<double>()) all.push_back(value);
+  return all;
+}
+inline double largest_difference(const Doubles& a, const Doubles& b) {
+  if (a.size() != b.size()) return 1e300;
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+// How many ranks differ from rank 0.
+inline int different(const std::vector<Doubles>& ranks) {
+  int count = 0;
+  for (const Doubles& rank : ranks) count += rank != ranks[0];
+  return count;
+}
+
+// Rows [rank * rows, (rank + 1) * rows) of the batch of a step.
+inline constexpr std::int64_t kRowsPerRank = 3;
+inline Tensor batch(int step, int size, DType dtype, Device device) {
+  return noise({kRowsPerRank * size, 3}, 1000 + static_cast<std::uint64_t>(step)).to(dtype).to(device);
+}
+inline Tensor share(const Tensor& whole, int rank) { return whole.narrow(0, rank * kRowsPerRank, kRowsPerRank); }
+inline Tensor loss_of(const Tensor& output) { return mean(output * output); }
+
+// One step of training: what a test varies.
+template <class Net>
+using Step = std::function<void(Net& net, const Tensor& batch, int step)>;
+
+// Trains on the whole batches, on one device.
+template <class M>
+Doubles train_whole(M net, int ranks, int steps, DType dtype, const std::function<Tensor(const M&, const Tensor&, int)>& loss) {
+  const Device device = hosts(1)[0];
+  net.to(device);
+  net.to(dtype);
+  SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    loss(net, batch(step, ranks, dtype, device), step).backward();
+    optimizer.step();
+  }
+  return all_parameters(net);
+}
+
+// The parameters of every rank after training on its shares.
+template <class M>
+std::vector<Doubles> train_ranks(const std::function<M()>& make, int ranks, int steps, DType dtype,
+                                 const DistributedDataParallelOptions& options,
+                                 const std::function<Tensor(const DistributedDataParallel<M>&, const Tensor&, int)>& loss) {
+  return run_ranks(ranks, [&](Communicator& communicator) {
+    M module = make();
+    module.to(dtype);
+    DistributedDataParallel<M> net(std::move(module), communicator, options);
+    SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad();
+      loss(net, share(batch(step, ranks, dtype, communicator.device()), communicator.rank()), step).backward();
+      optimizer.step();
+    }
+    return all_parameters(net.module());
+  });
+}
+
+// What each rank threw ("" where it did not), the first cause on whatever rank.
+inline std::vector<std::string> messages_of_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& communicator) {
+    std::string& message = messages[static_cast<std::size_t>(communicator.rank())];
+    try {
+      body(communicator);
+    } catch (const CommError& error) {
+      message = std::string("CommError: ") + error.what();
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+  });
+  return messages;
+}
+
+}  // namespace test
