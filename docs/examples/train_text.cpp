@@ -25,17 +25,27 @@ std::uint64_t mixed(std::uint64_t x) {
 // What a checkpoint must have been made with, besides the same text.
 std::map<std::string, std::string> setting(const TextOptions& o, int ranks, const std::string& vocabulary) {
   std::string characters;  // as numbers: metadata are UTF-8, and a text may be anything
-  for (const char c : vocabulary) characters += cat(characters.empty() ? "" : " ", static_cast<int>(static_cast<unsigned char>(c)));
-  return {{"model", "train_text"}, {"ranks", std::to_string(ranks)}, {"layers", std::to_string(o.layers)},
-          {"heads", std::to_string(o.heads)}, {"width", std::to_string(o.width)}, {"context", std::to_string(o.context)},
-          {"batch_size", std::to_string(o.batch_size)}, {"seed", std::to_string(o.seed)}, {"characters", characters}};
+  for (const char c : vocabulary)
+    characters += cat(characters.empty() ? "" : " ", static_cast<int>(static_cast<unsigned char>(c)));
+  return {{"model", "train_text"},
+          {"ranks", std::to_string(ranks)},
+          {"layers", std::to_string(o.layers)},
+          {"heads", std::to_string(o.heads)},
+          {"width", std::to_string(o.width)},
+          {"context", std::to_string(o.context)},
+          {"batch_size", std::to_string(o.batch_size)},
+          {"seed", std::to_string(o.seed)},
+          {"characters", characters}};
 }
 
 // One rank's training.
 class Training {
  public:
   Training(const TextOptions& options, const Text& text, Communicator& communicator)
-      : o_(options), text_(text), communicator_(communicator), net_(make_model(), communicator),
+      : o_(options),
+        text_(text),
+        communicator_(communicator),
+        net_(make_model(), communicator),
         optimizer_(net_.parameters(), {.lr = options.learning_rate, .weight_decay = 0.01}) {
     thread_context().random_stream = static_cast<std::uint64_t>(communicator.rank()) + 1;  // masks of its own
     if (o_.resume) resume();
@@ -64,7 +74,7 @@ class Training {
       const bool last = step_ == o_.steps;
       if (step_ % 10 == 0 || step_ % every == 0 || last) {  // the same steps on every rank: it is a collective
         const Tensor mean = loss.detach().clone();
-        communicator_.all_reduce(mean, Reduction::avg);
+        communicator_.all_reduce(mean, RedOp::avg);
         loss_ = mean.item<double>();
         bar.update(step_, format("loss %.4f, %.0f tokens/s", loss_, rate()));
         if (chatty && (step_ % every == 0 || last)) {
@@ -98,8 +108,9 @@ class Training {
     const std::int64_t share = o_.batch_size / communicator_.size();
     std::vector<std::int64_t> ids, next;
     for (std::int64_t i = communicator_.rank() * share; i < (communicator_.rank() + 1) * share; ++i) {
-      const std::uint64_t place = mixed(mixed(mixed(static_cast<std::uint64_t>(o_.seed)) + static_cast<std::uint64_t>(step_)) +
-                                        static_cast<std::uint64_t>(i));
+      const std::uint64_t place =
+          mixed(mixed(mixed(static_cast<std::uint64_t>(o_.seed)) + static_cast<std::uint64_t>(step_)) +
+                static_cast<std::uint64_t>(i));
       const std::size_t start = place % (text_.size() - static_cast<std::size_t>(o_.context));
       for (std::size_t t = 0; t < static_cast<std::size_t>(o_.context); ++t) {
         ids.push_back(text_.number(start + t));
@@ -128,7 +139,8 @@ class Training {
   void save() {
     if (communicator_.rank() == 0) {
       std::vector<NamedTensor> tensors;
-      for (const NamedTensor& named : net_.module().state_dict()) tensors.push_back({"model." + named.name, named.tensor});
+      for (const NamedTensor& named : net_.module().state_dict())
+        tensors.push_back({"model." + named.name, named.tensor});
       for (const NamedTensor& named : optimizer_.state_dict(net_.module()))
         tensors.push_back({"optimizer." + named.name, named.tensor});
       auto metadata = setting(o_, communicator_.size(), text_.vocabulary());
@@ -151,14 +163,15 @@ class Training {
       const auto found = file.metadata.find(name);
       const std::string got = found == file.metadata.end() ? "nothing" : found->second;
       if (got == wanted) continue;
-      throw UsageError(name == "characters" ? cat("--resume: '", o_.checkpoint, "' was trained on a text of other characters")
-                                            : cat("--resume: expected ", name, " ", got, " as in '", o_.checkpoint,
-                                                  "', got ", wanted));
+      throw UsageError(name == "characters"
+                           ? cat("--resume: '", o_.checkpoint, "' was trained on a text of other characters")
+                           : cat("--resume: expected ", name, " ", got, " as in '", o_.checkpoint, "', got ", wanted));
     }
     const auto number = [&](const char* name) {
       const auto found = file.metadata.find(name);
       char* end = nullptr;
-      const unsigned long long value = found == file.metadata.end() ? 0 : std::strtoull(found->second.c_str(), &end, 10);
+      const unsigned long long value =
+          found == file.metadata.end() ? 0 : std::strtoull(found->second.c_str(), &end, 10);
       if (!end || *end != '\0' || end == found->second.c_str())
         throw UsageError(cat("--resume: '", o_.checkpoint, "' does not say its ", name));
       return value;
@@ -174,7 +187,8 @@ class Training {
     thread_context().random_counter = number("random_counter");
     loss_ = std::strtod(file.metadata["loss"].c_str(), nullptr);
     if (step_ > o_.steps)
-      throw UsageError(cat("--steps: expected at least the ", step_, " steps of '", o_.checkpoint, "', got ", o_.steps));
+      throw UsageError(
+          cat("--steps: expected at least the ", step_, " steps of '", o_.checkpoint, "', got ", o_.steps));
   }
 
   // ---- the end
@@ -187,9 +201,13 @@ class Training {
     for (std::int64_t i = 0; i < o_.sample; ++i) {
       const auto length = std::min<std::size_t>(written.size(), static_cast<std::size_t>(o_.context));
       const std::vector<std::int64_t> seen(written.end() - static_cast<std::ptrdiff_t>(length), written.end());
-      const Tensor scores = net_.module()(from_data(seen, {1, static_cast<std::int64_t>(length)}).to(communicator_.device()));
-      const Tensor chances = softmax(scores.select(0, 0).select(0, static_cast<std::int64_t>(length) - 1) * (1 / o_.temperature), 0);
-      double left = static_cast<double>(mixed(mixed(static_cast<std::uint64_t>(o_.seed)) ^ static_cast<std::uint64_t>(i)) >> 11) * 0x1p-53;
+      const Tensor scores =
+          net_.module()(from_data(seen, {1, static_cast<std::int64_t>(length)}).to(communicator_.device()));
+      const Tensor chances =
+          softmax(scores.select(0, 0).select(0, static_cast<std::int64_t>(length) - 1) * (1 / o_.temperature), 0);
+      double left =
+          static_cast<double>(mixed(mixed(static_cast<std::uint64_t>(o_.seed)) ^ static_cast<std::uint64_t>(i)) >> 11) *
+          0x1p-53;
       const auto each = chances.to_vector<float>();
       std::size_t choice = 0;
       while (choice + 1 < each.size() && (left -= static_cast<double>(each[choice])) > 0) ++choice;
@@ -207,12 +225,15 @@ class Training {
                   tokens_per_second, hash.c_str());
     };
     if (o_.json) {
-      print("{\"ranks\":%d,\"backend\":\"%s\",\"steps\":%lld,\"loss\":%.9g,\"tokens_per_second\":%.6g,"
-            "\"parameters_sha256\":\"%s\",\"sample\":\"");
+      print(
+          "{\"ranks\":%d,\"backend\":\"%s\",\"steps\":%lld,\"loss\":%.9g,\"tokens_per_second\":%.6g,"
+          "\"parameters_sha256\":\"%s\",\"sample\":\"");
       for (const char c : characters) {  // bytes as Latin-1: whatever the text's encoding is, this is JSON
         const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte > 0x7e || byte == '"' || byte == '\\') std::printf("\\u%04x", byte);
-        else std::putchar(c);
+        if (byte < 0x20 || byte > 0x7e || byte == '"' || byte == '\\')
+          std::printf("\\u%04x", byte);
+        else
+          std::putchar(c);
       }
       std::printf("\"}\n");
     } else {
@@ -233,21 +254,24 @@ class Training {
 
 int train(const TextOptions& options, const Text& text, Communicator& communicator) {
   if (options.batch_size % communicator.size() != 0)
-    throw UsageError(cat("--batch-size: expected a multiple of the ", communicator.size(), " ranks, got ", options.batch_size));
+    throw UsageError(
+        cat("--batch-size: expected a multiple of the ", communicator.size(), " ranks, got ", options.batch_size));
   return Training(options, text, communicator).run();
 }
 
 int run(const TextOptions& options) {
   const Text text(options.data);
   if (text.size() <= static_cast<std::size_t>(options.context))
-    throw UsageError(cat("--data: expected more than the ", options.context, " characters of --context, got ", text.size()));
+    throw UsageError(
+        cat("--data: expected more than the ", options.context, " characters of --context, got ", text.size()));
   if (!options.checkpoint.empty() && std::filesystem::is_directory(options.checkpoint))
     throw UsageError(cat("--checkpoint: expected the name of a file, got the folder '", options.checkpoint, "'"));
   const auto timeout = std::chrono::seconds(options.stall_seconds);
   if (options.threads > 0) {
     // Virtual devices cost nothing until they are used.
     if (!std::getenv("LOCKSTEP_HOST_DEVICES")) configure_host({.devices = std::max(8, options.threads)});
-    run_ranks(options.threads, [&](Communicator& communicator) { train(options, text, communicator); }, {.timeout = timeout});
+    run_ranks(options.threads, [&](Communicator& communicator) { train(options, text, communicator); },
+              {.timeout = timeout});
     return 0;
   }
   const RankInfo rank = discover_ranks();

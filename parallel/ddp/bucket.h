@@ -27,7 +27,7 @@ LOCKSTEP_API std::vector<std::vector<int>> assign_buckets(std::span<const Bucket
 class LOCKSTEP_API Bucket {
  public:
   struct Slot {
-    int parameter;        // its number in the reducer
+    int parameter;  // its number in the reducer
     Shape shape;
     std::int64_t offset;  // elements into flat()
   };

@@ -24,9 +24,9 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
   std::vector<NamedParameter> parameters = module.named_parameters(), buffers = module.named_buffers();
   for (const std::string& name : options.ignore) {
     const auto named = [&](const NamedParameter& p) { return p.name == name; };
-    LOCKSTEP_CHECK(std::any_of(parameters.begin(), parameters.end(), named) ||
-                       std::any_of(buffers.begin(), buffers.end(), named),
-                   "[DistributedDataParallel] expected the ignored names to be the module's, got '", name, "'");
+    LOCKSTEP_CHECK(
+        std::any_of(parameters.begin(), parameters.end(), named) || std::any_of(buffers.begin(), buffers.end(), named),
+        "[DistributedDataParallel] expected the ignored names to be the module's, got '", name, "'");
   }
   const NamedParameter* first = nullptr;
   for (const auto* list : {&parameters, &buffers}) {
@@ -57,7 +57,8 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
       (is_parameter ? listing.parameters : listing.buffers).push_back(named);
     }
   }
-  LOCKSTEP_CHECK(trainable, "[DistributedDataParallel] expected a module with a parameter that requires a gradient, got ",
+  LOCKSTEP_CHECK(trainable,
+                 "[DistributedDataParallel] expected a module with a parameter that requires a gradient, got ",
                  parameters.size(), " parameters without");
   return listing;
 }

@@ -87,8 +87,8 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
   const DistributedDataParallelOptions& options() const { return core_->options(); }
 
   // Arguments are moved to the communicator's device, tensor by tensor, and handed on. Gradients are reduced when grad
-  // mode is on and no NoSync scope is open. The call itself communicates only in training mode: evaluation may be left to
-  // one rank.
+  // mode is on and no NoSync scope is open. The call itself communicates only in training mode: evaluation may be left
+  // to one rank.
   template <class... Args>
   auto forward(Args&&... args) const {
     return call(std::decay_t<Args>(std::forward<Args>(args))...);

@@ -44,10 +44,9 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, C
   for (std::size_t i = 0; i < reducer->variables_.size(); ++i) {
     Variable& variable = reducer->variables_[i];
     // The leaf may outlive the reducer, and keep the hook where the parameter was frozen meanwhile.
-    variable.hook = variable.parameter.tensor().register_post_accumulate_hook(
-        [weak = std::weak_ptr(reducer), i] {
-          if (const auto self = weak.lock()) self->on_gradient(i);
-        });
+    variable.hook = variable.parameter.tensor().register_post_accumulate_hook([weak = std::weak_ptr(reducer), i] {
+      if (const auto self = weak.lock()) self->on_gradient(i);
+    });
   }
   return reducer;
 }
@@ -89,7 +88,8 @@ void Reducer::build_buckets(std::span<const int> order) {
   const NoGrad no_grad;
   std::vector<Tensor> moving(variables_.size());
   for (std::size_t i = 0; i < variables_.size(); ++i)
-    if (!buckets_.empty() && !variables_[i].entry.sparse && in_bucket(variables_[i], variables_[i].parameter.tensor().leaf()->grad))
+    if (!buckets_.empty() && !variables_[i].entry.sparse &&
+        in_bucket(variables_[i], variables_[i].parameter.tensor().leaf()->grad))
       moving[i] = variables_[i].parameter.grad();
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     for (std::size_t s = 0; s < buckets[b].slots().size(); ++s) {
@@ -123,10 +123,13 @@ void Reducer::begin_forward(bool training) {
   const std::lock_guard lock(mutex_);
   communicator_.check();
   if (phase_ == Phase::expecting && started_) {
-    fail(cat("[DistributedDataParallel] expected the reduction of the last iteration to be finished before the next "
-             "forward, but ", next_bucket_, " of ", buckets_.size(), " buckets were reduced in ", backwards_, " of ",
-             options_.backwards_per_forward, " backwards: the backward failed, or there were fewer than "
-             "backwards_per_forward"));
+    fail(
+        cat("[DistributedDataParallel] expected the reduction of the last iteration to be finished before the next "
+            "forward, but ",
+            next_bucket_, " of ", buckets_.size(), " buckets were reduced in ", backwards_, " of ",
+            options_.backwards_per_forward,
+            " backwards: the backward failed, or there were fewer than "
+            "backwards_per_forward"));
   }
   if (training && reductions_ > 0 && !rebuilt_) rebuild_buckets();
   phase_ = Phase::local;  // until end_forward: a backward inside the forward stays here
@@ -206,12 +209,14 @@ void Reducer::on_gradient(std::size_t index) {
   if (options_.static_graph) {
     if (variable.arrivals > variable.expected)
       fail(cat("[DistributedDataParallel] expected a static graph, but it has changed: parameter '", variable.name,
-               "' (number ", index, ") ", variable.expected == 0 ? "was unused" : cat("got ", variable.expected, " gradients"),
+               "' (number ", index, ") ",
+               variable.expected == 0 ? "was unused" : cat("got ", variable.expected, " gradients"),
                " in the first iteration and gets ", variable.arrivals, " now"));
     if (variable.arrivals < variable.expected) return;
   } else if (variable.ready) {
     fail(cat("[DistributedDataParallel] expected one gradient for each parameter in an iteration, but '", variable.name,
-             "' (number ", index, ") is ready a second time: it is used outside the forward of the wrapper, or in "
+             "' (number ", index,
+             ") is ready a second time: it is used outside the forward of the wrapper, or in "
              "several backwards (set backwards_per_forward, or static_graph where the graph never changes)"));
   }
   mark_ready(index, false);
@@ -295,7 +300,8 @@ void Reducer::reduce_rows(const Bucket& bucket) {
   }
   const std::int64_t rows = mine.defined() ? mine.indices.count() : 0;
   std::vector<std::int64_t> counts;
-  for (const std::string& count : communicator_.all_gather_bytes(std::to_string(rows))) counts.push_back(std::stoll(count));
+  for (const std::string& count : communicator_.all_gather_bytes(std::to_string(rows)))
+    counts.push_back(std::stoll(count));
   const std::int64_t most = *std::max_element(counts.begin(), counts.end());
   if (most == 0) return;
   Shape row = shape;
@@ -317,7 +323,8 @@ void Reducer::reduce_rows(const Bucket& bucket) {
   std::vector<SparseGradient> pieces;
   for (int r = 0; r < communicator_.size(); ++r) {
     const std::int64_t count = counts[static_cast<std::size_t>(r)];
-    if (count > 0) pieces.push_back({all_indices.narrow(0, r * most, count), all_values.narrow(0, r * most, count), shape});
+    if (count > 0)
+      pieces.push_back({all_indices.narrow(0, r * most, count), all_values.narrow(0, r * most, count), shape});
   }
   leaf.grad = Tensor();
   leaf.sparse = join_rows(pieces);
@@ -360,7 +367,8 @@ void Reducer::close_iteration() {
 void Reducer::launch_used_map() {
   std::vector<std::int32_t> used;
   for (const Variable& variable : variables_) used.push_back(variable.used);
-  used_map_ = from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
+  used_map_ =
+      from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
   LOCKSTEP_EDGE(stream_.wait_for(current_stream(communicator_.device())));
   const StreamScope scope(stream_);
   communicator_.all_reduce(used_map_);

@@ -44,13 +44,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::uint64_t hook = 0;
     int bucket = 0;
     std::size_t slot = 0;
-    bool used = false;        // got a gradient on this rank since the last reduction
-    bool ready = false;       // its part of the bucket is final
-    bool unused = false;      // was marked ready without a gradient
-    int arrivals = 0;         // backwards that reached it in this iteration
-    int expected = -1;        // static graph: arrivals in every iteration
+    bool used = false;          // got a gradient on this rank since the last reduction
+    bool ready = false;         // its part of the bucket is final
+    bool unused = false;        // was marked ready without a gradient
+    int arrivals = 0;           // backwards that reached it in this iteration
+    int expected = -1;          // static graph: arrivals in every iteration
     bool used_anywhere = true;  // static graph: some rank uses it
-    Tensor kept;              // the gradient in the bucket that may have to come back
+    Tensor kept;                // the gradient in the bucket that may have to come back
   };
   struct Pending {
     std::size_t parts = 0;         // that are not final
@@ -82,7 +82,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool learns_graph() const { return options_.static_graph && reductions_ == 0; }
   bool may_skip() const { return options_.find_unused_parameters || options_.static_graph; }
   bool in_bucket(const Variable& variable, const Tensor& grad) const;
-  const Tensor& part(const Variable& variable) const { return buckets_[static_cast<std::size_t>(variable.bucket)].gradient(variable.slot); }
+  const Tensor& part(const Variable& variable) const {
+    return buckets_[static_cast<std::size_t>(variable.bucket)].gradient(variable.slot);
+  }
   std::string list(const std::function<bool(const Variable&)>& which) const;
   [[noreturn]] void fail(const std::string& message);
 
@@ -91,20 +93,20 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Stream stream_;
   std::vector<Variable> variables_;
   std::vector<Bucket> buckets_;
-  std::vector<Pending> pending_;      // by bucket
-  std::size_t next_bucket_ = 0;       // the first that is not launched
-  std::vector<int> order_;            // variables as they became ready in this iteration
+  std::vector<Pending> pending_;  // by bucket
+  std::size_t next_bucket_ = 0;   // the first that is not launched
+  std::vector<int> order_;        // variables as they became ready in this iteration
   std::vector<int> last_order_;
   Phase phase_ = Phase::local;
-  int backwards_ = 0;                 // of this iteration
+  int backwards_ = 0;  // of this iteration
   bool in_backward_ = false, started_ = false;
-  std::uint64_t reductions_ = 0;      // iterations that are finished
+  std::uint64_t reductions_ = 0;  // iterations that are finished
   bool rebuilt_ = false, layout_changed_ = false;
-  Tensor used_map_;                   // i32 by variable: how many ranks used it
+  Tensor used_map_;  // i32 by variable: how many ranks used it
   std::vector<bool> last_unused_;
   bool same_unused_ = true;
   DdpTimeline timeline_;
-  std::recursive_mutex mutex_;        // hooks may come from the lanes of several devices
+  std::recursive_mutex mutex_;  // hooks may come from the lanes of several devices
 };
 
 // Rank `root`'s elements for all ranks, in few collectives. All tensors on the communicator's device, contiguous.

@@ -51,8 +51,8 @@ DdpTimeline::Times DdpTimeline::times(const Iteration& iteration) {
   Times times{.forward = iteration.forward.end - iteration.forward.begin, .backward = end - begin};
   for (const Interval& reduction : iteration.reductions) {
     times.communication += reduction.end - reduction.begin;
-    times.overlap += std::max<std::int64_t>(0, std::min<std::int64_t>(reduction.end, end) -
-                                                   std::max<std::int64_t>(reduction.begin, begin));
+    times.overlap += std::max<std::int64_t>(
+        0, std::min<std::int64_t>(reduction.end, end) - std::max<std::int64_t>(reduction.begin, begin));
   }
   return times;
 }

@@ -8,8 +8,8 @@ namespace lockstep {
 DistributedSampler::DistributedSampler(std::int64_t count, int rank, int size, DistributedSamplerOptions options)
     : count_(count), rank_(rank), ranks_(size), options_(options) {
   LOCKSTEP_CHECK(count >= 0, "[DistributedSampler] expected a count of at least 0, got ", count);
-  LOCKSTEP_CHECK(size > 0 && rank >= 0 && rank < size, "[DistributedSampler] expected a rank below the number of ranks, got rank ",
-                 rank, " of ", size);
+  LOCKSTEP_CHECK(size > 0 && rank >= 0 && rank < size,
+                 "[DistributedSampler] expected a rank below the number of ranks, got rank ", rank, " of ", size);
   per_rank_ = options.drop_last ? count / size : (count + size - 1) / size;
 }
 

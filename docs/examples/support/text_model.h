@@ -53,8 +53,8 @@ class Text {
   std::array<std::int64_t, 256> number_{};
 };
 
-// Characters in, scores for the next character out: [batch, time] -> [batch, time, vocabulary]. The head is the table of
-// the characters, transposed (Press & Wolf, 2017).
+// Characters in, scores for the next character out: [batch, time] -> [batch, time, vocabulary]. The head is the table
+// of the characters, transposed (Press & Wolf, 2017).
 struct Gpt : lockstep::Module<Gpt> {
   lockstep::Embedding tokens, positions;
   lockstep::TransformerEncoder blocks;

@@ -22,19 +22,19 @@ class UsageError : public std::exception {
 
 struct TextOptions {
   std::string data;
-  int threads = 0;                       // 0: this process is one rank
-  std::string device;                    // of the rank; empty: the accelerator of its place on the machine
+  int threads = 0;     // 0: this process is one rank
+  std::string device;  // of the rank; empty: the accelerator of its place on the machine
   std::int64_t steps = 300, batch_size = 24, context = 64;
   std::int64_t layers = 2, heads = 4, width = 64;
   double learning_rate = 3e-3, dropout = 0;
   std::int64_t seed = 1;
-  std::string checkpoint;                // file; empty: none is written
+  std::string checkpoint;  // file; empty: none is written
   std::int64_t checkpoint_every = 100;
   bool resume = false;
-  std::int64_t sample = 200;             // characters
+  std::int64_t sample = 200;  // characters
   double temperature = 0.8;
   bool json = false, quiet = false, no_progress = false;
-  int stall_seconds = 120;               // how long a rank waits for the others
+  int stall_seconds = 120;  // how long a rank waits for the others
 };
 
 // The options, or nothing when the text for --help was asked for and printed. Throws UsageError.
@@ -60,14 +60,17 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   number("--heads", o.heads, "Attention heads of a block");
   number("--width", o.width, "Size of a character's vector; a multiple of the heads");
   app.add_option("--lr", o.learning_rate, "Learning rate, reached after 20 steps")->check(CLI::PositiveNumber);
-  app.add_option("--dropout", o.dropout, "Share of the features that is dropped in training")->check(CLI::Range(0.0, 0.9));
+  app.add_option("--dropout", o.dropout, "Share of the features that is dropped in training")
+      ->check(CLI::Range(0.0, 0.9));
   number("--seed", o.seed, "Same seed, same number of ranks: same bits", 0);
   app.add_option("--checkpoint", o.checkpoint, "File that rank 0 writes model, optimizer and random state to");
   number("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; there is one at the end too");
   app.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit as if there had been no break");
   number("--sample", o.sample, "Characters to write at the end", 0);
-  app.add_option("--temperature", o.temperature, "Of the sampling; smaller is more careful")->check(CLI::PositiveNumber);
-  app.add_option("--stall-seconds", o.stall_seconds, "How long a rank waits for the others")->check(CLI::Range(1, 86400));
+  app.add_option("--temperature", o.temperature, "Of the sampling; smaller is more careful")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--stall-seconds", o.stall_seconds, "How long a rank waits for the others")
+      ->check(CLI::Range(1, 86400));
   app.add_flag("--json", o.json, "Print one JSON object instead of text");
   app.add_flag("--quiet", o.quiet, "Print only the last line");
   app.add_flag("--no-progress", o.no_progress, "No progress bar");
@@ -82,7 +85,8 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   if (o.width % o.heads != 0)
     throw UsageError(lockstep::cat("--width: expected a multiple of the ", o.heads, " heads, got ", o.width));
   if (o.resume && o.checkpoint.empty()) throw UsageError("--resume: expected --checkpoint to name the file");
-  if (o.threads > 0 && !o.device.empty()) throw UsageError("--device: expected no --threads, whose ranks take one each");
+  if (o.threads > 0 && !o.device.empty())
+    throw UsageError("--device: expected no --threads, whose ranks take one each");
   return o;
 }
 

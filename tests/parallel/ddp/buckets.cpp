@@ -50,7 +50,8 @@ TEST_CASE("the order of the buckets is learnt from the first backward") {
       if (step == 0) seen.push_back({data.has_rebuilt_buckets});
       if (step == 2) {
         std::vector<int> flat;
-        for (const auto& bucket : data.rebuilt_per_bucket_param_indices) flat.insert(flat.end(), bucket.begin(), bucket.end());
+        for (const auto& bucket : data.rebuilt_per_bucket_param_indices)
+          flat.insert(flat.end(), bucket.begin(), bucket.end());
         seen.push_back(flat);
       }
     }
@@ -67,7 +68,8 @@ TEST_CASE("the order of the buckets is learnt from the first backward") {
 
 TEST_CASE("a bucket is reduced before the gradients of the next one are computed") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Shuffled> net(Shuffled{}, communicator, {.bucket_cap_mb = 0.00001, .first_bucket_mb = 0.00001});
+    DistributedDataParallel<Shuffled> net(Shuffled{}, communicator,
+                                          {.bucket_cap_mb = 0.00001, .first_bucket_mb = 0.00001});
     const auto step = [&] {
       net.zero_grad();
       loss_of(net(counting({2, 3}))).backward();

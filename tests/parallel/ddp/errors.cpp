@@ -130,7 +130,8 @@ TEST_CASE("a backward that fails half way is noticed at the next forward") {
     net(x, true);
   });
   int noticed = 0;
-  for (const std::string& message : messages) noticed += message.find("expected the reduction of the last iteration") != std::string::npos;
+  for (const std::string& message : messages)
+    noticed += message.find("expected the reduction of the last iteration") != std::string::npos;
   CHECK(noticed >= 1);
 }
 

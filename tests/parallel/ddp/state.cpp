@@ -115,7 +115,8 @@ TEST_CASE("a parameter that no rank uses keeps its gradient") {
         seen.push_back(net.module().spare.grad().defined());
       }
       // One of its own, other bits on each rank.
-      net.module().spare.set_grad(full({3}, 0.1 * (communicator.rank() + 1), {.dtype = DType::f64, .device = communicator.device()}));
+      net.module().spare.set_grad(
+          full({3}, 0.1 * (communicator.rank() + 1), {.dtype = DType::f64, .device = communicator.device()}));
       net.module().used.zero_grad();
       sum(net(counting({1, 2}))).backward();
       for (const double value : values(net.module().spare.grad())) seen.push_back(value);

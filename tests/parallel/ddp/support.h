@@ -49,7 +49,8 @@ using Step = std::function<void(Net& net, const Tensor& batch, int step)>;
 
 // Trains on the whole batches, on one device.
 template <class M>
-Doubles train_whole(M net, int ranks, int steps, DType dtype, const std::function<Tensor(const M&, const Tensor&, int)>& loss) {
+Doubles train_whole(M net, int ranks, int steps, DType dtype,
+                    const std::function<Tensor(const M&, const Tensor&, int)>& loss) {
   const Device device = hosts(1)[0];
   net.to(device);
   net.to(dtype);
@@ -64,9 +65,9 @@ Doubles train_whole(M net, int ranks, int steps, DType dtype, const std::functio
 
 // The parameters of every rank after training on its shares.
 template <class M>
-std::vector<Doubles> train_ranks(const std::function<M()>& make, int ranks, int steps, DType dtype,
-                                 const DistributedDataParallelOptions& options,
-                                 const std::function<Tensor(const DistributedDataParallel<M>&, const Tensor&, int)>& loss) {
+std::vector<Doubles> train_ranks(
+    const std::function<M()>& make, int ranks, int steps, DType dtype, const DistributedDataParallelOptions& options,
+    const std::function<Tensor(const DistributedDataParallel<M>&, const Tensor&, int)>& loss) {
   return run_ranks(ranks, [&](Communicator& communicator) {
     M module = make();
     module.to(dtype);

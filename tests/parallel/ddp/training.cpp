@@ -1,7 +1,7 @@
 // Ranks that train on shares of a batch end with the parameters of one device that trains on all of it, and with the
 // same bits on every rank.
-#include "parallel/ddp/support.h"
 #include "lockstep/tensor/data/distributed_sampler.h"
+#include "parallel/ddp/support.h"
 
 using namespace test;
 
@@ -18,7 +18,10 @@ std::vector<Variant> variants() {
   copies.gradient_as_bucket_view = false;
   unused.find_unused_parameters = true;
   fixed.static_graph = true;
-  return {{"one bucket", {}}, {"small buckets", small_buckets()}, {"copies", copies}, {"find unused", unused},
+  return {{"one bucket", {}},
+          {"small buckets", small_buckets()},
+          {"copies", copies},
+          {"find unused", unused},
           {"static graph", fixed}};
 }
 
@@ -87,10 +90,9 @@ TEST_CASE("ranks start with rank 0's parameters") {
 TEST_CASE("tied weights are one parameter") {
   const Doubles whole = train_whole<Tied>(Tied{}, 3, kSteps, DType::f64,
                                           [](const Tied& net, const Tensor& x, int) { return loss_of(net(x) - x); });
-  const auto result = train_ranks<Tied>([] { return Tied{}; }, 3, kSteps, DType::f64, small_buckets(),
-                                        [](const auto& net, const Tensor& x, int) {
-                                          return loss_of(net(x) - x.to(net.communicator().device()));
-                                        });
+  const auto result = train_ranks<Tied>(
+      [] { return Tied{}; }, 3, kSteps, DType::f64, small_buckets(),
+      [](const auto& net, const Tensor& x, int) { return loss_of(net(x) - x.to(net.communicator().device())); });
   check_same_as_whole(result, whole, 1e-10);
 }
 
@@ -116,9 +118,9 @@ TEST_CASE("a branch that is not used in a step") {
   options.find_unused_parameters = true;
   for (const bool view : {true, false}) {
     options.gradient_as_bucket_view = view;
-    const auto result = train_ranks<Branches>(
-        [] { return Branches{}; }, 3, kSteps, DType::f64, options,
-        [&](const auto& net, const Tensor& x, int step) { return loss_of(net(x, left(step))); });
+    const auto result =
+        train_ranks<Branches>([] { return Branches{}; }, 3, kSteps, DType::f64, options,
+                              [&](const auto& net, const Tensor& x, int step) { return loss_of(net(x, left(step))); });
     check_same_as_whole(result, whole, 1e-10);
   }
 }
@@ -172,8 +174,8 @@ TEST_CASE("accumulating without synchronisation") {
 
 TEST_CASE("several backwards for a forward") {
   const auto both = [](const std::vector<Tensor>& heads) { return loss_of(heads[0]) + loss_of(heads[1]); };
-  const Doubles whole = train_whole<TwoHeads>(
-      TwoHeads{}, 2, kSteps, DType::f64, [&](const TwoHeads& net, const Tensor& x, int) { return both(net(x)); });
+  const Doubles whole = train_whole<TwoHeads>(TwoHeads{}, 2, kSteps, DType::f64,
+                                              [&](const TwoHeads& net, const Tensor& x, int) { return both(net(x)); });
   DistributedDataParallelOptions options = small_buckets();
   options.backwards_per_forward = 2;
   for (const bool fixed : {false, true}) {
@@ -198,7 +200,8 @@ TEST_CASE("several backwards for a forward") {
 TEST_CASE("gradients that stay from step to step are averaged with the new ones") {
   const auto grads = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    for (int step = 0; step < 2; ++step) sum(net(full({1, 2}, communicator.rank() + 1.0, {.dtype = DType::f64}))).backward();
+    for (int step = 0; step < 2; ++step)
+      sum(net(full({1, 2}, communicator.rank() + 1.0, {.dtype = DType::f64}))).backward();
     return values(net.module().weight.grad());
   });
   // First 1.5 on both; then (1.5 + 1 + 1.5 + 2) / 2.
