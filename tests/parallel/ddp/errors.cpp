@@ -150,6 +150,7 @@ TEST_CASE("after an error the module can be wrapped again") {
         message = error.what();
       }
     }
+    drain(communicator.device());
     communicator.barrier();
     module.zero_grad();
     DistributedDataParallel<Two> again(module, communicator);
