@@ -43,45 +43,6 @@ inline Tensor batch(int step, int size, DType dtype, Device device) {
 inline Tensor share(const Tensor& whole, int rank) { return whole.narrow(0, rank * kRowsPerRank, kRowsPerRank); }
 inline Tensor loss_of(const Tensor& output) { return mean(output * output); }
 
-// One step of training: what a test varies.
-template <class Net>
-using Step = std::function<void(Net& net, const Tensor& batch, int step)>;
-
-// Trains on the whole batches, on one device.
-template <class M>
-Doubles train_whole(M net, int ranks, int steps, DType dtype,
-                    const std::function<Tensor(const M&, const Tensor&, int)>& loss) {
-  const Device device = hosts(1)[0];
-  net.to(device);
-  net.to(dtype);
-  SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    loss(net, batch(step, ranks, dtype, device), step).backward();
-    optimizer.step();
-  }
-  return all_parameters(net);
-}
-
-// The parameters of every rank after training on its shares.
-template <class M>
-std::vector<Doubles> train_ranks(
-    const std::function<M()>& make, int ranks, int steps, DType dtype, const DistributedDataParallelOptions& options,
-    const std::function<Tensor(const DistributedDataParallel<M>&, const Tensor&, int)>& loss) {
-  return run_ranks(ranks, [&](Communicator& communicator) {
-    M module = make();
-    module.to(dtype);
-    DistributedDataParallel<M> net(std::move(module), communicator, options);
-    SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-    for (int step = 0; step < steps; ++step) {
-      optimizer.zero_grad();
-      loss(net, share(batch(step, ranks, dtype, communicator.device()), communicator.rank()), step).backward();
-      optimizer.step();
-    }
-    return all_parameters(net.module());
-  });
-}
-
 // Takes the errors that a failed collective has left on streams of the device, so that they are not another test's.
 inline void drain(Device device) {
   for (int tries = 0; tries < 10; ++tries) {

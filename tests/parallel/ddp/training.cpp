@@ -1,39 +1,12 @@
 // Ranks that train on shares of a batch end with the parameters of one device that trains on all of it, and with the
 // same bits on every rank.
+#include "lockstep/parallel/comm/peer_communicator.h"
 #include "lockstep/tensor/data/distributed_sampler.h"
-#include "parallel/ddp/support.h"
+#include "parallel/ddp/scenarios.h"
 
 using namespace test;
 
 namespace {
-
-constexpr int kSteps = 20;
-
-struct Variant {
-  const char* name;
-  DistributedDataParallelOptions options;
-};
-std::vector<Variant> variants() {
-  DistributedDataParallelOptions copies = small_buckets(), unused = small_buckets(), fixed = small_buckets();
-  copies.gradient_as_bucket_view = false;
-  unused.find_unused_parameters = true;
-  fixed.static_graph = true;
-  return {{"one bucket", {}},
-          {"small buckets", small_buckets()},
-          {"copies", copies},
-          {"find unused", unused},
-          {"static graph", fixed}};
-}
-
-// Tied: the second layer is the first, transposed.
-struct Tied : Module<Tied> {
-  Parameter weight{noise({5, 3}, 7)};
-  Tensor forward(const Tensor& x) const {
-    const Tensor w = weight.on(x.device());
-    return matmul(tanh(matmul(x, w.t())), w);
-  }
-  void members(Members& m) override { m("weight", weight), m("again", weight); }
-};
 
 // One branch or the other.
 struct Branches : Module<Branches> {
@@ -45,32 +18,20 @@ struct Branches : Module<Branches> {
   void members(Members& m) override { m("shared", shared), m("left", left), m("right", right); }
 };
 
-struct TwoHeads : Module<TwoHeads> {
-  Affine shared{3, 4, 1}, left{4, 2, 2}, right{4, 2, 3};
-  std::vector<Tensor> forward(const Tensor& x) const {
-    const Tensor h = tanh(shared(x));
-    return {left(h), right(h)};
-  }
-  void members(Members& m) override { m("shared", shared), m("left", left), m("right", right); }
-};
-
-void check_same_as_whole(const std::vector<Doubles>& ranks, const Doubles& whole, double tolerance) {
-  CHECK(different(ranks) == 0);
-  CHECK(largest_difference(ranks[0], whole) <= tolerance);
-}
-
 }  // namespace
 
 TEST_CASE("ranks train as one device does on the whole batch") {
-  for (const int ranks : {1, 2, 3, 4, 5}) {
-    for (const DType dtype : {DType::f64, DType::f32}) {
-      const Doubles whole = train_whole<Mlp>(Mlp{}, ranks, kSteps, dtype,
-                                             [](const Mlp& net, const Tensor& x, int) { return loss_of(net(x)); });
-      for (const Variant& variant : variants()) {
-        INFO(variant.name << ", " << ranks << " ranks, " << to_string(dtype));
-        const auto result = train_ranks<Mlp>([] { return Mlp{}; }, ranks, kSteps, dtype, variant.options,
-                                             [](const auto& net, const Tensor& x, int) { return loss_of(net(x)); });
-        check_same_as_whole(result, whole, dtype == DType::f64 ? 1e-10 : 1e-4);
+  using Make = decltype(RunRanksOptions::make);
+  const Make peers = [](std::span<const Device> devices, Milliseconds timeout) {
+    return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+  };
+  for (const auto& [name, make] : {std::pair<const char*, Make>("shared memory", {}), {"peers", peers}}) {
+    for (const int ranks : {1, 2, 3, 4, 5}) {
+      for (const Scenario& scenario : scenarios()) {
+        INFO(scenario.name << ", " << name << ", " << ranks << " ranks");
+        const auto result = run_ranks(ranks, scenario.rank, {.make = make});
+        CHECK(different(result) == 0);
+        CHECK(largest_difference(result[0], scenario.whole(ranks)) <= scenario.tolerance);
       }
     }
   }
@@ -87,44 +48,6 @@ TEST_CASE("ranks start with rank 0's parameters") {
   CHECK(result[0] == all_parameters(first));
 }
 
-TEST_CASE("tied weights are one parameter") {
-  const Doubles whole = train_whole<Tied>(Tied{}, 3, kSteps, DType::f64,
-                                          [](const Tied& net, const Tensor& x, int) { return loss_of(net(x) - x); });
-  const auto result = train_ranks<Tied>(
-      [] { return Tied{}; }, 3, kSteps, DType::f64, small_buckets(),
-      [](const auto& net, const Tensor& x, int) { return loss_of(net(x) - x.to(net.communicator().device())); });
-  check_same_as_whole(result, whole, 1e-10);
-}
-
-TEST_CASE("frozen parameters stay") {
-  const auto make = [] {
-    Mlp net;
-    net.first.set_requires_grad(false);
-    return net;
-  };
-  const Doubles whole = train_whole<Mlp>(make(), 2, kSteps, DType::f64,
-                                         [](const Mlp& net, const Tensor& x, int) { return loss_of(net(x)); });
-  const auto result = train_ranks<Mlp>(make, 2, kSteps, DType::f64, small_buckets(),
-                                       [](const auto& net, const Tensor& x, int) { return loss_of(net(x)); });
-  check_same_as_whole(result, whole, 1e-10);
-}
-
-TEST_CASE("a branch that is not used in a step") {
-  const auto left = [](int step) { return step % 3 != 1; };
-  const Doubles whole = train_whole<Branches>(
-      Branches{}, 3, kSteps, DType::f64,
-      [&](const Branches& net, const Tensor& x, int step) { return loss_of(net(x, left(step))); });
-  DistributedDataParallelOptions options = small_buckets();
-  options.find_unused_parameters = true;
-  for (const bool view : {true, false}) {
-    options.gradient_as_bucket_view = view;
-    const auto result =
-        train_ranks<Branches>([] { return Branches{}; }, 3, kSteps, DType::f64, options,
-                              [&](const auto& net, const Tensor& x, int step) { return loss_of(net(x, left(step))); });
-    check_same_as_whole(result, whole, 1e-10);
-  }
-}
-
 TEST_CASE("ranks that take different branches average over all of them") {
   DistributedDataParallelOptions options = small_buckets();
   options.find_unused_parameters = true;
@@ -137,63 +60,6 @@ TEST_CASE("ranks that take different branches average over all of them") {
   for (const auto& rank : grads) {
     CHECK(rank[0] == Doubles{1, 1});
     CHECK(rank[1] == Doubles{1, 1});
-  }
-}
-
-TEST_CASE("accumulating without synchronisation") {
-  constexpr int kAccumulate = 3;
-  const Device device = hosts(1)[0];
-  Mlp reference;
-  reference.to(device);
-  SGD optimizer(reference.parameters(), {.lr = 0.1, .momentum = 0.9});
-  for (int step = 0; step < kSteps; ++step) {
-    loss_of(reference(batch(step, 2, DType::f64, device))).backward();
-    if (step % kAccumulate == kAccumulate - 1 || step == kSteps - 1) optimizer.step(), optimizer.zero_grad();
-  }
-  for (const Variant& variant : variants()) {
-    INFO(variant.name);
-    const auto result = run_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<Mlp> net(Mlp{}, communicator, variant.options);
-      SGD mine(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-      for (int step = 0; step < kSteps; ++step) {
-        const Tensor x = share(batch(step, 2, DType::f64, communicator.device()), communicator.rank());
-        if (step % kAccumulate == kAccumulate - 1 || step == kSteps - 1) {
-          loss_of(net(x)).backward();
-          mine.step();
-          mine.zero_grad();
-        } else {
-          const NoSync scope = net.no_sync();
-          loss_of(net(x)).backward();
-        }
-      }
-      return all_parameters(net.module());
-    });
-    check_same_as_whole(result, all_parameters(reference), 1e-10);
-  }
-}
-
-TEST_CASE("several backwards for a forward") {
-  const auto both = [](const std::vector<Tensor>& heads) { return loss_of(heads[0]) + loss_of(heads[1]); };
-  const Doubles whole = train_whole<TwoHeads>(TwoHeads{}, 2, kSteps, DType::f64,
-                                              [&](const TwoHeads& net, const Tensor& x, int) { return both(net(x)); });
-  DistributedDataParallelOptions options = small_buckets();
-  options.backwards_per_forward = 2;
-  for (const bool fixed : {false, true}) {
-    options.static_graph = fixed;
-    const auto result = run_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<TwoHeads> net(TwoHeads{}, communicator, options);
-      SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-      for (int step = 0; step < kSteps; ++step) {
-        optimizer.zero_grad();
-        const auto heads = net(share(batch(step, 2, DType::f64, communicator.device()), communicator.rank()));
-        loss_of(heads[0]).backward({}, {.retain_graph = true});
-        loss_of(heads[1]).backward();
-        optimizer.step();
-      }
-      return all_parameters(net.module());
-    });
-    INFO("static graph: " << fixed);
-    check_same_as_whole(result, whole, 1e-10);
   }
 }
 
