@@ -138,8 +138,8 @@ void reduce_all(std::span<const void* const> inputs, std::span<void* const> outp
 
 }  // namespace
 
-void host_reduce(Reduction reduction, DType dtype, std::span<const void* const> inputs,
-                 std::span<void* const> outputs, std::int64_t count) {
+void host_reduce(Reduction reduction, DType dtype, std::span<const void* const> inputs, std::span<void* const> outputs,
+                 std::int64_t count) {
   if (outputs.empty() || count == 0) return;
   if (dtype == DType::boolean) {
     const auto as_bool = [](std::uint8_t x) { return static_cast<std::uint8_t>(x != 0); };

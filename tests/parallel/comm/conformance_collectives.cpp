@@ -38,7 +38,8 @@ double element(const Call& call, int rank, int part, std::int64_t i) {
   if (call.dtype == DType::boolean) return (x + rank * (x % 5)) % 3 == 0;
   if (call.reduction == Reduction::product && Collective{.kind = call.kind}.reduces())
     return static_cast<double>(1 + (x + rank) % 3);
-  if (call.reduction == Reduction::avg) return static_cast<double>(60 * ((wide ? x % 9000 : x + rank) % (wide ? 9000 : 4) + (wide ? rank : 0)));
+  if (call.reduction == Reduction::avg)
+    return static_cast<double>(60 * ((wide ? x % 9000 : x + rank) % (wide ? 9000 : 4) + (wide ? rank : 0)));
   if (wide) return static_cast<double>(100'000 * (rank + 1) + x);  // distinct per rank and element
   return static_cast<double>((7 * x + 11 * rank + x / 50) % 50);
 }
@@ -89,8 +90,7 @@ struct Guarded {
 };
 
 int input_parts(const Call& call, int ranks) {
-  const bool many =
-      call.kind == Kind::scatter || call.kind == Kind::reduce_scatter || call.kind == Kind::all_to_all;
+  const bool many = call.kind == Kind::scatter || call.kind == Kind::reduce_scatter || call.kind == Kind::all_to_all;
   return many ? ranks : 1;
 }
 int output_parts(const Call& call, int ranks) {
@@ -196,8 +196,10 @@ std::string apart(Communicator& comm, const Call& call) {
   const int ranks = comm.size(), rank = comm.rank();
   const bool is_root = rank == call.root;
   const bool reads = (call.kind != Kind::broadcast && call.kind != Kind::scatter) || is_root;
-  const bool writes = call.kind == Kind::broadcast ? !is_root : (call.kind != Kind::reduce && call.kind != Kind::gather) || is_root;
-  const Doubles values = input_of(call, ranks, rank), before(static_cast<std::size_t>(output_parts(call, ranks) * call.count), 1);
+  const bool writes =
+      call.kind == Kind::broadcast ? !is_root : (call.kind != Kind::reduce && call.kind != Kind::gather) || is_root;
+  const Doubles values = input_of(call, ranks, rank),
+                before(static_cast<std::size_t>(output_parts(call, ranks) * call.count), 1);
   const Guarded input(values, call.dtype, comm.device()), output(before, call.dtype, comm.device());
   perform(comm, call, reads ? input.inner : Tensor(), writes ? output.inner : Tensor());
   const std::string changed = input.differs(values);
@@ -227,7 +229,8 @@ void every_collective(const Ranks& ranks) {
           for (const Reduction reduction : kReductions) {
             if (reduction == Reduction::avg && !is_floating(dtype)) continue;
             if (!Collective{.kind = kind}.reduces() && reduction != Reduction::sum) continue;
-            for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, page - 1, page, page + 1}) {
+            for (const std::int64_t count :
+                 {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, page - 1, page, page + 1}) {
               const std::string wrong = attempt(comm, {kind, dtype, reduction, count, turn++ % comm.size(), false});
               if (!wrong.empty()) return wrong;
             }
@@ -259,7 +262,8 @@ void order_of_ranks(const Ranks& ranks) {
       expect_all(ranks, n, [&](Communicator& comm) -> std::string {
         // Values of very different size: another order, or another grouping, gives other sums.
         const auto value = [](int rank, std::int64_t i) {
-          const auto mixed = static_cast<std::uint32_t>(i + 1) * 2654435761u + static_cast<std::uint32_t>(rank) * 40503u;
+          const auto mixed =
+              static_cast<std::uint32_t>(i + 1) * 2654435761u + static_cast<std::uint32_t>(rank) * 40503u;
           return static_cast<float>(mixed % 1000 + 1) * std::ldexp(1.0f, static_cast<int>(mixed >> 12) % 40 - 20) *
                  (mixed & 1 ? 1.0f : -1.0f);
         };
