@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "lockstep/parallel/comm/internal/process_group.h"
 #include "lockstep/parallel/comm/internal/shared_member.h"
 #include "lockstep/runtime/order.h"
 #include "lockstep/runtime/strings.h"
@@ -116,6 +117,17 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Dev
     ranks.push_back(
         std::make_unique<SharedMemoryCommunicator>(group, static_cast<int>(r), devices[r], options.timeout));
   return ranks;
+}
+
+std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank, int size,
+                                                        Device device, const SharedMemoryOptions& options) {
+  LOCKSTEP_CHECK(size > 0 && size <= SharedMemoryCommunicator::kMostRanks && rank >= 0 && rank < size,
+                 "[make_process_communicator] expected a rank below the number of ranks, at most ",
+                 SharedMemoryCommunicator::kMostRanks, ", got rank ", rank, " of ", size);
+  LOCKSTEP_CHECK(store || size == 1, "[make_process_communicator] expected a store, got none");
+  LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_process_communicator] expected a host device, got ", device);
+  return std::make_unique<SharedMemoryCommunicator>(
+      detail::ProcessGroup::make(store, options.name, rank, size, options.timeout), rank, device, options.timeout);
 }
 
 }  // namespace lockstep

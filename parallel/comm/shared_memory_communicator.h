@@ -19,6 +19,7 @@ class SharedMember;
 
 struct SharedMemoryOptions {
   Milliseconds timeout = kDefaultTimeout;
+  std::string name = "ranks";  // of a group of processes: tells the groups of one store apart
 };
 
 // Reduces in the order of the ranks, to the same bits for threads and processes and however long the message is. A
@@ -49,5 +50,17 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
 // several times). Each may be used, and destroyed, by another thread.
 LOCKSTEP_API std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
                                                                           const SharedMemoryOptions& options = {});
+
+// Rank `rank` of `size` processes of one user on this machine, which find each other through `store`. Blocks until all
+// have called it; CommError on every rank that has, naming those that have not, at the deadline. The store is used
+// again by split().
+LOCKSTEP_API std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank,
+                                                                     int size, Device device,
+                                                                     const SharedMemoryOptions& options = {});
+inline std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store,
+                                                               const RankInfo& ranks, Device device,
+                                                               const SharedMemoryOptions& options = {}) {
+  return make_process_communicator(store, ranks.rank, ranks.size, device, options);
+}
 
 }  // namespace lockstep

@@ -49,14 +49,13 @@ std::size_t Board::bytes_of(const BoardShape& shape) {
          n * n * lane_bytes(2, shape.pair_slot_bytes);
 }
 
-Board::Board(const BoardShape& shape, int file) : shape_(shape), bytes_(bytes_of(shape)), file_(file) {
+Board::Board(const BoardShape& shape, int file) : shape_(shape), bytes_(bytes_of(shape)), process_(getpid()) {
   // Untouched pages cost nothing: most pairs never send.
   const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, file, 0);
   if (memory == MAP_FAILED) {
-    const int code = errno;
-    if (file >= 0) close(file);
-    detail::fail<Error>("[communicator] expected ", bytes_to_string(bytes_), " of shared memory, got ", std::strerror(code));
+    detail::fail<Error>("[communicator] expected ", bytes_to_string(bytes_), " of shared memory, got ",
+                        std::strerror(errno));
   }
   memory_ = static_cast<std::byte*>(memory);
   header_ = std::launder(reinterpret_cast<Header*>(memory_));
@@ -64,10 +63,9 @@ Board::Board(const BoardShape& shape, int file) : shape_(shape), bytes_(bytes_of
   spins_ = std::thread::hardware_concurrency() >= static_cast<unsigned>(shape.ranks) ? kSpins : kSpinsWhenCrowded;
 }
 
-Board::~Board() {
-  munmap(memory_, bytes_);
-  if (file_ >= 0) close(file_);
-}
+Board::~Board() { munmap(memory_, bytes_); }
+
+bool Board::in_own_process() const { return getpid() == process_; }
 
 // In this order: header, the streams' lane, the hosts' lane, a lane per pair.
 Board::Region Board::stream_region() const {

@@ -3,6 +3,8 @@
 // and every rank trusts the others no further than its own bounds.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +29,7 @@ struct alignas(64) Post {
 struct alignas(128) Seat {
   std::atomic<std::uint64_t> arrived;  // steps of the lane that the rank has come to
   std::atomic<std::uint32_t> busy;     // it reads and writes the others' memory
-  Post posts[2];  // calls take turns: who is one call ahead does not disturb who still reads
+  Post posts[2];                       // calls take turns: who is one call ahead does not disturb who still reads
 };
 
 // What the ranks of a group agree on before they have the memory.
@@ -53,7 +55,7 @@ class Board {
     std::size_t slot_bytes;
   };
 
-  // Private memory, or `file` (an open memfd of bytes_of(shape), which the board owns from then on).
+  // Private memory, or that of `file`, a memfd of bytes_of(shape); the board does not need it open.
   explicit Board(const BoardShape& shape, int file = -1);
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
@@ -62,6 +64,8 @@ class Board {
 
   int ranks() const { return shape_.ranks; }
   bool threads() const { return shape_.threads != 0; }
+  // False in a forked child: the rank is its parent.
+  bool in_own_process() const;
   Region stream_region() const;
   Region host_region() const;
   Region pair_region(int source, int destination) const;
@@ -77,7 +81,7 @@ class Board {
   void ring();
   // Until `ready()`, or `over()`, or the deadline; spins, then gives its core away, then sleeps. Returns ready().
   template <class Ready, class Over>
-  bool wait(Ready&& ready, Over&& over, const Deadline& deadline);
+  bool wait_until(Ready&& ready, Over&& over, const Deadline& deadline);
 
  private:
   struct Header;
@@ -88,14 +92,14 @@ class Board {
 
   BoardShape shape_;
   std::size_t bytes_;
-  int file_;
   std::byte* memory_;
   Header* header_;
   int spins_;
+  pid_t process_;
 };
 
 template <class Ready, class Over>
-bool Board::wait(Ready&& ready, Over&& over, const Deadline& deadline) {
+bool Board::wait_until(Ready&& ready, Over&& over, const Deadline& deadline) {
   if (ready()) return true;
   Clock::time_point yields_end{};
   for (int round = 0; spin_step(round, yields_end);)

@@ -42,7 +42,9 @@ Fingerprint comparable(Fingerprint print) {
 
 struct Lane::Call {
   Call(const Collective& of, int members)
-      : collective(of), print(fingerprint(of)), deadline(Deadline::after(of.timeout)),
+      : collective(of),
+        print(fingerprint(of)),
+        deadline(Deadline::after(of.timeout)),
         size(static_cast<std::int64_t>(size_of(of.dtype))),
         parts(has_many_inputs(of.kind) ? members : 1),
         root(of.kind == Kind::send || of.kind == Kind::recv ? 0 : of.peer) {}
@@ -67,7 +69,10 @@ struct Lane::Call {
 };
 
 Lane::Lane(Board& board, Board::Region region, std::vector<int> members, int index)
-    : board_(board), region_(region), members_(std::move(members)), index_(index),
+    : board_(board),
+      region_(region),
+      members_(std::move(members)),
+      index_(index),
       count_(static_cast<int>(members_.size())) {}
 
 const std::byte* Lane::slot(int member) const {
@@ -83,11 +88,12 @@ const Post& Lane::post(const Call& call, int member) const {
 void Lane::begin(Call& call) {
   const std::uint64_t before = call.collective.sequence - 1;
   const auto my_turn = [&] { return turn_.load(std::memory_order_acquire) == before; };
-  if (!board_.wait(my_turn, [&] { return board_.failed(); }, call.deadline)) {
+  if (!board_.wait_until(
+          my_turn, [&] { return board_.failed(); }, call.deadline)) {
     if (board_.failed()) pass_on_failure(call);
     give_up(call, members_[static_cast<std::size_t>(index_)],
-            cat("expected the call before ", to_string(call.print), " to end within ",
-                call.collective.timeout.count(), " ms"));
+            cat("expected the call before ", to_string(call.print), " to end within ", call.collective.timeout.count(),
+                " ms"));
   }
   if (board_.failed()) pass_on_failure(call);
 }
@@ -122,7 +128,7 @@ void Lane::meet(Call& call) {
         return true;
     return false;
   };
-  if (!board_.wait(everybody, over, call.deadline)) explain(call);
+  if (!board_.wait_until(everybody, over, call.deadline)) explain(call);
   if (first) compare(call);
 }
 
@@ -163,8 +169,9 @@ void Lane::explain(const Call& call) {
     const int rank = members_[static_cast<std::size_t>(m)];
     const Board::Presence presence = board_.presence(rank);
     if (presence != Board::Presence::here)
-      give_up(call, rank, cat("rank ", rank, presence == Board::Presence::left ? " left" : " died", " before it came to ",
-                              to_string(call.print)));
+      give_up(call, rank,
+              cat("rank ", rank, presence == Board::Presence::left ? " left" : " died", " before it came to ",
+                  to_string(call.print)));
     if (first_late < 0) first_late = rank;
     late += cat(late.empty() ? "rank " : ", rank ", rank);
   }
@@ -240,7 +247,8 @@ void Lane::all_reduce_piece(Call& call, std::int64_t begin, std::int64_t length)
   for (int m = 0; m < count_; ++m) {
     const auto [first, elements] = share(length, m, count_, call.size);
     if (m != index_)
-      copy(own_slot() + first * call.size, call.input(0, begin + first), static_cast<std::size_t>(elements * call.size));
+      copy(own_slot() + first * call.size, call.input(0, begin + first),
+           static_cast<std::size_t>(elements * call.size));
   }
   meet(call);
   const auto [mine, elements] = share(length, index_, count_, call.size);
@@ -252,7 +260,8 @@ void Lane::all_reduce_piece(Call& call, std::int64_t begin, std::int64_t length)
   meet(call);
   for (int m = 0; m < count_; ++m) {
     const auto [first, its] = share(length, m, count_, call.size);
-    if (m != index_) copy(call.output(0, begin + first), slot(m) + first * call.size, static_cast<std::size_t>(its * call.size));
+    if (m != index_)
+      copy(call.output(0, begin + first), slot(m) + first * call.size, static_cast<std::size_t>(its * call.size));
   }
 }
 

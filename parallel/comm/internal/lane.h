@@ -51,8 +51,8 @@ class Lane {
   const Board::Region region_;
   const std::vector<int> members_;
   const int index_, count_;
-  std::uint64_t step_ = 0;   // of this rank
-  std::uint64_t piece_ = 0;  // buffers take turns: a piece uses the one that everybody is done with
+  std::uint64_t step_ = 0;              // of this rank
+  std::uint64_t piece_ = 0;             // buffers take turns: a piece uses the one that everybody is done with
   std::atomic<std::uint64_t> turn_{0};  // calls that are over
 };
 

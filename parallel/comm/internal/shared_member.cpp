@@ -27,7 +27,9 @@ SharedMember::SharedMember(std::shared_ptr<SharedGroup> group, int rank, SharedM
   }
 }
 
-SharedMember::~SharedMember() { board().set_presence(rank_, Board::Presence::left); }
+SharedMember::~SharedMember() {
+  if (board().in_own_process()) board().set_presence(rank_, Board::Presence::left);
+}
 
 Lane& SharedMember::lane(const Collective& collective) {
   const auto peer = static_cast<std::size_t>(collective.peer);

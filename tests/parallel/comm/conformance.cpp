@@ -84,8 +84,7 @@ Tensor tensor_of(const std::vector<double>& values, DType dtype, Device device) 
 
 std::string differs(const Tensor& tensor, const std::vector<double>& expected) {
   const std::vector<double> got = tensor.to_vector<double>();
-  if (got.size() != expected.size())
-    return cat("expected ", expected.size(), " elements, got ", got.size());
+  if (got.size() != expected.size()) return cat("expected ", expected.size(), " elements, got ", got.size());
   for (std::size_t i = 0; i < got.size(); ++i)
     if (got[i] != expected[i]) return cat("element ", i, ": expected ", expected[i], ", got ", got[i]);
   return "";

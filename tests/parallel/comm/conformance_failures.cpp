@@ -58,7 +58,10 @@ void wrong_arguments(const Ranks& ranks) {
       for (const std::string& wrong : {
                refused({"[all_reduce]", "defined"}, [&] { comm.all_reduce(Tensor()); }),
                refused({"[all_reduce]", "cpu"}, [&] { comm.all_reduce(elsewhere); }),
-               refused({"[all_reduce]", "contiguous"}, [&] { comm.all_reduce(x.reshape({2, -1}).t()); }),
+               refused({"[all_reduce]", "contiguous"},
+                       [&] {
+                         comm.all_reduce(x.reshape({2, -1}).t());
+                       }),
                refused({"[all_reduce]", "dtype"}, [&] { comm.all_reduce(x, ones_of(comm, x.count(), DType::i32)); }),
                refused({"[all_reduce]", "avg", "i64"},
                        [&] { comm.all_reduce(ones_of(comm, 2, DType::i64), RedOp::avg); }),
@@ -87,9 +90,9 @@ void disagreements(const Ranks& ranks) {
         const Tensor x = ones_of(comm, 2);
         comm.all_reduce(x);  // number 1
         const bool odd = comm.rank() == comm.size() - 1;
-        const std::string wrong =
-            comm_error(comm, {difference.usual_call, difference.odd_call, "number 2", "rank 0", cat("rank ", comm.size() - 1)},
-                       [&] { odd ? difference.odd(comm) : difference.usual(comm); });
+        const std::string wrong = comm_error(
+            comm, {difference.usual_call, difference.odd_call, "number 2", "rank 0", cat("rank ", comm.size() - 1)},
+            [&] { odd ? difference.odd(comm) : difference.usual(comm); });
         if (!wrong.empty()) return cat(difference.what, ": ", wrong);
         if (!comm.broken()) return "expected it to be broken";
         if (comm.failure()->rank != comm.size() - 1 && comm.size() > 2)
@@ -105,9 +108,8 @@ void disagreeing_pairs(const Ranks& ranks) {
   for (const int n : counts(ranks, 2)) {
     expect_all(ranks, n, [](Communicator& comm) -> std::string {
       if (comm.rank() > 1) return "";
-      return comm_error(comm, {"send(f32, 3 elements)", "recv(f32, 4 elements)", "rank 0", "rank 1", "number 1"}, [&] {
-        comm.rank() == 0 ? comm.send(ones_of(comm, 3), 1) : comm.recv(ones_of(comm, 4), 0);
-      });
+      return comm_error(comm, {"send(f32, 3 elements)", "recv(f32, 4 elements)", "rank 0", "rank 1", "number 1"},
+                        [&] { comm.rank() == 0 ? comm.send(ones_of(comm, 3), 1) : comm.recv(ones_of(comm, 4), 0); });
     });
   }
 }
@@ -123,9 +125,8 @@ void aborts(const Ranks& ranks) {
           if (!comm.broken()) return "expected it to be broken";
           return comm_error(comm, {"out of ideas", cat("rank ", last)}, [&] { comm.all_reduce(ones_of(comm, 2)); });
         }
-        return comm_error(comm, {"out of ideas", cat("rank ", last)}, [&] {
-          host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2));
-        });
+        return comm_error(comm, {"out of ideas", cat("rank ", last)},
+                          [&] { host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2)); });
       });
     }
   }
@@ -140,9 +141,8 @@ void leaving(const Ranks& ranks) {
         comm.all_reduce(x);
         const int last = comm.size() - 1;
         if (comm.rank() == last) return differs(x, {comm.size() + 0.0, comm.size() + 0.0});
-        return comm_error(comm, {cat("rank ", last), "left"}, [&] {
-          host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2));
-        });
+        return comm_error(comm, {cat("rank ", last), "left"},
+                          [&] { host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2)); });
       });
     }
   }
