@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/runtime/api.h"
+
 namespace lockstep::detail {
 
 using Digest = std::array<std::uint8_t, 32>;
@@ -29,7 +31,7 @@ class Sha256 {
 
 Digest hmac_sha256(std::string_view key, std::string_view message);
 
-std::string to_hex(std::string_view bytes);
+LOCKSTEP_API std::string to_hex(std::string_view bytes);
 inline std::string to_hex(const Digest& digest) {
   return to_hex(std::string_view(reinterpret_cast<const char*>(digest.data()), digest.size()));
 }
@@ -38,6 +40,6 @@ inline std::string to_hex(const Digest& digest) {
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 
 // From the system's generator. Throws Error when it has none.
-std::string random_bytes(std::size_t bytes);
+LOCKSTEP_API std::string random_bytes(std::size_t bytes);
 
 }  // namespace lockstep::detail

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
 
 namespace lockstep::detail {
@@ -37,8 +38,8 @@ struct HostPort {
   int port = 0;
 };
 // "host:port" or "[IPv6 address]:port". Throws InvalidArgument that begins with [what].
-HostPort parse_host_port(const char* what, std::string_view text);
-std::string to_string(const HostPort& address);
+LOCKSTEP_API HostPort parse_host_port(const char* what, std::string_view text);
+LOCKSTEP_API std::string to_string(const HostPort& address);
 
 struct Endpoint {
   sockaddr_storage address{};
