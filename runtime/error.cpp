@@ -34,7 +34,7 @@ DeviceError::DeviceError(Device on, int vendor_code, std::string message)
 ReplicaError::ReplicaError(std::vector<Failure> list) : Error(describe_failures(list)), failures(std::move(list)) {}
 
 CommError::CommError(int on_rank, std::string of_collective, std::string message)
-    : Error(cat("[", of_collective, "] rank ", on_rank, ": ", message)),
+    : Error(cat("[", of_collective, "] ", on_rank < 0 ? "" : cat("rank ", on_rank, ": "), message)),
       rank(on_rank),
       collective(std::move(of_collective)) {}
 

@@ -70,7 +70,7 @@ class LOCKSTEP_API ReplicaError : public Error {
   std::vector<Failure> failures;
 };
 
-// A collective failed: a rank threw, died, disagreed, or was silent beyond the deadline.
+// A collective failed: a rank threw, died, disagreed, or was silent beyond the deadline. Rank -1: none in particular.
 class LOCKSTEP_API CommError : public Error {
  public:
   CommError(int rank, std::string collective, std::string message);

@@ -1,9 +1,8 @@
 // Stores that need no connection: within a process, and a part of another store.
-#include <charconv>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 
+#include "lockstep/parallel/comm/internal/store_table.h"
 #include "lockstep/parallel/comm/store.h"
 #include "lockstep/runtime/error.h"
 
@@ -14,65 +13,46 @@ class LocalStore final : public Store {
  public:
   void set(const std::string& key, const std::string& value) override {
     const std::lock_guard lock(mutex_);
-    check(key, value);
-    values_[key] = value;
+    table_.set(key, value);
     changed_.notify_all();
   }
   std::string get(const std::string& key, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    const auto present = [&] { return values_.contains(key); };
+    detail::StoreTable::Value value;
+    const auto present = [&] { return (value = table_.find(key)) != nullptr; };
     if (deadline.time() == Clock::time_point::max()) {
       changed_.wait(lock, present);
     } else if (!changed_.wait_until(lock, deadline.time(), present)) {
-      throw TimeoutError(cat("[Store] nobody set '", key, "' before the deadline"));
+      throw TimeoutError(cat("[Store.get] nobody set '", key, "' before the deadline"));
     }
-    return values_.at(key);
+    return *value;
   }
   std::optional<std::string> try_get(const std::string& key) override {
     const std::lock_guard lock(mutex_);
-    const auto found = values_.find(key);
-    return found == values_.end() ? std::nullopt : std::optional(found->second);
+    const auto value = table_.find(key);
+    return value ? std::optional(*value) : std::nullopt;
   }
   std::int64_t add(const std::string& key, std::int64_t amount) override {
     const std::lock_guard lock(mutex_);
-    std::string& value = values_[key];
-    std::int64_t number = 0;
-    if (!value.empty()) {
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-      LOCKSTEP_CHECK(error == std::errc() && end == value.data() + value.size(), "[Store.add] expected '", key,
-                     "' to be a number, got '", value.substr(0, 40), "'");
-    }
-    number += amount;
-    value = std::to_string(number);
+    const std::int64_t sum = table_.add(key, amount);
     changed_.notify_all();
-    return number;
+    return sum;
   }
   std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) override {
     const std::lock_guard lock(mutex_);
-    check(key, desired);
-    const auto found = values_.find(key);
-    const std::string now = found == values_.end() ? "" : found->second;
-    if (now != expected) return now;
-    values_[key] = desired;
+    const auto value = table_.compare_set(key, expected, desired);
     changed_.notify_all();
-    return desired;
+    return *value;
   }
   bool erase(const std::string& key) override {
     const std::lock_guard lock(mutex_);
-    return values_.erase(key) > 0;
+    return table_.erase(key);
   }
 
  private:
-  static void check(const std::string& key, const std::string& value) {
-    LOCKSTEP_CHECK(key.size() <= kMaxKeyBytes, "[Store] expected a key of at most ", kMaxKeyBytes, " bytes, got ",
-                   key.size());
-    LOCKSTEP_CHECK(value.size() <= kMaxValueBytes, "[Store] expected a value of at most ", kMaxValueBytes,
-                   " bytes for '", key, "', got ", value.size());
-  }
-
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+  detail::StoreTable table_;
 };
 
 class PrefixStore final : public Store {

@@ -1,0 +1,64 @@
+// Stream sockets with deadlines. Private to the library and its launcher.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/deadline.h"
+
+namespace lockstep::detail {
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd() { close(); }
+
+  explicit operator bool() const { return fd_ >= 0; }
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+// "host:port" or "[IPv6 address]:port". Throws InvalidArgument that begins with [what].
+LOCKSTEP_API HostPort parse_host_port(const char* what, std::string_view text);
+LOCKSTEP_API std::string to_string(const HostPort& address);
+
+struct Endpoint {
+  sockaddr_storage address{};
+  socklen_t bytes = 0;
+  bool loopback() const;
+};
+// Looks the host up; a name may take as long as the system's resolver does. Throws CommError for one that is unknown.
+std::vector<Endpoint> resolve(const HostPort& address);
+
+// Non-blocking, closed on exec, without Nagle's delay, and with probes that notice a peer whose machine is gone.
+void configure_socket(int fd);
+// The error number, 0 when connected.
+int connect_to(const Endpoint& endpoint, Deadline deadline, Fd& connected);
+
+// Whether one of `events` (of poll), an error or a hang-up came before the deadline.
+bool wait_until_ready(int fd, short events, Deadline deadline);
+
+enum class Transfer { done, timeout, closed };
+Transfer send_all(int fd, std::string_view bytes, Deadline deadline);
+Transfer receive_all(int fd, char* bytes, std::size_t count, Deadline deadline);
+
+}  // namespace lockstep::detail

@@ -1,0 +1,117 @@
+// lockstep-run: starts the ranks of a job, shows what they write, and ends them together.
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+
+#include "lockstep/parallel/comm/internal/sha256.h"
+#include "lockstep/parallel/launch/cleanup.h"
+#include "lockstep/parallel/launch/job.h"
+#include "lockstep/runtime/error.h"
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::launch;
+
+constexpr char kDescription[] =
+    "lockstep-run [options] program [arguments...]\n\n"
+    "Starts a program several times, as the ranks of one job, and ends all of them when one fails.\n\n"
+    "Each rank finds LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE, LOCKSTEP_LOCAL_RANK, LOCKSTEP_LOCAL_SIZE, LOCKSTEP_STORE,\n"
+    "LOCKSTEP_TOKEN and LOCKSTEP_RUN_ID in its environment, and nothing on its standard input.";
+
+constexpr char kFooter[] =
+    "Exits with 0 when all ranks did, else with the code of the rank that failed first (128 + signal when it was\n"
+    "killed by one); 2 on wrong arguments, 126 when the program cannot be run, 127 when it is not found. SIGINT,\n"
+    "SIGTERM, SIGHUP and SIGQUIT are passed to the ranks and end the job, the second time at once; SIGUSR1 and "
+    "SIGUSR2\n"
+    "are passed on.\n\n"
+    "Several machines: run it on each, with the same -n, --nnodes, --master and token, and a --node-rank of its own:\n"
+    "  (umask 077; head -c 32 /dev/urandom | base64 > token)   # the same file on every machine\n"
+    "  lockstep-run -n 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29400 --token-file token ./train\n"
+    "  lockstep-run -n 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29400 --token-file token ./train";
+
+int run(const Options& options) {
+  // The token is asked for before anything is started. Within one machine a job has one of its own.
+  std::string token = options.token_file.empty() ? store_token() : store_token_from_file(options.token_file);
+  if (token.empty() && options.nodes == 1) token = detail::to_hex(detail::random_bytes(32));
+  std::string run_id = detail::to_hex(detail::random_bytes(8));
+  Guard guard(run_id);
+
+  const char* const outer = std::getenv(kRunId);
+  Nodes nodes(options, token, run_id);  // may wait for long: signals end this process as they do any other
+
+  sigset_t signals, before;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD})
+    sigaddset(&signals, signal);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  std::signal(SIGPIPE, SIG_IGN);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+
+  nodes.watch();
+  Job job(options, nodes, outer ? cat(outer, '.', run_id) : run_id, signals, before);
+  const int code = job.run(token);
+  guard.dismiss();
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  double grace = 10, timeout = 60;
+  bool no_prefix = false;
+  std::string bind = "none";
+  CLI::App app(kDescription, "lockstep-run");
+  app.footer(kFooter);
+  app.add_option("-n,--ranks", options.ranks, "Ranks to start on this machine")->check(CLI::Range(1, 4096));
+  app.add_option("--nnodes", options.nodes, "Machines of the job")->check(CLI::Range(1, 4096));
+  app.add_option("--node-rank", options.node, "Which of the machines this is; 0 serves the store");
+  app.add_option("--master", options.master, "host:port of machine 0, for the store");
+  app.add_option("--token-file", options.token_file,
+                 "File with the job's token, readable by its owner alone (else LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN)");
+  app.add_flag("--no-prefix", no_prefix, "Let the ranks write directly, without [rank] before every line");
+  app.add_option("--bind", bind, "cores: pin every rank to its share of the cores; none")
+      ->check(CLI::IsMember({"cores", "none"}));
+  app.add_option("--grace", grace, "Seconds from the end of the job until ranks that go on are killed")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--timeout", timeout, "Seconds that machines wait for one another")->check(CLI::Range(0.1, 1e6));
+  app.prefix_command();
+
+  const auto wrong = [](const std::string& message) {
+    std::fprintf(stderr, "lockstep-run: %s\nRun with --help for more information.\n", message.c_str());
+    return 2;
+  };
+  try {
+    app.parse(argc, argv);
+    options.program = app.remaining();
+    if (!options.program.empty() && options.program.front() == "--")
+      options.program.erase(options.program.begin());
+    else if (!options.program.empty() && options.program.front().starts_with('-'))
+      return wrong("unknown option " + options.program.front());
+    if (options.program.empty()) return wrong("expected a program to run");
+    if (options.node < 0 || options.node >= options.nodes)
+      return wrong(cat("expected --node-rank from 0 to ", options.nodes - 1, ", got ", options.node));
+    if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
+    if (!options.master.empty()) detail::parse_host_port("--master", options.master);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const InvalidArgument& error) {
+    return wrong(error.what());
+  }
+  options.prefix = !no_prefix;
+  options.bind = bind == "cores";
+  options.grace = Milliseconds(static_cast<std::int64_t>(grace * 1000));
+  options.timeout = Milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  try {
+    return run(options);
+  } catch (const InvalidArgument& error) {
+    return wrong(error.what());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep-run: %s\n", error.what());
+    return 1;
+  }
+}
