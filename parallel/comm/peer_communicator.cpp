@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <map>
-#include <mutex>
-#include <random>
 
 #include "lockstep/parallel/comm/internal/peer_rank.h"
 #include "lockstep/runtime/peer.h"
@@ -34,31 +31,6 @@ void check_devices(const std::vector<Device>& devices) {
       if (from != to) peer_copies(from, to);  // tried now, not while a collective is on its way
 }
 
-// What no other process has.
-const std::string& process_token() {
-  static const auto* const token = [] {
-    std::random_device random;
-    return new std::string(cat(random(), '-', random(), '-', random(), '-', random()));
-  }();
-  return *token;
-}
-
-// Groups whose ranks are still on their way, by a name that their store made up.
-struct Waiting {
-  std::shared_ptr<PeerGroup> group;
-  std::size_t asked = 0;
-};
-std::shared_ptr<PeerGroup> group_of(const std::string& name, const std::vector<Device>& devices) {
-  static auto* const mutex = new std::mutex;
-  static auto* const groups = new std::map<std::string, Waiting>;
-  const std::lock_guard lock(*mutex);
-  Waiting& waiting = (*groups)[name];
-  if (!waiting.group) waiting.group = std::make_shared<PeerGroup>(devices);
-  std::shared_ptr<PeerGroup> group = waiting.group;
-  if (++waiting.asked == devices.size()) groups->erase(name);
-  return group;
-}
-
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_peer_group(const std::vector<Device>& devices,
@@ -84,9 +56,9 @@ std::unique_ptr<Communicator> make_peer_communicator(const std::shared_ptr<Store
   const std::string group = cat("peer/", store->add(cat("peer/asked/", rank), 1), '/');
   if (rank == 0) {
     static std::atomic<std::uint64_t> groups{0};
-    store->set(group + "name", cat(process_token(), '.', ++groups));
+    store->set(group + "name", cat(detail::process_token(), '.', ++groups));
   }
-  store->set(cat(group, "process/", rank), process_token());
+  store->set(cat(group, "process/", rank), detail::process_token());
   store->set(cat(group, "device/", rank), to_string(device));
 
   const std::string name = store->get(group + "name", deadline);
@@ -99,7 +71,9 @@ std::unique_ptr<Communicator> make_peer_communicator(const std::shared_ptr<Store
   std::vector<Device> devices;
   for (const std::string& text : texts) devices.push_back(Device::parse(text));
   check_devices(devices);
-  return std::make_unique<PeerCommunicator>(group_of(name, devices), rank, options);
+  static auto* const groups = new detail::SharedByName<PeerGroup>;  // whose ranks are still on their way
+  const auto make = [&] { return std::make_shared<PeerGroup>(devices); };
+  return std::make_unique<PeerCommunicator>(groups->get(name, devices.size(), make), rank, options);
 }
 
 }  // namespace lockstep

@@ -39,13 +39,13 @@ Range range_of(int rank, int size, std::int64_t count) {
 struct PeerCommunicator::Call {
   const Collective& collective;
   Stream& stream;
-  PeerMeeting meeting;
-  std::vector<PeerPost> posts = {};  // of the last meeting
-  std::size_t bytes = 0;             // of one rank's part
-  OwnedBlock reduced = nullptr;      // this rank's range, where it has no output of its own
+  Meeting meeting;
+  std::vector<Post> posts = {};  // of the last meeting
+  std::size_t bytes = 0;         // of one rank's part
+  OwnedBlock reduced = nullptr;  // this rank's range, where it has no output of its own
 
   bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
-  const PeerPost& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
+  const Post& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
 };
 
 PeerCommunicator::PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, const PeerOptions& options)
@@ -54,23 +54,23 @@ PeerCommunicator::PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, c
       scratch_bytes_(options.scratch_bytes),
       pulls_(device()) {}
 
-PeerCommunicator::~PeerCommunicator() { group_->leave(rank()); }
+PeerCommunicator::~PeerCommunicator() { group_->place().leave(rank()); }
 
-void PeerCommunicator::on_broken(const CommError& error) { group_->fail(error); }
+void PeerCommunicator::on_broken(const CommError& error) { group_->place().fail(error); }
 
-PeerMeeting PeerCommunicator::next_meeting(const Collective& collective) {
+Meeting PeerCommunicator::next_meeting(const Collective& collective) {
   if (collective.kind == Kind::send) return {rank(), collective.peer, collective.sequence};
   if (collective.kind == Kind::recv) return {collective.peer, rank(), collective.sequence};
   return {.number = ++meetings_};
 }
 
 std::vector<std::string> PeerCommunicator::exchange(const Collective& collective, const std::string& mine) try {
-  const PeerMeeting meeting = next_meeting(collective);
-  std::vector<PeerPost> posts = group_->meet(meeting, rank(), {.fingerprint = fingerprint(collective), .message = mine},
-                                             Deadline::after(collective.timeout));
-  check_agreement(meeting, posts);
+  const Meeting meeting = next_meeting(collective);
+  std::vector<Post> posts = group_->place().meet(
+      meeting, rank(), {.fingerprint = fingerprint(collective), .message = mine}, collective.timeout);
+  group_->place().check_agreement(meeting, posts);
   std::vector<std::string> messages;
-  for (PeerPost& post : posts) messages.push_back(std::move(post.message));
+  for (Post& post : posts) messages.push_back(std::move(post.message));
   return messages;
 } catch (const CommError& error) {
   throw break_with(error);
@@ -150,13 +150,13 @@ void PeerCommunicator::begin(Call& call) {
   auto ready = std::make_shared<Event>();
   LOCKSTEP_EDGE(ready->record(call.stream));
   const Collective& collective = call.collective;
-  call.posts = group_->meet(call.meeting, rank(),
-                            {.fingerprint = fingerprint(collective),
-                             .input = collective.input,
-                             .output = collective.output,
-                             .event = std::move(ready)},
-                            Deadline::after(collective.timeout));
-  check_agreement(call.meeting, call.posts);
+  call.posts = group_->place().meet(call.meeting, rank(),
+                                    {.fingerprint = fingerprint(collective),
+                                     .input = collective.input,
+                                     .output = collective.output,
+                                     .event = std::move(ready)},
+                                    collective.timeout);
+  group_->place().check_agreement(call.meeting, call.posts);
 }
 
 // Later work of the stream comes after what the other ranks have done with this one's memory so far.
@@ -171,12 +171,12 @@ void PeerCommunicator::meet_again(Call& call, std::exception_ptr own_error, void
   }
   ++call.meeting.phase;
   const char* name = to_string(call.collective.kind);
-  call.posts = group_->meet(call.meeting, rank(),
-                            {.fingerprint = fingerprint(call.collective),
-                             .output = output,
-                             .event = std::move(done),
-                             .error = own_error ? describe(own_error) : ""},
-                            Deadline::after(call.collective.timeout));
+  call.posts = group_->place().meet(call.meeting, rank(),
+                                    {.fingerprint = fingerprint(call.collective),
+                                     .output = output,
+                                     .event = std::move(done),
+                                     .error = own_error ? describe(own_error) : ""},
+                                    call.collective.timeout);
   for (int r = 0; r < size(); ++r)
     if (r != rank() && call.post(r).event) LOCKSTEP_EDGE(call.stream.wait(*call.post(r).event));
   if (own_error) std::rethrow_exception(own_error);
@@ -261,7 +261,7 @@ void PeerCommunicator::reduce_range(Call& call, std::int64_t offset, std::int64_
 void PeerCommunicator::collect_ranges(Call& call) {
   const Collective& c = call.collective;
   if (!c.output) return;
-  LOCKSTEP_EDGE(pulls_.wait_for(call.stream));
+  // The output is free: each of the others has waited for this rank before it reduced its range.
   for (int i = 1; i < size(); ++i) {
     const int from = (rank() + i) % size();
     const Range range = range_of(from, size(), c.count);

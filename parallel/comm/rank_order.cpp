@@ -10,14 +10,14 @@ constexpr std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 
 
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-BinaryOp op_of(Reduction reduction, DType dtype) {
+BinaryOp op_of(RedOp reduction, DType dtype) {
   const bool logical = dtype == DType::boolean;
   switch (reduction) {
-    case Reduction::max:
+    case RedOp::max:
       return logical ? BinaryOp::logical_or : BinaryOp::maximum;
-    case Reduction::min:
+    case RedOp::min:
       return logical ? BinaryOp::logical_and : BinaryOp::minimum;
-    case Reduction::product:
+    case RedOp::product:
       return logical ? BinaryOp::logical_and : BinaryOp::mul;
     default:
       return logical ? BinaryOp::logical_or : BinaryOp::add;
@@ -60,7 +60,7 @@ std::size_t combine_scratch_bytes(DType dtype, std::int64_t count) {
   return (is_half(dtype) ? 2 * bytes : bytes) + kAlignment;
 }
 
-void combine(Stream& stream, Reduction reduction, DType dtype, std::int64_t count, std::span<const void* const> pieces,
+void combine(Stream& stream, RedOp reduction, DType dtype, std::int64_t count, std::span<const void* const> pieces,
              void* out, void* scratch) {
   if (count == 0) return;
   const bool half = is_half(dtype);
@@ -78,13 +78,13 @@ void combine(Stream& stream, Reduction reduction, DType dtype, std::int64_t coun
       given.cast(given.view(pieces[r]), addend);
       wide.binary(op, sum, addend, sum);
     }
-    if (reduction == Reduction::avg) wide.divide(sum, ranks, scratch);
+    if (reduction == RedOp::avg) wide.divide(sum, ranks, scratch);
     given.cast(sum, result);
     return;
   }
   if (last == 0) {
     if (pieces[0] != out) given.cast(given.view(pieces[0]), result);
-    if (reduction == Reduction::avg) given.divide(result, ranks, scratch);
+    if (reduction == RedOp::avg) given.divide(result, ranks, scratch);
     return;
   }
   // The result is written where it belongs by the last kernel, unless that would be its second operand.
@@ -95,7 +95,7 @@ void combine(Stream& stream, Reduction reduction, DType dtype, std::int64_t coun
     given.binary(op, so_far, given.view(pieces[r]), target);
     so_far = target;
   }
-  if (reduction == Reduction::avg) given.divide(end, ranks, scratch);
+  if (reduction == RedOp::avg) given.divide(end, ranks, scratch);
   if (end.data != out) given.cast(end, result);
 }
 

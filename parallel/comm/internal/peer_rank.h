@@ -25,7 +25,7 @@ class PeerCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
   void on_broken(const CommError& error) override;
 
-  PeerMeeting next_meeting(const Collective& collective);
+  Meeting next_meeting(const Collective& collective);
   void run(const Collective& collective, Stream& stream);
   void copy_own(const Collective& collective, Stream& stream);
   void begin(Call& call);

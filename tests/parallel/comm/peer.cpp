@@ -111,8 +111,8 @@ TEST_CASE("peer: collectives in place and one after the other need nothing in be
     for (int round = 0; round < 5; ++round) {
       c.all_reduce(x);
       c.broadcast(x, round % 3);
-      c.reduce(x, x, 1, Reduction::max);
-      c.all_reduce(x, Reduction::avg);
+      c.reduce(x, x, 1, RedOp::max);
+      c.all_reduce(x, RedOp::avg);
     }
     expect_all(x, 6 * 3 * 3 * 3 * 3, "the last sum");
   }));
@@ -189,7 +189,7 @@ TEST_CASE("peer: ranks that call different things are told who calls what, all o
   CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x.narrow(0, 0, 4)); }),
                       {"[all_reduce] rank 1", "all_reduce(sum, f32, 12 elements), number 2 from rank 0",
                        "all_reduce(sum, f32, 4 elements), number 2 from rank 1"}) == "");
-  CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x, Reduction::max); }), {"all_reduce(max"}) == "");
+  CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x, RedOp::max); }), {"all_reduce(max"}) == "");
   CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x.to(DType::f64)); }), {"f64"}) == "");
   CHECK(missing(text([](auto& c, auto& x) { c.broadcast(x, 0); }), {"broadcast(f32, 12 elements, root 0)"}) ==
         "");

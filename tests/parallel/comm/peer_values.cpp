@@ -19,18 +19,18 @@ Tensor made_by(int rank, std::int64_t count, DType dtype, Device device, std::in
   return from_data(numbers, {count}, {.device = device}).to(dtype);
 }
 
-double reduced(Reduction reduction, DType dtype, int ranks, std::int64_t i) {
+double reduced(RedOp reduction, DType dtype, int ranks, std::int64_t i) {
   const auto at = [&](int r) { return dtype == DType::boolean ? static_cast<double>(value(r, i) > 2) : value(r, i); };
   double result = at(0);
   for (int r = 1; r < ranks; ++r) {
     switch (reduction) {
-      case Reduction::max:
+      case RedOp::max:
         result = std::max(result, at(r));
         break;
-      case Reduction::min:
+      case RedOp::min:
         result = std::min(result, at(r));
         break;
-      case Reduction::product:
+      case RedOp::product:
         result *= at(r);
         break;
       default:
@@ -39,7 +39,7 @@ double reduced(Reduction reduction, DType dtype, int ranks, std::int64_t i) {
   }
   if (dtype == DType::boolean) return result != 0;
   if (dtype == DType::u8) return std::fmod(result, 256);
-  if (reduction == Reduction::avg) return result / ranks;
+  if (reduction == RedOp::avg) return result / ranks;
   return result;
 }
 
@@ -55,11 +55,11 @@ void expect_equal(const Tensor& got, const std::function<double(std::int64_t)>& 
 
 void try_reductions(Communicator& c, DType dtype, std::int64_t count) {
   const int n = c.size();
-  for (const Reduction reduction :
-       {Reduction::sum, Reduction::avg, Reduction::max, Reduction::min, Reduction::product}) {
-    if (reduction == Reduction::avg && !is_floating(dtype)) continue;
+  for (const RedOp reduction :
+       {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::product}) {
+    if (reduction == RedOp::avg && !is_floating(dtype)) continue;
     const bool half = dtype == DType::f16 || dtype == DType::bf16;
-    const double tolerance = reduction == Reduction::avg ? (half ? 1e-2 : 1e-6) : 0;  // quotients are rounded
+    const double tolerance = reduction == RedOp::avg ? (half ? 1e-2 : 1e-6) : 0;  // quotients are rounded
     const std::string what = cat(to_string(reduction), " of ", count, " ", to_string(dtype));
     const auto expected = [&](std::int64_t i) { return reduced(reduction, dtype, n, i); };
     const Tensor x = made_by(c.rank(), count, dtype, c.device());
@@ -175,7 +175,7 @@ TEST_CASE("peer: every dtype, and more elements than the scratch memory holds") 
 
 TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and rounded once") {
   // In f32 1e8 + 1 is 1e8; in f16 2048 + 1 is 2048.
-  const auto sum_of = [](std::vector<double> numbers, DType dtype, Reduction reduction) {
+  const auto sum_of = [](std::vector<double> numbers, DType dtype, RedOp reduction) {
     const Group group = make_peer_group(support::hosts(static_cast<int>(numbers.size())));
     std::vector<double> sums(numbers.size());
     check_all_well(on_ranks(group, [&](Communicator& c) {
@@ -187,11 +187,11 @@ TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and ro
     for (const double sum : sums) CHECK(sum == sums[0]);
     return sums[0];
   };
-  CHECK(sum_of({1e8, 1, -1e8, 1}, DType::f32, Reduction::sum) == 1);
-  CHECK(sum_of({1, 1e8, -1e8, 1}, DType::f32, Reduction::sum) == 1);
-  CHECK(sum_of({1e8, -1e8, 1, 1}, DType::f32, Reduction::sum) == 2);
-  CHECK(sum_of({2048, 1, 1, 1}, DType::f16, Reduction::sum) == 2052);  // 2051, half way: to even
-  CHECK(sum_of({256, 1, 1}, DType::bf16, Reduction::sum) == 258);
-  CHECK(sum_of({40000, 40000}, DType::f16, Reduction::avg) == 40000);  // the sum alone is too large for f16
-  CHECK(sum_of({1, 0, 0}, DType::f32, Reduction::avg) == static_cast<double>(1.0f / 3.0f));
+  CHECK(sum_of({1e8, 1, -1e8, 1}, DType::f32, RedOp::sum) == 1);
+  CHECK(sum_of({1, 1e8, -1e8, 1}, DType::f32, RedOp::sum) == 1);
+  CHECK(sum_of({1e8, -1e8, 1, 1}, DType::f32, RedOp::sum) == 2);
+  CHECK(sum_of({2048, 1, 1, 1}, DType::f16, RedOp::sum) == 2052);  // 2051, half way: to even
+  CHECK(sum_of({256, 1, 1}, DType::bf16, RedOp::sum) == 258);
+  CHECK(sum_of({40000, 40000}, DType::f16, RedOp::avg) == 40000);  // the sum alone is too large for f16
+  CHECK(sum_of({1, 0, 0}, DType::f32, RedOp::avg) == static_cast<double>(1.0f / 3.0f));
 }

@@ -1,54 +1,54 @@
-#include "lockstep/parallel/comm/internal/peer_group.h"
+#include "lockstep/parallel/comm/internal/meeting_place.h"
 
 #include <algorithm>
+#include <random>
 
 namespace lockstep::detail {
 
-PeerGroup::PeerGroup(std::vector<Device> devices)
-    : devices_(std::move(devices)), left_(devices_.size()), last_(left_.size()) {
-  for (const Device device : devices_) idle_.push_back(std::make_unique<Stream>(device));
-}
+MeetingPlace::MeetingPlace(std::vector<int> ranks)
+    : ranks_(std::move(ranks)), left_(ranks_.size()), last_(ranks_.size()) {}
 
-std::string PeerGroup::describe_missing(const Table& table) const {
+std::string MeetingPlace::describe_missing(const Table& table) const {
   std::string text;
   for (std::size_t r = 0; r < table.present.size(); ++r) {
     if (table.present[r]) continue;
     const std::string last = last_[r] ? cat("its last call was ", to_string(*last_[r])) : "it has made no call";
-    text += cat(text.empty() ? "" : ", ", "rank ", r, " did not come (", last, ")");
+    text += cat(text.empty() ? "" : ", ", "rank ", ranks_[r], " did not come (", last, ")");
   }
   return text;
 }
 
 // Why there is nothing to wait for, if so. Under the mutex.
-std::optional<CommError> PeerGroup::why_not(const Table& table, const char* name, bool open) const {
+std::optional<CommError> MeetingPlace::why_not(const Table& table, const char* name, bool open) const {
   if (open && failure_) return failure_;
   for (std::size_t r = 0; r < table.present.size(); ++r)
     if (left_[r] && !table.present[r])
-      return CommError(static_cast<int>(r), name, "it left before this collective: its communicator was destroyed");
+      return CommError(ranks_[r], name, "it left before this collective: its communicator was destroyed");
   return std::nullopt;
 }
 
-std::vector<PeerPost> PeerGroup::meet(const PeerMeeting& meeting, int rank, PeerPost post, Deadline deadline) {
+std::vector<Post> MeetingPlace::meet(const Meeting& meeting, int member, Post post, Milliseconds timeout) {
   const char* name = to_string(post.fingerprint.kind);
   const bool open = meeting.phase == 0;
+  const Deadline deadline = Deadline::after(timeout);
   std::unique_lock lock(mutex_);
   if (open) {
     if (failure_) throw *failure_;
-    last_[static_cast<std::size_t>(rank)] = post.fingerprint;
+    last_[static_cast<std::size_t>(member)] = post.fingerprint;
   }
   Table& table = meetings_[meeting];  // stays where it is until the last one has left
   if (table.posts.empty()) {
-    table.posts.resize(devices_.size());
+    table.posts.resize(ranks_.size());
     const bool pair = meeting.sender >= 0;
-    table.present.assign(devices_.size(), pair);  // who does not belong to it is not waited for
+    table.present.assign(ranks_.size(), pair);  // who does not belong to it is not waited for
     table.missing = pair ? 2 : size();
     if (pair) {
       table.present[static_cast<std::size_t>(meeting.sender)] = false;
       table.present[static_cast<std::size_t>(meeting.receiver)] = false;
     }
   }
-  table.posts[static_cast<std::size_t>(rank)] = std::move(post);
-  table.present[static_cast<std::size_t>(rank)] = true;
+  table.posts[static_cast<std::size_t>(member)] = std::move(post);
+  table.present[static_cast<std::size_t>(member)] = true;
   ++table.here;
   if (--table.missing == 0) changed_.notify_all();
 
@@ -66,9 +66,10 @@ std::vector<PeerPost> PeerGroup::meet(const PeerMeeting& meeting, int rank, Peer
   }
   if (table.missing > 0) {
     if (!in_time) {
-      const auto first = std::find(table.present.begin(), table.present.end(), false) - table.present.begin();
-      error = CommError(static_cast<int>(first), name,
-                        cat("expected every rank before the deadline, ", describe_missing(table)));
+      const auto first = static_cast<std::size_t>(std::find(table.present.begin(), table.present.end(), false) -
+                                                  table.present.begin());
+      error = CommError(ranks_[first], name,
+                        cat("expected every rank within ", timeout.count(), " ms, ", describe_missing(table)));
     }
     if (!failure_) failure_ = error;
     changed_.notify_all();
@@ -76,7 +77,7 @@ std::vector<PeerPost> PeerGroup::meet(const PeerMeeting& meeting, int rank, Peer
     throw *failure_;
   }
   if (table.here == 1) {
-    std::vector<PeerPost> posts = std::move(table.posts);
+    std::vector<Post> posts = std::move(table.posts);
     meetings_.erase(meeting);
     return posts;
   }
@@ -84,33 +85,19 @@ std::vector<PeerPost> PeerGroup::meet(const PeerMeeting& meeting, int rank, Peer
   return table.posts;
 }
 
-void PeerGroup::fail(const CommError& error) {
+void MeetingPlace::fail(const CommError& error) {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = error;
   changed_.notify_all();
 }
 
-void PeerGroup::leave(int rank) {
+void MeetingPlace::leave(int member) {
   const std::lock_guard lock(mutex_);
-  left_[static_cast<std::size_t>(rank)] = true;
+  left_[static_cast<std::size_t>(member)] = true;
   changed_.notify_all();
 }
 
-std::shared_ptr<PeerGroup> PeerGroup::split(const std::vector<int>& members, const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  if (failure_) throw *failure_;
-  Part& part = parts_[id];
-  if (!part.group) {
-    std::vector<Device> devices;
-    for (const int member : members) devices.push_back(device(member));
-    part.group = std::make_shared<PeerGroup>(std::move(devices));
-  }
-  std::shared_ptr<PeerGroup> group = part.group;
-  if (++part.asked == members.size()) parts_.erase(id);
-  return group;
-}
-
-void check_agreement(const PeerMeeting& meeting, const std::vector<PeerPost>& posts) {
+void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Post>& posts) const {
   const bool pair = meeting.sender >= 0;
   const auto first = static_cast<std::size_t>(pair ? meeting.sender : 0);
   const Fingerprint& expected = posts[first].fingerprint;
@@ -119,10 +106,18 @@ void check_agreement(const PeerMeeting& meeting, const std::vector<PeerPost>& po
     const Fingerprint& got = posts[r].fingerprint;
     const bool same = pair ? got.count == expected.count && got.dtype == expected.dtype : got == expected;
     if (same) continue;
-    throw CommError(static_cast<int>(r), to_string(expected.kind),
-                    cat("expected all ranks to call the same, got ", to_string(expected), " from rank ", first, " and ",
-                        to_string(got), " from rank ", r));
+    throw CommError(ranks_[r], to_string(expected.kind),
+                    cat("expected all ranks to call the same, got ", to_string(expected), " from rank ", ranks_[first],
+                        " and ", to_string(got), " from rank ", ranks_[r]));
   }
+}
+
+const std::string& process_token() {
+  static const auto* const token = [] {
+    std::random_device random;
+    return new std::string(cat(random(), '-', random(), '-', random(), '-', random()));
+  }();
+  return *token;
 }
 
 }  // namespace lockstep::detail
