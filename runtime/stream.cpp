@@ -11,6 +11,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/in_flight.h"
 #include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
@@ -185,9 +186,21 @@ EventHandle mark(const StreamState& stream) {
 
 void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
   if (!event) return;
-  bool in_time = true;
-  LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, deadline));
-  if (in_time) return;
+  // Collectives that fail on a device are found out between two looks.
+  constexpr Milliseconds kSlice{10};
+  for (bool in_time = false; !in_time;) {
+    const bool watched = anything_watched();
+    const bool sliced = watched && deadline.time() > Clock::now() + kSlice;
+    const Deadline until = sliced ? Deadline::after(kSlice) : deadline;
+    in_time = true;
+    LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, until));
+    if (watched) [[unlikely]] {
+      if (!in_time) poll_in_flight();
+      tell_in_flight(device);
+    }
+    if (in_time) return;
+    if (!sliced) break;
+  }
   throw TimeoutError(cat("[wait] expected the work on ", device, " to finish before the deadline, got none"));
 }
 

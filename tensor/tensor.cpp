@@ -187,19 +187,36 @@ void Tensor::set_sparse_grad(const SparseGradient& grad) {
   node->sparse = grad;
 }
 
+namespace {
+std::uint64_t next_hook_id() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1);
+}
+}  // namespace
+
 std::uint64_t Tensor::register_hook(TensorHook hook) const {
-  static std::atomic<std::uint64_t> next_id{1};
   LOCKSTEP_CHECK(requires_grad(), "[register_hook] expected a tensor that requires a gradient, got ", describe());
   Node& node = *impl_->edge.node;
   if (!node.hooks) node.hooks = std::make_unique<std::vector<Node::Hook>>();
-  const std::uint64_t id = next_id.fetch_add(1);
+  const std::uint64_t id = next_hook_id();
   node.hooks->push_back({id, impl_->edge.index, std::move(hook)});
   return id;
 }
 
+std::uint64_t Tensor::register_post_accumulate_hook(std::function<void()> hook) const {
+  LeafNode* leaf = this->leaf();
+  LOCKSTEP_CHECK(leaf, "[register_post_accumulate_hook] expected a leaf that requires a gradient, got ", describe());
+  const std::uint64_t id = next_hook_id();
+  leaf->after_accumulate.push_back({id, std::move(hook)});
+  return id;
+}
+
 void Tensor::remove_hook(std::uint64_t id) const {
-  if (requires_grad() && impl_->edge.node->hooks)
+  if (!requires_grad()) return;
+  if (impl_->edge.node->hooks)
     std::erase_if(*impl_->edge.node->hooks, [&](const Node::Hook& hook) { return hook.id == id; });
+  if (LeafNode* leaf = this->leaf())
+    std::erase_if(leaf->after_accumulate, [&](const LeafNode::AfterAccumulate& hook) { return hook.id == id; });
 }
 
 void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {

@@ -133,6 +133,9 @@ class LOCKSTEP_API Tensor {
   // Runs when the gradient of this tensor is complete, before it flows on (a leaf: before it is added to grad).
   // Must be called before the tensor is used; returns a number for remove_hook.
   std::uint64_t register_hook(TensorHook hook) const;
+  // Runs after the gradient of a backward has been added to this leaf's grad, in the thread that added it, once per
+  // backward that reached the leaf. Returns a number for remove_hook.
+  std::uint64_t register_post_accumulate_hook(std::function<void()> hook) const;
   void remove_hook(std::uint64_t id) const;
 
   // ---- for the library and for extensions

@@ -13,6 +13,7 @@
 #include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/plan.h"
 #include "lockstep/kernels/host/scratch.h"
+#include "lockstep/kernels/host/vector.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -22,13 +23,20 @@ using functors::Compute;
 // How an operation joins accumulators, and takes an element x into one.
 template <class A>
 struct Add {
+  static constexpr bool kSums = true;
   static constexpr A start() { return 0; }
   static A join(A a, A b) { return functors::plus(a, b); }
-  static A take(A a, A x) { return join(a, x); }
+  template <class V>  // A, or a register of them
+  static V take(V a, V x) {
+    return functors::plus(a, x);
+  }
 };
 template <class A>
 struct AddSquares : Add<A> {
-  static A take(A a, A x) { return a + x * x; }
+  template <class V>
+  static V take(V a, V x) {
+    return a + x * x;
+  }
 };
 template <class A>
 struct Multiply {
@@ -77,14 +85,41 @@ void join(const void* from, std::int64_t count, void* accumulators) {
   for (std::int64_t i = 0; i < count; ++i) a[i] = J::join(a[i], static_cast<const A*>(from)[i]);
 }
 
+template <class J>
+concept Sums = requires { J::kSums; };
+
+// Takes groups of kLanes elements, and returns how many that were. The sums of floats in double, which keep up with
+// memory only when every register is used, are written out: compilers leave the accumulators in memory.
+template <class J, class L, class A, std::int64_t kLanes>
+std::int64_t take_groups(const L* x, std::int64_t count, A (&lanes)[kLanes]) {
+  std::int64_t i = 0;
+  if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
+    typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
+    constexpr std::int64_t kAtOnce = kWidth<double>, kRegisters = kLanes / kAtOnce;
+    Vector<double> sums[kRegisters];
+    for (std::int64_t r = 0; r < kRegisters; ++r) sums[r] = load(lanes + r * kAtOnce);
+    for (; i + kLanes <= count; i += kLanes) {
+#pragma GCC unroll 16
+      for (std::int64_t r = 0; r < kRegisters; ++r) {
+        Floats floats;
+        std::memcpy(&floats, x + i + r * kAtOnce, sizeof floats);
+        sums[r] = J::take(sums[r], __builtin_convertvector(floats, Vector<double>));
+      }
+    }
+    for (std::int64_t r = 0; r < kRegisters; ++r) store<double>(sums[r], lanes + r * kAtOnce);
+  } else {
+    for (; i + kLanes <= count; i += kLanes)
+      for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
+  }
+  return i;
+}
+
 template <class J, class L, class A>
 A fold(const L* x, std::int64_t count) {
-  constexpr std::int64_t kLanes = 128 / sizeof(A);
+  constexpr std::int64_t kLanes = 256 / sizeof(A);
   A lanes[kLanes];
   for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
+  const std::int64_t i = take_groups<J, L, A>(x, count, lanes);
   const std::int64_t rest = count - i;
   for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
   std::int64_t width = kLanes;

@@ -10,9 +10,10 @@
 
 namespace lockstep {
 
-// How the elements of several ranks become one. They are combined in the order of the ranks, so all ranks get the same
-// bits, and the same for every implementation but NCCL's; f16 and bf16 are combined in f32 and rounded once. Of bool,
-// sum and max are "or", product and min "and". `avg` is the sum divided by the number of ranks, for floating dtypes.
+// How the elements of several ranks become one (what NCCL calls a RedOp). They are combined in the order of the ranks,
+// so all ranks get the same bits, and the same for every implementation but NCCL's; f16 and bf16 are combined in f32
+// and rounded once. Of bool, sum and max are "or", product and min "and". `avg` is the sum divided by the number of
+// ranks, for floating dtypes.
 enum class RedOp : std::uint8_t { sum, avg, max, min, product };
 
 struct Collective {

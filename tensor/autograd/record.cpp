@@ -65,7 +65,7 @@ void LeafNode::accumulate(Tensor gradient) {
       grad = std::move(gradient);
     }
   }
-  for (auto& call : after_accumulate) call();
+  for (auto& hook : after_accumulate) hook.call();
 }
 
 void LeafNode::accumulate_rows(SparseGradient rows) {
@@ -79,7 +79,7 @@ void LeafNode::accumulate_rows(SparseGradient rows) {
       sparse = std::move(rows);
     }
   }
-  for (auto& call : after_accumulate) call();
+  for (auto& hook : after_accumulate) hook.call();
 }
 
 }  // namespace lockstep

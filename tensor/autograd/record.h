@@ -96,7 +96,11 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   Shape shape;
   DType dtype = DType::f32;
   ParameterBody* parameter = nullptr;  // the body whose home slot this is, if any
-  std::vector<std::function<void()>> after_accumulate;  // once per backward that reached the leaf
+  struct AfterAccumulate {
+    std::uint64_t id;
+    std::function<void()> call;
+  };
+  std::vector<AfterAccumulate> after_accumulate;  // once per backward that reached the leaf
   std::mutex mutex;  // several threads may add at once
 };
 

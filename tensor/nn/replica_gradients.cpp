@@ -106,7 +106,7 @@ class Reduction {
         has_rows = leaf.sparse.defined();
       }
       if (!grad.defined() && !has_rows && place_in_slab(slab, target, gradient)) {
-        for (auto& call : leaf.after_accumulate) call();
+        for (auto& hook : leaf.after_accumulate) hook.call();
       } else {
         grad = Tensor();
         leaf.accumulate(gradient);

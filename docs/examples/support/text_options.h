@@ -1,0 +1,93 @@
+// The command line of train_text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/lockstep.h"
+
+namespace example {
+
+// A command line or a file that cannot be worked with. The message is one sentence.
+class UsageError : public std::exception {
+ public:
+  explicit UsageError(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+struct TextOptions {
+  std::string data;
+  int threads = 0;     // 0: this process is one rank
+  std::string device;  // of the rank; empty: the accelerator of its place on the machine
+  std::int64_t steps = 300, batch_size = 24, context = 64;
+  std::int64_t layers = 2, heads = 4, width = 64;
+  double learning_rate = 3e-3, dropout = 0;
+  std::int64_t seed = 1;
+  std::string checkpoint;  // file; empty: none is written
+  std::int64_t checkpoint_every = 100;
+  bool resume = false;
+  std::int64_t sample = 200;  // characters
+  double temperature = 0.8;
+  bool json = false, quiet = false, no_progress = false;
+  int stall_seconds = 120;  // how long a rank waits for the others
+};
+
+// The options, or nothing when the text for --help was asked for and printed. Throws UsageError.
+inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
+  TextOptions o;
+  CLI::App app{
+      "Trains a small GPT-like model of characters on a text, by several ranks that average their gradients; saves "
+      "and resumes; writes some text at the end.\n"
+      "  train_text --data FILE --threads 4            ranks are threads of this process\n"
+      "  lockstep-run -n 4 train_text --data FILE      ranks are processes (torchrun, mpirun and srun work too)"};
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
+  constexpr std::int64_t kMost = 1'000'000'000;
+  const auto number = [&](const char* name, std::int64_t& value, const char* text, std::int64_t least = 1) {
+    app.add_option(name, value, text)->check(CLI::Range(least, kMost));
+  };
+  app.add_option("--data", o.data, "Text file to learn; any bytes will do")->required();
+  app.add_option("--threads", o.threads, "So many ranks, as threads of this process")->check(CLI::Range(1, 1024));
+  app.add_option("--device", o.device, "Device of this process's rank: host:0, cuda:1");
+  number("--steps", o.steps, "Steps of training, from the very beginning");
+  number("--batch-size", o.batch_size, "Sequences per step, over all ranks; a multiple of their number");
+  number("--context", o.context, "Characters in a sequence");
+  number("--layers", o.layers, "Transformer blocks");
+  number("--heads", o.heads, "Attention heads of a block");
+  number("--width", o.width, "Size of a character's vector; a multiple of the heads");
+  app.add_option("--lr", o.learning_rate, "Learning rate, reached after 20 steps")->check(CLI::PositiveNumber);
+  app.add_option("--dropout", o.dropout, "Share of the features that is dropped in training")
+      ->check(CLI::Range(0.0, 0.9));
+  number("--seed", o.seed, "Same seed, same number of ranks: same bits", 0);
+  app.add_option("--checkpoint", o.checkpoint, "File that rank 0 writes model, optimizer and random state to");
+  number("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; there is one at the end too");
+  app.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit as if there had been no break");
+  number("--sample", o.sample, "Characters to write at the end", 0);
+  app.add_option("--temperature", o.temperature, "Of the sampling; smaller is more careful")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--stall-seconds", o.stall_seconds, "How long a rank waits for the others")
+      ->check(CLI::Range(1, 86400));
+  app.add_flag("--json", o.json, "Print one JSON object instead of text");
+  app.add_flag("--quiet", o.quiet, "Print only the last line");
+  app.add_flag("--no-progress", o.no_progress, "No progress bar");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(lockstep::cat(error.what(), " (--help lists the options)"));
+  }
+  if (o.width % o.heads != 0)
+    throw UsageError(lockstep::cat("--width: expected a multiple of the ", o.heads, " heads, got ", o.width));
+  if (o.resume && o.checkpoint.empty()) throw UsageError("--resume: expected --checkpoint to name the file");
+  if (o.threads > 0 && !o.device.empty())
+    throw UsageError("--device: expected no --threads, whose ranks take one each");
+  return o;
+}
+
+}  // namespace example

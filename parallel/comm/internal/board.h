@@ -1,0 +1,118 @@
+// The memory that the ranks of a shared-memory group have in common: who is there, why it failed, and the seats and
+// slots of its lanes. Private memory for threads, a memfd for processes; everything in it is plain data, zero at first,
+// and every rank trusts the others no further than its own bounds.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/parallel/comm/collective.h"
+#include "lockstep/runtime/deadline.h"
+
+namespace lockstep::detail {
+
+// What a rank tells the others of a call.
+struct alignas(64) Post {
+  Fingerprint print;
+  const void* input;
+  void* output;
+  std::uint64_t bytes;  // of the whole message of an exchange
+};
+
+// One rank's place in a lane. Only the rank writes it; the others read a post once `arrived` says so.
+struct alignas(128) Seat {
+  std::atomic<std::uint64_t> arrived;  // steps of the lane that the rank has come to
+  std::atomic<std::uint32_t> busy;     // it reads and writes the others' memory
+  Post posts[2];                       // calls take turns: who is one call ahead does not disturb who still reads
+};
+
+// What the ranks of a group agree on before they have the memory.
+struct BoardShape {
+  std::int32_t ranks = 0;
+  std::int32_t threads = 0;  // 1: ranks are threads of one process and reach each other's tensors
+  std::uint64_t slot_bytes = 0, pair_slot_bytes = 0, host_slot_bytes = 0;
+  friend bool operator==(const BoardShape&, const BoardShape&) = default;
+};
+
+class Board {
+ public:
+  static constexpr int kMostRanks = 128;
+  enum class Presence : std::uint32_t { here, left, died };
+  struct Failure {
+    int rank;
+    std::string text;
+  };
+  // Seats and slots of one lane; a slot is two buffers of slot_bytes.
+  struct Region {
+    Seat* seats;
+    std::byte* slots;
+    std::size_t slot_bytes;
+  };
+
+  // Private memory, or that of `file`, a memfd of bytes_of(shape); the board does not need it open.
+  explicit Board(const BoardShape& shape, int file = -1);
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+  ~Board();
+  static std::size_t bytes_of(const BoardShape& shape);
+
+  int ranks() const { return shape_.ranks; }
+  bool threads() const { return shape_.threads != 0; }
+  // False in a forked child: the rank is its parent.
+  bool in_own_process() const;
+  Region stream_region() const;
+  Region host_region() const;
+  Region pair_region(int source, int destination) const;
+
+  // The first failure stays.
+  void fail(int rank, const std::string& text);
+  bool failed() const;
+  std::optional<Failure> failure() const;
+  void set_presence(int rank, Presence presence);  // the first change stays
+  Presence presence(int rank) const;
+
+  // Wakes those that wait. To be called after every change that a wait may be about.
+  void ring();
+  // Until `ready()`, or `over()`, or the deadline; spins, then gives its core away, then sleeps. Returns ready().
+  template <class Ready, class Over>
+  bool wait_until(Ready&& ready, Over&& over, const Deadline& deadline);
+
+ private:
+  struct Header;
+  bool spin_step(int& round, Clock::time_point& yields_end) const;
+  void sleep(std::uint32_t bell, const Deadline& deadline);
+  std::uint32_t begin_sleep();
+  void end_sleep();
+
+  BoardShape shape_;
+  std::size_t bytes_;
+  std::byte* memory_;
+  Header* header_;
+  int spins_;
+  pid_t process_;
+};
+
+template <class Ready, class Over>
+bool Board::wait_until(Ready&& ready, Over&& over, const Deadline& deadline) {
+  if (ready()) return true;
+  Clock::time_point yields_end{};
+  for (int round = 0; spin_step(round, yields_end);)
+    if (ready()) return true;
+  for (;;) {
+    if (over()) return ready();
+    const std::uint32_t bell = begin_sleep();
+    // Looked at once more: whoever changes something after this sees a sleeper, and rings.
+    if (!ready() && !over()) sleep(bell, deadline);
+    end_sleep();
+    if (ready()) return true;
+    if (deadline.passed()) return ready();
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,327 @@
+#include "lockstep/parallel/comm/internal/process_group.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr char kOp[] = "connect";
+constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+BoardShape shape_of(int size) {
+  return {
+      .ranks = size, .threads = 0, .slot_bytes = 256 << 10, .pair_slot_bytes = 64 << 10, .host_slot_bytes = 64 << 10};
+}
+
+struct Hello {
+  std::uint64_t magic = kMagic;
+  std::int32_t rank = 0, process = 0;
+  BoardShape shape;
+};
+struct Welcome {
+  std::int32_t refused_rank = -1;  // who is at fault; -1: here is the memory
+  char text[500] = {};
+  std::int32_t processes[Board::kMostRanks] = {};  // 0: not known here
+};
+
+[[noreturn]] void fail_system(int rank, const char* what) {
+  throw CommError(rank, kOp, cat("expected ", what, ", got ", std::strerror(errno)));
+}
+
+int milliseconds_left(const Deadline& deadline) {
+  const auto left = std::chrono::duration_cast<Milliseconds>(deadline.time() - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1'000'000));
+}
+
+// Processes of other users are no ranks of this job.
+std::optional<ucred> same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) return std::nullopt;
+  return peer;
+}
+
+// In the abstract namespace: nothing to clean up, whoever dies.
+sockaddr_un address_of(const std::string& name, socklen_t& length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+std::string random_name() {
+  unsigned char bytes[16];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail_system(0, "random numbers");
+  std::string name = "lockstep-";
+  for (const unsigned char byte : bytes) name += cat("0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]);
+  return name;
+}
+
+Descriptor make_memory(const BoardShape& shape) {
+  Descriptor memory(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory || ftruncate(memory.get(), static_cast<off_t>(Board::bytes_of(shape))) != 0)
+    fail_system(0, "a file in memory");
+  // Nobody can take it away from under the others.
+  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) fail_system(0, "to seal a file in memory");
+  return memory;
+}
+
+void send_welcome(int socket, const Welcome& welcome, int memory) {
+  iovec part{.iov_base = const_cast<Welcome*>(&welcome), .iov_len = sizeof welcome};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (memory >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+  }
+  sendmsg(socket, &message, MSG_NOSIGNAL);  // who is gone is noticed by its socket
+}
+
+// The memory, and who is there; throws what rank 0 says instead.
+Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
+  pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
+  int ready = 0;
+  while ((ready = poll(&polled, 1, milliseconds_left(deadline))) < 0 && errno == EINTR) {
+  }
+  if (ready == 0) throw CommError(0, kOp, "expected rank 0 to hand over the memory, got nothing before the deadline");
+  iovec part{.iov_base = &welcome, .iov_len = sizeof welcome};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t length = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  Descriptor memory;
+  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(header), sizeof number);
+    memory = Descriptor(number);
+  }
+  if (length != static_cast<ssize_t>(sizeof welcome))
+    throw CommError(0, kOp, "rank 0 died, or gave up, while the ranks connected");
+  welcome.text[sizeof welcome.text - 1] = '\0';
+  if (welcome.refused_rank >= 0) throw CommError(welcome.refused_rank, kOp, welcome.text);
+  return memory;
+}
+
+void watch_process(std::vector<PeerWatch::Watched>& watched, Board& board, int rank, int process) {
+  if (process == 0) return;
+  Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  if (descriptor)
+    watched.emplace_back(std::move(descriptor), rank);
+  else if (errno == ESRCH)
+    board.set_presence(rank, Board::Presence::died);
+}
+
+// ---- rank 0
+
+class Host {
+ public:
+  Host(int size, Milliseconds timeout)
+      : size_(size), timeout_(timeout), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
+
+  std::string listen() {
+    const std::string name = random_name();
+    listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    socklen_t length = 0;
+    const sockaddr_un address = address_of(name, length);
+    if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+        ::listen(listener_.get(), size_) != 0)
+      fail_system(0, "a socket");
+    return name;
+  }
+
+  // Until every rank has connected; tells all who have when that does not come about.
+  void gather(const Deadline& deadline) {
+    welcome_.processes[0] = getpid();
+    while (present_ < size_ - 1) {
+      std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+      for (const Descriptor& socket : strangers_)
+        polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      const std::size_t ranks_begin = polled.size();
+      for (const Descriptor& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline));
+      if (ready < 0) continue;  // EINTR
+      if (ready == 0) refuse_missing();
+      for (std::size_t r = 0; r < sockets_.size(); ++r)
+        if (polled[ranks_begin + r].revents)
+          refuse(static_cast<int>(r), cat("rank ", r, " died while the ranks connected"));
+      std::vector<Descriptor> still_strangers;
+      for (std::size_t i = 0; i < strangers_.size(); ++i) {
+        if (polled[1 + i].revents == 0)
+          still_strangers.push_back(std::move(strangers_[i]));
+        else
+          greet(std::move(strangers_[i]));
+      }
+      strangers_ = std::move(still_strangers);
+      if (polled[0].revents) {
+        Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (socket && same_user(socket.get())) strangers_.push_back(std::move(socket));
+      }
+    }
+  }
+
+  std::shared_ptr<Board> hand_over(std::vector<PeerWatch::Watched>& watched) {
+    Descriptor memory = make_memory(shape_);
+    for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
+    auto board = std::make_shared<Board>(shape_, memory.get());
+    for (int r = 1; r < size_; ++r) {
+      watch_process(watched, *board, r, welcome_.processes[r]);
+      watched.emplace_back(std::move(socket_of(r)), r);
+    }
+    return board;
+  }
+
+ private:
+  Descriptor& socket_of(int rank) { return sockets_[static_cast<std::size_t>(rank)]; }
+
+  void greet(Descriptor socket) {
+    Hello hello;
+    if (recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof hello) ||
+        hello.magic != kMagic)
+      return;  // no rank
+    if (hello.shape != shape_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
+      const int rank = hello.rank;
+      strangers_.push_back(std::move(socket));
+      refuse(std::max(rank, 0),
+             hello.shape != shape_
+                 ? cat("expected all ranks to be of ", size_, ", got rank ", rank, " of ", hello.shape.ranks)
+                 : cat("expected ranks from 1 to ", size_ - 1, ", each once, got rank ", rank));
+    }
+    // What it says holds here only if both are in one namespace of processes.
+    const std::optional<ucred> peer = same_user(socket.get());
+    if (peer && peer->pid == hello.process) welcome_.processes[hello.rank] = hello.process;
+    socket_of(hello.rank) = std::move(socket);
+    ++present_;
+  }
+
+  [[noreturn]] void refuse(int rank, const std::string& text) {
+    welcome_.refused_rank = rank;
+    std::memcpy(welcome_.text, text.data(), std::min(text.size(), sizeof welcome_.text - 1));
+    for (const Descriptor& socket : sockets_)
+      if (socket) send_welcome(socket.get(), welcome_, -1);
+    for (const Descriptor& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
+    throw CommError(rank, kOp, text);
+  }
+  [[noreturn]] void refuse_missing() {
+    std::string missing;
+    int first = -1;
+    for (int r = 1; r < size_; ++r) {
+      if (socket_of(r)) continue;
+      if (first < 0) first = r;
+      missing += cat(missing.empty() ? "rank " : ", rank ", r);
+    }
+    refuse(first, cat("expected every rank to connect within ", timeout_.count(), " ms, got nothing from ", missing));
+  }
+
+  const int size_;
+  const Milliseconds timeout_;
+  const BoardShape shape_;
+  Descriptor listener_;
+  std::vector<Descriptor> sockets_;  // by rank
+  std::vector<Descriptor> strangers_;
+  int present_ = 0;
+  Welcome welcome_;
+};
+
+std::shared_ptr<Board> host(Store& store, const std::string& key, int size, Milliseconds timeout,
+                            std::vector<PeerWatch::Watched>& watched) {
+  Host host(size, timeout);
+  if (size > 1) {
+    store.set(key, host.listen());
+    try {
+      host.gather(Deadline::after(timeout));
+    } catch (...) {
+      store.erase(key);
+      throw;
+    }
+    store.erase(key);
+  }
+  return host.hand_over(watched);
+}
+
+// ---- the others
+
+Descriptor connect_to_host(Store& store, const std::string& key, const Deadline& deadline) {
+  for (;;) {
+    std::string name;
+    try {
+      name = store.get(key, deadline);
+    } catch (const TimeoutError& error) {
+      throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
+    }
+    Descriptor connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    socklen_t length = 0;
+    const sockaddr_un address = address_of(name, length);
+    if (connection && name.size() < sizeof address.sun_path &&
+        connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+      if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
+      return connection;
+    }
+    // The name may be that of a group whose rank 0 is gone; or too many connect at once.
+    if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) fail_system(0, "a connection to rank 0");
+    if (deadline.passed()) throw CommError(0, kOp, "expected rank 0 to be there before the deadline, got nothing");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+std::shared_ptr<Board> join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout,
+                            std::vector<PeerWatch::Watched>& watched) {
+  // Rank 0 says at the deadline who is missing: it is given the time to do so.
+  const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
+  Descriptor socket = connect_to_host(store, key, deadline);
+  const Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
+  if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
+  Welcome welcome;
+  const Descriptor memory = receive_welcome(socket.get(), welcome, deadline);
+  struct stat status {};
+  if (!memory || fstat(memory.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(Board::bytes_of(hello.shape)) ||
+      (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
+    throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
+  auto board = std::make_shared<Board>(hello.shape, memory.get());
+  for (int r = 0; r < size; ++r)
+    if (r != rank && (r != 0 || same_user(socket.get())->pid == welcome.processes[0]))
+      watch_process(watched, *board, r, welcome.processes[r]);
+  watched.emplace_back(std::move(socket), 0);
+  return board;
+}
+
+}  // namespace
+
+std::shared_ptr<SharedGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
+                                                Milliseconds timeout) {
+  const std::string key = name + "/socket";
+  std::vector<PeerWatch::Watched> watched;
+  std::shared_ptr<Board> board =
+      rank == 0 ? host(*store, key, size, timeout, watched) : join(*store, key, rank, size, timeout, watched);
+  return std::make_shared<ProcessGroup>(std::move(board), std::move(watched), std::move(store), std::move(name));
+}
+
+}  // namespace lockstep::detail

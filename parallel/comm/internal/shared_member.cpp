@@ -1,0 +1,67 @@
+#include "lockstep/parallel/comm/internal/shared_member.h"
+
+#include <numeric>
+
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep::detail {
+namespace {
+
+std::vector<int> everybody(const Board& board) {
+  std::vector<int> ranks(static_cast<std::size_t>(board.ranks()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+}  // namespace
+
+SharedMember::SharedMember(std::shared_ptr<SharedGroup> group, int rank, SharedMemoryCommunicator& owner)
+    : group_(std::move(group)),
+      rank_(rank),
+      stream_lane_(board(), board().stream_region(), everybody(board()), rank),
+      host_lane_(board(), board().host_region(), everybody(board()), rank),
+      owner_(&owner) {
+  for (int other = 0; other < board().ranks(); ++other) {
+    to_.emplace_back(board(), board().pair_region(rank, other), std::vector<int>{rank, other}, 0);
+    from_.emplace_back(board(), board().pair_region(other, rank), std::vector<int>{other, rank}, 1);
+  }
+}
+
+SharedMember::~SharedMember() {
+  if (board().in_own_process()) board().set_presence(rank_, Board::Presence::left);
+}
+
+Lane& SharedMember::lane(const Collective& collective) {
+  const auto peer = static_cast<std::size_t>(collective.peer);
+  if (collective.kind == Collective::Kind::send) return to_[peer];
+  if (collective.kind == Collective::Kind::recv) return from_[peer];
+  return stream_lane_;
+}
+
+void SharedMember::perform(const Collective& collective) {
+  try {
+    lane(collective).perform(collective);
+  } catch (const CommError& error) {
+    tell_owner(error);
+    throw;
+  }
+}
+
+void SharedMember::skip(const Collective& collective) noexcept try {
+  board().fail(rank_, cat("rank ", rank_, " could not begin ", to_string(fingerprint(collective)),
+                          ": work before it on its stream failed"));
+  tell_owner(CommError(rank_, to_string(collective.kind), board().failure()->text));
+} catch (...) {  // no memory for the text: the others end at their deadlines
+}
+
+void SharedMember::tell_owner(const CommError& error) {
+  const std::lock_guard lock(mutex_);
+  if (owner_) owner_->break_with(error);
+}
+
+void SharedMember::disown() {
+  const std::lock_guard lock(mutex_);
+  owner_ = nullptr;
+}
+
+}  // namespace lockstep::detail

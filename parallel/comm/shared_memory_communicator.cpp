@@ -1,0 +1,133 @@
+#include "lockstep/parallel/comm/shared_memory_communicator.h"
+
+#include <utility>
+
+#include "lockstep/parallel/comm/internal/process_group.h"
+#include "lockstep/parallel/comm/internal/shared_member.h"
+#include "lockstep/runtime/order.h"
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep {
+namespace {
+
+using detail::Board;
+using detail::SharedGroup;
+using detail::SharedMember;
+
+static_assert(SharedMemoryCommunicator::kMostRanks == Board::kMostRanks);
+
+// A collective on its way through a stream. One that is dropped instead of run (the stream had failed before) fails for
+// all ranks: they would wait for it in vain.
+class Task {
+ public:
+  Task(std::shared_ptr<SharedMember> member, const Collective& collective)
+      : member_(std::move(member)), collective_(collective) {}
+  Task(Task&&) noexcept = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  ~Task() {
+    if (member_) member_->skip(collective_);
+  }
+  void operator()() {
+    const std::shared_ptr<SharedMember> member = std::move(member_);
+    member->perform(collective_);
+  }
+
+ private:
+  std::shared_ptr<SharedMember> member_;
+  Collective collective_;
+};
+
+class ThreadGroup final : public SharedGroup {
+ public:
+  explicit ThreadGroup(int ranks)
+      : SharedGroup(std::make_shared<Board>(detail::BoardShape{.ranks = ranks,
+                                                               .threads = 1,
+                                                               .slot_bytes = 16 << 10,
+                                                               .pair_slot_bytes = 4 << 10,
+                                                               .host_slot_bytes = 16 << 10})) {}
+
+  std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int, const std::string& id,
+                                     Milliseconds) override {
+    const std::lock_guard lock(mutex_);
+    Split& split = splits_[id];
+    if (!split.group) split.group = std::make_shared<ThreadGroup>(static_cast<int>(members.size()));
+    std::shared_ptr<SharedGroup> group = split.group;
+    if (++split.taken == members.size()) splits_.erase(id);
+    return group;
+  }
+
+ private:
+  struct Split {
+    std::shared_ptr<SharedGroup> group;
+    std::size_t taken = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::string, Split> splits_;  // that not all members have taken yet
+};
+
+// The message without the "[collective] rank r: " before it.
+std::string bare(const CommError& error) {
+  const std::string text = error.what(), before = cat("[", error.collective, "] rank ", error.rank, ": ");
+  return text.starts_with(before) ? text.substr(before.size()) : text;
+}
+
+}  // namespace
+
+SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedGroup> group, int rank, Device device,
+                                                   Milliseconds timeout)
+    : Communicator(rank, group->board().ranks(), device, timeout), group_(std::move(group)) {
+  LOCKSTEP_CHECK(device.type() == DeviceType::host, "[SharedMemoryCommunicator] expected a host device, got ", device);
+  member_ = std::make_shared<SharedMember>(group_, rank, *this);
+}
+
+SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
+
+void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
+  stream.enqueue(Task(member_, collective));
+}
+
+std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {
+  try {
+    hand_over(&group_->board());
+    std::vector<std::string> all = member_->host_lane().exchange(collective, mine);
+    take_over(&group_->board());
+    return all;
+  } catch (const CommError& error) {
+    throw break_with(error);
+  }
+}
+
+std::unique_ptr<Communicator> SharedMemoryCommunicator::make_split(const std::vector<int>& members, int index,
+                                                                   const std::string& id) {
+  return std::make_unique<SharedMemoryCommunicator>(group_->split(members, index, id, timeout()), index, device(),
+                                                    timeout());
+}
+
+void SharedMemoryCommunicator::on_broken(const CommError& error) { group_->board().fail(error.rank, bare(error)); }
+
+std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
+                                                             const SharedMemoryOptions& options) {
+  LOCKSTEP_CHECK(!devices.empty() && devices.size() <= SharedMemoryCommunicator::kMostRanks,
+                 "[make_thread_group] expected 1 to ", SharedMemoryCommunicator::kMostRanks, " devices, got ",
+                 devices.size());
+  const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()));
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (std::size_t r = 0; r < devices.size(); ++r)
+    ranks.push_back(
+        std::make_unique<SharedMemoryCommunicator>(group, static_cast<int>(r), devices[r], options.timeout));
+  return ranks;
+}
+
+std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank, int size,
+                                                        Device device, const SharedMemoryOptions& options) {
+  LOCKSTEP_CHECK(size > 0 && size <= SharedMemoryCommunicator::kMostRanks && rank >= 0 && rank < size,
+                 "[make_process_communicator] expected a rank below the number of ranks, at most ",
+                 SharedMemoryCommunicator::kMostRanks, ", got rank ", rank, " of ", size);
+  LOCKSTEP_CHECK(store || size == 1, "[make_process_communicator] expected a store, got none");
+  LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_process_communicator] expected a host device, got ", device);
+  return std::make_unique<SharedMemoryCommunicator>(
+      detail::ProcessGroup::make(store, options.name, rank, size, options.timeout), rank, device, options.timeout);
+}
+
+}  // namespace lockstep

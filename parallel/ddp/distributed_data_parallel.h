@@ -1,0 +1,126 @@
+// DistributedDataParallel: every rank computes its share of a batch with a module of its own, and the ranks average
+// their gradients while the backward goes on.
+//
+//   run_ranks(4, [](Communicator& communicator) {          // or processes, started by lockstep-run
+//     DistributedDataParallel net(Net{}, communicator);    // takes over rank 0's parameters
+//     SGD optimizer(net.parameters(), {.lr = 0.1});
+//     for (const Batch& batch : batches_of(communicator.rank())) {
+//       optimizer.zero_grad();
+//       cross_entropy(net(batch.images), batch.labels).backward();
+//       optimizer.step();                                  // the same bits on every rank
+//     }
+//   });
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/parallel/ddp/options.h"
+#include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/tree.h"
+
+namespace lockstep {
+
+namespace detail {
+
+class Reducer;
+
+// What does not depend on the module's type.
+class LOCKSTEP_API DdpCore {
+ public:
+  DdpCore(ModuleBase& module, Communicator& communicator, DistributedDataParallelOptions options);
+  DdpCore(const DdpCore&) = delete;
+  DdpCore& operator=(const DdpCore&) = delete;
+  ~DdpCore();
+
+  Communicator& communicator() const { return communicator_; }
+  const DistributedDataParallelOptions& options() const { return options_; }
+  // Before and after a call of the module. The gradients that backwards of this call give are reduced when `reduces`.
+  bool begin_forward(const ModuleBase& module);
+  void end_forward(bool reduces, std::span<const Tensor> outputs);
+  DdpLoggingData logging_data() const;
+  int local_depth = 0;  // NoSync scopes
+
+ private:
+  Communicator& communicator_;
+  const DistributedDataParallelOptions options_;
+  std::vector<Parameter> buffers_;
+  std::shared_ptr<Reducer> reducer_;
+};
+
+}  // namespace detail
+
+// Forwards in its life leave the gradients of their backwards on this rank, where they add up; the next backward of a
+// forward outside reduces the sum.
+class NoSync {
+ public:
+  explicit NoSync(detail::DdpCore& core) : core_(core) { ++core_.local_depth; }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+  ~NoSync() { --core_.local_depth; }
+
+ private:
+  detail::DdpCore& core_;
+};
+
+// A rank's wrapper belongs to the rank's thread and outlives neither communicator nor the work of its backwards. Every
+// rank makes it, and its calls, in the same order. Gradients are divided by the number of ranks, summed in the order of
+// the ranks and identical on all of them. Parameters must not be replaced, moved or frozen while it lives, and their
+// grad is only touched between iterations. Errors on one rank become CommErrors on the others.
+template <IsModule M>
+class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
+ public:
+  // Moves the module to the communicator's device and takes over the parameters and buffers of rank 0. Throws, on every
+  // rank, InvalidArgument for a module without trainable parameters, with parameters on several devices or not
+  // initialised, and for modules that differ between ranks: the first parameter or buffer that does, with both
+  // descriptions. Blocks until all ranks have come here.
+  DistributedDataParallel(M module, Communicator& communicator, DistributedDataParallelOptions options = {})
+      : module_(std::make_unique<M>(std::move(module))),
+        core_(std::make_unique<detail::DdpCore>(*module_, communicator, std::move(options))) {}
+
+  const M& module() const { return *module_; }
+  M& module() { return *module_; }
+  Communicator& communicator() const { return core_->communicator(); }
+  const DistributedDataParallelOptions& options() const { return core_->options(); }
+
+  // Arguments are moved to the communicator's device, tensor by tensor, and handed on. Gradients are reduced when grad
+  // mode is on and no NoSync scope is open. The call itself communicates only in training mode: evaluation may be left
+  // to one rank.
+  template <class... Args>
+  auto forward(Args&&... args) const {
+    return call(std::decay_t<Args>(std::forward<Args>(args))...);
+  }
+
+  [[nodiscard]] NoSync no_sync() const { return NoSync(*core_); }
+  DdpLoggingData logging_data() const { return core_->logging_data(); }
+
+  void members(Members& m) override { m("module", *module_); }
+
+ private:
+  template <class... Args>
+  auto call(Args... args) const {
+    const Device device = communicator().device();
+    const auto move = [&](Tensor& tensor) { tensor = tensor.to(device); };
+    (for_each_tensor(args, move), ...);
+    const bool reduces = core_->begin_forward(*this);
+    if constexpr (std::is_void_v<decltype(std::as_const(*module_)(std::move(args)...))>) {
+      std::as_const (*module_)(std::move(args)...);
+      core_->end_forward(reduces, {});
+    } else {
+      auto result = std::as_const(*module_)(std::move(args)...);
+      std::vector<Tensor> outputs;
+      if (core_->options().find_unused_parameters)
+        for_each_tensor(std::as_const(result), [&](const Tensor& tensor) { outputs.push_back(tensor); });
+      core_->end_forward(reduces, outputs);
+      return result;
+    }
+  }
+
+  std::unique_ptr<M> module_;
+  std::unique_ptr<detail::DdpCore> core_;
+};
+
+}  // namespace lockstep

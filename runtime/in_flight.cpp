@@ -1,0 +1,82 @@
+#include "lockstep/runtime/internal/in_flight.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+
+#include "lockstep/runtime/deadline.h"
+#include "lockstep/runtime/internal/service_thread.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr Milliseconds kWatchInterval{50};
+
+struct Registry {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<InFlight>> watched;
+  bool has_thread = false;
+};
+Registry& registry() {
+  static auto* const made = new Registry;
+  return *made;
+}
+
+// Shared: what is removed meanwhile lives until it has been looked at.
+std::vector<std::shared_ptr<InFlight>> all_watched() {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  return all.watched;
+}
+
+void watch() noexcept {
+  Registry& all = registry();
+  for (;;) {
+    {
+      std::unique_lock lock(all.mutex);
+      all.changed.wait_for(lock, kWatchInterval);
+      if (all.watched.empty()) {
+        all.has_thread = false;
+        return;
+      }
+    }
+    poll_in_flight();
+  }
+}
+
+}  // namespace
+
+void add_in_flight(const std::shared_ptr<InFlight>& watched) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  if (!all.has_thread) start_service_thread("lockstep-watch", [] { watch(); });
+  all.has_thread = true;
+  all.watched.push_back(watched);
+  watched_count.store(static_cast<int>(all.watched.size()), std::memory_order_release);
+}
+
+void remove_in_flight(const InFlight* watched) noexcept {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.watched, [&](const auto& each) { return each.get() == watched; });
+  watched_count.store(static_cast<int>(all.watched.size()), std::memory_order_release);
+  all.changed.notify_all();
+}
+
+void poll_in_flight() noexcept {
+  if (!anything_watched()) return;
+  for (const auto& each : all_watched()) each->poll();
+}
+
+void break_off_all(const CommError& why, const InFlight* but) noexcept {
+  for (const auto& each : all_watched())
+    if (each.get() != but) each->break_off(why);
+}
+
+void tell_in_flight(Device waiting) {
+  if (!anything_watched()) return;
+  for (const auto& each : all_watched()) each->tell(waiting);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,93 @@
+#include "parallel/comm/conformance.h"
+
+#include "lockstep/runtime/stream.h"
+#include "lockstep/tensor/factory.h"
+#include "support/catch.h"
+
+namespace conformance {
+
+std::span<const Check> checks() {
+  static constexpr Check kChecks[] = {
+      {"every collective, dtype, reduction and count", every_collective},
+      {"large messages", large_messages},
+      {"reductions are in the order of the ranks, and all ranks get the same bits", order_of_ranks},
+      {"f16 and bf16 are rounded once", rounds_once},
+      {"many collectives in a row", many_in_a_row},
+      {"send and receive", send_and_receive},
+      {"exchanges between hosts", exchanges},
+      {"splits", splits},
+      {"two communicators at once", two_at_once},
+      {"arguments that do not fit are refused before anything is enqueued", wrong_arguments},
+      {"calls that differ are an error on every rank that names both", disagreements},
+      {"a send that its receiver does not expect is an error on both sides", disagreeing_pairs},
+      {"abort wakes every rank and says why", aborts},
+      {"a rank that leaves is named", leaving},
+      {"at the deadline the missing rank is named", deadlines},
+      {"after a failure every call throws it, and the ranks can go on with another communicator", after_a_failure},
+  };
+  return kChecks;
+}
+
+std::vector<int> counts(const Ranks& ranks, int fewest) {
+  std::vector<int> result;
+  for (int n = fewest; n <= ranks.most; ++n) result.push_back(n);
+  return result;
+}
+
+void expect_all(const Ranks& ranks, int count, const Body& body, Milliseconds timeout) {
+  INFO(ranks.name << ", " << count << " ranks");
+  const std::vector<std::string> said = ranks.run(count, timeout, body);
+  REQUIRE(said.size() == static_cast<std::size_t>(count));
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    INFO("rank " << rank);
+    CHECK(said[rank] == "");
+  }
+}
+
+std::string missing(const std::string& text, std::initializer_list<std::string> parts) {
+  std::string absent;
+  for (const std::string& part : parts)
+    if (text.find(part) == std::string::npos) absent += "'" + part + "' ";
+  return absent.empty() ? "" : absent + "in: " + text;
+}
+
+std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts,
+                       const std::function<void()>& body) {
+  try {
+    body();
+    synchronize(current_stream(comm.device()), kPatience);
+  } catch (const CommError& error) {
+    return missing(error.what(), parts);
+  } catch (const std::exception& error) {
+    return std::string("not a CommError: ") + error.what();
+  }
+  return "expected a CommError, got none";
+}
+
+Tensor tensor_of(const std::vector<double>& values, DType dtype, Device device) {
+  const Shape shape{static_cast<std::int64_t>(values.size())};
+  return dispatch(dtype, [&]<class T>(Type<T>) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return from_data(std::vector<bool>(values.begin(), values.end()), shape, {.device = device});
+    } else {
+      std::vector<T> elements(values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)
+          elements[i] = T(static_cast<float>(values[i]));
+        else
+          elements[i] = static_cast<T>(values[i]);
+      }
+      return from_data(elements, shape, {.device = device});
+    }
+  });
+}
+
+std::string differs(const Tensor& tensor, const std::vector<double>& expected) {
+  const std::vector<double> got = tensor.to_vector<double>();
+  if (got.size() != expected.size()) return cat("expected ", expected.size(), " elements, got ", got.size());
+  for (std::size_t i = 0; i < got.size(); ++i)
+    if (got[i] != expected[i]) return cat("element ", i, ": expected ", expected[i], ", got ", got[i]);
+  return "";
+}
+
+}  // namespace conformance

@@ -1,0 +1,219 @@
+#include "lockstep/parallel/comm/run_ranks.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "lockstep/runtime/stream.h"
+#include "lockstep/tensor/context.h"
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/random.h"
+#include "support/catch.h"
+#include "support/device_sets.h"
+
+using namespace lockstep;
+using support::hosts;
+
+namespace {
+
+using Doubles = std::vector<double>;
+
+Tensor filled(Communicator& comm, double value, std::int64_t count = 4) {
+  return full({count}, value, {.dtype = DType::f64, .device = comm.device()});
+}
+
+// The message of the E that `body` throws, else what happened.
+template <class E, class F>
+std::string message_of(F&& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another type of error: ") + error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  INFO("'" << part << "' in: " << text);
+  CHECK(text.find(part) != std::string::npos);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("run_ranks: results come by rank") {
+  for (const int n : {1, 2, 5}) {
+    const std::vector<Doubles> sums = run_ranks(n, [](Communicator& comm) {
+      const Tensor x = filled(comm, comm.rank() + 1);
+      comm.all_reduce(x);
+      Doubles all = x.to_vector<double>();
+      all.push_back(comm.rank());
+      return all;
+    });
+    REQUIRE(sums.size() == static_cast<std::size_t>(n));
+    for (int r = 0; r < n; ++r) {
+      const double sum = n * (n + 1) / 2;
+      CHECK(sums[static_cast<std::size_t>(r)] == Doubles{sum, sum, sum, sum, static_cast<double>(r)});
+    }
+  }
+}
+
+TEST_CASE("run_ranks: tensors that ranks return are there") {
+  const std::vector<Tensor> made =
+      run_ranks(3, [](Communicator& comm) { return filled(comm, comm.rank(), 30'000).add_(1); });
+  for (std::size_t r = 0; r < made.size(); ++r) {
+    CHECK(made[r].device() == Device::host(static_cast<int>(r)));
+    CHECK(Tensor(made[r]).add_(1).to_vector<double>() == Doubles(30'000, static_cast<double>(r + 2)));
+  }
+}
+
+TEST_CASE("run_ranks: each rank has its device, and a stream of its own that is current") {
+  std::mutex mutex;
+  std::set<Stream*> streams;
+  std::vector<Device> devices(4);
+  run_ranks(4,
+            [&](Communicator& comm) {
+              Stream& stream = current_stream(comm.device());
+              comm.barrier();  // all are there at once
+              const std::lock_guard lock(mutex);
+              devices[static_cast<std::size_t>(comm.rank())] = comm.device();
+              if (!(stream == default_stream(comm.device()))) streams.insert(&stream.lasting());
+            },
+            {.devices = hosts({3, 1, 3, 3})});
+  CHECK(devices == hosts({3, 1, 3, 3}));
+  CHECK(streams.size() == 4);
+
+  const std::vector<Device> all = accelerators();
+  const std::vector<Device> given =
+      run_ranks(static_cast<int>(all.size()) + 1, [](Communicator& comm) { return comm.device(); });
+  CHECK(given.back() == all.front());
+  CHECK(given.front() == all.front());
+}
+
+TEST_CASE("run_ranks: ranks work in the caller's context, with random numbers of their own") {
+  const auto draw = [] {
+    manual_seed(7);
+    const NoGrad no_grad;
+    const DefaultDType dtype(DType::f64);
+    return run_ranks(3, [](Communicator& comm) {
+      Doubles seen = rand({2}, {.device = comm.device()}).to_vector<double>();
+      seen.push_back(GradMode::enabled() ? 1 : 0);
+      seen.push_back(DefaultDType::get() == DType::f64);
+      return seen;
+    });
+  };
+  const std::vector<Doubles> first = draw(), again = draw();
+  CHECK(first == again);
+  for (const Doubles& seen : first) {
+    CHECK(seen[2] == 0);
+    CHECK(seen[3] == 1);
+  }
+  CHECK(first[0][0] != first[1][0]);
+  CHECK(first[1][0] != first[2][0]);
+  CHECK(GradMode::enabled());
+}
+
+TEST_CASE("run_ranks: the first cause is thrown, with the exception nested in it") {
+  for (const int n : {1, 2, 4}) {
+    try {
+      run_ranks(n, [n](Communicator& comm) {
+        comm.all_reduce(filled(comm, 1));
+        if (comm.rank() == n - 1) throw std::out_of_range("no such row");
+        comm.all_reduce(filled(comm, 1));
+        comm.barrier();
+      });
+      FAIL("expected an error");
+    } catch (const CommError& error) {
+      CHECK(error.rank == n - 1);
+      contains(error.what(), "no such row");
+      CHECK_THROWS_AS(std::rethrow_if_nested(error), std::out_of_range);
+    }
+  }
+}
+
+TEST_CASE("run_ranks: what fails on a rank's stream is the rank's failure, also at its end") {
+  const std::string text = message_of<CommError>([] {
+    run_ranks(3, [](Communicator& comm) {
+      if (comm.rank() == 1) current_stream(comm.device()).enqueue([] { throw std::runtime_error("spilled"); });
+    });
+  });
+  contains(text, "spilled");
+  contains(text, "rank 1");
+}
+
+TEST_CASE("run_ranks: an error of a collective names whom the ranks found at fault") {
+  const auto disagree = [] {
+    run_ranks(3, [](Communicator& comm) {
+      const Tensor x = filled(comm, 1, comm.rank() == 2 ? 5 : 4);
+      comm.all_reduce(x);
+      x.to_vector<double>();
+    });
+  };
+  const std::string text = message_of<CommError>(disagree);
+  contains(text, "4 elements");
+  contains(text, "5 elements");
+  contains(text, "rank 2");
+
+  const auto leave = [] {
+    run_ranks(3, [](Communicator& comm) {
+      if (comm.rank() != 1) comm.barrier();
+    });
+  };
+  contains(message_of<CommError>(leave), "rank 1 left");
+}
+
+TEST_CASE("run_ranks: work that is dropped because its stream had failed ends the other ranks at once") {
+  const std::string text = message_of<CommError>([] {
+    run_ranks(3, [](Communicator& comm) {
+      if (comm.rank() == 2) current_stream(comm.device()).enqueue([] { throw std::runtime_error("spilled"); });
+      const Tensor x = filled(comm, 1);
+      comm.all_reduce(x);
+      x.to_vector<double>();
+    });
+  });
+  contains(text, "rank 2");
+}
+
+TEST_CASE("run_ranks: a rank that does not return is left behind, and named") {
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+    int gone = 0;
+  };
+  const auto shared = std::make_shared<Shared>();
+  const std::string text = message_of<TimeoutError>([&] {
+    run_ranks(3,
+              [shared](Communicator& comm) {
+                if (comm.rank() == 1) {
+                  std::unique_lock lock(shared->mutex);
+                  shared->changed.wait(lock, [&] { return shared->open; });
+                  ++shared->gone;
+                  shared->changed.notify_all();
+                } else if (comm.rank() == 2) {
+                  throw std::runtime_error("tired");
+                }
+                return filled(comm, 1);
+              },
+              {.timeout = Milliseconds(100)});
+  });
+  contains(text, "still running: rank 1;");
+  contains(text, "100 ms");
+  contains(text, "rank 2 threw: tired");
+  std::unique_lock lock(shared->mutex);
+  shared->open = true;
+  shared->changed.notify_all();
+  shared->changed.wait(lock, [&] { return shared->gone == 1; });
+}
+
+TEST_CASE("run_ranks: arguments are checked") {
+  const auto nothing = [](Communicator&) {};
+  contains(message_of<InvalidArgument>([&] { run_ranks(0, nothing); }), "got 0");
+  contains(message_of<InvalidArgument>([&] { run_ranks(2, nothing, {.devices = hosts(3)}); }), "got 3");
+  contains(message_of<InvalidArgument>([&] { run_ranks(1, nothing, {.devices = {Device::cpu()}}); }), "cpu");
+}

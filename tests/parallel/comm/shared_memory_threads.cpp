@@ -1,0 +1,76 @@
+// Shared-memory ranks that are threads.
+#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/tensor/factory.h"
+#include "parallel/comm/thread_ranks.h"
+#include "support/catch.h"
+#include "support/device_sets.h"
+
+using namespace lockstep;
+using support::hosts;
+
+namespace {
+
+conformance::Ranks threads() {
+  return {.name = "threads", .run = [](int count, Milliseconds timeout, const conformance::Body& body) {
+            return conformance::run_on_threads(make_thread_group(hosts(count), {.timeout = timeout}), body);
+          }};
+}
+
+}  // namespace
+
+TEST_CASE("communicator: shared memory, ranks as threads") {
+  for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
+      check.run(threads());
+    }
+}
+
+TEST_CASE("communicator: a tensor may go while a collective on another stream uses it") {
+  constexpr std::int64_t kCount = 30'000;
+  run_ranks(3, [](Communicator& comm) {
+    Stream side(comm.device());
+    for (int round = 0; round < 5; ++round) {
+      Tensor x = full({kCount}, 1, {.dtype = DType::f64, .device = comm.device()});
+      side.wait_for(current_stream(comm.device()));
+      {
+        const StreamScope scope(side);
+        comm.all_reduce(x);
+      }
+      x = Tensor();
+      // Would take the memory of x, and write it while the collective does.
+      full({kCount}, 2, {.dtype = DType::f64, .device = comm.device()});
+    }
+    synchronize(side);
+  });
+  SUCCEED("no order was missing");
+}
+
+TEST_CASE("communicator: collectives of one communicator on several streams take their turns") {
+  const std::vector<std::vector<double>> sums = run_ranks(3, [](Communicator& comm) {
+    Stream first(comm.device()), second(comm.device());
+    std::vector<Tensor> all;
+    for (int round = 0; round < 40; ++round) {
+      const StreamScope scope(round % 3 == comm.rank() ? first : second);
+      all.push_back(full({round % 2 ? 3 : 9'000}, round, {.dtype = DType::f64, .device = comm.device()}));
+      comm.all_reduce(all.back());
+    }
+    synchronize(first);
+    synchronize(second);
+    std::vector<double> last;
+    for (const Tensor& x : all) last.push_back(x.to_vector<double>().back());
+    return last;
+  });
+  for (const std::vector<double>& mine : sums)
+    for (std::size_t round = 0; round < mine.size(); ++round) CHECK(mine[round] == 3.0 * static_cast<double>(round));
+}
+
+TEST_CASE("communicator: what is on its way is carried out after the communicator is gone") {
+  const std::vector<std::vector<double>> sums = run_ranks(3, [](Communicator& comm) {
+    std::unique_ptr<Communicator> part = comm.split(0);
+    const Tensor x = full({20'000}, comm.rank(), {.dtype = DType::f64, .device = comm.device()});
+    for (int round = 0; round < 10; ++round) part->all_reduce(x, Reduction::max);
+    part.reset();
+    return x.to_vector<double>();
+  });
+  for (const std::vector<double>& mine : sums) CHECK(mine == std::vector<double>(20'000, 2));
+}

@@ -1,0 +1,164 @@
+// What DistributedDataParallel refuses, and that no rank is left waiting.
+#include "parallel/ddp/support.h"
+
+using namespace test;
+
+namespace {
+
+struct Two : Module<Two> {
+  Parameter a{counting({2})}, b;
+  explicit Two(const Shape& shape = {3}) : b(counting(shape)) {}
+  Tensor forward(const Tensor& x, bool use_b) const {
+    const Tensor y = sum(x * a.on(x.device()));
+    return use_b ? y + sum(b.on(x.device())) : y;
+  }
+  void members(Members& m) override { m("a", a), m("b", b); }
+};
+
+std::string wrap(const std::function<Two(int)>& make, int ranks = 3, DistributedDataParallelOptions options = {}) {
+  std::string all;
+  for (const std::string& message : messages_of_ranks(ranks, [&](Communicator& communicator) {
+         DistributedDataParallel<Two> net(make(communicator.rank()), communicator, options);
+       }))
+    all += message + "\n";
+  return all;
+}
+int occurrences(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("models that differ are named on every rank") {
+  const std::string shapes = wrap([](int rank) { return Two(rank == 1 ? Shape{3, 1} : Shape{3}); });
+  CHECK(occurrences(shapes, "on rank 0 parameter 'b' f64[3]") == 3);
+  CHECK(occurrences(shapes, "on rank 1 parameter 'b' f64[3, 1]") == 3);
+  const std::string dtypes = wrap([](int rank) {
+    Two net;
+    if (rank == 2) net.to(DType::f32);
+    return net;
+  });
+  CHECK(occurrences(dtypes, "on rank 2 parameter 'a' f32[2]") == 3);
+  const std::string frozen = wrap([](int rank) {
+    Two net;
+    net.b.set_requires_grad(rank != 0);
+    return net;
+  });
+  CHECK(occurrences(frozen, "'b' f64[3] with strides [1], frozen") == 3);
+}
+
+TEST_CASE("a module that cannot be trained by ranks") {
+  const std::string nothing = wrap([](int) {
+    Two net;
+    net.set_requires_grad(false);
+    return net;
+  });
+  CHECK(occurrences(nothing, "a parameter that requires a gradient") == 3);
+  // Only on one rank: the others hear of it.
+  const std::string one = wrap([](int rank) {
+    Two net;
+    if (rank == 1) net.b = Parameter::uninitialized({3}, DType::f64);
+    return net;
+  });
+  CHECK(occurrences(one, "'b' is uninitialised") == 3);
+  CHECK(occurrences(one, "rank 1: ") == 2);
+  const std::string devices = wrap([](int) {
+    Two net;
+    net.a.tensor().set_data(counting({2}).to(hosts(2)[1]));
+    return net;
+  });
+  CHECK(occurrences(devices, "on one device") == 3);
+  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.ignore = {"c"}}), "got 'c'") == 2);
+  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.bucket_cap_mb = 0}), "bucket_cap_mb 0") == 2);
+  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.backwards_per_forward = 0}), "backward per forward") == 2);
+}
+
+TEST_CASE("a parameter without a gradient is an error at the end of the backward") {
+  const auto messages = messages_of_ranks(3, [](Communicator& communicator) {
+    DistributedDataParallel<Two> net(Two(), communicator, small_buckets());
+    net(counting({2}), communicator.rank() != 1).backward();
+    synchronize(communicator.device());
+  });
+  CHECK(missing(messages[1], {"rank 1 has none for 'b' (number 1)", "find_unused_parameters"}) == "");
+  for (const int other : {0, 2})
+    CHECK(missing(messages[static_cast<std::size_t>(other)], {"CommError", "rank 1", "'b' (number 1)"}) == "");
+}
+
+TEST_CASE("a parameter that is ready twice") {
+  const auto messages = messages_of_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Two> net(Two(), communicator, {.find_unused_parameters = true});
+    const Tensor y = net(counting({2}), true);
+    (y + sum(net.module().a.on(communicator.device()))).backward();  // one backward: fine
+    net.zero_grad();
+    // `b` is not seen from this output, so it was given away as unused when its gradient comes.
+    (net(counting({2}), false) + sum(net.module().b.on(communicator.device()))).backward();
+    synchronize(communicator.device());
+  });
+  for (const std::string& message : messages) CHECK(missing(message, {"'b' (number 1)"}) == "");
+}
+
+TEST_CASE("a static graph that changes") {
+  for (const bool first : {false, true}) {
+    const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
+      DistributedDataParallel<Two> net(Two(), communicator, {.static_graph = true});
+      for (const bool use_b : {first, first, !first}) {
+        net.zero_grad();
+        net(counting({2}), use_b).backward();
+      }
+      synchronize(communicator.device());
+    });
+    // Both find out by themselves; who is told of the other's abort first says that.
+    for (const std::string& message : messages)
+      CHECK(missing(message, {"expected a static graph", "'b'", first ? "fewer gradients" : "was unused"}) == "");
+  }
+}
+
+TEST_CASE("a backward that fails half way is noticed at the next forward") {
+  const auto messages = messages_of_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Two> net(Two(), communicator, small_buckets());
+    Tensor x = counting({2}, communicator.device());
+    const auto hook = net.module().a.tensor().register_hook([](Tensor&) { throw Error("a hook fails"); });
+    try {
+      net(x, true).backward();
+      throw Error("the hook did not fail");
+    } catch (const Error& error) {
+      if (std::string(error.what()) != "a hook fails") throw;
+    }
+    net.module().a.tensor().remove_hook(hook);
+    net(x, true);
+  });
+  int noticed = 0;
+  for (const std::string& message : messages)
+    noticed += message.find("expected the reduction of the last iteration") != std::string::npos;
+  CHECK(noticed >= 1);
+}
+
+TEST_CASE("after an error the module can be wrapped again") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    Two module;
+    module.to(communicator.device());
+    std::string message;
+    {
+      const auto first = communicator.split(0);
+      DistributedDataParallel<Two> net(module, *first);
+      try {
+        net(counting({2}), false).backward();
+        synchronize(communicator.device());
+      } catch (const Error& error) {
+        message = error.what();
+      }
+    }
+    drain(communicator.device());
+    communicator.barrier();
+    module.zero_grad();
+    DistributedDataParallel<Two> again(module, communicator);
+    again(counting({2}), true).backward();
+    return std::pair(message.empty(), values(module.b.grad()));
+  });
+  for (const auto& [silent, gradient] : result) {
+    CHECK_FALSE(silent);
+    CHECK(gradient == Doubles{1, 1, 1});
+  }
+}

@@ -1,0 +1,24 @@
+// Trainings that any kind of ranks must do alike: what each rank ends with, and what one device ends with that trains
+// on the whole batches. Bodies run in threads and in processes.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "parallel/ddp/support.h"
+
+namespace test {
+
+struct Scenario {
+  std::string name;
+  double tolerance;                            // between a rank and the whole
+  std::function<Doubles(Communicator&)> rank;  // parameters and buffers at the end
+  std::function<Doubles(int ranks)> whole;
+};
+
+// Plain training in f64 and f32 with every variant of the options; tied, frozen and sparse parameters, branches that
+// are not used, gradients that accumulate, several backwards.
+std::vector<Scenario> scenarios();
+
+}  // namespace test

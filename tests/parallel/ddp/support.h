@@ -1,0 +1,73 @@
+// Models, batches and comparisons for the tests of DistributedDataParallel.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "parallel/support.h"
+
+namespace test {
+
+// Small limits, so that small models have several buckets.
+inline DistributedDataParallelOptions small_buckets() { return {.bucket_cap_mb = 0.0001, .first_bucket_mb = 0.00005}; }
+
+// Everything the ranks are to agree on, bit for bit.
+inline Doubles all_parameters(const ModuleBase& module) {
+  Doubles all;
+  for (const NamedTensor& named : module.state_dict())
+    for (const double value : named.tensor.detach().to(DType::f64).to_vector<double>()) all.push_back(value);
+  return all;
+}
+inline double largest_difference(const Doubles& a, const Doubles& b) {
+  if (a.size() != b.size()) return 1e300;
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+// How many ranks differ from rank 0.
+inline int different(const std::vector<Doubles>& ranks) {
+  int count = 0;
+  for (const Doubles& rank : ranks) count += rank != ranks[0];
+  return count;
+}
+
+// Rows [rank * rows, (rank + 1) * rows) of the batch of a step.
+inline constexpr std::int64_t kRowsPerRank = 3;
+inline Tensor batch(int step, int size, DType dtype, Device device) {
+  return noise({kRowsPerRank * size, 3}, 1000 + static_cast<std::uint64_t>(step)).to(dtype).to(device);
+}
+inline Tensor share(const Tensor& whole, int rank) { return whole.narrow(0, rank * kRowsPerRank, kRowsPerRank); }
+inline Tensor loss_of(const Tensor& output) { return mean(output * output); }
+
+// Takes the errors that a failed collective has left on streams of the device, so that they are not another test's.
+inline void drain(Device device) {
+  for (int tries = 0; tries < 10; ++tries) {
+    try {
+      return synchronize(device);
+    } catch (const Error&) {
+    }
+  }
+}
+
+// What each rank threw ("" where it did not).
+inline std::vector<std::string> messages_of_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> messages(static_cast<std::size_t>(ranks));
+  run_ranks(ranks, [&](Communicator& communicator) {
+    std::string& message = messages[static_cast<std::size_t>(communicator.rank())];
+    try {
+      body(communicator);
+    } catch (const CommError& error) {
+      message = std::string("CommError: ") + error.what();
+    } catch (const std::exception& error) {
+      message = error.what();
+    }
+    drain(communicator.device());
+  });
+  return messages;
+}
+
+}  // namespace test

@@ -1,0 +1,56 @@
+// ddp_ranks [--threads N]: one rank of a job (of lockstep-run, mpirun, …), or N ranks as threads, go through the
+// trainings of tests/parallel/ddp/scenarios.h. Rank 0 prints a line for each, with a checksum of the bits that every
+// rank ended with. Exits with 1 when ranks differ or a training is not what one device does.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "lockstep/parallel/comm/internal/sha256.h"
+#include "lockstep/parallel/comm/make_communicator.h"
+#include "parallel/ddp/scenarios.h"
+
+namespace {
+
+using namespace test;
+
+bool all_good(Communicator& communicator) {
+  bool good = true;
+  for (const Scenario& scenario : scenarios()) {
+    const Doubles parameters = scenario.rank(communicator);
+    const std::string hash =
+        detail::to_hex(detail::Sha256().update(parameters.data(), parameters.size() * sizeof(double)).digest());
+    bool same = true;
+    for (const std::string& other : communicator.all_gather_bytes(hash)) same &= other == hash;
+    const double difference = largest_difference(parameters, scenario.whole(communicator.size()));
+    const bool fits = same && difference <= scenario.tolerance;
+    good &= fits;
+    if (communicator.rank() == 0)
+      std::printf("%-28s %s %s\n", scenario.name.c_str(), hash.substr(0, 16).c_str(),
+                  fits    ? "good"
+                  : !same ? "ranks differ"
+                          : cat("off by ", difference).c_str());
+  }
+  return good;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int threads = argc == 3 && std::strcmp(argv[1], "--threads") == 0 ? std::atoi(argv[2]) : 0;
+    if (argc != 1 && threads <= 0) return std::fprintf(stderr, "usage: ddp_ranks [--threads N]\n"), 2;
+    if (threads > 0) {
+      for (const bool good : run_ranks(threads, all_good))
+        if (!good) return 1;
+      return 0;
+    }
+    const RankInfo rank = discover_ranks();
+    const auto devices = accelerators();
+    const auto communicator = make_communicator(
+        {.store = connect_store(rank), .rank = rank,
+         .device = devices[static_cast<std::size_t>(rank.local_rank) % devices.size()]});
+    return all_good(*communicator) ? 0 : 1;
+  } catch (const std::exception& error) {
+    return std::fprintf(stderr, "ddp_ranks: %s\n", error.what()), 1;
+  }
+}
