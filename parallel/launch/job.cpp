@@ -38,7 +38,7 @@ int Job::run(const std::string& token) {
   }
   loop();
   kill_all(run_id_);
-  nodes_.leave();
+  nodes_.leave(!interrupted_);
   return reason_ ? reason_->code : 0;
 }
 
@@ -48,7 +48,7 @@ bool Job::any_running() const {
 
 // Until the ranks of this machine have ended, what they wrote is written, and the other machines are done too.
 void Job::loop() {
-  bool swept = false, reported = false;
+  bool swept = false, reported = false, seen = false;  // seen: the end of the job
   std::optional<Clock::time_point> drain_until;
   std::vector<pollfd> polls;
   while (true) {
@@ -68,7 +68,7 @@ void Job::loop() {
     }
 
     polls.assign({{.fd = signals_.get(), .events = POLLIN, .revents = 0}});
-    if (!nodes_.end()) polls.push_back({.fd = nodes_.event(), .events = POLLIN, .revents = 0});
+    if (!seen) polls.push_back({.fd = nodes_.event(), .events = POLLIN, .revents = 0});
     output_.prepare(polls);
     auto wake = kill_at_.value_or(Clock::time_point::max());
     if (drain_until && !output_.finished() && output_.written()) wake = std::min(wake, *drain_until);
@@ -81,7 +81,10 @@ void Job::loop() {
     output_.handle(polls);
     if (output_.closed() && !reason_) end({128 + SIGPIPE, "nobody reads the output any more"}, SIGTERM);
     handle_signals();
-    if (const auto ended = nodes_.end(); ended && ended->code != 0 && !reason_) end(*ended, SIGTERM);
+    if (const auto ended = nodes_.end()) {
+      seen = true;
+      if (ended->code != 0 && !reason_) end(*ended, SIGTERM);
+    }
     if (kill_at_ && Clock::now() >= *kill_at_) {
       kill_at_.reset();
       for (const Rank& rank : ranks_)

@@ -11,7 +11,7 @@
 namespace lockstep::launch {
 namespace {
 
-constexpr Milliseconds kBeat{500};
+constexpr Milliseconds kBeat{500}, kLate{2'000};
 constexpr char kEnd[] = "lockstep-run/end";
 
 End parse_end(const std::string& text) {
@@ -39,7 +39,8 @@ Nodes::Nodes(const Options& options, std::string token, const std::string& run_i
   if (options.node == 0)
     server_ = std::make_unique<TcpStoreServer>(
         TcpStoreServerOptions{.address = master.host, .port = master.port, .token = token_});
-  store_ = make_tcp_store({.address = address_, .token = token_, .connect_timeout = options.timeout});
+  store_ = make_tcp_store(
+      {.address = address_, .token = token_, .connect_timeout = options.timeout, .timeout = options.timeout});
   const std::string shape = cat(options.nodes, " nodes of ", options.ranks, " ranks");
   const std::string first = store_->compare_set("lockstep-run/shape", "", shape);
   LOCKSTEP_CHECK(first == shape, "expected the same on all nodes, got ", shape, " on node ", options.node, " and ",
@@ -69,7 +70,7 @@ std::optional<End> Nodes::end() const {
 }
 
 void Nodes::report(const End& end) {
-  if (!store_) return conclude(end);
+  if (!store_ || lost_) return conclude(end);
   try {
     if (end.code == 0) {
       store_->set(key("done", options_.node), "");
@@ -88,6 +89,7 @@ void Nodes::watch() {
       while (!stop_ && !look()) {
       }
     } catch (const Error& error) {
+      lost_ = true;
       conclude({1, cat("lost the other nodes: ", error.what())});
     }
   });
@@ -121,15 +123,20 @@ bool Nodes::look() {
   }
 }
 
-void Nodes::leave() {
-  if (!store_) return;
+void Nodes::leave(bool wait_for_late) {
+  if (!store_ || lost_) return;
   try {
     store_->set(key("left", options_.node), "");
     if (options_.node != 0) return;
-    // A node that has never come, or is gone, is not waited for long.
-    const Deadline deadline = Deadline::after(options_.grace + Milliseconds(2'000));
-    for (int node = 0; node < options_.nodes; ++node)
-      if (store_->try_get(key("node", node))) store_->get(key("left", node), deadline);
+    const Deadline late = Deadline::after(wait_for_late ? kLate : Milliseconds(0));
+    const Deadline deadline = Deadline::after(options_.grace + kLate);
+    for (int node = 0; node < options_.nodes; ++node) {
+      try {
+        store_->get(key("node", node), late);
+        store_->get(key("left", node), deadline);
+      } catch (const TimeoutError&) {
+      }
+    }
   } catch (const Error&) {
   }
 }

@@ -31,8 +31,8 @@ class Nodes {
   void report(const End& end);
   // How the job has ended, once it has.
   std::optional<End> end() const;
-  // Waits until the other launchers know the end too.
-  void leave();
+  // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all.
+  void leave(bool wait_for_late);
 
  private:
   bool look();
@@ -46,7 +46,7 @@ class Nodes {
   detail::Fd event_;
   mutable std::mutex mutex_;
   std::optional<End> end_;
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, lost_{false};  // lost: the store cannot be reached any more
   struct Beat {
     std::string count;
     Clock::time_point since = Clock::now();

@@ -1,0 +1,11 @@
+# lockstep-run, as a user runs it.
+add_executable(lockstep-launch-rank "${CMAKE_CURRENT_LIST_DIR}/rank.cpp")
+target_link_libraries(lockstep-launch-rank PRIVATE lockstep_flags lockstep::lockstep)
+foreach(test Arguments Output Environment Ends LeftBehind Nodes)
+  add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/lockstep_run.py"
+           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> ${test})
+  set_tests_properties(launch/${test} PROPERTIES LABELS host TIMEOUT 300)
+endforeach()
+add_test(NAME launch/two_hosts COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/two_hosts.py"
+         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank>)
+set_tests_properties(launch/two_hosts PROPERTIES LABELS host TIMEOUT 300 SKIP_REGULAR_EXPRESSION "^skipped: ")

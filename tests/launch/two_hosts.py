@@ -1,0 +1,134 @@
+"""A job on two hosts: two network namespaces with a cable (veth) between them, and a token.
+
+usage: two_hosts.py <lockstep-run> <lockstep-launch-rank>
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+RUN, RANK = sys.argv[1:3]
+SOON = 120  # seconds, for what comes at once when it works
+LAUNCHERS = ("LOCKSTEP_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MPI_")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
+MASTER = "10.77.0.1:29400"
+
+
+def sentence_why_not():
+    """Why there cannot be two hosts here, or None."""
+    for tool in ("unshare", "nsenter", "ip"):
+        if not shutil.which(tool):
+            return f"there is no {tool}"
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        return "network namespaces are not permitted"
+    made = subprocess.run(["unshare", "--net", "ip", "link", "add", "cable", "type", "veth", "peer", "name", "other"],
+                          capture_output=True)
+    return None if made.returncode == 0 else "there are no veth pairs"
+
+
+class Host:
+    """A network namespace, there as long as a process in it."""
+
+    def __init__(self):
+        self.holder = subprocess.Popen(["unshare", "--net", "sleep", "300"])
+        own = os.readlink("/proc/self/ns/net")
+        while os.readlink(f"/proc/{self.holder.pid}/ns/net") == own:
+            time.sleep(0.005)
+
+    def inside(self, *command):
+        return ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net", *command]
+
+    def do(self, *command):
+        subprocess.run(self.inside(*command), check=True)
+
+    def close(self):
+        self.holder.kill()
+        self.holder.wait()
+
+
+class TwoHosts(unittest.TestCase):
+    def setUp(self):
+        self.hosts = [Host(), Host()]
+        for host in self.hosts:
+            self.addCleanup(host.close)
+        self.hosts[0].do("ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns",
+                         str(self.hosts[1].holder.pid))
+        for i, host in enumerate(self.hosts):
+            host.do("ip", "address", "add", f"10.77.0.{i + 1}/24", "dev", "cable")
+            for link in ("lo", "cable"):
+                host.do("ip", "link", "set", link, "up")
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def start(self, node, *program, token, options=()):
+        token_options = []
+        if token:
+            path = os.path.join(self.folder.name, f"token{node}")
+            with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+                file.write(token)
+            token_options = ["--token-file", path]
+        job = subprocess.Popen(
+            self.hosts[node].inside(RUN, "-n", "2", "--nnodes", "2", "--node-rank", str(node), "--master", MASTER,
+                                    *token_options, *options, *program),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        self.addCleanup(job.communicate)
+        self.addCleanup(job.terminate)
+        return job
+
+    def test_ranks_meet(self):
+        jobs = [self.start(node, RANK, token="a token for tests, 0123456789") for node in (0, 1)]
+        everybody = "".join(f" {r}/4:{r % 2}/2" for r in range(4))
+        for node, job in enumerate(jobs):
+            out, err = job.communicate(timeout=SOON)
+            self.assertEqual((job.returncode, err), (0, ""))
+            self.assertEqual(sorted(out.splitlines()),
+                             [f"[{r}] lockstep-run{everybody}" for r in (2 * node, 2 * node + 1)])
+
+    def test_a_failure_reaches_the_other_host(self):
+        jobs = [self.start(node, "sh", "-c", "[ $LOCKSTEP_RANK = 3 ] && exit 9; exec sleep 1000",
+                           token="a token for tests, 0123456789") for node in (0, 1)]
+        for job in jobs:
+            _, err = job.communicate(timeout=SOON)
+            self.assertEqual(job.returncode, 9)
+            self.assertIn("rank 3 exited with code 9", err)
+
+    def test_a_wrong_token(self):
+        first = self.start(0, "sleep", "1000", token="a token for tests, 0123456789")
+        second = self.start(1, "sleep", "1000", token="another token, 0123456789")
+        _, err = second.communicate(timeout=SOON)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn("another token than this", err)
+        self.assertIsNone(first.poll())
+
+    def test_no_token(self):
+        for node in (0, 1):
+            job = self.start(node, "sleep", "1000", token=None)
+            _, err = job.communicate(timeout=SOON)
+            self.assertEqual(job.returncode, 2)
+            self.assertIn("expected a token", err)
+
+    def test_a_cable_that_is_pulled(self):
+        options = ("--timeout", "2", "--grace", "1")
+        jobs = [self.start(node, "sh", "-c", "echo started; exec sleep 1000", token="a token for tests, 0123456789",
+                           options=options) for node in (0, 1)]
+        for job in jobs:
+            for _ in range(2):
+                self.assertIn("started", job.stdout.readline())
+        self.hosts[0].do("ip", "link", "set", "cable", "down")
+        _, err = jobs[0].communicate(timeout=SOON)
+        self.assertEqual(jobs[0].returncode, 1)
+        self.assertIn("node 1 was silent for 2 s", err)
+        _, err = jobs[1].communicate(timeout=SOON)
+        self.assertEqual(jobs[1].returncode, 1)
+        self.assertIn("lost the other nodes", err)
+
+
+if __name__ == "__main__":
+    why_not = sentence_why_not()
+    if why_not:
+        print(f"skipped: {why_not}")
+    else:
+        unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
