@@ -129,6 +129,8 @@ foreach(layer runtime tensor parallel)
   endif()
 endforeach()
 
+target_sources(lockstep-fake-parallel PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/scenarios.cpp")
+
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
 fake_cuda_test(lost runtime "[.lost]")
