@@ -1,7 +1,11 @@
 // Everything a program needs: devices, tensors, modules, optimizers, data parallelism.
 #pragma once
 
+#include "lockstep/parallel/comm/make_communicator.h"
+#include "lockstep/parallel/comm/parameter_hash.h"
+#include "lockstep/parallel/comm/run_ranks.h"
 #include "lockstep/parallel/data_parallel.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/parallel_apply.h"
 #include "lockstep/parallel/replicate.h"
 #include "lockstep/parallel/scatter_gather.h"
@@ -15,6 +19,7 @@
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/data/data_loader.h"
+#include "lockstep/tensor/data/distributed_sampler.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/io/npy.h"

@@ -40,6 +40,22 @@ std::vector<Device> devices_of(int ranks, const RunRanksOptions& options) {
   return devices;
 }
 
+bool is_comm_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+// Waits for the stream of a rank whose failure is known.
+void await_failed(Stream& stream, Milliseconds timeout) noexcept try {
+  LOCKSTEP_EDGE(synchronize(stream, timeout));
+} catch (...) {  // what follows from the failure, or a task that does not end
+}
+
 }  // namespace
 
 struct RankCall::State {
@@ -62,6 +78,7 @@ struct RankCall::State {
   int ended = 0, failures = 0;
   bool abandoned = false;
 
+  void failed(Seat& seat, const std::exception_ptr& error);
   [[noreturn]] void give_up(RankCall& call, std::unique_lock<std::mutex>& lock);
   void throw_cause();
 };
@@ -79,49 +96,47 @@ void RankCall::run_function(RankCall& call, int rank) {
   const ContextScope scope(context);
   const AutocastThread casts;
   const trace::Scope span("rank");
-  Stream stream(seat.communicator->device());
   try {
-    LOCKSTEP_EDGE_SCOPE(StreamScope, current, stream);
-    call.run(rank, *seat.communicator);
-    // What failed on the stream is the rank's failure, and what it returned is there.
-    LOCKSTEP_EDGE(synchronize(stream, state.timeout));
+    Stream stream(seat.communicator->device());
+    try {
+      LOCKSTEP_EDGE_SCOPE(StreamScope, current, stream);
+      call.run(rank, *seat.communicator);
+      // What failed on the stream is the rank's failure, and what it returned is there.
+      LOCKSTEP_EDGE(synchronize(stream, state.timeout));
+    } catch (...) {
+      state.failed(seat, std::current_exception());
+      // What is on its way ends now, and is not somebody else's failure later.
+      await_failed(stream, state.timeout);
+    }
   } catch (...) {
-    seat.sequence = thread_context().sequence;
-    throw;
+    state.failed(seat, std::current_exception());
   }
   seat.sequence = thread_context().sequence;
+}
+
+void RankCall::State::failed(Seat& seat, const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(mutex);
+    if (seat.error) return;
+    seat.error = error;
+    seat.order = failures++;
+  }
+  seat.of_others = is_comm_error(error);
+  seat.communicator->abort(describe(error));
 }
 
 void RankCall::run_rank(const std::shared_ptr<RankCall>& call, int rank) noexcept {
   State& state = *call->state_;
   State::Seat& seat = state.seats[static_cast<std::size_t>(rank)];
   take_over(&state);
-  std::exception_ptr error;
-  bool of_others = false;
-  try {
-    run_function(*call, rank);
-  } catch (const CommError&) {
-    error = std::current_exception();
-    of_others = true;
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (error) {
-    {
-      const std::lock_guard lock(state.mutex);
-      seat.order = state.failures++;
-    }
-    seat.communicator->abort(describe(error));
-  }
+  run_function(*call, rank);
   seat.communicator.reset();
   hand_over(&state);
   const std::lock_guard lock(state.mutex);
   if (state.abandoned) {  // nobody asks any more
     call->forget(rank);
-    error = nullptr;
+    seat.error = nullptr;
   }
-  seat.error = error;
-  seat.of_others = of_others;
   seat.ended = true;
   ++state.ended;
   state.changed.notify_all();

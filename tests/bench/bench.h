@@ -40,6 +40,8 @@ class Table {
 class Report {
  public:
   void add(Table table) { tables_.push_back(std::move(table)); }
+  // Lines between the tables, which are not in the JSON.
+  void add_text(std::string lines) { tables_.emplace_back(std::move(lines), std::vector<std::string>()); }
   std::string text() const;
   std::string json() const;
 

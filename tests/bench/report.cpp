@@ -33,6 +33,7 @@ std::string Report::text() const {
   for (const Table& table : tables_) {
     if (!out.empty()) out += '\n';
     out += table.title_ + '\n';
+    if (table.columns_.empty()) continue;
     std::vector<std::vector<std::string>> lines{table.columns_};
     for (const auto& row : table.rows_) {
       lines.emplace_back();
@@ -60,6 +61,7 @@ std::string Report::json() const {
   std::string out = "{";
   const char* table_separator = "\n";
   for (const Table& table : tables_) {
+    if (table.columns_.empty()) continue;
     out += table_separator + ("  " + quote(table.title_)) + ": [";
     table_separator = ",\n";
     const char* row_separator = "\n";

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "support/text_options.h"
+#include "text_options.h"
 
 namespace example {
 

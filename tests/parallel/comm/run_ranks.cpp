@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "lockstep/runtime/order.h"
 #include "lockstep/runtime/stream.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/factory.h"
@@ -136,6 +137,36 @@ TEST_CASE("run_ranks: the first cause is thrown, with the exception nested in it
   }
 }
 
+TEST_CASE("run_ranks: when a rank throws, the others are told what") {
+  std::mutex mutex;
+  std::vector<std::string> told;
+  CHECK_THROWS_AS(run_ranks(3,
+                            [&](Communicator& comm) {
+                              if (comm.rank() == 1) throw std::out_of_range("no such row");
+                              try {
+                                comm.barrier();
+                              } catch (const CommError& error) {
+                                const std::lock_guard lock(mutex);
+                                told.push_back(error.what());
+                              }
+                            }),
+                  CommError);
+  REQUIRE(told.size() == 2);
+  for (const std::string& text : told) contains(text, "rank 1 aborted: no such row");
+}
+
+TEST_CASE("run_ranks: when a rank has thrown, nothing of any rank is left on the devices") {
+  CHECK_THROWS_AS(run_ranks(3,
+                            [](Communicator& comm) {
+                              const Tensor x = filled(comm, 1);
+                              if (comm.rank() == 1) throw std::out_of_range("no such row");
+                              comm.all_reduce(x);
+                              throw std::runtime_error("that neither");  // before the stream has said anything
+                            }),
+                  CommError);
+  for (const Device device : hosts(3)) CHECK_NOTHROW(synchronize(device));
+}
+
 TEST_CASE("run_ranks: what fails on a rank's stream is the rank's failure, also at its end") {
   const std::string text = message_of<CommError>([] {
     run_ranks(3, [](Communicator& comm) {
@@ -209,6 +240,25 @@ TEST_CASE("run_ranks: a rank that does not return is left behind, and named") {
   shared->open = true;
   shared->changed.notify_all();
   shared->changed.wait(lock, [&] { return shared->gone == 1; });
+}
+
+TEST_CASE("run_ranks: the order checker knows what the ranks' threads hand over") {
+  const std::uint64_t before = order_stats().assumed_handovers;
+  const Tensor x = zeros({1'000}, {.dtype = DType::f64, .device = Device::host(0)});
+  synchronize(Device::host(0));
+  run_ranks(3,
+            [&](Communicator& comm) {
+              for (int turn = 0; turn < comm.size(); ++turn) {
+                if (turn == comm.rank()) {
+                  Tensor(x).add_(turn + 1);
+                  synchronize(current_stream(comm.device()));
+                }
+                comm.barrier();
+              }
+            },
+            {.devices = hosts({0, 0, 0})});
+  CHECK(Tensor(x).add_(1).to_vector<double>() == Doubles(1'000, 7));
+  CHECK(order_stats().assumed_handovers == before);
 }
 
 TEST_CASE("run_ranks: arguments are checked") {

@@ -1,4 +1,7 @@
 // Shared-memory ranks that are threads.
+#include <algorithm>
+#include <thread>
+
 #include "lockstep/parallel/comm/run_ranks.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/tensor/factory.h"
@@ -68,9 +71,68 @@ TEST_CASE("communicator: what is on its way is carried out after the communicato
   const std::vector<std::vector<double>> sums = run_ranks(3, [](Communicator& comm) {
     std::unique_ptr<Communicator> part = comm.split(0);
     const Tensor x = full({20'000}, comm.rank(), {.dtype = DType::f64, .device = comm.device()});
-    for (int round = 0; round < 10; ++round) part->all_reduce(x, Reduction::max);
+    for (int round = 0; round < 10; ++round) part->all_reduce(x, RedOp::max);
     part.reset();
     return x.to_vector<double>();
   });
   for (const std::vector<double>& mine : sums) CHECK(mine == std::vector<double>(20'000, 2));
+}
+
+TEST_CASE("communicator: a rank that is told of a failure has its memory to itself") {
+  // Aborted at one moment after another, some of them while the other rank reads and writes this one's memory.
+  constexpr std::int64_t kCount = 1 << 20;
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::unique_ptr<Communicator>> ranks = make_thread_group(hosts(2));
+    const Tensor first = full({kCount}, 1, {.dtype = DType::f32, .device = Device::host(0)});
+    const Tensor second = full({kCount}, 2, {.dtype = DType::f32, .device = Device::host(1)});
+    synchronize(Device::host(0));
+    synchronize(Device::host(1));
+    const auto take_part = [](Communicator& comm, const Tensor& x) {
+      Stream stream(comm.device());
+      const StreamScope scope(stream);
+      try {
+        for (;;) {
+          comm.all_reduce(x, Reduction::max);
+          synchronize(stream);
+        }
+      } catch (const CommError&) {
+      }
+      try {  // a call that was refused may come after one that fails on the stream
+        synchronize(stream);
+      } catch (const CommError&) {
+      }
+    };
+    std::thread other([&] { take_part(*ranks[1], second); });
+    std::thread aborting([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(round * 50));
+      ranks[1]->abort("enough");
+    });
+    take_part(*ranks[0], first);
+    float* mine = static_cast<float*>(const_cast<void*>(first.data()));
+    std::fill(mine, mine + kCount, 7.0f);
+    other.join();
+    aborting.join();
+    REQUIRE(std::count(mine, mine + kCount, 7.0f) == kCount);
+  }
+}
+
+TEST_CASE("communicator: a collective that its stream drops is an error on the other ranks at once") {
+  if (default_stream(Device::host(0)).synchronous()) return;  // drops nothing: what fails is thrown at once
+  const std::vector<std::string> said = conformance::run_on_threads(
+      make_thread_group(hosts(3), {.timeout = conformance::kPatience}), [](Communicator& comm) -> std::string {
+        const std::unique_ptr<Communicator> side = comm.split(0);
+        const Tensor x = full({4}, 1, {.dtype = DType::f32, .device = comm.device()});
+        std::string wrong;
+        if (comm.rank() == 2) {
+          current_stream(comm.device()).enqueue([] { throw Error("spilled"); });
+          comm.all_reduce(x);
+        } else {
+          wrong = conformance::comm_error(comm, {"rank 2", "work before it on its stream failed"},
+                                          [&] { comm.all_reduce(x); });
+        }
+        side->barrier();
+        if (comm.rank() == 2 && !comm.broken()) return "expected it to be broken";
+        return wrong;
+      });
+  CHECK(said == std::vector<std::string>(3));
 }

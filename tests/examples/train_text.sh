@@ -1,0 +1,96 @@
+#!/bin/sh
+# train_text.sh <train_text> <lockstep-run> <text>: ranks that are threads and ranks that are processes end with the same
+# bits, a training that was interrupted goes on with the bits of one that was not, and what is wrong is said in a line.
+set -u
+program=$1 launcher=$2 text=$3
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failures=0
+small="--data $text --batch-size 12 --context 32 --layers 1 --heads 2 --width 32 --sample 20"
+
+fail() {
+  echo "FAILED: $*"
+  failures=$((failures + 1))
+}
+
+# result <name> <command>...: runs it; the last line's field of that name.
+result() {
+  name=$1
+  shift
+  "$@" >"$folder/out" 2>"$folder/err" || fail "status $?: $*: $(tail -n 3 "$folder/err")"
+  tail -n 1 "$folder/out" | sed -n "s/.*train_text: .*$name=\([^ ]*\).*/\1/p"
+}
+
+same() {
+  [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: '$2' and '$3'"
+}
+
+# ---- threads, processes, mpirun
+for ranks in 1 2 3 4; do
+  threads=$(result parameters_sha256 "$program" $small --steps 12 --threads $ranks)
+  processes=$(result parameters_sha256 "$launcher" -n $ranks --no-prefix "$program" $small --steps 12)
+  same "$ranks threads and processes" "$threads" "$processes"
+  echo "$ranks ranks: $threads"
+done
+again=$(result parameters_sha256 "$program" $small --steps 12 --threads 4)
+same "the same seed" "$threads" "$again"
+other=$(result parameters_sha256 "$program" $small --steps 12 --threads 4 --seed 2)
+[ "$other" != "$threads" ] || fail "another seed gives the same parameters"
+for mode in async strict; do
+  slow=$(LOCKSTEP_HOST_MODE=$mode result parameters_sha256 "$program" $small --steps 12 --threads 4)
+  same "mode $mode" "$threads" "$slow"
+done
+
+# ---- a break in the middle
+for how in threads processes; do
+  run="$program $small --dropout 0.1"
+  if [ $how = threads ]; then ranks="--threads 2"; else ranks="" run="$launcher -n 2 --no-prefix $run"; fi
+  whole=$(result parameters_sha256 $run $ranks --steps 20)
+  result steps $run $ranks --steps 11 --checkpoint "$folder/checkpoint" >/dev/null
+  resumed=$(result parameters_sha256 $run $ranks --steps 20 --checkpoint "$folder/checkpoint" --resume)
+  same "resumed, $how" "$whole" "$resumed"
+done
+
+# ---- it learns
+loss=$(result loss "$program" --data "$text" --threads 2 --steps 80 --batch-size 12 --context 32 --layers 1 --width 32 --sample 0)
+awk "BEGIN { exit !($loss < 3.3) }" || fail "a loss of $loss after 80 steps"
+"$program" $small --threads 2 --steps 3 --json >"$folder/out" || fail "--json"
+[ "$(wc -l <"$folder/out")" = 1 ] || fail "--json prints more than one line"
+! command -v python3 >/dev/null || python3 -m json.tool "$folder/out" >/dev/null || fail "--json prints no JSON"
+
+# ---- what cannot be worked with: status 2, nothing on stdout, one line on stderr
+bad() {
+  wanted=$1
+  shift
+  "$@" >"$folder/out" 2>"$folder/err"
+  status=$?
+  cat "$folder/err"
+  [ $status = 2 ] || fail "status $status instead of 2: $*"
+  [ "$(grep -c '^train_text: ' "$folder/err")" = 1 ] || fail "not one line: $*"
+  grep -qF -- "$wanted" "$folder/err" || fail "without '$wanted': $*"
+}
+: >"$folder/empty"
+head -c 32 "$text" >"$folder/short"
+head -c 64 "$text" >"$folder/broken"
+tr a-z A-Z <"$text" >"$folder/capitals"
+bad "$folder/none" "$program" --data "$folder/none"
+bad "is empty" "$program" --data "$folder/empty"
+bad "expected a file" "$program" --data "$folder"
+bad "more than the 32" "$program" $small --data "$folder/short"
+bad "--data" "$program" --threads 2
+bad "4 heads" "$program" $small --width 30 --heads 4
+bad "multiple of the 5 ranks" "$program" $small --threads 5
+bad "--checkpoint" "$program" $small --resume
+bad "$folder/none" "$program" $small --resume --checkpoint "$folder/none"
+bad "at byte" "$program" $small --resume --checkpoint "$folder/broken"
+bad "expected ranks 2" "$program" $small --threads 3 --steps 20 --resume --checkpoint "$folder/checkpoint"
+bad "expected width 32" "$program" $small --threads 2 --steps 20 --width 48 --resume --checkpoint "$folder/checkpoint"
+bad "other characters" "$program" $small --data "$folder/capitals" --threads 2 --steps 20 --resume --checkpoint "$folder/checkpoint"
+bad "at least the 20 steps" "$program" $small --threads 2 --steps 5 --resume --checkpoint "$folder/checkpoint"
+bad "the folder" "$program" $small --checkpoint "$folder"
+"$program" --help | grep -q -- --resume || fail "no options in the help"
+
+[ -z "$(ls "$folder" | grep -v -e '^out$' -e '^err$' -e '^checkpoint$' -e '^empty$' -e '^short$' -e '^broken$' -e '^capitals$')" ] ||
+  fail "files are left: $(ls "$folder")"
+echo "$failures failures"
+[ $failures = 0 ]
