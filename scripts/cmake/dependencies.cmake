@@ -82,6 +82,22 @@ else()
 endif()
 dependency_row(oneDNN "${ONEDNN_FOUND}" "${version}" "fast matmul, convolution and norms on host devices")
 
+# MPI: optional.
+set(MPI_CXX_FOUND OFF)
+if(LOCKSTEP_MPI STREQUAL "OFF")
+  set(version "LOCKSTEP_MPI=OFF")
+elseif(LOCKSTEP_SANITIZE STREQUAL "thread")
+  set(version "not instrumented (tsan)")
+else()
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+  set(version "${MPI_CXX_VERSION}")
+  if(LOCKSTEP_MPI STREQUAL "ON")
+    require(MPI_CXX_FOUND libopenmpi-dev)
+  endif()
+endif()
+dependency_row(MPI "${MPI_CXX_FOUND}" "${version}" "ranks with host devices on several machines")
+
 # CUDA: optional. The runtime is linked (it serves machines without a driver too), everything else is opened when needed.
 set(LOCKSTEP_HAVE_CUDA OFF)
 if(LOCKSTEP_CUDA STREQUAL "OFF")

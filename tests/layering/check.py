@@ -70,6 +70,8 @@ def include_breach(path, quote, target):
         return f"{target} belongs under a cuda/ folder"
     if name == "nccl.h" and not path.split("/")[-1].startswith("nccl"):
         return "nccl.h belongs in files named nccl*"
+    if name == "mpi.h" and not path.split("/")[-1].startswith("mpi"):
+        return "mpi.h belongs in files named mpi*"
     if path.endswith(".h") and not is_private(path) and re.match(r"(nlohmann|oneapi|CLI|catch2)/", target):
         return f"a public header must not include {target}: users would need it too"
     return None

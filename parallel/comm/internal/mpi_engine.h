@@ -1,0 +1,96 @@
+// The one thread that talks to MPI, and what it does for communicators: messages between their members, with deadlines.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/runtime/deadline.h"
+
+namespace lockstep::detail {
+
+// Messages between two members are received in the order in which they were sent, for each of these by itself.
+enum class MpiLane { collective, exchange, pair, pair_answer, split, control };
+
+struct MpiFailure {
+  int rank = 0;  // a member
+  std::string text;
+};
+
+// A communicator, for the engine. What is not const belongs to the engine's lock or its thread.
+struct MpiChannel {
+  const std::int64_t context;      // the same for all members, and no other communicator's of theirs
+  const std::vector<int> members;  // their ranks in MPI_COMM_WORLD
+  const int index;                 // this process among them
+  std::optional<MpiFailure> failure;
+  bool heard = false;  // the failure is another member's, who has told everybody
+  std::vector<bool> left;
+};
+
+struct MpiMessage {
+  bool send = false;
+  int member = 0;
+  MpiLane lane = MpiLane::collective;
+  void* data = nullptr;  // only read when it is sent
+  std::size_t bytes = 0;
+};
+
+class MpiEngine {
+ public:
+  // The process's engine. The first call starts it, and MPI; all ranks must make it.
+  static MpiEngine& instance(Milliseconds timeout);
+
+  int rank() const { return rank_; }  // in MPI_COMM_WORLD
+  int size() const { return size_; }
+
+  // `creator`: a rank of MPI_COMM_WORLD, or size() for communicators of all ranks. Its `number`s differ.
+  std::int64_t context(int creator, std::int64_t number) const { return number * (size_ + 1) + creator; }
+  std::int64_t next_number();  // for communicators that this process creates
+  std::shared_ptr<MpiChannel> open(std::int64_t context, std::vector<int> members, int index);
+  // This member has left, which the others are told; the channel is not used any more.
+  void close(std::shared_ptr<MpiChannel> channel);
+  // Ends all transfers of the channel; the first failure stays. The others are told, unless they told.
+  void fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure);
+  std::optional<MpiFailure> failure(const MpiChannel& channel) const;
+
+  enum class Outcome { done, failed, left, late };
+  struct Result {
+    Outcome outcome = Outcome::done;
+    std::vector<int> members;  // that have left, or from whom nothing has come
+  };
+  // Carries out the messages at the same time and blocks until they are done. When it returns nothing is written any
+  // more to what was to be received; what was to be sent may still be read, if somebody asks for it.
+  Result transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages, Deadline deadline);
+
+  // Waits until `turn` is `value`, or the channel has failed (false), or the deadline has passed (false).
+  bool wait_for_turn(const MpiChannel& channel, const std::uint64_t& turn, std::uint64_t value, Deadline deadline);
+  void next_turn(std::uint64_t& turn);
+
+ private:
+  class Loop;  // what belongs to the thread, and knows MPI
+  struct Batch;
+  MpiEngine() = default;
+  void start(Milliseconds timeout);
+  void stop();
+
+  int rank_ = 0, size_ = 1;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // for those that wait for the engine
+  std::condition_variable wanted_;   // for the engine
+  std::vector<Batch*> batches_;
+  struct Order {
+    enum class Kind { open, close, fail, stop } kind;
+    std::shared_ptr<MpiChannel> channel;
+  };
+  std::vector<Order> orders_;
+  std::int64_t numbers_ = 0;
+  bool started_ = false, stopped_ = false, failed_ = false;
+  std::string problem_;  // why it could not start
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,288 @@
+#include "lockstep/parallel/comm/internal/mpi_loop.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message of MPI's, which counts with ints
+constexpr Milliseconds kCancelTime{5'000};                // for what is on its way when a transfer is given up
+constexpr char kLeft = 'l', kFailed = 'f';
+
+std::string message_of(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<std::size_t>(length)};
+}
+
+}  // namespace
+
+std::string MpiEngine::Loop::begin() {
+  int ready = 0, level = MPI_THREAD_SINGLE, over = 0;
+  MPI_Finalized(&over);
+  if (over) return "expected MPI to be in use, but it was finalised before";
+  MPI_Initialized(&ready);
+  if (ready) {
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_SERIALIZED)
+      return "expected the application to initialise MPI with MPI_THREAD_SERIALIZED at least";
+  } else {
+    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level); code != MPI_SUCCESS)
+      return cat("MPI_Init_thread: ", message_of(code));
+    own_ = true;
+    if (level < MPI_THREAD_FUNNELED) return "expected an MPI that allows threads (MPI_THREAD_FUNNELED)";
+  }
+  if (const int code = MPI_Comm_dup(MPI_COMM_WORLD, &world_); code != MPI_SUCCESS)
+    return cat("MPI_Comm_dup: ", message_of(code));
+  MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(world_, &engine_.rank_);
+  MPI_Comm_size(world_, &engine_.size_);
+  void* value = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(world_, MPI_TAG_UB, &value, &found);
+  most_tags_ = found ? *static_cast<int*>(value) : 32767;
+  return "";
+}
+
+void MpiEngine::Loop::run() {
+  for (int idle = 0; take_orders();) {
+    bool moved = listen();
+    for (const auto& active : active_) moved = advance(*active) || moved;
+    std::erase_if(active_, [](const auto& active) { return active->batch == nullptr; });
+    moved = send_leftovers() || moved;
+    // More ranks than cores: the others need them.
+    idle = moved ? 0 : idle + 1;
+    if (idle > 20'000) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    } else if (idle > 50) {
+      ::sched_yield();
+    }
+  }
+  if (!own_) return;
+  for (const auto& [context, control] : controls_) cancel(*control);
+  const Deadline deadline = Deadline::after(kCancelTime);
+  while (!leftovers_.empty() && !deadline.passed()) send_leftovers();
+  MPI_Finalize();
+}
+
+void MpiEngine::Loop::cancel(Control& control) {
+  if (control.request == MPI_REQUEST_NULL) return;
+  MPI_Cancel(&control.request);
+  MPI_Wait(&control.request, MPI_STATUS_IGNORE);
+}
+
+bool MpiEngine::Loop::take_orders() {
+  std::unique_lock lock(engine_.mutex_);
+  if (active_.empty() && engine_.batches_.empty() && engine_.orders_.empty()) {
+    const auto wanted = [&] { return !engine_.batches_.empty() || !engine_.orders_.empty(); };
+    if (leftovers_.empty()) {
+      engine_.wanted_.wait(lock, wanted);
+    } else {
+      engine_.wanted_.wait_for(lock, Milliseconds(1), wanted);
+    }
+  }
+  const std::vector<Order> orders = std::exchange(engine_.orders_, {});
+  const std::vector<Batch*> batches = std::exchange(engine_.batches_, {});
+  lock.unlock();
+  bool go_on = true;
+  for (const Order& order : orders) {
+    const auto& channel = order.channel;
+    if (order.kind == Order::Kind::stop) {
+      go_on = false;
+    } else if (order.kind == Order::Kind::open) {
+      auto& control = controls_[channel->context];
+      control = std::make_unique<Control>();
+      control->channel = channel;
+      if ((channel->context + 1) * 8 > most_tags_) {
+        engine_.fail(channel, {channel->index, "expected no more communicators than MPI has tags for"});
+      } else {
+        receive_control(*control);
+      }
+    } else {
+      const bool tells = order.kind == Order::Kind::close || !channel->heard;
+      if (tells)
+        tell(*channel, order.kind == Order::Kind::close ? kLeft : kFailed, channel->failure.value_or(MpiFailure{}));
+      if (order.kind == Order::Kind::close) {
+        const auto found = controls_.find(channel->context);
+        cancel(*found->second);
+        controls_.erase(found);
+      }
+    }
+  }
+  for (Batch* batch : batches) {
+    active_.push_back(std::make_unique<Active>(Active{.batch = batch}));
+    post(*active_.back());
+  }
+  return go_on;
+}
+
+// ---- what members tell each other besides their messages
+
+void MpiEngine::Loop::receive_control(Control& control) {
+  const int code = MPI_Irecv(control.bytes.data(), static_cast<int>(kControlBytes), MPI_BYTE, MPI_ANY_SOURCE,
+                             tag(*control.channel, MpiLane::control), world_, &control.request);
+  if (code != MPI_SUCCESS) error(control.channel, "MPI_Irecv", code);
+}
+
+bool MpiEngine::Loop::listen() {
+  bool moved = false;
+  for (const auto& [context, control] : controls_) {
+    if (control->request == MPI_REQUEST_NULL) continue;
+    int done = 0;
+    MPI_Status status;
+    if (const int code = MPI_Test(&control->request, &done, &status); code != MPI_SUCCESS) {
+      error(control->channel, "MPI_Test", code);
+      continue;
+    }
+    if (!done) continue;
+    moved = true;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    MpiChannel& channel = *control->channel;
+    const auto& members = channel.members;
+    const auto from = std::find(members.begin(), members.end(), status.MPI_SOURCE);
+    if (from != members.end() && bytes >= 5) {
+      MpiFailure failure;
+      std::memcpy(&failure.rank, control->bytes.data() + 1, 4);
+      failure.text.assign(control->bytes.data() + 5, static_cast<std::size_t>(bytes) - 5);
+      const std::lock_guard lock(engine_.mutex_);
+      if (control->bytes[0] == kLeft) channel.left[static_cast<std::size_t>(from - members.begin())] = true;
+      if (control->bytes[0] == kFailed && !channel.failure) {
+        channel.failure = failure;
+        channel.heard = engine_.failed_ = true;
+        engine_.changed_.notify_all();
+      }
+    }
+    receive_control(*control);
+  }
+  return moved;
+}
+
+void MpiEngine::Loop::tell(const MpiChannel& channel, char kind, const MpiFailure& failure) {
+  std::string text(1, kind);
+  text.append(reinterpret_cast<const char*>(&failure.rank), 4).append(failure.text);
+  text.resize(std::min(text.size(), kControlBytes));
+  for (std::size_t m = 0; m < channel.members.size(); ++m) {
+    if (static_cast<int>(m) == channel.index) continue;
+    Leftover leftover{MPI_REQUEST_NULL, std::make_unique<std::string>(text)};
+    // Who cannot be told finds out at its deadline.
+    if (MPI_Isend(leftover.text->data(), static_cast<int>(text.size()), MPI_BYTE, channel.members[m],
+                  tag(channel, MpiLane::control), world_, &leftover.request) == MPI_SUCCESS)
+      leftovers_.push_back(std::move(leftover));
+  }
+}
+
+void MpiEngine::Loop::error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code) {
+  engine_.fail(channel, {channel->index, cat(call, ": ", message_of(code), "; an MPI job does not survive this")});
+}
+
+bool MpiEngine::Loop::send_leftovers() {
+  return std::erase_if(leftovers_, [](Leftover& leftover) {
+           int done = 0;
+           return MPI_Test(&leftover.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+         }) > 0;
+}
+
+// ---- transfers
+
+void MpiEngine::Loop::post(Active& active) {
+  const auto& channel = active.batch->channel;
+  for (const MpiMessage& message : active.batch->messages) {
+    std::size_t at = 0;
+    do {
+      const std::size_t bytes = std::min(kMostBytes, message.bytes - at);
+      char* const data = static_cast<char*>(message.data) + at;
+      const int peer = channel->members[static_cast<std::size_t>(message.member)];
+      const int its_tag = tag(*channel, message.lane), count = static_cast<int>(bytes);
+      MPI_Request request = MPI_REQUEST_NULL;
+      const int code = message.send ? MPI_Isend(data, count, MPI_BYTE, peer, its_tag, world_, &request)
+                                    : MPI_Irecv(data, count, MPI_BYTE, peer, its_tag, world_, &request);
+      if (code != MPI_SUCCESS) return error(channel, message.send ? "MPI_Isend" : "MPI_Irecv", code);
+      active.requests.push_back(request);
+      active.of.push_back(&message);
+      ++active.pending;
+      at += bytes;
+    } while (at < message.bytes);
+  }
+  active.cancelled.assign(active.requests.size(), false);
+}
+
+void MpiEngine::Loop::stop(Active& active, Outcome outcome, std::vector<int> members) {
+  if (active.stopping) return;
+  active.stopping = true;
+  active.give_up = Clock::now() + kCancelTime;
+  active.batch->result = {outcome, std::move(members)};
+  for (std::size_t i = 0; i < active.requests.size(); ++i) {
+    if (active.requests[i] == MPI_REQUEST_NULL) continue;
+    if (active.of[i]->send) {
+      // It cannot be taken back; who has been promised it still gets it.
+      leftovers_.push_back({std::exchange(active.requests[i], MPI_REQUEST_NULL), nullptr});
+      --active.pending;
+    } else if (!active.cancelled[i]) {
+      MPI_Cancel(&active.requests[i]);
+      active.cancelled[i] = true;
+    }
+  }
+}
+
+bool MpiEngine::Loop::advance(Active& active) {
+  Batch& batch = *active.batch;
+  bool moved = false;
+  std::vector<bool> left;
+  bool failed;
+  {
+    const std::lock_guard lock(engine_.mutex_);
+    failed = batch.channel->failure.has_value();
+    left = batch.channel->left;
+  }
+  if (failed) stop(active, Outcome::failed, {});
+  for (std::size_t i = 0; i < active.requests.size() && active.pending > 0; ++i) {
+    if (active.requests[i] == MPI_REQUEST_NULL) continue;
+    const auto member = static_cast<std::size_t>(active.of[i]->member);
+    // Messages overtake none of before: what one who has left has sent is here by now, and cannot be cancelled.
+    if (left[member] && !active.of[i]->send && !active.cancelled[i]) {
+      MPI_Cancel(&active.requests[i]);
+      active.cancelled[i] = true;
+    }
+    int done = 0, cancelled = 0;
+    MPI_Status status;
+    if (const int code = MPI_Test(&active.requests[i], &done, &status); code != MPI_SUCCESS) {
+      active.requests[i] = MPI_REQUEST_NULL;
+      --active.pending;
+      error(batch.channel, "MPI_Test", code);
+      stop(active, Outcome::failed, {});
+      continue;
+    }
+    if (!done) continue;
+    moved = true;
+    --active.pending;
+    if (active.cancelled[i]) MPI_Test_cancelled(&status, &cancelled);
+    int bytes = 0;
+    if (!active.of[i]->send && !cancelled) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (cancelled) stop(active, Outcome::left, {static_cast<int>(member)});
+  }
+  if (active.pending > 0 && !active.stopping && batch.deadline.passed()) {
+    std::vector<int> late;
+    for (std::size_t i = 0; i < active.requests.size(); ++i)
+      if (active.requests[i] != MPI_REQUEST_NULL) late.push_back(active.of[i]->member);
+    std::sort(late.begin(), late.end());
+    late.erase(std::unique(late.begin(), late.end()), late.end());
+    stop(active, Outcome::late, std::move(late));
+  }
+  if (active.pending > 0 && Clock::now() < active.give_up) return moved;
+  const std::lock_guard lock(engine_.mutex_);
+  batch.done = true;
+  active.batch = nullptr;
+  engine_.changed_.notify_all();
+  return true;
+}
+
+}  // namespace lockstep::detail

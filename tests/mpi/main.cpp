@@ -1,0 +1,75 @@
+// The conformance checks with ranks that are processes of mpirun. Every process runs all cases, in the same order.
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "lockstep/parallel/comm/mpi_communicator.h"
+#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/tensor/factory.h"
+#include "parallel/comm/thread_ranks.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+// What the processes tell each other between the checks; no check breaks it.
+Communicator& world() {
+  static const std::unique_ptr<Communicator> comm = make_mpi_communicator(Device::host(0));
+  return *comm;
+}
+
+conformance::Ranks processes() {
+  conformance::Ranks ranks{.name = "mpi"};
+  ranks.most = world().size();
+  ranks.run = [](int count, Milliseconds timeout, const conformance::Body& body) {
+    std::string said;
+    std::unique_ptr<Communicator> comm = world().split(world().rank() < count ? 0 : -1);
+    if (comm) {
+      comm->set_timeout(timeout);
+      Stream stream(comm->device());
+      const StreamScope scope(stream);
+      said = conformance::outcome(body, *comm);
+      comm.reset();
+    }
+    std::vector<std::string> all = world().all_gather_bytes(said);
+    all.resize(static_cast<std::size_t>(count));
+    return all;
+  };
+  return ranks;
+}
+
+}  // namespace
+
+TEST_CASE("communicator: MPI") {
+  for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
+      check.run(processes());
+    }
+}
+
+TEST_CASE("communicator: MPI gives the bits that ranks in shared memory get") {
+  const int size = world().size();
+  constexpr std::int64_t kCount = 100'003;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const conformance::Body sum = [&](Communicator& comm) {
+      std::vector<double> values;
+      for (std::int64_t i = 0; i < kCount; ++i) values.push_back(std::sin(static_cast<double>(i * (comm.rank() + 3))));
+      const Tensor x = conformance::tensor_of(values, dtype, comm.device());
+      comm.all_reduce(x, RedOp::avg);
+      const std::vector<double> result = x.to_vector<double>();
+      return std::string(reinterpret_cast<const char*>(result.data()), result.size() * sizeof(double));
+    };
+    const std::vector<Device> devices(static_cast<std::size_t>(size), Device::host(0));
+    const std::vector<std::string> expected = conformance::run_on_threads(make_thread_group(devices), sum);
+    CHECK((conformance::outcome(sum, world()) == expected[static_cast<std::size_t>(world().rank())]));
+  }
+}
+
+TEST_CASE("communicator: MPI finalises what it has initialised, whatever communicators are left") {
+  static const std::unique_ptr<Communicator> kept = make_mpi_communicator(Device::host(0));
+  CHECK(kept->size() == world().size());
+  CHECK(mpi_available());
+  CHECK(std::string(kept->backend()) == "mpi");
+  CHECK_THROWS_AS(make_mpi_communicator(Device::cpu()), InvalidArgument);
+}
