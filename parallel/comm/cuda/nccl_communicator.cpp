@@ -58,7 +58,9 @@ class NcclCommunicator final : public Communicator {
     try {
       body();
     } catch (const CommError& error) {
-      throw break_with(error);
+      const CommError first = break_with(error);
+      rank_->say_told();
+      throw first;
     } catch (const InvalidArgument&) {
       throw;  // nothing was done
     } catch (...) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "lockstep/kernels/api.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/internal/growth_lock.h"
 #include "lockstep/runtime/native_stream.h"
@@ -43,7 +44,8 @@ std::string Rank::explain(Result result) const {
 void Rank::connect(Milliseconds timeout) {
   constexpr const char* kName = "make_nccl_communicator";
   const Deadline deadline = Deadline::after(timeout);
-  default_stream(device_);  // starts the device
+  default_stream(device_);    // starts the device
+  kernels::prepare(device_);  // nothing is loaded while a collective spins
   const int rank = board_.rank(), size = board_.size();
   const auto look = [&] {
     if (const std::optional<CommError> error = board_.failure()) throw *error;
@@ -114,7 +116,7 @@ void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what
 
 void Rank::check() {
   if (!failed_.load(std::memory_order_acquire)) return;
-  told_.store(true, std::memory_order_release);
+  say_told();
   throw *failure();
 }
 

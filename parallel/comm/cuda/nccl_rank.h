@@ -36,8 +36,10 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
 
   void fail(const CommError& error) noexcept;
   std::optional<CommError> failure();
-  // Throws the failure.
+  // Throws the failure if there is one.
   void check();
+  // Whoever uses the communicator knows of the failure: host waits need not throw it any more.
+  void say_told() { told_.store(true, std::memory_order_release); }
   Board& board() { return board_; }
 
   void poll() noexcept override;
@@ -93,7 +95,7 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::optional<Fingerprint> last_enqueued_;
   std::optional<CommError> failure_;
   Clock::time_point give_up_{};  // on the abort
-  std::atomic<bool> failed_{false}, told_{true}, aborted_{false};
+  std::atomic<bool> failed_{false}, told_{true}, aborted_{false}, closed_{false};
 };
 
 }  // namespace lockstep::nccl

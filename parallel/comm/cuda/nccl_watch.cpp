@@ -152,7 +152,7 @@ void Rank::fail(const CommError& error) noexcept try {
     if (failure_) return;
     failure_ = error;
     give_up_ = Clock::now() + kAbortTime;
-    told_.store(on_the_way_.empty(), std::memory_order_release);
+    told_.store(closed_.load() || on_the_way_.empty(), std::memory_order_release);
     failed_.store(true, std::memory_order_release);
   }
   if (place_) place_->fail(error);
@@ -200,6 +200,8 @@ void Rank::close() noexcept try {
     const std::lock_guard lock(owner_mutex_);
     broken_ = nullptr;
   }
+  closed_ = true;
+  say_told();  // there is nobody any more
   if (place_) place_->leave(member_of_rank_[static_cast<std::size_t>(board_.rank())]);
   detail::start_service_thread("lockstep-close", [self = shared_from_this()] { self->give_back(); });
 } catch (...) {
