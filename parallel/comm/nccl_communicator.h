@@ -42,5 +42,6 @@ LOCKSTEP_API std::unique_ptr<Communicator> make_nccl_communicator(const std::sha
 
 // Empty when NCCL can be used, else why not.
 LOCKSTEP_API std::string why_no_nccl();
+inline bool nccl_available() { return why_no_nccl().empty(); }
 
 }  // namespace lockstep

@@ -60,11 +60,13 @@ class NcclCommunicator final : public Communicator {
     } catch (const CommError& error) {
       const CommError first = break_with(error);
       rank_->say_told();
+      rank_->wait_for_abort();
       throw first;
     } catch (const InvalidArgument&) {
       throw;  // nothing was done
     } catch (...) {
       break_with(CommError(rank(), to_string(collective.kind), detail::describe(std::current_exception())));
+      rank_->wait_for_abort();
       throw;
     }
   }

@@ -38,6 +38,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::optional<CommError> failure();
   // Throws the failure if there is one.
   void check();
+  // After a failure: NCCL has let go of the device and its streams, or hangs.
+  void wait_for_abort();
   // Whoever uses the communicator knows of the failure: host waits need not throw it any more.
   void say_told() { told_.store(true, std::memory_order_release); }
   Board& board() { return board_; }

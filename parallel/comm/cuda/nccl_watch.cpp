@@ -173,10 +173,13 @@ void Rank::break_off(const CommError& why) noexcept {
 
 void Rank::tell(Device waiting) {
   if (waiting != device_ || !failed_.load(std::memory_order_acquire) || told_.exchange(true)) return;
-  for (const Deadline deadline = Deadline::after(kAbortTime);
-       !aborted_.load(std::memory_order_acquire) && !deadline.passed();)
-    rest();
+  wait_for_abort();
   throw *failure();
+}
+
+void Rank::wait_for_abort() {
+  const Deadline deadline = Deadline::after(kAbortTime);
+  while (!aborted_.load(std::memory_order_acquire) && !deadline.passed()) rest();
 }
 
 // Ending a communicator may wait for the kernels of others, so each is ended by a thread of its own.
@@ -222,7 +225,7 @@ void Rank::give_back() noexcept {
     const cuda::CurrentDevice current(device_);
     const std::lock_guard lock(use_);
     if (Comm comm = std::exchange(comm_, nullptr)) {
-      Result state = nccl_.comm_finalize(comm);
+      Result state = failed_.load() ? kInternalError : nccl_.comm_finalize(comm);
       for (const Deadline deadline = Deadline::after(kAbortTime);
            (state == kSuccess || state == kInProgress) && !deadline.passed(); rest()) {
         if (nccl_.comm_get_async_error(comm, &state) != kSuccess) state = kInternalError;
