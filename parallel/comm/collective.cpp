@@ -4,17 +4,17 @@
 
 namespace lockstep {
 
-const char* to_string(Reduction reduction) {
+const char* to_string(RedOp reduction) {
   switch (reduction) {
-    case Reduction::sum:
+    case RedOp::sum:
       return "sum";
-    case Reduction::avg:
+    case RedOp::avg:
       return "avg";
-    case Reduction::max:
+    case RedOp::max:
       return "max";
-    case Reduction::min:
+    case RedOp::min:
       return "min";
-    case Reduction::product:
+    case RedOp::product:
       return "product";
   }
   return "unknown";

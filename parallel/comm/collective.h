@@ -13,7 +13,7 @@ namespace lockstep {
 // How the elements of several ranks become one. They are combined in the order of the ranks, so all ranks get the same
 // bits, and the same for every implementation but NCCL's; f16 and bf16 are combined in f32 and rounded once. Of bool,
 // sum and max are "or", product and min "and". `avg` is the sum divided by the number of ranks, for floating dtypes.
-enum class Reduction : std::uint8_t { sum, avg, max, min, product };
+enum class RedOp : std::uint8_t { sum, avg, max, min, product };
 
 struct Collective {
   enum class Kind : std::uint8_t {
@@ -30,7 +30,7 @@ struct Collective {
     exchange,  // of short messages between hosts: see Communicator::all_gather_bytes
   };
   Kind kind = Kind::all_reduce;
-  Reduction reduction = Reduction::sum;
+  RedOp reduction = RedOp::sum;
   DType dtype = DType::f32;
   // Elements of one rank's part: of the whole message for all_reduce, broadcast, reduce, send and recv; of an n-th of
   // the larger side for all_gather, gather, scatter, reduce_scatter and all_to_all. May be 0.
@@ -52,7 +52,7 @@ struct Collective {
   }
 };
 
-LOCKSTEP_API const char* to_string(Reduction reduction);
+LOCKSTEP_API const char* to_string(RedOp reduction);
 LOCKSTEP_API const char* to_string(Collective::Kind kind);
 
 // What all ranks must agree on, as plain data that can lie in shared memory or travel.
@@ -60,7 +60,7 @@ struct Fingerprint {
   std::uint64_t sequence = 0;
   std::int64_t count = 0;
   Collective::Kind kind = Collective::Kind::all_reduce;
-  Reduction reduction = Reduction::sum;
+  RedOp reduction = RedOp::sum;
   DType dtype = DType::f32;
   std::int32_t root = -1;
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;

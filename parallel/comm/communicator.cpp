@@ -97,7 +97,7 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
                    size_ - 1, ", got ", collective.peer);
   const Tensor& any = input.defined() ? input : output;
   collective.dtype = any.dtype();
-  LOCKSTEP_CHECK(!collective.reduces() || collective.reduction != Reduction::avg || is_floating(collective.dtype), "[",
+  LOCKSTEP_CHECK(!collective.reduces() || collective.reduction != RedOp::avg || is_floating(collective.dtype), "[",
                  name, "] expected a floating dtype for avg, got ", collective.dtype);
   collective.input = input.defined() ? input.data() : nullptr;
   collective.output = output.defined() ? const_cast<void*>(output.data()) : nullptr;
@@ -125,7 +125,7 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
   }
 }
 
-void Communicator::all_reduce(const Tensor& input, const Tensor& output, Reduction reduction) {
+void Communicator::all_reduce(const Tensor& input, const Tensor& output, RedOp reduction) {
   check_tensor("all_reduce", "input", input, device_);
   check_tensor("all_reduce", "output", output, device_);
   check_pair("all_reduce", input, output, 1, true);
@@ -140,7 +140,7 @@ void Communicator::broadcast(const Tensor& tensor, int root) {
          sends ? Tensor() : tensor);
 }
 
-void Communicator::reduce(const Tensor& input, const Tensor& output, int root, Reduction reduction) {
+void Communicator::reduce(const Tensor& input, const Tensor& output, int root, RedOp reduction) {
   check_tensor("reduce", "input", input, device_);
   if (rank_ == root) {
     check_tensor("reduce", "output", output, device_);
@@ -179,7 +179,7 @@ void Communicator::scatter(const Tensor& input, const Tensor& output, int root) 
   submit({.kind = Kind::scatter, .count = output.count(), .peer = root}, rank_ == root ? input : Tensor(), output);
 }
 
-void Communicator::reduce_scatter(const Tensor& input, const Tensor& output, Reduction reduction) {
+void Communicator::reduce_scatter(const Tensor& input, const Tensor& output, RedOp reduction) {
   check_tensor("reduce_scatter", "input", input, device_);
   check_tensor("reduce_scatter", "output", output, device_);
   check_pair("reduce_scatter", input, output, size_, false);

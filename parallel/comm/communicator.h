@@ -38,17 +38,17 @@ class LOCKSTEP_API Communicator {
   // ---- collectives. Tensors are contiguous and on device(); gradients do not flow through. Throws InvalidArgument,
   // before anything is enqueued, for tensors that do not fit each other or the number of ranks. Where two tensors are
   // given, the smaller may be this rank's part of the larger (or both one tensor, for all_reduce and reduce).
-  void all_reduce(const Tensor& tensor, Reduction reduction = Reduction::sum) { all_reduce(tensor, tensor, reduction); }
-  void all_reduce(const Tensor& input, const Tensor& output, Reduction reduction = Reduction::sum);
+  void all_reduce(const Tensor& tensor, RedOp reduction = RedOp::sum) { all_reduce(tensor, tensor, reduction); }
+  void all_reduce(const Tensor& input, const Tensor& output, RedOp reduction = RedOp::sum);
   void broadcast(const Tensor& tensor, int root);
   // `output` is only written at the root, and may be undefined elsewhere.
-  void reduce(const Tensor& input, const Tensor& output, int root, Reduction reduction = Reduction::sum);
+  void reduce(const Tensor& input, const Tensor& output, int root, RedOp reduction = RedOp::sum);
   // `output` has size() times the elements of `input`, rank by rank.
   void all_gather(const Tensor& input, const Tensor& output);
   void gather(const Tensor& input, const Tensor& output, int root);   // output: at the root
   void scatter(const Tensor& input, const Tensor& output, int root);  // input: at the root
   // `input` has size() times the elements of `output`; rank r gets the reduced r-th part.
-  void reduce_scatter(const Tensor& input, const Tensor& output, Reduction reduction = Reduction::sum);
+  void reduce_scatter(const Tensor& input, const Tensor& output, RedOp reduction = RedOp::sum);
   // Part r of the input goes to rank r; part r of the output came from rank r. Equal sizes; not in place.
   void all_to_all(const Tensor& input, const Tensor& output);
   // Between two ranks, in order per pair. A send may wait until it is received: of two ranks that send to each other

@@ -138,12 +138,12 @@ void reduce_all(std::span<const void* const> inputs, std::span<void* const> outp
 
 }  // namespace
 
-void host_reduce(Reduction reduction, DType dtype, std::span<const void* const> inputs, std::span<void* const> outputs,
+void host_reduce(RedOp reduction, DType dtype, std::span<const void* const> inputs, std::span<void* const> outputs,
                  std::int64_t count) {
   if (outputs.empty() || count == 0) return;
   if (dtype == DType::boolean) {
     const auto as_bool = [](std::uint8_t x) { return static_cast<std::uint8_t>(x != 0); };
-    if (reduction == Reduction::min || reduction == Reduction::product)
+    if (reduction == RedOp::min || reduction == RedOp::product)
       return reduce_all<std::uint8_t>(inputs, outputs, count, And(), as_bool);
     return reduce_all<std::uint8_t>(inputs, outputs, count, Or(), as_bool);
   }
@@ -152,20 +152,20 @@ void host_reduce(Reduction reduction, DType dtype, std::span<const void* const> 
       using W = Wide<T>;
       const auto store = [](W x) { return T(x); };
       switch (reduction) {
-        case Reduction::sum:
+        case RedOp::sum:
           return reduce_all<T>(inputs, outputs, count, Add(), store);
-        case Reduction::avg:
+        case RedOp::avg:
           if constexpr (std::is_floating_point_v<W>) {
             const W ranks = static_cast<W>(inputs.size());
             return reduce_all<T>(inputs, outputs, count, Add(), [ranks](W x) { return T(x / ranks); });
           } else {
             detail::fail<InvalidArgument>("[host_reduce] expected a floating dtype for avg, got ", dtype);
           }
-        case Reduction::max:
+        case RedOp::max:
           return reduce_all<T>(inputs, outputs, count, Max(), store);
-        case Reduction::min:
+        case RedOp::min:
           return reduce_all<T>(inputs, outputs, count, Min(), store);
-        case Reduction::product:
+        case RedOp::product:
           return reduce_all<T>(inputs, outputs, count, Multiply(), store);
       }
     }

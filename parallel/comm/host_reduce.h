@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-// Combines `count` elements of every input, element by element in the order of the inputs (see Reduction; a NaN stays
+// Combines `count` elements of every input, element by element in the order of the inputs (see RedOp; a NaN stays
 // a NaN in max and min; integers wrap), and writes the result to every output. An output may be the very memory of an
 // input; otherwise nothing overlaps. How a message is cut into calls makes no difference. At least one input.
-LOCKSTEP_API void host_reduce(Reduction reduction, DType dtype, std::span<const void* const> inputs,
+LOCKSTEP_API void host_reduce(RedOp reduction, DType dtype, std::span<const void* const> inputs,
                               std::span<void* const> outputs, std::int64_t count);
 
 }  // namespace lockstep

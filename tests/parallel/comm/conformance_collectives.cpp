@@ -14,13 +14,12 @@ using Doubles = std::vector<double>;
 
 constexpr Kind kKinds[] = {Kind::all_reduce, Kind::broadcast, Kind::reduce,         Kind::all_gather,
                            Kind::gather,     Kind::scatter,   Kind::reduce_scatter, Kind::all_to_all};
-constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::max, Reduction::min,
-                                     Reduction::product};
+constexpr RedOp kReductions[] = {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::product};
 
 struct Call {
   Kind kind;
   DType dtype;
-  Reduction reduction;
+  RedOp reduction;
   std::int64_t count;
   int root;
   bool in_place;
@@ -36,9 +35,9 @@ double element(const Call& call, int rank, int part, std::int64_t i) {
   const std::int64_t x = i + 3 * part;
   const bool wide = size_of(call.dtype) >= 4;
   if (call.dtype == DType::boolean) return (x + rank * (x % 5)) % 3 == 0;
-  if (call.reduction == Reduction::product && Collective{.kind = call.kind}.reduces())
+  if (call.reduction == RedOp::product && Collective{.kind = call.kind}.reduces())
     return static_cast<double>(1 + (x + rank) % 3);
-  if (call.reduction == Reduction::avg)
+  if (call.reduction == RedOp::avg)
     return static_cast<double>(60 * ((wide ? x % 9000 : x + rank) % (wide ? 9000 : 4) + (wide ? rank : 0)));
   if (wide) return static_cast<double>(100'000 * (rank + 1) + x);  // distinct per rank and element
   return static_cast<double>((7 * x + 11 * rank + x / 50) % 50);
@@ -50,24 +49,24 @@ double reduced(const Call& call, int ranks, int part, std::int64_t i) {
   for (int r = 1; r < ranks; ++r) {
     const double next = element(call, r, part, i);
     switch (call.reduction) {
-      case Reduction::sum:
+      case RedOp::sum:
         result = is_bool ? std::max(result, next) : result + next;
         break;
-      case Reduction::avg:
+      case RedOp::avg:
         result += next;
         break;
-      case Reduction::product:
+      case RedOp::product:
         result *= next;
         break;
-      case Reduction::max:
+      case RedOp::max:
         result = std::max(result, next);
         break;
-      case Reduction::min:
+      case RedOp::min:
         result = std::min(result, next);
         break;
     }
   }
-  return call.reduction == Reduction::avg ? result / ranks : result;
+  return call.reduction == RedOp::avg ? result / ranks : result;
 }
 
 // A tensor in the middle of a larger one whose other elements must stay.
@@ -226,9 +225,9 @@ void every_collective(const Ranks& ranks) {
       for (const Kind kind : kKinds) {
         for (const DType dtype : ranks.dtypes) {
           const auto page = static_cast<std::int64_t>(4096 / size_of(dtype));
-          for (const Reduction reduction : kReductions) {
-            if (reduction == Reduction::avg && !is_floating(dtype)) continue;
-            if (!Collective{.kind = kind}.reduces() && reduction != Reduction::sum) continue;
+          for (const RedOp reduction : kReductions) {
+            if (reduction == RedOp::avg && !is_floating(dtype)) continue;
+            if (!Collective{.kind = kind}.reduces() && reduction != RedOp::sum) continue;
             for (const std::int64_t count :
                  {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, page - 1, page, page + 1}) {
               const std::string wrong = attempt(comm, {kind, dtype, reduction, count, turn++ % comm.size(), false});
@@ -247,7 +246,7 @@ void large_messages(const Ranks& ranks) {
     expect_all(ranks, n, [](Communicator& comm) -> std::string {
       for (const Kind kind : kKinds) {
         for (const std::int64_t count : {16'384, 90'007}) {
-          const std::string wrong = attempt(comm, {kind, DType::f32, Reduction::sum, count, comm.size() - 1, false});
+          const std::string wrong = attempt(comm, {kind, DType::f32, RedOp::sum, count, comm.size() - 1, false});
           if (!wrong.empty()) return wrong;
         }
       }
@@ -343,9 +342,9 @@ void many_in_a_row(const Ranks& ranks) {
             if (kind == 2 && r == root) expected[r][i] = low;
           }
         }
-        if (kind == 0) comm.all_reduce(part, Reduction::max);
+        if (kind == 0) comm.all_reduce(part, RedOp::max);
         if (kind == 1) comm.broadcast(part, static_cast<int>(root));
-        if (kind == 2) comm.reduce(part, part, static_cast<int>(root), Reduction::min);
+        if (kind == 2) comm.reduce(part, part, static_cast<int>(root), RedOp::min);
         if (kind == 3) {  // keeps the ranks' values apart
           Tensor(x).add_(comm.rank());
           for (std::size_t r = 0; r < expected.size(); ++r)

@@ -76,7 +76,7 @@ void exchanges(const Ranks& ranks) {
         comm.barrier();
         // The hosts' messages do not wait for the devices' work, nor disturb it.
         const Tensor x = tensor_of(Doubles(static_cast<std::size_t>(round), 2), DType::f32, comm.device());
-        comm.all_reduce(x, Reduction::product);
+        comm.all_reduce(x, RedOp::product);
         comm.barrier();
         const std::string wrong =
             differs(x, Doubles(static_cast<std::size_t>(round), static_cast<double>(1 << comm.size())));
@@ -131,7 +131,7 @@ void two_at_once(const Ranks& ranks) {
       const Tensor y = tensor_of(Doubles(3'000, comm.rank()), DType::f64, comm.device());
       side.wait_for(current_stream(comm.device()));
       for (int round = 0; round < 30; ++round) {
-        comm.all_reduce(x, Reduction::avg);
+        comm.all_reduce(x, RedOp::avg);
         const StreamScope scope(side);
         other->broadcast(y, round % comm.size());
       }

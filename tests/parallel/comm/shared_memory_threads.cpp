@@ -71,7 +71,7 @@ TEST_CASE("communicator: what is on its way is carried out after the communicato
   const std::vector<std::vector<double>> sums = run_ranks(3, [](Communicator& comm) {
     std::unique_ptr<Communicator> part = comm.split(0);
     const Tensor x = full({20'000}, comm.rank(), {.dtype = DType::f64, .device = comm.device()});
-    for (int round = 0; round < 10; ++round) part->all_reduce(x, Reduction::max);
+    for (int round = 0; round < 10; ++round) part->all_reduce(x, RedOp::max);
     part.reset();
     return x.to_vector<double>();
   });
@@ -92,7 +92,7 @@ TEST_CASE("communicator: a rank that is told of a failure has its memory to itse
       const StreamScope scope(stream);
       try {
         for (;;) {
-          comm.all_reduce(x, Reduction::max);
+          comm.all_reduce(x, RedOp::max);
           synchronize(stream);
         }
       } catch (const CommError&) {
