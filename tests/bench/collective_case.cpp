@@ -22,8 +22,8 @@ using Stored = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
 
 }  // namespace
 
-CollectiveCase::CollectiveCase(Communicator& comm, Kind kind, DType dtype, RedOp reduction, int root,
-                               std::size_t bytes, bool in_place)
+CollectiveCase::CollectiveCase(Communicator& comm, Kind kind, DType dtype, RedOp reduction, int root, std::size_t bytes,
+                               bool in_place)
     : comm_(comm),
       kind_(kind),
       dtype_(dtype),

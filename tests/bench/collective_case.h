@@ -14,8 +14,8 @@ class CollectiveCase {
 
   // `bytes`: of the whole message, as nccl-tests counts (of all ranks' parts for all_gather and its like); rounded down
   // to whole elements for each rank.
-  CollectiveCase(lockstep::Communicator& comm, Kind kind, lockstep::DType dtype, lockstep::RedOp reduction,
-                 int root, std::size_t bytes, bool in_place);
+  CollectiveCase(lockstep::Communicator& comm, Kind kind, lockstep::DType dtype, lockstep::RedOp reduction, int root,
+                 std::size_t bytes, bool in_place);
 
   void fill();  // the inputs anew; in place the outputs are gone then
   void perform();

@@ -53,9 +53,8 @@ DType parse_dtype(const std::string& name) {
 }
 
 RedOp parse_reduction(const std::string& name) {
-  const std::map<std::string, RedOp> names{{"sum", RedOp::sum},         {"prod", RedOp::product},
-                                               {"product", RedOp::product}, {"max", RedOp::max},
-                                               {"min", RedOp::min},         {"avg", RedOp::avg}};
+  const std::map<std::string, RedOp> names{{"sum", RedOp::sum}, {"prod", RedOp::product}, {"product", RedOp::product},
+                                           {"max", RedOp::max}, {"min", RedOp::min},      {"avg", RedOp::avg}};
   const auto found = names.find(name);
   LOCKSTEP_CHECK(found != names.end(), "[-o] expected sum, prod, max, min or avg, got '", name, "'");
   return found->second;

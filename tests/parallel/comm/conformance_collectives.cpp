@@ -14,8 +14,7 @@ using Doubles = std::vector<double>;
 
 constexpr Kind kKinds[] = {Kind::all_reduce, Kind::broadcast, Kind::reduce,         Kind::all_gather,
                            Kind::gather,     Kind::scatter,   Kind::reduce_scatter, Kind::all_to_all};
-constexpr RedOp kReductions[] = {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min,
-                                     RedOp::product};
+constexpr RedOp kReductions[] = {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::product};
 
 struct Call {
   Kind kind;
