@@ -274,12 +274,9 @@ int run(const TextOptions& options) {
               {.timeout = timeout});
     return 0;
   }
-  const RankInfo rank = discover_ranks();
-  const std::vector<Device> devices = accelerators();
-  const Device device = options.device.empty() ? devices[static_cast<std::size_t>(rank.local_rank) % devices.size()]
-                                               : Device::parse(options.device);
-  const auto store = connect_store(rank, {.timeout = timeout});
-  const auto communicator = make_communicator({.store = store, .rank = rank, .device = device, .timeout = timeout});
+  std::optional<Device> device;
+  if (!options.device.empty()) device = Device::parse(options.device);
+  const auto communicator = make_communicator({.rank = discover_ranks(), .device = device, .timeout = timeout});
   return train(options, text, *communicator);
 }
 

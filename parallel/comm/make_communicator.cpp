@@ -50,6 +50,13 @@ std::string machine_id() {
              std::string(link, bytes > 0 ? static_cast<std::size_t>(bytes) : 0));
 }
 
+// Whether MPI's launcher, or one that stands in for it, has started this process.
+bool started_by_mpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
+    if (!detail::environment(name).empty()) return true;
+  return false;
+}
+
 Candidate describe_rank(Device device, const std::string& backend) {
   Candidate candidate{.machine = machine_id(),
                       .process = std::to_string(::getpid()),
@@ -60,7 +67,7 @@ Candidate describe_rank(Device device, const std::string& backend) {
     candidate.gpu = cat(candidate.machine, '#', native_ordinal(device));
     candidate.nccl = why_no_nccl().empty();
   }
-  candidate.mpi = mpi_available();
+  candidate.mpi = mpi_available() && started_by_mpi();
   return candidate;
 }
 
@@ -157,13 +164,17 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
                  rank.size);
   const Deadline deadline = Deadline::after(options.timeout);
   const Device device = options.device ? *options.device : default_device(rank);
-  const std::string backend = !options.backend.empty() ? options.backend : std::string(detail::environment("LOCKSTEP_COMMUNICATOR"));
+  const std::string backend =
+      !options.backend.empty() ? options.backend : std::string(detail::environment("LOCKSTEP_COMMUNICATOR"));
   std::shared_ptr<Store> store = options.store;
+  if (!store && !rank.store.empty() && rank.size > 1) store = connect_store(rank, {.connect_timeout = options.timeout});
   std::vector<Candidate> ranks{describe_rank(device, backend)};
   std::string group = "make_communicator/alone";
   if (rank.size > 1 && !store) {
-    LOCKSTEP_CHECK(mpi_available(), "[make_communicator] expected a store in which ", rank.size,
-                   " ranks find each other, got none, and MPI has not started them");
+    LOCKSTEP_CHECK(
+        ranks[0].mpi, "[make_communicator] expected a store in which ", rank.size,
+        " ranks find each other "
+        "(LOCKSTEP_STORE=host:port, or MASTER_ADDR and MASTER_PORT), got none, and this build or job has no MPI");
     LOCKSTEP_CHECK(backend.empty() || backend == "mpi", "[make_communicator] expected a store for ", backend,
                    ", got none");
     ranks.assign(static_cast<std::size_t>(rank.size), ranks[0]);

@@ -11,7 +11,8 @@
 namespace lockstep {
 
 struct CommunicatorOptions {
-  std::shared_ptr<Store> store = {};  // where the ranks meet (connect_store); null: MPI, or one rank
+  std::shared_ptr<Store> store =
+      {};  // where the ranks meet; null: connect_store(rank), or MPI where there is no address
   RankInfo rank = {};
   std::optional<Device> device = std::nullopt;  // default: the accelerator with the number of the local rank, in turn
   // "nccl", "peer", "shared_memory" or "mpi"; empty: LOCKSTEP_COMMUNICATOR, else what suits.

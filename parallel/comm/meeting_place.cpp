@@ -117,7 +117,7 @@ const std::string& process_token() {
     std::random_device random;
     return new std::string(cat(random(), '-', random(), '-', random(), '-', random()));
   }();
-  return *token;
+  return posed_token ? *posed_token : *token;
 }
 
 }  // namespace lockstep::detail

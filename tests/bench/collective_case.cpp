@@ -22,7 +22,7 @@ using Stored = std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>;
 
 }  // namespace
 
-CollectiveCase::CollectiveCase(Communicator& comm, Kind kind, DType dtype, Reduction reduction, int root,
+CollectiveCase::CollectiveCase(Communicator& comm, Kind kind, DType dtype, RedOp reduction, int root,
                                std::size_t bytes, bool in_place)
     : comm_(comm),
       kind_(kind),
@@ -72,7 +72,7 @@ bool CollectiveCase::writes() const { return kind_ != Kind::reduce || comm_.rank
 double CollectiveCase::element(int rank, int part, std::int64_t i) const {
   const std::int64_t x = i + rank + 5 * part;
   if (dtype_ == DType::boolean) return static_cast<double>(x % 2);
-  return static_cast<double>(reduction_ == Reduction::product ? 1 + x % 2 : x % 11);
+  return static_cast<double>(reduction_ == RedOp::product ? 1 + x % 2 : x % 11);
 }
 
 double CollectiveCase::expected(int part, std::int64_t i) const {
@@ -85,14 +85,14 @@ double CollectiveCase::expected(int part, std::int64_t i) const {
   double result = element(0, own, i);
   for (int r = 1; r < ranks; ++r) {
     const double next = element(r, own, i);
-    if (reduction_ == Reduction::max) result = std::max(result, next);
-    if (reduction_ == Reduction::min) result = std::min(result, next);
-    if (reduction_ == Reduction::product) result *= next;
-    if (reduction_ == Reduction::sum || reduction_ == Reduction::avg) result += next;
+    if (reduction_ == RedOp::max) result = std::max(result, next);
+    if (reduction_ == RedOp::min) result = std::min(result, next);
+    if (reduction_ == RedOp::product) result *= next;
+    if (reduction_ == RedOp::sum || reduction_ == RedOp::avg) result += next;
   }
   if (dtype_ == DType::boolean) return result != 0;
   // Divided as the communicator does.
-  if (reduction_ == Reduction::avg)
+  if (reduction_ == RedOp::avg)
     return dtype_ == DType::f64 ? result / ranks : static_cast<float>(result) / static_cast<float>(ranks);
   return dtype_ == DType::u8 ? static_cast<std::uint8_t>(static_cast<std::int64_t>(result)) : result;
 }

@@ -14,7 +14,7 @@ class CollectiveCase {
 
   // `bytes`: of the whole message, as nccl-tests counts (of all ranks' parts for all_gather and its like); rounded down
   // to whole elements for each rank.
-  CollectiveCase(lockstep::Communicator& comm, Kind kind, lockstep::DType dtype, lockstep::Reduction reduction,
+  CollectiveCase(lockstep::Communicator& comm, Kind kind, lockstep::DType dtype, lockstep::RedOp reduction,
                  int root, std::size_t bytes, bool in_place);
 
   void fill();  // the inputs anew; in place the outputs are gone then
@@ -37,7 +37,7 @@ class CollectiveCase {
   lockstep::Communicator& comm_;
   Kind kind_;
   lockstep::DType dtype_;
-  lockstep::Reduction reduction_;
+  lockstep::RedOp reduction_;
   int root_;
   std::int64_t count_;
   bool in_place_;

@@ -52,10 +52,10 @@ DType parse_dtype(const std::string& name) {
   return found->second;
 }
 
-Reduction parse_reduction(const std::string& name) {
-  const std::map<std::string, Reduction> names{{"sum", Reduction::sum},         {"prod", Reduction::product},
-                                               {"product", Reduction::product}, {"max", Reduction::max},
-                                               {"min", Reduction::min},         {"avg", Reduction::avg}};
+RedOp parse_reduction(const std::string& name) {
+  const std::map<std::string, RedOp> names{{"sum", RedOp::sum},         {"prod", RedOp::product},
+                                               {"product", RedOp::product}, {"max", RedOp::max},
+                                               {"min", RedOp::min},         {"avg", RedOp::avg}};
   const auto found = names.find(name);
   LOCKSTEP_CHECK(found != names.end(), "[-o] expected sum, prod, max, min or avg, got '", name, "'");
   return found->second;

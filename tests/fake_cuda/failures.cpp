@@ -84,6 +84,18 @@ std::string_view name_of(Rule rule) {
       return "default stream";
     case Rule::pool_access:
       return "pool access";
+    case Rule::nccl_order:
+      return "NCCL order";
+    case Rule::nccl_threads:
+      return "NCCL threads";
+    case Rule::nccl_group:
+      return "NCCL group";
+    case Rule::nccl_in_progress:
+      return "NCCL in progress";
+    case Rule::nccl_place:
+      return "NCCL place";
+    case Rule::nccl_dead:
+      return "dead NCCL communicator";
   }
   return "?";
 }

@@ -32,6 +32,12 @@ enum class Rule {
   pageable_copy,           // an asynchronous copy from or to pageable memory: it blocks the host
   default_stream,          // work on the legacy or per-thread default stream
   pool_access,             // memory of a pool whose owner has not given the device access
+  nccl_order,              // ranks that call different collectives, or with other counts, types or roots
+  nccl_threads,            // two threads in one communicator
+  nccl_group,              // a group that is ended twice, or never
+  nccl_in_progress,        // work on a stream, or a call, before NCCL was done with the last one
+  nccl_place,              // a stream of another device than the communicator's
+  nccl_dead,               // a communicator that was aborted or destroyed; one destroyed with work on the way
 };
 std::string_view name_of(Rule rule);
 
@@ -119,9 +125,24 @@ class KeepsCurrentDevice {
   std::uint64_t generation_ = 0;
 };
 
+// NCCL, where the programs were built with its header (nccl.h). Collectives spin on their streams until every rank's has
+// come to them, then compute on the host what NCCL would.
+//
+// From now on communicators of the device report the error (a ncclResult_t) when they are asked.
+void fail_nccl(int device, int error);
+// Communicators of the device never finish what they are asked from now on, until they are aborted.
+void stall_nccl(int device);
+void heal_nccl();
+// How many ranks' collectives spin, on all devices.
+int spinning_collectives();
+struct NcclCounts {
+  int made = 0, aborted = 0, destroyed = 0, in_progress = 0;  // in_progress: calls that said so
+};
+NcclCounts nccl_counts();  // since the start
+
 struct Alive {
   int streams = 0, events = 0, device_allocations = 0, pinned_allocations = 0;
-  int handles = 0;  // of cublasLt, and pools
+  int handles = 0;  // of cublasLt, communicators of NCCL, and pools
   std::size_t device_bytes = 0;
   friend bool operator==(const Alive&, const Alive&) = default;
 };

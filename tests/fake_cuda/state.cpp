@@ -142,6 +142,13 @@ Stream* find_stream(Call& call, const void* handle) {
     (void)call.fail(Rule::default_stream, "a stream of one's own is expected, got a default stream");
     return nullptr;
   }
+  const std::string_view name = call.name;
+  if (!call.machine.awaited.empty() && name != "cudaStreamQuery" && name != "cudaStreamDestroy") {
+    if (const auto awaited = call.machine.awaited.find(handle); awaited != call.machine.awaited.end()) {
+      (void)call.fail(Rule::nccl_in_progress,
+                      lockstep::cat("NCCL has not enqueued ", awaited->second, " on the stream yet"));
+    }
+  }
   const auto found = call.machine.streams.find(handle);
   if (found != call.machine.streams.end()) return &found->second;
   (void)call.fail(Rule::dead_handle, call.machine.dead.contains(handle) ? "the stream was destroyed" : "not a stream");

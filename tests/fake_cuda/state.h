@@ -102,6 +102,7 @@ struct State {
   std::vector<Injection> injections;
   std::vector<Strike> strikes;
   int collectives = 0;
+  std::map<const void*, std::string> awaited;  // streams that NCCL has not done with, and what it does
   std::vector<std::pair<int, std::shared_ptr<Completion>>> closing;  // what destroyed streams still run, by device
   std::uint64_t streams_made = 0, copies_made = 0;
 

@@ -50,7 +50,7 @@ endif()
 # fake_cuda_layer(<layer> <source>...)
 function(fake_cuda_layer layer)
   set(made "")
-  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h")
+  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/comm/peer*.h")
   foreach(source IN LISTS headers ARGN)
     cmake_path(GET source FILENAME name)
     if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
@@ -111,7 +111,8 @@ endif()
 file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/tensor/data/*.cpp")
 list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack)")  # files, and memory of the host
-file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp")
+file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp"
+     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp")
 list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
 # Not: what runs on the manual devices alone (manual_order, allocator_async), what knows no device (rendezvous, errors,
 # logs, functions, the checker by itself), and the host devices' own options and faults.
@@ -129,6 +130,8 @@ foreach(layer runtime tensor parallel)
   endif()
 endforeach()
 
+target_sources(lockstep-fake-parallel PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/scenarios.cpp")
+
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
 fake_cuda_test(lost runtime "[.lost]")
@@ -145,6 +148,8 @@ fake_cuda_test(nvtx_always runtime "[.nvtx_always]"
                "NVTX_INJECTION64_PATH=$<TARGET_FILE:lockstep-fake-nvtx>|LOCKSTEP_NVTX=1")
 fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
 fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
+fake_cuda_test(shared_gpu parallel "[.shared_gpu]" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=2")
+fake_cuda_test(no_nccl parallel "[.no_nccl]" "LOCKSTEP_NCCL_LIBRARY=libnowhere.so")
 # As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
 if(NOT LOCKSTEP_SANITIZE)
   foreach(layer tensor parallel)

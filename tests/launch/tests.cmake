@@ -9,3 +9,13 @@ endforeach()
 add_test(NAME launch/two_hosts COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/two_hosts.py"
          $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank>)
 set_tests_properties(launch/two_hosts PROPERTIES LABELS host TIMEOUT 300 SKIP_REGULAR_EXPRESSION "^skipped: ")
+
+# DistributedDataParallel by threads, by lockstep-run and by mpirun.
+add_executable(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp" "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/scenarios.cpp")
+target_link_libraries(ddp_ranks PRIVATE ${layer_objects} lockstep_test_support
+                      $<$<BOOL:${LOCKSTEP_HAVE_CUDA}>:CUDA::cudart_static>)
+if(ONEDNN_FOUND)
+  target_link_libraries(ddp_ranks PRIVATE OneDNN::OneDNN)
+endif()
+add_test(NAME launch/ddp_ranks COMMAND sh "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.sh" $<TARGET_FILE:ddp_ranks> $<TARGET_FILE:lockstep-run>)
+set_tests_properties(launch/ddp_ranks PROPERTIES LABELS host TIMEOUT 600 PROCESSORS 2)

@@ -99,5 +99,7 @@ class SharedByName {
 
 // What no other process has.
 const std::string& process_token();
+// For tests: the thread poses as a process of its own.
+inline constinit thread_local const std::string* posed_token = nullptr;
 
 }  // namespace lockstep::detail

@@ -12,7 +12,7 @@ using namespace lockstep;
 namespace {
 
 template <class T>
-std::vector<T> reduce(Reduction reduction, const std::vector<std::vector<T>>& inputs) {
+std::vector<T> reduce(RedOp reduction, const std::vector<std::vector<T>>& inputs) {
   std::vector<const void*> from;
   for (const std::vector<T>& input : inputs) from.push_back(input.data());
   std::vector<T> result(inputs[0].size());
@@ -41,8 +41,8 @@ TEST_CASE("host_reduce: any number of inputs, in their order") {
         }
       for (std::size_t i = 0; i < count; ++i) average[i] = sum[i] / static_cast<float>(inputs);
       INFO(inputs << " inputs of " << count);
-      REQUIRE(reduce(Reduction::sum, values) == sum);
-      REQUIRE(reduce(Reduction::avg, values) == average);
+      REQUIRE(reduce(RedOp::sum, values) == sum);
+      REQUIRE(reduce(RedOp::avg, values) == average);
     }
   }
 }
@@ -58,7 +58,7 @@ TEST_CASE("host_reduce: how a message is cut, and which output is an input, make
       for (const BFloat16 x : of) all.push_back(x.bits);
       return all;
     };
-    const std::vector<std::uint16_t> whole = bits(reduce(Reduction::sum, values));
+    const std::vector<std::uint16_t> whole = bits(reduce(RedOp::sum, values));
     // In pieces of odd lengths, into all inputs and one more.
     std::vector<BFloat16> apart(kCount);
     for (std::size_t begin = 0, length = 1; begin < kCount; begin += length, length = length * 3 + 1) {
@@ -70,7 +70,7 @@ TEST_CASE("host_reduce: how a message is cut, and which output is an input, make
         to.push_back(input.data() + begin);
       }
       to.push_back(apart.data() + begin);
-      host_reduce(Reduction::sum, DType::bf16, from, to, static_cast<std::int64_t>(length));
+      host_reduce(RedOp::sum, DType::bf16, from, to, static_cast<std::int64_t>(length));
     }
     CHECK(bits(apart) == whole);
     for (const std::vector<BFloat16>& input : values) CHECK(bits(input) == whole);
@@ -79,26 +79,26 @@ TEST_CASE("host_reduce: how a message is cut, and which output is an input, make
 
 TEST_CASE("host_reduce: a NaN stays, integers wrap, bools are true or not") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Reduction reduction : {Reduction::max, Reduction::min}) {
+  for (const RedOp reduction : {RedOp::max, RedOp::min}) {
     const std::vector<float> got = reduce<float>(reduction, {{nan, 1, 2}, {1, nan, 3}, {2, 2, nan}});
     for (const float x : got) CHECK(std::isnan(x));
   }
-  CHECK(reduce<std::uint8_t>(Reduction::sum, {{200, 1}, {100, 2}}) == std::vector<std::uint8_t>{44, 3});
-  CHECK(reduce<std::int32_t>(Reduction::sum, {{2'147'483'647}, {1}}) == std::vector<std::int32_t>{-2'147'483'647 - 1});
-  CHECK(reduce<std::int64_t>(Reduction::product, {{3}, {-4}, {5}}) == std::vector<std::int64_t>{-60});
+  CHECK(reduce<std::uint8_t>(RedOp::sum, {{200, 1}, {100, 2}}) == std::vector<std::uint8_t>{44, 3});
+  CHECK(reduce<std::int32_t>(RedOp::sum, {{2'147'483'647}, {1}}) == std::vector<std::int32_t>{-2'147'483'647 - 1});
+  CHECK(reduce<std::int64_t>(RedOp::product, {{3}, {-4}, {5}}) == std::vector<std::int64_t>{-60});
 
   const std::vector<std::uint8_t> a{0, 1, 0, 7}, b{0, 0, 2, 1};
   std::vector<std::uint8_t> to(4);
   const void* from[] = {a.data(), b.data()};
   void* output = to.data();
-  for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
+  for (const RedOp reduction : {RedOp::sum, RedOp::max}) {
     host_reduce(reduction, DType::boolean, from, {&output, 1}, 4);
     CHECK(to == std::vector<std::uint8_t>{0, 1, 1, 1});
   }
-  for (const Reduction reduction : {Reduction::product, Reduction::min}) {
+  for (const RedOp reduction : {RedOp::product, RedOp::min}) {
     host_reduce(reduction, DType::boolean, from, {&output, 1}, 4);
     CHECK(to == std::vector<std::uint8_t>{0, 0, 0, 1});
   }
-  host_reduce(Reduction::sum, DType::boolean, {from + 1, 1}, {&output, 1}, 4);
+  host_reduce(RedOp::sum, DType::boolean, {from + 1, 1}, {&output, 1}, 4);
   CHECK(to == std::vector<std::uint8_t>{0, 0, 1, 1});
 }

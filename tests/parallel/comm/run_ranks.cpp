@@ -1,3 +1,4 @@
+#include "parallel/comm/thread_ranks.h"
 #include "lockstep/parallel/comm/run_ranks.h"
 
 #include <condition_variable>
@@ -134,6 +135,7 @@ TEST_CASE("run_ranks: the first cause is thrown, with the exception nested in it
       contains(error.what(), "no such row");
       CHECK_THROWS_AS(std::rethrow_if_nested(error), std::out_of_range);
     }
+    conformance::drain_devices();
   }
 }
 

@@ -92,7 +92,7 @@ TEST_CASE("communicator: a rank that is told of a failure has its memory to itse
       const StreamScope scope(stream);
       try {
         for (;;) {
-          comm.all_reduce(x, Reduction::max);
+          comm.all_reduce(x, RedOp::max);
           synchronize(stream);
         }
       } catch (const CommError&) {

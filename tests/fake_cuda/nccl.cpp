@@ -1,0 +1,495 @@
+// A fake of NCCL that checks. Calls of communicators that do not block say that they are in progress as often as not,
+// and nothing is on the stream before they are done.
+#if __has_include(<nccl.h>)
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "fake_cuda/nccl_state.h"
+#include "lockstep/runtime/strings.h"
+
+namespace fake_cuda {
+namespace {
+
+constexpr lockstep::Milliseconds kAbortPatience{30'000};
+
+struct Nccl {
+  std::mutex mutex;  // everything below, and communicators; taken before the machine's
+  std::map<std::string, std::shared_ptr<NcclGroup>> groups;  // by unique id
+  std::map<int, ncclResult_t> failing;                       // devices
+  std::map<int, bool> stalled;
+  NcclCounts counts;
+  std::uint64_t random = 1, ids = 0;
+};
+Nccl& nccl() {
+  static auto* const made = new Nccl;
+  return *made;
+}
+
+// Of the calling thread.
+struct OpenGroup {
+  int depth = 0;
+  std::vector<NcclCall> calls = {};
+  ~OpenGroup() {
+    if (depth > 0) record_failure(Rule::nccl_group, "the end of the thread", "a group was never ended", -1, nullptr);
+  }
+};
+thread_local OpenGroup open_group;
+
+std::uint64_t draw(Nccl& all) {
+  all.random = all.random * 6364136223846793005u + 1442695040888963407u + state().options.seed;
+  return all.random >> 33;
+}
+
+// One call of one thread with a communicator.
+class Use {
+ public:
+  Use(const char* name, ncclComm_t comm) : call{name, state(), this_thread(state())} {
+    {
+      const std::lock_guard lock(call.machine.mutex);
+      if (!call.machine.handles.contains(comm)) {
+        (void)call.fail(Rule::nccl_dead,
+                        call.machine.dead.contains(comm) ? "it was aborted or destroyed" : "not a communicator");
+        return;
+      }
+      busy_ = comm->busy;
+    }
+    alive = true;
+    if (busy_->exchange(true)) {
+      busy_.reset();
+      (void)call.fail(Rule::nccl_threads, "another thread is in a call with the communicator");
+    }
+  }
+  ~Use() {
+    if (busy_) busy_->store(false);
+  }
+  Call call;
+  bool alive = false;
+
+ private:
+  std::shared_ptr<std::atomic<bool>> busy_;
+};
+
+ncclResult_t injected(Call& call) { return static_cast<ncclResult_t>(enter(call, nothing)); }
+
+std::size_t elements(const NcclCall& call, bool out) {
+  const bool whole = out ? call.kind == NcclCall::all_gather : call.kind == NcclCall::reduce_scatter;
+  return call.count * static_cast<std::size_t>(whole ? call.comm->group->size : 1);
+}
+bool reads(const NcclCall& call) {
+  return call.kind != NcclCall::recv && (call.kind != NcclCall::broadcast || call.comm->rank == call.peer);
+}
+bool writes(const NcclCall& call) {
+  return call.kind != NcclCall::send && (call.kind != NcclCall::reduce || call.comm->rank == call.peer);
+}
+
+bool agree(const NcclCall& a, const NcclCall& b) {
+  const bool pair = a.kind == NcclCall::send || a.kind == NcclCall::recv;
+  return a.count == b.count && a.type == b.type && (pair || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
+}
+
+using Part = std::pair<std::shared_ptr<NcclOperation>, std::size_t>;  // and whose part of it
+
+// The kernel: one for all calls of a group on a stream.
+void spin(const std::vector<Part>& parts, State& machine, int device, std::uint64_t seed) {
+  for (const auto& [operation, part] : parts) {
+    const std::lock_guard lock(operation->mutex);
+    const bool whole = ++operation->arrived == operation->expected && !operation->wrong;
+    if (!whole || std::any_of(operation->aborted.begin(), operation->aborted.end(), [](bool each) { return each; }))
+      continue;
+    compute(*operation, seed);
+    operation->done = true;
+    operation->changed.notify_all();
+  }
+  for (const auto& [operation, part] : parts) {
+    std::unique_lock lock(operation->mutex);
+    while (!operation->done && !operation->aborted[part] && machine.broken_by(device) == cudaSuccess)
+      operation->changed.wait_for(lock, std::chrono::milliseconds(50));
+  }
+  for (std::uint64_t i = 0; i < seed % 7; ++i) std::this_thread::yield();  // the ranks end in any order
+  const std::lock_guard lock(machine.mutex);
+  --machine.collectives;
+}
+
+// Finds what the call is a part of. Under the mutex of NCCL.
+Part join(Call& call, const NcclCall& issued) {
+  ncclComm& comm = *issued.comm;
+  std::shared_ptr<NcclOperation>* slot = nullptr;
+  std::size_t part = static_cast<std::size_t>(comm.rank);
+  int expected = comm.group->size;
+  if (issued.kind == NcclCall::send || issued.kind == NcclCall::recv) {
+    const bool sends = issued.kind == NcclCall::send;
+    const int from = sends ? comm.rank : issued.peer, to = sends ? issued.peer : comm.rank;
+    slot = &comm.group->pairs[{from, to, ++(sends ? comm.sent : comm.received)[issued.peer]}];
+    part = sends ? 0 : 1;
+    expected = 2;
+  } else {
+    slot = &comm.group->collectives[++comm.collectives];
+  }
+  if (!*slot) *slot = std::make_shared<NcclOperation>();
+  NcclOperation& operation = **slot;
+  const std::lock_guard lock(operation.mutex);
+  operation.expected = expected;
+  const auto size = static_cast<std::size_t>(expected);
+  operation.calls.resize(size), operation.present.resize(size), operation.aborted.resize(size);
+  for (std::size_t r = 0; r < size; ++r) {
+    if (!operation.present[r] || agree(operation.calls[r], issued)) continue;
+    operation.wrong = true;
+    (void)call.fail(Rule::nccl_order, lockstep::cat("another rank has called ", describe(operation.calls[r]),
+                                                    ", this one ", describe(issued)));
+    break;
+  }
+  operation.calls[part] = issued;
+  operation.present[part] = true;
+  return {*slot, part};
+}
+
+// Onto the streams. Under the mutex of NCCL; of one communicator.
+void enqueue(Call& call, const std::vector<NcclCall>& calls) {
+  if (calls.empty()) return;
+  ncclComm& comm = *calls[0].comm;
+  State& machine = call.machine;
+  std::erase_if(comm.on_the_way, [](const auto& each) {
+    const std::lock_guard lock(each.first->mutex);
+    return each.first->done;
+  });
+  std::map<cudaStream_t, std::vector<Part>> parts;
+  for (const NcclCall& issued : calls) {
+    const Part part = join(call, issued);
+    comm.on_the_way.push_back(part);
+    parts[issued.stream].push_back(part);
+  }
+  const std::lock_guard lock(machine.mutex);
+  for (const NcclCall& issued : calls) machine.awaited.erase(issued.stream);
+  for (const NcclCall& issued : calls) {
+    if (!find_stream(call, issued.stream)) return;
+    judge(call, [&](OrderChecker& checker) {
+      std::vector<lockstep::MemoryUse> uses;
+      const Device device = Device::cuda(comm.device);
+      const std::size_t bytes = nccl_bytes(issued.type);
+      if (reads(issued)) uses.push_back(lockstep::MemoryUse::read(issued.in, elements(issued, false) * bytes, device));
+      if (writes(issued))
+        uses.push_back(lockstep::MemoryUse::write(issued.out, elements(issued, true) * bytes, device));
+      checker.use(order_handle(issued.stream), issued.name, uses, {});
+    });
+  }
+  for (auto& [handle, list] : parts) {
+    ++machine.collectives;
+    find_stream(call, handle)->host->run([list, &machine, device = comm.device, seed = draw(nccl())] {
+      spin(list, machine, device, seed);
+    });
+  }
+}
+
+// What the calls of one group, or one call, say.
+ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls) {
+  Nccl& all = nccl();
+  const std::lock_guard lock(all.mutex);
+  std::map<ncclComm_t, std::vector<NcclCall>> by_comm;
+  for (const NcclCall& each : calls) by_comm[each.comm].push_back(each);
+  bool in_progress = false;
+  for (auto& [comm, list] : by_comm) {
+    comm->polls = comm->blocking ? 0 : static_cast<int>(draw(all) % 4);
+    if (all.stalled[comm->device]) comm->polls = 1;
+    if (comm->polls == 0) {
+      enqueue(call, list);
+      continue;
+    }
+    comm->pending = ncclComm::enqueuing;
+    comm->to_enqueue = std::move(list);
+    in_progress = true;
+  }
+  all.counts.in_progress += in_progress;
+  return in_progress ? ncclInProgress : ncclSuccess;
+}
+
+ncclResult_t submit(const NcclCall& issued) {
+  Use use(issued.name, issued.comm);
+  if (!use.alive) return ncclInvalidArgument;
+  if (const ncclResult_t error = injected(use.call); error != ncclSuccess) return error;
+  ncclComm& comm = *issued.comm;
+  {
+    const std::lock_guard lock(nccl().mutex);
+    if (comm.pending != ncclComm::nothing || comm.finalized) {
+      (void)use.call.fail(Rule::nccl_in_progress, "the communicator is not done with what it was asked before");
+      return ncclInvalidUsage;
+    }
+  }
+  {
+    State& machine = use.call.machine;
+    const std::lock_guard lock(machine.mutex);
+    const auto stream = machine.streams.find(issued.stream);
+    if (stream == machine.streams.end() || stream->second.device != comm.device) {
+      use.call.stream = issued.stream;
+      (void)use.call.fail(Rule::nccl_place, lockstep::cat("a communicator of device ", comm.device, " on a stream of ",
+                                                          stream == machine.streams.end()
+                                                              ? std::string("no device")
+                                                              : lockstep::cat("device ", stream->second.device)));
+      return ncclInvalidUsage;
+    }
+    const std::size_t bytes = nccl_bytes(issued.type);
+    const bool good = (!reads(issued) ||
+                       check_operand(use.call, issued.in, elements(issued, false) * bytes, comm.device, "the input")) &&
+                      (!writes(issued) ||
+                       check_operand(use.call, issued.out, elements(issued, true) * bytes, comm.device, "the output"));
+    if (!good) return ncclInvalidArgument;
+    machine.awaited[issued.stream] = issued.name;
+  }
+  if (open_group.depth > 0) {
+    open_group.calls.push_back(issued);
+    return ncclSuccess;
+  }
+  return issue(use.call, {issued});
+}
+
+// One step towards the end of what is pending. Under the mutex.
+void advance(Call& call, ncclComm& comm) {
+  if (comm.pending == ncclComm::nothing || nccl().stalled[comm.device]) return;
+  if (comm.pending == ncclComm::joining && comm.group->joined < comm.group->size) return;
+  if (--comm.polls > 0) return;
+  enqueue(call, std::exchange(comm.to_enqueue, {}));
+  comm.pending = ncclComm::nothing;
+  comm.polls = 0;
+}
+
+// No more of it, whatever it is at. Under the mutex.
+void bury(State& machine, ncclComm_t comm) {
+  for (const auto& [operation, part] : comm->on_the_way) {
+    const std::lock_guard lock(operation->mutex);
+    operation->aborted[part] = true;
+    operation->changed.notify_all();
+  }
+  const std::lock_guard lock(machine.mutex);
+  for (const NcclCall& each : comm->to_enqueue) machine.awaited.erase(each.stream);
+  machine.handles.erase(comm);
+  machine.dead.insert(comm);
+}
+
+}  // namespace
+
+std::string describe(const NcclCall& call) {
+  return lockstep::cat(call.name, "(count ", call.count, ", type ", static_cast<int>(call.type), ", op ",
+                       static_cast<int>(call.op), ", root ", call.peer, ")");
+}
+
+void fail_nccl(int device, int error) {
+  const std::lock_guard lock(nccl().mutex);
+  nccl().failing[device] = static_cast<ncclResult_t>(error);
+}
+void stall_nccl(int device) {
+  const std::lock_guard lock(nccl().mutex);
+  nccl().stalled[device] = true;
+}
+void heal_nccl() {
+  const std::lock_guard lock(nccl().mutex);
+  nccl().failing.clear();
+  nccl().stalled.clear();
+}
+int spinning_collectives() {
+  State& machine = state();
+  const std::lock_guard lock(machine.mutex);
+  return machine.collectives;
+}
+NcclCounts nccl_counts() {
+  const std::lock_guard lock(nccl().mutex);
+  return nccl().counts;
+}
+
+}  // namespace fake_cuda
+
+using namespace fake_cuda;  // NOLINT
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+    default:
+      return "unknown result code";
+  }
+}
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  Call call{"ncclGetUniqueId", state(), this_thread(state())};
+  if (const ncclResult_t error = injected(call); error != ncclSuccess) return error;
+  const std::lock_guard lock(nccl().mutex);
+  std::memset(id->internal, 0, sizeof id->internal);
+  std::snprintf(id->internal, sizeof id->internal, "fake %llu", static_cast<unsigned long long>(++nccl().ids));
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  Call call{"ncclCommInitRankConfig", state(), this_thread(state())};
+  if (const ncclResult_t error = injected(call); error != ncclSuccess) return error;
+  if (config->magic != 0xcafebeef || config->version < NCCL_VERSION(2, 14, 0) || rank < 0 || rank >= size)
+    return ncclInvalidArgument;
+  Nccl& all = nccl();
+  const std::lock_guard lock(all.mutex);
+  auto& group = all.groups[std::string(id.internal, sizeof id.internal)];
+  if (!group) group = std::make_shared<NcclGroup>();
+  group->size = size;
+  ++group->joined;
+  auto* made = new ncclComm;  // never freed: its address stays its own
+  made->group = group;
+  made->rank = rank;
+  made->device = call.thread.current;
+  made->blocking = config->blocking != 0;
+  made->pending = ncclComm::joining;
+  made->polls = 1 + static_cast<int>(draw(all) % 3);
+  ++all.counts.made;
+  ++all.counts.in_progress;
+  *comm = made;
+  const std::lock_guard machine_lock(call.machine.mutex);
+  make_context(call, made->device);
+  call.machine.handles[made] = made->device;
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
+  Use use("ncclCommGetAsyncError", comm);
+  if (!use.alive) return ncclInvalidArgument;
+  if (const ncclResult_t error = injected(use.call); error != ncclSuccess) return error;
+  Nccl& all = nccl();
+  const std::lock_guard lock(all.mutex);
+  if (const auto failing = all.failing.find(comm->device); failing != all.failing.end()) {
+    *result = failing->second;
+    return ncclSuccess;
+  }
+  advance(use.call, *comm);
+  *result = comm->pending == ncclComm::nothing ? ncclSuccess : ncclInProgress;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  Use use("ncclCommFinalize", comm);
+  if (!use.alive) return ncclInvalidArgument;
+  if (const ncclResult_t error = injected(use.call); error != ncclSuccess) return error;
+  Nccl& all = nccl();
+  const std::lock_guard lock(all.mutex);
+  if (comm->pending != ncclComm::nothing) {
+    (void)use.call.fail(Rule::nccl_in_progress, "the communicator is not done with what it was asked before");
+    return ncclInvalidUsage;
+  }
+  comm->pending = ncclComm::finalizing;
+  comm->polls = 1 + static_cast<int>(draw(all) % 3);
+  comm->finalized = true;
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  Use use("ncclCommDestroy", comm);
+  if (!use.alive) return ncclInvalidArgument;
+  Nccl& all = nccl();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [operation, part] : comm->on_the_way) {
+    const std::lock_guard operation_lock(operation->mutex);
+    if (operation->done) continue;
+    (void)use.call.fail(Rule::nccl_dead, "it is destroyed with a collective on the way");
+    break;
+  }
+  if (comm->pending != ncclComm::nothing)
+    (void)use.call.fail(Rule::nccl_in_progress, "it is destroyed before it was done with what it was asked");
+  ++all.counts.destroyed;
+  bury(use.call.machine, comm);
+  return ncclSuccess;
+}
+
+// As in NCCL it frees device memory, which waits for whatever else spins on the device.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  Use use("ncclCommAbort", comm);
+  if (!use.alive) return ncclInvalidArgument;
+  Nccl& all = nccl();
+  {
+    const std::lock_guard lock(all.mutex);
+    ++all.counts.aborted;
+    bury(use.call.machine, comm);
+  }
+  std::vector<std::shared_ptr<Completion>> marks;
+  {
+    const std::lock_guard lock(use.call.machine.mutex);
+    for (auto& [handle, stream] : use.call.machine.streams) {
+      if (stream.device != comm->device) continue;
+      marks.push_back(std::make_shared<Completion>());
+      stream.host->record(marks.back());
+    }
+  }
+  const lockstep::Deadline deadline = lockstep::Deadline::after(kAbortPatience);
+  for (const auto& each : marks) {
+    if (each->wait(deadline)) continue;
+    (void)use.call.fail(Rule::nccl_dead, "the abort waits for ever for another collective on the device");
+    break;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  ++open_group.depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  Call call{"ncclGroupEnd", state(), this_thread(state())};
+  if (open_group.depth == 0) {
+    (void)call.fail(Rule::nccl_group, "no group was begun");
+    return ncclInvalidUsage;
+  }
+  if (--open_group.depth > 0) return ncclSuccess;
+  const std::vector<NcclCall> calls = std::exchange(open_group.calls, {});
+  if (const ncclResult_t error = injected(call); error != ncclSuccess) return error;
+  return issue(call, calls);
+}
+
+ncclResult_t ncclAllReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return submit({NcclCall::all_reduce, "ncclAllReduce", comm, in, out, count, type, op, -1, stream});
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, std::size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return submit({NcclCall::broadcast, "ncclBroadcast", comm, in, out, count, type, ncclSum, root, stream});
+}
+ncclResult_t ncclReduce(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return submit({NcclCall::reduce, "ncclReduce", comm, in, out, count, type, op, root, stream});
+}
+ncclResult_t ncclAllGather(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return submit({NcclCall::all_gather, "ncclAllGather", comm, in, out, count, type, ncclSum, -1, stream});
+}
+ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return submit({NcclCall::reduce_scatter, "ncclReduceScatter", comm, in, out, count, type, op, -1, stream});
+}
+ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return submit({NcclCall::send, "ncclSend", comm, in, nullptr, count, type, ncclSum, peer, stream});
+}
+ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return submit({NcclCall::recv, "ncclRecv", comm, nullptr, out, count, type, ncclSum, peer, stream});
+}
+
+}  // extern "C"
+#endif

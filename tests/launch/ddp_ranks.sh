@@ -1,0 +1,36 @@
+#!/bin/sh
+# ddp_ranks.sh <ddp_ranks> <lockstep-run>: ranks that are threads, processes of lockstep-run and processes of mpirun (where
+# there is one) train alike, bit for bit.
+set -u
+program=$1 launcher=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failures=0
+
+# run <file> <command>...
+run() {
+  file=$folder/$1
+  shift
+  if ! "$@" >"$file" 2>"$folder/err"; then
+    echo "FAILED: $*"
+    cat "$file" "$folder/err"
+    failures=$((failures + 1))
+  fi
+}
+
+for ranks in 2 3 4 5; do
+  run threads "$program" --threads $ranks
+  [ "$(grep -c 'good$' "$folder/threads")" -ge 20 ] || { echo "FAILED: $ranks threads say too little"; failures=$((failures + 1)); }
+  run processes "$launcher" -n $ranks --no-prefix "$program"
+  cmp "$folder/threads" "$folder/processes" || failures=$((failures + 1))
+  LOCKSTEP_HOST_MODE=strict run strict "$launcher" -n $ranks --no-prefix "$program"
+  cmp "$folder/threads" "$folder/strict" || failures=$((failures + 1))
+  if "$program" --mpi && command -v mpirun >/dev/null; then
+    run mpi env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LOCKSTEP_COMMUNICATOR=mpi \
+      mpirun --oversubscribe -n $ranks "$program"
+    cmp "$folder/threads" "$folder/mpi" || failures=$((failures + 1))
+  fi
+  echo "$ranks ranks: $(cksum <"$folder/threads")"
+done
+echo "$failures failures"
+[ $failures = 0 ]
