@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message of MPI's, which counts with ints
 constexpr Milliseconds kCancelTime{5'000};                // for what is on its way when a transfer is given up
-constexpr char kLeft = 'l', kFailed = 'f';
 
-// What a member tells the others besides its messages, followed by the text of a failure.
+// What a member that has failed or left tells the others, followed by the text of the failure. One that leaves because
+// another has failed says so: its word may be here before the other's.
 struct Word {
-  char kind = kLeft;
+  bool failed = false;
   int rank = 0;
   MpiProgress done;
 };
@@ -121,7 +121,7 @@ bool MpiEngine::Loop::take_orders() {
         receive_control(*control);
       }
     } else {
-      tell(*channel, order.kind == Order::Kind::close ? kLeft : kFailed);
+      tell(*channel);
       if (order.kind == Order::Kind::close) {
         const auto found = controls_.find(channel->context);
         cancel(*found->second);
@@ -166,7 +166,7 @@ bool MpiEngine::Loop::listen() {
       std::memcpy(&word, control->bytes.data(), sizeof word);
       const std::lock_guard lock(engine_.mutex_);
       channel.gone[static_cast<std::size_t>(from - members.begin())] = true;
-      if (word.kind == kFailed) {
+      if (word.failed) {
         if (!channel.failure) {
           channel.failure = {word.rank,
                              {control->bytes.data() + sizeof word, static_cast<std::size_t>(bytes) - sizeof word}};
@@ -183,12 +183,12 @@ bool MpiEngine::Loop::listen() {
   return moved;
 }
 
-void MpiEngine::Loop::tell(const MpiChannel& channel, char kind) {
+void MpiEngine::Loop::tell(const MpiChannel& channel) {
   std::string text;
   {
     const std::lock_guard lock(engine_.mutex_);
     const MpiFailure failure = channel.failure.value_or(MpiFailure{});
-    const Word word{.kind = kind, .rank = failure.rank, .done = channel.done};
+    const Word word{.failed = channel.failure.has_value(), .rank = failure.rank, .done = channel.done};
     text.assign(reinterpret_cast<const char*>(&word), sizeof word).append(failure.text);
   }
   text.resize(std::min(text.size(), kControlBytes));
