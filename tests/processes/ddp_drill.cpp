@@ -1,0 +1,130 @@
+// A rank of DistributedDataParallel throws, dies, stops or does something else, wherever it is: the others get an error
+// that names it, and a new start from the checkpoint ends with the bits of a training that nothing has disturbed.
+#include <csignal>
+#include <filesystem>
+
+#include "lockstep/parallel/comm/parameter_hash.h"
+#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/tensor/io/safetensors.h"
+#include "parallel/ddp/support.h"
+#include "processes/forked.h"
+#include "support/temporary_folder.h"
+
+using namespace test;
+
+namespace {
+
+constexpr int kRanks = 3, kBad = 1, kSteps = 6, kSavedAt = 3, kBadStep = 4;
+
+enum class Place { construction, forward, backward, checkpoint };
+constexpr const char* kPlaces[] = {"construction", "forward", "backward", "checkpoint"};
+using Deed = std::function<void(Communicator&)>;
+
+// Calls something inside its forward.
+struct Watched : Module<Watched> {
+  Mlp net;
+  std::function<void()> in_forward = [] {};
+  Tensor forward(const Tensor& x) const {
+    in_forward();
+    return net(x);
+  }
+  void members(Members& m) override { m("net", net); }
+};
+
+std::string train(const std::shared_ptr<Store>& store, int rank, Milliseconds timeout, const std::string& checkpoint,
+                  bool resume, Place place, const Deed& deed) {
+  const auto communicator = make_process_communicator(
+      store, rank, kRanks, hosts(kRanks)[static_cast<std::size_t>(rank)], {.timeout = Milliseconds(60'000)});
+  Stream stream(communicator->device());
+  const StreamScope scope(stream);
+  const auto act = [&](Place here) {
+    if (deed && rank == kBad && here == place) deed(*communicator);
+  };
+  try {
+    if (place == Place::construction) communicator->set_timeout(timeout);
+    act(Place::construction);
+    DistributedDataParallel<Watched> net(Watched{}, *communicator, small_buckets());
+    SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+    int step = 0;
+    if (resume) {
+      std::vector<NamedTensor> model, state;
+      for (const NamedTensor& named : load_safetensors(checkpoint).tensors)
+        (named.name.starts_with("net.") ? model : state).push_back(named);
+      net.module().load_state_dict(model);
+      optimizer.load_state_dict(state);
+      step = kSavedAt;
+    }
+    for (; step < kSteps; ++step) {
+      if (step == kBadStep) {
+        communicator->set_timeout(timeout);  // not before: a busy machine is no failure
+        net.module().in_forward = [&] { act(Place::forward); };
+        net.module().net.first.weight.tensor().register_hook([&](Tensor&) { act(Place::backward); });
+      }
+      optimizer.zero_grad();
+      loss_of(net(share(batch(step, kRanks, DType::f64, communicator->device()), rank))).backward();
+      optimizer.step();
+      if (step + 1 == kSavedAt && !resume) {
+        if (rank == 0) {
+          std::vector<NamedTensor> all = net.module().state_dict();
+          for (const NamedTensor& named : optimizer.state_dict()) all.push_back(named);
+          save_safetensors(checkpoint, all);
+        }
+        communicator->barrier();
+      }
+      if (step == kBadStep) {
+        act(Place::checkpoint);
+        communicator->barrier();
+      }
+    }
+    synchronize(stream);
+    return parameters_sha256(net.module());
+  } catch (const CommError& error) {
+    return cat("CommError: rank ", error.rank, " in ", error.collective, ": ", error.what());
+  }
+}
+
+std::vector<std::string> run(const std::string& checkpoint, bool resume = false, Place place = Place::construction,
+                             const Deed& deed = {}, Milliseconds timeout = Milliseconds(60'000)) {
+  const std::shared_ptr<Store> store = processes::make_mapped_store();
+  return processes::fork_ranks(kRanks,
+                               [&](int rank) { return train(store, rank, timeout, checkpoint, resume, place, deed); });
+}
+
+}  // namespace
+
+TEST_CASE("ddp drill: whatever a rank does, the others hear of it, and a new start loses nothing") {
+  const lockstep::test::TemporaryFolder folder;
+  const std::string checkpoint = folder / "checkpoint";
+  const std::vector<std::string> undisturbed = run(checkpoint);
+  for (const std::string& hash : undisturbed) REQUIRE(hash == undisturbed[0]);
+  REQUIRE(undisturbed[0].size() == 64);
+
+  struct Case {
+    const char* name;
+    Deed deed;
+    Milliseconds timeout;
+  };
+  const Milliseconds patient{60'000}, brief{1'500};
+  const std::vector<Case> cases = {
+      {"throws", [](Communicator&) { throw std::out_of_range("no such row"); }, patient},
+      {"is killed", [](Communicator&) { ::raise(SIGKILL); }, patient},
+      {"stops", [](Communicator&) { ::raise(SIGSTOP); }, brief},
+      {"calls something else",
+       [](Communicator& c) { c.broadcast(counting({7}, c.device()), 0), synchronize(c.device()); }, patient},
+      {"calls with another count",
+       [](Communicator& c) { c.all_reduce(counting({77}, c.device())), synchronize(c.device()); }, patient},
+  };
+  for (const Place place : {Place::construction, Place::forward, Place::backward, Place::checkpoint}) {
+    for (const Case& c : cases) {
+      INFO("rank 1 " << c.name << " in " << kPlaces[static_cast<int>(place)]);
+      std::filesystem::remove(checkpoint);
+      const std::vector<std::string> said = run(checkpoint, false, place, c.deed, c.timeout);
+      for (const int other : {0, 2})
+        CHECK(missing(said[static_cast<std::size_t>(other)], {"CommError: rank 1 in "}) == "");
+      if (place == Place::construction) continue;
+      const std::vector<std::string> again = run(checkpoint, true);
+      for (const std::string& hash : again) CHECK(hash == undisturbed[0]);
+    }
+  }
+  CHECK(processes::threads() == 1);
+}
