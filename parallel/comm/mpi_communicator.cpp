@@ -6,6 +6,7 @@
 
 #include "lockstep/parallel/comm/internal/mpi_member.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/environment.h"
 
 namespace lockstep {
 namespace {
@@ -69,7 +70,11 @@ class MpiCommunicator final : public Communicator {
 
 }  // namespace
 
-bool mpi_available() { return true; }
+bool mpi_available() {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE"})
+    if (!detail::environment(variable).empty()) return true;
+  return MpiEngine::initialised();
+}
 
 std::unique_ptr<Communicator> make_mpi_communicator(Device device, const MpiOptions& options) {
   LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_mpi_communicator] expected a host device, got ", device);

@@ -11,7 +11,8 @@ struct MpiOptions {
   Milliseconds timeout = kDefaultTimeout;
 };
 
-// Whether this build has MPI.
+// Whether this build has MPI, and this process is a rank of a job of it: an MPI launcher has started it (its variables
+// are in the environment), or the application has initialised MPI.
 LOCKSTEP_API bool mpi_available();
 
 // A communicator of all ranks of MPI_COMM_WORLD, which is rank and size; every rank calls it, as often as the others.

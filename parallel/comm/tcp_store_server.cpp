@@ -55,7 +55,7 @@ TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(opt
 
 TcpStoreServer::~TcpStoreServer() {
   service_->store.stop();
-  service_->ended.get_future().wait();
+  service_->ended.get_future().get();
 }
 
 std::string TcpStoreServer::address() const { return detail::to_string({host_, port_}); }

@@ -6,10 +6,6 @@ foreach(test Arguments Output Environment Ends LeftBehind Nodes)
            $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> ${test})
   set_tests_properties(launch/${test} PROPERTIES LABELS host TIMEOUT 300)
 endforeach()
-add_test(NAME launch/two_hosts COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/two_hosts.py"
-         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank>)
-set_tests_properties(launch/two_hosts PROPERTIES LABELS host TIMEOUT 300 SKIP_REGULAR_EXPRESSION "^skipped: ")
-
 # DistributedDataParallel by threads, by lockstep-run and by mpirun.
 add_executable(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp" "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/scenarios.cpp")
 target_link_libraries(ddp_ranks PRIVATE ${layer_objects} lockstep_test_support
@@ -19,3 +15,12 @@ if(ONEDNN_FOUND)
 endif()
 add_test(NAME launch/ddp_ranks COMMAND sh "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.sh" $<TARGET_FILE:ddp_ranks> $<TARGET_FILE:lockstep-run>)
 set_tests_properties(launch/ddp_ranks PROPERTIES LABELS host TIMEOUT 600 PROCESSORS 2)
+
+# Two hosts that are network namespaces.
+set(mpi_programs "")
+if(TARGET lockstep-tests-mpi AND MPIEXEC_EXECUTABLE)
+  set(mpi_programs "${MPIEXEC_EXECUTABLE}" $<TARGET_FILE:lockstep-tests-mpi> $<TARGET_FILE:ddp_ranks>)
+endif()
+add_test(NAME launch/two_hosts COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/two_hosts.py"
+         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> ${mpi_programs})
+set_tests_properties(launch/two_hosts PROPERTIES LABELS host TIMEOUT 600 PROCESSORS 2 SKIP_REGULAR_EXPRESSION "^skipped: ")

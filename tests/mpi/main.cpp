@@ -9,6 +9,8 @@
 #include "lockstep/tensor/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
+#include "support/device_sets.h"
+#include "support/host_devices.h"
 
 using namespace lockstep;
 
@@ -60,8 +62,7 @@ TEST_CASE("communicator: MPI gives the bits that ranks in shared memory get") {
       const std::vector<double> result = x.to_vector<double>();
       return std::string(reinterpret_cast<const char*>(result.data()), result.size() * sizeof(double));
     };
-    const std::vector<Device> devices(static_cast<std::size_t>(size), Device::host(0));
-    const std::vector<std::string> expected = conformance::run_on_threads(make_thread_group(devices), sum);
+    const std::vector<std::string> expected = conformance::run_on_threads(make_thread_group(support::hosts(size)), sum);
     CHECK((conformance::outcome(sum, world()) == expected[static_cast<std::size_t>(world().rank())]));
   }
 }

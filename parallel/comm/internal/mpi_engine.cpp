@@ -64,8 +64,8 @@ std::int64_t MpiEngine::next_number() {
 
 std::shared_ptr<MpiChannel> MpiEngine::open(std::int64_t context, std::vector<int> members, int index) {
   const std::size_t count = members.size();
-  std::shared_ptr<MpiChannel> channel(
-      new MpiChannel{context, std::move(members), index, {}, false, std::vector<bool>(count)});
+  std::shared_ptr<MpiChannel> channel(new MpiChannel{
+      .context = context, .members = std::move(members), .index = index, .gone = std::vector<bool>(count)});
   const std::lock_guard lock(mutex_);
   orders_.push_back({Order::Kind::open, channel});
   wanted_.notify_all();
@@ -78,11 +78,12 @@ void MpiEngine::close(std::shared_ptr<MpiChannel> channel) {
   wanted_.notify_all();
 }
 
-void MpiEngine::fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure) {
+void MpiEngine::fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure, bool also_later) {
   const std::lock_guard lock(mutex_);
-  if (channel->failure) return;
-  channel->failure = failure;
-  failed_ = true;
+  if (channel->tells || (channel->failure && !also_later)) return;
+  if (!channel->failure) channel->failure = failure;
+  channel->tells = failed_ = true;
+  channel->still = {};
   orders_.push_back({Order::Kind::fail, channel});
   wanted_.notify_all();
   changed_.notify_all();
@@ -94,9 +95,9 @@ std::optional<MpiFailure> MpiEngine::failure(const MpiChannel& channel) const {
 }
 
 MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages,
-                                      Deadline deadline) {
-  if (messages.empty()) return {failure(*channel) ? Outcome::failed : Outcome::done, {}};
-  Batch batch{.channel = channel, .messages = messages, .deadline = deadline};
+                                      std::uint64_t sequence, Deadline deadline) {
+  if (messages.empty()) return {};
+  Batch batch{.channel = channel, .messages = messages, .sequence = sequence, .deadline = deadline};
   std::unique_lock lock(mutex_);
   batches_.push_back(&batch);
   wanted_.notify_all();
@@ -104,16 +105,16 @@ MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiChannel>& channel
   return batch.result;
 }
 
-bool MpiEngine::wait_for_turn(const MpiChannel& channel, const std::uint64_t& turn, std::uint64_t value,
-                              Deadline deadline) {
+bool MpiEngine::wait_for_turn(const MpiChannel& channel, MpiLane lane, const std::uint64_t& turn,
+                              std::uint64_t sequence, Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return turn == value || channel.failure; };
+  const auto over = [&] { return turn + 1 == sequence || channel.stopped(lane, sequence); };
   if (deadline.time() == Clock::time_point::max()) {
     changed_.wait(lock, over);
   } else {
     changed_.wait_until(lock, deadline.time(), over);
   }
-  return turn == value && !channel.failure;
+  return turn + 1 == sequence && !channel.stopped(lane, sequence);
 }
 
 void MpiEngine::next_turn(std::uint64_t& turn) {

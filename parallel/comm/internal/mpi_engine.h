@@ -22,14 +22,29 @@ struct MpiFailure {
   std::string text;
 };
 
-// A communicator, for the engine. What is not const belongs to the engine's lock or its thread.
+// How many of its collectives, and of its exchanges, a member has behind it. Who fails after that has sent all that
+// the others need to end these too.
+struct MpiProgress {
+  std::uint64_t collectives = 0, exchanges = 0;
+  std::uint64_t of(MpiLane lane) const {
+    return lane == MpiLane::collective                           ? collectives
+           : lane == MpiLane::exchange || lane == MpiLane::split ? exchanges
+                                                                 : 0;
+  }
+};
+
+// A communicator, for the engine. What is not const belongs to the engine's lock.
 struct MpiChannel {
   const std::int64_t context;      // the same for all members, and no other communicator's of theirs
   const std::vector<int> members;  // their ranks in MPI_COMM_WORLD
   const int index;                 // this process among them
+  MpiProgress done;
   std::optional<MpiFailure> failure;
-  bool heard = false;  // the failure is another member's, who has told everybody
-  std::vector<bool> left;
+  bool tells = false;      // the failure is this member's to tell
+  MpiProgress still;       // after a failure: what may be ended nevertheless
+  std::vector<bool> gone;  // has left, or failed
+
+  bool stopped(MpiLane lane, std::uint64_t sequence) const { return failure && sequence > still.of(lane); }
 };
 
 struct MpiMessage {
@@ -45,6 +60,8 @@ class MpiEngine {
   // The process's engine. The first call starts it, and MPI; all ranks must make it.
   static MpiEngine& instance(Milliseconds timeout);
 
+  static bool initialised();  // MPI, by whomever
+
   int rank() const { return rank_; }  // in MPI_COMM_WORLD
   int size() const { return size_; }
 
@@ -54,8 +71,9 @@ class MpiEngine {
   std::shared_ptr<MpiChannel> open(std::int64_t context, std::vector<int> members, int index);
   // This member has left, which the others are told; the channel is not used any more.
   void close(std::shared_ptr<MpiChannel> channel);
-  // Ends all transfers of the channel; the first failure stays. The others are told, unless they told.
-  void fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure);
+  // Ends all transfers of the channel and tells the others; the first failure stays. `also_later`: there may have been
+  // one before, which has not ended all transfers.
+  void fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure, bool also_later);
   std::optional<MpiFailure> failure(const MpiChannel& channel) const;
 
   enum class Outcome { done, failed, left, late };
@@ -65,10 +83,14 @@ class MpiEngine {
   };
   // Carries out the messages at the same time and blocks until they are done. When it returns nothing is written any
   // more to what was to be received; what was to be sent may still be read, if somebody asks for it.
-  Result transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages, Deadline deadline);
+  // All messages are of one lane (or a pair's two), for its `sequence`-th collective.
+  Result transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages,
+                  std::uint64_t sequence, Deadline deadline);
 
-  // Waits until `turn` is `value`, or the channel has failed (false), or the deadline has passed (false).
-  bool wait_for_turn(const MpiChannel& channel, const std::uint64_t& turn, std::uint64_t value, Deadline deadline);
+  // Waits until it is the `sequence`-th one's turn, after `turn` others; not (false) when the channel has failed before
+  // or the deadline has passed.
+  bool wait_for_turn(const MpiChannel& channel, MpiLane lane, const std::uint64_t& turn, std::uint64_t sequence,
+                     Deadline deadline);
   void next_turn(std::uint64_t& turn);
 
  private:

@@ -14,7 +14,14 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message of MPI's, which counts with ints
 constexpr Milliseconds kCancelTime{5'000};                // for what is on its way when a transfer is given up
-constexpr char kLeft = 'l', kFailed = 'f';
+
+// What a member that has failed or left tells the others, followed by the text of the failure. One that leaves because
+// another has failed says so: its word may be here before the other's.
+struct Word {
+  bool failed = false;
+  int rank = 0;
+  MpiProgress done;
+};
 
 std::string message_of(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -24,6 +31,13 @@ std::string message_of(int code) {
 }
 
 }  // namespace
+
+bool MpiEngine::initialised() {
+  int initialised = 0, finalised = 0;
+  MPI_Initialized(&initialised);
+  MPI_Finalized(&finalised);
+  return initialised && !finalised;
+}
 
 std::string MpiEngine::Loop::begin() {
   int ready = 0, level = MPI_THREAD_SINGLE, over = 0;
@@ -102,14 +116,12 @@ bool MpiEngine::Loop::take_orders() {
       control = std::make_unique<Control>();
       control->channel = channel;
       if ((channel->context + 1) * 8 > most_tags_) {
-        engine_.fail(channel, {channel->index, "expected no more communicators than MPI has tags for"});
+        engine_.fail(channel, {channel->index, "expected no more communicators than MPI has tags for"}, true);
       } else {
         receive_control(*control);
       }
     } else {
-      const bool tells = order.kind == Order::Kind::close || !channel->heard;
-      if (tells)
-        tell(*channel, order.kind == Order::Kind::close ? kLeft : kFailed, channel->failure.value_or(MpiFailure{}));
+      tell(*channel);
       if (order.kind == Order::Kind::close) {
         const auto found = controls_.find(channel->context);
         cancel(*found->second);
@@ -149,15 +161,20 @@ bool MpiEngine::Loop::listen() {
     MpiChannel& channel = *control->channel;
     const auto& members = channel.members;
     const auto from = std::find(members.begin(), members.end(), status.MPI_SOURCE);
-    if (from != members.end() && bytes >= 5) {
-      MpiFailure failure;
-      std::memcpy(&failure.rank, control->bytes.data() + 1, 4);
-      failure.text.assign(control->bytes.data() + 5, static_cast<std::size_t>(bytes) - 5);
+    if (from != members.end() && bytes >= static_cast<int>(sizeof(Word))) {
+      Word word;
+      std::memcpy(&word, control->bytes.data(), sizeof word);
       const std::lock_guard lock(engine_.mutex_);
-      if (control->bytes[0] == kLeft) channel.left[static_cast<std::size_t>(from - members.begin())] = true;
-      if (control->bytes[0] == kFailed && !channel.failure) {
-        channel.failure = failure;
-        channel.heard = engine_.failed_ = true;
+      channel.gone[static_cast<std::size_t>(from - members.begin())] = true;
+      if (word.failed) {
+        if (!channel.failure) {
+          channel.failure = {word.rank,
+                             {control->bytes.data() + sizeof word, static_cast<std::size_t>(bytes) - sizeof word}};
+          channel.still = word.done;
+          engine_.failed_ = true;
+        }
+        channel.still.collectives = std::min(channel.still.collectives, word.done.collectives);
+        channel.still.exchanges = std::min(channel.still.exchanges, word.done.exchanges);
         engine_.changed_.notify_all();
       }
     }
@@ -166,9 +183,14 @@ bool MpiEngine::Loop::listen() {
   return moved;
 }
 
-void MpiEngine::Loop::tell(const MpiChannel& channel, char kind, const MpiFailure& failure) {
-  std::string text(1, kind);
-  text.append(reinterpret_cast<const char*>(&failure.rank), 4).append(failure.text);
+void MpiEngine::Loop::tell(const MpiChannel& channel) {
+  std::string text;
+  {
+    const std::lock_guard lock(engine_.mutex_);
+    const MpiFailure failure = channel.failure.value_or(MpiFailure{});
+    const Word word{.failed = channel.failure.has_value(), .rank = failure.rank, .done = channel.done};
+    text.assign(reinterpret_cast<const char*>(&word), sizeof word).append(failure.text);
+  }
   text.resize(std::min(text.size(), kControlBytes));
   for (std::size_t m = 0; m < channel.members.size(); ++m) {
     if (static_cast<int>(m) == channel.index) continue;
@@ -181,7 +203,8 @@ void MpiEngine::Loop::tell(const MpiChannel& channel, char kind, const MpiFailur
 }
 
 void MpiEngine::Loop::error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code) {
-  engine_.fail(channel, {channel->index, cat(call, ": ", message_of(code), "; an MPI job does not survive this")});
+  engine_.fail(channel, {channel->index, cat(call, ": ", message_of(code), "; an MPI job does not survive this")},
+               true);
 }
 
 bool MpiEngine::Loop::send_leftovers() {
@@ -236,19 +259,19 @@ void MpiEngine::Loop::stop(Active& active, Outcome outcome, std::vector<int> mem
 bool MpiEngine::Loop::advance(Active& active) {
   Batch& batch = *active.batch;
   bool moved = false;
-  std::vector<bool> left;
-  bool failed;
+  std::vector<bool> gone;
+  bool stopped;
   {
     const std::lock_guard lock(engine_.mutex_);
-    failed = batch.channel->failure.has_value();
-    left = batch.channel->left;
+    stopped = batch.channel->stopped(batch.messages[0].lane, batch.sequence);
+    gone = batch.channel->gone;
   }
-  if (failed) stop(active, Outcome::failed, {});
+  if (stopped) stop(active, Outcome::failed, {});
   for (std::size_t i = 0; i < active.requests.size() && active.pending > 0; ++i) {
     if (active.requests[i] == MPI_REQUEST_NULL) continue;
     const auto member = static_cast<std::size_t>(active.of[i]->member);
-    // Messages overtake none of before: what one who has left has sent is here by now, and cannot be cancelled.
-    if (left[member] && !active.of[i]->send && !active.cancelled[i]) {
+    // Messages overtake none of before: what one who is gone has sent is here by now, and cannot be cancelled.
+    if (gone[member] && !active.of[i]->send && !active.cancelled[i]) {
       MPI_Cancel(&active.requests[i]);
       active.cancelled[i] = true;
     }
@@ -265,9 +288,9 @@ bool MpiEngine::Loop::advance(Active& active) {
     moved = true;
     --active.pending;
     if (active.cancelled[i]) MPI_Test_cancelled(&status, &cancelled);
-    int bytes = 0;
-    if (!active.of[i]->send && !cancelled) MPI_Get_count(&status, MPI_BYTE, &bytes);
-    if (cancelled) stop(active, Outcome::left, {static_cast<int>(member)});
+    if (!cancelled) continue;
+    const bool has_failed = engine_.failure(*batch.channel).has_value();
+    stop(active, has_failed ? Outcome::failed : Outcome::left, {static_cast<int>(member)});
   }
   if (active.pending > 0 && !active.stopping && batch.deadline.passed()) {
     std::vector<int> late;

@@ -15,6 +15,7 @@ namespace lockstep::detail {
 struct MpiEngine::Batch {
   std::shared_ptr<MpiChannel> channel;
   std::span<const MpiMessage> messages;
+  std::uint64_t sequence;
   Deadline deadline;
   Result result;
   bool done = false;  // under the lock
@@ -53,7 +54,7 @@ class MpiEngine::Loop {
   bool send_leftovers();
   void post(Active& active);
   void stop(Active& active, Outcome outcome, std::vector<int> members);
-  void tell(const MpiChannel& channel, char kind, const MpiFailure& failure);
+  void tell(const MpiChannel& channel);
   void receive_control(Control& control);
   void cancel(Control& control);
   void error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code);

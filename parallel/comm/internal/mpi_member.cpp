@@ -68,7 +68,7 @@ class MpiMember::Call {
 
   // Carries out what was added. Throws CommError.
   void transfer() {
-    const auto result = member_.engine_.transfer(member_.channel_, messages_, deadline);
+    const auto result = member_.engine_.transfer(member_.channel_, messages_, collective.sequence, deadline);
     messages_.clear();
     if (result.outcome == Outcome::done) return;
     if (result.outcome == Outcome::left)
@@ -78,7 +78,7 @@ class MpiMember::Call {
   }
 
   [[noreturn]] void give_up(int rank, const std::string& text) {
-    member_.engine_.fail(member_.channel_, {rank, text});
+    member_.engine_.fail(member_.channel_, {rank, text}, true);
     pass_on();
   }
   [[noreturn]] void give_up_late(const std::vector<int>& late) {
@@ -148,7 +148,7 @@ std::byte* MpiMember::staging(std::size_t bytes) {
 
 // ---- failures
 
-void MpiMember::fail(const CommError& error) { engine_.fail(channel_, {error.rank, bare(error)}); }
+void MpiMember::fail(const CommError& error) { engine_.fail(channel_, {error.rank, bare(error)}, false); }
 
 void MpiMember::disown() {
   const std::lock_guard lock(mutex_);
@@ -173,8 +173,8 @@ void MpiMember::perform(const Collective& collective) {
     const auto peer = static_cast<std::size_t>(collective.peer);
     std::uint64_t& turn = collective.kind == Kind::send   ? sent_[peer]
                           : collective.kind == Kind::recv ? received_[peer]
-                                                          : collectives_;
-    if (!engine_.wait_for_turn(*channel_, turn, collective.sequence - 1, call.deadline)) {
+                                                          : channel_->done.collectives;
+    if (!engine_.wait_for_turn(*channel_, call.lane, turn, collective.sequence, call.deadline)) {
       if (engine_.failure(*channel_)) call.pass_on();
       call.give_up(rank_, cat("expected the call before ", to_string(call.print), " to end within ",
                               collective.timeout.count(), " ms"));
@@ -330,6 +330,7 @@ std::vector<std::string> MpiMember::exchange(const Collective& collective, const
     call.recv(m, its.data(), static_cast<std::int64_t>(its.size()));
   }
   call.transfer();
+  engine_.next_turn(channel_->done.exchanges);
   return all;
 }
 
@@ -341,10 +342,10 @@ std::shared_ptr<MpiChannel> MpiMember::split(const std::vector<int>& members, in
   };
   if (index != 0) add(false, members[0]);
   for (std::size_t m = 1; index == 0 && m < members.size(); ++m) add(true, members[m]);
-  const auto result = engine_.transfer(channel_, messages, deadline);
+  const auto result = engine_.transfer(channel_, messages, channel_->done.exchanges, deadline);
   if (result.outcome != Outcome::done) {
-    engine_.fail(channel_, {result.members.empty() ? members[0] : result.members[0],
-                            "expected all members to make their new communicator before the deadline"});
+    engine_.fail(channel_, {members[0], "expected the ranks of a split to make their communicator before the deadline"},
+                 true);
     const MpiFailure failure = *engine_.failure(*channel_);
     throw CommError(failure.rank, "split", failure.text);
   }

@@ -16,7 +16,7 @@
 namespace lockstep::detail {
 
 // Owns a file descriptor.
-class Fd {
+class LOCKSTEP_API Fd {
  public:
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}

@@ -1,6 +1,7 @@
 // What every store does, asked of each kind.
 #include <limits>
 
+#include "lockstep/parallel/comm/file_store.h"
 #include "lockstep/runtime/error.h"
 #include "stores.h"
 #include "support/catch.h"
@@ -41,6 +42,19 @@ std::vector<Kind> kinds() {
       {"prefix",
        [](int clients) {
          return std::vector<std::shared_ptr<Store>>(clients, make_prefix_store(make_local_store(), "a"));
+       }},
+      {"file",
+       [](int clients) {
+         auto folder = std::make_shared<test::TemporaryFolder>();
+         std::vector<std::shared_ptr<Store>> stores;
+         for (int i = 0; i < clients; ++i) {
+           auto client = make_file_store({.folder = folder->path().string(), .run_id = "run"});
+           // The folder goes with the last of its clients.
+           auto both = std::make_shared<std::pair<std::shared_ptr<test::TemporaryFolder>, std::shared_ptr<Store>>>(
+               folder, client);
+           stores.emplace_back(both, both->second.get());
+         }
+         return stores;
        }},
       {"tcp", tcp("")},
       {"tcp, token", tcp(kToken)},
