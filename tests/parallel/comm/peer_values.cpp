@@ -174,6 +174,7 @@ TEST_CASE("peer: every dtype, and more elements than the scratch memory holds") 
 }
 
 TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and rounded once") {
+  (void)support::hosts(4);  // skipped, where there are fewer
   // In f32 1e8 + 1 is 1e8; in f16 2048 + 1 is 2048.
   const auto sum_of = [](std::vector<double> numbers, DType dtype, RedOp reduction) {
     const Group group = make_peer_group(support::hosts(static_cast<int>(numbers.size())));
