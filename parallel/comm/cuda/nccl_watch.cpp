@@ -14,7 +14,7 @@ namespace {
 constexpr Milliseconds kAbortTime{10'000};  // after that the device is left to itself
 constexpr Milliseconds kStoreInterval{100};
 // How long the others have to say where they are, once one is late.
-constexpr Milliseconds kStateTime{500};
+constexpr Milliseconds kStateTime{2'000};
 constexpr const char* kState = "state";
 
 void rest() { std::this_thread::sleep_for(Milliseconds(1)); }
