@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fake_cuda/state.h"
+#include "lockstep/runtime/strings.h"
 
 namespace fake_cuda {
 
@@ -68,3 +69,67 @@ struct ncclComm {
   std::shared_ptr<std::atomic<bool>> busy = std::make_shared<std::atomic<bool>>(false);
   bool finalized = false;
 };
+
+namespace fake_cuda {
+
+struct Nccl {
+  std::mutex mutex;  // everything below, and communicators; taken before the machine's
+  std::map<std::string, std::shared_ptr<NcclGroup>> groups;  // by unique id
+  std::map<int, ncclResult_t> failing;                       // devices
+  std::map<int, bool> stalled;
+  NcclCounts counts;
+  std::uint64_t random = 1, ids = 0;
+};
+Nccl& nccl();
+std::uint64_t draw(Nccl& all);  // under the mutex
+
+// Of the calling thread.
+struct OpenGroup {
+  int depth = 0;
+  std::vector<NcclCall> calls = {};
+  ~OpenGroup() {
+    if (depth > 0) record_failure(Rule::nccl_group, "the end of the thread", "a group was never ended", -1, nullptr);
+  }
+};
+extern thread_local OpenGroup open_group;
+
+// One call of one thread with a communicator.
+class Use {
+ public:
+  Use(const char* name, ncclComm_t comm) : call{name, state(), this_thread(state())} {
+    {
+      const std::lock_guard lock(call.machine.mutex);
+      if (!call.machine.handles.contains(comm)) {
+        (void)call.fail(Rule::nccl_dead,
+                        call.machine.dead.contains(comm) ? "it was aborted or destroyed" : "not a communicator");
+        return;
+      }
+      busy_ = comm->busy;
+    }
+    alive = true;
+    if (busy_->exchange(true)) {
+      busy_.reset();
+      (void)call.fail(Rule::nccl_threads, "another thread is in a call with the communicator");
+    }
+  }
+  ~Use() {
+    if (busy_) busy_->store(false);
+  }
+  Call call;
+  bool alive = false;
+
+ private:
+  std::shared_ptr<std::atomic<bool>> busy_;
+};
+
+ncclResult_t injected(Call& call);
+// Checks a call, and enqueues it or keeps it for the end of the group.
+ncclResult_t submit(const NcclCall& issued);
+// What the calls of one group, or one call, say.
+ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls);
+// One step towards the end of what is pending. Under the mutex.
+void advance(Call& call, ncclComm& comm);
+// No more of it, whatever it is at. Under the mutex.
+void bury(State& machine, ncclComm_t comm);
+
+}  // namespace fake_cuda

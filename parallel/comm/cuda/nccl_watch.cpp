@@ -14,10 +14,18 @@ namespace {
 constexpr Milliseconds kAbortTime{10'000};  // after that the device is left to itself
 constexpr Milliseconds kStoreInterval{100};
 // How long the others have to say where they are, once one is late.
-constexpr Milliseconds kStateTime{500};
+constexpr Milliseconds kStateTime{2'000};
 constexpr const char* kState = "state";
 
 void rest() { std::this_thread::sleep_for(Milliseconds(1)); }
+
+// Threads that give communicators back. The end of the program waits for them, for a while: NCCL and CUDA must not be
+// taken down under their feet.
+std::atomic<int> giving_back{0};
+void let_them_finish() {
+  const Deadline deadline = Deadline::after(Milliseconds(5'000));
+  while (giving_back.load(std::memory_order_acquire) > 0 && !deadline.passed()) rest();
+}
 
 }  // namespace
 
@@ -206,7 +214,18 @@ void Rank::close() noexcept try {
   closed_ = true;
   say_told();  // there is nobody any more
   if (place_) place_->leave(member_of_rank_[static_cast<std::size_t>(board_.rank())]);
-  detail::start_service_thread("lockstep-close", [self = shared_from_this()] { self->give_back(); });
+  static const int registered = std::atexit(let_them_finish);
+  (void)registered;
+  giving_back.fetch_add(1, std::memory_order_acq_rel);
+  try {
+    detail::start_service_thread("lockstep-close", [self = shared_from_this()] {
+      self->give_back();
+      giving_back.fetch_sub(1, std::memory_order_acq_rel);
+    });
+  } catch (...) {
+    giving_back.fetch_sub(1, std::memory_order_acq_rel);
+    throw;
+  }
 } catch (...) {
   detail::remove_in_flight(this);
 }

@@ -55,8 +55,7 @@ void expect_equal(const Tensor& got, const std::function<double(std::int64_t)>& 
 
 void try_reductions(Communicator& c, DType dtype, std::int64_t count) {
   const int n = c.size();
-  for (const RedOp reduction :
-       {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::product}) {
+  for (const RedOp reduction : {RedOp::sum, RedOp::avg, RedOp::max, RedOp::min, RedOp::product}) {
     if (reduction == RedOp::avg && !is_floating(dtype)) continue;
     const bool half = dtype == DType::f16 || dtype == DType::bf16;
     const double tolerance = reduction == RedOp::avg ? (half ? 1e-2 : 1e-6) : 0;  // quotients are rounded
@@ -151,29 +150,26 @@ TEST_CASE("peer: collectives move and reduce what plain loops do, on every devic
   for (const auto& devices : support::device_sets()) {
     INFO(to_string(devices));
     check_all_well(on_ranks(make_peer_group(devices), [](Communicator& c) {
-      for (const std::int64_t count : {0, 1, 67, 1000}) {
-        for (const DType dtype : {DType::f32, DType::f64, DType::boolean, DType::i64}) {
-          try_moves(c, dtype, count);
-          try_reductions(c, dtype, count);
-        }
+      for (const std::int64_t count : {0, 67}) {  // more of them, and every dtype: conformance.h
+        try_moves(c, DType::f64, count);
+        try_reductions(c, DType::f64, count);
       }
     }));
   }
 }
 
-TEST_CASE("peer: every dtype, and more elements than the scratch memory holds") {
+TEST_CASE("peer: more elements than the scratch memory holds") {
   const auto group = make_peer_group(support::hosts({3, 0, 2}), {.scratch_bytes = 10'000});
   check_all_well(on_ranks(group, [](Communicator& c) {
-    for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
-      for (const std::int64_t count : {1, 3001}) {
-        try_moves(c, static_cast<DType>(dtype), count);
-        try_reductions(c, static_cast<DType>(dtype), count);
-      }
+    for (const DType dtype : {DType::f32, DType::bf16, DType::boolean}) {
+      try_moves(c, dtype, 3001);
+      try_reductions(c, dtype, 3001);
     }
   }));
 }
 
 TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and rounded once") {
+  (void)support::hosts(4);  // skipped, where there are fewer
   // In f32 1e8 + 1 is 1e8; in f16 2048 + 1 is 2048.
   const auto sum_of = [](std::vector<double> numbers, DType dtype, RedOp reduction) {
     const Group group = make_peer_group(support::hosts(static_cast<int>(numbers.size())));
