@@ -84,11 +84,13 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedGroup> 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
 
 void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
+  member_->announce(collective);
   stream.enqueue(Task(member_, collective));
 }
 
 std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {
   try {
+    member_->announce(collective);
     hand_over(&group_->board());
     std::vector<std::string> all = member_->host_lane().exchange(collective, mine);
     take_over(&group_->board());

@@ -273,7 +273,7 @@ void Reducer::launch_ready_buckets() {
 
 void Reducer::reduce(std::size_t bucket) {
   for (Stream* writer : pending_[bucket].writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
-  const StreamScope scope(stream_);
+  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
   timeline_.begin_reduction(bucket, stream_);
   if (buckets_[bucket].sparse()) {
     reduce_rows(buckets_[bucket]);
@@ -370,7 +370,7 @@ void Reducer::launch_used_map() {
   used_map_ =
       from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
   LOCKSTEP_EDGE(stream_.wait_for(current_stream(communicator_.device())));
-  const StreamScope scope(stream_);
+  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
   communicator_.all_reduce(used_map_);
 }
 

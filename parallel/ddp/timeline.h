@@ -30,7 +30,7 @@ class DdpTimeline {
   struct Interval {
     std::atomic<std::int64_t> begin{0}, end{0};
   };
-  // Shared with the marks on streams, which may come later than anything else.
+  // Shared with the stamps on streams, which may come later than anything else.
   struct Iteration {
     explicit Iteration(std::size_t buckets) : reductions(buckets) {}
     Interval forward, backward;
@@ -40,7 +40,7 @@ class DdpTimeline {
     std::int64_t forward = 0, backward = 0, communication = 0, overlap = 0;
   };
   static std::int64_t now();
-  static void mark(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time, Stream& stream);
+  static void stamp(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time, Stream& stream);
   static bool finished(const Iteration& iteration);
   static Times times(const Iteration& iteration);
   void collect();

@@ -29,6 +29,9 @@ struct alignas(64) Post {
 struct alignas(128) Seat {
   std::atomic<std::uint64_t> arrived;  // steps of the lane that the rank has come to
   std::atomic<std::uint32_t> busy;     // it reads and writes the others' memory
+  // In the seats of the host lane: how many collectives of the stream lane (high half) and exchanges (low half) the
+  // rank's host thread has called.
+  std::atomic<std::uint64_t> called;
   Post posts[2];                       // calls take turns: who is one call ahead does not disturb who still reads
 };
 

@@ -121,7 +121,7 @@ void Lane::meet(Call& call) {
     return here == count_;
   };
   const auto over = [&] {
-    if (board_.failed()) return true;
+    if (board_.failed() || astray() >= 0) return true;
     for (int m = here; m < count_; ++m)
       if (board_.presence(members_[static_cast<std::size_t>(m)]) != Board::Presence::here &&
           region_.seats[m].arrived.load(std::memory_order_acquire) < step_)
@@ -143,6 +143,28 @@ void Lane::compare(const Call& call) {
   for (int m = 0; m < count_; ++m)
     text += cat(m ? "; " : "", "rank ", members_[static_cast<std::size_t>(m)], ": ", to_string(post(call, m).print));
   give_up(call, members_[static_cast<std::size_t>(odd)], text);
+}
+
+// A member whose host thread cannot be on the way of this rank's, or -1: one has made more collectives and fewer exchanges
+// than the other, so the two wait for each other on two lanes. Ranks that make the same calls in the same order are
+// never in such places.
+int Lane::astray() const {
+  if (count_ != board_.ranks()) return -1;  // a pair
+  const Seat* const seats = board_.host_region().seats;
+  const auto place = [&](int m) {
+    const std::uint64_t called = seats[m].called.load(std::memory_order_seq_cst);
+    return std::pair(called >> 32, called & 0xffffffffu);
+  };
+  const auto [collectives, exchanges] = place(index_);
+  int odd = -1, others = 0;
+  for (int m = 0; m < count_; ++m) {
+    const auto [more, fewer] = place(m);
+    if ((more > collectives && fewer < exchanges) || (more < collectives && fewer > exchanges)) {
+      if (odd < 0) odd = m;
+      ++others;
+    }
+  }
+  return 2 * others > count_ ? index_ : odd;  // most others: then it is this one
 }
 
 // ---- failures
@@ -175,7 +197,11 @@ void Lane::explain(const Call& call) {
     if (first_late < 0) first_late = rank;
     late += cat(late.empty() ? "rank " : ", rank ", rank);
   }
-  give_up(call, first_late < 0 ? members_[static_cast<std::size_t>(index_)] : first_late,
+  if (first_late < 0) return;  // just in time
+  if (const int odd = astray(); odd >= 0)
+    give_up(call, odd, cat("expected all ranks to make the same calls in the same order, but rank ", odd,
+                           " has called another when a rank came to ", to_string(call.print)));
+  give_up(call, first_late,
           cat("expected every rank to come to ", to_string(call.print), " within ", call.collective.timeout.count(),
               " ms, got nothing from ", late));
 }

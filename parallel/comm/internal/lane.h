@@ -32,9 +32,10 @@ class Lane {
   void arrive(Call& call);
   void meet(Call& call);  // arrive, and wait until everybody has
   void compare(const Call& call);
+  int astray() const;
   [[noreturn]] void give_up(const Call& call, int rank, const std::string& text);
   [[noreturn]] void pass_on_failure(const Call& call);
-  [[noreturn]] void explain(const Call& call);
+  void explain(const Call& call);  // throws, unless everybody has come after all
 
   void through_slots(Call& call);
   void directly(Call& call);

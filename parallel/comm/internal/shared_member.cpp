@@ -38,6 +38,17 @@ Lane& SharedMember::lane(const Collective& collective) {
   return stream_lane_;
 }
 
+void SharedMember::announce(const Collective& collective) {
+  using Kind = Collective::Kind;
+  if (collective.kind == Kind::send || collective.kind == Kind::recv) return;
+  std::atomic<std::uint64_t>& called = board().host_region().seats[rank_].called;  // only this thread writes it
+  const std::uint64_t before = called.load(std::memory_order_relaxed);
+  called.store(collective.kind == Kind::exchange ? (before & ~std::uint64_t{0xffffffff}) | (collective.sequence & 0xffffffff)
+                                                 : (before & 0xffffffff) | collective.sequence << 32,
+               std::memory_order_seq_cst);
+  board().ring();
+}
+
 void SharedMember::perform(const Collective& collective) {
   try {
     lane(collective).perform(collective);

@@ -42,6 +42,8 @@ class SharedMember {
   Lane& host_lane() { return host_lane_; }
   // Any collective but an exchange; blocks. Tells the owner of a failure.
   void perform(const Collective& collective);
+  // To be called by the host thread before it puts a collective on a stream or makes an exchange.
+  void announce(const Collective& collective);
   // The collective will not be performed: the work before it failed.
   void skip(const Collective& collective) noexcept;
   void disown();

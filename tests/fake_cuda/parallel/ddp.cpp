@@ -1,5 +1,10 @@
 // Ranks that are CUDA devices train as one device does: the scenarios of tests/parallel/ddp.
+#include <exception>
+#include <thread>
+
+#include "lockstep/parallel/comm/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer_communicator.h"
+#include "lockstep/runtime/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/cuda_devices.h"
 
@@ -11,6 +16,27 @@ using Make = decltype(RunRanksOptions::make);
 
 const Make kPeers = [](std::span<const Device> devices, Milliseconds timeout) {
   return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+};
+
+const Make kNccl = [](std::span<const Device> devices, Milliseconds timeout) {
+  const std::shared_ptr<Store> store = make_local_store();
+  std::vector<std::unique_ptr<Communicator>> group(devices.size());
+  std::vector<std::exception_ptr> errors(devices.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < devices.size(); ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        group[r] = make_nccl_communicator(store, static_cast<int>(r), static_cast<int>(devices.size()), devices[r],
+                                          {.timeout = timeout});
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  return group;
 };
 
 void check_training(const Make& make, std::initializer_list<int> counts) {
@@ -29,3 +55,11 @@ void check_training(const Make& make, std::initializer_list<int> counts) {
 }  // namespace
 
 TEST_CASE("ddp over peer copies trains as one device does") { check_training(kPeers, {2, 8}); }
+
+#if __has_include(<nccl.h>)
+TEST_CASE("ddp over NCCL trains as one device does") {
+  if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::cuda_device_count() - 1)))
+    support::skip("GPUs of their own expected, logical devices of one found");
+  check_training(kNccl, {1, 2, 8});
+}
+#endif

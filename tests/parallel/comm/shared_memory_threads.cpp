@@ -136,3 +136,17 @@ TEST_CASE("communicator: a collective that its stream drops is an error on the o
       });
   CHECK(said == std::vector<std::string>(3));
 }
+
+TEST_CASE("communicator: a collective here and a barrier there are found to differ, not waited for") {
+  for (const bool odd_waits_on_stream : {false, true}) {
+    const std::vector<std::string> said = conformance::run_on_threads(
+        make_thread_group(hosts(3), {.timeout = conformance::kPatience}), [&](Communicator& comm) -> std::string {
+          comm.barrier();
+          const Tensor x = full({4}, 1, {.dtype = DType::f32, .device = comm.device()});
+          const bool on_stream = odd_waits_on_stream == (comm.rank() == 1);
+          return conformance::comm_error(comm, {"rank 1", "same calls in the same order"},
+                                         [&] { on_stream ? comm.all_reduce(x) : comm.barrier(); });
+        });
+    CHECK(said == std::vector<std::string>(3));
+  }
+}
