@@ -175,7 +175,8 @@ void Lane::explain(const Call& call) {
     if (first_late < 0) first_late = rank;
     late += cat(late.empty() ? "rank " : ", rank ", rank);
   }
-  give_up(call, first_late < 0 ? members_[static_cast<std::size_t>(index_)] : first_late,
+  if (first_late < 0) return;  // just in time
+  give_up(call, first_late,
           cat("expected every rank to come to ", to_string(call.print), " within ", call.collective.timeout.count(),
               " ms, got nothing from ", late));
 }

@@ -34,7 +34,7 @@ class Lane {
   void compare(const Call& call);
   [[noreturn]] void give_up(const Call& call, int rank, const std::string& text);
   [[noreturn]] void pass_on_failure(const Call& call);
-  [[noreturn]] void explain(const Call& call);
+  void explain(const Call& call);  // throws, unless everybody has come after all
 
   void through_slots(Call& call);
   void directly(Call& call);
