@@ -1,1 +1,2 @@
+// The devices of this program.
 #include "support/host_devices.h"
