@@ -261,7 +261,8 @@ TEST_CASE("strangers that say nothing go after a while") {
 }
 
 TEST_CASE("a connection that breaks the rules is cut off, and the others go on") {
-  const TcpStoreServer server({.transfer_timeout = Milliseconds(100)});
+  // What is wrong is so at once, and not when its time is over.
+  const TcpStoreServer server({.transfer_timeout = Milliseconds(600'000)});
   const auto store = make_tcp_store({.address = server.address()});
   const std::string whole = request_of("key", "value");
   const auto is_cut_off = [&](const std::string& bytes) {
@@ -285,7 +286,20 @@ TEST_CASE("a connection that breaks the rules is cut off, and the others go on")
   CHECK(is_cut_off(std::string("\0\0\0\0", 4)));
   CHECK(is_cut_off(whole + whole));
   CHECK(is_cut_off(wire::encode({.op = wire::Op::get, .number = -1, .key = "never"}) + "x"));
-  CHECK(is_cut_off(whole.substr(0, whole.size() - 1)));  // a writer that stops: the deadline of the transfer
+}
+
+TEST_CASE("a request that stops on its way ends the connection") {
+  const TcpStoreServer server({.transfer_timeout = Milliseconds(50)});
+  const auto store = make_tcp_store({.address = server.address()});
+  const std::string whole = request_of("key", "value");
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4}, whole.size() - 1}) {
+    Stranger rank(server);
+    rank.greet();
+    rank.send(whole.substr(0, bytes));
+    CHECK(rank.is_closed());
+  }
+  CHECK_FALSE(store->try_get("key").has_value());
+  check_serves(*store);
 }
 
 TEST_CASE("an answer that is not taken ends the connection, and costs no more than itself") {
