@@ -155,6 +155,16 @@ TEST_CASE("NCCL: a thread of the library finds failures when nobody waits, and a
   CHECK(conformance::missing(told(two[0]), {"[all_reduce] rank 0", "internal error"}) == "");
 }
 
+TEST_CASE("NCCL: nobody else asks the library while a call takes its time") {
+  Two two;
+  two[0].all_reduce(two.tensors[0]);  // on the way: the library's thread looks at it
+  fake_cuda::inject({.call = "ncclAllReduce", .error = 0, .delay_microseconds = 200'000});
+  two[0].all_reduce(two.tensors[0]);
+  fake_cuda::forget_injections();
+  for (int i = 0; i < 2; ++i) two[1].all_reduce(two.tensors[1]);
+  CHECK(two.tensors[0].to_vector<float>() == std::vector<float>(1000, 8));
+}
+
 TEST_CASE("NCCL: at the deadline the error names who is missing and what it called last") {
   Two two;
   two[0].set_timeout(Milliseconds(200));
