@@ -271,16 +271,24 @@ void Reducer::launch_ready_buckets() {
   for (; next_bucket_ < buckets_.size() && pending_[next_bucket_].parts == 0; ++next_bucket_) reduce(next_bucket_);
 }
 
-void Reducer::reduce(std::size_t bucket) {
-  for (Stream* writer : pending_[bucket].writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
+// Calls `communicate` with the reducer's stream current, after what is on `writers`.
+template <class F>
+void Reducer::on_own_stream(std::span<Stream* const> writers, F&& communicate) {
+  for (Stream* writer : writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
   LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
-  timeline_.begin_reduction(bucket, stream_);
-  if (buckets_[bucket].sparse()) {
-    reduce_rows(buckets_[bucket]);
-  } else {
-    communicator_.all_reduce(buckets_[bucket].flat());
-  }
-  timeline_.end_reduction(bucket, stream_);
+  communicate();
+}
+
+void Reducer::reduce(std::size_t bucket) {
+  on_own_stream(pending_[bucket].writers, [&] {
+    timeline_.begin_reduction(bucket, stream_);
+    if (buckets_[bucket].sparse()) {
+      reduce_rows(buckets_[bucket]);
+    } else {
+      communicator_.all_reduce(buckets_[bucket].flat());
+    }
+    timeline_.end_reduction(bucket, stream_);
+  });
 }
 
 // The rows of all ranks, in the order of the ranks, each divided by the number of ranks.
@@ -369,9 +377,8 @@ void Reducer::launch_used_map() {
   for (const Variable& variable : variables_) used.push_back(variable.used);
   used_map_ =
       from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
-  LOCKSTEP_EDGE(stream_.wait_for(current_stream(communicator_.device())));
-  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
-  communicator_.all_reduce(used_map_);
+  Stream* const writers[] = {&current_stream(communicator_.device())};
+  on_own_stream(writers, [&] { communicator_.all_reduce(used_map_); });
 }
 
 void Reducer::finalize() {

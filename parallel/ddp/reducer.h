@@ -73,6 +73,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void store_zeros(Variable& variable);
   void launch_ready_buckets();
   void launch_used_map();
+  template <class F>
+  void on_own_stream(std::span<Stream* const> writers, F&& communicate);
   void reduce(std::size_t bucket);
   void reduce_rows(const Bucket& bucket);
   void close_iteration();

@@ -7,6 +7,7 @@
 #include "lockstep/runtime/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/cuda_devices.h"
+#include "support/sanitized.h"
 
 using namespace test;
 
@@ -41,6 +42,7 @@ const Make kNccl = [](std::span<const Device> devices, Milliseconds timeout) {
 
 void check_training(const Make& make, std::initializer_list<int> counts) {
   for (const int ranks : counts) {
+    if (support::kSanitized && ranks > 2) continue;
     std::vector<Device> devices;
     for (int r = 0; r < ranks; ++r) devices.push_back(support::cuda_device(ranks - 1 - r));
     for (const Scenario& scenario : scenarios()) {

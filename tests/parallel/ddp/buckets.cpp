@@ -1,4 +1,6 @@
 // Into which buckets gradients go, in which order they are reduced, and what overlaps.
+#include <set>
+
 #include "lockstep/parallel/ddp/bucket.h"
 #include "lockstep/runtime/trace.h"
 #include "parallel/ddp/support.h"
@@ -87,8 +89,13 @@ TEST_CASE("a bucket is reduced before the gradients of the next one are computed
   // Of one device: between the first and the last reduction that is enqueued lie kernels of the backward.
   const auto spans = trace::spans();
   std::vector<std::string> names;
-  for (const auto& span : spans)
-    if (span.device == hosts(1)[0]) names.emplace_back(span.work.name);
+  std::set<std::string> reducing, computing;  // streams
+  for (const auto& span : spans) {
+    if (span.device != hosts(1)[0]) continue;
+    names.emplace_back(span.work.name);
+    if (names.back() == "all_reduce") reducing.insert(span.lane);
+    if (names.back() == "matmul") computing.insert(span.lane);
+  }
   std::size_t reductions = 0, matmuls_between = 0, waiting = 0;
   for (const std::string& name : names) {
     if (name == "all_reduce") {
@@ -102,6 +109,10 @@ TEST_CASE("a bucket is reduced before the gradients of the next one are computed
   CHECK(result.size() == 2);
   CHECK(reductions == 6);
   CHECK(matmuls_between >= 3);
+  // On a stream of their own, so that where streams run by themselves the backward goes on beside them.
+  CHECK(reducing.size() == 1);
+  CHECK(computing.size() == 1);
+  CHECK(reducing != computing);
 }
 
 TEST_CASE("figures of the wrapper") {

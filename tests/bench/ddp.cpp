@@ -1,0 +1,150 @@
+// What DistributedDataParallel costs beside the module's own step, and how far communication hides behind the backward.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "bench.h"
+#include "lockstep/parallel/comm/peer_communicator.h"
+#include "lockstep/parallel/lockstep.h"
+
+namespace {
+
+using namespace lockstep;
+
+int runs = 15;
+int ranks = 2;
+std::int64_t width = 512, batch = 64, layers = 6;
+double megabytes_per_second = 200;
+double bucket_mb = 1;
+
+struct Net : Module<Net> {
+  std::vector<Linear> stack;
+  Net() {
+    for (std::int64_t i = 0; i < layers; ++i) stack.emplace_back(width, width);
+  }
+  Tensor forward(const Tensor& x) const {
+    Tensor y = x;
+    for (const Linear& layer : stack) y = relu(layer(y));
+    return y;
+  }
+  void members(Members& m) override { m("stack", stack); }
+};
+
+// Milliseconds; the fastest of some steps in each round, the median over the rounds.
+template <class Body>
+double milliseconds(Communicator& communicator, Body&& body) {
+  std::vector<double> times;
+  for (int round = -1; round < runs; ++round) {
+    communicator.barrier();
+    const auto begin = bench::Clock::now();
+    body();
+    synchronize(current_stream(communicator.device()));
+    if (round >= 0) times.push_back(bench::seconds_since(begin) * 1e3);
+  }
+  return bench::median(std::move(times));
+}
+
+template <class M>
+void step(const M& net, const Tensor& x, Optimizer& optimizer) {
+  optimizer.zero_grad();
+  mean(square(net(x))).backward();
+  optimizer.step();
+}
+
+// One rank: what the wrapper itself takes. By turns, so that both see the same machine.
+void measure_own_cost(bench::Report& report) {
+  run_ranks(1, [&](Communicator& communicator) {
+    Net plain;
+    plain.to(communicator.device());
+    DistributedDataParallel<Net> wrapped(deep_copy(plain), communicator);
+    SGD plain_optimizer(plain.parameters(), {.lr = 1e-3}), wrapped_optimizer(wrapped.parameters(), {.lr = 1e-3});
+    const Tensor x = randn({batch, width}, {.device = communicator.device()});
+    std::vector<double> without, with, ratios;
+    for (int round = -2; round < 4 * runs; ++round) {
+      const double a = bench::nanoseconds_per_call(1, 4, [&] { step(plain, x, plain_optimizer); }) * 1e-6;
+      const double b = bench::nanoseconds_per_call(1, 4, [&] { step(wrapped, x, wrapped_optimizer); }) * 1e-6;
+      if (round < 0) continue;
+      without.push_back(a), with.push_back(b), ratios.push_back(b / a);
+    }
+    bench::Table table("A training step on one rank, ms (medians; at most 1.02 is wanted)",
+                       {"module", "wrapped", "ratio"});
+    table.add({bench::median(without), bench::median(with), bench::median(ratios)});
+    report.add(table);
+  });
+}
+
+// Links between the devices are slow, and copies over them take no core: as on a machine with a slow network.
+void measure_overlap(bench::Report& report) {
+  struct Times {
+    double local, communication, step, bucket;
+  };
+  const auto peers = [](std::span<const Device> devices, Milliseconds timeout) {
+    return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+  };
+  const auto all =
+      run_ranks(ranks,
+                [&](Communicator& communicator) {
+                  Net module;
+                  DistributedDataParallel<Net> net(std::move(module), communicator,
+                                                   {.bucket_cap_mb = bucket_mb, .first_bucket_mb = bucket_mb});
+                  SGD optimizer(net.parameters(), {.lr = 1e-3});
+                  const Tensor x = randn({batch, width}, {.device = communicator.device()});
+                  for (int i = 0; i < 3; ++i) step(net, x, optimizer);
+                  std::vector<Tensor> buckets;
+                  double largest = 0;
+                  for (const std::uint64_t bytes : net.logging_data().bucket_sizes) {
+                    buckets.push_back(zeros({static_cast<std::int64_t>(bytes / 4)}, {.device = communicator.device()}));
+                    largest = std::max(largest, static_cast<double>(bytes));
+                  }
+                  Times times{};
+                  times.local = milliseconds(communicator, [&] {
+                    const NoSync local = net.no_sync();
+                    step(net, x, optimizer);
+                  });
+                  times.communication = milliseconds(communicator, [&] {
+                    for (const Tensor& bucket : buckets) communicator.all_reduce(bucket);
+                  });
+                  times.bucket = times.communication / static_cast<double>(buckets.size());
+                  times.step = milliseconds(communicator, [&] { step(net, x, optimizer); });
+                  return times;
+                },
+                {.make = peers});
+  bench::Table table(
+      "A step over slow links, ms (host mode async; sequential: computing + communicating; overlapped: the larger + a "
+      "bucket)",
+      {"rank", "computing", "communicating", "a bucket", "sequential", "overlapped", "measured"});
+  for (std::size_t r = 0; r < all.size(); ++r)
+    table.add({r, all[r].local, all[r].communication, all[r].bucket, all[r].local + all[r].communication,
+               std::max(all[r].local, all[r].communication) + all[r].bucket, all[r].step});
+  report.add(table);
+}
+
+const bench::Subcommand cost(
+    "ddp", "A training step with DistributedDataParallel on one rank, against the module's own",
+    [](CLI::App& app) {
+      app.add_option("--runs", runs, "Rounds of each measurement")->capture_default_str();
+      app.add_option("--width", width, "Of the layers")->capture_default_str();
+      app.add_option("--batch", batch, "Rows per rank")->capture_default_str();
+      app.add_option("--layers", layers, "Of the network")->capture_default_str();
+    },
+    measure_own_cost);
+const bench::Subcommand overlap(
+    "overlap", "A training step over slowed links: how much of the communication the backward hides",
+    [](CLI::App& app) {
+      app.add_option("--runs", runs, "Rounds of each measurement")->capture_default_str();
+      app.add_option("--ranks", ranks, "Ranks, a host device each")->capture_default_str();
+      app.add_option("--bandwidth", megabytes_per_second, "Of every link, MB/s")->capture_default_str();
+      app.add_option("--bucket", bucket_mb, "Size of the buckets, MiB")->capture_default_str();
+      app.add_option("--width", width, "Of the layers")->capture_default_str();
+      app.add_option("--batch", batch, "Rows per rank")->capture_default_str();
+      app.add_option("--layers", layers, "Of the network")->capture_default_str();
+    },
+    [](bench::Report& report) {
+      configure_host({.devices = std::max(2, ranks),
+                      .mode = HostMode::async,
+                      .bandwidth_bytes_per_second = static_cast<std::size_t>(megabytes_per_second * 1e6)});
+      measure_overlap(report);
+    });
+
+}  // namespace
