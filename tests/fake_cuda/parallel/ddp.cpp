@@ -7,7 +7,7 @@
 #include "lockstep/runtime/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/cuda_devices.h"
-#include "support/sanitized.h"
+#include "support/watched.h"
 
 using namespace test;
 
@@ -42,10 +42,11 @@ const Make kNccl = [](std::span<const Device> devices, Milliseconds timeout) {
 
 void check_training(const Make& make, std::initializer_list<int> counts) {
   for (const int ranks : counts) {
-    if (support::kSanitized && ranks > 2) continue;
     std::vector<Device> devices;
     for (int r = 0; r < ranks; ++r) devices.push_back(support::cuda_device(ranks - 1 - r));
+    int number = 0;
     for (const Scenario& scenario : scenarios()) {
+      if (ranks > 2 && number++ % 6 != 0) continue;  // a few of them: what many ranks add is not in the scenario
       INFO(scenario.name << ", " << ranks << " ranks");
       const auto result = run_ranks(ranks, scenario.rank, {.devices = devices, .make = make});
       CHECK(different(result) == 0);

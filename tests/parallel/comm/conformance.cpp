@@ -32,7 +32,7 @@ std::span<const Check> checks() {
 
 std::vector<int> counts(const Ranks& ranks, int fewest) {
   std::vector<int> result;
-  for (int n = fewest; n <= (kSanitized ? std::min(ranks.most, 3) : ranks.most); ++n) result.push_back(n);
+  for (int n = fewest; n <= (watched() ? std::min(ranks.most, 3) : ranks.most); ++n) result.push_back(n);
   return result;
 }
 

@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
-#include "support/sanitized.h"
+#include "support/watched.h"
 
 namespace conformance {
 
 using namespace lockstep;
-using support::kSanitized;
+using support::watched;
 
 // One rank's part of a check: returns what it found wrong, "" for nothing. It may run in a process of its own, so it
 // only reads what it captured, and makes no Catch2 assertions.

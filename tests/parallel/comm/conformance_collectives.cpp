@@ -224,7 +224,7 @@ void every_collective(const Ranks& ranks) {
       int turn = 0;
       for (const Kind kind : kKinds) {
         for (const DType dtype : ranks.dtypes) {
-          if (kSanitized && dtype != DType::f32 && dtype != DType::bf16) continue;
+          if (watched() && dtype != DType::f32 && dtype != DType::bf16) continue;
           const auto page = static_cast<std::int64_t>(4096 / size_of(dtype));
           for (const RedOp reduction : kReductions) {
             if (reduction == RedOp::avg && !is_floating(dtype)) continue;
