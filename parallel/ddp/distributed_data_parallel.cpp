@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/tensor/nn/mirror.h"
 

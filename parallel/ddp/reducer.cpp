@@ -15,8 +15,6 @@ namespace lockstep::detail {
 
 namespace {
 
-std::size_t mebibytes(double amount) { return static_cast<std::size_t>(amount * (1 << 20)); }
-
 std::string join_numbers(std::span<const int> numbers) {
   std::string text;
   for (const int number : numbers) text += cat(text.empty() ? "" : " ", number);
@@ -149,7 +147,7 @@ void Reducer::end_forward(std::span<const Tensor> outputs) {
   next_bucket_ = 0;
   order_.clear();
   used_map_ = Tensor();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {buckets_[b].slots().size(), {}};
+  for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {buckets_[b].slots().size(), {}, {}};
   for (Variable& variable : variables_) {
     variable.ready = variable.unused = false;
     variable.arrivals = 0;
@@ -247,7 +245,7 @@ bool Reducer::in_bucket(const Variable& variable, const Tensor& grad) const {
 
 // The gradient, divided by the number of ranks before anything is added (f16 could overflow otherwise).
 void Reducer::store(Variable& variable) {
-  if (variable.entry.sparse) return;  // reduce_rows takes the rows themselves
+  if (variable.entry.sparse) return;  // gather_counts takes the rows themselves
   LeafNode& leaf = *variable.parameter.tensor().leaf();
   if (leaf.sparse.defined()) leaf.grad = std::exchange(leaf.sparse, {}).to_dense();
   const Tensor place = part(variable);
@@ -280,62 +278,19 @@ void Reducer::on_own_stream(std::span<Stream* const> writers, F&& communicate) {
 }
 
 void Reducer::reduce(std::size_t bucket) {
+  const bool sparse = buckets_[bucket].sparse();
+  if (sparse) gather_counts(bucket);
   on_own_stream(pending_[bucket].writers, [&] {
     timeline_.begin_reduction(bucket, stream_);
-    if (buckets_[bucket].sparse()) {
-      reduce_rows(buckets_[bucket]);
-    } else {
+    const GatheredRows& rows = pending_[bucket].rows;
+    if (!sparse) {
       communicator_.all_reduce(buckets_[bucket].flat());
+    } else if (rows.values.defined()) {
+      communicator_.all_gather(rows.my_indices, rows.indices);
+      communicator_.all_gather(rows.my_values, rows.values);
     }
     timeline_.end_reduction(bucket, stream_);
   });
-}
-
-// The rows of all ranks, in the order of the ranks, each divided by the number of ranks.
-void Reducer::reduce_rows(const Bucket& bucket) {
-  const Variable& variable = variables_[static_cast<std::size_t>(bucket.slots()[0].parameter)];
-  LeafNode& leaf = *variable.parameter.tensor().leaf();
-  const Shape& shape = bucket.slots()[0].shape;
-  const Device device = communicator_.device();
-  const NoGrad no_grad;
-  SparseGradient mine;
-  if (variable.used && leaf.sparse.defined()) {
-    mine = leaf.sparse;
-  } else if (variable.used && leaf.grad.defined()) {  // a matrix after all: every row
-    mine.indices = arange(shape[0], TensorOptions{.dtype = DType::i64, .device = device});
-    mine.values = leaf.grad.detach();
-    mine.shape = shape;
-  }
-  const std::int64_t rows = mine.defined() ? mine.indices.count() : 0;
-  std::vector<std::int64_t> counts;
-  for (const std::string& count : communicator_.all_gather_bytes(std::to_string(rows)))
-    counts.push_back(std::stoll(count));
-  const std::int64_t most = *std::max_element(counts.begin(), counts.end());
-  if (most == 0) return;
-  Shape row = shape;
-  row[0] = most;
-  Tensor indices = zeros({most}, {.dtype = DType::i64, .device = device});
-  Tensor values = zeros(row, {.dtype = bucket.dtype(), .device = device});
-  if (rows > 0) {
-    for (const Tensor& tensor : {mine.indices, mine.values}) LOCKSTEP_EDGE(tensor.storage()->record_use(stream_));
-    indices.narrow(0, 0, rows).copy_(mine.indices);
-    values.narrow(0, 0, rows).copy_(mine.values);
-    values.mul_(1.0 / communicator_.size());
-  }
-  Shape all = row;
-  all[0] = most * communicator_.size();
-  const Tensor all_indices = empty({all[0]}, {.dtype = DType::i64, .device = device});
-  const Tensor all_values = empty(all, {.dtype = bucket.dtype(), .device = device});
-  communicator_.all_gather(indices, all_indices);
-  communicator_.all_gather(values, all_values);
-  std::vector<SparseGradient> pieces;
-  for (int r = 0; r < communicator_.size(); ++r) {
-    const std::int64_t count = counts[static_cast<std::size_t>(r)];
-    if (count > 0)
-      pieces.push_back({all_indices.narrow(0, r * most, count), all_values.narrow(0, r * most, count), shape});
-  }
-  leaf.grad = Tensor();
-  leaf.sparse = join_rows(pieces);
 }
 
 // ---- the end of a backward
@@ -385,15 +340,12 @@ void Reducer::finalize() {
   const NoGrad no_grad;
   LOCKSTEP_EDGE(current_stream(communicator_.device()).wait_for(stream_));
   finalize_unused();
+  for (std::size_t b = 0; b < buckets_.size(); ++b)
+    if (buckets_[b].sparse()) join_gathered(b);
   for (Variable& variable : variables_) {
     if (!options_.gradient_as_bucket_view && !variable.unused && !variable.entry.sparse) {
       Tensor grad = variable.parameter.grad();
       grad.copy_(part(variable));
-    }
-    if (variable.entry.sparse) {  // made on the reducer's stream, used on this one
-      const SparseGradient rows = variable.parameter.tensor().leaf()->sparse;
-      for (const Tensor& tensor : {rows.indices, rows.values})
-        if (tensor.defined()) LOCKSTEP_EDGE(tensor.storage()->record_use(current_stream(tensor.device())));
     }
     variable.kept = Tensor();
     variable.used = false;
@@ -426,105 +378,6 @@ void Reducer::finalize_unused() {
     } else {
       variable.parameter.set_grad(place.clone());
     }
-  }
-}
-
-// ---- words
-
-std::string Reducer::list(const std::function<bool(const Variable&)>& which) const {
-  std::string text;
-  std::size_t shown = 0, left = 0;
-  for (std::size_t i = 0; i < variables_.size(); ++i) {
-    if (!which(variables_[i])) continue;
-    if (shown == 20) {
-      ++left;
-      continue;
-    }
-    text += cat(shown++ == 0 ? "" : ", ", "'", variables_[i].name, "' (number ", i, ")");
-  }
-  return left == 0 ? text : cat(text, " and ", left, " more");
-}
-
-void Reducer::fail(const std::string& message) {
-  phase_ = Phase::local;
-  started_ = false;
-  communicator_.abort(message);
-  throw Error(message);
-}
-
-std::vector<std::uint64_t> Reducer::bucket_bytes() const {
-  std::vector<std::uint64_t> bytes;
-  for (const Bucket& bucket : buckets_) bytes.push_back(bucket.bytes());
-  return bytes;
-}
-
-void Reducer::report(DdpLoggingData& data) {
-  const std::lock_guard lock(mutex_);
-  data.world_size = communicator_.size();
-  data.rank = communicator_.rank();
-  data.backend_name = communicator_.backend();
-  data.num_parameter_tensors = static_cast<std::int64_t>(variables_.size());
-  for (std::size_t i = 0; i < variables_.size(); ++i) {
-    const BucketEntry& entry = variables_[i].entry;
-    data.total_parameter_size_bytes += entry.bytes;
-    if (std::find(data.dtypes.begin(), data.dtypes.end(), entry.dtype) == data.dtypes.end())
-      data.dtypes.push_back(entry.dtype);
-    if (i < last_unused_.size() && last_unused_[i]) data.unused_parameter_size += entry.bytes;
-  }
-  data.bucket_sizes = bucket_bytes();
-  data.bucket_cap_bytes = mebibytes(options_.bucket_cap_mb);
-  data.broadcast_buffers = options_.broadcast_buffers;
-  data.find_unused_parameters = options_.find_unused_parameters;
-  data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
-  data.static_graph = options_.static_graph;
-  data.iteration = reductions_;
-  data.has_rebuilt_buckets = layout_changed_;
-  if (layout_changed_) {
-    data.rebuilt_bucket_sizes = data.bucket_sizes;
-    for (const Bucket& bucket : buckets_) {
-      auto& numbers = data.rebuilt_per_bucket_param_indices.emplace_back();
-      for (const Bucket::Slot& slot : bucket.slots()) numbers.push_back(slot.parameter);
-    }
-  }
-  data.prev_iteration_grad_ready_order_indices = last_order_;
-  data.can_set_static_graph = same_unused_;
-  timeline_.report(data);
-}
-
-// ---- broadcasts
-
-void broadcast_coalesced(Communicator& communicator, std::span<const Tensor> tensors, int root) {
-  constexpr std::size_t kPieceBytes = std::size_t{32} << 20;  // bounds the memory that is needed beside the tensors
-  const NoGrad no_grad;
-  std::vector<DType> dtypes;
-  for (const Tensor& tensor : tensors)
-    if (std::find(dtypes.begin(), dtypes.end(), tensor.dtype()) == dtypes.end()) dtypes.push_back(tensor.dtype());
-  for (const DType dtype : dtypes) {
-    std::vector<Tensor> piece;
-    std::size_t bytes = 0;
-    const auto flush = [&] {
-      if (piece.size() == 1) {
-        communicator.broadcast(piece[0], root);
-      } else if (!piece.empty()) {
-        std::vector<Tensor> flat;
-        for (const Tensor& tensor : piece) flat.push_back(tensor.reshape({-1}));
-        const Tensor all = cat(std::span<const Tensor>(flat), 0);
-        communicator.broadcast(all, root);
-        std::int64_t offset = 0;
-        for (Tensor& tensor : flat) {
-          if (communicator.rank() != root) tensor.copy_(all.narrow(0, offset, tensor.count()));
-          offset += tensor.count();
-        }
-      }
-      piece.clear();
-      bytes = 0;
-    };
-    for (const Tensor& tensor : tensors) {
-      if (tensor.dtype() != dtype || tensor.count() == 0) continue;
-      piece.push_back(tensor.detach());
-      if ((bytes += tensor.bytes()) >= kPieceBytes) flush();
-    }
-    flush();
   }
 }
 

@@ -16,6 +16,8 @@
 
 namespace lockstep::detail {
 
+inline std::size_t mebibytes(double amount) { return static_cast<std::size_t>(amount * (1 << 20)); }
+
 // Belongs to the thread of its rank; what the hooks of a backward call is serialised by it.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
@@ -52,9 +54,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool used_anywhere = true;  // static graph: some rank uses it
     Tensor kept;                // the gradient in the bucket that may have to come back
   };
+  // Of a sparse parameter: this rank's rows and those of all, with room for as many from each.
+  struct GatheredRows {
+    std::vector<std::int64_t> counts;  // by rank
+    Tensor my_indices, my_values, indices, values;
+  };
   struct Pending {
     std::size_t parts = 0;         // that are not final
     std::vector<Stream*> writers;  // of those that are
+    GatheredRows rows;
   };
   enum class Phase : std::uint8_t { local, expecting };
 
@@ -76,7 +84,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   template <class F>
   void on_own_stream(std::span<Stream* const> writers, F&& communicate);
   void reduce(std::size_t bucket);
-  void reduce_rows(const Bucket& bucket);
+  void gather_counts(std::size_t bucket);
+  void join_gathered(std::size_t bucket);
   void close_iteration();
   void finalize();
   void finalize_unused();
@@ -110,8 +119,5 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   DdpTimeline timeline_;
   std::recursive_mutex mutex_;  // hooks may come from the lanes of several devices
 };
-
-// Rank `root`'s elements for all ranks, in few collectives. All tensors on the communicator's device, contiguous.
-void broadcast_coalesced(Communicator& communicator, std::span<const Tensor> tensors, int root);
 
 }  // namespace lockstep::detail

@@ -1,11 +1,13 @@
 #include "parallel/ddp/scenarios.h"
 
 #include "lockstep/tensor/nn/layers.h"
+#include "support/watched.h"
 
 namespace test {
 namespace {
 
-constexpr int kSteps = 20, kAccumulate = 3;
+constexpr int kAccumulate = 3;
+const int kSteps = support::watched() ? 6 : 20;
 
 // The second layer is the first, transposed.
 struct Tied : Module<Tied> {
