@@ -23,9 +23,7 @@ for ranks in 2 3 4 5; do
   [ "$(grep -c 'good$' "$folder/threads")" -ge 20 ] || { echo "FAILED: $ranks threads say too little"; failures=$((failures + 1)); }
   run processes "$launcher" -n $ranks --no-prefix "$program"
   cmp "$folder/threads" "$folder/processes" || failures=$((failures + 1))
-  LOCKSTEP_HOST_MODE=strict run strict "$launcher" -n $ranks --no-prefix "$program"
-  cmp "$folder/threads" "$folder/strict" || failures=$((failures + 1))
-  if "$program" --mpi && command -v mpirun >/dev/null; then
+  if [ $ranks -le 3 ] && "$program" --mpi && command -v mpirun >/dev/null; then  # more spin for cores that are not there
     run mpi env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LOCKSTEP_COMMUNICATOR=mpi \
       mpirun --oversubscribe -n $ranks "$program"
     cmp "$folder/threads" "$folder/mpi" || failures=$((failures + 1))
