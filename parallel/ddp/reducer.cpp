@@ -245,13 +245,12 @@ bool Reducer::in_bucket(const Variable& variable, const Tensor& grad) const {
 
 // The gradient, divided by the number of ranks before anything is added (f16 could overflow otherwise).
 void Reducer::store(Variable& variable) {
-  if (variable.entry.sparse) return;  // gather_counts takes the rows themselves
+  if (alone() || variable.entry.sparse) return;  // gather_counts takes the rows themselves
   LeafNode& leaf = *variable.parameter.tensor().leaf();
   if (leaf.sparse.defined()) leaf.grad = std::exchange(leaf.sparse, {}).to_dense();
   const Tensor place = part(variable);
   const double share = 1.0 / communicator_.size();
   const Tensor gradient = leaf.grad.detach();
-  if (communicator_.size() == 1 && in_bucket(variable, leaf.grad)) return;
   launch(place.device(), &KernelTable::unary,
          UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = share});
   place.mark_changed();
@@ -259,7 +258,7 @@ void Reducer::store(Variable& variable) {
 }
 
 void Reducer::store_zeros(Variable& variable) {
-  if (variable.entry.sparse) return;
+  if (alone() || variable.entry.sparse) return;
   Tensor place = part(variable);
   if (in_bucket(variable, variable.parameter.tensor().leaf()->grad)) variable.kept = place.clone();
   place.zero_();
@@ -279,15 +278,15 @@ void Reducer::on_own_stream(std::span<Stream* const> writers, F&& communicate) {
 
 void Reducer::reduce(std::size_t bucket) {
   const bool sparse = buckets_[bucket].sparse();
-  if (sparse) gather_counts(bucket);
+  if (sparse && !alone()) gather_counts(bucket);
   on_own_stream(pending_[bucket].writers, [&] {
     timeline_.begin_reduction(bucket, stream_);
     const GatheredRows& rows = pending_[bucket].rows;
-    if (!sparse) {
-      communicator_.all_reduce(buckets_[bucket].flat());
-    } else if (rows.values.defined()) {
+    if (rows.values.defined()) {
       communicator_.all_gather(rows.my_indices, rows.indices);
       communicator_.all_gather(rows.my_values, rows.values);
+    } else if (!sparse && !alone()) {
+      communicator_.all_reduce(buckets_[bucket].flat());
     }
     timeline_.end_reduction(bucket, stream_);
   });
@@ -343,7 +342,7 @@ void Reducer::finalize() {
   for (std::size_t b = 0; b < buckets_.size(); ++b)
     if (buckets_[b].sparse()) join_gathered(b);
   for (Variable& variable : variables_) {
-    if (!options_.gradient_as_bucket_view && !variable.unused && !variable.entry.sparse) {
+    if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse) {
       Tensor grad = variable.parameter.grad();
       grad.copy_(part(variable));
     }

@@ -92,6 +92,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uint64_t> bucket_bytes() const;
   bool learns_graph() const { return options_.static_graph && reductions_ == 0; }
   bool may_skip() const { return options_.find_unused_parameters || options_.static_graph; }
+  bool alone() const { return communicator_.size() == 1; }  // then gradients are final, where they are
   bool in_bucket(const Variable& variable, const Tensor& grad) const;
   const Tensor& part(const Variable& variable) const {
     return buckets_[static_cast<std::size_t>(variable.bucket)].gradient(variable.slot);
