@@ -27,7 +27,7 @@ std::optional<CommError> MeetingPlace::why_not(const Table& table, const char* n
   return std::nullopt;
 }
 
-std::vector<Post> MeetingPlace::meet(const Meeting& meeting, int member, Post post, Milliseconds timeout) {
+std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution post, Milliseconds timeout) {
   const char* name = to_string(post.fingerprint.kind);
   const bool open = meeting.phase == 0;
   const Deadline deadline = Deadline::after(timeout);
@@ -77,7 +77,7 @@ std::vector<Post> MeetingPlace::meet(const Meeting& meeting, int member, Post po
     throw *failure_;
   }
   if (table.here == 1) {
-    std::vector<Post> posts = std::move(table.posts);
+    std::vector<Contribution> posts = std::move(table.posts);
     meetings_.erase(meeting);
     return posts;
   }
@@ -97,7 +97,7 @@ void MeetingPlace::leave(int member) {
   changed_.notify_all();
 }
 
-void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Post>& posts) const {
+void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Contribution>& posts) const {
   const bool pair = meeting.sender >= 0;
   const auto first = static_cast<std::size_t>(pair ? meeting.sender : 0);
   const Fingerprint& expected = posts[first].fingerprint;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/internal/mpi_member.h"
+#include "lockstep/parallel/comm/internal/stream_task.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/environment.h"
 
@@ -14,28 +15,6 @@ namespace {
 using detail::MpiChannel;
 using detail::MpiEngine;
 using detail::MpiMember;
-
-// A collective on its way through a stream. One that is dropped instead of run (the stream had failed before) fails for
-// all ranks: they would wait for it in vain.
-class Task {
- public:
-  Task(std::shared_ptr<MpiMember> member, const Collective& collective)
-      : member_(std::move(member)), collective_(collective) {}
-  Task(Task&&) noexcept = default;
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
-  ~Task() {
-    if (member_) member_->skip(collective_);
-  }
-  void operator()() {
-    const std::shared_ptr<MpiMember> member = std::move(member_);
-    member->perform(collective_);
-  }
-
- private:
-  std::shared_ptr<MpiMember> member_;
-  Collective collective_;
-};
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -47,7 +26,9 @@ class MpiCommunicator final : public Communicator {
   const char* backend() const override { return "mpi"; }
 
  private:
-  void enqueue(const Collective& collective, Stream& stream) override { stream.enqueue(Task(member_, collective)); }
+  void enqueue(const Collective& collective, Stream& stream) override {
+    stream.enqueue(detail::StreamTask(member_, collective));
+  }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override {
     try {
       return member_->exchange(collective, mine);

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "lockstep/parallel/comm/internal/peer_rank.h"
+#include "lockstep/parallel/comm/internal/shared_by_name.h"
 #include "lockstep/runtime/peer.h"
 
 namespace lockstep {

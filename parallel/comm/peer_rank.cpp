@@ -40,12 +40,12 @@ struct PeerCommunicator::Call {
   const Collective& collective;
   Stream& stream;
   Meeting meeting;
-  std::vector<Post> posts = {};  // of the last meeting
+  std::vector<Contribution> posts = {};  // of the last meeting
   std::size_t bytes = 0;         // of one rank's part
   OwnedBlock reduced = nullptr;  // this rank's range, where it has no output of its own
 
   bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
-  const Post& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
+  const Contribution& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
 };
 
 PeerCommunicator::PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, const PeerOptions& options)
@@ -66,11 +66,11 @@ Meeting PeerCommunicator::next_meeting(const Collective& collective) {
 
 std::vector<std::string> PeerCommunicator::exchange(const Collective& collective, const std::string& mine) try {
   const Meeting meeting = next_meeting(collective);
-  std::vector<Post> posts = group_->place().meet(
+  std::vector<Contribution> posts = group_->place().meet(
       meeting, rank(), {.fingerprint = fingerprint(collective), .message = mine}, collective.timeout);
   group_->place().check_agreement(meeting, posts);
   std::vector<std::string> messages;
-  for (Post& post : posts) messages.push_back(std::move(post.message));
+  for (Contribution& post : posts) messages.push_back(std::move(post.message));
   return messages;
 } catch (const CommError& error) {
   throw break_with(error);

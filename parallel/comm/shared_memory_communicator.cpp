@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/internal/process_group.h"
+#include "lockstep/parallel/comm/internal/shared_by_name.h"
 #include "lockstep/parallel/comm/internal/shared_member.h"
+#include "lockstep/parallel/comm/internal/stream_task.h"
 #include "lockstep/runtime/order.h"
 #include "lockstep/runtime/strings.h"
 
@@ -16,28 +18,6 @@ using detail::SharedMember;
 
 static_assert(SharedMemoryCommunicator::kMostRanks == Board::kMostRanks);
 
-// A collective on its way through a stream. One that is dropped instead of run (the stream had failed before) fails for
-// all ranks: they would wait for it in vain.
-class Task {
- public:
-  Task(std::shared_ptr<SharedMember> member, const Collective& collective)
-      : member_(std::move(member)), collective_(collective) {}
-  Task(Task&&) noexcept = default;
-  Task(const Task&) = delete;
-  Task& operator=(const Task&) = delete;
-  ~Task() {
-    if (member_) member_->skip(collective_);
-  }
-  void operator()() {
-    const std::shared_ptr<SharedMember> member = std::move(member_);
-    member->perform(collective_);
-  }
-
- private:
-  std::shared_ptr<SharedMember> member_;
-  Collective collective_;
-};
-
 class ThreadGroup final : public SharedGroup {
  public:
   explicit ThreadGroup(int ranks)
@@ -49,21 +29,12 @@ class ThreadGroup final : public SharedGroup {
 
   std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int, const std::string& id,
                                      Milliseconds) override {
-    const std::lock_guard lock(mutex_);
-    Split& split = splits_[id];
-    if (!split.group) split.group = std::make_shared<ThreadGroup>(static_cast<int>(members.size()));
-    std::shared_ptr<SharedGroup> group = split.group;
-    if (++split.taken == members.size()) splits_.erase(id);
-    return group;
+    return splits_.get(id, members.size(),
+                       [&] { return std::make_shared<ThreadGroup>(static_cast<int>(members.size())); });
   }
 
  private:
-  struct Split {
-    std::shared_ptr<SharedGroup> group;
-    std::size_t taken = 0;
-  };
-  std::mutex mutex_;
-  std::map<std::string, Split> splits_;  // that not all members have taken yet
+  detail::SharedByName<SharedGroup> splits_;  // that not all members have taken yet
 };
 
 // The message without the "[collective] rank r: " before it.
@@ -85,7 +56,7 @@ SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
 
 void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
   member_->announce(collective);
-  stream.enqueue(Task(member_, collective));
+  stream.enqueue(detail::StreamTask(member_, collective));
 }
 
 std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {

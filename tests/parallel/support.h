@@ -14,6 +14,7 @@
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
+#include "support/messages.h"
 
 namespace test {
 
@@ -22,6 +23,8 @@ using Doubles = std::vector<double>;
 
 using support::device_sets;
 using support::hosts;
+using support::message_of;
+using support::missing;
 
 // f64 values first, first + 1, … : distinct, and exact under + and * while they are small.
 inline Tensor counting(const Shape& shape, Device device = Device::cpu(), double first = 1) {
@@ -56,26 +59,6 @@ inline std::vector<std::int64_t> sizes(const std::vector<Tensor>& pieces, std::i
   return result;
 }
 
-// The message of the E that `body` throws; what happened instead otherwise.
-template <class E, class F>
-std::string message_of(F&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another type of error: ") + error.what();
-  }
-  return "no error";
-}
-// "" when `text` contains all parts, else what is missing.
-inline std::string missing(const std::string& text, std::initializer_list<std::string> parts) {
-  std::string absent;
-  for (const std::string& part : parts) {
-    if (text.find(part) == std::string::npos) absent += "'" + part + "' ";
-  }
-  return absent.empty() ? "" : absent + "in: " + text;
-}
 
 // Collects what is logged while it lives.
 class CapturedLog {

@@ -7,18 +7,9 @@
 #include <string>
 
 #include "lockstep/lockstep.h"
+#include "usage_error.h"
 
 namespace example {
-
-// A command line or a file that cannot be worked with. The message is one sentence.
-class UsageError : public std::exception {
- public:
-  explicit UsageError(std::string message) : message_(std::move(message)) {}
-  const char* what() const noexcept override { return message_.c_str(); }
-
- private:
-  std::string message_;
-};
 
 struct TextOptions {
   std::string data;

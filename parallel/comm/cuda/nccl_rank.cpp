@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/parallel/comm/internal/shared_by_name.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/internal/growth_lock.h"
 #include "lockstep/runtime/native_stream.h"
@@ -139,7 +140,7 @@ void Rank::meet_locals(const Collective& collective) {
   } else {
     meeting.number = ++meetings_;
   }
-  const detail::Post post{.fingerprint = fingerprint(collective)};
+  const detail::Contribution post{.fingerprint = fingerprint(collective)};
   place_->check_agreement(meeting, place_->meet(meeting, mine, post, collective.timeout));
 }
 

@@ -17,7 +17,7 @@
 namespace lockstep::detail {
 
 // What one who comes brings to a meeting.
-struct Post {
+struct Contribution {
   Fingerprint fingerprint;
   const void* input = nullptr;
   void* output = nullptr;
@@ -44,9 +44,9 @@ class MeetingPlace {
 
   // Blocks until all who belong to the meeting have come; returns what they have brought, by member. Throws the first
   // failure, which is a CommError for members that are missing after `timeout` or have left, to everybody who waits.
-  std::vector<Post> meet(const Meeting& meeting, int member, Post post, Milliseconds timeout);
+  std::vector<Contribution> meet(const Meeting& meeting, int member, Contribution post, Milliseconds timeout);
   // What all must agree on: CommError that names two ranks that do not, the same for all of them.
-  void check_agreement(const Meeting& meeting, const std::vector<Post>& posts) const;
+  void check_agreement(const Meeting& meeting, const std::vector<Contribution>& posts) const;
 
   // The first failure stays. Wakes everybody who waits, but in later phases.
   void fail(const CommError& error);
@@ -55,7 +55,7 @@ class MeetingPlace {
 
  private:
   struct Table {
-    std::vector<Post> posts;
+    std::vector<Contribution> posts;
     std::vector<bool> present;
     int missing = 0;
     int here = 0;  // that have not taken what they came for
@@ -71,30 +71,6 @@ class MeetingPlace {
   std::vector<bool> left_;
   std::vector<std::optional<Fingerprint>> last_;  // what each came for last
   std::optional<CommError> failure_;
-};
-
-// What several threads need one of: the first to ask for a name makes it, with the last of `shares` the name is free
-// again. Thread-safe.
-template <class T>
-class SharedByName {
- public:
-  template <class Make>
-  std::shared_ptr<T> get(const std::string& name, std::size_t shares, const Make& make) {
-    const std::lock_guard lock(mutex_);
-    Waiting& waiting = waiting_[name];
-    if (!waiting.thing) waiting.thing = make();
-    std::shared_ptr<T> thing = waiting.thing;
-    if (++waiting.asked == shares) waiting_.erase(name);
-    return thing;
-  }
-
- private:
-  struct Waiting {
-    std::shared_ptr<T> thing;
-    std::size_t asked = 0;
-  };
-  std::mutex mutex_;
-  std::map<std::string, Waiting> waiting_;
 };
 
 // What no other process has.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/internal/meeting_place.h"
+#include "lockstep/parallel/comm/internal/shared_by_name.h"
 
 namespace lockstep::detail {
 

@@ -46,13 +46,6 @@ void expect_all(const Ranks& ranks, int count, const Body& body, Milliseconds ti
   }
 }
 
-std::string missing(const std::string& text, std::initializer_list<std::string> parts) {
-  std::string absent;
-  for (const std::string& part : parts)
-    if (text.find(part) == std::string::npos) absent += "'" + part + "' ";
-  return absent.empty() ? "" : absent + "in: " + text;
-}
-
 std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts,
                        const std::function<void()>& body) {
   try {

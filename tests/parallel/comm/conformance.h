@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "support/messages.h"
 #include "support/watched.h"
 
 namespace conformance {
 
 using namespace lockstep;
+using support::missing;
 using support::watched;
 
 // One rank's part of a check: returns what it found wrong, "" for nothing. It may run in a process of its own, so it
@@ -60,8 +62,6 @@ std::vector<int> counts(const Ranks& ranks, int fewest = 1);
 // Calls `body`, waits for the current stream, and returns "" when one of the two threw a CommError whose message has
 // all the parts.
 std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts, const std::function<void()>& body);
-// "" when `text` has all the parts, else what is missing.
-std::string missing(const std::string& text, std::initializer_list<std::string> parts);
 
 Tensor tensor_of(const std::vector<double>& values, DType dtype, Device device);
 // "" when the tensor has these elements, else the first that differs.

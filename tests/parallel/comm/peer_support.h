@@ -13,10 +13,13 @@
 #include "lockstep/tensor/ops_math.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
+#include "support/messages.h"
 
 namespace comm_test {
 
 using namespace lockstep;
+using support::message_of;
+using support::missing;
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
 // What became of each rank: "" when its function has returned.
@@ -52,25 +55,6 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) throw Error("unexpected: " + what);
 }
 
-// "" when `text` contains all parts, else what is missing.
-inline std::string missing(const std::string& text, std::initializer_list<std::string> parts) {
-  std::string absent;
-  for (const std::string& part : parts)
-    if (text.find(part) == std::string::npos) absent += "'" + part + "' ";
-  return absent.empty() ? "" : absent + "in: " + text;
-}
-// The message of the E that `body` throws; what happened instead otherwise.
-template <class E, class F>
-std::string message_of(F&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another type of error: ") + error.what();
-  }
-  return "no error";
-}
 
 inline void check_all_well(const std::vector<Outcome>& outcomes) {
   for (std::size_t r = 0; r < outcomes.size(); ++r) {

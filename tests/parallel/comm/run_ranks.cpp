@@ -1,4 +1,3 @@
-#include "parallel/comm/thread_ranks.h"
 #include "lockstep/parallel/comm/run_ranks.h"
 
 #include <condition_variable>
@@ -13,11 +12,14 @@
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/random.h"
+#include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
+#include "support/messages.h"
 
 using namespace lockstep;
 using support::hosts;
+using support::message_of;
 
 namespace {
 
@@ -27,18 +29,6 @@ Tensor filled(Communicator& comm, double value, std::int64_t count = 4) {
   return full({count}, value, {.dtype = DType::f64, .device = comm.device()});
 }
 
-// The message of the E that `body` throws, else what happened.
-template <class E, class F>
-std::string message_of(F&& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another type of error: ") + error.what();
-  }
-  return "no error";
-}
 
 bool contains(const std::string& text, const std::string& part) {
   INFO("'" << part << "' in: " << text);
