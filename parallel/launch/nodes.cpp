@@ -12,7 +12,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr Milliseconds kBeat{500}, kLate{2'000};
-constexpr char kEnd[] = "lockstep-run/end";
+constexpr char kEnd[] = "lockstep-run/end", kShape[] = "lockstep-run/shape";
 
 End parse_end(const std::string& text) {
   End end{.code = 1};
@@ -42,7 +42,9 @@ Nodes::Nodes(const Options& options, std::string token, const std::string& run_i
   store_ = make_tcp_store(
       {.address = address_, .token = token_, .connect_timeout = options.timeout, .timeout = options.timeout});
   const std::string shape = cat(options.nodes, " nodes of ", options.ranks, " ranks");
-  const std::string first = store_->compare_set("lockstep-run/shape", "", shape);
+  // Node 0 says it, so that whoever comes first, it is the other one that does not fit.
+  if (options.node == 0) store_->set(kShape, shape);
+  const std::string first = store_->get(kShape, Deadline::after(options.timeout));
   LOCKSTEP_CHECK(first == shape, "expected the same on all nodes, got ", shape, " on node ", options.node, " and ",
                  first, " on another");
   LOCKSTEP_CHECK(store_->compare_set(key("node", options.node), "", run_id) == run_id,
@@ -128,7 +130,7 @@ void Nodes::leave(bool wait_for_late) {
   try {
     store_->set(key("left", options_.node), "");
     if (options_.node != 0) return;
-    const Deadline late = Deadline::after(wait_for_late ? kLate : Milliseconds(0));
+    const Deadline late = Deadline::after(wait_for_late ? options_.grace : Milliseconds(0));
     const Deadline deadline = Deadline::after(options_.grace + kLate);
     for (int node = 0; node < options_.nodes; ++node) {
       try {

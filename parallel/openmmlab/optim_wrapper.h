@@ -1,0 +1,120 @@
+// OptimWrapper: an optimizer with what surrounds its step (gradient accumulation, clipping, mixed precision), behind
+// one call: update_params(loss). After mmengine's class of that name.
+//
+//   OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}), {.accumulative_counts = 4, .clip_grad = ClipGrad{.max_norm = 1}});
+//   for (const auto& [images, labels] : loader) {
+//     Tensor loss;
+//     {
+//       const auto context = optim.optim_context(net);   // no_sync while gradients only accumulate
+//       loss = cross_entropy(net(images), labels);
+//     }
+//     optim.update_params(loss);
+//   }
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/optim/optimizer.h"
+
+namespace lockstep {
+
+// How gradients are bounded before a step. type "norm" needs max_norm, "value" needs clip_value; a config without
+// either is an InvalidArgument.
+struct ClipGrad {
+  std::string type = "norm";
+  std::optional<double> max_norm = std::nullopt;
+  double norm_type = 2;
+  bool error_if_nonfinite = false;
+  std::optional<double> clip_value = std::nullopt;
+};
+
+struct OptimWrapperOptions {
+  std::int64_t accumulative_counts = 1;  // losses per step, above 0
+  std::optional<ClipGrad> clip_grad = std::nullopt;
+};
+
+// What holds while a model computes the loss of a step: see OptimWrapper::optim_context.
+class [[nodiscard]] OptimContext {
+ public:
+  OptimContext(std::shared_ptr<void> no_sync, std::unique_ptr<Autocast> autocast)
+      : no_sync_(std::move(no_sync)), autocast_(std::move(autocast)) {}
+
+ private:
+  std::shared_ptr<void> no_sync_;
+  std::unique_ptr<Autocast> autocast_;
+};
+
+// Used by one thread at a time.
+class LOCKSTEP_API OptimWrapper {
+ public:
+  // Throws InvalidArgument for options that make no sense.
+  explicit OptimWrapper(std::unique_ptr<Optimizer> optimizer, OptimWrapperOptions options = {});
+  template <std::derived_from<Optimizer> O>
+  explicit OptimWrapper(O optimizer, OptimWrapperOptions options = {})
+      : OptimWrapper(std::make_unique<O>(std::move(optimizer)), std::move(options)) {}
+  virtual ~OptimWrapper() = default;
+  OptimWrapper(const OptimWrapper&) = delete;
+  OptimWrapper& operator=(const OptimWrapper&) = delete;
+
+  // Divides the loss by the losses of its window, differentiates it, and where the window ends steps and makes the
+  // gradients undefined.
+  virtual void update_params(const Tensor& loss);
+  virtual Tensor scale_loss(const Tensor& loss) const;
+  virtual void backward(const Tensor& loss);  // counts
+  virtual void step();                        // clips, then steps
+  virtual void zero_grad();
+  virtual bool should_update() const;  // the window has ended
+  virtual bool should_sync() const;    // the next loss ends it
+
+  // For the forward of one loss: while it lives, the ranks do not average gradients unless the loss ends its window
+  // (`model.no_sync()`, where the model has it), and autocast is on where the wrapper is one for mixed precision.
+  template <class M>
+  OptimContext optim_context(const M& model) const {
+    check_context();
+    std::shared_ptr<void> quiet;
+    if constexpr (requires { model.no_sync(); }) {
+      using Scope = decltype(model.no_sync());
+      if (!should_sync()) quiet = std::shared_ptr<Scope>(new Scope(model.no_sync()));
+    }
+    return {std::move(quiet), autocast()};
+  }
+
+  // Where a training begins (losses so far) and ends (losses in all; -1: nobody knows), so that the last window, which
+  // may be shorter, is divided by its own length and stepped. Warns where gradients of an interrupted window are lost.
+  virtual void initialize_count_status(const ModuleBase& model, std::int64_t init_counts, std::int64_t max_counts);
+  std::int64_t inner_count() const { return inner_count_; }
+
+  // Learning rates and momentums of all groups, by name: "lr" (and "name.lr" of an OptimWrapperDict).
+  virtual std::vector<std::pair<std::string, std::vector<double>>> get_lr() const;
+  virtual std::vector<std::pair<std::string, std::vector<double>>> get_momentum() const;
+  // Norm of the gradients before the last clipping by norm; undefined before it.
+  const Tensor& grad_norm() const { return grad_norm_; }
+
+  virtual std::vector<NamedTensor> state_dict() const;
+  // Throws InvalidArgument, before anything is changed, for a state that does not fit; `state` stays as it is.
+  virtual void load_state_dict(const std::vector<NamedTensor>& state);
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  const OptimWrapperOptions& options() const { return options_; }
+
+ protected:
+  OptimWrapper() = default;  // of a class that has no optimizer of its own
+  virtual void check_context() const {}
+  virtual std::unique_ptr<Autocast> autocast() const { return nullptr; }
+  void clip_grad();
+
+  std::unique_ptr<Optimizer> optimizer_;
+  OptimWrapperOptions options_;
+  std::int64_t inner_count_ = 0, max_counts_ = -1, remainder_counts_ = -1;
+  Tensor grad_norm_;
+};
+
+}  // namespace lockstep
