@@ -210,8 +210,8 @@ TEST_CASE("run-time values: a map with inputs, or a list") {
         "");
   CHECK(missing(error_of(Value(Value::Map{{"inputs", Value::List{bytes({1, 1, 1}), "text"}}})),
                 {"expected tensors in the list of inputs, got string at 1"}) == "");
-  CHECK(missing(error_of(Value(Value::Map{{"input", 5}})), {"input"}) == "");
-  CHECK(missing(error_of(Value(Value::List{})), {"0"}) == "");
+  CHECK(missing(error_of(Value(Value::Map{{"input", 5}})), {"one of the keys {'input'}, got 'inputs'"}) == "");
+  CHECK(missing(error_of(Value(Value::List{})), {"an index below 0, got 0"}) == "");
 }
 
 TEST_CASE("options that make no sense") {

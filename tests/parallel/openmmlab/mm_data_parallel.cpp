@@ -182,4 +182,12 @@ TEST_CASE("outputs that cannot be gathered stay where they are") {
   CHECK(replicas[2].size() == 1);
   CHECK(replicas[2][0].metainfo.img_id == 4);
   CHECK(replicas[1][1].pred_instances->scores().device() == Device::host(1));
+
+  // Containers too.
+  struct Echo : Module<Echo> {
+    Sample forward(const Sample& batch) const { return batch; }
+  };
+  const auto echoed = MMDataParallel(Echo{}, {.devices = hosts(3)}).forward_ungathered(batch_of(5, 2));
+  CHECK(echoed[1].image.stacked().size(0) == 2);
+  CHECK(echoed[2].meta.list()[0].img_id == 4);
 }
