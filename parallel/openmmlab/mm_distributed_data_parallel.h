@@ -31,8 +31,9 @@ struct MMDistributedDataParallelOptions {
   std::optional<Milliseconds> timeout = std::nullopt;
 
   DistributedDataParallelOptions distributed() const {
-    return {bucket_cap_mb, first_bucket_mb, broadcast_buffers, find_unused_parameters, gradient_as_bucket_view,
-            static_graph,  init_sync,       ignore,            backwards_per_forward,  timeout};
+    return {bucket_cap_mb,           first_bucket_mb, broadcast_buffers, find_unused_parameters,
+            gradient_as_bucket_view, static_graph,    init_sync,         ignore,
+            backwards_per_forward,   timeout};
   }
 };
 

@@ -14,8 +14,8 @@ void check(const OptimWrapperOptions& options) {
   if (!options.clip_grad) return;
   const ClipGrad& clip = *options.clip_grad;
   const bool by_norm = clip.type == "norm";
-  LOCKSTEP_CHECK(by_norm || clip.type == "value",
-                 "[OptimWrapper] expected clip_grad of type 'norm' or 'value', got '", clip.type, "'");
+  LOCKSTEP_CHECK(by_norm || clip.type == "value", "[OptimWrapper] expected clip_grad of type 'norm' or 'value', got '",
+                 clip.type, "'");
   const std::optional<double>& limit = by_norm ? clip.max_norm : clip.clip_value;
   const std::optional<double>& other = by_norm ? clip.clip_value : clip.max_norm;
   const char* name = by_norm ? "max_norm" : "clip_value";
@@ -67,16 +67,15 @@ Tensor OptimWrapper::scale_loss(const Tensor& loss) const {
   return loss / static_cast<double>(in_last ? rest : each);
 }
 
-void OptimWrapper::initialize_count_status(const ModuleBase& model, std::int64_t init_counts,
-                                           std::int64_t max_counts) {
+void OptimWrapper::initialize_count_status(const ModuleBase& model, std::int64_t init_counts, std::int64_t max_counts) {
   LOCKSTEP_CHECK(init_counts >= 0 && max_counts >= -1 && (max_counts < 0 || init_counts <= max_counts),
                  "[OptimWrapper] expected init_counts from 0 to max_counts (-1: unknown), got ", init_counts, " and ",
                  max_counts);
   const std::int64_t each = options_.accumulative_counts;
   if (init_counts % each != 0)
-    log(LogLevel::warning, cat("[OptimWrapper] expected init_counts to be a multiple of accumulative_counts ", each,
-                               ", got ", init_counts, ": the gradients of the ", init_counts % each,
-                               " losses before it are lost"));
+    log(LogLevel::warning,
+        cat("[OptimWrapper] expected init_counts to be a multiple of accumulative_counts ", each, ", got ", init_counts,
+            ": the gradients of the ", init_counts % each, " losses before it are lost"));
   if (each > 1 && has_batch_norm(model))
     log(LogLevel::warning, cat("[OptimWrapper] gradients of ", each,
                                " losses accumulate, but the statistics of batch norm are those of each loss"));
@@ -154,8 +153,8 @@ OptimWrapper::Counts OptimWrapper::take_counts(const std::vector<NamedTensor>& s
     *own = entry.tensor;
   }
   const auto number = [](const char* name, const Tensor& tensor, std::int64_t least) {
-    LOCKSTEP_CHECK(tensor.defined() && tensor.dtype() == DType::i64 && tensor.count() == 1,
-                   "[OptimWrapper] expected '", name, "' of i64[], got ", tensor);
+    LOCKSTEP_CHECK(tensor.defined() && tensor.dtype() == DType::i64 && tensor.count() == 1, "[OptimWrapper] expected '",
+                   name, "' of i64[], got ", tensor);
     const auto value = tensor.item<std::int64_t>();
     LOCKSTEP_CHECK(value >= least, "[OptimWrapper] expected '", name, "' of at least ", least, ", got ", value);
     return value;

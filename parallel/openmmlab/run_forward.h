@@ -31,7 +31,8 @@ namespace detail {
 // The model whose forward has a signature: of a wrapper, what it wraps.
 template <class M>
 const auto& with_signature(const M& model) {
-  if constexpr (!requires { &M::forward; } && requires { model.module(); })
+  if constexpr (
+      !requires { &M::forward; } && requires { model.module(); })
     return with_signature(model.module());
   else
     return model;
@@ -56,7 +57,8 @@ inline constexpr bool kTakes = []<std::size_t... I>(std::index_sequence<I...>) {
   return requires(const M& model, std::array<T, kMostFields> values, Mode mode) {
     with_signature(model).forward(std::move(values[I])..., mode);
   };
-}(std::make_index_sequence<N>());
+}
+(std::make_index_sequence<N>());
 
 template <class M, class T, std::size_t N = 0>
 constexpr std::size_t fewest_fields() {
@@ -68,9 +70,8 @@ constexpr std::size_t fewest_fields() {
 
 template <class M, class T, std::size_t N>
 auto call_with(const M& model, std::vector<T>& values, Mode mode) {
-  return [&]<std::size_t... I>(std::index_sequence<I...>) {
-    return model(std::move(values[I])..., mode);
-  }(std::make_index_sequence<N>());
+  return [&]<std::size_t... I>(std::index_sequence<I...>) { return model(std::move(values[I])..., mode); }
+  (std::make_index_sequence<N>());
 }
 
 // Calls the model with as many values as there are, which is known at run time only.
@@ -86,9 +87,8 @@ auto call_with_all(const M& model, std::vector<T> values, Mode mode) {
       numbers += cat(numbers.empty() ? "" : " or ", N);
     }
   };
-  [&]<std::size_t... N>(std::index_sequence<N...>) {
-    (try_with(std::integral_constant<std::size_t, N>()), ...);
-  }(std::make_index_sequence<kMostFields + 1>());
+  [&]<std::size_t... N>(std::index_sequence<N...>) { (try_with(std::integral_constant<std::size_t, N>()), ...); }
+  (std::make_index_sequence<kMostFields + 1>());
   LOCKSTEP_CHECK(result, "[run_forward] expected data of ", numbers, " values, as forward takes them, got ",
                  values.size());
   return std::move(*result);
@@ -139,7 +139,7 @@ concept HasStringKeys = tree::IsMap<T> && std::same_as<typename T::key_type, std
 // What run_forward takes.
 template <class T>
 concept ForwardData = std::same_as<T, Value> || tree::IsTuple<T> || tree::HasFields<T> || detail::HasStringKeys<T> ||
-                      (tree::IsList<T> && !std::same_as<T, std::vector<bool>>);
+    (tree::IsList<T> && !std::same_as<T, std::vector<bool>>);
 
 // Calls `model`, so that hooks and wrappers take part, with what is in `data`, and the mode:
 // - a tuple, pair, array or struct with fields(): its elements, in order. A struct in a tuple of one is passed whole.

@@ -156,8 +156,8 @@ void ParamScheduler::load_state_dict(const std::vector<NamedTensor>& state) {
   const auto& [scheduler, name, base_name, get, set] = *quantity_;
   Tensor epoch, base_values;
   for (const NamedTensor& entry : state) {
-    LOCKSTEP_CHECK(entry.name == "epoch" || entry.name == base_name, "[", scheduler,
-                   "] expected a state of epoch and ", base_name, ", got '", entry.name, "'");
+    LOCKSTEP_CHECK(entry.name == "epoch" || entry.name == base_name, "[", scheduler, "] expected a state of epoch and ",
+                   base_name, ", got '", entry.name, "'");
     (entry.name == "epoch" ? epoch : base_values) = entry.tensor;
   }
   LOCKSTEP_CHECK(epoch.defined() && epoch.dtype() == DType::i64 && epoch.count() == 1, "[", scheduler,
