@@ -215,11 +215,11 @@ TEST_CASE("BaseModel puts predictions and masks into the log, outside the graph"
 TEST_CASE("validation and test switch neither mode nor gradients") {
   Telling model;
   const std::tuple data(counting({2}));
-  CHECK(model.val_step(data) == "predicted 1 1");
-  CHECK(model.test_step(data) == "predicted 1 1");
+  CHECK(model.val_step(data) == "predicted true true");
+  CHECK(model.test_step(data) == "predicted true true");
   model.eval();
   const NoGrad no_grad;
-  CHECK(model.val_step(data) == "predicted 0 0");
+  CHECK(model.val_step(data) == "predicted false false");
 }
 
 TEST_CASE("a model's own preprocessor, and where it works") {

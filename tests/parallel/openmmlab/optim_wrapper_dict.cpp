@@ -10,7 +10,8 @@ namespace {
 
 // SGD with momentum for one parameter, Adam and windows of two losses for another.
 struct Two {
-  Parameter a{counting({2})}, b{counting({2})};
+  Scale first{Doubles{1, 2}}, second{Doubles{1, 2}};
+  Parameter a = first.parameters()[0], b = second.parameters()[0];
   OptimWrapperDict optims;
   Two() {
     optims.add("sgd", std::make_unique<OptimWrapper>(SGD({a}, {.lr = 0.5, .momentum = 0.75})));
