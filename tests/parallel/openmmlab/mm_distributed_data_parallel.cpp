@@ -38,6 +38,21 @@ struct Spare : BaseModel<Spare> {
 };
 std::tuple<Tensor, bool> ones_and(bool uses_spare) { return {full({1, 2}, 1.0, {.dtype = DType::f64}), uses_spare}; }
 
+// Takes what is known at run time only.
+struct Dynamic : BaseModel<Dynamic> {
+  Parameter weight{counting({2})};
+  Losses forward(const Value& inputs, const Value& samples, Mode) const {
+    const Tensor x = inputs.as_tensor();
+    return {{"loss", x * weight.on(x.device()) - samples.as_tensor()}};
+  }
+  void members(Members& m) override { m("weight", weight); }
+};
+struct Fields {
+  Tensor inputs;
+  bool uses_spare;
+  void fields(auto& f) { f(inputs, uses_spare); }
+};
+
 }  // namespace
 
 TEST_CASE("ranks make steps as one device does on the whole batch") {
@@ -126,6 +141,29 @@ TEST_CASE("what forward gives with its losses lands in the log of a rank") {
   });
   for (const std::string& rank : names)
     CHECK(rank == "loss loss_a | loss loss_a vis_preds | loss loss_a vis_preds vis_masks | ");
+}
+
+TEST_CASE("the data of a step may have any form") {
+  const auto said = run_ranks(1, [](Communicator& communicator) {
+    MMDistributedDataParallel<Dynamic> model(Dynamic{}, communicator);
+    OptimWrapper optim(SGD(model.parameters(), {.lr = 0}));
+    const Tensor x = counting({2});
+    std::string text;
+    const auto step = [&](const auto& data) {
+      text += cat(model.train_step(data, optim).at("loss").as_tensor().template item<double>(), ' ');
+    };
+    step(Value(Value::List{x, x * 2}));
+    step(Value(Value::Map{{"inputs", x}, {"data_samples", x}}));
+    step(std::map<std::string, Value>{{"inputs", x}, {"data_samples", x}});
+    step(std::pair(Value(x), Value(x)));
+    text += message_of<InvalidArgument>([&] { step(Value("x")); });
+    MMDistributedDataParallel<Spare> other(Spare{}, communicator);
+    OptimWrapper optim_of_other(SGD(other.parameters(), {.lr = 0}));
+    for (const bool uses_spare : {true, true})
+      text += cat(' ', other.train_step(Fields{x, uses_spare}, optim_of_other).count());
+    return text;
+  });
+  CHECK(said[0] == "-0.5 1 1 1 [run_forward] expected data that is a map or a list, got string 2 2");
 }
 
 TEST_CASE("parameters that the loss does not reach are found") {
