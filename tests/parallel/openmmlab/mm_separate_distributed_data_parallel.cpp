@@ -236,7 +236,13 @@ TEST_CASE("what is not in a child, or in two") {
   CHECK(missing(refusal<Tied>(), {"one child", "'left.bias'", "'right.bias'"}) == "");
   CHECK(missing(refusal<Frozen>(), {"a child with a parameter that requires a gradient", "1 children without"}) == "");
   CHECK(missing(refusal<Buffered>({.ignore = {"other.weight"}}), {"ignored", "'other.weight'"}) == "");
-  CHECK(refusal<Buffered>({.ignore = {"child.bias"}}) == "");
+  const auto biases = run_ranks(2, [](Communicator& communicator) {
+    Buffered buffered;
+    buffered.child.bias.assign(full({2}, communicator.rank() + 1.0));
+    MMSeparateDistributedDataParallel<Buffered> model(std::move(buffered), communicator, {.ignore = {"child.bias"}});
+    return values(model.module().child.bias.tensor());
+  });
+  CHECK(biases == std::vector<Doubles>{{1, 1}, {2, 2}});
   const auto where = run_ranks(1, [](Communicator& communicator) {
     const MMSeparateDistributedDataParallel<Buffered> model(Buffered{}, communicator);
     return Doubles{static_cast<double>(model.module().fixed.device() == communicator.device()),
