@@ -212,6 +212,19 @@ TEST_CASE("BaseModel puts predictions and masks into the log, outside the graph"
   CHECK(names(step(4)) == "loss loss_sum acc ");
 }
 
+TEST_CASE("losses may come alone, with predictions, and with masks") {
+  const Losses losses{{"loss", number(1)}};
+  const auto count = [](const LossOutput& output) { return (output.preds ? 1 : 0) + (output.masks ? 1 : 0); };
+  CHECK(count(detail::losses_of(losses)) == 0);
+  CHECK(count(detail::losses_of(std::tuple(losses))) == 0);
+  CHECK(count(detail::losses_of(std::pair(losses, Value(2)))) == 1);
+  CHECK(count(detail::losses_of(std::tuple(losses, Value(2), Value(3)))) == 2);
+  CHECK(count(detail::losses_of(ModelOutput<>(LossOutput(losses, 2)))) == 1);
+  CHECK(detail::losses_of(std::tuple(losses, Value(2), Value(3))).losses.contains("loss"));
+  const std::string other = message_of<InvalidArgument>([] { detail::losses_of(ModelOutput<>(Tensor())); });
+  CHECK(missing(other, {"mode 'loss'", "'tensor'"}) == "");
+}
+
 TEST_CASE("validation and test switch neither mode nor gradients") {
   Telling model;
   const std::tuple data(counting({2}));

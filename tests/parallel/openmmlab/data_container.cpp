@@ -202,7 +202,7 @@ TEST_CASE("tensors that cannot be stacked") {
   CHECK(missing(collate_error({of(counting({2, 3}), 1), of(counting({2, 3}).to(DType::f32), 1)}),
                 {"f64[2, 3]", "f32[2, 3]"}) == "");
   CHECK(missing(collate_error({of(counting({2, 3}), 1), of(counting({2, 3}, Device::host(1)), 1)}),
-                {"on cpu", "on host:1"}) == "");
+                {"[collate] expected tensors of one dtype and device", "on cpu", "on host:1"}) == "");
   CHECK(missing(collate_error({of(counting({2, 3}), 1), of(Tensor(), 1)}),
                 {"expected tensors to stack, got an undefined one in sample 1"}) == "");
   CHECK(missing(message_of<InvalidArgument>([&] { collate(std::vector{DataContainer(1.5, {.stack = true})}); }),

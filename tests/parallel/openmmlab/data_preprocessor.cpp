@@ -122,8 +122,9 @@ TEST_CASE("images of different sizes become one tensor") {
   }
   // Of other channels than three, with one value for all; of another dtype.
   const Images grey{counting({1, 2, 2}), counting({1, 1, 3})};
-  CHECK(floats(ImgDataPreprocessor({.mean = {1}, .std = {4}})(grey, Device::cpu(), true)) ==
-        expected(grey, {.mean = {1}, .std = {4}}));
+  const Tensor batch = ImgDataPreprocessor({.mean = {1}, .std = {4}})(grey, Device::cpu(), true);
+  CHECK(batch.dtype() == DType::f32);
+  CHECK(floats(batch) == expected(grey, {.mean = {1}, .std = {4}}));
 }
 
 TEST_CASE("padding comes after normalising, and is not normalised") {
