@@ -23,8 +23,8 @@ template <IsModule Backbone>
 class Baseline : public BaseFewShotClassifier<Baseline<Backbone>, Backbone> {
  public:
   // Throws InvalidArgument for options below 1.
-  Baseline(Backbone backbone, const BaselineOptions& options)
-      : BaseFewShotClassifier<Baseline, Backbone>(std::move(backbone)),
+  Baseline(Backbone module, const BaselineOptions& options)
+      : BaseFewShotClassifier<Baseline, Backbone>(std::move(module)),
         head(detail::make_head("Baseline", options.in_channels, options.num_classes)),
         options_(options) {
     LOCKSTEP_CHECK(options.meta_test_classes > 0, "[Baseline] expected meta_test_classes of at least 1, got ",

@@ -27,8 +27,8 @@ template <IsModule Backbone>
 class MAML : public BaseFewShotClassifier<MAML<Backbone>, Backbone> {
  public:
   // Throws InvalidArgument for sizes and steps below 1.
-  MAML(Backbone backbone, const MAMLOptions& options)
-      : BaseFewShotClassifier<MAML, Backbone>(std::move(backbone)),
+  MAML(Backbone module, const MAMLOptions& options)
+      : BaseFewShotClassifier<MAML, Backbone>(std::move(module)),
         head(detail::make_head("MAML", options.in_channels, options.num_classes)),
         options_(options) {
     LOCKSTEP_CHECK(options.num_inner_steps > 0, "[MAML] expected num_inner_steps of at least 1, got ",
@@ -37,8 +37,8 @@ class MAML : public BaseFewShotClassifier<MAML<Backbone>, Backbone> {
   using BaseFewShotClassifier<MAML, Backbone>::forward;
 
   Tensor forward(const Episode& episode) const {
-    const FastWeights fast = adapt(episode.support_data, GradMode::enabled() && !options_.first_order);
-    const SubstituteScope scope(fast.parameters, fast.weights);
+    const std::vector<Tensor> fast = adapt(episode.support_data, GradMode::enabled() && !options_.first_order);
+    const SubstituteScope scope(adapted(), fast);
     return loss(episode.query_data);
   }
 
@@ -48,12 +48,13 @@ class MAML : public BaseFewShotClassifier<MAML<Backbone>, Backbone> {
   // The loss, where support.train asks for it; else the samples are kept.
   Tensor forward_support(const FewShotData& data) const {
     if (!adapts_) return loss(data);
-    images_.push_back(data.img);
+    images_.push_back(images(data));
     labels_.push_back(data.gt_label);
     return {};
   }
   Tensor forward_query(const FewShotData& data) const {
-    const SubstituteScope scope(fast_.parameters, fast_.weights);
+    if (fast_.empty()) return scores(data);
+    const SubstituteScope scope(adapted(), fast_);
     return scores(data);
   }
 
@@ -64,14 +65,14 @@ class MAML : public BaseFewShotClassifier<MAML<Backbone>, Backbone> {
   void before_forward_support() {
     images_.clear();
     labels_.clear();
-    fast_ = {};
+    fast_.clear();
   }
   // Throws InvalidArgument where there were no samples.
   void before_forward_query() {
     if (!adapts_) return;
     LOCKSTEP_CHECK(!images_.empty(), "[MAML] expected samples in mode 'support' before queries, got none");
     fast_ = adapt({.img = cat(images_), .gt_label = cat(labels_)}, false);
-    for (Tensor& weight : fast_.weights) weight = weight.detach();
+    for (Tensor& weight : fast_) weight = weight.detach();
   }
 
   void members(Members& m) override {
@@ -83,40 +84,39 @@ class MAML : public BaseFewShotClassifier<MAML<Backbone>, Backbone> {
   Linear head;
 
  private:
-  struct FastWeights {
-    std::vector<Parameter> parameters;
-    std::vector<Tensor> weights;
-  };
-
-  Tensor scores(const FewShotData& data) const {
+  static const Tensor& images(const FewShotData& data) {
     LOCKSTEP_CHECK(data.img.defined() && !data.feats.defined(),
                    "[MAML] expected images, got features: its backbone differs from task to task");
-    return head(this->backbone(data.img));
+    return data.img;
   }
+  Tensor scores(const FewShotData& data) const { return head(this->backbone(images(data))); }
   Tensor loss(const FewShotData& data) const { return cross_entropy(scores(data), data.gt_label); }
 
-  FastWeights adapt(const FewShotData& samples, bool create_graph) const {
+  std::vector<Parameter> adapted() const {
+    std::vector<Parameter> parameters = this->parameters();
+    std::erase_if(parameters, [](const Parameter& parameter) { return !parameter.requires_grad(); });
+    return parameters;
+  }
+  // The fast weights, one for each of adapted().
+  std::vector<Tensor> adapt(const FewShotData& samples, bool create_graph) const {
     const GradMode grad_mode(true);
-    FastWeights fast;
-    for (const Parameter& parameter : this->parameters()) {
-      if (!parameter.requires_grad()) continue;
-      fast.parameters.push_back(parameter);
-      fast.weights.push_back(parameter.on(samples.content().device()));
-    }
+    const std::vector<Parameter> parameters = adapted();
+    std::vector<Tensor> weights;
+    for (const Parameter& parameter : parameters) weights.push_back(parameter.on(images(samples).device()));
     for (std::int64_t step = 0; step < options_.num_inner_steps; ++step) {
-      const SubstituteScope scope(fast.parameters, fast.weights);
+      const SubstituteScope scope(parameters, weights);
       const std::vector<Tensor> gradients =
-          grad(loss(samples), fast.weights, {.create_graph = create_graph, .allow_unused = true});
+          grad(loss(samples), weights, {.create_graph = create_graph, .allow_unused = true});
       for (std::size_t i = 0; i < gradients.size(); ++i)
-        if (gradients[i].defined()) fast.weights[i] = fast.weights[i] - options_.inner_lr * gradients[i];
+        if (gradients[i].defined()) weights[i] = weights[i] - options_.inner_lr * gradients[i];
     }
-    return fast;
+    return weights;
   }
 
   MAMLOptions options_;
   bool adapts_ = true;
   mutable std::vector<Tensor> images_, labels_;  // of the task's samples so far
-  FastWeights fast_;                             // for its queries
+  std::vector<Tensor> fast_;                     // for its queries; empty: the parameters themselves
 };
 
 }  // namespace lockstep

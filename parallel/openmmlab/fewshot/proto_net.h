@@ -15,7 +15,7 @@ namespace lockstep {
 template <IsModule Backbone>
 class ProtoNet : public BaseFewShotClassifier<ProtoNet<Backbone>, Backbone> {
  public:
-  explicit ProtoNet(Backbone backbone) : BaseFewShotClassifier<ProtoNet, Backbone>(std::move(backbone)) {}
+  explicit ProtoNet(Backbone module) : BaseFewShotClassifier<ProtoNet, Backbone>(std::move(module)) {}
   using BaseFewShotClassifier<ProtoNet, Backbone>::forward;
 
   // The loss of the queries of an episode. Blocks for the labels.
