@@ -349,8 +349,8 @@ TEST_CASE("few-shot: MAML takes its steps in every task, or those of the optimiz
   CHECK(meta_test(net, OneTask{}, config).tasks == meta_test(net, OneTask{}).tasks);
 
   CHECK(missing(refusal([&] { net(task.query_data, FewShotMode::train); }), {"[MAML]", "episode"}) == "");
-  CHECK(missing(refusal([&] { net({.feats = task.query_data.img}, FewShotMode::query); }), {"[MAML]", "features"}) ==
-        "");
+  CHECK(missing(refusal([&] { net(FewShotData{.feats = task.query_data.img}, FewShotMode::query); }),
+                {"[MAML]", "features"}) == "");
   MAML<Backbone> idle = deep_copy(net);
   CHECK(missing(refusal([&] { idle.before_forward_query(); }), {"[MAML]", "'support'", "got none"}) == "");
   CHECK(missing(refusal([&] { MAML(Backbone{}, {.in_channels = 0}); }), {"[MAML]", "in_channels"}) == "");

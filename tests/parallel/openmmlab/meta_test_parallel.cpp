@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/parallel/openmmlab/data_container.h"
 #include "lockstep/parallel/openmmlab/model_wrapper.h"
 #include "lockstep/tensor/nn/linear.h"
 #include "parallel/support.h"
@@ -35,19 +36,14 @@ struct Probe : Module<Probe> {
   void members(Members& m) override { m("weight", weight), m("seen", seen), m("head", head); }
 };
 
-// A container that is divided already, as scatter.h has it.
-struct Divided {
-  std::vector<Tensor> parts;
-  std::size_t piece_count() const { return parts.size(); }
-  void take_piece(std::size_t piece, Device device) { parts = {parts[piece].to(device)}; }
-  template <class F>
-  void for_each_tensor(F&& f) {
-    if constexpr (requires { f.divided(*this); }) f.divided(*this);
+// The mean of a batch, with a word that stays on the host.
+struct TakesContainers : Module<TakesContainers> {
+  Parameter weight{counting({1})};
+  std::string forward(const DataContainer<Tensor>& images, const DataContainer<std::string>& names) const {
+    const Tensor scaled = images.stacked() * weight.on(images.stacked().device());
+    return cat(names.list().at(1), " ", scaled.device(), " ", mean(scaled).item<double>());
   }
-};
-struct TakesDivided : Module<TakesDivided> {
-  Parameter weight{counting({2})};
-  Device forward(const Divided& divided) const { return divided.parts.at(0).device(); }
+  void before_forward_query(const Tensor&) {}
   void members(Members& m) override { m("weight", weight); }
 };
 
@@ -99,14 +95,15 @@ TEST_CASE("MetaTestParallel: it follows its module, and is on cpu without parame
   CHECK(MetaTestParallel(Nothing{})(counting({2}, kFirst)) == Device::cpu());
 }
 
-TEST_CASE("MetaTestParallel: containers that are divided hold one part") {
-  MetaTestParallel wrapper(TakesDivided{});
+TEST_CASE("MetaTestParallel: a DataContainer holds one group; a tensor has dimensions") {
+  MetaTestParallel wrapper(TakesContainers{});
+  const auto images = DataContainer<Tensor>::of_stacks({counting({2, 1})});
+  const auto names = DataContainer<std::string>::of_lists({{"first", "second"}}, {.cpu_only = true});
+  CHECK(wrapper(images, names) == "second cpu 1.5");
   wrapper.to(kFirst);
-  CHECK(wrapper(Divided{{counting({2})}}) == kFirst);
-  CHECK(missing(message_of<InvalidArgument>([&] {
-                  wrapper(Divided{{counting({2}), counting({2})}});
-                }),
-                {"[scatter]", "2", "1"}) == "");
+  CHECK(wrapper(images, names) == "second host:1 1.5");
+  const auto two = DataContainer<Tensor>::of_stacks({counting({2, 1}), counting({2, 1})});
+  CHECK(missing(message_of<InvalidArgument>([&] { wrapper(two, names); }), {"[scatter]", "2", "1"}) == "");
   CHECK(missing(message_of<InvalidArgument>([&] { wrapper.before_forward_query(counting({})); }), {"[scatter]"}) == "");
 }
 
