@@ -159,15 +159,17 @@ class Program {
   }
 
   void maml(const std::string& name, bool first_order) {
+    // Without the gradient of the steps these are better small and many.
+    const MAMLOptions options{.in_channels = features_,
+                              .num_classes = kWays,
+                              .num_inner_steps = first_order ? 10 : 3,
+                              .inner_lr = first_order ? 0.02 : 0.1,
+                              .first_order = first_order};
     for (const std::int64_t shots : options_.shots) {
       manual_seed(seed());
-      MAML model(Features{}, {.in_channels = features_,
-                              .num_classes = kWays,
-                              .num_inner_steps = 3,
-                              .inner_lr = 0.1,
-                              .first_order = first_order});
+      MAML model(Features{}, options);
       const EpisodicDataset episodes = training_episodes(kWays, shots, 5);
-      train<decltype(model)>(name, model, 600, 1e-3,
+      train<decltype(model)>(name, model, 400, 1e-3,
                              [&](const auto& net, std::int64_t step) { return net(at_home(episodes.get(step))); });
       test(name, model, {}, {shots});
     }

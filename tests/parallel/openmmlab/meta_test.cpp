@@ -66,6 +66,8 @@ struct Probe : Module<Probe> {
   void before_meta_test(const MetaTestConfig& config) {
     if (diary) (*diary)(cat("before_meta_test ", config.seed));
     plain = plain + 1;
+    const NoGrad no_grad;
+    batches.tensor().add_(10);
   }
   void before_forward_support() {
     if (diary) (*diary)(cat("before_forward_support ", ++copies_seen, " ", values(plain)[0]));
@@ -141,7 +143,7 @@ TEST_CASE("meta_test: the phases of a task, each task with a copy of its own") {
   const auto task = [](const std::string& queries, const std::string& last) {
     return std::vector<std::string>{
         "before_forward_support 1 2", "support 0 1 training", "support 2 3 training", "support 4 training",
-        "before_forward_query 1 3",   "query " + queries,     "query " + last};
+        "before_forward_query 1 13",   "query " + queries,     "query " + last};
   };
   std::vector<std::string> expected{"before_meta_test 8"};
   for (const auto& lines : {task("0 1 2", "3"), task("1 2 3", "4")})
@@ -170,7 +172,7 @@ TEST_CASE("meta_test: training on the samples, in batches of another order for e
     std::sort(pass.begin(), pass.end());
     CHECK(pass == Numbers{0, 1, 2, 3, 4});
   }
-  CHECK(lines[8] == "before_forward_query 0.4375 6");  // 1 - 6 * 3 / 32
+  CHECK(lines[8] == "before_forward_query 0.4375 16");  // 1 - 6 * 3 / 32
   CHECK(lines[9] == "query 0 1 2 3");
 
   config.support.drop_last = true;
