@@ -166,7 +166,10 @@ TEST_CASE("few-shot: ProtoNet's loss and its answers are those of the definition
   copy.before_meta_test(MetaTestConfig{});
   CHECK_FALSE(copy.backbone.layer.weight.requires_grad());
   CHECK_FALSE(copy.backbone.is_training());
-  for (int repeat = 0; repeat < 2; ++repeat) {  // the second task knows nothing of the first
+  copy.before_forward_support();
+  copy(task.query_data, FewShotMode::support);
+  copy.before_forward_query();
+  for (int repeat = 0; repeat < 2; ++repeat) {  // a task knows nothing of those before it
     copy.before_forward_support();
     copy(task.support_data.slice(0, 3), FewShotMode::support);
     copy(task.support_data.slice(3, 3), FewShotMode::support);
@@ -206,7 +209,12 @@ TEST_CASE("few-shot: Baseline trains a fresh linear head on frozen features") {
   MetaTestParallel wrapper(deep_copy(net));
   Baseline<Backbone>& copy = wrapper.module();
   wrapper.to(Device::host(1));
-  wrapper.before_meta_test(MetaTestConfig{});
+  wrapper(task.query_data, FewShotMode::extract_feat);
+  {
+    const DefaultDType other(DType::f32);
+    wrapper.before_meta_test(MetaTestConfig{});
+  }
+  wrapper(task.support_data, FewShotMode::support).backward();  // the parameters of the new head have names
   REQUIRE(copy.meta_test_head);
   CHECK(copy.meta_test_head->weight.device() == Device::host(1));
   CHECK(copy.meta_test_head->weight.dtype() == DType::f64);
@@ -322,6 +330,9 @@ TEST_CASE("few-shot: MAML takes its steps in every task, or those of the optimiz
   MetaTestParallel wrapper(deep_copy(net));
   wrapper.to(Device::host(1));
   wrapper.before_meta_test(MetaTestConfig{});
+  wrapper.before_forward_support();
+  wrapper(task.query_data, FewShotMode::support);
+  wrapper.before_forward_query();
   for (int repeat = 0; repeat < 2; ++repeat) {  // each task begins with the parameters themselves
     wrapper.before_forward_support();
     const NoGrad no_grad;

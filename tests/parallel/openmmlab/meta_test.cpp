@@ -64,7 +64,7 @@ struct Probe : Module<Probe> {
     return zeros({data.count(), 2}, {.device = data.content().device()});
   }
   void before_meta_test(const MetaTestConfig& config) {
-    if (diary) (*diary)(cat("before_meta_test ", config.seed));
+    if (diary) (*diary)(cat("before_meta_test ", config.seed) + (guesses ? cat(" ", rand({1}).item<double>()) : ""));
     plain = plain + 1;
     const NoGrad no_grad;
     batches.tensor().add_(10);
@@ -143,7 +143,7 @@ TEST_CASE("meta_test: the phases of a task, each task with a copy of its own") {
   const auto task = [](const std::string& queries, const std::string& last) {
     return std::vector<std::string>{
         "before_forward_support 1 2", "support 0 1 training", "support 2 3 training", "support 4 training",
-        "before_forward_query 1 13",   "query " + queries,     "query " + last};
+        "before_forward_query 1 13",  "query " + queries,     "query " + last};
   };
   std::vector<std::string> expected{"before_meta_test 8"};
   for (const auto& lines : {task("0 1 2", "3"), task("1 2 3", "4")})
@@ -238,6 +238,15 @@ TEST_CASE("meta_test: random numbers depend on the seed and the task alone") {
   CHECK(meta_test(probe, tasks, {.seed = 1}).tasks == alone);
   for (const int ranks : {2, 3}) CHECK(deal(ranks, probe, tasks, {.seed = 1}).result->tasks == alone);
   CHECK(meta_test(probe, tasks, {.seed = 2}).tasks != alone);
+  // Also what the model draws before the tasks.
+  const Probe first = with_diary(), second = with_diary();
+  for (Probe drawing : {first, second}) {
+    drawing.guesses = true;
+    manual_seed(drawing.diary == first.diary ? 1 : 2);
+    meta_test(drawing, Tasks{{0}}, {.seed = 1});
+  }
+  CHECK(first.diary->lines == second.diary->lines);
+  CHECK(first.diary->lines[0].size() > std::string("before_meta_test 1 ").size());
   Numbers correct;
   for (const TaskResult& task : alone) correct.push_back(task.correct);
   CHECK(std::adjacent_find(correct.begin(), correct.end(), std::not_equal_to<>()) != correct.end());
