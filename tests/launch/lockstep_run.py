@@ -377,11 +377,13 @@ class Nodes(unittest.TestCase):
         self.assertIn(f"cannot reach the store at {master}", result.stderr)
 
     def test_nodes_that_do_not_fit(self):
-        first, second = self.nodes("sleep", "1000", counts=(2, 3))
-        self.assertEqual((second.process.wait(SOON) == 2), True)
-        self.assertIn("2 nodes of 3 ranks on node 1 and 2 nodes of 2 ranks", second.finish()[2])
-        first.process.terminate()
-        first.finish()
+        for nodes in ((0, 1), (1, 0)):  # whoever comes first, node 0 is right
+            jobs = self.nodes("sleep", "1000", counts=[2 + node for node in nodes], nodes=nodes)
+            first, second = jobs[nodes.index(0)], jobs[nodes.index(1)]
+            self.assertEqual(second.process.wait(SOON), 2)
+            self.assertIn("2 nodes of 3 ranks on node 1 and 2 nodes of 2 ranks", second.finish()[2])
+            first.process.terminate()
+            first.finish()
 
     def test_a_wrong_token(self):
         first, second = self.nodes("sleep", "1000", tokens=("a" * 20, "b" * 20))
