@@ -7,11 +7,7 @@
 #include <numeric>
 
 #include "lockstep/lockstep.h"
-#include "lockstep/parallel/openmmlab/episodes.h"
-#include "lockstep/parallel/openmmlab/fewshot/baseline.h"
-#include "lockstep/parallel/openmmlab/fewshot/maml.h"
-#include "lockstep/parallel/openmmlab/fewshot/proto_net.h"
-#include "lockstep/parallel/openmmlab/meta_test.h"
+#include "lockstep/parallel/openmmlab/openmmlab.h"
 #include "support/digits.h"
 #include "support/fewshot_options.h"
 #include "support/progress.h"

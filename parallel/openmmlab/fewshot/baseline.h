@@ -52,7 +52,10 @@ class Baseline : public BaseFewShotClassifier<Baseline<Backbone>, Backbone> {
     detail::reset_head(task_head());
     meta_test_head->train();
   }
-  void before_forward_query() { meta_test_head->eval(); }
+  void before_forward_query() {
+    task_head();
+    meta_test_head->eval();
+  }
 
   void members(Members& m) override {
     BaseFewShotClassifier<Baseline, Backbone>::members(m);

@@ -205,6 +205,9 @@ TEST_CASE("few-shot: Baseline trains a fresh linear head on frozen features") {
   CHECK(net.named_parameters().size() == 4);  // no head of a task yet
   CHECK(missing(refusal([&] { net(batch, FewShotMode::support); }), {"[Baseline]", "before_meta_test"}) == "");
 
+  CHECK(missing(refusal([&] { net.before_forward_support(); }), {"[Baseline]", "before_meta_test"}) == "");
+  CHECK(missing(refusal([&] { net.before_forward_query(); }), {"[Baseline]", "before_meta_test"}) == "");
+
   net.backbone.layer.weight.zero_grad();
   MetaTestParallel wrapper(deep_copy(net));
   Baseline<Backbone>& copy = wrapper.module();

@@ -7,8 +7,8 @@
 
 #include "lockstep/parallel/comm/run_ranks.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/openmmlab/episodes.h"
+#include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/random.h"
 #include "parallel/support.h"
@@ -266,7 +266,7 @@ TEST_CASE("meta_test: a model in a wrapper is taken out of it") {
   CHECK(meta_test(DataParallel<Probe, Signature>(probe, {.devices = hosts({1, 2})}), kTasks).tasks == expected);
   CHECK(meta_test(MetaTestParallel(deep_copy(probe)), kTasks).tasks == expected);
   const auto of_ranks = run_ranks(2, [](Communicator& communicator) {
-    const DistributedDataParallel net(Probe(), communicator);
+    const MMDistributedDataParallel net(Probe(), communicator);
     return meta_test(net, kTasks, {}, communicator);
   });
   CHECK(of_ranks[0]->tasks == expected);
