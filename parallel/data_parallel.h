@@ -168,6 +168,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   }
 
   void members(Members& m) override { m("module", *module_); }
+  const ModuleBase* wrapped_module() const override { return module_.get(); }
 
  protected:
   // ---- the steps, in order

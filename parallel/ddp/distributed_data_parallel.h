@@ -98,6 +98,7 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
   DdpLoggingData logging_data() const { return core_->logging_data(); }
 
   void members(Members& m) override { m("module", *module_); }
+  const ModuleBase* wrapped_module() const override { return module_.get(); }
 
  private:
   template <class... Args>

@@ -97,6 +97,8 @@ class LOCKSTEP_API ModuleBase {
 
   // Lists parameters, buffers and submodules, in order, by name. The one thing a module with members must override.
   virtual void members(Members&) {}
+  // Of a wrapper (DataParallel and the like): the module it wraps. Null elsewhere.
+  virtual const ModuleBase* wrapped_module() const { return nullptr; }
 
   // Depth first, in the order of `members`; what is listed twice (tied weights) comes once, under its first name.
   std::vector<NamedParameter> named_parameters() const;
