@@ -13,39 +13,41 @@
 //   auto log = classifier.train_step(std::tuple(images, labels), optim_wrapper);
 #pragma once
 
-#include <map>
-#include <optional>
-#include <string>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "lockstep/parallel/openmmlab/data_preprocessor.h"
-#include "lockstep/parallel/openmmlab/model_output.h"
 #include "lockstep/parallel/openmmlab/optim_wrapper.h"
-#include "lockstep/tensor/nn/module.h"
+#include "lockstep/parallel/openmmlab/parse_losses.h"
+#include "lockstep/parallel/openmmlab/run_forward.h"
 
 namespace lockstep {
 
-// The usual two fields of a batch.
-template <class Inputs, class Samples>
-struct ModelData {
-  Inputs inputs;
-  Samples data_samples;
-  void fields(auto& f) { f(inputs, data_samples); }
-};
+namespace detail {
 
-// The sum of the losses (of every name that contains "loss": a tensor's mean, a list's sum of means), and what is to be
-// logged: "loss", the sum, first, then every name with its value; a model's own "loss" beside others is logged as
-// "loss_". Throws InvalidArgument, naming it, for what is neither a tensor nor a list of tensors, and where no name
-// contains "loss".
-LOCKSTEP_API std::pair<Tensor, LogVars> parse_losses(const Losses& losses);
+// Of the first parameter; cpu without one.
+LOCKSTEP_API Device device_of(const ModuleBase& module);
 
-// Calls `model` with the fields of `data` and the mode. See the functions of the same name in mmengine.
-template <class M, class Data>
-auto run_forward(const M& model, Data data, Mode mode);
+// One step with `called`: the model itself or a wrapper of it, whose no_sync() and forward take part. `before_update`
+// gets the loss.
+template <class M, class Called, class Data, class F>
+LogVars train_step(const M& model, const Called& called, const Data& data, OptimWrapper& optim_wrapper,
+                   F&& before_update) {
+  LossOutput output;
+  {
+    const OptimContext context = optim_wrapper.optim_context(called);
+    output = losses_of(run_forward(called, model.preprocess(data, true), Mode::loss));
+  }
+  auto [loss, log] = model.parse_losses(output.losses);
+  before_update(loss);
+  optim_wrapper.update_params(loss);
+  log_predictions(log, output);
+  return std::move(log);
+}
 
-// `Derived` has a const forward(fields of the data…, Mode) that returns a ModelOutput.
+}  // namespace detail
+
+// `Derived` has a const forward(fields of the data…, Mode) that returns a ModelOutput. For what data may be, see
+// run_forward.
 template <class Derived, class Preprocessor = BaseDataPreprocessor>
 class BaseModel : public Module<Derived> {
  public:
@@ -53,23 +55,39 @@ class BaseModel : public Module<Derived> {
   explicit BaseModel(Preprocessor preprocessor) : data_preprocessor(std::move(preprocessor)) {}
 
   // Of the first parameter; cpu without one.
-  Device device() const;
+  Device device() const { return detail::device_of(*this); }
   template <class Data>
   auto preprocess(const Data& data, bool training) const {
     return data_preprocessor(data, device(), training);
   }
+  // A model may have its own.
   std::pair<Tensor, LogVars> parse_losses(const Losses& losses) const { return lockstep::parse_losses(losses); }
 
-  // One step of the optimizer on one batch; returns what is to be logged.
+  // One step of the optimizer on one batch; returns what is to be logged: that of parse_losses, and "vis_preds" and
+  // "vis_masks" where forward gave predictions and masks with its losses. Throws what run_forward, parse_losses and
+  // OptimWrapper::update_params throw.
   template <class Data>
-  LogVars train_step(const Data& data, OptimWrapper& optim_wrapper) const;
+  LogVars train_step(const Data& data, OptimWrapper& optim_wrapper) const {
+    return detail::train_step(self(), self(), data, optim_wrapper, [](const Tensor&) {});
+  }
   // Predictions. Neither switches the mode of the module nor gradients off: whoever runs the loop does.
   template <class Data>
-  auto val_step(const Data& data) const;
+  auto val_step(const Data& data) const {
+    auto result = run_forward(self(), self().preprocess(data, false), Mode::predict);
+    if constexpr (requires { result.predictions(); })
+      return std::move(result.predictions());
+    else
+      return result;
+  }
   template <class Data>
-  auto test_step(const Data& data) const;
+  auto test_step(const Data& data) const {
+    return self().val_step(data);
+  }
 
   Preprocessor data_preprocessor;
+
+ private:
+  const Derived& self() const { return static_cast<const Derived&>(*this); }
 };
 
 }  // namespace lockstep

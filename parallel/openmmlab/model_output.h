@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -46,7 +47,11 @@ class ModelOutput {
   // Throw InvalidArgument, naming both modes, when forward ran in another one.
   Raw& tensor() { return get<0>(); }
   LossOutput& loss() { return get<1>(); }
-  Predictions& predictions() { return get<2>(); }
+  Predictions& predictions() {
+    if constexpr (std::is_same_v<Raw, Predictions>)
+      if (content_.index() == 0) return std::get<0>(content_);  // what it was made of does not tell them apart
+    return get<2>();
+  }
 
   template <class F>
   void for_each_tensor(F&& f) {

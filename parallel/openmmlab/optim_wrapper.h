@@ -1,8 +1,8 @@
 // OptimWrapper: an optimizer with what surrounds its step (gradient accumulation, clipping, mixed precision), behind
 // one call: update_params(loss). After mmengine's class of that name.
 //
-//   OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}), {.accumulative_counts = 4, .clip_grad = ClipGrad{.max_norm = 1}});
-//   for (const auto& [images, labels] : loader) {
+//   OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}), {.accumulative_counts = 4, .clip_grad = ClipGrad{.max_norm =
+//   1}}); for (const auto& [images, labels] : loader) {
 //     Tensor loss;
 //     {
 //       const auto context = optim.optim_context(net);   // no_sync while gradients only accumulate
@@ -10,6 +10,9 @@
 //     }
 //     optim.update_params(loss);
 //   }
+//
+// A window is as many losses as there are to a step: accumulative_counts, but of the last one what is left of
+// max_counts. Losses are divided by the number of those in their window, so that a step is one on their mean.
 #pragma once
 
 #include <concepts>
@@ -29,10 +32,10 @@ namespace lockstep {
 // either is an InvalidArgument.
 struct ClipGrad {
   std::string type = "norm";
-  std::optional<double> max_norm = std::nullopt;
-  double norm_type = 2;
-  bool error_if_nonfinite = false;
-  std::optional<double> clip_value = std::nullopt;
+  std::optional<double> max_norm = std::nullopt;    // above 0
+  double norm_type = 2;                             // see ClipNormOptions
+  bool error_if_nonfinite = false;                  // see ClipNormOptions
+  std::optional<double> clip_value = std::nullopt;  // above 0
 };
 
 struct OptimWrapperOptions {
@@ -51,6 +54,9 @@ class [[nodiscard]] OptimContext {
   std::unique_ptr<Autocast> autocast_;
 };
 
+// Learning rates or momentums by group, under a name.
+using NamedNumbers = std::vector<std::pair<std::string, std::vector<double>>>;
+
 // Used by one thread at a time.
 class LOCKSTEP_API OptimWrapper {
  public:
@@ -64,7 +70,7 @@ class LOCKSTEP_API OptimWrapper {
   OptimWrapper& operator=(const OptimWrapper&) = delete;
 
   // Divides the loss by the losses of its window, differentiates it, and where the window ends steps and makes the
-  // gradients undefined.
+  // gradients undefined. After an error gradients are unspecified until zero_grad().
   virtual void update_params(const Tensor& loss);
   virtual Tensor scale_loss(const Tensor& loss) const;
   virtual void backward(const Tensor& loss);  // counts
@@ -87,33 +93,51 @@ class LOCKSTEP_API OptimWrapper {
   }
 
   // Where a training begins (losses so far) and ends (losses in all; -1: nobody knows), so that the last window, which
-  // may be shorter, is divided by its own length and stepped. Warns where gradients of an interrupted window are lost.
+  // may be shorter, is divided by its own length and stepped. Logs a warning where `init_counts` lies inside a window,
+  // whose first gradients are lost then, and where gradients accumulate in a model with batch norm, whose statistics
+  // are still those of each single loss. Throws InvalidArgument for counts below 0 (-1) or init_counts above
+  // max_counts.
   virtual void initialize_count_status(const ModuleBase& model, std::int64_t init_counts, std::int64_t max_counts);
-  std::int64_t inner_count() const { return inner_count_; }
+  std::int64_t inner_count() const { return inner_count_; }  // losses so far
+  std::int64_t max_counts() const { return max_counts_; }    // -1: nobody knows
 
-  // Learning rates and momentums of all groups, by name: "lr" (and "name.lr" of an OptimWrapperDict).
-  virtual std::vector<std::pair<std::string, std::vector<double>>> get_lr() const;
-  virtual std::vector<std::pair<std::string, std::vector<double>>> get_momentum() const;
+  // Learning rates and momentums (SGD's, beta1 of the Adam family, else 0) of all groups, by name: "lr", "momentum"
+  // (and "name.lr" of an OptimWrapperDict).
+  virtual NamedNumbers get_lr() const;
+  virtual NamedNumbers get_momentum() const;
   // Norm of the gradients before the last clipping by norm; undefined before it.
   const Tensor& grad_norm() const { return grad_norm_; }
 
+  // The optimizer's state_dict(), "inner_count" and "max_counts".
   virtual std::vector<NamedTensor> state_dict() const;
   // Throws InvalidArgument, before anything is changed, for a state that does not fit; `state` stays as it is.
   virtual void load_state_dict(const std::vector<NamedTensor>& state);
 
-  Optimizer& optimizer() { return *optimizer_; }
-  const Optimizer& optimizer() const { return *optimizer_; }
+  // Throw NotSupported for a wrapper without an optimizer of its own.
+  Optimizer& optimizer();
+  const Optimizer& optimizer() const;
   const OptimWrapperOptions& options() const { return options_; }
 
  protected:
-  OptimWrapper() = default;  // of a class that has no optimizer of its own
+  struct WithoutOptimizer {};
+  explicit OptimWrapper(WithoutOptimizer /*tag*/) {}
   virtual void check_context() const {}
   virtual std::unique_ptr<Autocast> autocast() const { return nullptr; }
   void clip_grad();
+  // The entries of a state that are this class's own, and the rest.
+  struct Counts {
+    std::int64_t inner = 0, max = -1;
+    std::vector<NamedTensor> rest;
+  };
+  static Counts take_counts(const std::vector<NamedTensor>& state);
+  void load(const Counts& counts);  // whose rest is the optimizer's; throws before anything is changed
+
+ private:
+  bool window_ends_at(std::int64_t count) const;
 
   std::unique_ptr<Optimizer> optimizer_;
   OptimWrapperOptions options_;
-  std::int64_t inner_count_ = 0, max_counts_ = -1, remainder_counts_ = -1;
+  std::int64_t inner_count_ = 0, max_counts_ = -1;
   Tensor grad_norm_;
 };
 

@@ -66,6 +66,14 @@ void LinearLR::check() const {
   check_factor("LinearLR", "end_factor", end_factor);
 }
 
+double ConstantLR::operator()(double base_lr, std::int64_t epoch) const {
+  return epoch < total_iters ? base_lr * factor : base_lr;
+}
+void ConstantLR::check() const {
+  LOCKSTEP_CHECK(total_iters >= 0, "[ConstantLR] expected a total_iters of at least 0 epochs, got ", total_iters);
+  check_factor("ConstantLR", "factor", factor);
+}
+
 double LambdaLR::operator()(double base_lr, std::int64_t epoch) const { return base_lr * factor(epoch); }
 void LambdaLR::check() const { LOCKSTEP_CHECK(factor != nullptr, "[LambdaLR] expected a function, got an empty one"); }
 
@@ -89,66 +97,77 @@ void ChainedScheduler::check() const {
   LOCKSTEP_CHECK(!schedules.empty(), "[ChainedScheduler] expected at least one schedule, got an empty list");
 }
 
-// ---- LrScheduler
+// ---- schedulers
 
-LrScheduler::LrScheduler(Optimizer& optimizer, const Schedule& schedule)
-    : optimizer_(&optimizer), for_all_(true), schedules_{schedule} {
-  std::vector<double> base_lrs;
-  for (std::size_t group = 0; group < optimizer.group_count(); ++group) base_lrs.push_back(optimizer.lr(group));
-  apply(0, std::move(base_lrs));
+const ParamScheduler::Quantity LrScheduler::kRate{"LrScheduler", "learning rate", "base_lrs", &Optimizer::lr,
+                                                  &Optimizer::set_lr};
+const ParamScheduler::Quantity MomentumScheduler::kMomentum{"MomentumScheduler", "momentum", "base_momentums",
+                                                            &Optimizer::momentum, &Optimizer::set_momentum};
+
+ParamScheduler::ParamScheduler(Optimizer& optimizer, const Quantity& quantity, bool for_all,
+                               std::vector<Schedule> schedules)
+    : optimizer_(&optimizer), quantity_(&quantity), for_all_(for_all), schedules_(std::move(schedules)) {
+  LOCKSTEP_CHECK(for_all || schedules_.size() == optimizer.group_count(), "[", quantity.scheduler,
+                 "] expected a schedule for each of ", optimizer.group_count(), " groups, got ", schedules_.size());
+  std::vector<double> base_values;
+  for (std::size_t group = 0; group < optimizer.group_count(); ++group)
+    base_values.push_back((optimizer.*quantity.get)(group));
+  apply(0, std::move(base_values));
 }
 
-LrScheduler::LrScheduler(Optimizer& optimizer, std::vector<Schedule> schedules)
-    : optimizer_(&optimizer), for_all_(false), schedules_(std::move(schedules)) {
-  LOCKSTEP_CHECK(schedules_.size() == optimizer.group_count(), "[LrScheduler] expected a schedule for each of ",
-                 optimizer.group_count(), " groups, got ", schedules_.size());
-  std::vector<double> base_lrs;
-  for (std::size_t group = 0; group < optimizer.group_count(); ++group) base_lrs.push_back(optimizer.lr(group));
-  apply(0, std::move(base_lrs));
-}
-
-void LrScheduler::apply(std::int64_t epoch, std::vector<double> base_lrs) {
-  const std::size_t count = for_all_ ? base_lrs.size() : schedules_.size();
-  std::vector<double> rates;
+void ParamScheduler::apply(std::int64_t epoch, std::vector<double> base_values) {
+  const std::size_t count = for_all_ ? base_values.size() : schedules_.size();
+  std::vector<double> values;
   for (std::size_t group = 0; group < count; ++group) {
-    const double rate = schedules_[for_all_ ? 0 : group](base_lrs[group], epoch);
+    const double value = schedules_[for_all_ ? 0 : group](base_values[group], epoch);
     // Before any group is changed.
-    LOCKSTEP_CHECK(std::isfinite(rate) && rate >= 0, "[LrScheduler] expected a learning rate of at least 0, got ", rate,
-                   " for group ", group, " in epoch ", epoch);
-    rates.push_back(rate);
+    LOCKSTEP_CHECK(std::isfinite(value) && value >= 0, "[", quantity_->scheduler, "] expected a ", quantity_->name,
+                   " of at least 0, got ", value, " for group ", group, " in epoch ", epoch);
+    values.push_back(value);
   }
-  for (std::size_t group = 0; group < count; ++group) optimizer_->set_lr(group, rates[group]);
-  base_lrs_ = std::move(base_lrs);
+  std::size_t done = 0;
+  std::vector<double> before;
+  try {
+    for (; done < count; ++done) {
+      before.push_back((optimizer_->*quantity_->get)(done));
+      (optimizer_->*quantity_->set)(done, values[done]);
+    }
+  } catch (...) {  // a beta1 of 1
+    while (done > 0) --done, (optimizer_->*quantity_->set)(done, before[done]);
+    throw;
+  }
+  base_values_ = std::move(base_values);
   epoch_ = epoch;
 }
 
-void LrScheduler::step() {
-  std::vector<double> base_lrs = base_lrs_;
-  for (std::size_t group = base_lrs.size(); group < optimizer_->group_count(); ++group)
-    base_lrs.push_back(optimizer_->lr(group));
-  apply(epoch_ + 1, std::move(base_lrs));
+void ParamScheduler::step() {
+  std::vector<double> base_values = base_values_;
+  for (std::size_t group = base_values.size(); group < optimizer_->group_count(); ++group)
+    base_values.push_back((optimizer_->*quantity_->get)(group));
+  apply(epoch_ + 1, std::move(base_values));
 }
 
-std::vector<NamedTensor> LrScheduler::state_dict() const {
+std::vector<NamedTensor> ParamScheduler::state_dict() const {
   return {{"epoch", tensor(epoch_, {.dtype = DType::i64})},
-          {"base_lrs", from_data(base_lrs_, {static_cast<std::int64_t>(base_lrs_.size())})}};
+          {quantity_->base_values, from_data(base_values_, {static_cast<std::int64_t>(base_values_.size())})}};
 }
 
-void LrScheduler::load_state_dict(const std::vector<NamedTensor>& state) {
-  Tensor epoch, base_lrs;
+void ParamScheduler::load_state_dict(const std::vector<NamedTensor>& state) {
+  const auto& [scheduler, name, base_name, get, set] = *quantity_;
+  Tensor epoch, base_values;
   for (const NamedTensor& entry : state) {
-    LOCKSTEP_CHECK(entry.name == "epoch" || entry.name == "base_lrs",
-                   "[LrScheduler] expected a state of epoch and base_lrs, got '", entry.name, "'");
-    (entry.name == "epoch" ? epoch : base_lrs) = entry.tensor;
+    LOCKSTEP_CHECK(entry.name == "epoch" || entry.name == base_name, "[", scheduler, "] expected a state of epoch and ",
+                   base_name, ", got '", entry.name, "'");
+    (entry.name == "epoch" ? epoch : base_values) = entry.tensor;
   }
-  LOCKSTEP_CHECK(epoch.defined() && epoch.dtype() == DType::i64 && epoch.count() == 1,
-                 "[LrScheduler] expected an epoch of i64, got ", epoch);
+  LOCKSTEP_CHECK(epoch.defined() && epoch.dtype() == DType::i64 && epoch.count() == 1, "[", scheduler,
+                 "] expected an epoch of i64, got ", epoch);
   const auto groups = static_cast<std::int64_t>(optimizer_->group_count());
-  LOCKSTEP_CHECK(base_lrs.defined() && base_lrs.dtype() == DType::f64 && base_lrs.shape() == Shape{groups},
-                 "[LrScheduler] expected base_lrs of f64[", groups, "], got ", base_lrs);
+  LOCKSTEP_CHECK(base_values.defined() && base_values.dtype() == DType::f64 && base_values.shape() == Shape{groups},
+                 "[", scheduler, "] expected ", base_name, " of f64[", groups, "], got ", base_values);
   const std::int64_t number = epoch.item<std::int64_t>();
-  LOCKSTEP_CHECK(number >= 0, "[LrScheduler] expected an epoch of at least 0, got ", number);
-  apply(number, base_lrs.to_vector<double>());
+  LOCKSTEP_CHECK(number >= 0, "[", scheduler, "] expected an epoch of at least 0, got ", number);
+  apply(number, base_values.to_vector<double>());
 }
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// Learning rates that change as training goes on.
+// Learning rates and momentums that change as training goes on.
 //
-// A schedule is a function of the rate that a group began with and of the epoch, and of nothing else: PyTorch's closed
+// A schedule is a function of the value that a group began with and of the epoch, and of nothing else: PyTorch's closed
 // forms, with its names and defaults. An epoch is whatever a step() of the scheduler counts: often a pass over the
 // data, for a warm-up rather a step of the optimizer.
 //
@@ -71,6 +71,13 @@ struct LOCKSTEP_API LinearLR {
   double operator()(double base_lr, std::int64_t epoch) const;
   void check() const;
 };
+// times factor before epoch total_iters, and base_lr itself from there on
+struct LOCKSTEP_API ConstantLR {
+  double factor = 1.0 / 3;
+  std::int64_t total_iters = 5;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
 // times what a function says
 struct LOCKSTEP_API LambdaLR {
   std::function<double(std::int64_t epoch)> factor = {};
@@ -91,34 +98,74 @@ struct LOCKSTEP_API ChainedScheduler {
   void check() const;
 };
 
-// Keeps the learning rates of an optimizer on a schedule. The optimizer must outlive it and stay where it is.
-class LOCKSTEP_API LrScheduler {
+// What a scheduler does, whatever it keeps on a schedule.
+class LOCKSTEP_API ParamScheduler {
  public:
-  // For all groups, or one for each. The rates that the optimizer has now are the base rates; sets those of epoch 0.
-  // Throws InvalidArgument for a number of schedules that is not that of the groups.
-  LrScheduler(Optimizer& optimizer, const Schedule& schedule);
-  LrScheduler(Optimizer& optimizer, std::vector<Schedule> schedules);
-
   // Goes to the next epoch: call it after the optimizer's steps of this one. A group that was added meanwhile joins
-  // with its rate as base rate; where each group has a schedule of its own it keeps the rate it has.
+  // with the value it has as base value; where each group has a schedule of its own it keeps the value it has.
   void step();
   std::int64_t epoch() const { return epoch_; }
-  const std::vector<double>& base_lrs() const { return base_lrs_; }
 
-  // "epoch" and "base_lrs"; the schedules are the program's.
+  // "epoch" and the base values ("base_lrs", "base_momentums"); the schedules are the program's.
   std::vector<NamedTensor> state_dict() const;
-  // Goes to the epoch and the base rates of the state, and sets the rates. Throws InvalidArgument, before anything is
+  // Goes to the epoch and the base values of the state, and sets the values. Throws InvalidArgument, before anything is
   // changed, for another state, or one of another number of groups.
   void load_state_dict(const std::vector<NamedTensor>& state);
 
+ protected:
+  struct Quantity {
+    const char *scheduler, *name, *base_values;  // for messages and states
+    double (Optimizer::*get)(std::size_t) const;
+    void (Optimizer::*set)(std::size_t, double);
+  };
+  // `for_all`: one schedule for all groups, else one for each. Both outlive the scheduler.
+  ParamScheduler(Optimizer& optimizer, const Quantity& quantity, bool for_all, std::vector<Schedule> schedules);
+  const std::vector<double>& base_values() const { return base_values_; }
+
  private:
-  void apply(std::int64_t epoch, std::vector<double> base_lrs);
+  void apply(std::int64_t epoch, std::vector<double> base_values);
 
   Optimizer* optimizer_;
+  const Quantity* quantity_;
   bool for_all_;
   std::vector<Schedule> schedules_;
-  std::vector<double> base_lrs_;
+  std::vector<double> base_values_;
   std::int64_t epoch_ = 0;
 };
+
+// Keeps the learning rates of an optimizer on a schedule. The optimizer must outlive it and stay where it is.
+class LOCKSTEP_API LrScheduler : public ParamScheduler {
+ public:
+  // For all groups, or one for each. The rates that the optimizer has now are the base rates; sets those of epoch 0.
+  // Throws InvalidArgument for a number of schedules that is not that of the groups.
+  LrScheduler(Optimizer& optimizer, const Schedule& schedule) : ParamScheduler(optimizer, kRate, true, {schedule}) {}
+  LrScheduler(Optimizer& optimizer, std::vector<Schedule> schedules)
+      : ParamScheduler(optimizer, kRate, false, std::move(schedules)) {}
+  const std::vector<double>& base_lrs() const { return base_values(); }
+
+ private:
+  static const Quantity kRate;
+};
+
+// The same for momentums: SGD's, or beta1 of the Adam family. Throws NotSupported for an optimizer without.
+class LOCKSTEP_API MomentumScheduler : public ParamScheduler {
+ public:
+  MomentumScheduler(Optimizer& optimizer, const Schedule& schedule)
+      : ParamScheduler(optimizer, kMomentum, true, {schedule}) {}
+  MomentumScheduler(Optimizer& optimizer, std::vector<Schedule> schedules)
+      : ParamScheduler(optimizer, kMomentum, false, std::move(schedules)) {}
+  const std::vector<double>& base_momentums() const { return base_values(); }
+
+ private:
+  static const Quantity kMomentum;
+};
+
+// The schedules by the names they have for momentums (mmengine's).
+using ConstantMomentum = ConstantLR;
+using LinearMomentum = LinearLR;
+using StepMomentum = StepLR;
+using MultiStepMomentum = MultiStepLR;
+using ExponentialMomentum = ExponentialLR;
+using CosineAnnealingMomentum = CosineAnnealingLR;
 
 }  // namespace lockstep

@@ -119,6 +119,26 @@ void Optimizer::set_lr(std::size_t group, double lr) {
   lr_of(group) = lr;
 }
 
+double Optimizer::momentum(std::size_t group) const {
+  check_group(group);
+  const std::vector<double> all = momenta();
+  return all.empty() ? 0 : all[group];
+}
+
+void Optimizer::set_momentum(double momentum) { take_momenta(std::vector<double>(groups_, momentum)); }
+
+void Optimizer::set_momentum(std::size_t group, double momentum) {
+  check_group(group);
+  std::vector<double> all = momenta();
+  all.resize(groups_);
+  all[group] = momentum;
+  take_momenta(all);
+}
+
+void Optimizer::take_momenta(const std::vector<double>& /*groups*/) {
+  detail::fail<NotSupported>("[", name_, "] expected an optimizer with momentum, got one without");
+}
+
 std::vector<std::size_t> Optimizer::with_sparse_gradients() const {
   std::vector<std::size_t> found;
   for (std::size_t i = 0; i < parameters_.size(); ++i)

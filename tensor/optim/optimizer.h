@@ -34,6 +34,12 @@ class LOCKSTEP_API Optimizer {
   // Of every group, or of one. Throws InvalidArgument unless finite and at least 0.
   void set_lr(double lr);
   void set_lr(std::size_t group, double lr);
+  // SGD's momentum, beta1 of the Adam family; 0 of an optimizer without one.
+  double momentum(std::size_t group = 0) const;
+  // Of every group, or of one. Throws, before anything is changed, NotSupported for an optimizer without momentum and
+  // InvalidArgument for a value that does not fit the other options.
+  void set_momentum(double momentum);
+  void set_momentum(std::size_t group, double momentum);
 
   // ---- state: copies of what step() remembers of each parameter, the number of its group, and the groups' options
   // ("state.3.exp_avg", "state.3.step", "state.3.group", "groups.0.lr"). Parameters go by their index, or by their name
@@ -91,6 +97,10 @@ class LOCKSTEP_API Optimizer {
   // Sets the options of all groups, each in the order of option_values. Throws before anything is changed.
   virtual void take_option_values(const std::vector<std::vector<double>>& groups) = 0;
   virtual double& lr_of(std::size_t group) = 0;
+  // Momentums by group; empty where there are none.
+  virtual std::vector<double> momenta() const { return {}; }
+  // Sets all of them. Throws InvalidArgument before anything is changed.
+  virtual void take_momenta(const std::vector<double>& groups);
 
  private:
   std::vector<std::string> keys(const ModuleBase& module) const;
@@ -156,8 +166,30 @@ class GroupedOptimizer : public Optimizer {
     options_ = std::move(fresh);
   }
   double& lr_of(std::size_t group) override { return options_[group].lr; }
+  std::vector<double> momenta() const override {
+    std::vector<double> momenta;
+    for (Options options : options_)
+      if (const double* momentum = momentum_in(options)) momenta.push_back(*momentum);
+    return momenta;
+  }
+  void take_momenta(const std::vector<double>& groups) override {
+    std::vector<Options> fresh = options_;
+    for (std::size_t i = 0; i < fresh.size(); ++i) {
+      double* momentum = momentum_in(fresh[i]);
+      if (!momentum) return Optimizer::take_momenta(groups);
+      *momentum = groups[i];
+      fresh[i].check(name());
+    }
+    options_ = std::move(fresh);
+  }
 
  private:
+  static double* momentum_in(Options& options) {
+    if constexpr (requires { options.momentum; }) return &options.momentum;
+    else if constexpr (requires { options.betas.first; }) return &options.betas.first;
+    else return nullptr;
+  }
+
   Options defaults_;
   std::vector<Options> options_;
 };
