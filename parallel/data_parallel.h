@@ -99,11 +99,15 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     detail::prepare_devices(options_.devices);
   }
   DataParallel(const DataParallel& other)
-      : Module<DataParallel>(other), options_(other.options_), module_(std::make_shared<M>(*other.module_)) {}
+      : Module<DataParallel>(other),
+        scatters_to_cpu_(other.scatters_to_cpu_),
+        options_(other.options_),
+        module_(std::make_shared<M>(*other.module_)) {}
   DataParallel& operator=(const DataParallel& other) {
     if (this == &other) return *this;
     DataParallel copy(other);
     Module<DataParallel>::operator=(copy);
+    scatters_to_cpu_ = copy.scatters_to_cpu_;
     options_ = std::move(copy.options_);
     module_ = std::move(copy.module_);
     const std::lock_guard lock(mutex_);
@@ -192,6 +196,24 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       return detail::gather_outputs(outputs, target());
     }
   }
+
+  // ---- for derived classes that call other methods of the module
+  // `call(module)` in this thread, guarded as a call of `forward` is.
+  template <class F>
+  auto call_guarded(F&& call) const {
+    if (options_.devices.empty()) return call(*module_);
+    const auto source = current_source();
+    const Guard guard(*source, options_.devices);
+    return call(*module_);
+  }
+  // What the module is called with where there are no devices.
+  template <class T>
+  T without_devices(const T& value) const {
+    if (!scatters_to_cpu_) return value;
+    const Device cpu = Device::cpu();
+    return std::move(scatter_pieces(value, {&cpu, 1}, options_.dim).values[0]);
+  }
+  bool scatters_to_cpu_ = false;
 
  private:
   using Source = detail::ReplicaSource<M>;
@@ -285,10 +307,10 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     if (options_.devices.empty()) {
       detail::PhaseTimer timer;
       if constexpr (std::is_void_v<R>) {
-        std::apply(std::as_const(*module_), inputs);
+        std::apply(std::as_const(*module_), without_devices(inputs));
         outputs.emplace_back();
       } else {
-        outputs.push_back(std::apply(std::as_const(*module_), inputs));
+        outputs.push_back(std::apply(std::as_const(*module_), without_devices(inputs)));
       }
       timer.finish(stats.apply);
       return outputs;
@@ -310,8 +332,9 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   template <class Loss, class Targets>
   Tensor compute_loss(const Loss& loss, const Inputs& inputs, const Targets& targets, CallStats& stats) const {
     if (options_.devices.empty()) {
-      auto output = std::apply(std::as_const(*module_), inputs);
-      const Tensor whole = std::apply([&](const auto&... one) { return loss(output, one...); }, targets);
+      auto output = std::apply(std::as_const(*module_), without_devices(inputs));
+      const Tensor whole =
+          std::apply([&](const auto&... one) { return loss(output, one...); }, without_devices(targets));
       return detail::weighted_sum({whole}, {1}, target().device.value_or(whole.device()));
     }
     const auto source = current_source();
@@ -332,7 +355,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     std::vector<std::tuple<Inputs, Targets>> both;
     for (std::size_t i = 0; i < pieces.values.size(); ++i) {
       both.emplace_back(std::move(pieces.values[i]), std::move(divided[i]));
-      sizes.push_back(piece_size(both.back()));
+      sizes.push_back(detail::piece_size(both.back(), options_.dim));
     }
     timer.finish(stats.scatter);
     std::vector<detail::ReplicaWithLoss<M, Loss>> replicas;
@@ -347,16 +370,6 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     timer.finish(stats.gather);
     return result;
   }
-  // Of the first tensor; pieces without tensors weigh the same.
-  template <class T>
-  std::int64_t piece_size(const T& piece) const {
-    std::optional<std::int64_t> size;
-    for_each_tensor(piece, [&](const Tensor& tensor) {
-      if (!size && tensor.rank() > 0) size = tensor.size(options_.dim);
-    });
-    return size.value_or(1);
-  }
-
   void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }
 
   DataParallelOptions options_;

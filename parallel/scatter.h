@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -31,6 +32,7 @@ namespace detail {
 //     else … }
 //   std::size_t piece_count() const;                    // how many parts
 //   void take_piece(std::size_t piece, Device device);  // becomes that part alone, moved to the device
+//   std::int64_t sample_count() const;                  // in all parts; optional, see DataParallel::reduce_with
 //
 // and is then asked for its parts instead of being entered.
 struct PlanVisitor {
@@ -51,6 +53,27 @@ struct PieceVisitor {
     container.take_piece(piece, plan.piece_devices()[piece]);
   }
 };
+struct SizeVisitor {
+  std::int64_t dim;
+  std::optional<std::int64_t> size = std::nullopt;
+  void operator()(const Tensor& tensor) {
+    if (!size && tensor.rank() > 0) size = tensor.size(dim);
+  }
+  template <class C>
+  void divided(const C& container) {
+    if constexpr (requires { container.sample_count(); }) {
+      if (!size) size = container.sample_count();
+    }
+  }
+};
+
+// How many samples a piece has: those of its first tensor, or container that counts them; 1 without either.
+template <class T>
+std::int64_t piece_size(const T& piece, std::int64_t dim) {
+  SizeVisitor visitor{dim};
+  for_each_tensor(piece, visitor);
+  return visitor.size.value_or(1);
+}
 
 }  // namespace detail
 

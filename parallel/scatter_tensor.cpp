@@ -190,7 +190,7 @@ void ScatterPlan::add(const Tensor& tensor) {
 
 void ScatterPlan::add_divided(std::size_t count) {
   LOCKSTEP_CHECK(count >= 1 && count <= devices_.size(), "[scatter] expected a container divided into 1 to ",
-                 devices_.size(), " parts, one per device, got ", count);
+                 devices_.size(), " parts, one per device, got ", count, " (see samples_per_device of collate)");
   std::vector<Device> wanted(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
   if (!decided_) {
     decided_ = true;

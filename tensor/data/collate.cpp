@@ -55,7 +55,7 @@ Value collate_values(const Column<Value>& column) {
       return strings;
     }
     case Value::Type::tensor:
-      return collate_parts(column, [](const Value& value) -> const Tensor& { return value.as_tensor(); });
+      return collate_parts(column, 1, [](const Value& value) -> const Tensor& { return value.as_tensor(); });
     case Value::Type::list: {
       Column<Value::List> lists;
       for (const Value* value : column) lists.push_back(&value->as_list());

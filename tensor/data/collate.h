@@ -5,10 +5,15 @@
 // element by element; so are structs that list their fields (tree.h). A struct with tensors only stays itself; one
 // with numbers or strings says `using collated = Other;`, a struct with the same fields in the same order and the
 // collated types in their place.
+//
+// A type with rules of its own (DataContainer, of the layer above) has
+//
+//   static R collate_samples(const std::vector<const T*>& samples, std::int64_t samples_per_device);
 #pragma once
 
 #include <array>
 #include <concepts>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
@@ -30,6 +35,14 @@ template <class T>
 struct Uncollatable {};
 
 template <class T>
+using Column = std::vector<const T*>;
+
+template <class T>
+concept CollatesItself = requires(const Column<T>& samples, std::int64_t samples_per_device) {
+  T::collate_samples(samples, samples_per_device);
+};
+
+template <class T>
 struct Collated {
   static auto choose() {
     if constexpr (std::same_as<T, Tensor> || std::same_as<T, Value>)
@@ -38,6 +51,8 @@ struct Collated {
       return std::type_identity<Tensor>{};
     else if constexpr (std::same_as<T, std::string>)
       return std::type_identity<std::vector<std::string>>{};
+    else if constexpr (CollatesItself<T>)
+      return std::type_identity<decltype(T::collate_samples(Column<T>{}, 1))>{};
     else if constexpr (requires { typename T::collated; })
       return std::type_identity<typename T::collated>{};
     else if constexpr (tree::HasFields<T>)
@@ -78,9 +93,6 @@ struct Collated<std::optional<T>> {
   using type = std::optional<typename Collated<T>::type>;
 };
 
-template <class T>
-using Column = std::vector<const T*>;
-
 LOCKSTEP_API Tensor collate_tensors(const Column<Tensor>& column);
 LOCKSTEP_API Value collate_values(const Column<Value>& column);
 [[noreturn]] LOCKSTEP_API void fail_collate(const char* expected, std::size_t first, std::size_t sample,
@@ -94,19 +106,19 @@ using ElementOf = std::conditional_t<
                        std::int64_t>>;
 
 template <class T>
-typename Collated<T>::type collate_column(const Column<T>& column);
+typename Collated<T>::type collate_column(const Column<T>& column, std::int64_t per_device = 1);
 
 template <class T, class Part>
-auto collate_parts(const Column<T>& column, Part&& part) {
+auto collate_parts(const Column<T>& column, std::int64_t per_device, Part&& part) {
   using Element = std::remove_cvref_t<decltype(part(*column[0]))>;
   Column<Element> parts;
   for (const T* value : column) parts.push_back(&part(*value));
-  return collate_column(parts);
+  return collate_column(parts, per_device);
 }
 
 // fields() alone knows the types of a struct's fields: the columns are made inside.
 template <class T>
-typename Collated<T>::type collate_fields(const Column<T>& column) {
+typename Collated<T>::type collate_fields(const Column<T>& column, std::int64_t per_device) {
   typename Collated<T>::type result;
   auto with_fields = [&](auto&... of_first) {
     std::tuple<Column<std::remove_cvref_t<decltype(of_first)>>...> columns;
@@ -120,7 +132,7 @@ typename Collated<T>::type collate_fields(const Column<T>& column) {
                     "this struct's batch needs other types than its samples: give it `using collated = Other;`, a "
                     "struct with the "
                     "same fields in the same order, tensors in place of numbers and vectors in place of strings");
-      std::apply([&](auto&... lists) { ((fields = collate_column(lists)), ...); }, columns);
+      std::apply([&](auto&... lists) { ((fields = collate_column(lists, per_device)), ...); }, columns);
     };
     result.fields(assign);
   };
@@ -129,7 +141,7 @@ typename Collated<T>::type collate_fields(const Column<T>& column) {
 }
 
 template <class T>
-typename Collated<T>::type collate_column(const Column<T>& column) {
+typename Collated<T>::type collate_column(const Column<T>& column, [[maybe_unused]] std::int64_t per_device) {
   using Result = typename Collated<T>::type;
   if constexpr (std::same_as<T, Tensor>) {
     return collate_tensors(column);
@@ -146,7 +158,7 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
   } else if constexpr (tree::IsTuple<T>) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
       return Result{collate_parts(
-          column, [](const T& value) -> const auto& { return std::get<I>(value); })...};
+          column, per_device, [](const T& value) -> const auto& { return std::get<I>(value); })...};
     }
     (std::make_index_sequence<std::tuple_size_v<T>>());
   } else if constexpr (tree::IsList<T>) {
@@ -157,7 +169,7 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
         fail_collate("lists of one length", column[0]->size(), i, column[i]->size());
     for (std::size_t at = 0; at < column[0]->size(); ++at)
       result.push_back(collate_parts(
-          column, [at](const T& value) -> const auto& { return value[at]; }));
+          column, per_device, [at](const T& value) -> const auto& { return value[at]; }));
     return result;
   } else if constexpr (tree::IsMap<T>) {
     Result result;
@@ -169,7 +181,8 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
         if (column[i]->find(key) == column[i]->end()) fail_collate("maps with the same keys", 1, i, 0);
       const auto& name = key;
       result.emplace(name, collate_parts(
-                               column, [&name](const T& value) -> const auto& { return value.find(name)->second; }));
+                               column, per_device,
+                               [&name](const T& value) -> const auto& { return value.find(name)->second; }));
     }
     return result;
   } else if constexpr (tree::IsOptional<T>) {
@@ -178,9 +191,11 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
         fail_collate("optionals that all have a value or none", column[0]->has_value(), i, column[i]->has_value());
     if (!*column[0]) return std::nullopt;
     return collate_parts(
-        column, [](const T& value) -> const auto& { return *value; });
+        column, per_device, [](const T& value) -> const auto& { return *value; });
+  } else if constexpr (CollatesItself<T>) {
+    return T::collate_samples(column, per_device);
   } else {
-    return collate_fields(column);
+    return collate_fields(column, per_device);
   }
 }
 
@@ -190,14 +205,17 @@ typename Collated<T>::type collate_column(const Column<T>& column) {
 template <class T>
 using CollatedOf = typename detail::Collated<T>::type;
 
-// One batch of at least one sample. On cpu, computed in the calling thread. Throws InvalidArgument when samples differ
-// in shape, length or keys, naming their positions in the batch.
+// One batch of at least one sample. On cpu, computed in the calling thread. What is divided among devices when it is
+// collated (DataContainer) gets a part for every `samples_per_device` samples, the last of which may have fewer. Throws
+// InvalidArgument when samples differ in shape, length or keys, naming their positions in the batch.
 template <class T>
-CollatedOf<T> collate(const std::vector<T>& samples) {
+CollatedOf<T> collate(const std::vector<T>& samples, std::int64_t samples_per_device = 1) {
   LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
+  LOCKSTEP_CHECK(samples_per_device >= 1, "[collate] expected at least one sample per device, got ",
+                 samples_per_device);
   detail::Column<T> column;
   for (const T& sample : samples) column.push_back(&sample);
-  return detail::collate_column(column);
+  return detail::collate_column(column, samples_per_device);
 }
 
 }  // namespace lockstep

@@ -51,10 +51,12 @@ struct DataLoaderOptions {
   Milliseconds timeout = kDefaultTimeout;  // of the wait for a batch, and of a worker at the end
 };
 
+// The collate function of a loader that is not given one.
 struct Collate {
+  std::int64_t samples_per_device = 1;  // see collate()
   template <class T>
   auto operator()(const std::vector<T>& samples) const {
-    return collate(samples);
+    return collate(samples, samples_per_device);
   }
 };
 
