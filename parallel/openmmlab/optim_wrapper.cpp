@@ -1,5 +1,7 @@
 #include "lockstep/parallel/openmmlab/optim_wrapper.h"
 
+#include <algorithm>
+
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops_math.h"
@@ -28,6 +30,11 @@ void check(const OptimWrapperOptions& options) {
   LOCKSTEP_CHECK(clip.norm_type > 0, "[OptimWrapper] expected clip_grad with norm_type above 0, got ", clip.norm_type);
 }
 
+std::vector<const ModuleBase*>& local_models() {
+  thread_local std::vector<const ModuleBase*> models;
+  return models;
+}
+
 bool has_batch_norm(const ModuleBase& model) {
   for (const NamedParameter& buffer : model.named_buffers())
     if (buffer.name == "running_mean" || buffer.name.ends_with(".running_mean")) return true;
@@ -35,6 +42,16 @@ bool has_batch_norm(const ModuleBase& model) {
 }
 
 }  // namespace
+
+detail::LocalGradients::LocalGradients(const ModuleBase& model) : model_(&model) { local_models().push_back(model_); }
+detail::LocalGradients::~LocalGradients() {
+  std::vector<const ModuleBase*>& models = local_models();
+  if (const auto found = std::find(models.begin(), models.end(), model_); found != models.end()) models.erase(found);
+}
+bool detail::LocalGradients::of(const ModuleBase& model) {
+  const std::vector<const ModuleBase*>& models = local_models();
+  return std::find(models.begin(), models.end(), &model) != models.end();
+}
 
 OptimWrapper::OptimWrapper(std::unique_ptr<Optimizer> optimizer, OptimWrapperOptions options)
     : optimizer_(std::move(optimizer)), options_(std::move(options)) {

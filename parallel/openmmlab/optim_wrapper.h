@@ -43,6 +43,24 @@ struct OptimWrapperOptions {
   std::optional<ClipGrad> clip_grad = std::nullopt;
 };
 
+namespace detail {
+
+// While it lives, gradients that backwards of `model`'s forwards in this thread give stay on this rank, where it is a
+// part of a module that somebody else wraps (MMSeparateDistributedDataParallel) and has no no_sync() of its own.
+class LOCKSTEP_API LocalGradients {
+ public:
+  explicit LocalGradients(const ModuleBase& model);
+  LocalGradients(const LocalGradients&) = delete;
+  LocalGradients& operator=(const LocalGradients&) = delete;
+  ~LocalGradients();
+  static bool of(const ModuleBase& model);
+
+ private:
+  const ModuleBase* model_;
+};
+
+}  // namespace detail
+
 // What holds while a model computes the loss of a step: see OptimWrapper::optim_context.
 class [[nodiscard]] OptimContext {
  public:
@@ -80,7 +98,8 @@ class LOCKSTEP_API OptimWrapper {
   virtual bool should_sync() const;    // the next loss ends it
 
   // For the forward of one loss: while it lives, the ranks do not average gradients unless the loss ends its window
-  // (`model.no_sync()`, where the model has it), and autocast is on where the wrapper is one for mixed precision.
+  // (`model.no_sync()`, or where a wrapper of a model around this one averages), and autocast is on where the wrapper
+  // is one for mixed precision.
   template <class M>
   OptimContext optim_context(const M& model) const {
     check_context();
@@ -88,6 +107,8 @@ class LOCKSTEP_API OptimWrapper {
     if constexpr (requires { model.no_sync(); }) {
       using Scope = decltype(model.no_sync());
       if (!should_sync()) quiet = std::shared_ptr<Scope>(new Scope(model.no_sync()));
+    } else if constexpr (IsModule<M>) {
+      if (!should_sync()) quiet = std::make_shared<detail::LocalGradients>(model);
     }
     return {std::move(quiet), autocast()};
   }

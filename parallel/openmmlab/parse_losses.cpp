@@ -31,9 +31,10 @@ Tensor number_of(const std::string& name, const Value& value) {
 
 bool there(const std::optional<Value>& value) { return value && !value->is(Value::Type::nothing); }
 
-Value detached(Value value) {
-  value.for_each_tensor([](Tensor& tensor) { tensor = tensor.detach(); });
-  return value;
+void add(LogVars& log, const char* name, const Value& value) {
+  Value& logged = log[name];
+  logged = value;
+  logged.for_each_tensor([](Tensor& tensor) { tensor = tensor.detach(); });
 }
 
 }  // namespace
@@ -69,10 +70,10 @@ std::pair<Tensor, LogVars> parse_losses(const Losses& losses) {
   return {total, std::move(log)};
 }
 
-void detail::log_predictions(LogVars& log, LossOutput& output) {
+void detail::log_predictions(LogVars& log, const LossOutput& output) {
   if (!there(output.preds)) return;
-  log["vis_preds"] = detached(std::move(*output.preds));
-  if (there(output.masks)) log["vis_masks"] = detached(std::move(*output.masks));
+  add(log, "vis_preds", *output.preds);
+  if (there(output.masks)) add(log, "vis_masks", *output.masks);
 }
 
 }  // namespace lockstep

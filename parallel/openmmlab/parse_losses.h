@@ -25,7 +25,7 @@ LossOutput losses_of(Result result) {
 }
 
 // Adds "vis_preds" and "vis_masks", outside the graph; masks only with predictions.
-LOCKSTEP_API void log_predictions(LogVars& log, LossOutput& output);
+LOCKSTEP_API void log_predictions(LogVars& log, const LossOutput& output);
 
 }  // namespace detail
 }  // namespace lockstep
