@@ -130,7 +130,7 @@ void RunnerCore::remove_file(const std::string& name) const {
 
 std::map<std::string, std::string> RunnerCore::progress(const std::vector<std::string>& random_of_ranks) const {
   std::map<std::string, std::string> metadata = options_.metadata;
-  metadata[kFormat] = "1";
+  metadata[kFormat] = std::to_string(1);  // version
   metadata["epoch"] = std::to_string(epoch_);
   metadata["iter"] = std::to_string(iter_);
   metadata["iter_in_epoch"] = std::to_string(iter_in_epoch_);
@@ -181,9 +181,7 @@ void RunnerCore::write(const std::string& name) {
 void RunnerCore::save_where_due() {
   const CheckpointHook& hook = options_.checkpoint;
   const bool last = hook.save_last && train_done();
-  const bool in_turn = due(hook.interval, 1, checkpoints_count_epochs()) &&
-                       (iter_ != max_iters_ || (checkpoints_count_epochs() ? epoch_ : iter_) % hook.interval == 0);
-  if (options_.work_dir.empty() || !(last || in_turn)) return;
+  if (options_.work_dir.empty() || !(last || due(hook.interval, checkpoints_count_epochs()))) return;
   const std::string name = name_of_now();
   std::erase(kept_, name);
   kept_.push_back(name);

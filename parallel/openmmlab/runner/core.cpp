@@ -116,14 +116,18 @@ bool RunnerCore::after_train_iter(const LogVars& log, double data_seconds, doubl
     ++epoch_, iter_in_epoch_ = 0;
     call<&RunnerHook::after_train_epoch>();
   }
-  return validates_ && std::visit([&](const auto& loop) { return due(loop.val_interval, loop.val_begin, by_epoch()); },
-                                  options_.train_cfg);
+  return validates_ && std::visit(
+                           [&](const auto& loop) {
+                             if ((by_epoch() ? epoch_ : iter_) < loop.val_begin) return false;
+                             return due(loop.val_interval, by_epoch()) || iter_ == max_iters_;
+                           },
+                           options_.train_cfg);
 }
 
-bool RunnerCore::due(std::int64_t interval, std::int64_t begin, bool counts_epochs) const {
-  if (counts_epochs && iter_in_epoch_ != 0) return false;
-  const std::int64_t now = counts_epochs ? epoch_ : iter_;
-  return interval > 0 && now >= begin && (now % interval == 0 || iter_ == max_iters_);
+// Whether `interval` epochs, or iterations, have passed since the last time.
+bool RunnerCore::due(std::int64_t interval, bool counts_epochs) const {
+  if (interval < 1 || (counts_epochs && iter_in_epoch_ != 0)) return false;
+  return (counts_epochs ? epoch_ : iter_) % interval == 0;
 }
 
 void RunnerCore::end_train() { call<&RunnerHook::after_train>(); }

@@ -82,7 +82,7 @@ class LOCKSTEP_API RunnerCore {
  private:
   struct Parts;
   bool by_epoch() const { return options_.train_cfg.index() == 0; }
-  bool due(std::int64_t interval, std::int64_t begin, bool counts_epochs) const;
+  bool due(std::int64_t interval, bool counts_epochs) const;
   void show(const detail::Place& place, const std::vector<std::pair<std::string, double>>& numbers) const;
   // ---- checkpoints.cpp
   bool checkpoints_count_epochs() const { return options_.checkpoint.by_epoch.value_or(by_epoch()); }
