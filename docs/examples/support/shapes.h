@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/lockstep.h"
+#include "lockstep/parallel/openmmlab/openmmlab.h"
 
 namespace example {
 
@@ -36,7 +36,7 @@ struct Outline {
   }
 };
 
-// A picture and the class of each of its pixels.
+// A picture and the class of each of its pixels. Their sizes differ from picture to picture.
 struct Drawing {
   lockstep::Tensor image;   // f32 [3, height, width], about -1 to 1
   lockstep::Tensor labels;  // i64 [height, width]
@@ -52,7 +52,7 @@ inline Drawing draw(std::uint64_t seed, std::int64_t number) {
   std::vector<Outline> outlines;
   const std::size_t wanted = 1 + random.below(3);
   for (int tries = 0; tries < 30 && outlines.size() < wanted; ++tries) {
-    Outline next{static_cast<int>(1 + random.below(3)), 0, 0, between(8, 14), between(0, 2 * std::numbers::pi)};
+    Outline next{static_cast<int>(1 + random.below(3)), 0, 0, between(8, 14), between(-0.4, 0.4)};
     if (next.label > 1) next.radius *= 1.2;  // about as large as a circle
     next.row = between(next.radius, static_cast<double>(height) - next.radius);
     next.column = between(next.radius, static_cast<double>(width) - next.radius);
@@ -88,5 +88,33 @@ inline Drawing draw(std::uint64_t seed, std::int64_t number) {
     }
   return {lockstep::from_data(image, {3, height, width}), lockstep::from_data(labels, {height, width})};
 }
+
+// As a loader hands it over: images padded to one size and stacked, truths as a list of their own sizes, and what the
+// images' sizes are.
+struct ShapeSample {
+  lockstep::DataContainer<lockstep::Tensor> image, truth;
+  lockstep::DataContainer<lockstep::ImageMeta> meta;
+  void fields(auto& f) { f(image, truth, meta); }
+};
+
+// Drawings from `first` on. For training some are mirrored, which the loader's seed and the epoch decide.
+struct Shapes {
+  std::uint64_t seed;
+  std::int64_t first, count;
+  bool mirrors = false;
+
+  std::int64_t size() const { return count; }
+  ShapeSample get(std::int64_t index) const {
+    Drawing drawing = draw(seed, first + index);
+    if (mirrors && lockstep::RandomEngine::from_thread().below(2) == 1) {
+      drawing.image = lockstep::flip(drawing.image, {2});
+      drawing.labels = lockstep::flip(drawing.labels, {1});
+    }
+    lockstep::ImageMeta meta{.img_id = first + index};
+    meta.img_shape = {drawing.labels.size(0), drawing.labels.size(1)};
+    return {lockstep::DataContainer(drawing.image, {.stack = true}), lockstep::DataContainer(drawing.labels),
+            lockstep::DataContainer(meta, {.cpu_only = true})};
+  }
+};
 
 }  // namespace example
