@@ -30,10 +30,14 @@ void say(const char* pattern, Values... values) {
 }
 
 // What a checkpoint must have been made with.
-std::map<std::string, std::string> setting(const ShapesOptions& o) {
-  return {{"model", "detect_shapes"},           {"epochs", std::to_string(o.epochs)},
-          {"images", std::to_string(o.images)}, {"batch_size", std::to_string(o.batch_size)},
-          {"width", std::to_string(o.width)},   {"lr", format("%.17g", o.learning_rate)},
+std::map<std::string, std::string> setting(const ShapesOptions& o, int ranks) {
+  return {{"model", "detect_shapes"},
+          {"ranks", std::to_string(ranks)},
+          {"epochs", std::to_string(o.epochs)},
+          {"images", std::to_string(o.images)},
+          {"batch_size", std::to_string(o.batch_size)},
+          {"width", std::to_string(o.width)},
+          {"lr", format("%.17g", o.learning_rate)},
           {"seed", std::to_string(o.seed)}};
 }
 
@@ -60,11 +64,12 @@ Segmenter train(const ShapesOptions& o, Communicator& communicator) {
   manual_seed(seed);
   MMDistributedDataParallel model(Segmenter(o.width), communicator);
   OptimWrapper optim(AdamW(model.parameters(), {.lr = o.learning_rate}), {.clip_grad = ClipGrad{.max_norm = 5}});
-  const std::int64_t steps = o.epochs * loader.size(),
-                     warm_up = std::max<std::int64_t>(1, std::min<std::int64_t>(20, steps / 10));
-  const SequentialLR schedule{{LinearLR{.start_factor = 0.1, .total_iters = warm_up},
-                               CosineAnnealingLR{.T_max = std::max<std::int64_t>(1, steps - warm_up)}},
-                              {warm_up}};
+  // Up in a few steps, level for most of the time, and down to a twentieth in the last third.
+  const std::int64_t steps = o.epochs * loader.size(), up = std::min<std::int64_t>(20, steps / 3), down = steps / 3;
+  const ChainedScheduler schedule{
+      {LinearLR{.start_factor = 0.1, .total_iters = up + 1},
+       SequentialLR{{ConstantLR{.factor = 1}, LinearLR{.start_factor = 1, .end_factor = 0.05, .total_iters = down + 1}},
+                    {steps - down}}}};
 
   const bool chatty = rank == 0 && !o.quiet && !o.json;
   std::int64_t parameters = 0;
@@ -97,7 +102,7 @@ Segmenter train(const ShapesOptions& o, Communicator& communicator) {
   if (chatty) options.logger.sink = line;
   options.checkpoint.max_keep_ckpts = 2;
   options.hooks = {hook};
-  options.metadata = setting(o);
+  options.metadata = setting(o, ranks);
   Runner runner(model, optim, options);
   if (o.resume) runner.resume();
   runner.train(loader, val_loader, metric);
@@ -194,7 +199,7 @@ void check_folder(const char* option, const std::string& folder) {
     throw UsageError(cat(option, ": expected a folder that can be written to, got '", folder, "'"));
 }
 
-void check_checkpoint(const ShapesOptions& o) {
+void check_checkpoint(const ShapesOptions& o, int ranks) {
   const std::filesystem::path folder(o.checkpoint);
   std::string name;
   std::getline(std::ifstream(folder / "last_checkpoint") >> std::ws, name);
@@ -206,7 +211,7 @@ void check_checkpoint(const ShapesOptions& o) {
   } catch (const Error& error) {
     throw UsageError(cat("--resume: ", error.what()));
   }
-  for (const auto& [entry, wanted] : setting(o))
+  for (const auto& [entry, wanted] : setting(o, ranks))
     if (found[entry] != wanted)
       throw UsageError(cat("--resume: expected ", entry, " ", found[entry].empty() ? "unknown" : found[entry],
                            " as in '", path, "', got ", wanted));
@@ -227,7 +232,7 @@ int run(const ShapesOptions& o) {
   }
   check_folder("--checkpoint", o.checkpoint);
   check_folder("--output", o.output);
-  if (o.resume) check_checkpoint(o);
+  if (o.resume) check_checkpoint(o, threads > 0 ? threads : launched.size);
 
   const auto timeout = std::chrono::seconds(o.stall_seconds);
   if (threads > 0) {

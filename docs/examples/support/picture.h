@@ -65,7 +65,7 @@ class Picture {
 
  private:
   using Rows = std::array<std::uint8_t, 7>;
-  static constexpr std::array<std::pair<char, Rows>, 16> kLetters{{
+  static constexpr std::array<std::pair<char, Rows>, 17> kLetters{{
       {'A', {14, 17, 17, 31, 17, 17, 17}},
       {'C', {14, 17, 16, 16, 16, 17, 14}},
       {'D', {30, 17, 17, 17, 17, 17, 30}},
@@ -80,6 +80,7 @@ class Picture {
       {'O', {14, 17, 17, 17, 17, 17, 14}},
       {'Q', {14, 17, 17, 17, 21, 18, 13}},
       {'R', {30, 17, 17, 30, 20, 18, 17}},
+      {'S', {15, 16, 16, 14, 1, 1, 30}},
       {'T', {31, 4, 4, 4, 4, 4, 4}},
       {'U', {17, 17, 17, 17, 17, 17, 14}},
   }};
@@ -95,7 +96,7 @@ struct Found {
 
 // Two columns of examples, each as image, truth and what was found; shapes have the colours of the legend.
 inline Picture contact_sheet(const std::vector<Found>& examples) {
-  constexpr int kZoom = 3, kPanel = 68 * kZoom, kGap = 8, kHead = 74, kText = 3;
+  constexpr int kZoom = 4, kPanel = 48 * kZoom, kGap = 8, kHead = 74, kText = 3;
   constexpr int kColumn = 3 * (kPanel + kGap) + kGap;
   const int rows = (static_cast<int>(examples.size()) + 1) / 2;
   Picture sheet(2 * kColumn + kGap, kHead + rows * (kPanel + kGap), {24, 24, 24});

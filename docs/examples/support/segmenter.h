@@ -28,9 +28,9 @@ struct ConvBlock : lockstep::Module<ConvBlock> {
 };
 
 // A U-Net (Ronneberger et al., 2015) with sums in place of joints: it halves the images three times and comes back,
-// adding at each size what it had on the way down. Images of any size, at least 8 x 8.
+// adding at each size what it had on the way down. Images of any size, at least 4 x 4.
 struct Segmenter : lockstep::BaseModel<Segmenter> {
-  static constexpr int kSizes = 4;
+  static constexpr int kSizes = 3;
   static constexpr std::int64_t kIgnored = -1;  // the class of padding
   std::vector<ConvBlock> down, up;
   lockstep::Conv2d head;

@@ -46,13 +46,13 @@ struct Drawing {
 inline Drawing draw(std::uint64_t seed, std::int64_t number) {
   lockstep::RandomEngine random(seed, static_cast<std::uint64_t>(number));
   const auto between = [&](double low, double high) { return low + (high - low) * random.uniform(); };
-  const auto height = static_cast<std::int64_t>(40 + random.below(29));
-  const auto width = static_cast<std::int64_t>(40 + random.below(29));
+  const auto height = static_cast<std::int64_t>(32 + 8 * random.below(3));
+  const auto width = static_cast<std::int64_t>(32 + 8 * random.below(3));
 
   std::vector<Outline> outlines;
   const std::size_t wanted = 1 + random.below(3);
   for (int tries = 0; tries < 30 && outlines.size() < wanted; ++tries) {
-    Outline next{static_cast<int>(1 + random.below(3)), 0, 0, between(8, 14), between(-0.4, 0.4)};
+    Outline next{static_cast<int>(1 + random.below(3)), 0, 0, between(7, 10), between(-0.2, 0.2)};
     if (next.label > 1) next.radius *= 1.2;  // about as large as a circle
     next.row = between(next.radius, static_cast<double>(height) - next.radius);
     next.column = between(next.radius, static_cast<double>(width) - next.radius);
