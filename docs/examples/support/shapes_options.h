@@ -14,7 +14,7 @@ namespace example {
 struct ShapesOptions {
   int ranks = 0;        // threads of this process; 0: a launcher's processes, else two threads
   std::string devices;  // for the test; empty: two accelerators
-  std::int64_t epochs = 16, images = 480, test_images = 96, batch_size = 4, width = 16;
+  std::int64_t epochs = 20, images = 480, test_images = 96, batch_size = 4, width = 16;
   double learning_rate = 4e-3;
   std::int64_t workers = 0;
   std::int64_t seed = 1;
