@@ -21,6 +21,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/tensor/data/collate.h"
 #include "lockstep/tensor/tree.h"
 
 namespace lockstep {

@@ -89,7 +89,11 @@ InstanceData InstanceData::operator[](const Tensor& indices_or_mask) const {
     return (*this)[std::vector<bool>(mask.begin(), mask.end())];
   }
   InstanceData some;
-  for (const auto& [name, tensor] : *this) some.set(name, index_select(tensor, 0, indices_or_mask.to(tensor.device())));
+  Tensor indices = indices_or_mask;
+  for (const auto& [name, tensor] : *this) {
+    indices = indices.to(tensor.device());
+    some.set(name, index_select(tensor, 0, indices));
+  }
   return some;
 }
 

@@ -48,10 +48,12 @@ TEST_CASE("instances have tensors whose first sizes agree") {
 }
 
 TEST_CASE("instances are picked by indices and by masks") {
-  const InstanceData instances = three_objects();
+  InstanceData instances = three_objects();
+  instances.set("masks", from_data(std::vector<bool>{true, false, false, true, true, true}, {3, 1, 2}));
   const InstanceData some = instances[std::vector<std::int64_t>{2, 0, -2, 2}];
   CHECK(labels(some) == std::vector<std::int64_t>{9, 7, 8, 9});
   CHECK(values(some.bboxes()) == Doubles{9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  CHECK(some.masks().to_vector<bool>() == std::vector<bool>{true, true, true, false, false, true, true, true});
   CHECK(labels(instances[std::vector<bool>{true, false, true}]) == std::vector<std::int64_t>{7, 9});
   CHECK(instances[std::vector<bool>{false, false, false}].size() == 0);
   CHECK(instances[std::vector<bool>{false, false, false}].bboxes().shape() == Shape{0, 4});
