@@ -21,10 +21,7 @@ AmpOptimWrapper::AmpOptimWrapper(std::unique_ptr<Optimizer> optimizer, AmpOptimW
                  "[AmpOptimWrapper] expected a dtype of f16 or bf16, got ", dtype_);
 }
 
-void AmpOptimWrapper::backward(const Tensor& loss) {
-  OptimWrapper::backward(
-      scaler_.scale(is_floating(loss.dtype()) && size_of(loss.dtype()) == 2 ? loss.to(DType::f32) : loss));
-}
+void AmpOptimWrapper::backward(const Tensor& loss) { OptimWrapper::backward(scaler_.scale(loss)); }
 
 void AmpOptimWrapper::step() {
   try {

@@ -41,7 +41,7 @@ class LOCKSTEP_API AmpOptimWrapper : public OptimWrapper {
   explicit AmpOptimWrapper(O optimizer, AmpOptimWrapperOptions options = {})
       : AmpOptimWrapper(std::make_unique<O>(std::move(optimizer)), std::move(options)) {}
 
-  // Of the loss times the scale; a loss in 16 bits is made f32 first.
+  // Of the loss times the scale. A loss in f16 overflows at a scale of 65536 (under autocast losses are f32).
   void backward(const Tensor& loss) override;
   // Divides the gradients by the scale, clips, steps unless a gradient is infinite or NaN, and adapts the scale. Blocks
   // the host until the gradients are known. With error_if_nonfinite an overflow is an Error; the scale has adapted.

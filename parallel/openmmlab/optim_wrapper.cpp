@@ -124,13 +124,11 @@ void OptimWrapper::zero_grad() { optimizer().zero_grad(); }
 void OptimWrapper::clip_grad() {
   if (!options_.clip_grad) return;
   const ClipGrad& clip = *options_.clip_grad;
-  std::vector<Parameter> trainable;
-  for (const Parameter& parameter : optimizer().parameters())
-    if (parameter.requires_grad()) trainable.push_back(parameter);
+  const std::vector<Parameter>& parameters = optimizer().parameters();  // frozen ones show no gradient
   if (clip.type == "value") {
-    clip_grad_value(trainable, *clip.clip_value);
+    clip_grad_value(parameters, *clip.clip_value);
   } else {
-    grad_norm_ = clip_grad_norm(trainable, *clip.max_norm,
+    grad_norm_ = clip_grad_norm(parameters, *clip.max_norm,
                                 {.norm_type = clip.norm_type, .error_if_nonfinite = clip.error_if_nonfinite});
   }
 }

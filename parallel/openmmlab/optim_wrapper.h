@@ -1,8 +1,9 @@
 // OptimWrapper: an optimizer with what surrounds its step (gradient accumulation, clipping, mixed precision), behind
 // one call: update_params(loss). After mmengine's class of that name.
 //
-//   OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}), {.accumulative_counts = 4, .clip_grad = ClipGrad{.max_norm =
-//   1}}); for (const auto& [images, labels] : loader) {
+//   OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}),
+//                      {.accumulative_counts = 4, .clip_grad = ClipGrad{.max_norm = 1}});
+//   for (const auto& [images, labels] : loader) {
 //     Tensor loss;
 //     {
 //       const auto context = optim.optim_context(net);   // no_sync while gradients only accumulate

@@ -27,9 +27,11 @@ class LOCKSTEP_API OptimWrapperDict : public OptimWrapper {
   void add(std::string name, std::unique_ptr<OptimWrapper> wrapper);
 
   // The wrapper of that name. Throws InvalidArgument that lists the names there are.
-  OptimWrapper& operator[](std::string_view name) { return const_cast<OptimWrapper&>(at(name)); }  // NOLINT
-  OptimWrapper& at(std::string_view name) { return (*this)[name]; }
   const OptimWrapper& at(std::string_view name) const;
+  OptimWrapper& at(std::string_view name) {
+    return const_cast<OptimWrapper&>(std::as_const(*this).at(name));  // NOLINT: *this is not const
+  }
+  OptimWrapper& operator[](std::string_view name) { return at(name); }
   bool contains(std::string_view name) const;
   std::vector<std::string> names() const;
   std::size_t count() const { return items_.size(); }

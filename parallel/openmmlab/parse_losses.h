@@ -1,6 +1,7 @@
 // What becomes of the losses of a model: one number to differentiate, and what is logged.
 #pragma once
 
+#include <tuple>
 #include <utility>
 
 #include "lockstep/parallel/openmmlab/model_output.h"
@@ -15,11 +16,14 @@ LOCKSTEP_API std::pair<Tensor, LogVars> parse_losses(const Losses& losses);
 
 namespace detail {
 
-// Of what a forward gave in Mode::loss: a ModelOutput, a LossOutput or Losses.
+// Of what a forward gave in Mode::loss: a ModelOutput, a LossOutput, Losses, or these in a tuple with predictions and
+// masks.
 template <class Result>
 LossOutput losses_of(Result result) {
   if constexpr (requires { result.loss(); })
     return std::move(result.loss());
+  else if constexpr (tree::IsTuple<Result>)
+    return std::make_from_tuple<LossOutput>(std::move(result));
   else
     return LossOutput(std::move(result));
 }

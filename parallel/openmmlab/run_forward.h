@@ -28,11 +28,17 @@ ModelData(Inputs, Samples) -> ModelData<Inputs, Samples>;
 
 namespace detail {
 
+template <class M>
+concept HasOneForward = requires {
+  &M::forward;
+};
+
 // The model whose forward has a signature: of a wrapper, what it wraps.
 template <class M>
 const auto& with_signature(const M& model) {
-  if constexpr (
-      !requires { &M::forward; } && requires { model.module(); })
+  if constexpr (HasOneForward<M>)
+    return model;
+  else if constexpr (requires { model.module(); })
     return with_signature(model.module());
   else
     return model;
@@ -51,14 +57,15 @@ struct ResultOf<R (C::*)(Args...) const noexcept> {
 
 inline constexpr std::size_t kMostFields = 8;
 
-// Whether forward takes N values of type T, and the mode.
-template <class M, class T, std::size_t N>
-inline constexpr bool kTakes = []<std::size_t... I>(std::index_sequence<I...>) {
+template <class M, class T, std::size_t... I>
+constexpr bool takes(std::index_sequence<I...> /*fields*/) {
   return requires(const M& model, std::array<T, kMostFields> values, Mode mode) {
     with_signature(model).forward(std::move(values[I])..., mode);
   };
 }
-(std::make_index_sequence<N>());
+// Whether forward takes N values of type T, and the mode.
+template <class M, class T, std::size_t N>
+inline constexpr bool kTakes = takes<M, T>(std::make_index_sequence<N>());
 
 template <class M, class T, std::size_t N = 0>
 constexpr std::size_t fewest_fields() {
@@ -68,27 +75,29 @@ constexpr std::size_t fewest_fields() {
     return fewest_fields<M, T, N + 1>();
 }
 
-template <class M, class T, std::size_t N>
-auto call_with(const M& model, std::vector<T>& values, Mode mode) {
-  return [&]<std::size_t... I>(std::index_sequence<I...>) { return model(std::move(values[I])..., mode); }
-  (std::make_index_sequence<N>());
+template <class M, class T, std::size_t... I>
+auto call_with(const M& model, std::vector<T>& values, Mode mode, std::index_sequence<I...> /*fields*/) {
+  return model(std::move(values[I])..., mode);
 }
 
-// Calls the model with as many values as there are, which is known at run time only.
+// Calls the model if forward takes as many values as there are; notes in `numbers` how many it takes, from N on.
+template <std::size_t N, class M, class T, class Result>
+void call_if_taken(const M& model, std::vector<T>& values, Mode mode, Result& result, std::string& numbers) {
+  if constexpr (kTakes<M, T, N>) {
+    if (values.size() == N) result.emplace(call_with(model, values, mode, std::make_index_sequence<N>()));
+    numbers += cat(numbers.empty() ? "" : " or ", N);
+  }
+  if constexpr (N < kMostFields) call_if_taken<N + 1>(model, values, mode, result, numbers);
+}
+
+// Calls the model with all values; how many there are is known at run time only.
 template <class M, class T>
 auto call_with_all(const M& model, std::vector<T> values, Mode mode) {
   constexpr std::size_t kFewest = fewest_fields<M, T>();
   static_assert(kFewest <= kMostFields, "expected a model whose forward takes values of the data's type and a Mode");
-  std::optional<decltype(call_with<M, T, kFewest>(model, values, mode))> result;
+  std::optional<decltype(call_with(model, values, mode, std::make_index_sequence<kFewest>()))> result;
   std::string numbers;
-  const auto try_with = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
-    if constexpr (kTakes<M, T, N>) {
-      if (values.size() == N) result.emplace(call_with<M, T, N>(model, values, mode));
-      numbers += cat(numbers.empty() ? "" : " or ", N);
-    }
-  };
-  [&]<std::size_t... N>(std::index_sequence<N...>) { (try_with(std::integral_constant<std::size_t, N>()), ...); }
-  (std::make_index_sequence<kMostFields + 1>());
+  call_if_taken<kFewest>(model, values, mode, result, numbers);
   LOCKSTEP_CHECK(result, "[run_forward] expected data of ", numbers, " values, as forward takes them, got ",
                  values.size());
   return std::move(*result);

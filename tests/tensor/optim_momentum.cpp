@@ -117,9 +117,8 @@ TEST_CASE("a momentum scheduler's groups, state and errors") {
   CHECK_THROWS_WITH(rates.load_state_dict(state), Contains("base_lrs") && Contains("'base_momentums'"));
 
   // A beta1 of 1 in the second group: the first one has its value back.
-  MomentumScheduler bad(fresh, [](double base, std::int64_t epoch) {
-    return epoch == 0 ? base : epoch == 1 ? base / 2 : 1;
-  });
+  const auto grows = [](double base, std::int64_t epoch) { return epoch < 2 ? base : 1; };
+  MomentumScheduler bad(fresh, std::vector<Schedule>{ExponentialMomentum{.gamma = 0.5}, grows});
   bad.step();
   const double before = fresh.momentum(0);
   CHECK_THROWS_WITH(bad.step(), Contains("[Adam]"));
