@@ -148,6 +148,13 @@ if(LOCKSTEP_EXAMPLES OR LOCKSTEP_BENCHMARKS)
   require(CLI11_INCLUDE_DIR libcli11-dev)
 endif()
 
+# libpng: optional, for the pictures of one example.
+set(PNG_FOUND OFF)
+if(LOCKSTEP_EXAMPLES)
+  find_package(PNG QUIET)
+  dependency_row(libpng "${PNG_FOUND}" "${PNG_VERSION_STRING}" "the example detect_shapes, which draws pictures")
+endif()
+
 # Catch2: the tests; version 2 or 3. A bare version 2 header serves too.
 if(LOCKSTEP_TESTS)
   find_package(Catch2 QUIET CONFIG)
