@@ -53,8 +53,8 @@ class Faults(unittest.TestCase):
                         "LOCKSTEP_HOST_MODE": mode, "LOCKSTEP_TEST_GO": str(self.go),
                         "LOCKSTEP_TEST_TIMEOUT": str(int(timeout * 1000))}
         with open(self.output, "w") as file:
-            self.job = subprocess.Popen([MPIRUN, "--oversubscribe", "-n", str(RANKS), PROGRAM, "[.fault]"],
-                                        env=environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.job = subprocess.Popen([MPIRUN, "--oversubscribe", "-n", str(RANKS), PROGRAM, "[.fault]"], stdout=file,
+                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
         processes = self.read(r"rank (\d) is process (\d+)", RANKS)
         return {int(rank): int(process) for rank, process in processes}
 
