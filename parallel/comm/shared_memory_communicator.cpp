@@ -1,5 +1,6 @@
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/parallel/comm/internal/process_group.h"
@@ -20,17 +21,20 @@ static_assert(SharedMemoryCommunicator::kMostRanks == Board::kMostRanks);
 
 class ThreadGroup final : public SharedGroup {
  public:
-  explicit ThreadGroup(int ranks)
+  ThreadGroup(int ranks, bool share_devices)
       : SharedGroup(std::make_shared<Board>(detail::BoardShape{.ranks = ranks,
                                                                .threads = 1,
                                                                .slot_bytes = 16 << 10,
                                                                .pair_slot_bytes = 4 << 10,
-                                                               .host_slot_bytes = 16 << 10})) {}
+                                                               .host_slot_bytes = 16 << 10}),
+                    share_devices) {}
 
   std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int, const std::string& id,
                                      Milliseconds) override {
-    return splits_.get(id, members.size(),
-                       [&] { return std::make_shared<ThreadGroup>(static_cast<int>(members.size())); });
+    // Also where these have a device each: what the others do on it may depend on other ranks.
+    return splits_.get(id, members.size(), [&] {
+      return std::make_shared<ThreadGroup>(static_cast<int>(members.size()), share_devices());
+    });
   }
 
  private:
@@ -55,7 +59,7 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedGroup> 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
 
 void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
-  member_->announce(collective);
+  member_->announce(collective, &stream);
   stream.enqueue(detail::StreamTask(member_, collective));
 }
 
@@ -84,7 +88,10 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Dev
   LOCKSTEP_CHECK(!devices.empty() && devices.size() <= SharedMemoryCommunicator::kMostRanks,
                  "[make_thread_group] expected 1 to ", SharedMemoryCommunicator::kMostRanks, " devices, got ",
                  devices.size());
-  const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()));
+  bool share_devices = false;
+  for (std::size_t r = 1; r < devices.size(); ++r)
+    share_devices = share_devices || std::find(devices.begin(), devices.begin() + r, devices[r]) != devices.begin() + r;
+  const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()), share_devices);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (std::size_t r = 0; r < devices.size(); ++r)
     ranks.push_back(

@@ -48,6 +48,9 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
 
 // Ranks that are threads of this process: rank r is for the thread that works on devices[r] (host devices; one may come
 // several times). Each may be used, and destroyed, by another thread.
+//
+// Ranks that share a device wait for each other at every call, also where the device works on its own (host modes async
+// and strict), since what they do goes through the same copy stream and memory: each needs a thread of its own.
 LOCKSTEP_API std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
                                                                           const SharedMemoryOptions& options = {});
 

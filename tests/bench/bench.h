@@ -44,6 +44,9 @@ class Report {
   void add_text(std::string lines) { tables_.emplace_back(std::move(lines), std::vector<std::string>()); }
   std::string text() const;
   std::string json() const;
+  bool empty() const { return tables_.empty(); }  // nothing is printed then, not even JSON
+
+  int exit_code = 0;  // of the program: what was measured may be wrong
 
  private:
   std::vector<Table> tables_;

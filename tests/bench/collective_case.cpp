@@ -47,7 +47,7 @@ CollectiveCase::CollectiveCase(Communicator& comm, Kind kind, DType dtype, RedOp
 }
 
 bool CollectiveCase::has_many_parts(Kind kind) {
-  return kind == Kind::all_gather || kind == Kind::reduce_scatter || kind == Kind::all_to_all;
+  return kind != Kind::all_reduce && kind != Kind::reduce && kind != Kind::broadcast && kind != Kind::send;
 }
 std::int64_t CollectiveCase::count_of(Kind kind, DType dtype, std::size_t bytes, int ranks) {
   return static_cast<std::int64_t>(bytes / size_of(dtype) / static_cast<std::size_t>(has_many_parts(kind) ? ranks : 1));
@@ -61,12 +61,17 @@ double CollectiveCase::bus_factor(Kind kind, int ranks) {
 }
 
 int CollectiveCase::input_parts() const {
-  return kind_ == Kind::reduce_scatter || kind_ == Kind::all_to_all ? comm_.size() : 1;
+  return kind_ == Kind::reduce_scatter || kind_ == Kind::scatter || kind_ == Kind::all_to_all ? comm_.size() : 1;
 }
 int CollectiveCase::output_parts() const {
-  return kind_ == Kind::all_gather || kind_ == Kind::all_to_all ? comm_.size() : 1;
+  return kind_ == Kind::all_gather || kind_ == Kind::gather || kind_ == Kind::all_to_all ? comm_.size() : 1;
 }
-bool CollectiveCase::writes() const { return kind_ != Kind::reduce || comm_.rank() == root_; }
+bool CollectiveCase::is_checked() const {
+  const bool at_root = comm_.rank() == root_;
+  if (kind_ == Kind::reduce || kind_ == Kind::gather) return at_root;
+  if (kind_ == Kind::broadcast) return !at_root;
+  return kind_ != Kind::send || comm_.size() > 1;
+}
 
 // Small integers: their reductions are exact in every dtype, in every order.
 double CollectiveCase::element(int rank, int part, std::int64_t i) const {
@@ -78,7 +83,8 @@ double CollectiveCase::element(int rank, int part, std::int64_t i) const {
 double CollectiveCase::expected(int part, std::int64_t i) const {
   const int rank = comm_.rank(), ranks = comm_.size();
   if (kind_ == Kind::broadcast) return element(root_, 0, i);
-  if (kind_ == Kind::all_gather) return element(part, 0, i);
+  if (kind_ == Kind::all_gather || kind_ == Kind::gather) return element(part, 0, i);
+  if (kind_ == Kind::scatter) return element(root_, rank, i);
   if (kind_ == Kind::all_to_all) return element(part, rank, i);
   if (kind_ == Kind::send) return element((rank + ranks - 1) % ranks, 0, i);
   const int own = kind_ == Kind::reduce_scatter ? rank : 0;
@@ -98,6 +104,7 @@ double CollectiveCase::expected(int part, std::int64_t i) const {
 }
 
 void CollectiveCase::fill() {
+  output_.zero_();
   dispatch(dtype_, [&]<class T>(Type<T>) {
     std::vector<Stored<T>> values(static_cast<std::size_t>(input_.count()));
     for (int part = 0; part < input_parts(); ++part)
@@ -121,6 +128,10 @@ void CollectiveCase::perform() {
       return comm_.broadcast(rank == root_ ? input_ : output_, root_);
     case Kind::all_gather:
       return comm_.all_gather(input_, output_);
+    case Kind::gather:
+      return comm_.gather(input_, output_, root_);
+    case Kind::scatter:
+      return comm_.scatter(input_, output_, root_);
     case Kind::all_to_all:
       return comm_.all_to_all(input_, output_);
     default:
@@ -132,9 +143,15 @@ void CollectiveCase::perform() {
   }
 }
 
+void CollectiveCase::spoil() {
+  if (!is_checked() || output_.count() == 0) return;
+  const std::int64_t last = output_.count() - 1, part = last / count_;
+  const bool was = expected(static_cast<int>(part), last % count_) != 0;
+  output_.flatten().narrow(0, last, 1).fill_(was ? 0 : 1);
+}
+
 std::int64_t CollectiveCase::count_wrong() const {
-  if (!writes() || (kind_ == Kind::broadcast && comm_.rank() == root_) || (kind_ == Kind::send && comm_.size() == 1))
-    return 0;
+  if (!is_checked()) return 0;
   return dispatch(dtype_, [&]<class T>(Type<T>) {
     const std::vector<double> got = output_.to_vector<double>();
     std::int64_t wrong = 0;

@@ -17,9 +17,11 @@ class CollectiveCase {
   CollectiveCase(lockstep::Communicator& comm, Kind kind, lockstep::DType dtype, lockstep::RedOp reduction, int root,
                  std::size_t bytes, bool in_place);
 
-  void fill();  // the inputs anew; in place the outputs are gone then
+  void fill();  // the inputs anew, and zeros where the results come
   void perform();
   std::int64_t count_wrong() const;  // elements of the output; waits for the stream
+  // Makes an element of the output wrong, where there is one that is looked at: so that it can be seen to be noticed.
+  void spoil();
 
   static std::int64_t count_of(Kind kind, lockstep::DType dtype, std::size_t bytes, int ranks);  // of one rank's part
   static std::size_t bytes_of(Kind kind, lockstep::DType dtype, std::int64_t count, int ranks);  // of the message
@@ -32,7 +34,7 @@ class CollectiveCase {
   int output_parts() const;
   double element(int rank, int part, std::int64_t i) const;
   double expected(int part, std::int64_t i) const;
-  bool writes() const;
+  bool is_checked() const;  // the output, on this rank
 
   lockstep::Communicator& comm_;
   Kind kind_;

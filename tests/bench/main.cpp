@@ -1,10 +1,21 @@
-// lockstep-bench: measurements of one's own machine, one subcommand each.
+// lockstep-bench: measurements of one's own machine, one subcommand each. Ends with 1 after a failure, and with 2 where
+// the command line asks for what does not exist.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>
 
 #include "bench.h"
+#include "lockstep/runtime/error.h"
+
+namespace {
+
+int fail(int exit_code, const std::exception& error) {
+  std::fprintf(stderr, "lockstep-bench: %s\n", error.what());
+  return exit_code;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Measures what Lockstep costs on this machine.", "lockstep-bench");
@@ -24,11 +35,14 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? 0 : 2;  // 0: help
+  } catch (const lockstep::InvalidArgument& error) {
+    return fail(2, error);
+  } catch (const lockstep::NotSupported& error) {
+    return fail(2, error);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "lockstep-bench: %s\n", error.what());
-    return 1;
+    return fail(1, error);
   }
-  std::fputs((json ? report.json() : report.text()).c_str(), stdout);
-  return 0;
+  if (!report.empty()) std::fputs((json ? report.json() : report.text()).c_str(), stdout);
+  return report.exit_code;
 }

@@ -1,11 +1,20 @@
 // The conformance checks with ranks that are processes of mpirun. Every process runs all cases, in the same order.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/parallel/comm/mpi_communicator.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream.h"
 #include "lockstep/tensor/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
@@ -73,4 +82,29 @@ TEST_CASE("communicator: MPI finalises what it has initialised, whatever communi
   CHECK(mpi_available());
   CHECK(std::string(kept->backend()) == "mpi");
   CHECK_THROWS_AS(make_mpi_communicator(Device::cpu()), InvalidArgument);
+}
+
+// For faults.py, which says what is to happen to the last rank: that comes to the collective in which the others wait
+// once there is the file LOCKSTEP_TEST_GO. They wait as long as LOCKSTEP_TEST_TIMEOUT says, in milliseconds.
+TEST_CASE("fault: the last rank does not come", "[.fault]") {
+  const char *const go = std::getenv("LOCKSTEP_TEST_GO"), *const timeout = std::getenv("LOCKSTEP_TEST_TIMEOUT");
+  REQUIRE((go && timeout));
+  Communicator& comm = world();
+  const bool last = comm.rank() + 1 == comm.size();
+  const Tensor x = full({1'000}, comm.rank(), {.dtype = DType::f32, .device = comm.device()});
+  comm.barrier();
+  std::printf("rank %d is process %d\n", comm.rank(), static_cast<int>(::getpid()));
+  std::fflush(stdout);
+  struct stat status {};
+  while (last && ::stat(go, &status) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (!last) comm.set_timeout(Milliseconds(std::stoll(timeout)));
+  std::string said = "is done";
+  try {
+    comm.all_reduce(x);
+    synchronize(current_stream(comm.device()));
+  } catch (const CommError& error) {
+    said = "got rank " + std::to_string(error.rank) + ": " + error.what();
+  }
+  std::printf("rank %d %s\n", comm.rank(), said.c_str());
+  std::fflush(stdout);
 }

@@ -30,7 +30,7 @@ struct alignas(128) Seat {
   std::atomic<std::uint64_t> arrived;  // steps of the lane that the rank has come to
   std::atomic<std::uint32_t> busy;     // it reads and writes the others' memory
   // In the seats of the host lane: how many collectives of the stream lane (high half) and exchanges (low half) the
-  // rank's host thread has called.
+  // rank's host thread has called. In those of the other lanes: the last call that it has come to, where hosts meet.
   std::atomic<std::uint64_t> called;
   Post posts[2];                       // calls take turns: who is one call ahead does not disturb who still reads
 };

@@ -115,21 +115,32 @@ void Lane::arrive(Call& call) {
 void Lane::meet(Call& call) {
   const bool first = !call.posted;
   arrive(call);
+  wait_for_all(call, [&](int m) { return region_.seats[m].arrived.load(std::memory_order_acquire) >= step_; });
+  if (first) compare(call);
+}
+
+void Lane::meet_hosts(const Collective& collective) {
+  const Call call(collective, count_);
+  region_.seats[index_].called.store(collective.sequence, std::memory_order_seq_cst);
+  board_.ring();
+  wait_for_all(call,
+               [&](int m) { return region_.seats[m].called.load(std::memory_order_acquire) >= collective.sequence; });
+}
+
+template <class HasCome>
+void Lane::wait_for_all(const Call& call, HasCome&& has_come) {
   int here = 0;  // members before this one have come
   const auto everybody = [&] {
-    while (here < count_ && region_.seats[here].arrived.load(std::memory_order_acquire) >= step_) ++here;
+    while (here < count_ && has_come(here)) ++here;
     return here == count_;
   };
   const auto over = [&] {
     if (board_.failed() || astray() >= 0) return true;
     for (int m = here; m < count_; ++m)
-      if (board_.presence(members_[static_cast<std::size_t>(m)]) != Board::Presence::here &&
-          region_.seats[m].arrived.load(std::memory_order_acquire) < step_)
-        return true;
+      if (board_.presence(members_[static_cast<std::size_t>(m)]) != Board::Presence::here && !has_come(m)) return true;
     return false;
   };
-  if (!board_.wait_until(everybody, over, call.deadline)) explain(call);
-  if (first) compare(call);
+  if (!board_.wait_until(everybody, over, call.deadline)) explain(call, has_come);
 }
 
 // Before any byte has moved.
@@ -147,7 +158,8 @@ void Lane::compare(const Call& call) {
 
 // The member that is not on the way of the others, or -1 while nobody is known to be astray. Two ranks are on different
 // ways when one has made more collectives and fewer exchanges than the other: they wait for each other on two lanes,
-// which ranks that make the same calls in the same order never do. The fewer are astray; of as many, those without rank 0.
+// which ranks that make the same calls in the same order never do. The fewer are astray; of as many, those without rank
+// 0.
 int Lane::astray() const {
   if (count_ != board_.ranks()) return -1;  // a pair
   const Seat* const seats = board_.host_region().seats;
@@ -186,12 +198,13 @@ void Lane::pass_on_failure(const Call& call) {
   throw CommError(failure.rank, to_string(call.collective.kind), failure.text);
 }
 
-void Lane::explain(const Call& call) {
+template <class HasCome>
+void Lane::explain(const Call& call, HasCome&& has_come) {
   if (board_.failed()) pass_on_failure(call);
   std::string late;
   int first_late = -1;
   for (int m = 0; m < count_; ++m) {
-    if (region_.seats[m].arrived.load(std::memory_order_acquire) >= step_) continue;
+    if (has_come(m)) continue;
     const int rank = members_[static_cast<std::size_t>(m)];
     const Board::Presence presence = board_.presence(rank);
     if (presence != Board::Presence::here)
@@ -203,8 +216,9 @@ void Lane::explain(const Call& call) {
   }
   if (first_late < 0) return;  // just in time
   if (const int odd = astray(); odd >= 0)
-    give_up(call, odd, cat("expected all ranks to make the same calls in the same order, but rank ", odd,
-                           " has called another when a rank came to ", to_string(call.print)));
+    give_up(call, odd,
+            cat("expected all ranks to make the same calls in the same order, but rank ", odd,
+                " has called another when a rank came to ", to_string(call.print)));
   give_up(call, first_late,
           cat("expected every rank to come to ", to_string(call.print), " within ", call.collective.timeout.count(),
               " ms, got nothing from ", late));

@@ -18,6 +18,9 @@ class Lane {
   // `members`: the ranks of the lane; this one is members[index].
   Lane(Board& board, Board::Region region, std::vector<int> members, int index);
 
+  // Until the host threads of all members have come to the call; for ranks that share a device, before the collective
+  // goes to its stream. Throws as perform does.
+  void meet_hosts(const Collective& collective);
   // Carries the collective out with the other members; blocks. A send or recv is a lane of two: sender, receiver.
   // Throws CommError, and the board has failed then; nobody touches this rank's memory any more.
   void perform(const Collective& collective);
@@ -31,11 +34,15 @@ class Lane {
   void end(const Call& call);
   void arrive(Call& call);
   void meet(Call& call);  // arrive, and wait until everybody has
+  template <class HasCome>
+  void wait_for_all(const Call& call, HasCome&& has_come);
   void compare(const Call& call);
   int astray() const;
   [[noreturn]] void give_up(const Call& call, int rank, const std::string& text);
   [[noreturn]] void pass_on_failure(const Call& call);
-  void explain(const Call& call);  // throws, unless everybody has come after all
+  // Throws, unless everybody has come after all: has_come(member).
+  template <class HasCome>
+  void explain(const Call& call, HasCome&& has_come);
 
   void through_slots(Call& call);
   void directly(Call& call);

@@ -40,6 +40,19 @@ struct Welcome {
   std::int32_t processes[Board::kMostRanks] = {};  // 0: not known here
 };
 
+// What a rank has when all have come.
+struct Joined {
+  std::shared_ptr<Board> board = {};
+  std::vector<PeerWatch::Watched> watched = {};
+  bool share_devices = false;
+};
+
+// Ranks that are threads of one process may work on one device; the same answer on every rank.
+bool threads_among(const Welcome& welcome, int ranks) {
+  const auto begin = std::begin(welcome.processes), end = begin + ranks;
+  return std::any_of(begin, end, [&](std::int32_t id) { return id != 0 && std::count(begin, end, id) > 1; });
+}
+
 [[noreturn]] void fail_system(int rank, const char* what) {
   throw CommError(rank, kOp, cat("expected ", what, ", got ", std::strerror(errno)));
 }
@@ -187,15 +200,16 @@ class Host {
     }
   }
 
-  std::shared_ptr<Board> hand_over(std::vector<PeerWatch::Watched>& watched) {
+  Joined hand_over() {
     Descriptor memory = make_memory(shape_);
     for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
-    auto board = std::make_shared<Board>(shape_, memory.get());
+    Joined joined{.board = std::make_shared<Board>(shape_, memory.get()),
+                  .share_devices = threads_among(welcome_, size_)};
     for (int r = 1; r < size_; ++r) {
-      watch_process(watched, *board, r, welcome_.processes[r]);
-      watched.emplace_back(std::move(socket_of(r)), r);
+      watch_process(joined.watched, *joined.board, r, welcome_.processes[r]);
+      joined.watched.emplace_back(std::move(socket_of(r)), r);
     }
-    return board;
+    return joined;
   }
 
  private:
@@ -250,8 +264,7 @@ class Host {
   Welcome welcome_;
 };
 
-std::shared_ptr<Board> host(Store& store, const std::string& key, int size, Milliseconds timeout,
-                            std::vector<PeerWatch::Watched>& watched) {
+Joined host(Store& store, const std::string& key, int size, Milliseconds timeout) {
   Host host(size, timeout);
   if (size > 1) {
     store.set(key, host.listen());
@@ -263,7 +276,7 @@ std::shared_ptr<Board> host(Store& store, const std::string& key, int size, Mill
     }
     store.erase(key);
   }
-  return host.hand_over(watched);
+  return host.hand_over();
 }
 
 // ---- the others
@@ -291,8 +304,7 @@ Descriptor connect_to_host(Store& store, const std::string& key, const Deadline&
   }
 }
 
-std::shared_ptr<Board> join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout,
-                            std::vector<PeerWatch::Watched>& watched) {
+Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout) {
   // Rank 0 says at the deadline who is missing: it is given the time to do so.
   const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
   Descriptor socket = connect_to_host(store, key, deadline);
@@ -305,23 +317,24 @@ std::shared_ptr<Board> join(Store& store, const std::string& key, int rank, int 
       status.st_size != static_cast<off_t>(Board::bytes_of(hello.shape)) ||
       (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
     throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
-  auto board = std::make_shared<Board>(hello.shape, memory.get());
+  Joined joined{.board = std::make_shared<Board>(hello.shape, memory.get()),
+                .share_devices = threads_among(welcome, size)};
   for (int r = 0; r < size; ++r)
     if (r != rank && (r != 0 || same_user(socket.get())->pid == welcome.processes[0]))
-      watch_process(watched, *board, r, welcome.processes[r]);
-  watched.emplace_back(std::move(socket), 0);
-  return board;
+      watch_process(joined.watched, *joined.board, r, welcome.processes[r]);
+  joined.watched.emplace_back(std::move(socket), 0);
+  return joined;
 }
 
 }  // namespace
 
 std::shared_ptr<SharedGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                                Milliseconds timeout) {
+                                                Milliseconds timeout, bool share_devices) {
   const std::string key = name + "/socket";
-  std::vector<PeerWatch::Watched> watched;
-  std::shared_ptr<Board> board =
-      rank == 0 ? host(*store, key, size, timeout, watched) : join(*store, key, rank, size, timeout, watched);
-  return std::make_shared<ProcessGroup>(std::move(board), std::move(watched), std::move(store), std::move(name));
+  Joined joined = rank == 0 ? host(*store, key, size, timeout) : join(*store, key, rank, size, timeout);
+  share_devices = share_devices || joined.share_devices;
+  return std::make_shared<ProcessGroup>(std::move(joined.board), std::move(joined.watched), std::move(store),
+                                        std::move(name), share_devices);
 }
 
 }  // namespace lockstep::detail

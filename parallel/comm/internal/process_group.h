@@ -17,17 +17,21 @@ class ProcessGroup final : public SharedGroup {
   // Rank 0 makes the memory and listens on a socket whose random name it writes to the store, under "<name>/socket";
   // the others connect and are handed the memory. Both sides look at the other's user. Blocks until all have come, or
   // throws CommError, naming who is missing, on every rank that has.
+  // `share_devices`: as of the group that it is split from.
   static std::shared_ptr<SharedGroup> make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                           Milliseconds timeout);
+                                           Milliseconds timeout, bool share_devices = false);
 
   std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int index, const std::string& id,
                                      Milliseconds timeout) override {
-    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout);
+    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout, share_devices());
   }
 
   ProcessGroup(std::shared_ptr<Board> board, std::vector<PeerWatch::Watched> watched, std::shared_ptr<Store> store,
-               std::string name)
-      : SharedGroup(board), store_(std::move(store)), name_(std::move(name)), watch_(board, std::move(watched)) {}
+               std::string name, bool share_devices)
+      : SharedGroup(board, share_devices),
+        store_(std::move(store)),
+        name_(std::move(name)),
+        watch_(board, std::move(watched)) {}
 
  private:
   std::shared_ptr<Store> store_;

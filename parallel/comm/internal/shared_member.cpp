@@ -38,9 +38,20 @@ Lane& SharedMember::lane(const Collective& collective) {
   return stream_lane_;
 }
 
-void SharedMember::announce(const Collective& collective) {
+void SharedMember::announce(const Collective& collective, const Stream* stream) {
   using Kind = Collective::Kind;
-  if (collective.kind == Kind::send || collective.kind == Kind::recv) return;
+  if (collective.kind != Kind::send && collective.kind != Kind::recv) count_call(collective);
+  if (!group_->share_devices() || !stream || stream->synchronous()) return;
+  try {
+    lane(collective).meet_hosts(collective);
+  } catch (const CommError& error) {
+    tell_owner(error);
+    throw;
+  }
+}
+
+void SharedMember::count_call(const Collective& collective) {
+  using Kind = Collective::Kind;
   std::atomic<std::uint64_t>& called = board().host_region().seats[rank_].called;  // only this thread writes it
   const std::uint64_t before = called.load(std::memory_order_relaxed);
   called.store(collective.kind == Kind::exchange ? (before & ~std::uint64_t{0xffffffff}) | (collective.sequence & 0xffffffff)

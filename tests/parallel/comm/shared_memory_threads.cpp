@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel/comm/run_ranks.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/runtime/allocator.h"
 #include "lockstep/tensor/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
@@ -20,7 +21,101 @@ conformance::Ranks threads() {
           }};
 }
 
+conformance::Ranks threads_of_one_device() {
+  return {.name = "threads that share a device",
+          .run =
+              [](int count, Milliseconds timeout, const conformance::Body& body) {
+                const std::vector<Device> devices(static_cast<std::size_t>(count), Device::host(0));
+                return conformance::run_on_threads(make_thread_group(devices, {.timeout = timeout}), body);
+              },
+          .most = 3};
+}
+
+using MakeRanks = decltype(RunRanksOptions::make);
+
+// The sums that ranks on these devices get when each of `rounds` rounds is `round(communicator, tensor)`; before it the
+// tensor comes from the host, and after it it goes back there.
+template <class Round>
+std::vector<double> rounds_on(const std::vector<Device>& devices, int rounds, const Round& round,
+                              const MakeRanks& make = {}) {
+  const auto of_rank = [&](Communicator& comm) {
+    double sum = 0;
+    for (int i = 0; i < rounds; ++i) {
+      const std::vector<double> values(100, comm.rank() + i);
+      const Tensor x = from_data(std::span<const double>(values), {100}, {.device = comm.device()});
+      round(comm, x);
+      sum += x.to_vector<double>()[0];
+    }
+    return sum;
+  };
+  return run_ranks(static_cast<int>(devices.size()), of_rank,
+                   {.devices = devices, .timeout = conformance::kPatience, .make = make});
+}
+
+// Threads that share memory as processes do.
+std::vector<std::unique_ptr<Communicator>> as_processes(std::span<const Device> devices, Milliseconds timeout) {
+  const std::shared_ptr<Store> store = make_local_store();
+  std::vector<std::unique_ptr<Communicator>> ranks(devices.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    threads.emplace_back([&, r] {
+      ranks[r] = make_process_communicator(store, static_cast<int>(r), static_cast<int>(ranks.size()), devices[r],
+                                           {.timeout = timeout});
+    });
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+
 }  // namespace
+
+// What one rank has put on the copy stream of its device waits for its collective; what another puts there before its
+// own call must not wait behind it.
+TEST_CASE("communicator: ranks that share a device do not wait for each other's copies") {
+  const std::vector<Device> one(3, Device::host(0));
+  const std::vector<Device> two{Device::host(0), Device::host(1), Device::host(0), Device::host(1)};
+  SECTION("collectives") {
+    const bool processes = GENERATE(false, true);
+    for (const std::vector<Device>& devices : {one, two}) {
+      const auto ranks = static_cast<double>(devices.size());
+      CAPTURE(ranks, processes);
+      const auto sums = rounds_on(
+          devices, 20, [](Communicator& comm, const Tensor& x) { comm.all_reduce(x); },
+          processes ? as_processes : MakeRanks());
+      for (const double sum : sums) CHECK(sum == 20 * ranks * (ranks - 1) / 2 + ranks * 190);
+    }
+  }
+  SECTION("pairs") {
+    const auto sums = rounds_on(one, 20, [](Communicator& comm, const Tensor& x) {
+      if (comm.rank() > 0) comm.recv(x, comm.rank() - 1);
+      if (comm.rank() < 2) comm.send(x, comm.rank() + 1);
+    });
+    for (const double sum : sums) CHECK(sum == 190);
+  }
+  SECTION("splits that have a device for each rank") {
+    std::vector<std::unique_ptr<Communicator>> parts(4);
+    const auto sums = rounds_on(two, 20, [&](Communicator& comm, const Tensor& x) {
+      std::unique_ptr<Communicator>& part = parts[static_cast<std::size_t>(comm.rank())];
+      if (!part) part = comm.split(comm.rank() / 2);
+      part->all_reduce(x, RedOp::max);
+    });
+    for (std::size_t r = 0; r < sums.size(); ++r) CHECK(sums[r] == 190 + 20 * (r < 2 ? 1 : 3));
+  }
+  SECTION("memory that is given back") {
+    const auto sums = rounds_on(one, 5, [](Communicator& comm, const Tensor& x) {
+      if (comm.rank() > 0) empty_cache(comm.device());
+      comm.all_reduce(x, RedOp::max);
+    });
+    for (const double sum : sums) CHECK(sum == 5 * 2 + 10);
+  }
+}
+
+TEST_CASE("communicator: shared memory, ranks as threads of one device") {
+  if (default_stream(Device::host(0)).synchronous()) return;  // no difference
+  // But for the two that look at every value.
+  for (const conformance::Check& check : conformance::checks().subspan(2)) DYNAMIC_SECTION(check.name) {
+      check.run(threads_of_one_device());
+    }
+}
 
 TEST_CASE("communicator: shared memory, ranks as threads") {
   for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
