@@ -1,5 +1,5 @@
 // What OpenMMLab's libraries have on top of data parallelism: data containers and samples, preprocessors, models that
-// make their own steps, wrappers around models and optimizers.
+// make their own steps, wrappers around models and optimizers, a runner, few-shot learning.
 #pragma once
 
 #include "lockstep/parallel/lockstep.h"
@@ -25,3 +25,4 @@
 #include "lockstep/parallel/openmmlab/optim_wrapper_dict.h"
 #include "lockstep/parallel/openmmlab/parse_losses.h"
 #include "lockstep/parallel/openmmlab/run_forward.h"
+#include "lockstep/parallel/openmmlab/runner/runner.h"
