@@ -166,11 +166,14 @@ TEST_CASE("Runner: a training that is stopped ends after the iteration") {
   hook.after_train_iter = [](RunnerCore& runner, const LogVars&) {
     if (runner.iter() == 2) runner.stop_training();
   };
+  int begun = 0;
+  hook.before_train_epoch = [&](RunnerCore&) { ++begun; };
   Runner runner(t.model, t.optim, {.train_cfg = EpochBasedTrainLoop{.max_epochs = 2}, .hooks = {hook}});
   runner.train(loader);
   CHECK(runner.iter() == 2);
   runner.train(loader);  // from there
   CHECK(runner.iter() == 6);
+  CHECK(begun == 2);  // going on in an epoch does not begin it again
 }
 
 TEST_CASE("Runner: logs have the means over their interval") {

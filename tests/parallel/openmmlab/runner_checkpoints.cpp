@@ -74,16 +74,21 @@ TEST_CASE("Runner: a resumed training has the bits of an undisturbed one") {
     for (const std::int64_t at : {3, 6, 5}) {
       INFO("interrupted after iteration " << at);
       const TemporaryFolder folder;
+      const ContextScope scope(thread_context());
+      std::string best;
       {
         Training first({.train_cfg = cfg, .work_dir = folder.path(), .hooks = {stop_at(at)}});
         first.train();
         CHECK(first.runner.iter() == at);
+        best = first.runner.best_checkpoint();
       }
       Training second({.train_cfg = cfg, .work_dir = folder.path()});
       manual_seed(99);
+      thread_context().random_stream = 77;
       REQUIRE(second.runner.resume());
       CHECK(second.runner.iter() == at);
       CHECK(second.runner.epoch() == at / 3);
+      CHECK(second.runner.best_checkpoint() == best);
       second.train();
       CHECK(second.state() == expected);
     }
