@@ -183,8 +183,8 @@ void report(const ShapesOptions& o, int ranks, const std::vector<Device>& device
           devices.size(), to_string(devices).c_str());
       for (std::size_t label = 0; label < kShapeClasses; ++label) say("  %-10s  %.4f", kShapeNames[label], iou(label));
     }
-    say("detect_shapes: ranks=%d devices=%zu mean_iou=%.4f loss=%.6g parameters_sha256=%s", ranks, devices.size(), mean,
-        result.loss, hash.c_str());
+    say("detect_shapes: ranks=%d mean_iou=%.4f loss=%.6g devices=%zu parameters_sha256=%s", ranks, mean, result.loss,
+        devices.size(), hash.c_str());
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw Error("expected to write the results, got an error");
 }

@@ -116,7 +116,8 @@ file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*
      "${CMAKE_CURRENT_SOURCE_DIR}/tensor/data/*.cpp")
 list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack)")  # files, and memory of the host
 file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp")
+     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp"
+     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/openmmlab/data_container_scatter.cpp")
 list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
 # Not: what runs on the manual devices alone (manual_order, allocator_async), what knows no device (rendezvous, errors,
 # logs, functions, the checker by itself), and the host devices' own options and faults.
