@@ -252,24 +252,13 @@ int run(const FewShotOptions& options) {
   return program->run();
 }
 
-int fail(const char* message, int status) {
-  std::string line = message;
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  std::fprintf(stderr, "fewshot_digits: %s\n", line.c_str());
-  return status;
-}
-
 }  // namespace
 }  // namespace example
 
 // Exits with 0, or 1 when something failed, 2 when the command line or the data is not right.
 int main(int argc, char** argv) {
-  try {
+  return example::run_program("fewshot_digits", [&] {
     const auto options = example::parse_fewshot_options(argc, argv);
     return options ? example::run(*options) : 0;
-  } catch (const example::UsageError& error) {
-    return example::fail(error.what(), 2);
-  } catch (const std::exception& error) {
-    return example::fail(error.what(), 1);
-  }
+  });
 }

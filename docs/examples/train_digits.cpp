@@ -327,24 +327,13 @@ int run(const Options& options) {
   return Program(options, std::move(devices), std::move(split)).run();
 }
 
-int fail(const char* message, int status) {
-  std::string line = message;
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  std::fprintf(stderr, "train_digits: %s\n", line.c_str());
-  return status;
-}
-
 }  // namespace
 }  // namespace example
 
 // Exits with 0, or 1 when something failed, 2 when the command line or the data is not right, 130 after Ctrl-C.
 int main(int argc, char** argv) {
-  try {
+  return example::run_program("train_digits", [&] {
     const auto options = example::parse_options(argc, argv);
     return options ? example::run(*options) : 0;
-  } catch (const example::UsageError& error) {
-    return example::fail(error.what(), 2);
-  } catch (const std::exception& error) {
-    return example::fail(error.what(), 1);
-  }
+  });
 }

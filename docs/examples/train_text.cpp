@@ -280,31 +280,13 @@ int run(const TextOptions& options) {
   return train(options, text, *communicator);
 }
 
-// The innermost message: what went wrong where it did.
-int fail(const std::exception& error, int status) {
-  std::string line = error.what();
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  std::fprintf(stderr, "train_text: %s\n", line.c_str());
-  return status;
-}
-
 }  // namespace
 }  // namespace example
 
 // Exits with 0, or 1 when something failed, 2 when the command line, the data or the checkpoint is not right.
 int main(int argc, char** argv) {
-  try {
+  return example::run_program("train_text", [&] {
     const auto options = example::parse_text_options(argc, argv);
     return options ? example::run(*options) : 0;
-  } catch (const example::UsageError& error) {
-    return example::fail(error, 2);
-  } catch (const std::exception& error) {
-    try {
-      std::rethrow_if_nested(error);
-    } catch (const example::UsageError& cause) {  // of a rank that is a thread
-      return example::fail(cause, 2);
-    } catch (...) {
-    }
-    return example::fail(error, 1);
-  }
+  });
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/lockstep.h"
-#include "usage_error.h"
+#include "command_line.h"
 
 namespace example {
 
@@ -64,14 +64,7 @@ inline std::optional<FewShotOptions> parse_fewshot_options(int argc, char** argv
   app.add_flag("--json", o.json, "Print one JSON object instead of text");
   app.add_flag("--quiet", o.quiet, "Print only the results");
   app.add_flag("--no-progress", o.no_progress, "No progress bar");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(lockstep::cat(error.what(), " (--help lists the options)"));
-  }
+  if (!parse(app, argc, argv)) return std::nullopt;
   return o;
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "lockstep/lockstep.h"
-#include "usage_error.h"
+#include "command_line.h"
 
 namespace example {
 
@@ -70,14 +70,7 @@ inline std::optional<Options> parse_options(int argc, char** argv) {
   app.add_flag("--json", options.json, "Print one JSON object instead of text");
   app.add_flag("--quiet", options.quiet, "Print only the last line");
   app.add_flag("--no-progress", options.no_progress, "No progress bar");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(lockstep::cat(error.what(), " (--help lists the options)"));
-  }
+  if (!parse(app, argc, argv)) return std::nullopt;
   if (app.count("--devices") > 0 && options.devices.empty()) throw UsageError("--devices: expected a count or a list");
   if (app.count("--save") > 0 && options.save.empty()) throw UsageError("--save: expected the name of a file");
   return options;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "lockstep/lockstep.h"
-#include "usage_error.h"
+#include "command_line.h"
 
 namespace example {
 
@@ -65,14 +65,7 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   app.add_flag("--json", o.json, "Print one JSON object instead of text");
   app.add_flag("--quiet", o.quiet, "Print only the last line");
   app.add_flag("--no-progress", o.no_progress, "No progress bar");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(lockstep::cat(error.what(), " (--help lists the options)"));
-  }
+  if (!parse(app, argc, argv)) return std::nullopt;
   if (o.width % o.heads != 0)
     throw UsageError(lockstep::cat("--width: expected a multiple of the ", o.heads, " heads, got ", o.width));
   if (o.resume && o.checkpoint.empty()) throw UsageError("--resume: expected --checkpoint to name the file");
