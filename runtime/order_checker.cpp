@@ -50,11 +50,19 @@ HostThread& OrderChecker::this_thread() {
     thread_local End end;
     char name[16] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
-    static auto& threads = *new std::vector<HostThread*>;  // guarded by the checker's mutex
-    calling = end.thread = threads.emplace_back(new HostThread);
-    calling->actor = static_cast<ActorId>(actors_.size());
+    if (vacant_.empty()) {
+      static auto& threads = *new std::vector<HostThread*>;  // guarded by the checker's mutex
+      calling = threads.emplace_back(new HostThread);
+      calling->actor = static_cast<ActorId>(actors_.size());
+      actors_.push_back({.is_thread = true});
+    } else {
+      calling = vacant_.back();
+      vacant_.pop_back();
+    }
+    end.thread = calling;
+    actors_[calling->actor].name = cat("thread ", threads_seen_++, " (", name, ")");
     calling->clock = all_threads_;  // what its maker knew is part of that
-    actors_.push_back({.name = cat("thread ", threads_seen_++, " (", name, ")"), .is_thread = true});
+    calling->ended_seen = threads_ended_;
   }
   HostThread& thread = *calling;
   if (thread.ended_seen != threads_ended_) {
@@ -64,11 +72,12 @@ HostThread& OrderChecker::this_thread() {
   return thread;
 }
 
-void OrderChecker::end_thread(const HostThread& thread) noexcept {
+void OrderChecker::end_thread(HostThread& thread) noexcept {
   try {
     std::lock_guard lock(mutex_);
     ended_threads_.join(thread.clock);
     ++threads_ended_;
+    vacant_.push_back(&thread);
   } catch (const std::bad_alloc&) {
   }
 }
@@ -93,6 +102,12 @@ void OrderChecker::label_stream(StreamHandle handle, const char* label) {
   if (const auto found = streams_.find(handle); found != streams_.end()) {
     actors_[found->second].name += cat(" (", label, ")");
   }
+}
+
+bool OrderChecker::knows_all_of(StreamHandle handle) {
+  std::lock_guard lock(mutex_);
+  const auto found = streams_.find(handle);
+  return found != streams_.end() && this_thread().clock.covers(actors_[found->second].clock);
 }
 
 // --- What is ordered -------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 #include "lockstep/runtime/stream.h"
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -24,7 +26,7 @@ namespace lockstep {
 struct StreamPool {
   std::mutex mutex;
   std::vector<Stream*> free;
-  std::vector<Stream*> retired;  // never used again
+  std::vector<Stream*> retired;  // of a device with an order checker
 
   static StreamPool& of(Device device) {
     static StreamPool* const pools = new StreamPool[kMaxDevices];
@@ -36,22 +38,25 @@ struct StreamPool {
     std::vector<Stream*> busy;
     Stream* found = nullptr;
     while (Stream* candidate = found ? nullptr : pop()) {
-      try {
-        if (candidate->query()) {
-          found = candidate;
-          continue;
-        }
-      } catch (const std::exception& error) {
-        log(LogLevel::warning,
-            cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
-      }
-      busy.push_back(candidate);
+      if (idle(*candidate))
+        found = candidate;
+      else
+        busy.push_back(candidate);
     }
     if (!busy.empty()) {
       std::lock_guard lock(mutex);
       free.insert(free.begin(), busy.begin(), busy.end());
     }
     return found;
+  }
+  static bool idle(const Stream& stream) {
+    try {
+      return stream.query();
+    } catch (const std::exception& error) {
+      log(LogLevel::warning,
+          cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
+      return false;
+    }
   }
   Stream* pop() {
     std::lock_guard lock(mutex);
@@ -60,13 +65,32 @@ struct StreamPool {
     free.pop_back();
     return stream;
   }
+  // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
+  // takes it knows of all that happened on it. A few are looked at, the last ones first.
+  Stream* take_retired() {
+    constexpr std::size_t kLooks = 8;
+    std::unique_lock lock(mutex);
+    const std::size_t count = retired.size(), looks = std::min(kLooks, count);
+    const auto known = std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks),
+                                    [](Stream* stream) {
+                                      return detail::OrderChecker::active()->knows_all_of(stream->handle());
+                                    });
+    if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
+    Stream* const stream = *known;
+    retired.erase(std::next(known).base());
+    lock.unlock();
+    if (idle(*stream)) return stream;
+    lock.lock();
+    retired.insert(retired.begin(), stream);
+    return nullptr;
+  }
   static Stream& take_or_make(Device device) {
     Stream* stream = of(device).take();
+    if (!stream) stream = of(device).take_retired();
     return stream ? *stream : *new Stream(device, Stream::Lasting{});
   }
   void give(Stream& stream) noexcept try {
     std::lock_guard lock(mutex);
-    // To the order checker a stream that comes back would order strangers' work, depending on who came first.
     (stream.checked() ? retired : free).push_back(&stream);
   } catch (const std::bad_alloc&) {
   }

@@ -58,9 +58,12 @@ class OrderChecker {
   void learn(const VectorClock& known);
   void hand_over(const void* address);
   void take_over(const void* address);
-  void end_thread(const HostThread& thread) noexcept;
+  void end_thread(HostThread& thread) noexcept;
 
   void label_stream(StreamHandle handle, const char* label);
+  // Whether the calling thread knows of everything that the stream has done and waited for. Then work that comes on it
+  // next is ordered after nothing that it would not be ordered after on a new one.
+  bool knows_all_of(StreamHandle handle);
   OrderStats stats();
 
  private:
@@ -117,6 +120,7 @@ class OrderChecker {
   VectorClock all_threads_;    // what any host thread knows
   VectorClock ended_threads_;  // what those knew that have ended: whoever joined them knows it too
   std::uint64_t threads_ended_ = 0;
+  std::vector<HostThread*> vacant_;  // of threads that have ended
   std::unordered_map<const void*, VectorClock> handovers_;
   ShadowMemory shadow_;
   std::map<std::uintptr_t, Memory> memories_;
@@ -126,7 +130,8 @@ class OrderChecker {
 };
 
 // What a host thread is to the checker. Guarded by the checker's mutex, and never freed: whatever else a thread destroys
-// when it ends may still come by.
+// when it ends may still come by. Everybody knows what a thread did that has ended, so that the next one is its sequel:
+// clocks are as long as there are threads at a time.
 struct HostThread {
   ActorId actor = 0;
   std::uint64_t tick = 0;

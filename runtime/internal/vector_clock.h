@@ -49,6 +49,15 @@ class VectorClock {
         merged.end());
     ticks_ = std::move(merged);
   }
+  // Whether it is as far as `other` with everybody.
+  bool covers(const VectorClock& other) const {
+    auto mine = ticks_.begin();
+    for (const auto& [actor, tick] : other.ticks_) {
+      while (mine != ticks_.end() && mine->first < actor) ++mine;
+      if (mine == ticks_.end() || mine->first != actor || mine->second < tick) return false;
+    }
+    return true;
+  }
   bool empty() const { return ticks_.empty(); }
 
  private:

@@ -9,6 +9,7 @@
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/log.h"
 #include "order_programs.h"
 #include "support/catch.h"
@@ -124,6 +125,40 @@ TEST_CASE("memory that was allocated for one stream is another's only after an e
   home.wait_for(other);
   release(block);
   synchronize(home);
+}
+
+TEST_CASE("a stream comes back to who knows all that happened on it, and to nobody else") {
+  if (!strict()) return;
+  const Device device = Device::host(0);
+  Block* const block = allocate(default_stream(device), kBytes);
+  StreamHandle first = nullptr;
+  {
+    Stream stream(device);
+    first = stream.handle();
+    stream.wait_for(default_stream(device));
+    fill(stream, block->data);
+    synchronize(stream);
+  }
+  {
+    Stream again(device);  // this thread has waited for it
+    CHECK(again.handle() == first);
+    fill(again, block->data);
+    while (!again.query()) std::this_thread::yield();  // done, which tells the checker nothing
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    Stream other(device);  // nobody has waited for the second fill: with the same stream it would be in order
+    CHECK(other.handle() != first);
+    CHECK(contains(message_of<RaceError>([&] { fill(other, block->data); }), "expected an event edge from stream "));
+  }
+  synchronize(device);
+  const int kept = detail::kept_streams(device).streams;
+  for (int round = 0; round < kRounds; ++round) {
+    Stream stream(device);
+    fill(stream, block->data);
+    synchronize(stream);
+  }
+  CHECK(detail::kept_streams(device).streams <= kept + 1);
+  release(block);
 }
 
 TEST_CASE("a use must not reach beyond its block") {
