@@ -66,7 +66,8 @@ struct StreamPool {
     return stream;
   }
   // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
-  // takes it knows of all that happened on it. A few are looked at, the last ones first.
+  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of CUDA devices, whose
+  // streams still know whom they have waited for.
   Stream* take_retired() {
     constexpr std::size_t kLooks = 8;
     std::unique_lock lock(mutex);
@@ -86,7 +87,7 @@ struct StreamPool {
   }
   static Stream& take_or_make(Device device) {
     Stream* stream = of(device).take();
-    if (!stream) stream = of(device).take_retired();
+    if (!stream && device.type() == DeviceType::host) stream = of(device).take_retired();
     return stream ? *stream : *new Stream(device, Stream::Lasting{});
   }
   void give(Stream& stream) noexcept try {
