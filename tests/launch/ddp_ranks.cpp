@@ -1,13 +1,12 @@
-// ddp_ranks [--threads N | --mpi]: one rank of a job (of lockstep-run, mpirun, …), or N ranks as threads, go through the
+// ddp_ranks [--threads N]: one rank of a job (of lockstep-run, mpirun, …), or N ranks as threads, go through the
 // trainings of tests/parallel/ddp/scenarios.h. Rank 0 prints a line for each, with a checksum of the bits that every
-// rank ended with. Exits with 1 when ranks differ or a training is not what one device does. With --mpi only says, by the exit status, whether MPI is built in.
+// rank ended with. Exits with 1 when ranks differ or a training is not what one device does.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "lockstep/parallel/comm/internal/sha256.h"
 #include "lockstep/parallel/comm/make_communicator.h"
-#include "lockstep/parallel/comm/mpi_communicator.h"
 #include "parallel/ddp/scenarios.h"
 
 namespace {
@@ -39,7 +38,6 @@ bool all_good(Communicator& communicator) {
 int main(int argc, char** argv) {
   try {
     const int threads = argc == 3 && std::strcmp(argv[1], "--threads") == 0 ? std::atoi(argv[2]) : 0;
-    if (argc == 2 && std::strcmp(argv[1], "--mpi") == 0) return mpi_available() ? 0 : 1;
     if (argc != 1 && threads <= 0) return std::fprintf(stderr, "usage: ddp_ranks [--threads N]\n"), 2;
     if (threads > 0) {
       for (const bool good : run_ranks(threads, all_good))

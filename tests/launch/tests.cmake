@@ -13,13 +13,17 @@ target_link_libraries(ddp_ranks PRIVATE ${layer_objects} lockstep_test_support
 if(ONEDNN_FOUND)
   target_link_libraries(ddp_ranks PRIVATE OneDNN::OneDNN)
 endif()
-add_test(NAME launch/ddp_ranks COMMAND sh "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.sh" $<TARGET_FILE:ddp_ranks> $<TARGET_FILE:lockstep-run>)
+set(mpirun "")
+if(TARGET lockstep-tests-mpi AND MPIEXEC_EXECUTABLE)
+  set(mpirun "${MPIEXEC_EXECUTABLE}")
+endif()
+add_test(NAME launch/ddp_ranks COMMAND sh "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.sh" $<TARGET_FILE:ddp_ranks> $<TARGET_FILE:lockstep-run> ${mpirun})
 set_tests_properties(launch/ddp_ranks PROPERTIES LABELS host TIMEOUT 600 PROCESSORS 2)
 
 # Two hosts that are network namespaces.
 set(mpi_programs "")
-if(TARGET lockstep-tests-mpi AND MPIEXEC_EXECUTABLE)
-  set(mpi_programs "${MPIEXEC_EXECUTABLE}" $<TARGET_FILE:lockstep-tests-mpi> $<TARGET_FILE:ddp_ranks>)
+if(mpirun)
+  set(mpi_programs "${mpirun}" $<TARGET_FILE:lockstep-tests-mpi> $<TARGET_FILE:ddp_ranks>)
 endif()
 add_test(NAME launch/two_hosts COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/two_hosts.py"
          $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> ${mpi_programs})
