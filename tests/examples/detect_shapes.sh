@@ -2,29 +2,9 @@
 # detect_shapes.sh <detect_shapes> <lockstep-run>: it learns, its picture is one, ranks that are threads and ranks that
 # are processes end with the same bits, a training that was interrupted goes on with the bits of one that was not, and
 # what is wrong is said in a line.
-set -u
 program=$1 launcher=$2
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
+. "$(dirname "$0")/checks.sh"
 small="--images 16 --test-images 9 --width 4 --epochs 3"
-
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
-
-# result <name> <command>...: runs it; the last line's field of that name.
-result() {
-  name=$1
-  shift
-  "$@" >"$folder/out" 2>"$folder/err" || fail "status $?: $*: $(tail -n 3 "$folder/err")"
-  tail -n 1 "$folder/out" | sed -n "s/.*detect_shapes: .*$name=\([^ ]*\).*/\1/p"
-}
-
-same() {
-  [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: '$2' and '$3'"
-}
 
 # ---- it learns, and shows it
 iou=$(result mean_iou "$program" --epochs 10 --seed 2 --output "$folder/pictures")

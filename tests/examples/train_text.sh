@@ -1,29 +1,9 @@
 #!/bin/sh
 # train_text.sh <train_text> <lockstep-run> <text>: ranks that are threads and ranks that are processes end with the same
 # bits, a training that was interrupted goes on with the bits of one that was not, and what is wrong is said in a line.
-set -u
 program=$1 launcher=$2 text=$3
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
+. "$(dirname "$0")/checks.sh"
 small="--data $text --batch-size 12 --context 32 --layers 1 --heads 2 --width 32 --sample 20"
-
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
-
-# result <name> <command>...: runs it; the last line's field of that name.
-result() {
-  name=$1
-  shift
-  "$@" >"$folder/out" 2>"$folder/err" || fail "status $?: $*: $(tail -n 3 "$folder/err")"
-  tail -n 1 "$folder/out" | sed -n "s/.*train_text: .*$name=\([^ ]*\).*/\1/p"
-}
-
-same() {
-  [ -n "$2" ] && [ "$2" = "$3" ] || fail "$1: '$2' and '$3'"
-}
 
 # ---- threads, processes, mpirun
 for ranks in 1 2 3 4; do
