@@ -66,14 +66,17 @@ struct Smaller {
 
 constexpr std::int64_t kRun = 4096;    // longer rows are split in two
 constexpr std::int64_t kStrip = 2048;  // columns that are reduced together
-constexpr std::int64_t kFold = 1024;   // rows after which a strip is added to the totals, for the accuracy of tall sums
-constexpr std::int64_t kWidest = 8;    // bytes of an element or accumulator
+constexpr std::int64_t kRows = 8;      // rows of a strip that are taken in together: accumulators stay in registers
+// Rows, a multiple of kRows, after which a strip is added to the totals, for the accuracy of tall sums.
+constexpr std::int64_t kFold = 1024;
+constexpr std::int64_t kWidest = 8;  // bytes of an element or accumulator
 
 // The functions of an operation J on elements L (float for f16 and bf16) with accumulators A and results T.
 struct Reduction {
   void (*start)(void* accumulators, std::int64_t count);
-  void (*run)(const void* x, std::int64_t count, void* accumulator);       // at most kRun elements
-  void (*add_row)(const void* x, std::int64_t count, void* accumulators);  // one element to each
+  void (*run)(const void* x, std::int64_t count, void* accumulator);                  // at most kRun elements
+  void (*add_row)(const void* const* row, std::int64_t count, void* accumulators);    // one element to each
+  void (*add_rows)(const void* const* rows, std::int64_t count, void* accumulators);  // one of each of kRows rows
   void (*join)(const void* from, std::int64_t count, void* accumulators);
   void (*finish)(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride);
 };
@@ -150,11 +153,25 @@ void run(const void* x, std::int64_t count, void* accumulator) {
   *static_cast<A*>(accumulator) = fold<J, L, A>(static_cast<const L*>(x), count);
 }
 
-template <class J, class L, class A>
-void add_row(const void* x, std::int64_t count, void* accumulators) {
+template <class J, class L, class A, std::int64_t kCount>
+void add_rows(const void* const* rows, std::int64_t count, void* accumulators) {
   auto* a = static_cast<A*>(accumulators);
+  const L* x[kCount];
+  for (std::int64_t r = 0; r < kCount; ++r) x[r] = static_cast<const L*>(rows[r]);
+  std::int64_t i = 0;
+  if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
+    for (; i + kWidth<double> <= count; i += kWidth<double>) {
+      Vector<double> total = load(a + i);
+      for (std::int64_t r = 0; r < kCount; ++r) total = J::take(total, widened(x[r] + i));
+      store<double>(total, a + i);
+    }
+  }
   LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < count; ++i) a[i] = J::take(a[i], static_cast<A>(static_cast<const L*>(x)[i]));
+  for (; i < count; ++i) {
+    A total = a[i];
+    for (std::int64_t r = 0; r < kCount; ++r) total = J::take(total, static_cast<A>(x[r][i]));
+    a[i] = total;
+  }
 }
 
 enum class Finish { plain, mean, root };
@@ -173,7 +190,8 @@ void finish(const void* accumulators, std::int64_t count, std::int64_t elements,
 template <template <class> class J, class T, class A, Finish kFinish = Finish::plain>
 Reduction make_reduction() {
   using L = Compute<T>;
-  return {start<J<A>, A>, run<J<A>, L, A>, add_row<J<A>, L, A>, join<J<A>, A>, finish<A, T, kFinish>};
+  return {start<J<A>, A>, run<J<A>, L, A>,      add_rows<J<A>, L, A, 1>, add_rows<J<A>, L, A, kRows>,
+          join<J<A>, A>,  finish<A, T, kFinish>};
 }
 
 template <class T>
@@ -292,16 +310,24 @@ class Reducer {
         const std::int64_t width = std::min(kStrip, kept_.inner_size() - begin);
         reduction_.start(totals, width);
         reduction_.start(strip, width);
-        std::int64_t rows = 0;
+        const void* rows[kRows];
+        std::int64_t row_count = 0, held = 0;
         for_each_row(
             reduced_,
             [&](const std::array<std::int64_t, 1>& row) {
-              reduction_.add_row(contiguous(position[0] + begin * stride + row[0], stride, width), width, strip);
-              if (++rows % kFold != 0) return;
+              rows[held] = contiguous(position[0] + begin * stride + row[0], stride, width);
+              if (rows[held] == gathered_) {
+                reduction_.add_row(rows, width, strip);
+              } else if (++held == kRows) {
+                reduction_.add_rows(rows, width, strip);
+                held = 0;
+              }
+              if (++row_count % kFold != 0) return;
               reduction_.join(strip, width, totals);
               reduction_.start(strip, width);
             },
             0);
+        for (std::int64_t r = 0; r < held; ++r) reduction_.add_row(rows + r, width, strip);
         reduction_.join(strip, width, totals);
         store(totals, width, position[1] + begin * out_stride, out_stride);
       }
