@@ -2,6 +2,7 @@
 // compiler turns into vector code (no tables, no branches, no errno); double and CUDA use the platform's functions.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -60,10 +61,8 @@ LOCKSTEP_HD inline float normal_cdf(float x) { return 0.5f * ::erfcf(x * -0.7071
 
 #else
 
-inline float exp(float x) {
-  // NaN passes both comparisons; beyond the bounds the result is 0 or infinity anyway.
-  float y = x < -104.0f ? -104.0f : x;
-  y = y > 89.0f ? 89.0f : y;
+// For y in [-150, 89], or NaN.
+inline float exp_bounded(float y) {
   // Adding 1.5 * 2^23 rounds to an integer and leaves that integer in the low bits.
   const float rounded = mul_add(y, 1.44269504088896341f, 12582912.0f);
   const auto power = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(rounded) - 0x4b400000u);
@@ -82,6 +81,12 @@ inline float exp(float x) {
   const float scale0 = std::bit_cast<float>(static_cast<std::uint32_t>(half + 127) << 23);
   const float scale1 = std::bit_cast<float>(static_cast<std::uint32_t>(power - half + 127) << 23);
   return p * scale0 * scale1;
+}
+
+inline float exp(float x) {
+  // NaN passes both comparisons; beyond the bounds the result is 0 or infinity anyway.
+  const float y = x < -104.0f ? -104.0f : x;
+  return exp_bounded(y > 89.0f ? 89.0f : y);
 }
 
 inline float log(float x) {
@@ -156,12 +161,14 @@ inline void sin_cos_turns(float turns, float* sine, float* cosine) {
 // exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
 // 1 + erf it keeps its digits for negative x.
 inline float normal_cdf(float x) {
-  float a = std::fabs(x);
-  a = select(a > 15.0f, 15.0f, a);  // the result is 0 or 1 from here on; NaN passes
+  const float magnitude = std::fabs(x);
+  // The result is 0 or 1 beyond 15. As integers, because that is one instruction: floats that are not negative have the
+  // order of their bits. NaN becomes 15 here, but stays NaN in t.
+  const float a = std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(magnitude), 0x41700000u));
   const float square = a * a;
   const float lost = mul_add(a, a, -square);  // what rounding took from the square; exp would magnify it
-  const float bell = exp(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
-  const float t = 1.0f / mul_add(a, 0.24f, 1.0f);
+  const float bell = exp_bounded(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
+  const float t = 1.0f / mul_add(magnitude, 0.24f, 1.0f);
   const float u = t - 0.625f;  // the middle of the range: the terms of the polynomial do not cancel there
   float p = 2.5693751722e-02f;
   p = mul_add(p, u, 1.8923298062e-02f);
