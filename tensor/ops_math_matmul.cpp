@@ -66,9 +66,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
 }
 
 Shape leading(const Tensor& x, int without) {
-  Shape shape = x.shape();
-  shape.resize(x.rank() - without);
-  return shape;
+  return Shape(std::span(x.shape().begin(), static_cast<std::size_t>(x.rank() - without)));
 }
 
 // One dimension of `batches` for all of `batch`; repeats without a copy where the batch is repeated as a whole.

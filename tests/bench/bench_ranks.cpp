@@ -1,12 +1,13 @@
 #include "bench_ranks.h"
 
+#include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <thread>
 
 #include "lockstep/parallel/comm/make_communicator.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/environment.h"
 
 namespace bench {
 
@@ -16,8 +17,9 @@ BenchRanks BenchRanks::discover(const std::string& devices, int threads, int per
   BenchRanks ranks{.process = discover_ranks(), .threads = threads, .per_thread = per_thread, .devices = {}};
   const std::vector<Device> all = devices.empty() ? accelerators() : parse_devices(devices);
   if (threads == 0) ranks.threads = ranks.process.size > 1 ? 1 : static_cast<int>(all.size());
+  const char* chosen = std::getenv("LOCKSTEP_COMMUNICATOR");
   const bool by_mpi =
-      ranks.process.size > 1 && (ranks.process.store.empty() || detail::environment("LOCKSTEP_COMMUNICATOR") == "mpi");
+      ranks.process.size > 1 && (ranks.process.store.empty() || (chosen && std::string_view(chosen) == "mpi"));
   if (by_mpi && ranks.here() > 1)
     throw NotSupported(cat("[-t] expected one rank for each process, where MPI brings them together, got -t ",
                            ranks.threads, " -g ", ranks.per_thread,
