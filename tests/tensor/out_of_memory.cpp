@@ -1,8 +1,9 @@
-// Optimizers on a device that runs out of memory in the middle of a step.
+// Steps and modules on a device that runs out of memory halfway.
 #include <functional>
 #include <memory>
 
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/sgd.h"
@@ -107,5 +108,37 @@ TEST_CASE("a step that runs out of memory has moved nothing, and is made by the 
       }
       CHECK(failures >= 2);
     }
+  }
+}
+
+TEST_CASE("a module that runs out of memory while it is moved or converted stays as it was") {
+  const Faults faults;
+  const auto kinds = [](const ModuleBase& module) {
+    std::vector<std::pair<Device, DType>> found;
+    for (const auto& [name, parameter] : module.named_parameters())
+      for (const Tensor& part : {parameter.tensor(), parameter.grad()}) found.emplace_back(part.device(), part.dtype());
+    return found;
+  };
+  for (const bool converted : {false, true}) {
+    Sequential net(Linear(300, 300), Linear(300, 300));
+    if (converted) net.to(kDevice);
+    for (const Parameter& parameter : net.parameters()) parameter.set_grad(ones_like(parameter.tensor().detach()));
+    const auto before = kinds(net);
+    const auto change = [&] { converted ? net.to(DType::f64) : net.to(kDevice); };
+    int count = 0;
+    for (bool failed = true; failed;) {
+      INFO("allocation " << count + 1);
+      empty_cache(kDevice);
+      detail::host_faults().fail_allocation(++count);
+      try {
+        change();
+        failed = false;
+      } catch (const OutOfMemory&) {
+        CHECK(kinds(net) == before);
+      }
+      detail::host_faults().clear();
+    }
+    CHECK(count > 4);
+    CHECK(kinds(net) != before);
   }
 }
