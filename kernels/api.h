@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "lockstep/kernels/op_names.h"
 #include "lockstep/kernels/table.h"
 #include "lockstep/runtime/order.h"
 #include "lockstep/runtime/trace.h"
@@ -38,9 +39,19 @@ template <class Args>
   declare(stream, Args::kName, uses, place);
 }
 
+// What a trace calls it: the operation, where an entry of the table does several.
+template <class Args>
+const char* traced_name(const Args& args) {
+  if constexpr (requires { op_name(args.op); })
+    return op_name(args.op);
+  else if constexpr (requires { op_name(args.kind); })
+    return op_name(args.kind);
+  else
+    return Args::kName;
+}
 template <class Args>
 [[gnu::noinline, gnu::cold]] void run_traced(Stream& stream, Kernel<Args> kernel, const Args& args) {
-  const trace::WorkScope scope(stream, {.name = Args::kName, .kind = trace::Kind::kernel});
+  const trace::WorkScope scope(stream, {.name = traced_name(args), .kind = trace::Kind::kernel});
   kernel(stream, args);
 }
 }  // namespace detail

@@ -33,9 +33,11 @@ bool warn_if_unequal(const std::vector<Device>& devices, const char* what, Amoun
 
 }  // namespace
 
-PhaseTimer::PhaseTimer() : time_(Clock::now()), bytes_(moved_bytes()) {}
+PhaseTimer::PhaseTimer(const char* first) : time_(Clock::now()), bytes_(moved_bytes()) { span_.emplace(first); }
 
-void PhaseTimer::finish(PhaseStats& phase) {
+void PhaseTimer::finish(PhaseStats& phase, const char* next) {
+  span_.reset();
+  if (next) span_.emplace(next);
   const auto now = Clock::now();
   const std::uint64_t bytes = moved_bytes();
   phase.nanoseconds +=

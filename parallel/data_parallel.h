@@ -133,10 +133,10 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     detail::Gathered<std::conditional_t<std::is_void_v<R>, void, std::decay_t<R>>>::check();
     CallStats stats;
     auto outputs = compute(Inputs(args...), stats);
-    detail::PhaseTimer timer;
     if constexpr (std::is_void_v<Gathered>) {
       finish_call(stats);
     } else {
+      detail::PhaseTimer timer("gather");
       Gathered gathered = gather(std::move(outputs));
       timer.finish(stats.gather);
       finish_call(stats);
@@ -305,7 +305,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   std::vector<Output> compute(const Inputs& inputs, CallStats& stats) const {
     std::vector<Output> outputs;
     if (options_.devices.empty()) {
-      detail::PhaseTimer timer;
+      detail::PhaseTimer timer("forward");
       if constexpr (std::is_void_v<R>) {
         std::apply(std::as_const(*module_), without_devices(inputs));
         outputs.emplace_back();
@@ -317,12 +317,12 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     }
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
-    detail::PhaseTimer timer;
+    detail::PhaseTimer timer("scatter");
     detail::Departures departures(options_.timeout);
     Pieces<Inputs> pieces = pieces_of(inputs, departures);
-    timer.finish(stats.scatter);
+    timer.finish(stats.scatter, "replicate");
     const auto replicas = replicas_on(source, pieces.devices);
-    timer.finish(stats.replicate);
+    timer.finish(stats.replicate, "forward");
     outputs = parallel_apply(replicas, std::move(pieces.values));
     departures.settle();  // not before: the first replicas compute while the last pieces are on their way
     timer.finish(stats.apply);
@@ -339,7 +339,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     }
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
-    detail::PhaseTimer timer;
+    detail::PhaseTimer timer("scatter");
     detail::Departures departures(options_.timeout);
     Pieces<Inputs> pieces = pieces_of(inputs, departures);
     auto divided = std::vector<Targets>(pieces.values.size(), targets);
@@ -357,15 +357,15 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       both.emplace_back(std::move(pieces.values[i]), std::move(divided[i]));
       sizes.push_back(detail::piece_size(both.back(), options_.dim));
     }
-    timer.finish(stats.scatter);
+    timer.finish(stats.scatter, "replicate");
     std::vector<detail::ReplicaWithLoss<M, Loss>> replicas;
     const auto shared_loss = std::make_shared<const Loss>(loss);
     for (Replica<M>& replica : replicas_on(source, pieces.devices))
       replicas.push_back({std::move(replica), shared_loss});
-    timer.finish(stats.replicate);
+    timer.finish(stats.replicate, "forward");
     const std::vector<Tensor> losses = apply(replicas, std::move(both));
     departures.settle();
-    timer.finish(stats.apply);
+    timer.finish(stats.apply, "gather");
     Tensor result = detail::weighted_sum(losses, sizes, output_device());
     timer.finish(stats.gather);
     return result;

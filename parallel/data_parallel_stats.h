@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/slots.h"
 
 namespace lockstep {
@@ -27,14 +29,15 @@ struct DataParallelStats {
 
 namespace detail {
 
-// Measures one phase after the other of one call.
+// Measures one phase after the other of one call; in a trace each is a span of its name.
 class LOCKSTEP_API PhaseTimer {
  public:
-  PhaseTimer();
-  // What has happened since the last one belongs to `phase`.
-  void finish(PhaseStats& phase);
+  explicit PhaseTimer(const char* first);
+  // What has happened since the last one belongs to `phase`; the next one begins, unless this was the last.
+  void finish(PhaseStats& phase, const char* next = nullptr);
 
  private:
+  std::optional<trace::Scope> span_;
   Clock::time_point time_;
   std::uint64_t bytes_;
 };

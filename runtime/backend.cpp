@@ -45,6 +45,8 @@ const DeviceTable& build_device_table() {
   if (!host) host = make_host_backend(registered.host_options);
   if (!cpu) cpu = make_cpu_backend();
 
+  trace::detail::start_from_environment();
+
   auto* table = new DeviceTable;
   int ordinal = 0;
   for (int type = 0; type < DeviceTable::kTypes; ++type) {
@@ -62,7 +64,6 @@ const DeviceTable& build_device_table() {
   for (int i = 0; i < table->count[1]; ++i) table->all.push_back(Device::host(i));
   for (int i = 0; i < table->count[2]; ++i) table->all.push_back(Device::cuda(i));
   the_device_table.store(table, std::memory_order_release);
-  trace::detail::start_from_environment();
   return *table;
 }
 

@@ -1,7 +1,13 @@
 #include "lockstep/runtime/trace.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -110,6 +116,30 @@ std::string event_of(const Span& span, int process, int lane) {
   return text + "}}";
 }
 
+// The file of this process: "%p" stands for its number; the name of a rank among several says which one it is
+// ("step.json" becomes "step.rank3.json"), unless its number does.
+std::string file_of_process(std::string path) {
+  bool numbered = false;
+  for (std::size_t at = 0; (at = path.find("%p", at)) != path.npos; numbered = true)
+    path.replace(at, 2, std::to_string(::getpid()));
+  struct Launcher {
+    const char *rank, *size;
+  };
+  constexpr Launcher kLaunchers[] = {{"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE"},
+                                     {"RANK", "WORLD_SIZE"},
+                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                     {"PMI_RANK", "PMI_SIZE"},
+                                     {"SLURM_PROCID", "SLURM_NTASKS"}};
+  using lockstep::detail::environment;
+  const auto* launcher = std::find_if(std::begin(kLaunchers), std::end(kLaunchers), [](const Launcher& each) {
+    return !environment(each.rank).empty() && !environment(each.size).empty();
+  });
+  if (numbered || launcher == std::end(kLaunchers) || environment(launcher->size) == "1") return path;
+  const std::size_t slash = path.rfind('/'), dot = path.rfind('.');
+  const std::size_t name = slash == path.npos ? 0 : slash + 1;
+  return path.insert(dot == path.npos || dot <= name ? path.size() : dot, cat(".rank", environment(launcher->rank)));
+}
+
 std::string name_event(const char* what, int process, int lane, const std::string& name) {
   return cat("{\"name\":\"", what, "\",\"ph\":\"M\",\"pid\":", process, ",\"tid\":", lane,
              ",\"args\":{\"name\":", quoted(name), "}}");
@@ -175,8 +205,10 @@ void write(const std::string& path) {
   }
   std::FILE* file = std::fopen(path.c_str(), "we");
   const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  int code = errno;
   const bool closed = file && std::fclose(file) == 0;
-  if (!written || !closed) throw Error(cat("[trace] expected to write \"", path, "\", got an error"));
+  if (file && written) code = errno;
+  if (!written || !closed) throw Error(cat("[trace] expected to write \"", path, "\", got: ", std::strerror(code)));
 }
 
 Token enqueued(const void* stream, Device device, Work work) {
@@ -273,10 +305,19 @@ RangeScope::~RangeScope() {
 bool in_work_scope() { return current_work.name != nullptr; }
 
 void start_from_environment() {
-  static const std::string* const path = new std::string(lockstep::detail::environment("LOCKSTEP_TRACE"));
+  static const std::string* const path =
+      new std::string(file_of_process(std::string(lockstep::detail::environment("LOCKSTEP_TRACE"))));
   if (path->empty()) return;
+  // What cannot be written is better known now than when the work is done.
+  std::FILE* file = std::fopen(path->c_str(), "ae");
+  if (!file)
+    throw InvalidArgument(cat("[LOCKSTEP_TRACE] expected a file that can be written, got \"", *path,
+                              "\": ", std::strerror(errno)));
+  std::fclose(file);
   start();
+  static const pid_t process = ::getpid();
   std::atexit([] {
+    if (::getpid() != process) return;  // forked: the file is its parent's
     stop();
     try {
       write(*path);

@@ -56,7 +56,7 @@ cudaDataType_t type_of(DType dtype) {
 }
 
 bool tf32() {
-  static const bool allowed = lockstep::detail::environment("LOCKSTEP_TF32") == "1";
+  static const bool allowed = lockstep::detail::environment_flag("LOCKSTEP_TF32");
   return allowed;
 }
 

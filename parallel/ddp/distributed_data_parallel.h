@@ -19,6 +19,7 @@
 
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/ddp/options.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/tree.h"
 
@@ -103,6 +104,7 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
  private:
   template <class... Args>
   auto call(Args... args) const {
+    const trace::Scope span("forward");
     const Device device = communicator().device();
     const auto move = [&](Tensor& tensor) { tensor = tensor.to(device); };
     (for_each_tensor(args, move), ...);

@@ -27,7 +27,7 @@ void pop() { (void)nvtxDomainRangePop(domain()); }
 }  // namespace
 
 void install_nvtx() {
-  trace::detail::use_ranges({.push = push, .pop = pop}, lockstep::detail::environment("LOCKSTEP_NVTX") == "1");
+  trace::detail::use_ranges({.push = push, .pop = pop}, lockstep::detail::environment_flag("LOCKSTEP_NVTX"));
 }
 
 }  // namespace lockstep::cuda

@@ -13,6 +13,12 @@ std::string_view environment(const char* name) {
   return text ? std::string_view(text) : std::string_view();
 }
 
+bool environment_flag(const char* name) {
+  const std::string_view text = environment(name);
+  LOCKSTEP_CHECK(text.empty() || text == "0" || text == "1", "[", name, "] expected 0 or 1, got \"", text, "\"");
+  return text == "1";
+}
+
 int parse_count(const char* name, std::string_view text, int least, int most) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

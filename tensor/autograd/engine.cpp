@@ -1,5 +1,6 @@
 #include "lockstep/tensor/autograd/engine.h"
 
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/autograd/graph_task.h"
 #include "lockstep/tensor/factory.h"
 
@@ -36,6 +37,7 @@ std::vector<detail::GraphTask::Root> make_roots(const char* op, std::span<const 
 }  // namespace
 
 void backward(std::span<const Tensor> tensors, std::span<const Tensor> gradients, BackwardOptions options) {
+  const trace::Scope span("backward");
   auto task = std::make_shared<detail::GraphTask>(
       make_roots("backward", tensors, gradients), std::vector<Edge>{},
       detail::GraphTask::Mode{true, options.create_graph, options.retain_graph});
@@ -44,6 +46,7 @@ void backward(std::span<const Tensor> tensors, std::span<const Tensor> gradients
 
 std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor> inputs,
                          std::span<const Tensor> gradients, GradOptions options) {
+  const trace::Scope span("backward");
   auto roots = make_roots("grad", outputs, gradients);
   std::vector<Edge> captures;
   for (const Tensor& input : inputs) {

@@ -14,6 +14,8 @@ Tensor collate_tensors(const Column<Tensor>& column) {
   tensors.reserve(column.size());
   for (std::size_t i = 0; i < column.size(); ++i) {
     const Tensor &first = *column[0], &tensor = *column[i];
+    if (!first.defined())
+      fail<InvalidArgument>("[collate] expected tensors, got an undefined one in sample 0 of the batch");
     if (!tensor.defined() || tensor.shape() != first.shape() || tensor.dtype() != first.dtype() ||
         tensor.device() != first.device())
       fail<InvalidArgument>("[collate] expected tensors of one shape, dtype and device, got ", first,

@@ -1,6 +1,7 @@
 #include "lockstep/tensor/io/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "lockstep/tensor/io/internal/file.h"
 #include "lockstep/tensor/io/internal/safetensors_header.h"
@@ -23,11 +25,29 @@ using detail::InputFile;
 
 // ---- writing
 
-// A file under a temporary name in the folder of `path`, which takes its place in commit() or goes away.
+[[noreturn]] void fail_saving(const char* what, const std::string& path, int code) {
+  fail_system("save_safetensors", what, path, code);
+}
+
+// Where a file is written that is opened under this name: links are followed, also to what is not there yet.
+std::string without_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the system follows
+  std::filesystem::path target = path;
+  for (int links = 0;; ++links) {
+    std::error_code no_link;
+    const std::filesystem::path next = std::filesystem::read_symlink(target, no_link);
+    if (no_link) return target;
+    if (links == kMostLinks) fail_saving("write", path, ELOOP);
+    target = target.parent_path() / next;
+  }
+}
+
+// A file under a temporary name in the folder of the one that `path` leads to, which takes its place, with its
+// permissions, in commit() or goes away.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path)
-      : path_(path), folder_(path.substr(0, path.rfind('/') + 1)), file_(create()) {}
+      : path_(without_links(path)), folder_(path_.substr(0, path_.rfind('/') + 1)), file_(create()) {}
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile() {
@@ -56,9 +76,19 @@ class OutputFile {
   }
 
  private:
-  [[noreturn]] void fail(const char* what, int code) const { fail_system("save_safetensors", what, path_, code); }
+  [[noreturn]] void fail(const char* what, int code) const { fail_saving(what, path_, code); }
 
   int create() {
+    struct stat old {};
+    const bool replaces = ::stat(path_.c_str(), &old) == 0;
+    // To replace a device or a pipe by a file is not what anybody means.
+    if (replaces && !S_ISREG(old.st_mode)) fail("replace", S_ISDIR(old.st_mode) ? EISDIR : EINVAL);
+    const int file = create_temporary();
+    // Where that is not allowed the file has the permissions of a new one.
+    if (replaces) (void)!::fchmod(file, old.st_mode & 0777);
+    return file;
+  }
+  int create_temporary() {
     static std::atomic<unsigned> counter{0};
     for (;;) {
       // Short, whatever the length of the final name.
@@ -69,8 +99,7 @@ class OutputFile {
     }
   }
 
-  const std::string& path_;
-  std::string folder_, temporary_;
+  std::string path_, folder_, temporary_;
   FileDescriptor file_;
   bool committed_ = false;
 };

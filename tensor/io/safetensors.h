@@ -18,8 +18,8 @@ struct Safetensors {
 };
 
 // Writes the tensors (any device, dtype and layout) in the order in which the reference implementation does: larger
-// dtypes first, then by name. The file appears under `path` complete and synced, or not at all; what stood there is
-// replaced. Blocks. Throws InvalidArgument for a name that is used twice, reserved or not UTF-8 and for an undefined
+// dtypes first, then by name. The file appears under `path` complete and synced, or not at all; a file that stood
+// there is replaced and keeps its permissions, links are followed. Blocks. Throws InvalidArgument for a name that is used twice, reserved or not UTF-8 and for an undefined
 // tensor; Error when the system cannot write.
 LOCKSTEP_API void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                    const std::map<std::string, std::string>& metadata = {});
@@ -36,8 +36,9 @@ struct LoadSafetensorsOptions {
 // that Lockstep does not have and for more than 8 dimensions, Error when the system cannot read. The rules are those of
 // the reference implementation (https://github.com/huggingface/safetensors): a header of at most 100 MB that begins
 // with '{', UTF-8, each name once, tensors that lie one after the other without holes from the first byte of the data
-// to the last of the file, with as many bytes as shape and dtype say. Stricter: a name of metadata comes once too, and
-// bools are 0 or 1. Blocks.
+// to the last of the file, with as many bytes as shape and dtype say. Stricter: a name of metadata comes once too, a
+// tensor has no other fields than dtype, shape and data_offsets, the sizes other than 0 do not overflow beside a 0
+// either, and bools are 0 or 1. Blocks.
 LOCKSTEP_API Safetensors load_safetensors(const std::string& path, const LoadSafetensorsOptions& options = {});
 
 // A module's parameters and buffers.

@@ -69,23 +69,38 @@ std::vector<Parameter> without_names(std::vector<NamedParameter> named) {
   return parameters;
 }
 
+// A parameter's value and gradient where they are to go. All of a module's are made before the first one goes there.
+struct Move {
+  ParameterBody* body;
+  Tensor value, grad;  // no value: nothing but the dtype is known of it yet
+  SparseGradient sparse;
+
+  Move(ParameterBody& of, Device device, DType dtype) : body(&of) {
+    const auto moved = [&](const Tensor& part) { return part.defined() ? part.to(device).to(dtype) : Tensor(); };
+    value = moved(body->home.defined() ? body->home.detach() : Tensor());
+    if (!body->leaf) return;
+    const auto& leaf = static_cast<const LeafNode&>(*body->leaf);
+    grad = moved(leaf.grad);
+    sparse = leaf.sparse;
+    sparse.values = moved(sparse.values);
+    if (sparse.defined()) sparse.indices = sparse.indices.to(device);
+  }
+};
+
 // Gives a parameter's home slot other elements; mirrors and slabs belong to the old place.
-void rehome(ParameterBody& body, const Tensor& value) {
-  if (value.identity() == body.home.identity()) return;
+void rehome(const Move& move) {
+  ParameterBody& body = *move.body;
+  if (move.value.identity() == body.home.identity()) return;
   if (body.slabs) detail::leave_slabs(body);
   body.drop_slots();
-  body.home.set_data(value);
-  body.dtype = value.dtype();
+  body.home.set_data(move.value);
+  body.dtype = move.value.dtype();
   if (body.leaf) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
-    LOCKSTEP_EDGE(leaf.stream = &current_stream(value.device()));
-    leaf.dtype = value.dtype();
-    const auto move = [&](Tensor& part) {
-      if (part.defined()) part = part.to(value.device()).to(value.dtype());
-    };
-    move(leaf.grad);
-    move(leaf.sparse.values);
-    if (leaf.sparse.defined()) leaf.sparse.indices = leaf.sparse.indices.to(value.device());
+    LOCKSTEP_EDGE(leaf.stream = &current_stream(move.value.device()));
+    leaf.dtype = move.value.dtype();
+    leaf.grad = move.grad;
+    leaf.sparse = move.sparse;
   }
 }
 
@@ -112,31 +127,35 @@ bool ModuleBase::is_training() const {
 void ModuleBase::to(Device device) {
   ordinal(device);  // an absent device is an error before anything moves
   NoGrad no_grad;
-  std::vector<std::pair<ParameterBody*, Tensor>> moved;
+  std::vector<Move> moves;
   Walk walk;
   walk.parameter = [&](const std::string&, Parameter& member, bool) {
     ParameterBody* body = member.body();
-    if (body->home.defined() && body->home.device() != device)
-      moved.emplace_back(body, body->home.detach().to(device));
+    if (body->home.defined() && body->home.device() != device) moves.emplace_back(*body, device, body->dtype);
   };
   walk.start(*this);
-  for (auto& [body, value] : moved)
-    if (body->home.device() != device) rehome(*body, value);
+  for (const Move& move : moves)
+    if (move.body->home.device() != device) rehome(move);  // else met under another name
 }
 
 void ModuleBase::to(DType dtype) {
   LOCKSTEP_CHECK(is_floating(dtype), "[to] expected a floating dtype for a module, got ", dtype);
   NoGrad no_grad;
+  std::vector<Move> moves;
   Walk walk;
   walk.parameter = [&](const std::string&, Parameter& member, bool) {
     ParameterBody* body = member.body();
-    if (!body->home.defined()) {
-      if (is_floating(body->dtype)) body->dtype = dtype;
-    } else if (is_floating(body->dtype) && body->dtype != dtype) {
-      rehome(*body, body->home.detach().to(dtype));
-    }
+    if (is_floating(body->dtype) && body->dtype != dtype)
+      moves.emplace_back(*body, body->home.defined() ? body->home.device() : Device::cpu(), dtype);
   };
   walk.start(*this);
+  for (const Move& move : moves) {
+    if (move.body->dtype == dtype) continue;  // met under another name
+    if (move.value.defined())
+      rehome(move);
+    else
+      move.body->dtype = dtype;
+  }
 }
 
 void ModuleBase::zero_grad() {

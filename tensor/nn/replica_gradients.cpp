@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops_math.h"
 
@@ -165,6 +166,7 @@ void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gr
 }
 
 void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
+  const trace::Scope span("reduce");
   NoGrad no_grad;
   const auto begin = Clock::now();
   std::map<SlabSet*, ByEntry> by_set;

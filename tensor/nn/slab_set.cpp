@@ -1,12 +1,12 @@
 #include "lockstep/tensor/nn/slab_set.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/environment.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -15,10 +15,7 @@ namespace {
 constexpr std::size_t kAlignment = 256;  // bytes between the starts of entries: no two share a cache line or sector
 
 bool verify_replicas() {
-  static const bool enabled = [] {
-    const char* text = std::getenv("LOCKSTEP_VERIFY_REPLICAS");
-    return text && std::strcmp(text, "0") != 0 && *text != '\0';
-  }();
+  static const bool enabled = detail::environment_flag("LOCKSTEP_VERIFY_REPLICAS");
   return enabled;
 }
 

@@ -55,10 +55,17 @@ AdamW::AdamW(const std::vector<AdamGroup>& groups, const AdamWOptions& defaults)
 
 void Adam::step() {
   NoGrad no_grad;
-  for (const Batch& batch : batches()) {
-    const AdamOptions& o = options(batch.group);
-    AdamArgs args{{}, o.lr, o.betas.first, o.betas.second, o.eps, o.weight_decay, decoupled_, o.maximize};
+  struct Move {
+    AdamArgs args;
     std::vector<State> next;  // also what the views point into
+  };
+  const std::vector<Batch> all = batches();
+  std::vector<Move> moves;
+  // What needs memory, for all of them before the first one moves: a step is made wholly or not at all.
+  for (const Batch& batch : all) {
+    const AdamOptions& o = options(batch.group);
+    auto& [args, next] = moves.emplace_back(
+        Move{{{}, o.lr, o.betas.first, o.betas.second, o.eps, o.weight_decay, decoupled_, o.maximize}, {}});
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       const std::size_t index = batch.indices[i];
       State& moved = next.emplace_back(State{state(index).steps + 1, {}});
@@ -73,11 +80,14 @@ void Adam::step() {
                               moved.slots[exp_avg].in_out(), moved.slots[exp_avg_sq].in_out(),
                               o.amsgrad ? moved.slots[max_exp_avg_sq].in_out() : InOut{}, moved.steps});
     }
-    detail::launch(batch.device, &KernelTable::adam, args);
+  }
+  for (std::size_t b = 0; b < all.size(); ++b) {
+    const Batch& batch = all[b];
+    detail::launch(batch.device, &KernelTable::adam, moves[b].args);
     // Not before: after an error the next step must not take unwritten buffers for moments.
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       parameters()[batch.indices[i]].tensor().mark_changed();
-      state(batch.indices[i]) = std::move(next[i]);
+      state(batch.indices[i]) = std::move(moves[b].next[i]);
     }
   }
 }

@@ -63,9 +63,12 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
                       " parameters, got ", value));
   // The small number keeps a norm of 0 from dividing by 0.
   const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
-  for (const Gradient& gradient : gradients) {
-    Tensor elements = gradient.elements;
-    elements.mul_(factor.to(elements.device()).to(elements.dtype()));
+  std::vector<Tensor> factors;  // before the first gradient changes: these may need memory
+  for (const Gradient& gradient : gradients)
+    factors.push_back(factor.to(gradient.elements.device()).to(gradient.elements.dtype()));
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    Tensor elements = gradients[i].elements;
+    elements.mul_(factors[i]);
   }
   return total;
 }

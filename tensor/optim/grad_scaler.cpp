@@ -63,10 +63,11 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     share->gradients.push_back(gradient);
     share->dense.push_back(gradient.contiguous());
   }
-  Progress progress;
-  for (const Share& share : shares) {
-    const Tensor found = detail::fresh_zeros({}, DType::f32, share.device);
-    UnscaleArgs args{{}, found.in_out(), 1 / scale_};
+  Progress progress;  // what needs memory, before the first gradient changes
+  for (const Share& share : shares) progress.found.push_back(detail::fresh_zeros({}, DType::f32, share.device));
+  for (std::size_t s = 0; s < shares.size(); ++s) {
+    const Share& share = shares[s];
+    UnscaleArgs args{{}, progress.found[s].in_out(), 1 / scale_};
     for (const Tensor& dense : share.dense) args.gradients.push_back(dense.in_out());
     detail::launch(share.device, &KernelTable::unscale, args);
     for (std::size_t i = 0; i < share.gradients.size(); ++i) {
@@ -76,7 +77,6 @@ void GradScaler::unscale_(Optimizer& optimizer) {
       else
         gradient.mark_changed();
     }
-    progress.found.push_back(found);
   }
   progress_.emplace(&optimizer, std::move(progress));
 }

@@ -45,10 +45,17 @@ void SGD::step() {
                    o.weight_decay, ", got ", parameters()[index].sparse_grad(),
                    "; put it into a group with neither, or use SparseAdam");
   }
-  for (const Batch& batch : batches(true)) {
-    const SgdOptions& o = options(batch.group);
-    SgdArgs args{{}, o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize};
+  struct Move {
+    SgdArgs args;
     std::vector<Tensor> momenta;  // what the views point into
+  };
+  const std::vector<Batch> all = batches(true);
+  std::vector<Move> moves;
+  // What needs memory, for all of them before the first one moves: a step is made wholly or not at all.
+  for (const Batch& batch : all) {
+    const SgdOptions& o = options(batch.group);
+    auto& [args, momenta] =
+        moves.emplace_back(Move{{{}, o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize}, {}});
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       const std::size_t index = batch.indices[i];
       Tensor momentum = o.momentum > 0 ? slot(index, 0) : Tensor();
@@ -58,18 +65,26 @@ void SGD::step() {
           {parameters()[index].tensor().in_out(), batch.gradients[i].in(), momentum.in_out(), first_step});
       momenta.push_back(std::move(momentum));
     }
-    detail::launch(batch.device, &KernelTable::sgd, args);
+  }
+  std::vector<SparseGradient> moved_rows;
+  for (const std::size_t index : sparse) {
+    const SgdOptions& o = options(group_of(index));
+    SparseGradient rows = detail::sum_rows(parameters()[index].sparse_grad());
+    rows.values = rows.values * (o.maximize ? o.lr : -o.lr);
+    moved_rows.push_back(std::move(rows));
+  }
+  for (std::size_t b = 0; b < all.size(); ++b) {
+    const Batch& batch = all[b];
+    std::vector<Tensor>& momenta = moves[b].momenta;
+    detail::launch(batch.device, &KernelTable::sgd, moves[b].args);
     // Not before: after an error the next step must not take an unwritten buffer for a momentum.
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       parameters()[batch.indices[i]].tensor().mark_changed();
       if (momenta[i].defined()) state(batch.indices[i]).slots[0] = std::move(momenta[i]);
     }
   }
-  for (const std::size_t index : sparse) {
-    const SgdOptions& o = options(group_of(index));
-    const SparseGradient rows = detail::sum_rows(parameters()[index].sparse_grad());
-    detail::add_rows(parameters()[index].tensor(), rows.indices, rows.values * (o.maximize ? o.lr : -o.lr));
-  }
+  for (std::size_t i = 0; i < sparse.size(); ++i)
+    detail::add_rows(parameters()[sparse[i]].tensor(), moved_rows[i].indices, moved_rows[i].values);
 }
 
 }  // namespace lockstep

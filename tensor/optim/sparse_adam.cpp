@@ -35,9 +35,15 @@ void SparseAdam::step() {
   if (const std::vector<Batch> dense = batches(true); !dense.empty())
     throw InvalidArgument(cat("[SparseAdam] expected sparse gradients, got a dense one of ",
                               parameters()[dense[0].indices[0]].body()->describe(), "; use Adam for it"));
-  for (const std::size_t index : with_sparse_gradients()) {
+  struct Move {
+    Tensor at, change_of_m, change_of_v, change;
+    State next;
+  };
+  const std::vector<std::size_t> indices = with_sparse_gradients();
+  std::vector<Move> moves;
+  // What needs memory, for all of them before the first one moves: a step is made wholly or not at all.
+  for (const std::size_t index : indices) {
     const SparseAdamOptions& o = options(group_of(index));
-    const Tensor parameter = parameters()[index].tensor();
     const SparseGradient sums = detail::sum_rows(parameters()[index].sparse_grad());
     const Tensor& at = sums.indices;
     State next{state(index).steps + 1, {slot(index, 0), slot(index, 1)}};
@@ -58,13 +64,15 @@ void SparseAdam::step() {
     Shape broadcast = sums.values.shape();
     for (int d = 1; d < broadcast.rank(); ++d) broadcast[d] = 1;
     const Tensor counts = detail::first_of_equals(at).reshape(broadcast);
-    const auto add = [&](const Tensor& matrix, const Tensor& rows) {
-      detail::add_rows(matrix, at, where(counts, rows, 0.0));
-    };
-    add(m, change_of_m);
-    add(v, change_of_v);
-    add(parameter, move);
-    state(index) = std::move(next);
+    moves.push_back({at, where(counts, change_of_m, 0.0), where(counts, change_of_v, 0.0), where(counts, move, 0.0),
+                     std::move(next)});
+  }
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    Move& move = moves[i];
+    detail::add_rows(move.next.slots[0], move.at, move.change_of_m);
+    detail::add_rows(move.next.slots[1], move.at, move.change_of_v);
+    detail::add_rows(parameters()[indices[i]].tensor(), move.at, move.change);
+    state(indices[i]) = std::move(move.next);
   }
 }
 

@@ -115,6 +115,7 @@ def safetensors_files():
     unsupported = {
         "I8": safetensors({"a": tensor("I8", [2], 0, 2)}, b"xy"),
         "F8_E4M3": safetensors({"a": tensor("F8_E4M3", [2], 0, 2)}, b"xy"),
+        "F8_E5M2FNUZ": safetensors({"a": tensor("F8_E5M2FNUZ", [2], 0, 2)}, b"xy"),
         "U32": safetensors({"a": tensor("U32", [1], 0, 4)}, b"wxyz"),
         "nine dimensions": safetensors({"a": tensor("U8", [2] + [1] * 8, 0, 2)}, b"xy"),
     }
@@ -169,6 +170,7 @@ def npy_files():
         "order is a number": npy(array(order="0"), b"xy"),
         "size is negative": npy(array(shape="(-2,)"), b"xy"),
         "size is a fraction": npy(array(shape="(2.0,)"), b"xy"),
+        "leading zero": npy(array(shape="(02,)"), b"xy"),
         "shape is a list": npy(array(shape="[2]"), b"xy"),
         "shape is a number": npy(array(shape="2"), b"xy"),
         "size of 64 bits": npy(array(shape=f"({2**63},)"), b"xy"),

@@ -6,6 +6,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "lockstep/runtime/internal/environment.h"
 #include "support/catch.h"
 #include "text.h"
 
@@ -113,6 +114,18 @@ TEST_CASE("the accelerators are the CUDA devices, or what LOCKSTEP_DEVICES says"
   }
   Environment unset("LOCKSTEP_DEVICES", "");
   CHECK(accelerators().size() == 2);
+}
+
+TEST_CASE("a variable that is a switch is 0, 1, empty or an error") {
+  const char* name = "LOCKSTEP_TF32";
+  CHECK_FALSE(detail::environment_flag(name));
+  for (const char* text : {"", "0", "1"}) {
+    Environment given(name, text);
+    CHECK(detail::environment_flag(name) == (*text == '1'));
+  }
+  Environment nonsense(name, "true");
+  CHECK(message_of<InvalidArgument>([&] { detail::environment_flag(name); }) ==
+        "[LOCKSTEP_TF32] expected 0 or 1, got \"true\"");
 }
 
 TEST_CASE("ordinals are dense and in the order of all_devices") {

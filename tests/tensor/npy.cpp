@@ -154,6 +154,7 @@ TEST_CASE("npy: every broken rule is named by its byte") {
       {"shape is a number", all("@1")},
       {"shape is a number in brackets", all("(1@)")},
       {"size is negative", all("(@-1,)")},
+      {"size with leading zeros", all("(@01,)")},
       {"size is a fraction", all("(1@.5,)")},
       {"size is a string", all("(@'1',)")},
       {"size is missing", all("(@,)")},

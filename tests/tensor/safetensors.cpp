@@ -209,6 +209,31 @@ TEST_CASE("safetensors: a file that the system cannot write leaves nothing behin
   CHECK(folder.count() == before);
 }
 
+TEST_CASE("safetensors: what a path leads to is replaced, with its permissions, if it is a file") {
+  const TemporaryFolder folder;
+  const std::vector<NamedTensor> tensors{{"a", counting(DType::u8, {1})}};
+  std::filesystem::create_directory(folder.path() / "runs");
+  write_bytes(folder / "runs/7", "old");
+  ::chmod((folder / "runs/7").c_str(), 0640);
+  std::filesystem::create_symlink("runs/7", folder.path() / "best");
+  std::filesystem::create_symlink(folder.path() / "best", folder.path() / "latest");
+  std::filesystem::create_symlink("runs/8", folder.path() / "next");
+  for (const char* link : {"latest", "next"}) {
+    save_safetensors(folder / link, tensors);
+    CHECK(std::filesystem::is_symlink(folder.path() / link));
+    CHECK(load_safetensors(folder / link).tensors.size() == 1);
+  }
+  CHECK(std::filesystem::status(folder.path() / "runs/7").permissions() == std::filesystem::perms(0640));
+  CHECK(load_safetensors(folder / "runs/8").tensors.size() == 1);
+  CHECK(folder.count() == 4);
+  std::filesystem::create_symlink("round", folder.path() / "round");
+  CHECK_THROWS_AS(save_safetensors(folder / "round", tensors), Error);
+  // Not a pipe or a device, /dev/null of a program that may do anything for one.
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  CHECK_THROWS_AS(save_safetensors(folder / "pipe", tensors), Error);
+  CHECK(std::filesystem::is_fifo(folder.path() / "pipe"));
+}
+
 TEST_CASE("safetensors: a path without a folder, and names as long as the system allows") {
   const TemporaryFolder folder;
   const std::filesystem::path here = std::filesystem::current_path();

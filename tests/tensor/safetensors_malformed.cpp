@@ -174,6 +174,8 @@ TEST_CASE("safetensors: what the format has and Lockstep lacks is NotSupported")
   const TemporaryFolder folder;
   for (const char* header : {R"({"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}})",
                              R"({"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}})",
+                             R"({"a":{"dtype":"F8_E4M3FNUZ","shape":[2],"data_offsets":[0,2]}})",
+                             R"({"a":{"dtype":"F8_E5M2FNUZ","shape":[2],"data_offsets":[0,2]}})",
                              R"({"a":{"dtype":"U16","shape":[],"data_offsets":[0,2]}})",
                              R"({"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})",
                              R"({"a":{"dtype":"U8","shape":[2,1,1,1,1,1,1,1,1],"data_offsets":[0,2]}})"}) {

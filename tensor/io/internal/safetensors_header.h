@@ -33,6 +33,8 @@ inline constexpr FileDType kFileDTypes[] = {
     {"F8_E5M2", 8, {}},
     {"F8_E4M3", 8, {}},
     {"F8_E8M0", 8, {}},
+    {"F8_E4M3FNUZ", 8, {}},
+    {"F8_E5M2FNUZ", 8, {}},
     {"I16", 16, {}},
     {"U16", 16, {}},
     {"F16", 16, DType::f16},
