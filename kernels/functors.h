@@ -87,8 +87,10 @@ LOCKSTEP_HD inline T floor_quotient(T x, T y) {
     return rest != 0 && (rest < 0) != (y < 0) ? static_cast<T>(quotient - 1) : quotient;
   } else {
     if (y == T(0)) return x / y;
-    // x less its remainder is a multiple of y, up to rounding.
-    const T quotient = (x - remainder(x, y)) / y;
+    // x less what is left of it is a multiple of y, up to rounding.
+    const T rest = std::fmod(x, y);
+    T quotient = (x - rest) / y;
+    if (rest != T(0) && (rest < T(0)) != (y < T(0))) quotient -= T(1);
     if (quotient == T(0)) return std::copysign(T(0), x / y);
     const T whole = std::floor(quotient);
     return quotient - whole > T(0.5) ? whole + T(1) : whole;
@@ -125,6 +127,7 @@ constexpr bool supports(UnaryOp op) {
   switch (op) {
     case UnaryOp::logical_not: return true;
     case UnaryOp::neg: case UnaryOp::abs: case UnaryOp::sign: case UnaryOp::square: case UnaryOp::relu:
+    case UnaryOp::floor: case UnaryOp::ceil: case UnaryOp::round: case UnaryOp::trunc:
     case UnaryOp::add_scalar: case UnaryOp::mul_scalar: case UnaryOp::pow_scalar: case UnaryOp::clamp:
       return !std::is_same_v<T, bool>;
     default: return std::is_floating_point_v<Compute<T>>;
@@ -162,6 +165,13 @@ LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   else if constexpr (op == UnaryOp::silu) return x * math::sigmoid(x);
   else if constexpr (op == UnaryOp::normal_cdf) return math::normal_cdf(x);
   else if constexpr (op == UnaryOp::logical_not) return x == T(0);
+  else if constexpr (op == UnaryOp::log1p) return std::log1p(x);
+  else if constexpr (op == UnaryOp::expm1) return std::expm1(x);
+  else if constexpr (op == UnaryOp::erf) return std::erf(x);
+  else if constexpr (op == UnaryOp::floor) return math::floor(x);
+  else if constexpr (op == UnaryOp::ceil) return math::ceil(x);
+  else if constexpr (op == UnaryOp::round) return math::round(x);
+  else if constexpr (op == UnaryOp::trunc) return math::trunc(x);
   else if constexpr (op == UnaryOp::add_scalar) return plus(x, a);
   else if constexpr (op == UnaryOp::mul_scalar) return times(x, a);
   else if constexpr (op == UnaryOp::pow_scalar) return power(x, a);
@@ -214,9 +224,22 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
   else if constexpr (op == BinaryOp::logical_and) return (x != T(0)) & (y != T(0));
   else if constexpr (op == BinaryOp::logical_or) return (x != T(0)) | (y != T(0));
   else if constexpr (op == BinaryOp::logical_xor) return (x != T(0)) ^ (y != T(0));
-  else if constexpr (op == BinaryOp::relu_grad) return math::select(y > T(0), x, T(0));
+  else if constexpr (op == BinaryOp::relu_grad) return math::select(y <= T(0), T(0), x);  // NaN passes
   else if constexpr (op == BinaryOp::tanh_grad) return x * (T(1) - y * y);
   else if constexpr (op == BinaryOp::sigmoid_grad) return x * y * (T(1) - y);
+  else if constexpr (op == BinaryOp::gelu_grad) {
+    return x * (math::normal_cdf(y) + y * (T(0.39894228040143267794) * math::exp(T(-0.5) * y * y)));
+  }
+  else if constexpr (op == BinaryOp::gelu_tanh_grad) {
+    constexpr T kScale = T(1.59576912160573071176), kCubic = T(0.044715);
+    const T s = math::sigmoid(kScale * (y + kCubic * y * y * y));
+    // s (1 - s) comes first: where it is 0 nothing may overflow behind it.
+    return x * (s + s * (T(1) - s) * y * (kScale * (T(1) + T(3) * kCubic * y * y)));
+  }
+  else if constexpr (op == BinaryOp::silu_grad) {
+    const T s = math::sigmoid(y);
+    return x * (s + s * (T(1) - s) * y);
+  }
   else if constexpr (op == BinaryOp::floor_div) return floor_quotient(x, y);
   else if constexpr (op == BinaryOp::remainder) return remainder(x, y);
   else {

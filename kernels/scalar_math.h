@@ -186,6 +186,28 @@ inline float normal_cdf(float x) {
 
 #endif
 
+// Integers are what they are.
+template <class T>
+LOCKSTEP_HD inline T floor(T x) {
+  if constexpr (std::is_integral_v<T>) return x;
+  else return std::floor(x);
+}
+template <class T>
+LOCKSTEP_HD inline T ceil(T x) {
+  if constexpr (std::is_integral_v<T>) return x;
+  else return std::ceil(x);
+}
+template <class T>
+LOCKSTEP_HD inline T round(T x) {
+  if constexpr (std::is_integral_v<T>) return x;
+  else return std::rint(x);
+}
+template <class T>
+LOCKSTEP_HD inline T trunc(T x) {
+  if constexpr (std::is_integral_v<T>) return x;
+  else return std::trunc(x);
+}
+
 template <class T>
 LOCKSTEP_HD inline T sigmoid(T x) {
   // exp of a negative number never overflows, and small results keep their digits.

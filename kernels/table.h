@@ -19,7 +19,8 @@ namespace lockstep {
 
 enum class UnaryOp : std::uint8_t {
   neg, abs, sign, exp, log, sqrt, rsqrt, reciprocal, square, sin, cos, tanh, sigmoid, relu,
-  softplus, gelu_exact, gelu_tanh, silu, normal_cdf, logical_not,
+  softplus, gelu_exact, gelu_tanh, silu, normal_cdf, logical_not, log1p, expm1, erf,
+  floor, ceil, round, trunc,  // round: halves to the even neighbour
   add_scalar,  // x + a
   mul_scalar,  // x * a
   pow_scalar,  // x ^ a
@@ -39,9 +40,10 @@ enum class BinaryOp : std::uint8_t {
   sub, mul, div, pow, maximum, minimum,
   eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor,  // out is bool
   // Derivatives, fused: x is the incoming gradient, y what the op saved.
-  relu_grad,     // y > 0 ? x : 0           (y: input or output)
+  relu_grad,     // y <= 0 ? 0 : x          (y: input or output)
   tanh_grad,     // x * (1 - y * y)         (y: output)
   sigmoid_grad,  // x * y * (1 - y)         (y: output)
+  gelu_grad, gelu_tanh_grad, silu_grad,  // x * f'(y) (y: input)
   floor_div, remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
   smooth_l1,     // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2
 };

@@ -59,6 +59,18 @@ Tensor full_like(const Tensor& like, double value, std::optional<DType> dtype) {
 Tensor zeros_like(const Tensor& like, std::optional<DType> dtype) { return full_like(like, 0, dtype); }
 Tensor ones_like(const Tensor& like, std::optional<DType> dtype) { return full_like(like, 1, dtype); }
 
+Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options) {
+  LOCKSTEP_CHECK(steps >= 0 && is_floating(dtype_of(options)),
+                 "[linspace] expected a count of at least 0 and a floating dtype, got ", steps, " and ",
+                 dtype_of(options));
+  check("linspace", dtype_of(options), options);
+  Tensor tensor = detail::fresh({steps}, dtype_of(options), options.device);
+  const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
+  if (steps > 0) detail::launch(options.device, &KernelTable::arange, ArangeArgs{tensor.out(), start, step});
+  if (steps > 1) detail::fill(tensor.select(0, -1), end);  // free of rounding
+  return finished(std::move(tensor), options);
+}
+
 namespace detail {
 
 Tensor arange(double start, double end, double step, DType dtype, const TensorOptions& options) {

@@ -59,6 +59,9 @@ Tensor arange(End end, const TensorOptions& options = {}) {
   return detail::arange(0, static_cast<double>(end), 1, detail::literal_dtype<End>(), options);
 }
 
+// `steps` numbers from `start` to `end`, both included, equally far apart. Of a floating dtype.
+LOCKSTEP_API Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options = {});
+
 // A copy of the elements, in row-major order, which must be as many as the shape has. Of their own dtype unless
 // options.dtype says otherwise.
 template <class T>

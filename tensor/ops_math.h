@@ -1,10 +1,11 @@
 // Arithmetic, comparisons, functions of the elements, reductions and products of tensors.
 //
 // Everything that has a derivative is differentiable, any number of times. Shapes broadcast by NumPy's rules. dtypes
-// meet in promote_types; a C++ number never promotes a floating tensor. An integer tensor that meets a number with a
-// fraction, a true division or a function such as exp becomes DefaultDType first. All tensors of a call must be on one
-// device. What does not fit is an InvalidArgument, thrown before anything is computed. Results are contiguous, and are
-// computed on the current stream of the device without blocking the host.
+// meet in result_type; a C++ number never promotes a floating tensor. An integer tensor that meets a number with a
+// fraction, a true division or a function such as exp becomes DefaultDType first; a whole number that it cannot hold
+// wraps, but is compared by its value. A tensor of rank 0 has one dimension where an operation asks for one. All tensors
+// of a call must be on one device. What does not fit is an InvalidArgument, thrown before anything is computed. Results
+// are contiguous, and are computed on the current stream of the device without blocking the host.
 #pragma once
 
 #include <limits>
@@ -15,6 +16,9 @@ namespace lockstep {
 
 // The dtype in which two meet: bool < u8 < i32 < i64 < f16, bf16 < f32 < f64; f16 and bf16 meet in f32.
 LOCKSTEP_API DType promote_types(DType a, DType b);
+// The dtype in which two tensors meet. A tensor of rank 0 beside one with dimensions counts only where it is of another
+// kind (bool < integer < floating): bf16[3] and f32[] meet in bf16, i64[3] and f32[] in f32.
+LOCKSTEP_API DType result_type(const Tensor& a, const Tensor& b);
 
 // ---- arithmetic
 
@@ -50,6 +54,16 @@ inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
 inline Tensor operator/(const Tensor& a, double b) { return div(a, b); }
 LOCKSTEP_API Tensor operator/(double a, const Tensor& b);
 LOCKSTEP_API Tensor operator-(const Tensor& x);
+
+// In place, with the rules of add_, mul_, …
+inline Tensor& operator+=(Tensor& a, const Tensor& b) { return a.add_(b); }
+inline Tensor& operator+=(Tensor& a, double b) { return a.add_(b); }
+inline Tensor& operator-=(Tensor& a, const Tensor& b) { return a.sub_(b); }
+inline Tensor& operator-=(Tensor& a, double b) { return a.sub_(b); }
+inline Tensor& operator*=(Tensor& a, const Tensor& b) { return a.mul_(b); }
+inline Tensor& operator*=(Tensor& a, double b) { return a.mul_(b); }
+inline Tensor& operator/=(Tensor& a, const Tensor& b) { return a.div_(b); }
+inline Tensor& operator/=(Tensor& a, double b) { return a.div_(b); }
 
 // ---- comparisons and logic: bool results, no gradient
 
@@ -105,6 +119,18 @@ LOCKSTEP_API Tensor relu(const Tensor& x);
 LOCKSTEP_API Tensor softplus(const Tensor& x);    // log(1 + exp(x))
 LOCKSTEP_API Tensor silu(const Tensor& x);        // x * sigmoid(x)
 LOCKSTEP_API Tensor normal_cdf(const Tensor& x);  // of the standard normal distribution
+LOCKSTEP_API Tensor log1p(const Tensor& x);       // log(1 + x), exact near 0
+LOCKSTEP_API Tensor expm1(const Tensor& x);       // exp(x) - 1, exact near 0
+LOCKSTEP_API Tensor erf(const Tensor& x);         // the error function
+// Whole numbers, which have no gradient; integers stay. round takes halves to the even neighbour.
+LOCKSTEP_API Tensor floor(const Tensor& x);
+LOCKSTEP_API Tensor ceil(const Tensor& x);
+LOCKSTEP_API Tensor round(const Tensor& x);
+LOCKSTEP_API Tensor trunc(const Tensor& x);
+// bool
+LOCKSTEP_API Tensor isnan(const Tensor& x);
+LOCKSTEP_API Tensor isinf(const Tensor& x);
+LOCKSTEP_API Tensor isfinite(const Tensor& x);
 enum class GeluForm : std::uint8_t { exact, tanh };
 LOCKSTEP_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::exact);
 // min(max(x, low), high); pass an infinity for no bound.
@@ -117,9 +143,15 @@ LOCKSTEP_API Tensor sum(const Tensor& x);
 LOCKSTEP_API Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims = false);
 LOCKSTEP_API Tensor mean(const Tensor& x);
 LOCKSTEP_API Tensor mean(const Tensor& x, const Dims& dims, bool keep_dims = false);
-// The square root of this is the standard deviation. Divides by n - correction.
+// The square root of this is the standard deviation. Divides by n - correction, or by 0
+// where that is negative.
 LOCKSTEP_API Tensor var(const Tensor& x, const Dims& dims, double correction = 1, bool keep_dims = false);
 LOCKSTEP_API Tensor var(const Tensor& x);
+// The standard deviation, std of PyTorch; its gradient at 0 is 0.
+LOCKSTEP_API Tensor stddev(const Tensor& x, const Dims& dims, double correction = 1, bool keep_dims = false);
+LOCKSTEP_API Tensor stddev(const Tensor& x);
+// log of the sum of exp(x), without overflow.
+LOCKSTEP_API Tensor logsumexp(const Tensor& x, const Dims& dims, bool keep_dims = false);
 LOCKSTEP_API Tensor prod(const Tensor& x);
 LOCKSTEP_API Tensor prod(const Tensor& x, std::int64_t dim, bool keep_dims = false);
 // The Euclidean norm; its gradient at 0 is 0.
@@ -146,6 +178,9 @@ LOCKSTEP_API Tensor argmax(const Tensor& x);  // position in row-major order
 LOCKSTEP_API Tensor argmin(const Tensor& x);
 LOCKSTEP_API Tensor argmax(const Tensor& x, std::int64_t dim, bool keep_dims = false);
 LOCKSTEP_API Tensor argmin(const Tensor& x, std::int64_t dim, bool keep_dims = false);
+// The extremes over several dimensions; among equals the gradient is shared. They propagate NaN, and throw as max does.
+LOCKSTEP_API Tensor amax(const Tensor& x, const Dims& dims, bool keep_dims = false);
+LOCKSTEP_API Tensor amin(const Tensor& x, const Dims& dims, bool keep_dims = false);
 // bool; anything but 0 is true.
 LOCKSTEP_API Tensor any(const Tensor& x);
 LOCKSTEP_API Tensor any(const Tensor& x, const Dims& dims, bool keep_dims = false);
@@ -156,6 +191,8 @@ LOCKSTEP_API Tensor all(const Tensor& x, const Dims& dims, bool keep_dims = fals
 
 // y[i] = x[0] + … + x[i]. Integers are summed in i64.
 LOCKSTEP_API Tensor cumsum(const Tensor& x, std::int64_t dim);
+// y[i] = x[0] * … * x[i]. Integers are multiplied in i64.
+LOCKSTEP_API Tensor cumprod(const Tensor& x, std::int64_t dim);
 // In ascending or descending order, and where each element was; equal ones stay in their order, NaN is greater than all
 // numbers.
 LOCKSTEP_API ValuesAndIndices sort(const Tensor& x, std::int64_t dim = -1, bool descending = false);
@@ -171,6 +208,12 @@ LOCKSTEP_API Tensor sum_to(const Tensor& x, const Shape& shape);
 // [.., M, K] @ [.., K, N] -> [.., M, N]; leading dimensions broadcast. A vector on the left is a row, on the right a
 // column, and its dimension is dropped from the result.
 LOCKSTEP_API Tensor matmul(const Tensor& a, const Tensor& b);
+// The same for one pair of ranks alone: matrices, stacks of them with one size, a matrix and a vector, vectors.
+LOCKSTEP_API Tensor mm(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor bmm(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor mv(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor dot(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor outer(const Tensor& a, const Tensor& b);  // of two vectors [N] and [M]: [N, M], any dtypes
 
 // ---- answers for the host; these block
 

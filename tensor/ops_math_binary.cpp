@@ -1,4 +1,6 @@
 // Arithmetic, comparisons and selection of two tensors.
+#include <cmath>
+
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
@@ -12,11 +14,11 @@ using detail::uses_b;
 using detail::uses_nothing;
 using detail::uses_y;
 
-// 1 where a wins, 1/2 where neither does. Carries no gradient.
-Tensor share(BinaryOp wins, const Tensor& a, const Tensor& b) {
+// 0 where a loses, 1/2 where neither wins, else 1: so also where one is NaN. Carries no gradient.
+Tensor share(BinaryOp loses, const Tensor& a, const Tensor& b) {
   NoGrad no_grad;
-  const Tensor won = detail::elementwise("share", wins, a, b).to(a.dtype());
-  return add(won, eq(a, b).to(a.dtype()), 0.5);
+  const Tensor kept = logical_not(detail::elementwise("share", loses, a, b)).to(a.dtype());
+  return add(kept, eq(a, b).to(a.dtype()), -0.5);
 }
 
 using Of = const detail::BinaryOperands&;
@@ -35,12 +37,12 @@ constexpr BinaryRule kDiv{"div",
                           {uses_b | uses_y, [](Of of) { return -(of.g * of.y / of.b); }}};
 constexpr BinaryRule kMaximum{"maximum",
                               BinaryOp::maximum,
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.a, of.b); }},
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.b, of.a); }}};
-constexpr BinaryRule kMinimum{"minimum",
-                              BinaryOp::minimum,
                               {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::lt, of.a, of.b); }},
                               {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::lt, of.b, of.a); }}};
+constexpr BinaryRule kMinimum{"minimum",
+                              BinaryOp::minimum,
+                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.a, of.b); }},
+                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.b, of.a); }}};
 
 Tensor pow_by_base(Of of) {
   // 0 * x^-1 would be NaN at 0.
@@ -71,11 +73,18 @@ Tensor predicate(const char* name, BinaryOp op, const Tensor& a, const Tensor& b
   detail::check_same_device(name, a, b);
   if (a.dtype() == b.dtype()) return detail::elementwise(name, op, a, b);
   NoGrad no_grad;
-  const DType dtype = promote_types(a.dtype(), b.dtype());
+  const DType dtype = result_type(a, b);
   return detail::elementwise(name, op, a.to(dtype), b.to(dtype));
 }
 Tensor predicate(const char* name, BinaryOp op, const Tensor& a, double b) {
   detail::check_defined(name, a);
+  const DType shared = detail::dtype_with(a, b);
+  if (detail::wrapped(b, shared) != b && std::isfinite(b)) [[unlikely]] {
+    // A number that the integers of `a` are all on one side of.
+    const bool fits = detail::wrapped(b, DType::i64) == b;
+    const double beyond = b < 0 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+    return fits ? predicate(name, op, a.to(DType::i64), b) : predicate(name, op, a, beyond);
+  }
   return predicate(name, op, a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
 }
 
@@ -107,7 +116,7 @@ Tensor pow(const Tensor& base, const Tensor& exponent) { return apply(kPow, base
 
 Tensor div(const Tensor& a, const Tensor& b) {
   detail::check_same_device("div", a, b);
-  const DType dtype = promote_types(a.dtype(), b.dtype());
+  const DType dtype = result_type(a, b);
   if (is_floating(dtype)) [[likely]]
     return apply(kDiv, a, b);
   return apply(kDiv, a.to(DefaultDType::get()), b.to(DefaultDType::get()));
@@ -153,7 +162,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   detail::check_same_device("where", a, b);
   LOCKSTEP_CHECK(condition.dtype() == DType::boolean, "[where] expected a bool condition, got ", condition);
   if (a.dtype() != b.dtype()) {
-    const DType dtype = promote_types(a.dtype(), b.dtype());
+    const DType dtype = result_type(a, b);
     return where(condition, a.to(dtype), b.to(dtype));
   }
   Shape shape = detail::broadcast("where", a, b);

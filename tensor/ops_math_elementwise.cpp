@@ -1,4 +1,6 @@
 // How rules become operations: the common path of all elementwise operations.
+#include <cmath>
+
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
@@ -50,8 +52,8 @@ bool is_predicate(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::lo
 // Of functions that 16 bits would overflow or blur.
 bool wide_under_autocast(UnaryOp op) {
   switch (op) {
-    case UnaryOp::exp: case UnaryOp::log: case UnaryOp::pow_scalar: case UnaryOp::reciprocal: case UnaryOp::rsqrt:
-    case UnaryOp::softplus: return true;
+    case UnaryOp::exp: case UnaryOp::log: case UnaryOp::log1p: case UnaryOp::expm1: case UnaryOp::pow_scalar:
+    case UnaryOp::reciprocal: case UnaryOp::rsqrt: case UnaryOp::softplus: return true;
     default: return false;
   }
 }
@@ -97,8 +99,13 @@ Tensor apply(const BinaryRule& rule, const Tensor& a, const Tensor& b, double al
   if (rule.op == BinaryOp::pow && widens(a, b)) [[unlikely]]
     return apply(rule, widened(a), widened(b), alpha);
   if (a.dtype() != b.dtype()) [[unlikely]] {
-    const DType dtype = promote_types(a.dtype(), b.dtype());
+    const DType dtype = result_type(a, b);
     return apply(rule, a.to(dtype), b.to(dtype), alpha);
+  }
+  if (alpha != 1 && !is_floating(a.dtype())) [[unlikely]] {
+    LOCKSTEP_CHECK(alpha == std::trunc(alpha) && std::isfinite(alpha), "[", rule.name,
+                   "] expected a whole alpha for integers, got ", alpha, " for ", a, " and ", b);
+    alpha = wrapped(alpha, a.dtype());
   }
   LOCKSTEP_CHECK(a.dtype() != DType::boolean || rule.op == BinaryOp::maximum || rule.op == BinaryOp::minimum, "[",
                  rule.name, "] expected numbers, got ", a, " and ", b);

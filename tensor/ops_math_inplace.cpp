@@ -33,6 +33,20 @@ class MulInPlaceNode final : public NodeOf<2> {
   Shape shape;
 };
 
+class DivInPlaceNode final : public NodeOf<2> {
+ public:
+  const char* name() const override { return "div_"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor by = divisor.get(*this);
+    const Tensor of_self = gradients[0] / by;
+    if (needs(0)) inputs[0] = of_self;
+    if (needs(1)) inputs[1] = sum_to(-(of_self * before.get(*this) / by), shape);
+  }
+  void release() override { divisor.reset(), before.reset(); }
+  Saved divisor, before;
+  Shape shape;
+};
+
 class ScaleInPlaceNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "mul_"; }
@@ -82,7 +96,8 @@ Tensor apart(const Tensor& self, const Tensor& other) {
 // The other operand in the dtype and the shape of `self`, which it may not stretch.
 Tensor operand(const char* op, const Tensor& self, const Tensor& other) {
   detail::check_same_device(op, self, other);
-  LOCKSTEP_CHECK((is_floating(self.dtype()) && is_floating(other.dtype())) ||
+  const auto integer = [](const Tensor& x) { return !is_floating(x.dtype()) && x.dtype() != DType::boolean; };
+  LOCKSTEP_CHECK((is_floating(self.dtype()) && is_floating(other.dtype())) || (integer(self) && integer(other)) ||
                      promote_types(self.dtype(), other.dtype()) == self.dtype(),
                  "[", op, "] expected a tensor that fits into ", self.dtype(), ", got ", self, " and ", other);
   LOCKSTEP_CHECK(detail::broadcast(op, self, other) == self.shape(), "[", op,
@@ -100,7 +115,7 @@ double checked_number(const char* op, const Tensor& self, double value) {
   check_writable(op, self);
   LOCKSTEP_CHECK(detail::dtype_with(self, value) == self.dtype(), "[", op, "] expected a number that fits into ",
                  self.dtype(), ", got ", value, " for ", self);
-  return self.dtype() == DType::u8 ? value - 256 * std::floor(value / 256) : value;
+  return detail::wrapped(value, self.dtype());
 }
 
 }  // namespace
@@ -108,8 +123,11 @@ double checked_number(const char* op, const Tensor& self, double value) {
 Tensor& Tensor::add_(const Tensor& other, double alpha) {
   check_writable("add_", *this, other);
   const Tensor addend = operand("add_", *this, other);
-  LOCKSTEP_CHECK(dtype() != DType::boolean, "[add_] expected numbers, got ", *this);
-  write(BinaryOp::add, *this, addend, alpha);
+  const bool whole = alpha == std::trunc(alpha) && std::isfinite(alpha);
+  LOCKSTEP_CHECK(is_floating(dtype()) || (dtype() == DType::boolean ? alpha == 1 : whole),
+                 "[add_] expected an alpha that fits into ", dtype(), ", got ", alpha, " for ", *this, " and ", other);
+  if (dtype() == DType::boolean) return write(BinaryOp::logical_or, *this, addend, 1), *this;
+  write(BinaryOp::add, *this, addend, detail::wrapped(alpha, dtype()));
   if (auto* node = record<AddInPlaceNode>(*this, *this, addend)) node->alpha = alpha, node->shape = addend.shape();
   return *this;
 }
@@ -117,7 +135,7 @@ Tensor& Tensor::add_(const Tensor& other, double alpha) {
 Tensor& Tensor::mul_(const Tensor& other) {
   check_writable("mul_", *this, other);
   const Tensor factor = operand("mul_", *this, other);
-  LOCKSTEP_CHECK(dtype() != DType::boolean, "[mul_] expected numbers, got ", *this);
+  if (dtype() == DType::boolean) return write(BinaryOp::logical_and, *this, factor, 1), *this;
   const bool keeps = GradMode::enabled() && factor.requires_grad();
   const Tensor before = keeps ? detach().clone() : Tensor();
   const Edge old = edge();
@@ -146,6 +164,27 @@ Tensor& Tensor::mul_(double value) {
   mark_changed();
   if (auto* node = record<ScaleInPlaceNode>(*this, *this)) node->factor = number;
   return *this;
+}
+
+Tensor& Tensor::div_(const Tensor& other) {
+  check_writable("div_", *this, other);
+  detail::check_floating("div_", *this);
+  const Tensor divisor = operand("div_", *this, other);
+  const bool keeps = GradMode::enabled() && divisor.requires_grad();
+  const Tensor before = keeps ? detach().clone() : Tensor();
+  if (keeps) before.set_edge(edge());  // for second derivatives
+  write(BinaryOp::div, *this, divisor, 1);
+  if (auto* node = record<DivInPlaceNode>(*this, *this, divisor)) {
+    node->divisor.save(divisor.storage() == storage() ? before : divisor);
+    if (node->needs(1)) node->before.save(before);
+    node->shape = divisor.shape();
+  }
+  return *this;
+}
+
+Tensor& Tensor::div_(double value) {
+  detail::check_floating("div_", *this);
+  return div_(detail::fresh_scalar(value, dtype(), device()));
 }
 
 Tensor& Tensor::copy_(const Tensor& source) {

@@ -113,6 +113,29 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   return product(batched(a, batch, batches), batched(b, batch, batches)).reshape(shape);
 }
 
+namespace {
+Tensor matmul_of_ranks(const char* op, const Tensor& a, int rank_a, const Tensor& b, int rank_b) {
+  detail::check_same_device(op, a, b);
+  LOCKSTEP_CHECK(a.rank() == rank_a && b.rank() == rank_b, "[", op, "] expected tensors of rank ", rank_a, " and ",
+                 rank_b, ", got ", a, " and ", b);
+  return matmul(a, b);
+}
+}  // namespace
+
+Tensor mm(const Tensor& a, const Tensor& b) { return matmul_of_ranks("mm", a, 2, b, 2); }
+Tensor mv(const Tensor& a, const Tensor& b) { return matmul_of_ranks("mv", a, 2, b, 1); }
+Tensor dot(const Tensor& a, const Tensor& b) { return matmul_of_ranks("dot", a, 1, b, 1); }
+Tensor bmm(const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(!a.defined() || !b.defined() || a.rank() != 3 || b.rank() != 3 || a.size(0) == b.size(0),
+                 "[bmm] expected stacks of one size, got ", a, " and ", b);
+  return matmul_of_ranks("bmm", a, 3, b, 3);
+}
+Tensor outer(const Tensor& a, const Tensor& b) {
+  detail::check_same_device("outer", a, b);
+  LOCKSTEP_CHECK(a.rank() == 1 && b.rank() == 1, "[outer] expected two vectors, got ", a, " and ", b);
+  return a.unsqueeze(1) * b;
+}
+
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]
     return linear(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), activation);

@@ -11,7 +11,7 @@ using detail::apply;
 using detail::Keep;
 using detail::UnaryRule;
 
-constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
+constexpr double kInverseSqrtTwoPi = 0.39894228040143267794, kTwoOverSqrtPi = 1.12837916709551257390;
 
 // gradient * [kept > 0], linear in the gradient; fused, and differentiable by being its own derivative.
 class MaskNode final : public NodeOf<1> {
@@ -33,6 +33,25 @@ Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {
 // The density of the standard normal distribution.
 Tensor normal_density(const Tensor& x) { return exp(square(x) * -0.5) * kInverseSqrtTwoPi; }
 
+// g * f'(x) for a slope made of several operations: one kernel, or those operations where they shall be differentiable
+// themselves; of 16 bits in f32, as squares and cubes would overflow.
+Tensor by_slope(const char* name, BinaryOp op, const detail::UnaryOperands& of, Tensor (*slope)(const Tensor& x)) {
+  if (!GradMode::enabled()) return fused(name, op, of);
+  if (size_of(of.g.dtype()) > 2) return of.g * slope(of.kept);
+  return (of.g.to(DType::f32) * slope(of.kept.to(DType::f32))).to(of.g.dtype());
+}
+Tensor silu_slope(const Tensor& x) {
+  const Tensor s = sigmoid(x);
+  return s * (1 + x * (1 - s));
+}
+Tensor gelu_slope(const Tensor& x) { return normal_cdf(x) + x * normal_density(x); }
+Tensor gelu_tanh_slope(const Tensor& x) {
+  // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+  constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
+  const Tensor x2 = square(x), s = sigmoid(x * kScale * (1 + x2 * kCubic));
+  return s * (1 + x * (kScale * (1 + x2 * (3 * kCubic))) * (1 - s));
+}
+
 // A rule ends with its derivative: of.g is the incoming gradient, of.kept what Keep names.
 using Of = const detail::UnaryOperands&;
 
@@ -46,6 +65,10 @@ constexpr UnaryRule kRsqrt{"rsqrt", UnaryOp::rsqrt, Keep::output, [](Of of) { re
 constexpr UnaryRule kReciprocal{"reciprocal", UnaryOp::reciprocal, Keep::output,
                                 [](Of of) { return -(of.g * square(of.kept)); }};
 constexpr UnaryRule kSquare{"square", UnaryOp::square, Keep::input, [](Of of) { return of.g * of.kept * 2; }, false};
+constexpr UnaryRule kLog1p{"log1p", UnaryOp::log1p, Keep::input, [](Of of) { return of.g / (of.kept + 1); }};
+constexpr UnaryRule kExpm1{"expm1", UnaryOp::expm1, Keep::output, [](Of of) { return of.g * (of.kept + 1); }};
+constexpr UnaryRule kErf{"erf", UnaryOp::erf, Keep::input,
+                         [](Of of) { return of.g * (exp(-square(of.kept)) * kTwoOverSqrtPi); }};
 constexpr UnaryRule kSin{"sin", UnaryOp::sin, Keep::input, [](Of of) { return of.g * cos(of.kept); }};
 constexpr UnaryRule kCos{"cos", UnaryOp::cos, Keep::input, [](Of of) { return -(of.g * sin(of.kept)); }};
 constexpr UnaryRule kTanh{"tanh", UnaryOp::tanh, Keep::output, [](Of of) {
@@ -60,22 +83,19 @@ constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { retur
                           false};
 constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input,
                               [](Of of) { return of.g * sigmoid(of.kept); }};
-constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input, [](Of of) {
-                            const Tensor s = sigmoid(of.kept);
-                            return of.g * s * (1 + of.kept * (1 - s));
-                          }};
+constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input,
+                          [](Of of) { return by_slope("silu", BinaryOp::silu_grad, of, silu_slope); }};
 constexpr UnaryRule kNormalCdf{"normal_cdf", UnaryOp::normal_cdf, Keep::input,
                                [](Of of) { return of.g * normal_density(of.kept); }};
 constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input,
-                          [](Of of) { return of.g * (normal_cdf(of.kept) + of.kept * normal_density(of.kept)); }};
+                          [](Of of) { return by_slope("gelu", BinaryOp::gelu_grad, of, gelu_slope); }};
 constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Keep::input, [](Of of) {
-                                // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-                                constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
-                                const Tensor &x = of.kept, x2 = square(x);
-                                const Tensor s = sigmoid(x * kScale * (1 + x2 * kCubic));
-                                const Tensor slope = kScale * (1 + x2 * (3 * kCubic));
-                                return of.g * s * (1 + x * slope * (1 - s));
+                                return by_slope("gelu", BinaryOp::gelu_tanh_grad, of, gelu_tanh_slope);
                               }};
+constexpr UnaryRule kFloor{"floor", UnaryOp::floor, Keep::nothing, nullptr, false};
+constexpr UnaryRule kCeil{"ceil", UnaryOp::ceil, Keep::nothing, nullptr, false};
+constexpr UnaryRule kRound{"round", UnaryOp::round, Keep::nothing, nullptr, false};
+constexpr UnaryRule kTrunc{"trunc", UnaryOp::trunc, Keep::nothing, nullptr, false};
 constexpr UnaryRule kAddScalar{"add", UnaryOp::add_scalar, Keep::nothing, [](Of of) { return of.g; }, false};
 constexpr UnaryRule kMulScalar{"mul", UnaryOp::mul_scalar, Keep::nothing, [](Of of) { return of.g * of.a; }, false};
 constexpr UnaryRule kPowScalar{"pow", UnaryOp::pow_scalar, Keep::input,
@@ -115,6 +135,29 @@ Tensor silu(const Tensor& x) { return apply(kSilu, x); }
 Tensor normal_cdf(const Tensor& x) { return apply(kNormalCdf, x); }
 Tensor gelu(const Tensor& x, GeluForm form) { return apply(form == GeluForm::exact ? kGelu : kGeluTanh, x); }
 
+Tensor log1p(const Tensor& x) { return apply(kLog1p, x); }
+Tensor expm1(const Tensor& x) { return apply(kExpm1, x); }
+Tensor erf(const Tensor& x) { return apply(kErf, x); }
+
+Tensor floor(const Tensor& x) { return apply(kFloor, x); }
+Tensor ceil(const Tensor& x) { return apply(kCeil, x); }
+Tensor round(const Tensor& x) { return apply(kRound, x); }
+Tensor trunc(const Tensor& x) { return apply(kTrunc, x); }
+
+Tensor isnan(const Tensor& x) { return ne(x, x); }
+Tensor isinf(const Tensor& x) {
+  detail::check_defined("isinf", x);
+  if (!is_floating(x.dtype())) return ne(x, x);
+  NoGrad no_grad;
+  return eq(abs(x), std::numeric_limits<double>::infinity());
+}
+Tensor isfinite(const Tensor& x) {
+  detail::check_defined("isfinite", x);
+  if (!is_floating(x.dtype())) return eq(x, x);
+  NoGrad no_grad;
+  return lt(abs(x), std::numeric_limits<double>::infinity());
+}
+
 Tensor logical_not(const Tensor& x) {
   detail::check_defined("logical_not", x);
   Tensor y = detail::fresh_like(x, DType::boolean);
@@ -128,8 +171,8 @@ namespace {
 Tensor apply_with(const UnaryRule& rule, const Tensor& x, double number) {
   detail::check_defined(rule.name, x);
   const DType dtype = detail::dtype_with(x, number);
-  // Integers wrap, also the ones that a u8 cannot hold: x - 1 is x + 255.
-  if (dtype == DType::u8 && rule.op != UnaryOp::pow_scalar) number -= 256 * std::floor(number / 256);
+  // Of a u8, x - 1 is x + 255.
+  if (rule.op != UnaryOp::pow_scalar) number = detail::wrapped(number, dtype);
   if (dtype == x.dtype()) [[likely]]
     return apply(rule, x, number);
   return apply(rule, x.to(dtype), number);

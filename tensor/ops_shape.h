@@ -18,6 +18,7 @@ inline Tensor transpose(const Tensor& x, std::int64_t dim0, std::int64_t dim1) {
 inline Tensor permute(const Tensor& x, const Dims& dims) { return x.permute(dims); }
 inline Tensor expand(const Tensor& x, const Shape& shape) { return x.expand(shape); }
 inline Tensor squeeze(const Tensor& x, std::int64_t dim) { return x.squeeze(dim); }
+inline Tensor squeeze(const Tensor& x) { return x.squeeze(); }
 inline Tensor unsqueeze(const Tensor& x, std::int64_t dim) { return x.unsqueeze(dim); }
 inline Tensor narrow(const Tensor& x, std::int64_t dim, std::int64_t start, std::int64_t length) {
   return x.narrow(dim, start, length);
@@ -55,10 +56,30 @@ LOCKSTEP_API std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std
 LOCKSTEP_API std::vector<Tensor> split_lengths(const Tensor& x, std::span<const std::int64_t> lengths,
                                                std::int64_t dim = 0);
 
+// Views of the slices along `dim`, which goes.
+LOCKSTEP_API std::vector<Tensor> unbind(const Tensor& x, std::int64_t dim = 0);
+// Vectors [A], [B], … (or single elements) as views of one shape [A, B, …], each constant along the others' dimensions.
+LOCKSTEP_API std::vector<Tensor> meshgrid(std::span<const Tensor> vectors);
+// x so many times along each dimension; more counts than dimensions begin with new ones.
+LOCKSTEP_API Tensor repeat(const Tensor& x, const Dims& times);
+// Each slice along `dim` so many times in a row.
+LOCKSTEP_API Tensor repeat_interleave(const Tensor& x, std::int64_t times, std::int64_t dim);
+// Moves the elements up by `shift` along `dim`, those at the end to the beginning.
+LOCKSTEP_API Tensor roll(const Tensor& x, std::int64_t shift, std::int64_t dim);
+
+// Of the last two dimensions what lies on and below (above) the diagonal that is `diagonal` to the right of the main
+// one; 0 elsewhere.
+LOCKSTEP_API Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
+LOCKSTEP_API Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
+// `value` where `mask` (bool, broadcast to x) is true, else x, in the dtype of x.
+LOCKSTEP_API Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+
 // Reverses the order along `dims` (a copy).
 LOCKSTEP_API Tensor flip(const Tensor& x, const Dims& dims);
 // Zeros around x: `before` and `after` elements along `dim`.
 LOCKSTEP_API Tensor pad(const Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t after);
+// `value` around x: counts before and after the elements of the last dimension, then of the one before it, and so on.
+LOCKSTEP_API Tensor pad(const Tensor& x, const Dims& before_and_after, double value = 0);
 
 // Indices are integers; one out of range is an InvalidArgument, on asynchronous devices at the next wait.
 

@@ -93,7 +93,12 @@ void check_source(const char* op, const Tensor& x, const Tensor& source, const S
 
 Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
   check_vector_of_indices("index_select", x, indices);
-  const int along = normalize_dim("index_select", dim, x.rank());
+  const int along = detail::normalize_dim_of("index_select", dim, x);
+  if (x.rank() == 0) {
+    LOCKSTEP_CHECK(indices.count() == 1, "[index_select] expected one index for a tensor of rank 0, got ", indices,
+                   " for ", x);
+    return index_select(x.reshape({1}), 0, indices).reshape({});
+  }
   const Tensor positions = detail::to_indices("index_select", indices);
   Shape shape = x.shape();
   shape[along] = positions.count();
@@ -105,7 +110,11 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
 
 Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const Tensor& source) {
   check_vector_of_indices("index_add", x, indices);
-  const int along = normalize_dim("index_add", dim, x.rank());
+  const int along = detail::normalize_dim_of("index_add", dim, x);
+  if (x.rank() == 0) {
+    const Tensor vector = source.defined() && source.rank() == 0 ? source.reshape({1}) : source;
+    return index_add(x.reshape({1}), 0, indices, vector).reshape({});
+  }
   const Tensor positions = detail::to_indices("index_add", indices);
   Shape shape = x.shape();
   shape[along] = positions.count();
@@ -117,9 +126,9 @@ Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const
 }
 
 Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& indices) {
-  detail::check_defined("gather", x);
-  const int along = normalize_dim("gather", dim, x.rank());
+  const int along = detail::normalize_dim_of("gather", dim, x);
   check_indices_fit("gather", x, along, indices);
+  if (x.rank() == 0) return gather(x.reshape({1}), 0, indices.reshape({1})).reshape({});
   const Tensor positions = detail::to_indices("gather", indices);
   Tensor y = detail::fresh(positions.shape(), x.dtype(), x.device());
   detail::launch(x.device(), &KernelTable::gather, GatherArgs{x.in(), positions.in(), y.out(), along});
@@ -128,9 +137,12 @@ Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& indices) {
 }
 
 Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const Tensor& source) {
-  detail::check_defined("scatter_add", x);
-  const int along = normalize_dim("scatter_add", dim, x.rank());
+  const int along = detail::normalize_dim_of("scatter_add", dim, x);
   check_indices_fit("scatter_add", x, along, indices);
+  if (x.rank() == 0) {
+    check_source("scatter_add", x, source, {});
+    return scatter_add(x.reshape({1}), 0, indices.reshape({1}), source.reshape({1})).reshape({});
+  }
   const Tensor positions = detail::to_indices("scatter_add", indices);
   check_source("scatter_add", x, source, positions.shape());
   Tensor y = copy_of(x);
@@ -152,12 +164,16 @@ Tensor one_hot(const Tensor& indices, std::int64_t classes) {
 
 Tensor flip(const Tensor& x, const Dims& dims) {
   detail::check_defined("flip", x);
-  Tensor y = x;
   bool seen[kMaxRank] = {};
   for (const std::int64_t dim : dims) {
-    const int along = normalize_dim("flip", dim, x.rank());
-    LOCKSTEP_CHECK(!seen[along], "[flip] expected each dimension once, got ", dims);
-    seen[along] = true;
+    bool& mark = seen[detail::normalize_dim_of("flip", dim, x)];
+    LOCKSTEP_CHECK(!mark, "[flip] expected each dimension once, got ", dims);
+    mark = true;
+  }
+  if (dims.empty() || x.rank() == 0) return x.clone();
+  Tensor y = x;
+  for (int along = 0; along < x.rank(); ++along) {
+    if (!seen[along]) continue;
     const std::int64_t size = x.shape()[along];
     Tensor backwards = detail::fresh({size}, DType::i64, x.device());
     detail::launch(x.device(), &KernelTable::arange, ArangeArgs{backwards.out(), static_cast<double>(size - 1), -1});

@@ -134,7 +134,8 @@ Tensor Tensor::permute(const Dims& dims) const {
 }
 
 Tensor Tensor::transpose(std::int64_t dim0, std::int64_t dim1) const {
-  const int a = normalize_dim("transpose", dim0, rank()), b = normalize_dim("transpose", dim1, rank());
+  const int a = detail::normalize_dim_of("transpose", dim0, *this);
+  const int b = detail::normalize_dim_of("transpose", dim1, *this);
   Dims dims;
   for (int i = 0; i < rank(); ++i) dims.push_back(i == a ? b : i == b ? a : i);
   return permute(dims);
@@ -161,13 +162,24 @@ Tensor Tensor::expand(const Shape& wanted) const {
 }
 
 Tensor Tensor::squeeze(std::int64_t dim) const {
-  const int at = normalize_dim("squeeze", dim, rank());
-  if (shape()[at] != 1) return *this;
+  const int at = detail::normalize_dim_of("squeeze", dim, *this);
+  if (rank() == 0 || shape()[at] != 1) return *this;
   Shape shape = this->shape();
   Strides strides = this->strides();
   shape.erase(at);
   strides.erase(at);
   return reshaped(*this, shape, strides);
+}
+
+Tensor Tensor::squeeze() const {
+  Shape shape;
+  Strides strides;
+  for (int i = 0; i < rank(); ++i) {
+    if (this->shape()[i] == 1) continue;
+    shape.push_back(this->shape()[i]);
+    strides.push_back(this->strides()[i]);
+  }
+  return shape.rank() == rank() ? *this : reshaped(*this, shape, strides);
 }
 
 Tensor Tensor::unsqueeze(std::int64_t dim) const {

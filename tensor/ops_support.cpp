@@ -15,6 +15,16 @@ DType promote_types(DType a, DType b) {
   return order_a > order_b ? a : b;
 }
 
+DType result_type(const Tensor& a, const Tensor& b) {
+  detail::check_defined("result_type", a);
+  detail::check_defined("result_type", b);
+  if (a.dtype() == b.dtype()) return a.dtype();
+  if ((a.rank() == 0) == (b.rank() == 0)) return promote_types(a.dtype(), b.dtype());
+  const auto kind = [](DType dtype) { return is_floating(dtype) ? 2 : dtype == DType::boolean ? 0 : 1; };
+  const DType of_single = a.rank() == 0 ? a.dtype() : b.dtype(), of_many = a.rank() == 0 ? b.dtype() : a.dtype();
+  return kind(of_single) > kind(of_many) ? of_single : of_many;
+}
+
 namespace detail {
 
 Tensor fresh(const Shape& shape, DType dtype, Device device) {
@@ -93,6 +103,7 @@ Shape folded(const Shape& shape, int dim) {
 
 void fill(const Tensor& tensor, double value) {
   if (tensor.count() == 0) return;
+  value = wrapped(value, tensor.dtype());
   constexpr double kTwoTo63 = 0x1p63;
   const bool fits = value >= -kTwoTo63 && value < kTwoTo63;
   launch(tensor.device(), &KernelTable::fill,
@@ -147,6 +158,21 @@ Tensor to_indices(const char* op, const Tensor& indices) {
   LOCKSTEP_CHECK(!is_floating(indices.dtype()) && indices.dtype() != DType::boolean, "[", op,
                  "] expected indices of an integer dtype, got ", indices);
   return indices.to(DType::i64);
+}
+
+double wrapped(double number, DType dtype) {
+  if (is_floating(dtype) || dtype == DType::boolean || !std::isfinite(number)) return number;
+  const double whole = std::trunc(number);
+  const double values = dtype == DType::u8 ? 0x1p8 : dtype == DType::i32 ? 0x1p32 : 0x1p64;
+  const double low = dtype == DType::u8 ? 0 : -values / 2;
+  if (whole >= low && whole < low + values) return whole;
+  const double rest = std::fmod(whole, values);  // exact, and so are the sums
+  return rest < low ? rest + values : rest >= low + values ? rest - values : rest;
+}
+
+int normalize_dim_of(const char* op, std::int64_t dim, const Tensor& tensor) {
+  check_defined(op, tensor);
+  return normalize_dim(op, dim, tensor.rank() == 0 ? 1 : tensor.rank());
 }
 
 DType dtype_with(const Tensor& tensor, double number) {

@@ -12,7 +12,7 @@ namespace lockstep::detail {
 LOCKSTEP_API Tensor fresh(const Shape& shape, DType dtype, Device device);
 LOCKSTEP_API Tensor fresh_like(const Tensor& like, DType dtype);
 inline Tensor fresh_like(const Tensor& like) { return fresh_like(like, like.dtype()); }
-// A tensor of rank 0 with this value in it.
+// A tensor of rank 0 with this value in it, wrapped if need be.
 LOCKSTEP_API Tensor fresh_scalar(double value, DType dtype, Device device);
 LOCKSTEP_API Tensor fresh_zeros(const Shape& shape, DType dtype, Device device);
 // The same elements under another shape, strides and offset (elements); outside the graph until a node is recorded.
@@ -31,6 +31,7 @@ LOCKSTEP_API View view_as(const Tensor& tensor, const Shape& shape);
 LOCKSTEP_API View view_reshaped(const Tensor& tensor, const Shape& shape);
 // `shape` as [outer, size, inner] with `dim` in the middle; rank 0 is one element.
 LOCKSTEP_API Shape folded(const Shape& shape, int dim);
+// The value wraps into an integer dtype.
 LOCKSTEP_API void fill(const Tensor& tensor, double value);
 // Copies the elements of `source`, broadcast and converted, into `destination` on the same device.
 LOCKSTEP_API void copy_elements(const Tensor& destination, const Tensor& source);
@@ -51,6 +52,8 @@ inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) 
 LOCKSTEP_API void check_floating_alike(const char* op, const Tensor& a, const Tensor& b);
 // A floating dtype.
 LOCKSTEP_API void check_floating(const char* op, const Tensor& tensor);
+// As normalize_dim, but a tensor of rank 0 counts as one of rank 1: its only dimension is 0, or -1.
+LOCKSTEP_API int normalize_dim_of(const char* op, std::int64_t dim, const Tensor& tensor);
 // The shape that both broadcast to.
 LOCKSTEP_API Shape broadcast(const char* op, const Tensor& a, const Tensor& b);
 // Indices as the kernels want them: i64. Throws for floating dtypes and bool.
@@ -58,6 +61,9 @@ LOCKSTEP_API Tensor to_indices(const char* op, const Tensor& indices);
 
 // ---- dtypes
 
+// The number that `number` is in an integer dtype: what is behind the point goes, what does not fit wraps. Infinities,
+// NaN and numbers for other dtypes stay.
+LOCKSTEP_API double wrapped(double number, DType dtype);
 // The dtype in which `tensor` meets a C++ number.
 LOCKSTEP_API DType dtype_with(const Tensor& tensor, double number);
 // The dtype of a true division or a function such as exp: the tensor's, or DefaultDType for integers.

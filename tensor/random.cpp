@@ -1,5 +1,8 @@
 #include "lockstep/tensor/random.h"
 
+#include <limits>
+
+#include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_support.h"
 
 namespace lockstep {
@@ -56,6 +59,31 @@ Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, const Te
   return drawn("randint", RandomKind::integer, shape, options, options.dtype.value_or(DType::i64),
                static_cast<double>(low), static_cast<double>(high));
 }
+Tensor randperm(std::int64_t count, Device device) {
+  LOCKSTEP_CHECK(count >= 0, "[randperm] expected a count of at least 0, got ", count);
+  return argsort(rand({count}, {.dtype = DType::f64, .device = device}));
+}
+
+Tensor multinomial(const Tensor& weights, std::int64_t count, bool replacement) {
+  detail::check_floating("multinomial", weights);
+  LOCKSTEP_CHECK(weights.rank() == 1 || weights.rank() == 2,
+                 "[multinomial] expected weights [classes] or [rows, classes], got ", weights);
+  LOCKSTEP_CHECK(count > 0 && weights.size(-1) > 0 && (replacement || count <= weights.size(-1)),
+                 "[multinomial] expected a count of at least 1", replacement ? "" : " and at most the classes", ", got ",
+                 count, " for ", weights);
+  NoGrad no_grad;
+  // A weight over an exponentially distributed number is the largest with the wanted probability.
+  Tensor chances = weights.to(DType::f64);
+  if (replacement) {
+    Shape shape = chances.shape();
+    shape.insert(chances.rank() - 1, count);
+    chances = chances.unsqueeze(-2).expand(shape);
+  }
+  const TensorOptions options{.dtype = DType::f64, .device = weights.device()};
+  const Tensor waits = clamp(-log1p(-rand(chances.shape(), options)), std::numeric_limits<double>::min());
+  return replacement ? argmax(chances / waits, -1) : topk(chances / waits, count, -1).indices;
+}
+
 Tensor rand_like(const Tensor& like) { return rand(like.shape(), {.dtype = like.dtype(), .device = like.device()}); }
 Tensor randn_like(const Tensor& like) { return randn(like.shape(), {.dtype = like.dtype(), .device = like.device()}); }
 

@@ -19,6 +19,12 @@ LOCKSTEP_API Tensor randn(const Shape& shape, const TensorOptions& options = {})
 LOCKSTEP_API Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, const TensorOptions& options = {});
 // 1 with probability p, else 0.
 LOCKSTEP_API Tensor bernoulli(double p, const Shape& shape, const TensorOptions& options = {});
+// The integers below `count` in an order by chance, i64.
+LOCKSTEP_API Tensor randperm(std::int64_t count, Device device = Device::cpu());
+// Draws `count` positions along the last dimension of [classes] or [rows, classes], i64 [count] or [rows, count], with
+// probabilities proportional to the weights: finite, not negative, and, of at least one class, positive (without
+// replacement: of at least `count` classes), which is not checked.
+LOCKSTEP_API Tensor multinomial(const Tensor& weights, std::int64_t count, bool replacement = false);
 LOCKSTEP_API Tensor rand_like(const Tensor& like);
 LOCKSTEP_API Tensor randn_like(const Tensor& like);
 

@@ -93,6 +93,7 @@ class LOCKSTEP_API Tensor {
   Tensor permute(const Dims& dims) const;
   Tensor expand(const Shape& shape) const;
   Tensor squeeze(std::int64_t dim) const;
+  Tensor squeeze() const;  // every dimension of size 1
   Tensor unsqueeze(std::int64_t dim) const;
   Tensor narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const;
   Tensor select(std::int64_t dim, std::int64_t index) const;
@@ -106,10 +107,15 @@ class LOCKSTEP_API Tensor {
 
   // ---- in place. While grad mode is on, throws InvalidArgument for a leaf that requires a gradient, and for a tensor
   // that is or becomes part of a graph while it is a view or another tensor (a view, a detach()) sees its elements.
+  // Floating dtypes fit into each other, integers too (they wrap), bools into all.
   Tensor& add_(const Tensor& other, double alpha = 1);
   Tensor& mul_(const Tensor& other);
   Tensor& add_(double value);
   Tensor& mul_(double value);
+  Tensor& sub_(const Tensor& other, double alpha = 1) { return add_(other, -alpha); }
+  Tensor& sub_(double value) { return add_(-value); }
+  Tensor& div_(const Tensor& other);  // of a floating tensor
+  Tensor& div_(double value);
   Tensor& copy_(const Tensor& source);  // any dtype and device, broadcast
   Tensor& fill_(double value);
   Tensor& zero_() { return fill_(0); }

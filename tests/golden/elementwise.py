@@ -82,3 +82,34 @@ for name in ["floor_divide", "remainder"]:
     case(name, function, x(4, 5, low=-7, high=7), x(5, low=0.7, high=2), gradients=name == "remainder")
     case(name, function, ints(4, 5, low=-9), ints(5, low=1, high=5), dtypes=("i64",))
     case(name, function, ints(4, 5, low=-9, dtype="i32"), ints(5, low=-4, high=-1, dtype="i32"), dtypes=("i32",))
+
+for name in ["log1p", "expm1", "erf"]:
+    case(name, getattr(torch, name), x(3, 5, low=-0.9, high=3), dtypes=EVERY)
+    case(name, getattr(torch, name), x(5, 3, low=-1e-3, high=1e-3, layout="transposed"), dtypes=("f64", "f32"))
+for name in ["floor", "ceil", "round", "trunc"]:
+    case(name, getattr(torch, name), x(17, low=-4, high=4), gradients=False, dtypes=EVERY)
+    case(name, getattr(torch, name), values([-1.5, -0.5, 0.5, 1.5, 2.5, -0.0, 1e30]), gradients=False)
+nan, inf = float("nan"), float("inf")
+for name in ["isnan", "isinf", "isfinite"]:
+    case(name, getattr(torch, name), values([1.0, nan, -inf, 0.0, inf]), gradients=False, dtypes=EVERY)
+    case(name, getattr(torch, name), ints(5, dtype="i32"), dtypes=("i32",))
+for name in ["relu", "abs", "gelu_exact", "gelu_tanh", "silu"]:
+    function = {"relu": torch.relu, "abs": torch.abs, "gelu_exact": F.gelu, "silu": F.silu,
+                "gelu_tanh": lambda a: F.gelu(a, approximate="tanh")}[name]
+    case(name, function, values([-1000.0, -30.0, 30.0, 1000.0, 300.0]), dtypes=EVERY)  # squares are beyond f16
+case("relu", torch.relu, values([nan, -1.0, 2.0, inf, 0.0]))
+for name in ["maximum", "minimum"]:
+    case(name, getattr(torch, name), values([nan, 1.0, -1.0, 0.0, inf, 3.0]), values([1.0, nan, -1.0, -0.0, 2.0, inf]))
+case("floor_divide", torch.floor_divide, values([1.0, -1.0, 1.0, -1.0, 0.0, 7.0]), values([-inf, inf, inf, -inf, inf, -2.0]),
+     gradients=False)
+case("masked_fill", lambda a, mask, number: a.masked_fill(mask, number), x(3, 5), bools(5), dtypes=EVERY, number=-1.5)
+case("masked_fill", lambda a, mask, number: a.masked_fill(mask, number), ints(3, 5), bools(3, 1), dtypes=("i64",), number=7)
+
+# What a tensor of rank 0 meets others in.
+for a, first in KINDS.items():
+    for b, second in KINDS.items():
+        if a != b:
+            case("mul", torch.mul, first, dataclasses.replace(second, shape=()), dtypes=("f32",), gradients=False)
+case("add", torch.add, x(dtype="f64"), x(3, 4, dtype="f16"), dtypes=("f64",))
+case("lt", torch.lt, values([0.1, 0.7], dtype="f32"), values(0.1, dtype="f64"), dtypes=("f32",), gradients=False)
+case("add", torch.add, ints(5, dtype="u8"), ints(5, dtype="u8"), dtypes=("u8",), alpha=-3)

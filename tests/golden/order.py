@@ -19,3 +19,7 @@ for descending in [False, True]:
 nan, inf = float("nan"), float("inf")
 case("sort", lambda a, dim, descending: tuple(torch.sort(a, dim=dim, descending=descending, stable=True)),
      values([1.0, nan, -inf, 3.0, inf, nan, -1.0], grad=False), dim=0, descending=False)
+case("cumprod", torch.cumprod, x(3, 5, 4), dtypes=FLOATING, dim=1)
+case("cumprod", torch.cumprod, x(5, 4, layout="transposed"), dim=-1)
+case("cumprod", torch.cumprod, values([2.0, 0.0, 3.0, 0.0, 5.0]), dim=0)
+case("cumprod", torch.cumprod, ints(3, 4, low=-9, dtype="i32"), dtypes=("i32",), dim=1)

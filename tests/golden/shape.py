@@ -31,3 +31,23 @@ case("gather", lambda a, index, dim: a.gather(dim, index), x(5, 4, layout="offse
 case("scatter_add", lambda a, index, source, dim: a.scatter_add(dim, index, source), x(5, 4), ints(7, 4, high=5),
      x(7, 4), dim=0)
 case("one_hot", lambda index, classes: F.one_hot(index, classes), ints(3, 4, high=5), dtypes=("i64",), classes=5)
+
+for layout in ["contiguous", "transposed", "offset"]:
+    case("unbind", lambda a, dim: torch.unbind(a, dim), x(3, 4, layout=layout), dim=1)
+    case("repeat", lambda a, times: a.repeat(times), x(2, 3, layout=layout), times=[2, 1, 3])
+    case("repeat_interleave", lambda a, times, dim: a.repeat_interleave(times, dim), x(2, 3, layout=layout), times=3, dim=1)
+    case("roll", lambda a, shift, dim: torch.roll(a, shift, dim), x(5, 3, layout=layout), shift=-2, dim=0)
+    case("tril", lambda a, diagonal: torch.tril(a, diagonal), x(4, 5, layout=layout), diagonal=-1)
+    case("triu", lambda a, diagonal: torch.triu(a, diagonal), x(2, 4, 3), diagonal=1)
+    case("pad_all", lambda a, counts, number: F.pad(a, counts, value=number), x(2, 3, 4, layout=layout),
+         counts=[1, 2, 0, 1], number=-0.5)
+case("pad_all", lambda a, counts, number: F.pad(a, counts, value=number), x(2, 3), counts=[1, 0, 2, 3], number=0)
+case("tril", lambda a, diagonal: torch.tril(a, diagonal), bools(4, 4), dtypes=("bool",), diagonal=0)
+case("meshgrid", lambda *vectors: torch.meshgrid(*vectors, indexing="ij"), x(3), x(4), x())
+case("squeeze_all", lambda a: a.squeeze(), x(1, 3, 1, 4))
+case("roll", lambda a, shift, dim: torch.roll(a, shift, dim), ints(7), dtypes=("i64",), shift=10, dim=-1)
+case("linspace", lambda low, high, steps: torch.linspace(low, high, steps, dtype=torch.float64), dtypes=("f64",), low=-1.5, high=2.25, steps=7)
+for name in ["mm", "bmm", "mv", "dot", "outer"]:
+    shapes = {"mm": ((3, 4), (4, 2)), "bmm": ((2, 3, 4), (2, 4, 2)), "mv": ((3, 4), (4,)), "dot": ((4,), (4,)),
+              "outer": ((3,), (4,))}[name]
+    case(name, getattr(torch, name), x(*shapes[0]), x(*shapes[1]))

@@ -49,6 +49,13 @@ const std::vector<UnaryCase> kUnary = {
      [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); }, -3, 3,
      false, 12},  // the polynomial's rounding is amplified by exp
     {UnaryOp::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }, -9, 9, false, 3},
+    {UnaryOp::log1p, "log1p", [](double x) { return std::log1p(x); }, -0.9, 9, false, 2},
+    {UnaryOp::expm1, "expm1", [](double x) { return std::expm1(x); }, -5, 5, false, 2},
+    {UnaryOp::erf, "erf", [](double x) { return std::erf(x); }, -3, 3, false, 2},
+    {UnaryOp::floor, "floor", [](double x) { return std::floor(x); }, -3, 3, true},
+    {UnaryOp::ceil, "ceil", [](double x) { return std::ceil(x); }, -3, 3, true},
+    {UnaryOp::round, "round", [](double x) { return std::nearbyint(x); }, -3, 3, true},
+    {UnaryOp::trunc, "trunc", [](double x) { return std::trunc(x); }, -3, 3, true},
     {UnaryOp::logical_not, "logical_not", [](double x) { return x == 0 ? 1.0 : 0.0; }, -2, 2, true},
     {UnaryOp::add_scalar, "add_scalar", [](double x) { return x + kA; }, -2, 2, false, 1},
     {UnaryOp::mul_scalar, "mul_scalar", [](double x) { return x * kA; }, -2, 2, false, 1},
@@ -194,10 +201,19 @@ const std::vector<BinaryCase> kBinary = {
      BinaryCase::all, true},
     {BinaryOp::logical_xor, "logical_xor", [](double x, double y) { return (x != 0) != (y != 0) ? 1.0 : 0.0; },
      BinaryCase::all, true},
-    {BinaryOp::relu_grad, "relu_grad", [](double x, double y) { return y > 0 ? x : 0.0; }, BinaryCase::floats},
+    {BinaryOp::relu_grad, "relu_grad", [](double x, double y) { return y <= 0 ? 0.0 : x; }, BinaryCase::floats},
     {BinaryOp::tanh_grad, "tanh_grad", [](double x, double y) { return x * (1 - y * y); }, BinaryCase::floats, false, 16},
     {BinaryOp::sigmoid_grad, "sigmoid_grad", [](double x, double y) { return x * y * (1 - y); }, BinaryCase::floats,
      false, 16},
+    {BinaryOp::silu_grad, "silu_grad", [](double x, double y) {
+       const double s = 1 / (1 + std::exp(-y));
+       return x * (s + y * s * (1 - s)); }, BinaryCase::floats, false, 16},
+    {BinaryOp::gelu_grad, "gelu_grad", [](double x, double y) {
+       return x * (0.5 * std::erfc(-y / std::sqrt(2.0)) + y * std::exp(-y * y / 2) / std::sqrt(2 * std::acos(-1.0))); },
+     BinaryCase::floats, false, 16},
+    {BinaryOp::gelu_tanh_grad, "gelu_tanh_grad", [](double x, double y) {
+       const double k = 2 * std::sqrt(2 / std::acos(-1.0)), s = 1 / (1 + std::exp(-k * (y + 0.044715 * y * y * y)));
+       return x * (s + y * s * (1 - s) * k * (1 + 3 * 0.044715 * y * y)); }, BinaryCase::floats, false, 16},
     {BinaryOp::smooth_l1, "smooth_l1", [](double x, double y) {
        const double d = std::fabs(x - y);
        return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2; }, BinaryCase::floats, false, 16},

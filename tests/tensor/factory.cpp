@@ -144,6 +144,23 @@ TEST_CASE("random numbers have their distributions") {
   CHECK(k.dtype() == DType::i64);
   for (int value = -2; value < 3; ++value)
     CHECK(mean((k == value).to(DType::f32)).item<double>() == Approx(0.2).margin(0.006));
+  const Tensor order = randperm(1000);
+  CHECK(order.dtype() == DType::i64);
+  CHECK(equal(sort(order).values, arange(1000)));
+  CHECK_FALSE(equal(order, arange(1000)));
+  CHECK(randperm(0).shape() == Shape{0});
+  const Tensor weights = from_data({1.0, 0.0, 3.0, 4.0, 2.0}, {5});
+  const Tensor drawn = multinomial(weights, 20000, true);
+  for (int i = 0; i < 5; ++i)
+    CHECK(mean((drawn == i).to(DType::f64)).item<double>() == Approx(weights[i].item<double>() / 10).margin(0.015));
+  // Without replacement each class comes once, and the first of a row as often as its weight says.
+  const Tensor rows = multinomial(weights.expand({20000, 5}), 4);
+  CHECK(rows.shape() == Shape{20000, 4});
+  CHECK_FALSE(any(rows == 1).item<bool>());
+  CHECK(all(sum(rows, {1}) == 0 + 2 + 3 + 4).item<bool>());
+  for (int i = 0; i < 5; ++i)
+    CHECK(mean((rows.select(1, 0) == i).to(DType::f64)).item<double>() ==
+          Approx(weights[i].item<double>() / 10).margin(0.015));
   CHECK_THROWS_AS(randint(3, 3, {1}), InvalidArgument);
   CHECK_THROWS_AS(bernoulli(-0.1, {1}), InvalidArgument);
   CHECK(rand({0}).count() == 0);

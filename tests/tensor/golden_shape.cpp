@@ -1,3 +1,4 @@
+#include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
 #include "support/golden.h"
@@ -41,5 +42,25 @@ TEST_CASE("golden: views, joining and indexing") {
        {"index_add", [](GoldenCase& c) { return Results{index_add(c[0], dim(c), c[1], c[2])}; }},
        {"gather", [](GoldenCase& c) { return Results{gather(c[0], dim(c), c[1])}; }},
        {"scatter_add", [](GoldenCase& c) { return Results{scatter_add(c[0], dim(c), c[1], c[2])}; }},
+       {"unbind", [](GoldenCase& c) { return unbind(c[0], dim(c)); }},
+       {"repeat", [](GoldenCase& c) { return Results{repeat(c[0], Dims(c.integers("times")))}; }},
+       {"repeat_interleave",
+        [](GoldenCase& c) { return Results{repeat_interleave(c[0], number(c, "times"), dim(c))}; }},
+       {"roll", [](GoldenCase& c) { return Results{roll(c[0], number(c, "shift"), dim(c))}; }},
+       {"tril", [](GoldenCase& c) { return Results{tril(c[0], number(c, "diagonal"))}; }},
+       {"triu", [](GoldenCase& c) { return Results{triu(c[0], number(c, "diagonal"))}; }},
+       {"pad_all", [](GoldenCase& c) { return Results{pad(c[0], Dims(c.integers("counts")), c.get("number"))}; }},
+       {"meshgrid", [](GoldenCase& c) { return meshgrid(operands(c)); }},
+       {"squeeze_all", [](GoldenCase& c) { return Results{squeeze(c[0])}; }},
+       {"linspace",
+        [](GoldenCase& c) {
+          return Results{linspace(c.get("low"), c.get("high"), number(c, "steps"),
+                                  {.dtype = DType::f64, .device = Device::host(0)})};
+        }},
+       {"mm", [](GoldenCase& c) { return Results{mm(c[0], c[1])}; }},
+       {"bmm", [](GoldenCase& c) { return Results{bmm(c[0], c[1])}; }},
+       {"mv", [](GoldenCase& c) { return Results{mv(c[0], c[1])}; }},
+       {"dot", [](GoldenCase& c) { return Results{dot(c[0], c[1])}; }},
+       {"outer", [](GoldenCase& c) { return Results{outer(c[0], c[1])}; }},
        {"one_hot", [](GoldenCase& c) { return Results{one_hot(c[0], number(c, "classes"))}; }}});
 }

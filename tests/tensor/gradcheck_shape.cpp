@@ -97,6 +97,12 @@ TEST_CASE("derivatives of reductions") {
   }
   check_one("var", [](const Tensor& x) { return var(x); }, {2, 3});
   check_one("var 1", [](const Tensor& x) { return var(x, {1}, 0, true); }, {2, 3});
+  check_one("stddev", [](const Tensor& x) { return stddev(x, {0}, 0); }, {3, 2});
+  check_one("logsumexp", [](const Tensor& x) { return logsumexp(x, {0, 2}); }, {3, 2, 2});
+  check_one("logsumexp kept", [](const Tensor& x) { return logsumexp(x, {1}, true); }, {3, 2});
+  check_one("amax", [](const Tensor& x) { return amax(x, {0, 2}); }, {3, 2, 2});
+  check_one("amin kept", [](const Tensor& x) { return amin(x, {-1}, true); }, {3, 2});
+  check_one("cumprod", [](const Tensor& x) { return cumprod(x, 1); }, {2, 5});
   check_one("sum", [](const Tensor& x) { return sum(x); }, {});
   check_one("sum", [](const Tensor& x) { return sum(x); }, {0, 2});
   check_one("sum_to", [](const Tensor& x) { return sum_to(x, {3, 1}); }, {2, 3, 4});
@@ -110,7 +116,10 @@ TEST_CASE("the gradient of a product with zeros in it") {
       x.narrow(0, 1, zeros).fill_(0);
     }
     INFO(zeros << " zeros");
-    CHECK(gradcheck([](const std::vector<Tensor>& in) { return prod(in[0], 0); }, {x}) == "");
+    const auto product = [](const std::vector<Tensor>& in) { return prod(in[0], 0); };
+    CHECK(gradcheck(product, {x}) == "");
+    CHECK(gradgradcheck(product, {x}) == "");
+    CHECK(gradgradcheck([](const std::vector<Tensor>& in) { return cumprod(in[0], 0); }, {x}) == "");
   }
 }
 
@@ -168,6 +177,19 @@ TEST_CASE("derivatives of joining and splitting") {
             {2, 5});
   check_one("split, one part unused", [](const Tensor& x) { return split(x, 2, 0)[1]; }, {5, 2});
   check_one("chunk", [](const Tensor& x) { return chunk(x, 3)[0] * 2 + chunk(x, 3)[2]; }, {6});
+  check_one("unbind", [](const Tensor& x) { return unbind(x, 1)[2] * unbind(x, 1)[0]; }, {2, 3});
+  check_one("unbind, one part used", [](const Tensor& x) { return unbind(x)[1]; }, {3, 2});
+  check_one("repeat", [](const Tensor& x) { return repeat(x, {2, 1, 3}); }, {2, 2});
+  check_one("repeat_interleave", [](const Tensor& x) { return repeat_interleave(x, 2, 0); }, {3, 2});
+  check_one("roll", [](const Tensor& x) { return roll(x, 2, 1) * x; }, {2, 5});
+  check_one("tril and triu", [](const Tensor& x) { return tril(x, 1) * triu(x, -1); }, {3, 4});
+  check_one("pad with a number", [](const Tensor& x) { return square(pad(x, {1, 0, 2, 1}, 3)); }, {2, 2});
+  check("meshgrid",
+        [](const std::vector<Tensor>& in) {
+          const auto grids = meshgrid(in);
+          return grids[0] * square(grids[1]);
+        },
+        {random_leaf({3}, 1), random_leaf({2}, 2)});
   check("cat",
         [](const std::vector<Tensor>& in) {
           return square(cat({in[0], in[1], in[2]}, 1));

@@ -38,6 +38,12 @@ TEST_CASE("in-place operations write, count as a write, and return the tensor") 
   // A view writes through.
   x.t().select(0, 1).fill_(3);
   CHECK(values(x) == Doubles{0, 3, 0, 3});
+  CHECK(values(f64({8, 6}, {2}).sub_(f64({1, 2}, {2}), 2).div_(f64({2}, {1})).sub_(1).div_(4)) == Doubles{0.5, 0});
+  // Integers fit into each other, bools into all; bools are or and and.
+  CHECK(values(from_data({250, 3}, {2}, {.dtype = DType::u8}).add_(from_data({7, -4}, {2}))) == Doubles{1, 255});
+  CHECK(values(from_data({5, 3}, {2}).mul_(from_data({true, false}, {2}))) == Doubles{5, 0});
+  CHECK(values(from_data({true, false}, {2}).add_(from_data({true}, {1}))) == Doubles{1, 1});
+  CHECK(values(from_data({true, false}, {2}).mul_(from_data({true, true}, {2}))) == Doubles{1, 0});
   // i64 in full.
   Tensor big = from_data({(std::int64_t{1} << 53) + 1}, {1});
   CHECK(big.add_(from_data({1}, {1})).item<std::int64_t>() == (std::int64_t{1} << 53) + 2);
@@ -81,6 +87,16 @@ TEST_CASE("in a graph, in-place operations differentiate like their counterparts
        [](const std::vector<Tensor>& in) {
          Tensor y = square(in[0]);
          return y.mul_(y) * in[1];
+       }},
+      {"div_", [](const std::vector<Tensor>& in) { return square(in[0]).div_(square(in[1]) + 1) * in[0]; }},
+      {"div_ by itself", [](const std::vector<Tensor>& in) {
+         Tensor y = square(in[0]) + 1;
+         return y.div_(y) * in[1];
+       }},
+      {"operators", [](const std::vector<Tensor>& in) {
+         Tensor y = square(in[0]);
+         y += in[1], y *= in[0], y -= in[1], y /= 3, y -= 0.5, y *= 2, y += 1;
+         return (y /= square(in[1]) + 1) * in[0];
        }},
       {"add_ number", [](const std::vector<Tensor>& in) { return square(in[0]).add_(3) * in[1]; }},
       {"mul_ number", [](const std::vector<Tensor>& in) { return square(in[0]).mul_(3) * in[1]; }},
@@ -176,6 +192,11 @@ TEST_CASE("expanded tensors, and shapes and dtypes that do not fit, are not writ
   x.copy_(from_data({1, 2, 3}, {3}));
   Tensor counts = zeros({2}, {.dtype = DType::i64});
   CHECK_THROWS_AS(counts.mul_(0.5), InvalidArgument);
+  CHECK_THROWS_WITH(counts.add_(zeros({2})), Contains("[add_]") && Contains("i64[2]") && Contains("f32[2]"));
+  CHECK_THROWS_WITH(counts.div_(counts), Contains("[div_]") && Contains("i64[2]"));
+  CHECK_THROWS_AS(counts.div_(2), InvalidArgument);
+  CHECK_THROWS_AS(from_data({true}, {1}).add_(from_data({1}, {1})), InvalidArgument);
+  CHECK_THROWS_AS(from_data({true}, {1}).add_(from_data({true}, {1}), 2), InvalidArgument);
   counts.copy_(from_data({1.7, -1.7}, {2}));
   CHECK(counts.to_vector<int>() == std::vector<int>{1, -1});
 }

@@ -97,3 +97,37 @@ TEST_CASE("gradients have the dtype of their tensor") {
   CHECK_FALSE(a.to(DType::i64).requires_grad());
   CHECK_FALSE(argmax(a).requires_grad());
 }
+
+TEST_CASE("a tensor of rank 0 promotes others only to another kind") {
+  using enum DType;
+  const DType expected[8][8] = {
+      // Rows: the dtype of a vector; columns: of a tensor of rank 0.
+      {boolean, u8, i32, i64, f16, bf16, f32, f64}, {u8, u8, u8, u8, f16, bf16, f32, f64},
+      {i32, i32, i32, i32, f16, bf16, f32, f64},    {i64, i64, i64, i64, f16, bf16, f32, f64},
+      {f16, f16, f16, f16, f16, f16, f16, f16},     {bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16},
+      {f32, f32, f32, f32, f32, f32, f32, f32},     {f64, f64, f64, f64, f64, f64, f64, f64},
+  };
+  for (int i = 0; i < 8; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      const Tensor a = two(kAll[i]), b = two(kAll[j])[0];
+      INFO(to_string(a.dtype()) << " and " << to_string(b.dtype()));
+      CHECK(result_type(a, b) == expected[i][j]);
+      CHECK(result_type(b, a) == expected[i][j]);
+      CHECK((a + b).dtype() == expected[i][j]);
+      CHECK((b * a).dtype() == expected[i][j]);
+      CHECK(where(two(boolean), b, a).dtype() == expected[i][j]);
+      CHECK((b / a).dtype() == (is_floating(expected[i][j]) ? expected[i][j] : f32));
+      CHECK((a[0] + b).dtype() == promote_types(kAll[i], kAll[j]));
+    }
+  }
+  // Compared in that dtype, too.
+  CHECK((from_data({0.1}, {1}, {.dtype = f32}) == tensor(0.1, {.dtype = f64})).to_vector<int>() == std::vector<int>{1});
+  Tensor scale = tensor(2.0, {.dtype = f64, .requires_grad = true});
+  Tensor x = ones({3}, {.dtype = bf16, .requires_grad = true});
+  const Tensor y = x * scale;
+  CHECK(y.dtype() == bf16);
+  y.sum().backward();
+  CHECK(scale.grad().dtype() == f64);
+  CHECK(scale.grad().item<double>() == 3);
+  CHECK(x.grad().dtype() == bf16);
+}
