@@ -33,6 +33,14 @@ Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {
 // The density of the standard normal distribution.
 Tensor normal_density(const Tensor& x) { return exp(square(x) * -0.5) * kInverseSqrtTwoPi; }
 
+// The gradient times slope(operand), of differentiable operations; 16-bit dtypes are rounded once, as by a kernel.
+template <class Slope>
+Tensor composed(const detail::UnaryOperands& of, Slope slope) {
+  const DType dtype = of.g.dtype();
+  if (dtype != DType::f16 && dtype != DType::bf16) return of.g * slope(of.kept);
+  return (of.g.to(DType::f32) * slope(of.kept.to(DType::f32))).to(dtype);
+}
+
 // A rule ends with its derivative: of.g is the incoming gradient, of.kept what Keep names.
 using Of = const detail::UnaryOperands&;
 
@@ -58,23 +66,31 @@ constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Keep::output, [](Of of
                              }};
 constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { return detail::relu_backward(of.g, of.kept); },
                           false};
-constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input,
-                              [](Of of) { return of.g * sigmoid(of.kept); }};
-constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input, [](Of of) {
-                            const Tensor s = sigmoid(of.kept);
-                            return of.g * s * (1 + of.kept * (1 - s));
-                          }};
+constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input, [](Of of) {
+                                if (!GradMode::enabled()) return fused("softplus", BinaryOp::softplus_grad, of);
+                                return composed(of, [](const Tensor& x) { return sigmoid(x); });
+                              }};
 constexpr UnaryRule kNormalCdf{"normal_cdf", UnaryOp::normal_cdf, Keep::input,
                                [](Of of) { return of.g * normal_density(of.kept); }};
-constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input,
-                          [](Of of) { return of.g * (normal_cdf(of.kept) + of.kept * normal_density(of.kept)); }};
+constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input, [](Of of) {
+                            if (!GradMode::enabled()) return fused("silu", BinaryOp::silu_grad, of);
+                            return composed(of, [](const Tensor& x) {
+                              const Tensor s = sigmoid(x);
+                              return s * (1 + x * (1 - s));
+                            });
+                          }};
+constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input, [](Of of) {
+                            if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_grad, of);
+                            return composed(of, [](const Tensor& x) { return normal_cdf(x) + x * normal_density(x); });
+                          }};
 constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Keep::input, [](Of of) {
-                                // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-                                constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
-                                const Tensor &x = of.kept, x2 = square(x);
-                                const Tensor s = sigmoid(x * kScale * (1 + x2 * kCubic));
-                                const Tensor slope = kScale * (1 + x2 * (3 * kCubic));
-                                return of.g * s * (1 + x * slope * (1 - s));
+                                if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_tanh_grad, of);
+                                return composed(of, [](const Tensor& x) {
+                                  // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+                                  constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
+                                  const Tensor x2 = square(x), s = sigmoid(x * kScale * (1 + x2 * kCubic));
+                                  return s + s * (1 - s) * x * (kScale * (1 + x2 * (3 * kCubic)));
+                                });
                               }};
 constexpr UnaryRule kAddScalar{"add", UnaryOp::add_scalar, Keep::nothing, [](Of of) { return of.g; }, false};
 constexpr UnaryRule kMulScalar{"mul", UnaryOp::mul_scalar, Keep::nothing, [](Of of) { return of.g * of.a; }, false};
