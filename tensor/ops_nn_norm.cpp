@@ -125,6 +125,12 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
   const bool own_statistics = state.training || !state.running_mean.defined();
   LOCKSTEP_CHECK(!own_statistics || channels == 0 || per_channel != 1,
                  "[batch_norm] expected more than one value per channel to normalise by, got ", x);
+  if (x.count() == 0) {  // nothing to learn statistics from; weight and bias still get gradients, of zeros
+    Shape of_channels = Shape::filled(x.rank(), 1);
+    of_channels[1] = channels;
+    Tensor y = weight.defined() ? x * weight.reshape(of_channels) : x * 1;
+    return bias.defined() ? y + bias.reshape(of_channels) : y;
+  }
   const Tensor flat =
       x.contiguous().reshape({x.shape()[0], channels, per_channel / std::max<std::int64_t>(x.shape()[0], 1)});
   return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state).reshape(x.shape());

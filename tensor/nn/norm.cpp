@@ -44,7 +44,7 @@ Tensor BatchNorm::forward(const Tensor& x) const {
                        .training = training,
                        .momentum = options_.momentum.value_or(1),
                        .eps = options_.eps};
-  const bool tracks = training && mean.defined(), averages = tracks && !options_.momentum;
+  const bool tracks = training && mean.defined(), averages = tracks && !options_.momentum && x.count() > 0;
   if (averages) {
     state.running_mean = zeros_like(mean);
     state.running_var = zeros_like(var);

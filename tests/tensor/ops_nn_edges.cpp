@@ -77,6 +77,20 @@ TEST_CASE("batch norm without running statistics needs two values in evaluation 
   CHECK(layer(zeros({2, 3})).shape() == Shape{2, 3});
 }
 
+TEST_CASE("batch norm learns nothing from an empty batch") {
+  for (const std::optional<double> momentum : {std::optional(0.5), std::optional<double>()}) {
+    BatchNorm2d layer(3, {.momentum = momentum});
+    layer.running_mean.assign(full({3}, 2));
+    const Tensor x = ones({0, 3, 2, 2}, {.requires_grad = true});
+    layer(x).sum().backward();
+    CHECK(x.grad().shape() == x.shape());
+    CHECK(values(layer.running_mean.tensor()) == Doubles{2, 2, 2});
+    CHECK(values(layer.running_var.tensor()) == Doubles{1, 1, 1});
+    CHECK(values(layer.weight.grad()) == Doubles{0, 0, 0});
+    CHECK(values(layer.bias.grad()) == Doubles{0, 0, 0});
+  }
+}
+
 TEST_CASE("embedding bounds the norms of the rows that it looks up") {
   for (const DType dtype : {DType::f32, DType::f64, DType::f16}) {
     const Tensor weight = from_data({3.0, 4.0, 0.3, 0.4, 6e3, 8e3, -30.0, 40.0, -0.0, 1.0}, {5, 2}, {.dtype = dtype});
