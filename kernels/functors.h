@@ -120,6 +120,21 @@ LOCKSTEP_HD inline To convert(From value) {
   }
 }
 
+// Of how many elements window `i` of average pooling is the mean, along dimension `d` of [height, width]. The last one
+// may reach beyond the padding: what lies there does not exist.
+LOCKSTEP_HD inline std::int64_t window_elements(const Window2d& w, bool padding, int d, std::int64_t i,
+                                                std::int64_t size) {
+  const std::int64_t begin = i * w.stride[d] - w.padding[d], outside = padding ? w.padding[d] : 0;
+  const std::int64_t end = smaller(begin + w.kernel[d], size + outside) - larger(begin, -outside);
+  return end > 0 ? end : 1;
+}
+
+// gelu_tanh is x * sigmoid(scale * (x + cubic * x^3)).
+template <class T>
+inline constexpr T kGeluScale = T(1.59576912160573071176);  // 2 sqrt(2 / pi)
+template <class T>
+inline constexpr T kGeluCubic = T(0.044715);
+
 // ---- unary: x is the element, a and b are the scalars of the ops that have them
 
 template <class T>
@@ -160,7 +175,7 @@ LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   else if constexpr (op == UnaryOp::gelu_exact) return x * math::normal_cdf(x);
   else if constexpr (op == UnaryOp::gelu_tanh) {
     // 0.5 (1 + tanh(u)) is sigmoid(2 u), which keeps its digits where the sum cancels.
-    return x * math::sigmoid(T(1.59576912160573071176) * (x + T(0.044715) * x * x * x));
+    return x * math::sigmoid(kGeluScale<T> * (x + kGeluCubic<T> * x * x * x));
   }
   else if constexpr (op == UnaryOp::silu) return x * math::sigmoid(x);
   else if constexpr (op == UnaryOp::normal_cdf) return math::normal_cdf(x);
@@ -227,18 +242,16 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
   else if constexpr (op == BinaryOp::relu_grad) return math::select(y <= T(0), T(0), x);  // NaN passes
   else if constexpr (op == BinaryOp::tanh_grad) return x * (T(1) - y * y);
   else if constexpr (op == BinaryOp::sigmoid_grad) return x * y * (T(1) - y);
-  else if constexpr (op == BinaryOp::gelu_grad) {
-    return x * (math::normal_cdf(y) + y * (T(0.39894228040143267794) * math::exp(T(-0.5) * y * y)));
-  }
-  else if constexpr (op == BinaryOp::gelu_tanh_grad) {
-    constexpr T kScale = T(1.59576912160573071176), kCubic = T(0.044715);
-    const T s = math::sigmoid(kScale * (y + kCubic * y * y * y));
-    // s (1 - s) comes first: where it is 0 nothing may overflow behind it.
-    return x * (s + s * (T(1) - s) * y * (kScale * (T(1) + T(3) * kCubic * y * y)));
-  }
+  else if constexpr (op == BinaryOp::softplus_grad) return x * math::sigmoid(y);
   else if constexpr (op == BinaryOp::silu_grad) {
     const T s = math::sigmoid(y);
-    return x * (s + s * (T(1) - s) * y);
+    return x * (s * (T(1) + y * (T(1) - s)));
+  } else if constexpr (op == BinaryOp::gelu_grad) {
+    return x * (math::normal_cdf(y) + y * math::normal_density(y));
+  } else if constexpr (op == BinaryOp::gelu_tanh_grad) {
+    const T s = math::sigmoid(kGeluScale<T> * (y + kGeluCubic<T> * y * y * y));
+    // The slope comes last: it grows without bound where the factor before it is 0 long since.
+    return x * (s + s * (T(1) - s) * y * (kGeluScale<T> * (T(1) + T(3) * kGeluCubic<T> * y * y)));
   }
   else if constexpr (op == BinaryOp::floor_div) return floor_quotient(x, y);
   else if constexpr (op == BinaryOp::remainder) return remainder(x, y);

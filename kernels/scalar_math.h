@@ -49,6 +49,7 @@ LOCKSTEP_HD inline void sin_cos_turns(double turns, double* sine, double* cosine
   *cosine = std::cos(angle);
 }
 LOCKSTEP_HD inline double normal_cdf(double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }
+LOCKSTEP_HD inline double normal_density(double x) { return 0.39894228040143267794 * std::exp(-0.5 * (x * x)); }
 
 #if defined(__CUDA_ARCH__)
 
@@ -58,6 +59,7 @@ LOCKSTEP_HD inline float log1p(float x) { return ::log1pf(x); }
 LOCKSTEP_HD inline float tanh(float x) { return ::tanhf(x); }
 LOCKSTEP_HD inline void sin_cos_turns(float turns, float* sine, float* cosine) { ::sincospif(2 * turns, sine, cosine); }
 LOCKSTEP_HD inline float normal_cdf(float x) { return 0.5f * ::erfcf(x * -0.70710678f); }
+LOCKSTEP_HD inline float normal_density(float x) { return 0.398942280f * ::expf(-0.5f * (x * x)); }
 
 #else
 
@@ -158,16 +160,25 @@ inline void sin_cos_turns(float turns, float* sine, float* cosine) {
   *cosine = sign_of_cosine * select(odd, s, c);
 }
 
-// exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
+// exp(-a^2 / 2) for a in [0, 15], or NaN.
+inline float bell(float a) {
+  const float square = a * a;
+  const float lost = mul_add(a, a, -square);  // what rounding took from the square; exp would magnify it
+  return exp_bounded(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
+}
+
+inline float normal_density(float x) {
+  const float a = std::fabs(x);
+  return 0.398942280f * bell(select(a > 15.0f, 15.0f, a));  // 0 from here on; NaN passes
+}
+
+// The bell times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
 // 1 + erf it keeps its digits for negative x.
 inline float normal_cdf(float x) {
   const float magnitude = std::fabs(x);
   // The result is 0 or 1 beyond 15. As integers, because that is one instruction: floats that are not negative have the
   // order of their bits. NaN becomes 15 here, but stays NaN in t.
   const float a = std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(magnitude), 0x41700000u));
-  const float square = a * a;
-  const float lost = mul_add(a, a, -square);  // what rounding took from the square; exp would magnify it
-  const float bell = exp_bounded(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
   const float t = 1.0f / mul_add(magnitude, 0.24f, 1.0f);
   const float u = t - 0.625f;  // the middle of the range: the terms of the polynomial do not cancel there
   float p = 2.5693751722e-02f;
@@ -180,7 +191,7 @@ inline float normal_cdf(float x) {
   p = mul_add(p, u, 5.7234713757e-01f);
   p = mul_add(p, u, 4.1666991070e-01f);
   p = mul_add(p, u, 2.2613012938e-01f);
-  const float below = bell * (p * t);
+  const float below = bell(a) * (p * t);
   return select(x > 0.0f, 1.0f - below, below);
 }
 

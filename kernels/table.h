@@ -43,7 +43,7 @@ enum class BinaryOp : std::uint8_t {
   relu_grad,     // y <= 0 ? 0 : x          (y: input or output)
   tanh_grad,     // x * (1 - y * y)         (y: output)
   sigmoid_grad,  // x * y * (1 - y)         (y: output)
-  gelu_grad, gelu_tanh_grad, silu_grad,  // x * f'(y) (y: input)
+  softplus_grad, silu_grad, gelu_grad, gelu_tanh_grad,  // x times the derivative at y (y: input)
   floor_div, remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
   smooth_l1,     // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2
 };
@@ -168,10 +168,16 @@ struct MaxUnpool2dArgs {
   static constexpr const char* kName = "max_unpool2d";
   void views(auto&& f) const { f(in), f(indices), f(out); }
 };
-struct AvgPool2dArgs {  // padding counts as zeros in the mean
+// What the sum over a window of average pooling is divided by (functors.h, window_elements).
+struct PoolMean {
+  bool padding = true;  // counts as zeros in the mean
+  int divisor = 0;      // unless 0: this number, whatever the window
+};
+struct AvgPool2dArgs {
   In x;
   Out y;
   Window2d window;
+  PoolMean mean = {};
   static constexpr const char* kName = "avg_pool2d";
   void views(auto&& f) const { f(x), f(y); }
 };
@@ -179,18 +185,19 @@ struct AvgPool2dGradArgs {
   In dy;
   Out dx;
   Window2d window;
+  PoolMean mean = {};
   static constexpr const char* kName = "avg_pool2d_grad";
   void views(auto&& f) const { f(dy), f(dx); }
 };
 
 // ---- normalisation, softmax
 
-// x, y: [N, C, L] contiguous; weight, bias, means: [C] in the dtype of x (weight and bias may be absent).
+// x, y: [N, C, L] contiguous; weight, bias, running statistics: [C] in the dtype of x (weight and bias may be absent).
 struct BatchNormArgs {
   In x, weight, bias;
   InOut running_mean, running_var;  // absent: batch statistics alone. Var is unbiased, as PyTorch keeps it
   Out y;
-  Out mean, inv_std;  // [C]: what was used; absent in evaluation
+  Out mean, inv_std;  // [C]: what was used, f64 for f64, else f32; absent in evaluation
   bool training;
   double momentum, eps;
   static constexpr const char* kName = "batch_norm";

@@ -116,27 +116,44 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOpt
   LOCKSTEP_CHECK(broadcasts, "[", kName, "] expected a mask that broadcasts to ", scores, ", got ", mask);
 }
 
-}  // namespace
-
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                                    const AttentionOptions& options) {
-  for (const Tensor* x : {&q, &k, &v}) detail::check_defined(kName, *x);
-  if (detail::narrows(q, k, v, options.mask)) [[unlikely]] {
-    AttentionOptions narrowed = options;
-    narrowed.mask = detail::narrowed(options.mask);
-    return scaled_dot_product_attention(detail::narrowed(q), detail::narrowed(k), detail::narrowed(v), narrowed);
-  }
-  if (q.rank() == 3 && k.rank() == 3 && v.rank() == 3) {  // one head
-    AttentionOptions with_head = options;
-    if (options.mask.defined() && options.mask.rank() == 3) with_head.mask = options.mask.unsqueeze(1);
-    return scaled_dot_product_attention(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), with_head).squeeze(1);
-  }
-  check(q, k, v, options);
+Settings settings_of(const Tensor& q, const AttentionOptions& options) {
   Settings settings{options.scale.value_or(1 / std::sqrt(static_cast<double>(q.shape()[3]))), options.causal, {}};
   if (options.dropout > 0) {
     const detail::RandomState state = detail::next_random();
     settings.dropout = {options.dropout, state.key, state.stream};
   }
+  return settings;
+}
+
+// Calls `f` with dtypes as autocast wants them and with a dimension of heads, where one or the other is missing; false
+// when all is as it should be.
+template <class F>
+bool adapted(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options, F&& f) {
+  for (const Tensor* x : {&q, &k, &v}) detail::check_defined(kName, *x);
+  AttentionOptions other = options;
+  if (detail::narrows(q, k, v, options.mask)) [[unlikely]] {
+    other.mask = detail::narrowed(options.mask);
+    f(detail::narrowed(q), detail::narrowed(k), detail::narrowed(v), other, false);
+    return true;
+  }
+  if (q.rank() != 3 || k.rank() != 3 || v.rank() != 3) return false;
+  if (options.mask.defined() && options.mask.rank() == 3) other.mask = options.mask.unsqueeze(1);
+  f(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), other, true);
+  return true;
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options) {
+  Tensor result;
+  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o, bool one_head) {
+    result = scaled_dot_product_attention(q2, k2, v2, o);
+    if (one_head) result = result.squeeze(1);
+  };
+  if (adapted(q, k, v, options, again)) return result;
+  check(q, k, v, options);
+  const Settings settings = settings_of(q, options);
   if (GradMode::enabled() && options.mask.requires_grad())
     return matmul(dropped(probabilities(q, k, options.mask, settings), dropout_factors(q, k, settings.dropout)), v);
 
@@ -158,6 +175,22 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     node->settings = settings;
   }
   return y;
+}
+
+AttentionResult attention_with_weights(const Tensor& q, const Tensor& k, const Tensor& v,
+                                       const AttentionOptions& options) {
+  AttentionResult result;
+  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o, bool one_head) {
+    result = attention_with_weights(q2, k2, v2, o);
+    if (one_head) result = {result.output.squeeze(1), result.weights.squeeze(1)};
+  };
+  if (adapted(q, k, v, options, again)) return result;
+  check(q, k, v, options);
+  const Settings settings = settings_of(q, options);
+  result.weights =
+      dropped(probabilities(q, k, options.mask, settings), dropout_factors(q, k, settings.dropout)).to(q.dtype());
+  result.output = matmul(result.weights, v);
+  return result;
 }
 
 }  // namespace lockstep

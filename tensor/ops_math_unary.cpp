@@ -33,23 +33,12 @@ Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {
 // The density of the standard normal distribution.
 Tensor normal_density(const Tensor& x) { return exp(square(x) * -0.5) * kInverseSqrtTwoPi; }
 
-// g * f'(x) for a slope made of several operations: one kernel, or those operations where they shall be differentiable
-// themselves; of 16 bits in f32, as squares and cubes would overflow.
-Tensor by_slope(const char* name, BinaryOp op, const detail::UnaryOperands& of, Tensor (*slope)(const Tensor& x)) {
-  if (!GradMode::enabled()) return fused(name, op, of);
-  if (size_of(of.g.dtype()) > 2) return of.g * slope(of.kept);
-  return (of.g.to(DType::f32) * slope(of.kept.to(DType::f32))).to(of.g.dtype());
-}
-Tensor silu_slope(const Tensor& x) {
-  const Tensor s = sigmoid(x);
-  return s * (1 + x * (1 - s));
-}
-Tensor gelu_slope(const Tensor& x) { return normal_cdf(x) + x * normal_density(x); }
-Tensor gelu_tanh_slope(const Tensor& x) {
-  // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-  constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
-  const Tensor x2 = square(x), s = sigmoid(x * kScale * (1 + x2 * kCubic));
-  return s * (1 + x * (kScale * (1 + x2 * (3 * kCubic))) * (1 - s));
+// The gradient times slope(operand), of differentiable operations; 16-bit dtypes are rounded once, as by a kernel.
+template <class Slope>
+Tensor composed(const detail::UnaryOperands& of, Slope slope) {
+  const DType dtype = of.g.dtype();
+  if (dtype != DType::f16 && dtype != DType::bf16) return of.g * slope(of.kept);
+  return (of.g.to(DType::f32) * slope(of.kept.to(DType::f32))).to(dtype);
 }
 
 // A rule ends with its derivative: of.g is the incoming gradient, of.kept what Keep names.
@@ -81,16 +70,31 @@ constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Keep::output, [](Of of
                              }};
 constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { return detail::relu_backward(of.g, of.kept); },
                           false};
-constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input,
-                              [](Of of) { return of.g * sigmoid(of.kept); }};
-constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input,
-                          [](Of of) { return by_slope("silu", BinaryOp::silu_grad, of, silu_slope); }};
+constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input, [](Of of) {
+                                if (!GradMode::enabled()) return fused("softplus", BinaryOp::softplus_grad, of);
+                                return composed(of, [](const Tensor& x) { return sigmoid(x); });
+                              }};
 constexpr UnaryRule kNormalCdf{"normal_cdf", UnaryOp::normal_cdf, Keep::input,
                                [](Of of) { return of.g * normal_density(of.kept); }};
-constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input,
-                          [](Of of) { return by_slope("gelu", BinaryOp::gelu_grad, of, gelu_slope); }};
+constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input, [](Of of) {
+                            if (!GradMode::enabled()) return fused("silu", BinaryOp::silu_grad, of);
+                            return composed(of, [](const Tensor& x) {
+                              const Tensor s = sigmoid(x);
+                              return s * (1 + x * (1 - s));
+                            });
+                          }};
+constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input, [](Of of) {
+                            if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_grad, of);
+                            return composed(of, [](const Tensor& x) { return normal_cdf(x) + x * normal_density(x); });
+                          }};
 constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Keep::input, [](Of of) {
-                                return by_slope("gelu", BinaryOp::gelu_tanh_grad, of, gelu_tanh_slope);
+                                if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_tanh_grad, of);
+                                return composed(of, [](const Tensor& x) {
+                                  // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+                                  constexpr double kScale = 1.59576912160573071176, kCubic = 0.044715;
+                                  const Tensor x2 = square(x), s = sigmoid(x * kScale * (1 + x2 * kCubic));
+                                  return s + s * (1 - s) * x * (kScale * (1 + x2 * (3 * kCubic)));
+                                });
                               }};
 constexpr UnaryRule kFloor{"floor", UnaryOp::floor, Keep::nothing, nullptr, false};
 constexpr UnaryRule kCeil{"ceil", UnaryOp::ceil, Keep::nothing, nullptr, false};

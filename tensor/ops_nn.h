@@ -21,6 +21,11 @@ LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& 
 
 struct EmbeddingOptions {
   std::optional<std::int64_t> padding_index = std::nullopt;  // this row gets no gradient; negative counts from the end
+  // Rows that are looked up and whose norm is larger are scaled down to it first: in the weight itself, outside any
+  // graph. Of replicas, what home scales stays; the others scale their mirror, which the next refresh overwrites.
+  std::optional<double> max_norm = std::nullopt;
+  double norm_type = 2;             // p of that norm, above 0; infinity: the largest |x|
+  bool scale_grad_by_freq = false;  // divides a row's gradient by how often the call uses the row; not with sparse
   // A backward gives a weight that is a leaf (a parameter) the rows that were used, as its sparse_grad(), and makes no
   // matrix of the weight's size. Where a matrix is needed it gets one all the same: under create_graph and in grad(),
   // for a weight with hooks, beside other uses of the weight, and for a weight that was computed. The row padding_index
@@ -70,9 +75,12 @@ struct PoolGeometry {
   std::optional<Size2> stride = std::nullopt;  // default: the kernel
   Size2 padding = 0;                           // at most half the kernel
   Size2 dilation = 1;                          // max_pool2d only
+  bool ceil_mode = false;                      // a last window that reaches beyond the padding counts too
+  // avg_pool2d only: whether padding counts as zeros in the mean; what a sum is divided by, instead of a count.
+  bool count_include_pad = true;
+  std::optional<int> divisor = std::nullopt;
 };
 LOCKSTEP_API Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
-// Padding counts as zeros in the mean.
 LOCKSTEP_API Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry = {});
 // Means over `output` bins of nearly equal size: bin i is [floor(i * size / output), ceil((i + 1) * size / output)).
 LOCKSTEP_API Tensor adaptive_avg_pool2d(const Tensor& x, Size2 output);

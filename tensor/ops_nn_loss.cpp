@@ -26,6 +26,7 @@ Tensor reduce(const Tensor& loss, Reduction reduction) {
 // Integer targets of a loss over classes, prepared for gathering.
 struct Targets {
   Tensor classes;  // [batch, 1, ..], 0 where ignored
+  Tensor counted;  // bool: not ignored
   Tensor weights;  // the class's weight, 0 where ignored
 };
 
@@ -53,7 +54,7 @@ Targets prepare(const char* op, const Tensor& scores, const Tensor& targets, con
   const Tensor safe = where(counted, classes, 0.0);
   Tensor weights = counted.to(scores.dtype());
   if (weight.defined()) weights = weights * index_select(weight, 0, safe.reshape({safe.count()})).reshape(safe.shape());
-  return {safe, weights};
+  return {safe, counted, weights};
 }
 
 // Of the losses and weights of the targets.
@@ -122,7 +123,9 @@ class CrossEntropyNode final : public NodeOf<1> {
       return std::pair(of_target * (1 - smoothing) + share * sum(w),
                        scatter_add(zeros, 1, at, of_target * (1 - smoothing)) + share * w);
     }();
-    return ((p * constants.first - constants.second) * dloss.unsqueeze(1)).to(in.dtype());
+    // Of a mean over no target the gradient may be infinite.
+    const Tensor counted = ne(classes, static_cast<double>(ignore_index));
+    return ((p * constants.first - constants.second) * where(counted, dloss, 0.0).unsqueeze(1)).to(in.dtype());
   }
 };
 
@@ -150,7 +153,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const Nl
   check_targets("nll_loss", log_probabilities, targets);
   check_weight("nll_loss", log_probabilities, options.weight);
   const Targets prepared = prepare("nll_loss", log_probabilities, targets, options.weight, options.ignore_index);
-  const Tensor loss = -(gather(log_probabilities, 1, prepared.classes) * prepared.weights);
+  // Chosen, and not only multiplied with 0: where all are ignored the mean is 0 / 0, and the gradients are 0.
+  const Tensor loss = where(prepared.counted, -(gather(log_probabilities, 1, prepared.classes) * prepared.weights), 0.0);
   return finish(loss.squeeze(1), prepared.weights, options.reduction);
 }
 

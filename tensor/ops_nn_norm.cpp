@@ -66,8 +66,9 @@ Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, cons
   const bool own_statistics = state.training || !state.running_mean.defined();
   Tensor y = detail::fresh_like(x), mean, inv_std;
   if (own_statistics) {
-    mean = detail::fresh(channels, x.dtype(), x.device());
-    inv_std = detail::fresh(channels, x.dtype(), x.device());
+    const DType statistics = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    mean = detail::fresh(channels, statistics, x.device());
+    inv_std = detail::fresh(channels, statistics, x.device());
   }
   detail::launch(x.device(), &KernelTable::batch_norm,
                  BatchNormArgs{x.in(), weight.in(), bias.in(), state.running_mean.in_out(), state.running_var.in_out(),
@@ -121,8 +122,15 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
                    "[batch_norm] expected contiguous running statistics without a gradient, got ", running);
   const std::int64_t channels = x.shape()[1];
   const std::int64_t per_channel = x.count() / std::max<std::int64_t>(channels, 1);
-  LOCKSTEP_CHECK(!state.training || channels == 0 || per_channel > 1,
-                 "[batch_norm] expected more than one value per channel in training, got ", x);
+  const bool own_statistics = state.training || !state.running_mean.defined();
+  LOCKSTEP_CHECK(!own_statistics || channels == 0 || per_channel != 1,
+                 "[batch_norm] expected more than one value per channel to normalise by, got ", x);
+  if (x.count() == 0) {  // nothing to learn statistics from; weight and bias still get gradients, of zeros
+    Shape of_channels = Shape::filled(x.rank(), 1);
+    of_channels[1] = channels;
+    Tensor y = weight.defined() ? x * weight.reshape(of_channels) : x * 1;
+    return bias.defined() ? y + bias.reshape(of_channels) : y;
+  }
   const Tensor flat =
       x.contiguous().reshape({x.shape()[0], channels, per_channel / std::max<std::int64_t>(x.shape()[0], 1)});
   return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state).reshape(x.shape());

@@ -48,23 +48,28 @@ Tensor pick(const Tensor& plane, const Tensor& indices) {
 
 // ---- average: linear
 
-Tensor average(const Tensor& x, const Window2d& window, const Shape& shape);
+struct Averages {
+  Window2d window;
+  PoolMean mean;
+};
+Tensor average(const Tensor& x, const Averages& averages, const Shape& shape);
 
 class AvgPool2dGradNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "avg_pool2d_grad"; }
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = average(gradients[0], window, shape);
+    inputs[0] = average(gradients[0], averages, shape);
   }
-  Window2d window;
+  Averages averages;
   Shape shape;  // of the pooled side
 };
 
-Tensor spread(const Tensor& gradient, const Window2d& window, const Shape& shape) {
+Tensor spread(const Tensor& gradient, const Averages& averages, const Shape& shape) {
   const Tensor dy = gradient.contiguous();
   Tensor dx = detail::fresh(shape, dy.dtype(), dy.device());
-  detail::launch(dy.device(), &KernelTable::avg_pool2d_grad, AvgPool2dGradArgs{dy.in(), dx.out(), window});
-  if (auto* node = record<AvgPool2dGradNode>(dx, dy)) node->window = window, node->shape = dy.shape();
+  detail::launch(dy.device(), &KernelTable::avg_pool2d_grad,
+                 AvgPool2dGradArgs{dy.in(), dx.out(), averages.window, averages.mean});
+  if (auto* node = record<AvgPool2dGradNode>(dx, dy)) node->averages = averages, node->shape = dy.shape();
   return dx;
 }
 
@@ -72,17 +77,18 @@ class AvgPool2dNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "avg_pool2d"; }
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = spread(gradients[0], window, shape);
+    inputs[0] = spread(gradients[0], averages, shape);
   }
-  Window2d window;
+  Averages averages;
   Shape shape;  // of x
 };
 
-Tensor average(const Tensor& x, const Window2d& window, const Shape& shape) {
+Tensor average(const Tensor& x, const Averages& averages, const Shape& shape) {
   const Tensor in = x.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
-  detail::launch(in.device(), &KernelTable::avg_pool2d, AvgPool2dArgs{in.in(), y.out(), window});
-  if (auto* node = record<AvgPool2dNode>(y, in)) node->window = window, node->shape = in.shape();
+  detail::launch(in.device(), &KernelTable::avg_pool2d,
+                 AvgPool2dArgs{in.in(), y.out(), averages.window, averages.mean});
+  if (auto* node = record<AvgPool2dNode>(y, in)) node->averages = averages, node->shape = in.shape();
   return y;
 }
 
@@ -101,9 +107,12 @@ Window2d window_of(const char* op, const Tensor& x, Size2 kernel, const PoolGeom
   LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input [batch, channels, height, width], got ", x);
   const auto positions = [&](std::int64_t size, std::int64_t window, int step, int padding, int dilation) {
     const std::int64_t room = size + 2 * std::int64_t{padding} - dilation * (window - 1) - 1;
-    LOCKSTEP_CHECK(room >= 0, "[", op, "] expected a kernel that fits into the padded input, got the kernel ", kernel,
-                   " with padding ", g.padding, " and dilation ", g.dilation, " for ", x);
-    return room / step + 1;
+    LOCKSTEP_CHECK(size > 0 && room > (g.ceil_mode ? -step : -1), "[", op,
+                   "] expected a kernel that fits into the padded input, got the kernel ", kernel, " with padding ",
+                   g.padding, " and dilation ", g.dilation, " for ", x);
+    if (!g.ceil_mode) return room / step + 1;
+    const std::int64_t last = (room + step - 1) / step;
+    return last * step >= size + padding ? last : last + 1;  // a window begins in the input or in the padding before it
   };
   shape = x.shape();
   shape[2] = positions(shape[2], kernel.height, stride.height, g.padding.height, g.dilation.height);
@@ -118,6 +127,8 @@ Window2d window_of(const char* op, const Tensor& x, Size2 kernel, const PoolGeom
 
 Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   Shape shape;
+  LOCKSTEP_CHECK(geometry.count_include_pad && !geometry.divisor,
+                 "[max_pool2d] expected no options of a mean, got count_include_pad or divisor");
   const Window2d window = window_of("max_pool2d", x, kernel, geometry, shape);
   const Tensor in = x.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
@@ -130,8 +141,10 @@ Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
 Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   Shape shape;
   LOCKSTEP_CHECK(geometry.dilation == Size2(1), "[avg_pool2d] expected no dilation, got ", geometry.dilation);
+  const std::optional<int>& divisor = geometry.divisor;
+  LOCKSTEP_CHECK(!divisor || *divisor != 0, "[avg_pool2d] expected a divisor other than 0, got ", *divisor);
   const Window2d window = window_of("avg_pool2d", x, kernel, geometry, shape);
-  return average(x, window, shape);
+  return average(x, {window, {geometry.count_include_pad, divisor.value_or(0)}}, shape);
 }
 
 }  // namespace lockstep

@@ -79,6 +79,8 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
     const auto result = static_cast<double>(shape[2 + i]);
     if (o.align_corners)
       map.step[i] = result > 1 ? (source - 1) / (result - 1) : 0;
+    else if (result == source || (result == 2 * source && o.mode == InterpolateMode::nearest))
+      map.step[i] = source / result;  // exactly, whatever the factor was
     else
       map.step[i] = o.size ? source / result : 1 / scale;
   }

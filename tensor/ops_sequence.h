@@ -27,6 +27,15 @@ struct AttentionOptions {
 LOCKSTEP_API Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                                  const AttentionOptions& options = {});
 
+struct AttentionResult {
+  Tensor output;   // [B, H, T, E]
+  Tensor weights;  // [B, H, T, S]: what the values are multiplied with, after the dropout
+  void fields(auto& f) { f(output, weights); }
+};
+// The same with the probabilities, computed by the formula: with T x S matrices.
+LOCKSTEP_API AttentionResult attention_with_weights(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                    const AttentionOptions& options = {});
+
 struct LstmState {
   Tensor h, c;
 };

@@ -17,7 +17,8 @@ struct Channels {
 template <class T>
 struct Parameters {
   const T *x, *weight, *bias;
-  T *running_mean, *running_var, *mean, *inv_std;
+  T *running_mean, *running_var;
+  Compute<T>*mean, *inv_std;
   std::int64_t length;
   double count, momentum, eps;
   Channels<T> channels;
@@ -27,8 +28,8 @@ struct Parameters {
     channels.centre[c] = static_cast<Compute<T>>(average);
     channels.scale[c] = static_cast<Compute<T>>(weight ? inverse * number(weight, c) : inverse);
     channels.shift[c] = bias ? widen(bias[c]) : Compute<T>(0);
-    if (mean) mean[c] = rounded<T>(average);
-    if (inv_std) inv_std[c] = rounded<T>(inverse);
+    if (mean) mean[c] = static_cast<Compute<T>>(average);
+    if (inv_std) inv_std[c] = static_cast<Compute<T>>(inverse);
   }
 };
 
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) evaluation_kernel(const Parameters<T
 
 template <class T>
 struct GradSums : AddTwo {
-  const T *dy, *x, *weight, *mean, *inv_std;
+  const T *dy, *x, *weight;
+  const Compute<T>*mean, *inv_std;
   T *dweight, *dbias;
   double count;
   Channels<T> channels;  // centre: offset; scale: of dy; shift: slope, of x - mean
@@ -87,7 +89,7 @@ struct GradSums : AddTwo {
 // one channel.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
-    apply_kernel(const T* x, const T* dy, const T* mean, T* out, std::int64_t packs, const Splitter by_length,
+    apply_kernel(const T* x, const T* dy, const Compute<T>* mean, T* out, std::int64_t packs, const Splitter by_length,
                  const Splitter by_channels, const Channels<T> channels) {
   using P = Pack<T, kCount>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
     P to;
     if (dy) {
       const P grad = reinterpret_cast<const P*>(dy)[i];
-      const Compute<T> middle = widen(mean[c]);
+      const Compute<T> middle = mean[c];
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
         to.element[k] = narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void apply(Stream& stream, const char* op, const View& x, const T* dy, const T* mean, T* out,
+void apply(Stream& stream, const char* op, const View& x, const T* dy, const Compute<T>* mean, T* out,
            const Channels<T>& channels) {
   const std::int64_t count = element_count(x.shape), length = x.shape[2];
   if (count == 0) return;
@@ -141,6 +143,7 @@ void forward(Stream& stream, const BatchNormArgs& a) {
   const std::int64_t channels = shape[1];
   if (channels == 0) return;
   const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
+  const auto statistic = [](const View& v) { return v.present ? static_cast<Compute<T>*>(v.data) : nullptr; };
   Scratch scratch(stream);
   Statistics<T> s;
   s.p = {data<T>(a.x),
@@ -148,8 +151,8 @@ void forward(Stream& stream, const BatchNormArgs& a) {
          input(a.bias.view),
          input(a.running_mean.view),
          input(a.running_var.view),
-         input(a.mean.view),
-         input(a.inv_std.view),
+         statistic(a.mean.view),
+         statistic(a.inv_std.view),
          shape[2],
          static_cast<double>(shape[0] * shape[2]),
          a.momentum,
@@ -174,7 +177,7 @@ void backward(Stream& stream, const BatchNormGradArgs& a) {
   Scratch scratch(stream);
   GradSums<T> sums;
   sums.dy = data<T>(a.dy), sums.x = data<T>(a.x), sums.weight = input(a.weight.view);
-  sums.mean = data<T>(a.mean), sums.inv_std = data<T>(a.inv_std);
+  sums.mean = data<Compute<T>>(a.mean), sums.inv_std = data<Compute<T>>(a.inv_std);
   sums.dweight = input(a.dweight.view), sums.dbias = input(a.dbias.view);
   sums.count = static_cast<double>(shape[0] * shape[2]);
   sums.channels = take_channels<T>(scratch, shape[1]);

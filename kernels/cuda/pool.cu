@@ -65,26 +65,33 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// What the sum over the window at (oh, ow) is multiplied with.
+template <class C>
+__device__ C share_of(const Planes& p, const PoolMean& mean, std::int64_t oh, std::int64_t ow) {
+  if (mean.divisor != 0) return C(1) / static_cast<C>(mean.divisor);
+  return C(1) / static_cast<C>(functors::window_elements(p.window, mean.padding, 0, oh, p.height) *
+                               functors::window_elements(p.window, mean.padding, 1, ow, p.width));
+}
+
 template <class T>
-__global__ void __launch_bounds__(kThreads) avg_pool_kernel(const T* x, T* y, std::int64_t count, const Planes p) {
+__global__ void __launch_bounds__(kThreads)
+    avg_pool_kernel(const T* x, T* y, std::int64_t count, const Planes p, const PoolMean mean) {
   using C = Compute<T>;
-  const C share = C(1) / static_cast<C>(p.window.kernel[0] * p.window.kernel[1]);
   for_each_position(count, [&](std::int64_t i) {
     std::int64_t plane, oh, ow;
     p.locate(i, &plane, &oh, &ow);
     const T* from = x + plane * p.height * p.width;
     C sum = 0;
     for_each_tap(p, oh, ow, [&](std::int64_t at) { sum += widen(from[at]); });
-    y[i] = narrow<T>(sum * share);
+    y[i] = narrow<T>(sum * share_of<C>(p, mean, oh, ow));
   });
 }
 
 // Each element of x collects from the windows that have it, window by window, so nothing is added by two threads.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p) {
+    avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p, const PoolMean mean) {
   using C = Compute<T>;
-  const C share = C(1) / static_cast<C>(p.window.kernel[0] * p.window.kernel[1]);
   const Window2d& w = p.window;
   for_each_position(count, [&](std::int64_t i) {
     std::int64_t plane, h, column;
@@ -98,7 +105,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int c = w.kernel[1] - 1; c >= 0; --c) {
         const std::int64_t left = column + w.padding[1] - static_cast<std::int64_t>(c) * w.dilation[1];
         if (left < 0 || left % w.stride[1] != 0 || left / w.stride[1] >= p.out_width) continue;
-        sum += widen(from[top / w.stride[0] * p.out_width + left / w.stride[1]]) * share;
+        const std::int64_t oh = top / w.stride[0], ow = left / w.stride[1];
+        sum += widen(from[oh * p.out_width + ow]) * share_of<C>(p, mean, oh, ow);
       }
     }
     dx[i] = narrow<T>(sum);
@@ -172,7 +180,7 @@ void avg_pool2d(Stream& stream, const AvgPool2dArgs& args) {
   const Planes planes(args.x.view.shape, y, args.window, y);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, AvgPool2dArgs::kName, avg_pool_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.y),
-           count, planes);
+           count, planes, args.mean);
   });
 }
 
@@ -184,7 +192,7 @@ void avg_pool2d_grad(Stream& stream, const AvgPool2dGradArgs& args) {
   const Planes planes(dx, args.dy.view.shape, args.window, dx);
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, AvgPool2dGradArgs::kName, avg_pool_grad_kernel<T>, grid_for(stream, count), data<T>(args.dy),
-           data<T>(args.dx), count, planes);
+           data<T>(args.dx), count, planes, args.mean);
   });
 }
 

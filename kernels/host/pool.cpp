@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/conv.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
@@ -93,6 +94,38 @@ void max_unpool(const MaxUnpool2dArgs& a) {
     }
 }
 
+// What the sums of one row of windows are multiplied with.
+template <class C>
+class Shares {
+ public:
+  Shares(Scratch& scratch, const Planes& p, const Window2d& window, const PoolMean& mean)
+      : p_(p), window_(window), mean_(mean), data_(scratch.take<C>(p.out_width)) {
+    const std::int64_t most = std::int64_t{window.kernel[0]} * window.kernel[1];
+    const auto whole = [&](std::int64_t oh, std::int64_t ow) { return rows(oh) * columns(ow) == most; };
+    alike_ = mean.divisor != 0 || (whole(0, 0) && whole(p.out_height - 1, p.out_width - 1));
+    if (alike_) std::fill_n(data_, p.out_width, C(1) / static_cast<C>(mean.divisor != 0 ? mean.divisor : most));
+  }
+  const C* of_row(std::int64_t oh) const {
+    if (alike_) return data_;
+    const std::int64_t height = rows(oh);
+    for (std::int64_t i = 0; i < p_.out_width; ++i) data_[i] = C(1) / static_cast<C>(height * columns(i));
+    return data_;
+  }
+
+ private:
+  std::int64_t rows(std::int64_t oh) const {
+    return functors::window_elements(window_, mean_.padding, 0, oh, p_.height);
+  }
+  std::int64_t columns(std::int64_t ow) const {
+    return functors::window_elements(window_, mean_.padding, 1, ow, p_.width);
+  }
+  const Planes& p_;
+  const Window2d& window_;
+  const PoolMean& mean_;
+  C* data_;
+  bool alike_;
+};
+
 template <class C>
 void avg_pool(const AvgPool2dArgs& a) {
   Scratch scratch;
@@ -100,7 +133,7 @@ void avg_pool(const AvgPool2dArgs& a) {
   const Writer<C> y(scratch, a.y);
   const Planes p(a.x.view.shape, a.y.view.shape);
   const std::int64_t stride = a.window.stride[1];
-  const C share = C(1) / static_cast<C>(a.window.kernel[0] * a.window.kernel[1]);
+  const Shares<C> shares(scratch, p, a.window, a.mean);
   for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
     C* sums = y.data() + row;
     std::fill_n(sums, p.out_width, C(0));
@@ -109,7 +142,8 @@ void avg_pool(const AvgPool2dArgs& a) {
       LOCKSTEP_INDEPENDENT
       for (std::int64_t i = columns.begin; i < columns.end; ++i) sums[i] += from[i * stride];
     });
-    for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share;
+    const C* share = shares.of_row(oh);
+    for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share[i];
   });
   y.finish();
 }
@@ -121,13 +155,14 @@ void avg_pool_grad(const AvgPool2dGradArgs& a) {
   const Writer<C> dx(scratch, a.dx);
   const Planes p(a.dx.view.shape, a.dy.view.shape);
   const std::int64_t stride = a.window.stride[1];
-  const C share = C(1) / static_cast<C>(a.window.kernel[0] * a.window.kernel[1]);
+  const Shares<C> shares(scratch, p, a.window, a.mean);
   std::fill_n(dx.data(), element_count(a.dx.view.shape), C(0));
   for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+    const C* share = shares.of_row(oh);
     for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
       C* to = dx.data() + base + offset;
       LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = columns.begin; i < columns.end; ++i) to[i * stride] += dy[row + i] * share;
+      for (std::int64_t i = columns.begin; i < columns.end; ++i) to[i * stride] += dy[row + i] * share[i];
     });
   });
   dx.finish();

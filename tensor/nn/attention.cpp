@@ -86,6 +86,21 @@ MultiheadAttention::Projected MultiheadAttention::project(const Tensor& query, c
 
 Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const AttentionMasks& masks) const {
+  return attend(query, key, value, masks, false).output;
+}
+
+AttentionWithWeights MultiheadAttention::forward_with_weights(const Tensor& query, const Tensor& key,
+                                                              const Tensor& value, const AttentionMasks& masks,
+                                                              bool average_weights) const {
+  const Call call(*this);
+  AttentionWithWeights result = attend(query, key, value, masks, true);
+  if (average_weights) result.weights = result.weights.mean({1});
+  if (query.rank() == 2) result.weights = result.weights.squeeze(0);
+  return result;
+}
+
+AttentionWithWeights MultiheadAttention::attend(const Tensor& query, const Tensor& key, const Tensor& value,
+                                                const AttentionMasks& masks, bool with_weights) const {
   const int rank = query.rank();
   const bool fits = (rank == 2 || rank == 3) && key.rank() == rank && value.rank() == rank && query.size(-1) == size_ &&
                     key.size(-1) == options_.key_size.value_or(size_) &&
@@ -116,14 +131,19 @@ Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const
                    "[MultiheadAttention] expected a padding mask [", batch, ", ", keys, "], got ", padding);
     padding = padding.reshape({batch, 1, 1, keys});
   }
-  const Tensor y = scaled_dot_product_attention(q, k, v,
-                                                {.mask = both(mask, padding, q.dtype()),
-                                                 .causal = masks.causal,
-                                                 .dropout = is_training() ? options_.dropout : 0});
+  const AttentionOptions options{.mask = both(mask, padding, q.dtype()),
+                                 .causal = masks.causal,
+                                 .dropout = is_training() ? options_.dropout : 0};
+  AttentionResult attended;
+  if (with_weights)
+    attended = attention_with_weights(q, k, v, options);
+  else
+    attended.output = scaled_dot_product_attention(q, k, v, options);
+  const Tensor& y = attended.output;
   Tensor joined = (batch_first ? y.transpose(1, 2) : y.permute({2, 0, 1, 3}));
   joined = joined.reshape({joined.size(0), joined.size(1), size_});
   const Tensor result = out_proj(joined);
-  return batched ? result : result.squeeze(0);
+  return {batched ? result : result.squeeze(0), attended.weights};
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "lockstep/tensor/nn/norm.h"
 
 #include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
 
 namespace lockstep {
@@ -37,14 +38,27 @@ Tensor BatchNorm::forward(const Tensor& x) const {
   const Device device = x.device();
   const bool training = is_training();
   const Tensor w = on(weight, device), b = on(bias, device);
-  const Tensor mean = on(running_mean, device), var = on(running_var, device);
-  Tensor y = batch_norm(x, w, b,
-                        {.running_mean = mean,
-                         .running_var = var,
-                         .training = training,
-                         .momentum = options_.momentum,
-                         .eps = options_.eps});
-  if (training && num_batches_tracked.defined()) num_batches_tracked.on(device).add_(1);
+  Tensor mean = on(running_mean, device), var = on(running_var, device);
+  BatchNormState state{.running_mean = mean,
+                       .running_var = var,
+                       .training = training,
+                       .momentum = options_.momentum.value_or(1),
+                       .eps = options_.eps};
+  const bool tracks = training && mean.defined(), averages = tracks && !options_.momentum && x.count() > 0;
+  if (averages) {
+    state.running_mean = zeros_like(mean);
+    state.running_var = zeros_like(var);
+  }
+  Tensor y = batch_norm(x, w, b, state);
+  if (!tracks) return y;
+  Tensor batches = num_batches_tracked.on(device);
+  batches.add_(1);
+  if (averages) {
+    // In tensors: how many batches there were is not known on the host.
+    const NoGrad no_grad;
+    mean.copy_(mean + (state.running_mean - mean) / batches.to(mean.dtype()));
+    var.copy_(var + (state.running_var - var) / batches.to(var.dtype()));
+  }
   return y;
 }
 

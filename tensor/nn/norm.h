@@ -1,13 +1,15 @@
 // Normalisation layers. Parameters and buffers begin on cpu, in DefaultDType, with PyTorch's names.
 #pragma once
 
+#include <optional>
+
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
 
 struct BatchNormOptions {
   double eps = 1e-5;
-  double momentum = 0.1;  // of the new value in the running statistics
+  std::optional<double> momentum = 0.1;  // of the new value in the running statistics; none: their plain average so far
   bool affine = true;     // with weight and bias
   bool track_running_stats = true;
 };

@@ -95,3 +95,6 @@ module("ConvTranspose2d", lambda inputs, outputs, kernel, stride, padding, outpu
        output_padding=[1, 0], groups=2, bias=True, dilation=[1, 2])
 module("AdaptiveAvgPool2d", lambda size: nn.AdaptiveAvgPool2d(size), x(2, 3, 5, 7), size=[2, 3])
 module("Upsample", lambda scale: nn.Upsample(scale_factor=scale, mode="bilinear"), x(2, 3, 3, 4), scale=2.0)
+for train in [True, False]:  # twice, so that there is something to average
+    module("BatchNorm1d_average", lambda num_features: nn.BatchNorm1d(num_features, momentum=None), x(4, 3, 5),
+           call=lambda m, a: (m(a * 3), m(a))[1], dtypes=("f32", "f64"), loose=3, train=train, num_features=3)

@@ -106,3 +106,34 @@ for reduction in REDUCTIONS:
     case("cross_entropy_soft", lambda a, target, reduction, smoothing: F.cross_entropy(
              a, target, reduction=reduction, label_smoothing=smoothing),
          x(6, 5, layout="transposed"), x(6, 5, low=0, high=1, grad=False), reduction=reduction, smoothing=0.1)
+
+POOLS = [  # x, kernel, stride, padding
+    ((2, 2, 6, 7), [3, 2], [2, 3], [1, 1]),
+    ((1, 2, 5, 8), [2, 3], [3, 2], [0, 1]),
+]
+for image, kernel, stride, padding in POOLS:
+    case("max_pool2d", lambda a, kernel, stride, padding, dilation, ceil: F.max_pool2d(
+             a, kernel, stride, padding, dilation, ceil), distinct(*image), dtypes=("f32", "f64"), kernel=kernel,
+         stride=stride, padding=padding, dilation=[1, 1], ceil=True)
+    for include, divisor in [(True, None), (False, None), (True, 5)]:
+        case("avg_pool2d", lambda a, kernel, stride, padding, ceil, include, divisor=None: F.avg_pool2d(
+                 a, kernel, stride, padding, ceil, include, divisor), x(*image), dtypes=("f32", "f64"), kernel=kernel,
+             stride=stride, padding=padding, ceil=True, include=include, **({"divisor": divisor} if divisor else {}))
+
+# Statistics far from 0: what is kept of them for the gradient has more digits than the 16-bit dtypes.
+case("batch_norm", lambda a, weight, bias, mean, var, training, momentum, eps: F.batch_norm(
+         a, mean.clone(), var.clone(), weight, bias, training, momentum, eps),
+     x(6, 3, 2, low=60, high=64), x(3), x(3), x(3, grad=False), x(3, low=0.5, high=2, grad=False), dtypes=FLOATING, loose=3,
+     training=True, momentum=0.1, eps=1e-5)
+
+
+def limited(weight, index, norm, power):
+    """What is looked up, and the weight afterwards."""
+    weight = weight.clone()
+    return [F.embedding(index, weight, max_norm=norm, norm_type=power), weight]
+
+
+for power in [2.0, 1.0]:
+    case("embedding_max_norm", limited, x(7, 4, grad=False), ints(9, high=7), dtypes=FLOATING, norm=1.5, power=power)
+case("embedding_by_frequency", lambda weight, index, padding: F.embedding(index, weight, padding, scale_grad_by_freq=True),
+     x(5, 4), ints(3, 4, high=5), dtypes=("f32", "f64", "bf16"), padding=3)

@@ -57,3 +57,17 @@ for op, make, states in [("LSTM", nn.LSTM, 2), ("GRU", nn.GRU, 1)]:
            bidirectional=True)
     module(op, lambda make=make, **options: make(**options), x(5, 4), call=flat, dtypes=("f32", "f64"), loose=8,
            input_size=4, hidden_size=6, bias=False)
+
+
+def with_weights(m, q, k, v, padding, mask, average):
+    return m(q, k, v, padding, attn_mask=mask, average_attn_weights=average)
+
+
+for average in [True, False]:
+    module("MultiheadAttention_weights", lambda average, **options: multihead(**options), x(2, 4, 6), x(2, 4, 3), x(2, 4, 5),
+           values(padded, dtype="bool", grad=False), x(4, 4, grad=False),
+           call=lambda m, *t, average=average: with_weights(m, *t, average), dtypes=("f32", "f64", "bf16"), loose=8, size=6,
+           heads=3, kdim=3, vdim=5, batch_first=True, average=average)
+    module("MultiheadAttention_weights", lambda average, **options: multihead(**options), x(4, 6), x(4, 6), x(4, 6),
+           values(padded[0], dtype="bool", grad=False), values(future, dtype="bool", grad=False),
+           call=lambda m, *t, average=average: with_weights(m, *t, average), loose=8, size=6, heads=2, average=average)

@@ -98,7 +98,8 @@ TEST_CASE("CUDA parity: pooling", "[cuda][parity]") {
     for (const Shape& shape : {Shape{2, 3, 12, 13}, Shape{1, 1, 130, 131}, Shape{0, 2, 6, 6}})
       for (const DType dtype : kFloatingDTypes) {
         const auto size = [&](int d) {
-          return (shape[2 + d] + 2 * w.padding[d] - w.dilation[d] * (w.kernel[d] - 1) - 1) / w.stride[d] + 1;
+          const std::int64_t room = shape[2 + d] + 2 * w.padding[d] - w.dilation[d] * (w.kernel[d] - 1) - 1;
+          return (room + d * (w.stride[d] - 1)) / w.stride[d] + 1;  // rounded up in the width
         };
         const Shape out{shape[0], shape[1], size(0), size(1)};
         TestTensor x(dtype, shape), y(dtype, out), indices(DType::i64, out), dx(dtype, shape);
@@ -113,10 +114,13 @@ TEST_CASE("CUDA parity: pooling", "[cuda][parity]") {
                                        {&y, &indices, &dx}),
                      what);
         x.fill_random(3);
-        check_parity(compare_with_host(&KernelTable::avg_pool2d, AvgPool2dArgs{x.in(), y.out(), w}, {&x, &y}, 4), what);
-        check_parity(
-            compare_with_host(&KernelTable::avg_pool2d_grad, AvgPool2dGradArgs{y.in(), dx.out(), w}, {&y, &dx}, 4),
-            what);
+        for (const PoolMean mean : {PoolMean{}, PoolMean{.padding = false}, PoolMean{.divisor = -3}}) {
+          check_parity(compare_with_host(&KernelTable::avg_pool2d, AvgPool2dArgs{x.in(), y.out(), w, mean}, {&x, &y}, 4),
+                       what);
+          check_parity(compare_with_host(&KernelTable::avg_pool2d_grad, AvgPool2dGradArgs{y.in(), dx.out(), w, mean},
+                                         {&y, &dx}, 4),
+                       what);
+        }
       }
 }
 
@@ -127,8 +131,9 @@ TEST_CASE("CUDA parity: batch_norm and softmax", "[cuda][parity]") {
     for (const DType dtype : kFloatingDTypes)
       for (const bool training : {true, false}) {
         const Shape c{shape[1]};
+        const DType kept = dtype == DType::f64 ? dtype : DType::f32;
         TestTensor x(dtype, shape), y(dtype, shape), dx(dtype, shape), weight(dtype, c), bias(dtype, c),
-            running_mean(dtype, c), running_var(dtype, c), mean(dtype, c), inv_std(dtype, c), dweight(dtype, c),
+            running_mean(dtype, c), running_var(dtype, c), mean(kept, c), inv_std(kept, c), dweight(dtype, c),
             dbias(dtype, c);
         x.fill_random(1, -1, 5), weight.fill_random(2), bias.fill_random(3), running_mean.fill_random(4),
             running_var.fill_random(5, 1, 2);

@@ -205,15 +205,18 @@ const std::vector<BinaryCase> kBinary = {
     {BinaryOp::tanh_grad, "tanh_grad", [](double x, double y) { return x * (1 - y * y); }, BinaryCase::floats, false, 16},
     {BinaryOp::sigmoid_grad, "sigmoid_grad", [](double x, double y) { return x * y * (1 - y); }, BinaryCase::floats,
      false, 16},
+    {BinaryOp::softplus_grad, "softplus_grad", [](double x, double y) { return x / (1 + std::exp(-y)); },
+     BinaryCase::floats, false, 16},
     {BinaryOp::silu_grad, "silu_grad", [](double x, double y) {
        const double s = 1 / (1 + std::exp(-y));
-       return x * (s + y * s * (1 - s)); }, BinaryCase::floats, false, 16},
+       return x * s * (1 + y * (1 - s)); }, BinaryCase::floats, false, 16},
     {BinaryOp::gelu_grad, "gelu_grad", [](double x, double y) {
-       return x * (0.5 * std::erfc(-y / std::sqrt(2.0)) + y * std::exp(-y * y / 2) / std::sqrt(2 * std::acos(-1.0))); },
+       return x * (0.5 * std::erfc(-y / std::sqrt(2)) + y * std::exp(-y * y / 2) / std::sqrt(2 * std::acos(-1.0))); },
      BinaryCase::floats, false, 16},
     {BinaryOp::gelu_tanh_grad, "gelu_tanh_grad", [](double x, double y) {
-       const double k = 2 * std::sqrt(2 / std::acos(-1.0)), s = 1 / (1 + std::exp(-k * (y + 0.044715 * y * y * y)));
-       return x * (s + y * s * (1 - s) * k * (1 + 3 * 0.044715 * y * y)); }, BinaryCase::floats, false, 16},
+       const double k = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(k * (y + 0.044715 * y * y * y));
+       return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y)); }, BinaryCase::floats, false,
+     16},
     {BinaryOp::smooth_l1, "smooth_l1", [](double x, double y) {
        const double d = std::fabs(x - y);
        return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2; }, BinaryCase::floats, false, 16},

@@ -9,6 +9,8 @@ namespace {
 struct Problem {
   Shape x;
   Window2d window;
+  PoolMean mean = {};
+  bool ceil_mode = false;
 };
 const std::vector<Problem> kProblems = {
     {{1, 1, 1, 1}, {}},
@@ -18,13 +20,19 @@ const std::vector<Problem> kProblems = {
     {{1, 2, 10, 9}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 0}, .dilation = {2, 3}}},
     {{0, 2, 4, 4}, {.kernel = {2, 2}}},
     {{2, 2, 5, 5}, {.kernel = {5, 5}}},
+    {{2, 3, 7, 9}, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}}, {.padding = false}},
+    {{1, 2, 6, 9}, {.kernel = {3, 2}, .stride = {2, 2}, .padding = {1, 0}}, {}, true},
+    {{1, 2, 6, 8}, {.kernel = {3, 5}, .stride = {2, 4}, .padding = {1, 2}}, {.padding = false}, true},
+    {{1, 1, 4, 5}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.divisor = -5}, true},
 };
 
 Shape pooled(const Problem& p) {
   Shape y = p.x;
-  for (int d = 0; d < 2; ++d)
-    y[2 + d] = (p.x[2 + d] + 2 * p.window.padding[d] - p.window.dilation[d] * (p.window.kernel[d] - 1) - 1) /
-                   p.window.stride[d] + 1;
+  for (int d = 0; d < 2; ++d) {
+    const std::int64_t room =
+        p.x[2 + d] + 2 * p.window.padding[d] - p.window.dilation[d] * (p.window.kernel[d] - 1) - 1;
+    y[2 + d] = (room + (p.ceil_mode ? p.window.stride[d] - 1 : 0)) / p.window.stride[d] + 1;
+  }
   return y;
 }
 
@@ -43,6 +51,23 @@ void for_each_tap(const Problem& p, const Shape& y, F&& f) {
   }
 }
 
+// What the sum over window `i` of y is divided by: the taps that lie in the input or, if that counts, in its padding.
+double divisor(const Problem& p, const Shape& y, std::int64_t i) {
+  if (p.mean.divisor != 0) return p.mean.divisor;
+  const std::int64_t at[2] = {i / y[3] % y[2], i % y[3]};
+  double taps = 1;
+  for (int d = 0; d < 2; ++d) {
+    const std::int64_t outside = p.mean.padding ? p.window.padding[d] : 0;
+    double inside = 0;
+    for (int tap = 0; tap < p.window.kernel[d]; ++tap) {
+      const std::int64_t position = at[d] * p.window.stride[d] - p.window.padding[d] + tap;
+      inside += position >= -outside && position < p.x[2 + d] + outside ? 1 : 0;
+    }
+    taps *= inside;
+  }
+  return taps;
+}
+
 }  // namespace
 
 TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
@@ -55,11 +80,10 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       // Negative numbers alone: padding must not win with its zero. Whole ones, so that there are ties.
       x.fill([](std::int64_t i) { return -1.0 - static_cast<double>(i * 7919 % 5); });
       std::vector<double> best(count, -1e30), where(count), mean(count);
-      const double share = 1.0 / (p.window.kernel[0] * p.window.kernel[1]);
       for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t position) {
         const auto o = static_cast<std::size_t>(i);
         if (x[at] > best[o]) best[o] = x[at], where[o] = static_cast<double>(position);
-        mean[o] += x[at] * share;
+        mean[o] += x[at] / divisor(p, y_shape, i);
       });
       const auto element = [](const std::vector<double>& v) {
         return [&v](std::int64_t i) { return v[static_cast<std::size_t>(i)]; };
@@ -67,16 +91,16 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       run(&KernelTable::max_pool2d, {.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
       CHECK(mismatch(y, element(best), 0) == "");
       CHECK(mismatch(indices, element(where), 0) == "");
-      run(&KernelTable::avg_pool2d, {.x = x.in(), .y = y.out(), .window = p.window});
+      run(&KernelTable::avg_pool2d, {.x = x.in(), .y = y.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(y, element(mean), 8) == "");
 
       TestTensor dy(dtype, y_shape), dx(dtype, p.x);
       dy.fill([](std::int64_t i) { return static_cast<double>(i % 9) / 8; });
       std::vector<double> want(static_cast<std::size_t>(x.count()));
       for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t) {
-        want[static_cast<std::size_t>(at)] += dy[i] * share;
+        want[static_cast<std::size_t>(at)] += dy[i] / divisor(p, y_shape, i);
       });
-      run(&KernelTable::avg_pool2d_grad, {.dy = dy.in(), .dx = dx.out(), .window = p.window});
+      run(&KernelTable::avg_pool2d_grad, {.dy = dy.in(), .dx = dx.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(dx, element(want), 16, 8) == "");
 
       std::fill(want.begin(), want.end(), 0.0);

@@ -84,6 +84,12 @@ TEST_CASE("golden: layers and models") {
         }},
        {"BatchNorm1d", batch_norm_layer<BatchNorm1d>},
        {"BatchNorm2d", batch_norm_layer<BatchNorm2d>},
+       {"BatchNorm1d_average",
+        [](GoldenCase& c) {
+          const BatchNorm1d& layer = c.load(BatchNorm1d(c.get<int>("num_features"), {.momentum = std::nullopt}));
+          layer(c[0] * 3);
+          return Results{layer(c[0])};
+        }},
        {"LayerNorm", [](GoldenCase& c) { return apply(c, LayerNorm(Shape(c.integers("normalized_shape")))); }},
        {"Embedding",
         [](GoldenCase& c) {

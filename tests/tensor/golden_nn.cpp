@@ -72,14 +72,20 @@ TEST_CASE("golden: the functions of neural networks") {
         [](GoldenCase& c) { return Results{group_norm(c[0], c.get<int>("groups"), c[1], c[2], c.get("eps"))}; }},
        {"max_pool2d",
         [](GoldenCase& c) {
-          return Results{max_pool2d(
-              c[0], c.size2("kernel"),
-              {.stride = c.size2("stride"), .padding = c.size2("padding"), .dilation = c.size2("dilation")})};
+          return Results{max_pool2d(c[0], c.size2("kernel"),
+                                    {.stride = c.size2("stride"),
+                                     .padding = c.size2("padding"),
+                                     .dilation = c.size2("dilation"),
+                                     .ceil_mode = c.get("ceil", false)})};
         }},
        {"avg_pool2d",
         [](GoldenCase& c) {
-          return Results{
-              avg_pool2d(c[0], c.size2("kernel"), {.stride = c.size2("stride"), .padding = c.size2("padding")})};
+          PoolGeometry geometry{.stride = c.size2("stride"),
+                                .padding = c.size2("padding"),
+                                .ceil_mode = c.get("ceil", false),
+                                .count_include_pad = c.get("include", true)};
+          if (c.has("divisor")) geometry.divisor = c.get<int>("divisor");
+          return Results{avg_pool2d(c[0], c.size2("kernel"), geometry)};
         }},
        {"batch_norm", batch_norm_of},
        {"layer_norm",
@@ -116,6 +122,17 @@ TEST_CASE("golden: the functions of neural networks") {
        {"cross_entropy_soft",
         [](GoldenCase& c) {
           return Results{cross_entropy(c[0], c[1], {.reduction = reduction(c), .label_smoothing = c.get("smoothing")})};
+        }},
+       {"embedding_max_norm",
+        [](GoldenCase& c) {
+          const Tensor weight = c[0].clone();
+          const Tensor rows = embedding(weight, c[1], {.max_norm = c.get("norm"), .norm_type = c.get("power")});
+          return Results{rows, weight};
+        }},
+       {"embedding_by_frequency",
+        [](GoldenCase& c) {
+          return Results{
+              embedding(c[0], c[1], {.padding_index = c.get<std::int64_t>("padding"), .scale_grad_by_freq = true})};
         }},
        {"embedding", [](GoldenCase& c) {
           return Results{embedding(

@@ -63,6 +63,12 @@ TEST_CASE("golden: attention, transformers and recurrent layers") {
                        [](GoldenCase& c) {
                          return Results{multihead(c)(c[0], AttentionMasks{.attention = c[2], .key_padding = c[1]})};
                        }},
+                      {"MultiheadAttention_weights",
+                       [](GoldenCase& c) {
+                         const AttentionWithWeights r = multihead(c).forward_with_weights(
+                             c[0], c[1], c[2], {.attention = c[4], .key_padding = c[3]}, c.get<bool>("average"));
+                         return Results{r.output, r.weights};
+                       }},
                       {"TransformerEncoderLayer", [](GoldenCase& c) { return Results{c.load(layer(c))(c[0])}; }},
                       {"TransformerEncoder",
                        [](GoldenCase& c) {
