@@ -72,7 +72,7 @@ LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOpti
   }
   LoadReport report;
   report.metadata = std::move(file.metadata);
-  std::vector<std::pair<Parameter, const Tensor*>> assignments;
+  std::vector<std::pair<Parameter, Tensor>> assignments;
   std::unordered_set<const ParameterBody*> filled;
   std::unordered_set<const Tensor*> used;
   for (const auto& [name, parameter] : wanted) {
@@ -83,7 +83,7 @@ LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOpti
       report.mismatched.push_back({name, parameter.shape(), found->second->shape()});
       continue;
     }
-    assignments.emplace_back(parameter, found->second);
+    assignments.emplace_back(parameter, *found->second);
     filled.insert(parameter.body());
   }
   for (const auto& [name, parameter] : wanted)
@@ -93,7 +93,9 @@ LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOpti
   LOCKSTEP_CHECK(options.strict ? report.complete() : allow_mismatches || report.mismatched.empty(), "[load_model] ",
                  path, ": expected the names and shapes of the module; missing: ", listed(report.missing),
                  "; unexpected: ", listed(report.unexpected), "; other shapes: ", listed(report.mismatched));
-  for (const auto& [parameter, tensor] : assignments) parameter.assign(*tensor);
+  for (auto& [parameter, tensor] : assignments) tensor = tensor.to(parameter.dtype());
+  // From here on nothing needs memory.
+  for (const auto& [parameter, tensor] : assignments) parameter.assign(tensor);
   return report;
 }
 

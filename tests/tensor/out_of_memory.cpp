@@ -3,12 +3,14 @@
 #include <memory>
 
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "optim_support.h"
+#include "support/temporary_folder.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
@@ -140,5 +142,31 @@ TEST_CASE("a module that runs out of memory while it is moved or converted stays
     }
     CHECK(count > 4);
     CHECK(kinds(net) != before);
+  }
+}
+
+TEST_CASE("a model that runs out of memory while it is loaded in another dtype stays as it was") {
+  const Faults faults;
+  const TemporaryFolder folder;
+  Sequential saved(Linear(300, 300), Linear(300, 600));
+  saved.to(DType::f64);
+  save_model(saved, folder / "model");
+  Sequential net(Linear(300, 300), Linear(300, 600));
+  net.to(kDevice);
+  for (const Parameter& parameter : net.parameters()) parameter.tensor().detach().fill_(0);
+  bool failed = true;
+  for (int count = 1; failed; ++count) {
+    INFO("allocation " << count);
+    empty_cache(kDevice);
+    detail::host_faults().fail_allocation(count);
+    failed = false;
+    try {
+      load_model(net, folder / "model");
+    } catch (const OutOfMemory&) {
+      failed = true;
+    }
+    detail::host_faults().clear();
+    for (const Parameter& parameter : net.parameters())
+      CHECK((sum(abs(parameter.tensor().detach())).item<double>() > 0) == !failed);
   }
 }
