@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/nn/kept_gradients.h"
+#include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
@@ -50,9 +54,20 @@ void with_streams(std::span<Stream* const> streams, F&& body) {
 
 }  // namespace
 
+struct ReplicaCall::Seat {
+  Device device;
+  std::exception_ptr error;
+  std::uint64_t sequence = 0;
+  std::optional<KeptGradients> kept;  // beside other replicas
+  std::atomic<Progress> progress{Progress::pending};
+};
+
 ReplicaCall::ReplicaCall(std::span<const Device> devices)
     : count_(devices.size()), seats_(new Seat[devices.size()]), join_(static_cast<int>(devices.size())) {
-  for (std::size_t i = 0; i < count_; ++i) seats_[i].device = devices[i];
+  for (std::size_t i = 0; i < count_; ++i) {
+    seats_[i].device = devices[i];
+    if (count_ > 1) seats_[i].kept.emplace(devices[i]);
+  }
 }
 
 ReplicaCall::~ReplicaCall() = default;
@@ -63,6 +78,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   context.random_stream = mixed(mixed(context.random_stream, call_number_), replica);
   context.random_counter = 0;
   Seat& seat = seats_[replica];
+  if (seat.kept) context.kept_gradients = &*seat.kept;
   const ContextScope scope(context);
   const AutocastThread casts;
   const InReplica inside;
@@ -83,6 +99,7 @@ void ReplicaCall::run_seat(std::size_t replica) noexcept {
   // The caller has given up: what the replica used is dropped here. Else the caller does it, in its own thread.
   if (seat.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
     forget(replica);
+    seat.kept.reset();
     seat.error = nullptr;
   }
   join_.done();
@@ -110,6 +127,17 @@ std::size_t ReplicaCall::post_all(const std::shared_ptr<ReplicaCall>& self, std:
 void ReplicaCall::take_over_sequence() const {
   std::uint64_t& sequence = thread_context().sequence;
   for (std::size_t i = 0; i < count_; ++i) sequence = std::max(sequence, seats_[i].sequence);
+}
+
+void ReplicaCall::add_kept_gradients() {
+  std::vector<KeptGradients*> kept;
+  for (std::size_t i = 0; i < count_; ++i) kept.push_back(&*seats_[i].kept);
+  KeptGradients::add_all(kept);
+}
+
+// In the caller's thread, as everything that the replicas have left.
+void ReplicaCall::drop_kept_gradients() {
+  for (std::size_t i = 0; i < count_; ++i) seats_[i].kept.reset();
 }
 
 void ReplicaCall::throw_failures() {
@@ -149,6 +177,7 @@ void ReplicaCall::give_up(Milliseconds timeout) {
       failed += cat("; replica ", i, " on ", seats_[i].device, " threw: ", describe(error));
     }
     forget(i);
+    seats_[i].kept.reset();
   }
   const std::string message = cat("[parallel_apply] expected every replica to return within ", timeout.count(),
                                   " ms, still running: ", running, failed);
@@ -177,6 +206,8 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
     call->substitution_ = context.substitution->flattened();
     call->context_.substitution = call->substitution_.get();
   }
+  // Backwards in the replicas are of one call: they may train the same parameters.
+  if (call->context_.training_call == 0) call->context_.training_call = next_training_call();
   std::exception_ptr refused;
   const std::size_t posted = call->post_all(call, refused);
   for (std::size_t i = posted; i < call->count_; ++i) {
@@ -184,9 +215,14 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
     call->join_.done();
   }
   LOCKSTEP_EDGE(if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout));
+  struct Drop {
+    ReplicaCall& call;
+    ~Drop() { call.drop_kept_gradients(); }
+  } const drop{*call};
   call->take_over_sequence();
   if (refused) std::rethrow_exception(refused);
   call->throw_failures();
+  call->add_kept_gradients();
 }
 
 void check_not_in_replica(const char* op) {

@@ -33,12 +33,7 @@ class LOCKSTEP_API ReplicaCall {
  private:
   friend LOCKSTEP_API void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout);
   enum class Progress : std::uint8_t { pending, finished, abandoned };
-  struct Seat {
-    Device device;
-    std::exception_ptr error;
-    std::uint64_t sequence = 0;
-    std::atomic<Progress> progress{Progress::pending};
-  };
+  struct Seat;
 
   void run_here();                              // the one replica, in the calling thread
   void run_seat(std::size_t replica) noexcept;  // in the device thread
@@ -46,6 +41,8 @@ class LOCKSTEP_API ReplicaCall {
   std::size_t post_all(const std::shared_ptr<ReplicaCall>& self, std::exception_ptr& refused);
   void give_up(Milliseconds timeout);
   void take_over_sequence() const;
+  void add_kept_gradients();
+  void drop_kept_gradients();
   void throw_failures();
 
   ThreadContext context_;                       // of the caller

@@ -10,11 +10,11 @@
 namespace lockstep {
 namespace {
 
-// The copy stream that carries a copy between two devices: the destination's, because a device is filled by one
+// The side whose copy stream carries a copy between two devices: the destination's, because a device is filled by one
 // copy at a time. Plain memory has no engine of its own, and only CUDA reaches its own memory.
-Device carrier(Device destination, Device source) {
-  if (destination.is_cpu()) return source;
-  if (source.type() == DeviceType::cuda && destination.type() != DeviceType::cuda) return source;
+Stream& carrier(Stream& destination, Stream& source) {
+  if (destination.device().is_cpu()) return source;
+  if (source.device().type() == DeviceType::cuda && destination.device().type() != DeviceType::cuda) return source;
   return destination;
 }
 
@@ -47,7 +47,7 @@ void settle(Stream& stream) { detail::settle(stream.backend(), stream.device(), 
 
 void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
                     Event& done) {
-  Stream& out = copy_stream(args.source_device);
+  Stream& out = detail::copies_of(source_stream);
   try {
     LOCKSTEP_EDGE(out.wait_for(source_stream));
     // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
@@ -101,7 +101,7 @@ Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destinatio
   if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
   const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
-  Stream& stream = one_device ? destination_stream : copy_stream(carrier(args.destination_device, args.source_device));
+  Stream& stream = one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
 
   if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
     stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge

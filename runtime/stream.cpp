@@ -51,7 +51,8 @@ struct StreamPool {
   }
   static bool idle(const Stream& stream) {
     try {
-      return stream.query();
+      const Stream* const copies = stream.state().copies.load(std::memory_order_acquire);
+      return stream.query() && (!copies || copies->query());
     } catch (const std::exception& error) {
       log(LogLevel::warning,
           cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
@@ -74,7 +75,10 @@ struct StreamPool {
     const std::size_t count = retired.size(), looks = std::min(kLooks, count);
     const auto known = std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks),
                                     [](Stream* stream) {
-                                      return detail::OrderChecker::active()->knows_all_of(stream->handle());
+                                      const Stream* const copies = stream->state().copies.load(std::memory_order_acquire);
+                                      detail::OrderChecker& checker = *detail::OrderChecker::active();
+                                      return checker.knows_all_of(stream->handle()) &&
+                                             (!copies || checker.knows_all_of(copies->handle()));
                                     });
     if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
     Stream* const stream = *known;
@@ -102,6 +106,12 @@ namespace {
 // Eight bytes in static TLS are safe also in a library that is loaded late, and make the lookup one instruction.
 [[gnu::tls_model("initial-exec")]] thread_local StreamScope* innermost_scope = nullptr;
 
+// In traces and reports.
+void name_stream(const Stream& stream, const char* label) {
+  trace::name_lane(stream.handle(), label);
+  if (stream.checked()) detail::OrderChecker::active()->label_stream(stream.handle(), label);
+}
+
 // Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.
 struct StreamTable {
   const char* label;
@@ -119,8 +129,7 @@ struct StreamTable {
     Stream* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
       stream = &StreamPool::take_or_make(device);
-      trace::name_lane(stream->handle(), label);
-      if (stream->checked()) detail::OrderChecker::active()->label_stream(stream->handle(), label);
+      name_stream(*stream, label);
       slot.store(stream, std::memory_order_release);
     }
     return *stream;
@@ -182,6 +191,24 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
   }
 }
 
+Stream& copies_of(Stream& stream) {
+  const Device device = stream.device();
+  if (stream == default_stream(device)) return copy_stream(device);
+  std::atomic<Stream*>& slot = stream.state().copies;
+  if (Stream* const found = slot.load(std::memory_order_acquire)) [[likely]]
+    return *found;
+  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Stream* found = slot.load(std::memory_order_acquire);
+  if (!found) {
+    found = &StreamPool::take_or_make(device);
+    name_stream(*found, copy_streams.label);
+    slot.store(found, std::memory_order_release);
+  }
+  return *found;
+}
+
 Kept kept_streams(Device device) {
   Kept kept;
   for (const StreamTable* table : {&default_streams, &copy_streams}) {
@@ -190,7 +217,8 @@ Kept kept_streams(Device device) {
   {
     StreamPool& pool = StreamPool::of(device);
     std::lock_guard lock(pool.mutex);
-    kept.streams += static_cast<int>(pool.free.size() + pool.retired.size());
+    for (const auto* list : {&pool.free, &pool.retired})
+      for (const Stream* stream : *list) kept.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
   }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);

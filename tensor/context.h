@@ -10,6 +10,7 @@
 namespace lockstep {
 
 class AutocastCache;
+class KeptGradients;
 class Substitution;
 
 struct ThreadContext {
@@ -28,6 +29,8 @@ struct ThreadContext {
   std::uint64_t sequence = 0;
   // The training call this thread works for (0: none); see Parameter.
   std::uint64_t training_call = 0;
+  // In a replica beside others: where gradients for parameters at home elsewhere go.
+  KeptGradients* kept_gradients = nullptr;
 };
 
 LOCKSTEP_API ThreadContext& thread_context();

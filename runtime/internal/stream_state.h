@@ -2,6 +2,8 @@
 // library.
 #pragma once
 
+#include <atomic>
+
 #include "lockstep/runtime/internal/size_classes.h"
 #include "lockstep/runtime/stream.h"
 
@@ -18,11 +20,17 @@ struct StreamState {
   Backend* backend = nullptr;
   DeviceAllocator* allocator = nullptr;
   StreamHandle handle = nullptr;
+  std::atomic<Stream*> copies{nullptr};  // copies_of
 
   // The rest is guarded by the allocator's mutex.
   Block* bins[kSizeClasses] = {};  // free blocks by size class
   StreamState* next = nullptr;
 };
+
+// The stream for copies between devices that `stream` is to wait for: the device's copy stream for the default stream,
+// else one that belongs to `stream` for ever. On a stream that others share a copy would wait for their work too, and
+// with it for ranks of theirs, which may wait for ours.
+Stream& copies_of(Stream& stream);
 
 // Events are pooled by device: making one is expensive on some backends.
 EventHandle take_event(Device device);

@@ -25,7 +25,7 @@ std::vector<detail::GraphTask::Root> make_roots(const char* op, std::span<const 
                      "[", op, "] expected a gradient like its tensor, ", tensor.describe(), ", got ",
                      gradient.describe());
     } else {
-      LOCKSTEP_CHECK(tensor.count() == 1, "[", op, "] expected a gradient for a tensor of more than one element, ",
+      LOCKSTEP_CHECK(tensor.count() == 1, "[", op, "] expected a gradient for a tensor of other than one element, ",
                      tensor.describe(), ", got none");
       gradient = ones_like(tensor);
     }

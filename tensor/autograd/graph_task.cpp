@@ -80,6 +80,7 @@ void GraphTask::run() {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
     if (!replicated_.empty()) reduce_replica_gradients(std::move(replicated_));
+    if (!kept_.empty()) context_.kept_gradients->keep(std::move(kept_));
     context_.sequence = thread_context().sequence;
   }
   thread_context().sequence = context_.sequence;
@@ -99,7 +100,8 @@ void GraphTask::run() {
 void GraphTask::wait_for_lanes() {
   GraphTask* outer = std::exchange(current(), this);
   Lane& here = *lanes_[0];
-  const Deadline deadline = Deadline::after(kDefaultTimeout);
+  Deadline deadline = Deadline::after(kDefaultTimeout);
+  std::size_t left = remaining_.load(std::memory_order_acquire);
   bool in_time = true;
   while (in_time) {
     while (run_next(here)) {
@@ -114,11 +116,18 @@ void GraphTask::wait_for_lanes() {
       lock.lock();
     }
     in_time = here.changed.wait_until(lock, deadline.time(), something);
+    // A graph may take long, as long as it gets on.
+    if (const std::size_t now = remaining_.load(std::memory_order_acquire); now < left) {
+      left = now;
+      deadline = Deadline::after(kDefaultTimeout);
+      in_time = true;
+    }
   }
   current() = outer;
   if (!in_time) {
     failed_ = true;  // what still runs ends by itself; it keeps this task alive
-    throw TimeoutError("[backward] expected the graph to finish within 10 minutes; some nodes are still running");
+    throw TimeoutError(cat("[backward] expected the graph to get on within 10 minutes, but ", left, " of ",
+                           states_.size(), " nodes are still to run"));
   }
 }
 
@@ -173,17 +182,19 @@ void GraphTask::execute(std::uint32_t index) {
     const bool arrived = std::any_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); });
     if (arrived) {
       // The hooks of a replicated parameter wait for the sum over the replicas.
-      if (node.hooks && !state.replicated) run_hooks(state, outputs);
+      if (node.hooks && !state.replicated) run_gradient_hooks(node, outputs);
       if (state.captured)
         for (std::size_t c = 0; c < captures_.size(); ++c)
           if (captures_[c].node.get() == &node) captured[c] = outputs[captures_[c].index];
       const bool mirror_ends = node.kind() == Node::Kind::mirror && mode_.accumulate && !mode_.create_graph;
-      if (ParameterBody* body = replicated_body(state)) {
+      if (waits(state)) [[unlikely]] {
+        keep(state, std::move(outputs[0]));
+      } else if (ParameterBody* body = replicated_body(state)) {
         const Device device = node.stream->device();
         store_replica_gradient(*body, device, outputs[0]);
         std::lock_guard lock(mutex_);
         replicated_.push_back({body, device, {}});
-      } else if (node.is_leaf() ? mode_.accumulate : !mirror_ends) {
+      } else if (node.is_leaf() ? mode_.accumulate : state.runs && !mirror_ends) {
         if (node.gives_rows() && takes_rows(targets_[state.first_edge])) [[unlikely]] {
           send_rows(state, outputs[0]);
         } else {
@@ -205,15 +216,22 @@ ParameterBody* GraphTask::replicated_body(const State& state) const {
   return mirror_ends ? static_cast<MirrorNode&>(*state.node).body : nullptr;
 }
 
-void GraphTask::run_hooks(State& state, std::span<Tensor> gradients) {
-  for (const Node::Hook& hook : *state.node->hooks) {
-    Tensor& gradient = gradients[hook.output];
-    if (!gradient.defined()) continue;
-    const Shape shape = gradient.shape();
-    hook.call(gradient);
-    LOCKSTEP_CHECK(gradient.defined() && gradient.shape() == shape, "[backward] expected the hook on a result of '",
-                   state.node->name(), "' to keep a gradient of shape ", shape, ", got ", gradient.describe());
-  }
+// In a replica beside others: what is for a parameter whose home is elsewhere, until all replicas have returned.
+bool GraphTask::waits(const State& state) const {
+  if (!context_.kept_gradients) [[likely]]
+    return false;
+  return replicated_body(state) ||
+         (state.node->is_leaf() && mode_.accumulate && context_.kept_gradients->wants(*state.node));
+}
+
+void GraphTask::keep(const State& state, Tensor gradient, SparseGradient rows) {
+  const ParameterBody* body = replicated_body(state);
+  // Nobody else may write the elements until then.
+  if (gradient.defined() && !mode_.create_graph && !(gradient.contiguous_layout() && gradient.sole_owner()))
+    gradient = gradient.clone();
+  std::lock_guard lock(mutex_);
+  kept_.push_back({body ? body->leaf : Ref<Node>(state.node), state.node->stream, body != nullptr, mode_.create_graph,
+                   std::move(gradient), std::move(rows)});
 }
 
 // ---- gradients on their way
@@ -346,6 +364,8 @@ void GraphTask::receive_rows(std::uint32_t index, Tensor& gradient) {
   const State& state = states_[index];
   if (gradient.defined()) {
     gradient = index_add(gradient, 0, joined.indices, joined.values);
+  } else if (waits(state)) {
+    keep(state, {}, std::move(joined));
   } else if (ParameterBody* body = replicated_body(state)) {
     std::lock_guard lock(mutex_);
     replicated_.push_back({body, state.node->stream->device(), std::move(joined)});

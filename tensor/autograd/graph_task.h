@@ -10,6 +10,7 @@
 
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/nn/kept_gradients.h"
 #include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep::detail {
@@ -55,6 +56,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     std::uint32_t delivered = 0;    // edges served so far
     std::uint16_t lane = 0;
     bool needed = true;
+    bool runs = true;               // else what arrives is captured, and goes nowhere
     bool replicated = false;        // a leaf whose parameter has mirrors in this graph
     bool captured = false;
     bool summed = false;            // `gradient` is a sum of ours: may be added to in place
@@ -98,7 +100,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void send_rows(const State& from, const Tensor& gradient);
   void receive_rows(std::uint32_t index, Tensor& gradient);
   ParameterBody* replicated_body(const State& state) const;
-  void run_hooks(State& state, std::span<Tensor> gradients);
+  bool waits(const State& state) const;
+  void keep(const State& state, Tensor gradient, SparseGradient rows = {});
   void deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient);
   void deliver_rest(State& from, std::span<Tensor> gradients);
   void add(State& target, std::uint32_t output, Tensor gradient);
@@ -118,9 +121,10 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   Claims claims_;
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // error_, replicated_, rows_
+  std::mutex mutex_;  // error_, replicated_, kept_, rows_
   std::exception_ptr error_;
   std::vector<ReplicaGradient> replicated_;
+  std::vector<KeptGradients::Gradient> kept_;  // in place of replicated_, in replicas
   std::vector<Rows> rows_;
   std::vector<Stream*> streams_;  // that nodes ran on
 };

@@ -88,7 +88,7 @@ void GraphTask::traverse() {
 void GraphTask::mark_needed() {
   if (mode_.accumulate) return;
   // Only what lies on a way from a root to a captured edge has to run: mark back from the captures, edges reversed.
-  for (State& state : states_) state.needed = false;
+  for (State& state : states_) state.needed = state.runs = false;
   std::vector<std::vector<std::uint32_t>> sources(states_.size());
   for (std::uint32_t i = 0; i < states_.size(); ++i)
     for (std::uint32_t e = 0; e < states_[i].node->edges().size(); ++e)
@@ -111,11 +111,13 @@ void GraphTask::mark_needed() {
   while (!queue.empty()) {
     const std::uint32_t i = queue.back();
     queue.pop_back();
-    for (std::uint32_t source : sources[i])
+    for (std::uint32_t source : sources[i]) {
+      states_[source].runs = true;
       if (!states_[source].needed) {
         states_[source].needed = true;
         queue.push_back(source);
       }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -45,13 +46,43 @@ Ref<Node> make_leaf(const Tensor& tensor) {
   return node;
 }
 
+namespace {
+std::string origin_of(const Node& node) {
+  if (!node.is_leaf()) return cat("a result of '", node.name(), "'");
+  const ParameterBody* parameter = static_cast<const LeafNode&>(node).parameter;
+  return parameter ? parameter->describe() : "a leaf";
+}
+}  // namespace
+
+void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
+  const std::vector<Node::Hook> hooks = *node.hooks;  // they may remove themselves
+  for (const Node::Hook& hook : hooks) {
+    Tensor& gradient = gradients[hook.output];
+    if (!gradient.defined()) continue;
+    const Tensor before = gradient;
+    hook.call(gradient);
+    LOCKSTEP_CHECK(gradient.defined() && gradient.shape() == before.shape() && gradient.dtype() == before.dtype() &&
+                       gradient.device() == before.device(),
+                   "[backward] expected the hook on ", origin_of(node), " to leave a gradient like ", before.describe(),
+                   ", got ", gradient.describe());
+  }
+}
+
 }  // namespace detail
 
 void LeafNode::backward(std::span<Tensor> output_gradients, std::span<Tensor>) {
   accumulate(std::move(output_gradients[0]));
 }
 
+void LeafNode::run_after_accumulate() {
+  const std::vector<AfterAccumulate> calls = after_accumulate;  // they may remove themselves
+  for (const AfterAccumulate& hook : calls) hook.call();
+}
+
 void LeafNode::accumulate(Tensor gradient) {
+  LOCKSTEP_CHECK(gradient.shape() == shape && gradient.dtype() == dtype,
+                 "[backward] expected an operation that gives ", parameter ? parameter->describe() : "a leaf",
+                 " a gradient of ", dtype, shape, ", got ", gradient.describe());
   {
     std::lock_guard lock(mutex);
     if (sparse.defined()) grad = std::exchange(sparse, {}).to_dense();
@@ -65,7 +96,7 @@ void LeafNode::accumulate(Tensor gradient) {
       grad = std::move(gradient);
     }
   }
-  for (auto& hook : after_accumulate) hook.call();
+  run_after_accumulate();
 }
 
 void LeafNode::accumulate_rows(SparseGradient rows) {
@@ -79,7 +110,7 @@ void LeafNode::accumulate_rows(SparseGradient rows) {
       sparse = std::move(rows);
     }
   }
-  for (auto& hook : after_accumulate) hook.call();
+  run_after_accumulate();
 }
 
 }  // namespace lockstep

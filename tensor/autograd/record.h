@@ -44,6 +44,8 @@ LOCKSTEP_API Ref<Node> make_leaf(const Tensor& tensor);
 inline bool wants_gradient(const Tensor& tensor) { return tensor.requires_grad(); }
 // Makes `node` the origin of `output`, as its output `index`.
 LOCKSTEP_API void attach(Node& node, const Tensor& output, std::uint32_t index);
+// Calls the hooks of the outputs that have a gradient; each must leave one like it.
+void run_gradient_hooks(const Node& node, std::span<Tensor> gradients);
 }  // namespace detail
 
 // When grad mode is on and an input wants a gradient: makes a node of type N with edges to the inputs (undefined ones
@@ -90,6 +92,7 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
   void accumulate(Tensor gradient);
   void accumulate_rows(SparseGradient rows);  // whose elements nobody else sees
+  void run_after_accumulate();
 
   Tensor grad;
   SparseGradient sparse;  // instead of grad, while there were rows alone

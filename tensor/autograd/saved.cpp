@@ -49,6 +49,7 @@ void CheckpointFrame::run_again() {
                       ", was changed in place"));
   ThreadContext context = context_;
   context.training_call = thread_context().training_call;
+  context.kept_gradients = thread_context().kept_gradients;
   context.sequence = thread_context().sequence;
   const ContextScope in_context(context);
   const AutocastThread casts;

@@ -205,7 +205,7 @@ class DataLoader<D, C>::Iterator {
     std::unique_ptr<Iteration> it = std::move(iteration_);
     it->batch.reset();
     if (it->next == static_cast<std::int64_t>(it->epoch->batches.size())) return;
-    it->pipeline->wait(it->next);
+    it->pipeline->await(it->next);
     typename Epoch::Place& place = it->epoch->place(it->next);
     it->batch = std::move(place.batch);
     place.batch.reset();

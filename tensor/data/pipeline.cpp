@@ -113,7 +113,7 @@ void Pipeline::stop() noexcept {
   }
 }
 
-void Pipeline::wait(std::int64_t item) {
+void Pipeline::await(std::int64_t item) {
   State& s = *state_;
   if (s.options.workers == 0) return s.produce(item, 0);
   Place& place = s.place(item);

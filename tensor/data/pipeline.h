@@ -14,7 +14,7 @@ class LOCKSTEP_API Pipeline {
  public:
   struct Options {
     std::int64_t count = 0;   // items
-    int workers = 0;          // 0: wait() makes the item in the calling thread
+    int workers = 0;          // 0: await() makes the item in the calling thread
     std::int64_t window = 1;  // an item is begun only when fewer than this many before it wait to be released
     Milliseconds timeout = kDefaultTimeout;
   };
@@ -31,7 +31,7 @@ class LOCKSTEP_API Pipeline {
 
   // Blocks until `item` has been made; throws what produce threw, and TimeoutError at the deadline. For the items in
   // order, by one thread.
-  void wait(std::int64_t item);
+  void await(std::int64_t item);
   // `item` has been taken over: another may have its place.
   void release(std::int64_t item);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/order.h"
 
@@ -104,7 +105,7 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
   if (parts.empty()) return sent;
   TakenBuffer buffer(device_, bytes);
   try {
-    wait(buffer->used, Deadline::after(kDefaultTimeout));
+    LOCKSTEP_EDGE(wait(buffer->used, Deadline::after(kDefaultTimeout)));
   } catch (const DeviceError&) {
     // The copy failed, which whoever waits for its batch is told.
   }
@@ -113,7 +114,7 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
 
   std::lock_guard lock(mutex_);
   take_over(this);
-  const StreamScope scope(stream_);
+  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
   for (const Part& part : parts) {
     const Tensor& source = *part.tensor;
     const Tensor there = Tensor::over(Storage::allocate(device_, source.bytes()), source.dtype(), source.shape(),
@@ -124,17 +125,17 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
           stream_.handle());
     *part.tensor = there;
   }
-  buffer->used.record(stream_);
-  sent.record(stream_);
+  LOCKSTEP_EDGE(buffer->used.record(stream_));
+  LOCKSTEP_EDGE(sent.record(stream_));
   hand_over(this);
   return sent;
 }
 
 void Transfer::receive(const Event& sent, const std::vector<Tensor*>& tensors) const {
   Stream& stream = current_stream(device_);
-  stream.wait(sent);
+  LOCKSTEP_EDGE(stream.wait(sent));
   for (const Tensor* tensor : tensors)
-    if (tensor->device() == device_) tensor->storage()->record_use(stream);
+    if (tensor->device() == device_) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));
 }
 
 Kept kept_transfers(Device device) {

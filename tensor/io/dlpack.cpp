@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/native_stream.h"
 #include "lockstep/tensor/autograd/record.h"
 
@@ -62,7 +63,7 @@ struct Export {
   void keep_for_consumer() const noexcept try {
     Stream after(tensor.device());
     wait_for_native(after, consumer);
-    tensor.storage()->record_use(after);
+    tensor.storage()->record_use(after);  // on CUDA alone
   } catch (const Error&) {  // NOLINT: the device is lost, and its memory with it
   }
 };
@@ -97,15 +98,15 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
                          .byte_offset = 0};
   Stream& stream = current_stream(device);
   if (options.stream) {
-    options.stream->wait_for(stream);
-    tensor.storage()->record_use(*options.stream);
+    LOCKSTEP_EDGE(options.stream->wait_for(stream));
+    LOCKSTEP_EDGE(tensor.storage()->record_use(*options.stream));
   } else if (options.native_stream) {
     native_waits_for(options.native_stream, stream);
     out->consumer = options.native_stream;
   } else if (!stream.synchronous()) {
     Event ready;
-    ready.record(stream);
-    wait(ready, Deadline::after(options.timeout));
+    LOCKSTEP_EDGE(ready.record(stream));
+    LOCKSTEP_EDGE(wait(ready, Deadline::after(options.timeout)));
   }
   return &out.release()->managed;
 }
@@ -146,7 +147,7 @@ void finish(StreamUses& uses, void* owner) noexcept try {
       continue;
     }
     Event done;
-    done.record(*stream);
+    done.record(*stream);  // on CUDA alone
     // Not by a wait, which would be told what the work threw: that is for the next one.
     const Deadline deadline = Deadline::after(kDefaultTimeout);
     while (done.progress() == Event::Progress::pending && !deadline.passed())

@@ -97,8 +97,7 @@ class Reduction {
               ? Tensor::over(sum.storage(), slab.dtype, body.shape, contiguous_strides(body.shape),
                              static_cast<std::int64_t>((target.offset_bytes - origin) / size_of(slab.dtype)))
               : Tensor::over(Storage::allocate(home_, 0), slab.dtype, body.shape, contiguous_strides(body.shape));
-      if (leaf.hooks)
-        for (const Node::Hook& hook : *leaf.hooks) hook.call(gradient);
+      if (leaf.hooks) detail::run_gradient_hooks(leaf, {&gradient, 1});
       Tensor grad;
       bool has_rows;
       {
@@ -107,7 +106,7 @@ class Reduction {
         has_rows = leaf.sparse.defined();
       }
       if (!grad.defined() && !has_rows && place_in_slab(slab, target, gradient)) {
-        for (auto& hook : leaf.after_accumulate) hook.call();
+        leaf.run_after_accumulate();
       } else {
         grad = Tensor();
         leaf.accumulate(gradient);
@@ -152,6 +151,9 @@ void append_rows(SlabSet& set, const std::vector<ReplicaGradient>& gradients) {
 }  // namespace
 
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
+  LOCKSTEP_CHECK(gradient.shape() == body.shape && gradient.dtype() == body.dtype,
+                 "[backward] expected an operation that gives ", body.describe(), " a gradient like it, got ",
+                 gradient.describe());
   SlabSet& set = *body.slabs;
   const SlabSet::Entry& entry = set.entries[static_cast<std::size_t>(body.slab_entry)];
   SlabSet::Slab& slab = set.slabs[static_cast<std::size_t>(entry.slab)];

@@ -8,6 +8,7 @@
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/runtime/peer.h"
 #include "manual_backend.h"
 #include "support/catch.h"
@@ -279,9 +280,27 @@ TEST_CASE("a copy between devices leaves the compute streams free") {
   backend.run(from.handle());
   backend.run(to.handle());
   CHECK(destination == Bytes(16, 0));
-  backend.run(copy_stream(Device::cuda(1)).handle());  // the destination's
+  backend.run(detail::copies_of(to).handle());
   CHECK(destination == Bytes(16, 3));
   CHECK(backend.host_waits == 0);
+  backend.reset();
+}
+
+TEST_CASE("copies that different streams wait for do not wait for each other") {
+  manual::ManualBackend& backend = manual::backend();
+  const Device near = Device::cuda(0), far = Device::cuda(1);
+  CHECK(&detail::copies_of(default_stream(far)) == &copy_stream(far));
+  Stream from(near), other_from(near), to(far), other_to(far);
+  CHECK(&detail::copies_of(to) == &detail::copies_of(to));
+  Bytes source(16, 3), held(16, 0), free(16, 0);
+  REQUIRE(peer_copies(near, far));
+  backend.reset();
+  copy_bytes(args_for(held, far, source, near), from, to);
+  copy_bytes(args_for(free, far, source, near), other_from, other_to);
+  // Nothing of the first two streams runs.
+  for (Stream* stream : {&other_from, &other_to, &detail::copies_of(other_to)}) backend.run(stream->handle());
+  CHECK(free == Bytes(16, 3));
+  CHECK(held == Bytes(16, 0));
   backend.reset();
 }
 

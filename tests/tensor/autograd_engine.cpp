@@ -245,7 +245,7 @@ TEST_CASE("threads with graphs of their own run backward at once") {
 TEST_CASE("roots are checked before anything runs") {
   Tensor x = leaf({1, 2});
   Tensor y = x * 2.0;
-  CHECK_THROWS_WITH(y.backward(), Contains("more than one element"));
+  CHECK_THROWS_WITH(y.backward(), Contains("other than one element"));
   CHECK_THROWS_WITH(y.backward(ones({3}, {.dtype = DType::f64})), Contains("[3]") && Contains("[2]"));
   CHECK_THROWS_WITH(ones({1}).backward(), Contains("requires a gradient"));
   y.backward(from_data(Doubles{1, 10}, {2}, {.dtype = DType::f64}));

@@ -219,9 +219,18 @@ TEST_CASE("dlpack out: without a stream the host may read at once, with one the 
     }
     x = {};
     door.add();
+    const lockstep::test::Counter second_door;
+    // Opened by nobody before the host has come to wait; a host that does not wait is done by then.
+    std::thread later([second_door] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      second_door.add();
+    });
+    if (!producer.synchronous()) producer.enqueue([second_door] { second_door.reaches(1); });
     const Tensor y = full({100}, 7, {.device = device});
     auto* for_host = to_dlpack(y);
-    CHECK(static_cast<const float*>(for_host->tensor.data)[99] == 7);
+    const float seen = static_cast<const float*>(for_host->tensor.data)[99];
+    later.join();
+    CHECK(seen == 7);
     for_host->deleter(for_host);
   }
   managed->deleter(managed);

@@ -337,3 +337,27 @@ TEST_CASE("peer: ranks find each other through a store, again and again") {
   CHECK(missing(message_of<CommError>([&] { make_peer_communicator(strange, 0, 2, devices[0]); }),
                       {"rank 1", "one process"}) == "");
 }
+
+TEST_CASE("peer: two groups on the same devices do not wait for each other") {
+  const auto devices = support::hosts(3);
+  std::vector<Outcome> outcomes[2];
+  std::vector<std::thread> groups;
+  for (std::vector<Outcome>& mine : outcomes)
+    groups.emplace_back([&devices, &mine] {
+      mine = on_ranks(make_peer_group(devices, {.timeout = Milliseconds(60'000)}), [](Communicator& c) {
+        Stream stream(c.device());
+        const StreamScope scope(stream);
+        for (int round = 1; round <= 10; ++round) {
+          const Tensor x = from_data(std::vector<float>(1000, static_cast<float>(c.rank() + round)), {1000},
+                                     {.device = c.device()});
+          c.all_reduce(x);
+          expect_all(x.to(Device::cpu()), static_cast<float>(3 + 3 * round), "the sum");
+        }
+      });
+    });
+  for (std::thread& group : groups) group.join();
+  for (const std::vector<Outcome>& mine : outcomes) {
+    CHECK(mine.size() == devices.size());
+    check_all_well(mine);
+  }
+}
