@@ -75,6 +75,16 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingOpt
   Shape shape = positions.shape();
   shape.push_back(weight.shape()[1]);
   const Tensor flat = positions.reshape({positions.count()});
+  const bool trained = GradMode::enabled() && weight.requires_grad();
+  std::int64_t padding_row = -1;
+  if (options.padding_index) {
+    const std::int64_t count = weight.shape()[0], row = *options.padding_index;
+    LOCKSTEP_CHECK(row >= -count && row < count, "[embedding] expected a padding index in [", -count, ", ", count,
+                   "), got ", row);
+    if (trained) padding_row = row < 0 ? row + count : row;
+  }
+  LOCKSTEP_CHECK(!options.sparse || !options.scale_grad_by_freq,
+                 "[embedding] expected sparse or scale_grad_by_freq, got both");
   if (options.max_norm) {
     LOCKSTEP_CHECK(*options.max_norm >= 0 && options.norm_type > 0,
                    "[embedding] expected a largest norm of at least 0 and a norm_type above 0, got ", *options.max_norm,
@@ -82,16 +92,6 @@ Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingOpt
     detail::check_floating("embedding", weight);
     renormalize(weight, flat, options);
   }
-  const bool trained = GradMode::enabled() && weight.requires_grad();
-  std::int64_t padding_row = -1;
-  if (options.padding_index && trained) {
-    const std::int64_t count = weight.shape()[0];
-    padding_row = *options.padding_index < 0 ? *options.padding_index + count : *options.padding_index;
-    LOCKSTEP_CHECK(padding_row >= 0 && padding_row < count, "[embedding] expected a padding index in [", -count, ", ",
-                   count, "), got ", *options.padding_index);
-  }
-  LOCKSTEP_CHECK(!options.sparse || !options.scale_grad_by_freq,
-                 "[embedding] expected sparse or scale_grad_by_freq, got both");
   if (options.sparse && trained) {
     Tensor rows = index_select(weight.detach(), 0, flat);
     if (auto* node = record<SparseEmbeddingNode>(rows, weight)) {

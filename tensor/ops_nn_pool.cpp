@@ -144,7 +144,12 @@ Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   const std::optional<int>& divisor = geometry.divisor;
   LOCKSTEP_CHECK(!divisor || *divisor != 0, "[avg_pool2d] expected a divisor other than 0, got ", *divisor);
   const Window2d window = window_of("avg_pool2d", x, kernel, geometry, shape);
-  return average(x, {window, {geometry.count_include_pad, divisor.value_or(0)}}, shape);
+  PoolMean mean{geometry.count_include_pad, divisor.value_or(0)};
+  // Where no window is cut off at an edge there is nothing to count.
+  const std::int64_t elements = std::int64_t{kernel.height} * kernel.width;
+  if (mean.divisor == 0 && !geometry.ceil_mode && (mean.padding || geometry.padding == Size2(0)) && elements <= 1 << 30)
+    mean.divisor = static_cast<int>(elements);
+  return average(x, {window, mean}, shape);
 }
 
 }  // namespace lockstep

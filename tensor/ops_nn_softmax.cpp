@@ -1,4 +1,6 @@
 // Softmax, dropout.
+#include <algorithm>
+
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_nn.h"
@@ -38,7 +40,7 @@ Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
   if (detail::widens(x)) [[unlikely]]
     return softmax(name, detail::widened(x), dim, log);
   if (!is_floating(x.dtype())) return softmax(name, x.to(DefaultDType::get()), dim, log);
-  const int along = x.rank() == 0 ? 0 : normalize_dim(name, dim, x.rank());
+  const int along = normalize_dim(name, dim, std::max(x.rank(), 1));
   const Tensor in = x.contiguous();
   const Shape shape = detail::folded(in.shape(), along);
   Tensor y = detail::fresh_like(in);

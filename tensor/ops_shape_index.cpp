@@ -1,4 +1,6 @@
 // Selecting and adding by index. Selecting and adding are each other's adjoints, so their nodes call each other.
+#include <optional>
+
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -89,6 +91,13 @@ void check_source(const char* op, const Tensor& x, const Tensor& source, const S
                  shape, " for ", x, ", got ", source);
 }
 
+// Under autocast, where layers give 16-bit results, the dtype in which two that differ meet.
+std::optional<DType> meeting(const Tensor& x, const Tensor& source) {
+  if (!thread_context().autocast || !x.defined() || !source.defined() || x.dtype() == source.dtype()) return {};
+  if (!is_floating(x.dtype()) || !is_floating(source.dtype())) return {};
+  return promote_types(x.dtype(), source.dtype());
+}
+
 }  // namespace
 
 Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
@@ -109,6 +118,8 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
 }
 
 Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const Tensor& source) {
+  if (const std::optional<DType> wide = meeting(x, source))
+    return index_add(x.to(*wide), dim, indices, source.to(*wide));
   check_vector_of_indices("index_add", x, indices);
   const int along = detail::normalize_dim_of("index_add", dim, x);
   if (x.rank() == 0) {
@@ -137,6 +148,8 @@ Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& indices) {
 }
 
 Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const Tensor& source) {
+  if (const std::optional<DType> wide = meeting(x, source))
+    return scatter_add(x.to(*wide), dim, indices, source.to(*wide));
   const int along = detail::normalize_dim_of("scatter_add", dim, x);
   check_indices_fit("scatter_add", x, along, indices);
   if (x.rank() == 0) {

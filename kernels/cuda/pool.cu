@@ -65,25 +65,34 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// What the sum over the window at (oh, ow) is multiplied with.
+// What the sum over a window is multiplied with.
 template <class C>
-__device__ C share_of(const Planes& p, const PoolMean& mean, std::int64_t oh, std::int64_t ow) {
-  if (mean.divisor != 0) return C(1) / static_cast<C>(mean.divisor);
-  return C(1) / static_cast<C>(functors::window_elements(p.window, mean.padding, 0, oh, p.height) *
-                               functors::window_elements(p.window, mean.padding, 1, ow, p.width));
-}
+struct Share {
+  const Planes& p;
+  const PoolMean& mean;
+  C fixed;
+
+  __device__ Share(const Planes& planes, const PoolMean& of)
+      : p(planes), mean(of), fixed(of.divisor != 0 ? C(1) / static_cast<C>(of.divisor) : C(0)) {}
+  __device__ C at(std::int64_t oh, std::int64_t ow) const {
+    if (mean.divisor != 0) return fixed;
+    return C(1) / static_cast<C>(functors::window_elements(p.window, mean.padding, 0, oh, p.height) *
+                                 functors::window_elements(p.window, mean.padding, 1, ow, p.width));
+  }
+};
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     avg_pool_kernel(const T* x, T* y, std::int64_t count, const Planes p, const PoolMean mean) {
   using C = Compute<T>;
+  const Share<C> share(p, mean);
   for_each_position(count, [&](std::int64_t i) {
     std::int64_t plane, oh, ow;
     p.locate(i, &plane, &oh, &ow);
     const T* from = x + plane * p.height * p.width;
     C sum = 0;
     for_each_tap(p, oh, ow, [&](std::int64_t at) { sum += widen(from[at]); });
-    y[i] = narrow<T>(sum * share_of<C>(p, mean, oh, ow));
+    y[i] = narrow<T>(sum * share.at(oh, ow));
   });
 }
 
@@ -92,6 +101,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     avg_pool_grad_kernel(const T* dy, T* dx, std::int64_t count, const Planes p, const PoolMean mean) {
   using C = Compute<T>;
+  const Share<C> share(p, mean);
   const Window2d& w = p.window;
   for_each_position(count, [&](std::int64_t i) {
     std::int64_t plane, h, column;
@@ -106,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
         const std::int64_t left = column + w.padding[1] - static_cast<std::int64_t>(c) * w.dilation[1];
         if (left < 0 || left % w.stride[1] != 0 || left / w.stride[1] >= p.out_width) continue;
         const std::int64_t oh = top / w.stride[0], ow = left / w.stride[1];
-        sum += widen(from[oh * p.out_width + ow]) * share_of<C>(p, mean, oh, ow);
+        sum += widen(from[oh * p.out_width + ow]) * share.at(oh, ow);
       }
     }
     dx[i] = narrow<T>(sum);

@@ -100,30 +100,21 @@ class Shares {
  public:
   Shares(Scratch& scratch, const Planes& p, const Window2d& window, const PoolMean& mean)
       : p_(p), window_(window), mean_(mean), data_(scratch.take<C>(p.out_width)) {
-    const std::int64_t most = std::int64_t{window.kernel[0]} * window.kernel[1];
-    const auto whole = [&](std::int64_t oh, std::int64_t ow) { return rows(oh) * columns(ow) == most; };
-    alike_ = mean.divisor != 0 || (whole(0, 0) && whole(p.out_height - 1, p.out_width - 1));
-    if (alike_) std::fill_n(data_, p.out_width, C(1) / static_cast<C>(mean.divisor != 0 ? mean.divisor : most));
+    if (mean.divisor != 0) std::fill_n(data_, p.out_width, C(1) / static_cast<C>(mean.divisor));
   }
   const C* of_row(std::int64_t oh) const {
-    if (alike_) return data_;
-    const std::int64_t height = rows(oh);
-    for (std::int64_t i = 0; i < p_.out_width; ++i) data_[i] = C(1) / static_cast<C>(height * columns(i));
+    if (mean_.divisor != 0) return data_;
+    const std::int64_t rows = functors::window_elements(window_, mean_.padding, 0, oh, p_.height);
+    for (std::int64_t i = 0; i < p_.out_width; ++i)
+      data_[i] = C(1) / static_cast<C>(rows * functors::window_elements(window_, mean_.padding, 1, i, p_.width));
     return data_;
   }
 
  private:
-  std::int64_t rows(std::int64_t oh) const {
-    return functors::window_elements(window_, mean_.padding, 0, oh, p_.height);
-  }
-  std::int64_t columns(std::int64_t ow) const {
-    return functors::window_elements(window_, mean_.padding, 1, ow, p_.width);
-  }
   const Planes& p_;
   const Window2d& window_;
   const PoolMean& mean_;
   C* data_;
-  bool alike_;
 };
 
 template <class C>

@@ -56,6 +56,46 @@ void CosineAnnealingLR::check() const {
   check_factor("CosineAnnealingLR", "eta_min", eta_min);
 }
 
+double CosineAnnealingWarmRestarts::operator()(double base_lr, std::int64_t epoch) const {
+  std::int64_t length = T_0, place = epoch;
+  if (T_mult == 1) place %= T_0;
+  else
+    for (; place >= length; length *= T_mult) place -= length;
+  return CosineAnnealingLR{.T_max = length, .eta_min = eta_min}(base_lr, place);
+}
+void CosineAnnealingWarmRestarts::check() const {
+  LOCKSTEP_CHECK(T_0 > 0 && T_mult > 0, "[CosineAnnealingWarmRestarts] expected T_0 and T_mult of at least 1, got ", T_0,
+                 " and ", T_mult);
+  check_factor("CosineAnnealingWarmRestarts", "eta_min", eta_min);
+}
+
+double PolynomialLR::operator()(double base_lr, std::int64_t epoch) const {
+  const double left = 1 - static_cast<double>(std::min(epoch, total_iters)) / static_cast<double>(total_iters);
+  return base_lr * std::pow(left, power);
+}
+void PolynomialLR::check() const {
+  LOCKSTEP_CHECK(total_iters > 0, "[PolynomialLR] expected at least 1 epoch for total_iters, got ", total_iters);
+  check_factor("PolynomialLR", "power", power);
+}
+
+double OneCycleLR::operator()(double base_lr, std::int64_t epoch) const {
+  const auto steps = static_cast<double>(total_steps), at = static_cast<double>(epoch);
+  const double begin = base_lr / div_factor, end = begin / final_div_factor, top = pct_start * steps - 1;
+  const auto between = [&](double from, double to, double first, double last) {
+    const double part = last > first ? std::clamp((at - first) / (last - first), 0.0, 1.0) : 1;
+    return cosine ? to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * part)) : from + (to - from) * part;
+  };
+  if (at <= top) return between(begin, base_lr, 0, top);
+  if (!three_phase) return between(base_lr, end, top, steps - 1);
+  const double down = 2 * pct_start * steps - 2;
+  return at <= down ? between(base_lr, begin, top, down) : between(begin, end, down, steps - 1);
+}
+void OneCycleLR::check() const {
+  LOCKSTEP_CHECK(total_steps > 0 && pct_start >= 0 && pct_start <= 1 && div_factor > 0 && final_div_factor > 0,
+                 "[OneCycleLR] expected at least 1 step, a pct_start in [0, 1] and divisors above 0, got ", total_steps,
+                 ", ", pct_start, ", ", div_factor, " and ", final_div_factor);
+}
+
 double LinearLR::operator()(double base_lr, std::int64_t epoch) const {
   const double passed = static_cast<double>(std::min(epoch, total_iters)) / static_cast<double>(total_iters);
   return base_lr * (start_factor + (end_factor - start_factor) * passed);

@@ -62,6 +62,32 @@ struct LOCKSTEP_API CosineAnnealingLR {
   double operator()(double base_lr, std::int64_t epoch) const;
   void check() const;
 };
+// The same half wave again and again: the first over T_0 epochs, each of the next T_mult times as long.
+struct LOCKSTEP_API CosineAnnealingWarmRestarts {
+  std::int64_t T_0 = 1, T_mult = 1;  // NOLINT: the names they are known by
+  double eta_min = 0;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// times (1 - epoch / total_iters)^power; 0 from epoch total_iters on
+struct LOCKSTEP_API PolynomialLR {
+  std::int64_t total_iters = 5;
+  double power = 1;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
+// Up to the base_lr and down again, over total_steps: it begins at base_lr / div_factor, is at its largest, which is the
+// base_lr, after the share pct_start of the steps, and ends at base_lr / (div_factor * final_div_factor), where it stays
+// (Smith & Topin, "Super-Convergence", 2018). With three phases it falls as slowly as it rose, then to its end.
+struct LOCKSTEP_API OneCycleLR {
+  std::int64_t total_steps = 1;
+  double pct_start = 0.3;
+  bool cosine = true;  // else in straight lines
+  double div_factor = 25, final_div_factor = 1e4;
+  bool three_phase = false;
+  double operator()(double base_lr, std::int64_t epoch) const;
+  void check() const;
+};
 // times a factor that goes in a straight line from start_factor to end_factor over total_iters epochs and stays there:
 // a warm-up
 struct LOCKSTEP_API LinearLR {

@@ -70,3 +70,33 @@ def sparse_adam(weight, *rows, beta1=0.9, beta2=0.999, **options):
 for options in [dict(), dict(beta1=0.7, beta2=0.9, eps=1e-3), dict(maximize=True)]:
     case("SparseAdam", sparse_adam, x(7, 3), ints(4, high=7), x(4, 3), ints(1, high=7), x(1, 3), ints(9, high=3), x(9, 3),
          ints(2, high=7), x(2, 3), gradients=False, lr=0.05, **options)
+
+case("CosineAnnealingWarmRestarts", rates(S.CosineAnnealingWarmRestarts), dtypes=("f64",), epochs=20, T_0=3, T_mult=2,
+     eta_min=0.05)
+case("CosineAnnealingWarmRestarts", rates(S.CosineAnnealingWarmRestarts), dtypes=("f64",), epochs=9, T_0=4, T_mult=1,
+     eta_min=0)
+case("PolynomialLR", rates(S.PolynomialLR), dtypes=("f64",), epochs=8, total_iters=6, power=1.5)
+for three_phase in [False, True]:
+    for strategy in ["cos", "linear"]:
+        case("OneCycleLR", rates(lambda optimizer, **options: S.OneCycleLR(optimizer, 0.5, cycle_momentum=False, **options)),
+             dtypes=("f64",), epochs=20, total_steps=20, pct_start=0.25, anneal_strategy=strategy, div_factor=10.0,
+             final_div_factor=100.0, three_phase=three_phase)
+
+
+def plateau(metrics, **options):
+    """The rates of two groups, after each metric."""
+    optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in [0.5, 0.02]])
+    scheduler = S.ReduceLROnPlateau(optimizer, **options)
+    result = []
+    for metric in metrics.tolist():
+        scheduler.step(metric)
+        result.append([group["lr"] for group in optimizer.param_groups])
+    return torch.tensor(result, dtype=torch.float64)
+
+
+METRICS = [5.0, 4.0, 4.0, 3.9999, 4.1, float("nan"), 3.0, 3.0, 3.1, 2.9, 3.5, 3.5, 3.5, 3.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+for mode in ["min", "max"]:
+    for threshold_mode in ["rel", "abs"]:
+        case("ReduceLROnPlateau", plateau, values(METRICS if mode == "min" else [7 - metric for metric in METRICS], grad=False),
+             dtypes=("f64",), mode=mode, factor=0.4, patience=1, threshold=0.01, threshold_mode=threshold_mode, cooldown=1,
+             min_lr=0.004)

@@ -41,6 +41,9 @@ TEST_CASE("under autocast products compute in 16 bits, and what needs more in f3
     CHECK(relu(half).dtype() == dtype);
     CHECK(gelu(x).dtype() == DType::f32);
     CHECK(half.mean().dtype() == dtype);
+    const Tensor rows = zeros({6}, {.dtype = DType::i64});
+    CHECK(scatter_add(x, 1, zeros({4, 6}, {.dtype = DType::i64}), half).dtype() == DType::f32);
+    CHECK(index_add(half, 1, rows, x).dtype() == DType::f32);
     CHECK(matmul(f64, f64.t()).dtype() == DType::f64);
     CHECK(exp(f64).dtype() == DType::f64);
     CHECK(difference(linear(x, w).to(DType::f32), linear(x.to(dtype), w.to(dtype)).to(DType::f32)) == 0);

@@ -1,6 +1,7 @@
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
+#include "lockstep/tensor/optim/reduce_lr_on_plateau.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "support/catch.h"
@@ -74,6 +75,27 @@ Results rates(GoldenCase& c, Schedule schedule) {
   return {from_data(result, {static_cast<std::int64_t>(result.size())}, {.device = Device::host(0)})};
 }
 
+// The rates of two groups, after each metric. Half way another scheduler goes on from the state.
+Results plateau(GoldenCase& c) {
+  SGD optimizer({{.parameters = {Parameter(zeros({1}))}, .lr = 0.5}, {.parameters = {Parameter(zeros({1}))}, .lr = 0.02}});
+  const PlateauOptions options{.mode = c.text("mode") == "min" ? PlateauMode::min : PlateauMode::max,
+                               .factor = c.get("factor"),
+                               .patience = c.get<int>("patience"),
+                               .threshold = c.get("threshold"),
+                               .relative = c.text("threshold_mode") == "rel",
+                               .cooldown = c.get<int>("cooldown"),
+                               .min_lr = c.get("min_lr")};
+  ReduceLROnPlateau first(optimizer, options), second(optimizer, options);
+  const std::vector<double> metrics = c[0].to_vector<double>();
+  std::vector<double> result;
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    if (i == metrics.size() / 2) second.load_state_dict(first.state_dict());
+    (i < metrics.size() / 2 ? first : second).step(metrics[i]);
+    for (const std::size_t group : {0, 1}) result.push_back(optimizer.lr(group));
+  }
+  return {from_data(result, {static_cast<std::int64_t>(metrics.size()), 2}, {.device = Device::host(0)})};
+}
+
 }  // namespace
 
 TEST_CASE("golden: optimizers and schedules") {
@@ -94,6 +116,25 @@ TEST_CASE("golden: optimizers and schedules") {
         [](GoldenCase& c) {
           return rates(c, CosineAnnealingLR{.T_max = c.get<int>("T_max"), .eta_min = c.get("eta_min")});
         }},
+       {"CosineAnnealingWarmRestarts",
+        [](GoldenCase& c) {
+          return rates(c, CosineAnnealingWarmRestarts{
+                              .T_0 = c.get<int>("T_0"), .T_mult = c.get<int>("T_mult"), .eta_min = c.get("eta_min")});
+        }},
+       {"PolynomialLR",
+        [](GoldenCase& c) {
+          return rates(c, PolynomialLR{.total_iters = c.get<int>("total_iters"), .power = c.get("power")});
+        }},
+       {"OneCycleLR",
+        [](GoldenCase& c) {
+          return rates(c, OneCycleLR{.total_steps = c.get<int>("total_steps"),
+                                     .pct_start = c.get("pct_start"),
+                                     .cosine = c.text("anneal_strategy") == "cos",
+                                     .div_factor = c.get("div_factor"),
+                                     .final_div_factor = c.get("final_div_factor"),
+                                     .three_phase = c.get<bool>("three_phase")});
+        }},
+       {"ReduceLROnPlateau", plateau},
        {"LinearLR",
         [](GoldenCase& c) {
           return rates(c, LinearLR{.start_factor = c.get("start_factor"),

@@ -70,7 +70,8 @@ TEST_CASE("interpolate by a factor that leaves the size or doubles it") {
 }
 
 TEST_CASE("batch norm without running statistics needs two values in evaluation too") {
-  CHECK_THROWS_WITH(batch_norm(ones({1, 3}), {}, {}, {.training = false}), Contains("[batch_norm]") && Contains("[1, 3]"));
+  CHECK_THROWS_WITH(batch_norm(ones({1, 3}), {}, {}, {.training = false}),
+                    Contains("[batch_norm]") && Contains("[1, 3]"));
   BatchNorm1d layer(3, {.track_running_stats = false});
   layer.eval();
   CHECK_THROWS_AS(layer(ones({1, 3})), InvalidArgument);
@@ -106,14 +107,17 @@ TEST_CASE("embedding bounds the norms of the rows that it looks up") {
     CHECK(Doubles(after.begin() + 2, after.begin() + 4) == values(from_data({0.3, 0.4}, {2}, {.dtype = dtype})));
     CHECK(Doubles(after.begin() + 6, after.begin() + 8) == Doubles{-30, 40});  // not looked up
     CHECK(std::signbit(after[8]));
-    CHECK(values(rows.reshape({12})) == Doubles{after[4], after[5], after[0], after[1], after[4], after[5],
-                                               after[2], after[3], after[8], after[9], after[4], after[5]});
+    CHECK(values(rows.reshape({12})) == Doubles{after[4], after[5], after[0], after[1], after[4], after[5], after[2],
+                                                after[3], after[8], after[9], after[4], after[5]});
   }
   const Tensor weight = from_data({3.0, 4.0}, {1, 2}), index = from_data({0}, {1});
   const Tensor before = weight.clone();
-  for (const EmbeddingOptions& wrong : {EmbeddingOptions{.max_norm = -1}, EmbeddingOptions{.max_norm = 1, .norm_type = 0}})
+  for (const EmbeddingOptions& wrong :
+       {EmbeddingOptions{.max_norm = -1}, EmbeddingOptions{.max_norm = 1, .norm_type = 0}})
     CHECK_THROWS_WITH(embedding(weight, index, wrong), Contains("[embedding]") && Contains("norm"));
   CHECK_THROWS_AS(embedding(weight, from_data({0, 1}, {2}), {.max_norm = 1}), InvalidArgument);
+  CHECK_THROWS_WITH(embedding(weight, index, {.padding_index = 1, .max_norm = 1}),
+                    Contains("padding index") && Contains("1"));
   CHECK(equal(weight, before));
   embedding(weight, index, {.max_norm = 3, .norm_type = std::numeric_limits<double>::infinity()});
   CHECK(values(weight)[0] == Approx(2.25));
@@ -139,4 +143,11 @@ TEST_CASE("embedding divides gradients by frequency") {
   CHECK(values(weight.grad()) == Doubles{1, 0, 1, 0});
   CHECK_THROWS_WITH(embedding(weight, index, {.scale_grad_by_freq = true, .sparse = true}),
                     Contains("[embedding]") && Contains("both"));
+}
+
+TEST_CASE("softmax of a number has one dimension") {
+  CHECK(softmax(tensor(3.0), 0).item<double>() == 1);
+  CHECK(log_softmax(tensor(3.0), -1).item<double>() == 0);
+  for (const int dim : {1, -2})
+    CHECK_THROWS_WITH(softmax(tensor(3.0), dim), Contains("[softmax]") && Contains(std::to_string(dim)));
 }

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "lockstep/tensor/optim/lr_schedule.h"
+#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/optim/reduce_lr_on_plateau.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "optim_golden.h"
 #include "optim_support.h"
@@ -153,4 +155,27 @@ TEST_CASE("a scheduler's state") {
   CHECK_THROWS_AS(two.load_state_dict({{"epoch", tensor(-1)}, state[1]}), InvalidArgument);
   CHECK(two.epoch() == 3);
   CHECK(fresh.lr() == 0.125);
+}
+
+TEST_CASE("a plateau's defaults, errors and state") {
+  SGD optimizer({parameter({1})}, {.lr = 0.5});
+  ReduceLROnPlateau scheduler(optimizer);
+  for (int step = 0; step < 11; ++step) scheduler.step(1);
+  CHECK(optimizer.lr() == 0.5);
+  scheduler.step(1);
+  CHECK(optimizer.lr() == 0.05);
+  CHECK(scheduler.best() == 1);
+  scheduler.step(std::nan(""));
+  CHECK(scheduler.bad_steps() == 1);
+  std::vector<NamedTensor> state = scheduler.state_dict();
+  state.pop_back();
+  CHECK_THROWS_WITH(scheduler.load_state_dict(state), Contains("[ReduceLROnPlateau]") && Contains("2 entries"));
+  state.push_back({"cooldown", tensor(-1)});
+  CHECK_THROWS_WITH(scheduler.load_state_dict(state), Contains("cooldown of at least 0"));
+  CHECK(scheduler.bad_steps() == 1);
+  CHECK_THROWS_WITH(ReduceLROnPlateau(optimizer, {.factor = 1}), Contains("factor in [0, 1), got 1"));
+  CHECK_THROWS_WITH(ReduceLROnPlateau(optimizer, {.patience = -1}), Contains("patience"));
+  CHECK_THROWS_WITH(Schedule(OneCycleLR{.total_steps = 0}), Contains("[OneCycleLR]"));
+  CHECK_THROWS_WITH(Schedule(CosineAnnealingWarmRestarts{.T_0 = 0}), Contains("[CosineAnnealingWarmRestarts]"));
+  CHECK_THROWS_WITH(Schedule(PolynomialLR{.power = -1}), Contains("[PolynomialLR]"));
 }
