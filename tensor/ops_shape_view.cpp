@@ -100,8 +100,9 @@ Tensor Tensor::reshape(const Shape& wanted) const {
 }
 
 Tensor Tensor::flatten(std::int64_t start_dim, std::int64_t end_dim) const {
+  const int start = detail::normalize_dim_of("flatten", start_dim, *this);
+  const int end = detail::normalize_dim_of("flatten", end_dim, *this);
   if (rank() == 0) return reshape({1});
-  const int start = normalize_dim("flatten", start_dim, rank()), end = normalize_dim("flatten", end_dim, rank());
   LOCKSTEP_CHECK(start <= end, "[flatten] expected start_dim <= end_dim, got ", start_dim, " and ", end_dim, " for ",
                  *this);
   Shape result;

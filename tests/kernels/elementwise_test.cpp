@@ -298,6 +298,13 @@ TEST_CASE("binary edges", "[elementwise]") {
     CHECK(apply(BinaryOp::div, 1, 0) == std::numeric_limits<double>::infinity());
     CHECK(apply(BinaryOp::relu_grad, 5, 0) == 0);
     CHECK(apply(BinaryOp::relu_grad, nan, -1) == 0);
+    CHECK(apply(BinaryOp::relu_grad, 5, nan) == 5);
+    // Beyond the squares and cubes that the dtype can hold.
+    const double large = dtype == DType::f64 ? 1e110 : 1e13, far = dtype == DType::f16 ? 6e4 : large;
+    for (const BinaryOp op : {BinaryOp::gelu_grad, BinaryOp::gelu_tanh_grad, BinaryOp::silu_grad}) {
+      CHECK(apply(op, 3, far) == 3);
+      CHECK(apply(op, 3, -far) == 0);
+    }
   }
   SECTION("i64 keeps all 64 bits") {
     TestTensor x(DType::i64, {3}), y(DType::i64, {3}), z(DType::i64, {3});

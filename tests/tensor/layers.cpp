@@ -158,6 +158,21 @@ TEST_CASE("dropout") {
   CHECK(equal(drop(x), y));
   manual_seed(4);
   CHECK(equal(drop(x.to(Device::host(1))).to(Device::cpu()), y));
+  // What is dropped is the same for all numbers and dtypes, and in backward, where the rest is scaled alike.
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+    Tensor numbers = randn({100, 10}, {.dtype = dtype}).set_requires_grad();
+    const Tensor weights = randn({100, 10}, {.dtype = dtype});
+    manual_seed(4);
+    const Tensor mask = drop(ones({100, 10}, {.dtype = dtype})).to(DType::f64);
+    manual_seed(4);
+    const Tensor dropped = drop(numbers);
+    CHECK(equal(mask != 0, y.reshape({100000}).narrow(0, 0, 1000).reshape({100, 10}) != 0));
+    CHECK(allclose(dropped.to(DType::f64), numbers.to(DType::f64) * mask, 1e-2));
+    CHECK(equal(dropped != 0, logical_and(mask != 0, numbers != 0)));
+    dropped.backward(weights);
+    CHECK(allclose(numbers.grad().to(DType::f64), weights.to(DType::f64) * mask, 1e-2));
+    CHECK(equal(numbers.grad() != 0, logical_and(mask != 0, weights != 0)));
+  }
   drop.eval();
   CHECK(drop(x).identity() == x.identity());
   {

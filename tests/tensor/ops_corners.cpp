@@ -49,6 +49,8 @@ TEST_CASE("a single element has one dimension for those who name it") {
     }
   CHECK(scatter_add(x, 0, tensor(0), tensor(1.0, {.dtype = DType::f64})).item<double>() == -2);
   CHECK(index_add(x, -1, from_data({0, 0}, {2}), reals({1, 2})).item<double>() == 0);
+  CHECK(flatten(x, -1, 0).shape() == Shape{1});
+  CHECK_THROWS_AS(flatten(x, 0, 1), InvalidArgument);
   CHECK_THROWS_AS(sum(x, {1}), InvalidArgument);
   CHECK_THROWS_AS(sum(x, {0, -1}), InvalidArgument);
   CHECK_THROWS_AS(max(x, -2), InvalidArgument);
