@@ -1,52 +1,108 @@
 // What the operations that share an entry of the kernel table are called in traces.
 #pragma once
 
-#include <cstddef>
-
 #include "lockstep/kernels/table.h"
 
 namespace lockstep {
-namespace detail {
-template <std::size_t N, class Op>
-constexpr const char* name_at(const char* const (&names)[N], Op op) {
-  return static_cast<std::size_t>(op) < N ? names[static_cast<std::size_t>(op)] : "?";
-}
-template <std::size_t N, class Op>
-constexpr bool ends_with(const char* const (&)[N], Op last) {
-  return static_cast<std::size_t>(last) + 1 == N;
-}
-}  // namespace detail
 
+// Switches, so that the compiler misses a name.
+// clang-format off
 constexpr const char* op_name(UnaryOp op) {
-  constexpr const char* kNames[] = {"neg",        "abs",         "sign",     "exp",  "log",       "sqrt",
-                                    "rsqrt",      "reciprocal",  "square",   "sin",  "cos",       "tanh",
-                                    "sigmoid",    "relu",        "softplus", "gelu", "gelu_tanh", "silu",
-                                    "normal_cdf", "logical_not", "add",      "mul",  "pow",       "clamp"};
-  static_assert(detail::ends_with(kNames, UnaryOp::clamp));
-  return detail::name_at(kNames, op);
+  switch (op) {
+    case UnaryOp::neg: return "neg";
+    case UnaryOp::abs: return "abs";
+    case UnaryOp::sign: return "sign";
+    case UnaryOp::exp: return "exp";
+    case UnaryOp::log: return "log";
+    case UnaryOp::sqrt: return "sqrt";
+    case UnaryOp::rsqrt: return "rsqrt";
+    case UnaryOp::reciprocal: return "reciprocal";
+    case UnaryOp::square: return "square";
+    case UnaryOp::sin: return "sin";
+    case UnaryOp::cos: return "cos";
+    case UnaryOp::tanh: return "tanh";
+    case UnaryOp::sigmoid: return "sigmoid";
+    case UnaryOp::relu: return "relu";
+    case UnaryOp::softplus: return "softplus";
+    case UnaryOp::gelu_exact: return "gelu";
+    case UnaryOp::gelu_tanh: return "gelu_tanh";
+    case UnaryOp::silu: return "silu";
+    case UnaryOp::normal_cdf: return "normal_cdf";
+    case UnaryOp::logical_not: return "logical_not";
+    case UnaryOp::log1p: return "log1p";
+    case UnaryOp::expm1: return "expm1";
+    case UnaryOp::erf: return "erf";
+    case UnaryOp::floor: return "floor";
+    case UnaryOp::ceil: return "ceil";
+    case UnaryOp::round: return "round";
+    case UnaryOp::trunc: return "trunc";
+    case UnaryOp::add_scalar: return "add";
+    case UnaryOp::mul_scalar: return "mul";
+    case UnaryOp::pow_scalar: return "pow";
+    case UnaryOp::clamp: return "clamp";
+  }
+  return "?";
 }
-
 constexpr const char* op_name(BinaryOp op) {
-  constexpr const char* kNames[] = {
-      "add",       "sub",       "mul",          "div",          "pow",       "maximum",     "minimum",    "eq",
-      "ne",        "lt",        "le",           "gt",           "ge",        "logical_and", "logical_or", "logical_xor",
-      "relu_grad", "tanh_grad", "sigmoid_grad", "floor_divide", "remainder", "smooth_l1"};
-  static_assert(detail::ends_with(kNames, BinaryOp::smooth_l1));
-  return detail::name_at(kNames, op);
+  switch (op) {
+    case BinaryOp::add: return "add";
+    case BinaryOp::sub: return "sub";
+    case BinaryOp::mul: return "mul";
+    case BinaryOp::div: return "div";
+    case BinaryOp::pow: return "pow";
+    case BinaryOp::maximum: return "maximum";
+    case BinaryOp::minimum: return "minimum";
+    case BinaryOp::eq: return "eq";
+    case BinaryOp::ne: return "ne";
+    case BinaryOp::lt: return "lt";
+    case BinaryOp::le: return "le";
+    case BinaryOp::gt: return "gt";
+    case BinaryOp::ge: return "ge";
+    case BinaryOp::logical_and: return "logical_and";
+    case BinaryOp::logical_or: return "logical_or";
+    case BinaryOp::logical_xor: return "logical_xor";
+    case BinaryOp::relu_grad: return "relu_grad";
+    case BinaryOp::tanh_grad: return "tanh_grad";
+    case BinaryOp::sigmoid_grad: return "sigmoid_grad";
+    case BinaryOp::softplus_grad: return "softplus_grad";
+    case BinaryOp::silu_grad: return "silu_grad";
+    case BinaryOp::gelu_grad: return "gelu_grad";
+    case BinaryOp::gelu_tanh_grad: return "gelu_tanh_grad";
+    case BinaryOp::floor_div: return "floor_divide";
+    case BinaryOp::remainder: return "remainder";
+    case BinaryOp::smooth_l1: return "smooth_l1";
+  }
+  return "?";
 }
-
 constexpr const char* op_name(ReduceOp op) {
-  constexpr const char* kNames[] = {"sum", "mean", "max", "min", "prod", "any", "all", "norm"};
-  static_assert(detail::ends_with(kNames, ReduceOp::norm));
-  return detail::name_at(kNames, op);
+  switch (op) {
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::mean: return "mean";
+    case ReduceOp::max: return "max";
+    case ReduceOp::min: return "min";
+    case ReduceOp::prod: return "prod";
+    case ReduceOp::any: return "any";
+    case ReduceOp::all: return "all";
+    case ReduceOp::norm: return "norm";
+  }
+  return "?";
 }
-
-constexpr const char* op_name(ArgReduceOp op) { return op == ArgReduceOp::max ? "argmax" : "argmin"; }
-
-constexpr const char* op_name(RandomKind kind) {
-  constexpr const char* kNames[] = {"uniform", "normal", "bernoulli", "randint"};
-  static_assert(detail::ends_with(kNames, RandomKind::integer));
-  return detail::name_at(kNames, kind);
+constexpr const char* op_name(ArgReduceOp op) {
+  switch (op) {
+    case ArgReduceOp::max: return "argmax";
+    case ArgReduceOp::min: return "argmin";
+  }
+  return "?";
 }
+constexpr const char* op_name(RandomKind op) {
+  switch (op) {
+    case RandomKind::uniform: return "uniform";
+    case RandomKind::normal: return "normal";
+    case RandomKind::bernoulli: return "bernoulli";
+    case RandomKind::integer: return "randint";
+  }
+  return "?";
+}
+// clang-format on
 
 }  // namespace lockstep

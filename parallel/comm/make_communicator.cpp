@@ -113,7 +113,9 @@ Choice choose(const std::vector<Candidate>& ranks) {
                      : ""}};
   if (first.backend != "-") {
     const auto found = objections.find(first.backend);
-    LOCKSTEP_CHECK(found != objections.end(), "[make_communicator] expected nccl, peer, shared_memory or mpi, got '",
+    LOCKSTEP_CHECK(found != objections.end(),
+                   "[make_communicator] expected nccl, peer, shared_memory or mpi (the option backend, or "
+                   "LOCKSTEP_COMMUNICATOR), got '",
                    first.backend, "'");
     if (!found->second.empty())
       throw NotSupported(cat("[make_communicator] ", first.backend, " ", found->second, "; there are ", where, " with ",
