@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// Switches, so that the compiler misses a name.
+// Switches, so that the compiler says when a name is missing.
 // clang-format off
 constexpr const char* op_name(UnaryOp op) {
   switch (op) {
