@@ -197,16 +197,16 @@ Stream& copies_of(Stream& stream) {
   std::atomic<Stream*>& slot = stream.state().copies;
   if (Stream* const found = slot.load(std::memory_order_acquire)) [[likely]]
     return *found;
-  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  Stream* found = slot.load(std::memory_order_acquire);
-  if (!found) {
-    found = &StreamPool::take_or_make(device);
-    name_stream(*found, copy_streams.label);
-    slot.store(found, std::memory_order_release);
+  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may have
+  // to wait for the device, so not under a lock.
+  Stream& made = StreamPool::take_or_make(device);
+  Stream* first = nullptr;
+  if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
+    StreamPool::of(device).give(made);
+    return *first;
   }
-  return *found;
+  name_stream(made, copy_streams.label);
+  return made;
 }
 
 Kept kept_streams(Device device) {

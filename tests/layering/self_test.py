@@ -61,6 +61,7 @@ SOUND_EDGES = {
                           'LOCKSTEP_API void wait(const Event& event);\n// stream.wait(event);\n'
                           'void f() { LOCKSTEP_EDGE_SCOPE(StreamScope, scope, a); flushed_.wait(lock, g); }\n',
     "runtime/host/host_stream.cpp": "void f() { other.wait(event); }\n",
+    "tensor/io/dlpack.cpp": "void f() {\n  done.record(stream);  // on CUDA alone\n}\n",
     "docs/testing.md": "| file | edge | goes red | how |\n|---|---|---|---|\n"
                        "| runtime/stream.cpp | `event.record(other)` | runtime: `a stream waits` | crash |\n"
                        "| runtime/stream.cpp | `StreamScope, scope, a` | runtime: `a stream waits` | crash |\n",
@@ -70,6 +71,8 @@ BROKEN_EDGES = [
     ("runtime/copy.cpp", "void f() {\n  piece->filled.record(out);\n}\n", "copy.cpp:2: .record("),
     ("tensor/storage.cpp", "void f() { if (block) lockstep::record_use(block, stream); }\n", "storage.cpp:1: lockstep::record"),
     ("tensor/storage.cpp", "void f() {\n  synchronize(stream);\n}\n", "storage.cpp:2: synchronize("),
+    ("tensor/data/transfer.cpp", "void f() {\n  sent.record(stream_);\n}\n", "transfer.cpp:2: .record("),
+    ("tensor/io/dlpack.cpp", "// on CUDA alone\nvoid f() { done.record(stream); }\n", "dlpack.cpp:2: .record("),
     ("parallel/call.h", "bool f() { return wait(event, now()); }\n", "call.h:1: return wait("),
     ("parallel/call.cpp", "void f() { const StreamScope scope(stream); }\n", "call.cpp:1: StreamScope scope("),
     ("tensor/node.cpp", "void f() { node->stream = &current_stream(device); }\n", "node.cpp:1: stream = &current"),
