@@ -130,13 +130,14 @@ Settings settings_of(const Tensor& q, const AttentionOptions& options) {
 template <class F>
 bool adapted(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options, F&& f) {
   for (const Tensor* x : {&q, &k, &v}) detail::check_defined(kName, *x);
-  AttentionOptions other = options;
   if (detail::narrows(q, k, v, options.mask)) [[unlikely]] {
+    AttentionOptions other = options;
     other.mask = detail::narrowed(options.mask);
     f(detail::narrowed(q), detail::narrowed(k), detail::narrowed(v), other, false);
     return true;
   }
   if (q.rank() != 3 || k.rank() != 3 || v.rank() != 3) return false;
+  AttentionOptions other = options;
   if (options.mask.defined() && options.mask.rank() == 3) other.mask = options.mask.unsqueeze(1);
   f(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), other, true);
   return true;
@@ -147,7 +148,8 @@ bool adapted(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionO
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionOptions& options) {
   Tensor result;
-  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o, bool one_head) {
+  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o,
+                         bool one_head) {
     result = scaled_dot_product_attention(q2, k2, v2, o);
     if (one_head) result = result.squeeze(1);
   };
@@ -180,7 +182,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
 AttentionResult attention_with_weights(const Tensor& q, const Tensor& k, const Tensor& v,
                                        const AttentionOptions& options) {
   AttentionResult result;
-  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o, bool one_head) {
+  const auto again = [&](const Tensor& q2, const Tensor& k2, const Tensor& v2, const AttentionOptions& o,
+                         bool one_head) {
     result = attention_with_weights(q2, k2, v2, o);
     if (one_head) result = {result.output.squeeze(1), result.weights.squeeze(1)};
   };

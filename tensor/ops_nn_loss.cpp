@@ -154,7 +154,8 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& targets, const Nl
   check_weight("nll_loss", log_probabilities, options.weight);
   const Targets prepared = prepare("nll_loss", log_probabilities, targets, options.weight, options.ignore_index);
   // Chosen, and not only multiplied with 0: where all are ignored the mean is 0 / 0, and the gradients are 0.
-  const Tensor loss = where(prepared.counted, -(gather(log_probabilities, 1, prepared.classes) * prepared.weights), 0.0);
+  const Tensor taken = gather(log_probabilities, 1, prepared.classes);
+  const Tensor loss = where(prepared.counted, -(taken * prepared.weights), 0.0);
   return finish(loss.squeeze(1), prepared.weights, options.reduction);
 }
 

@@ -64,8 +64,8 @@ double CosineAnnealingWarmRestarts::operator()(double base_lr, std::int64_t epoc
   return CosineAnnealingLR{.T_max = length, .eta_min = eta_min}(base_lr, place);
 }
 void CosineAnnealingWarmRestarts::check() const {
-  LOCKSTEP_CHECK(T_0 > 0 && T_mult > 0, "[CosineAnnealingWarmRestarts] expected T_0 and T_mult of at least 1, got ", T_0,
-                 " and ", T_mult);
+  LOCKSTEP_CHECK(T_0 > 0 && T_mult > 0, "[CosineAnnealingWarmRestarts] expected T_0 and T_mult of at least 1, got ",
+                 T_0, " and ", T_mult);
   check_factor("CosineAnnealingWarmRestarts", "eta_min", eta_min);
 }
 

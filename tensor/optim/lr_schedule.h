@@ -76,9 +76,9 @@ struct LOCKSTEP_API PolynomialLR {
   double operator()(double base_lr, std::int64_t epoch) const;
   void check() const;
 };
-// Up to the base_lr and down again, over total_steps: it begins at base_lr / div_factor, is at its largest, which is the
-// base_lr, after the share pct_start of the steps, and ends at base_lr / (div_factor * final_div_factor), where it stays
-// (Smith & Topin, "Super-Convergence", 2018). With three phases it falls as slowly as it rose, then to its end.
+// Up to the base_lr and down again, over total_steps: it begins at base_lr / div_factor, is at its largest, which is
+// the base_lr, after the share pct_start of the steps, and ends at base_lr / (div_factor * final_div_factor), where it
+// stays (Smith & Topin, "Super-Convergence", 2018). With three phases it falls as slowly as it rose, then to its end.
 struct LOCKSTEP_API OneCycleLR {
   std::int64_t total_steps = 1;
   double pct_start = 0.3;

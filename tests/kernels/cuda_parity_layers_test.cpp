@@ -115,8 +115,8 @@ TEST_CASE("CUDA parity: pooling", "[cuda][parity]") {
                      what);
         x.fill_random(3);
         for (const PoolMean mean : {PoolMean{}, PoolMean{.padding = false}, PoolMean{.divisor = -3}}) {
-          check_parity(compare_with_host(&KernelTable::avg_pool2d, AvgPool2dArgs{x.in(), y.out(), w, mean}, {&x, &y}, 4),
-                       what);
+          const AvgPool2dArgs forward{x.in(), y.out(), w, mean};
+          check_parity(compare_with_host(&KernelTable::avg_pool2d, forward, {&x, &y}, 4), what);
           check_parity(compare_with_host(&KernelTable::avg_pool2d_grad, AvgPool2dGradArgs{y.in(), dx.out(), w, mean},
                                          {&y, &dx}, 4),
                        what);

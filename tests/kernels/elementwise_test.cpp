@@ -215,8 +215,8 @@ const std::vector<BinaryCase> kBinary = {
      BinaryCase::floats, false, 16},
     {BinaryOp::gelu_tanh_grad, "gelu_tanh_grad", [](double x, double y) {
        const double k = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(k * (y + 0.044715 * y * y * y));
-       return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y)); }, BinaryCase::floats, false,
-     16},
+       return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y)); },
+     BinaryCase::floats, false, 16},
     {BinaryOp::smooth_l1, "smooth_l1", [](double x, double y) {
        const double d = std::fabs(x - y);
        return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2; }, BinaryCase::floats, false, 16},

@@ -83,7 +83,8 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
         const std::int64_t channels = shape[1], length = shape[2];
         const double count = static_cast<double>(shape[0] * length);
         TestTensor x(dtype, shape), dy(dtype, shape), weight(dtype, {channels}), mean(statistics_of(dtype), {channels});
-        TestTensor inv_std(statistics_of(dtype), {channels}), dx(dtype, shape), dweight(dtype, {channels}), dbias(dtype, {channels});
+        TestTensor inv_std(statistics_of(dtype), {channels}), dx(dtype, shape), dweight(dtype, {channels});
+        TestTensor dbias(dtype, {channels});
         x.fill_random(1, 0, 4), dy.fill_random(2, -1, 1), weight.fill_random(3, 0.5, 1.5);
         mean.fill([&](std::int64_t c) { return statistics(x, c).mean; });
         inv_std.fill([&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); });

@@ -77,7 +77,8 @@ Results rates(GoldenCase& c, Schedule schedule) {
 
 // The rates of two groups, after each metric. Half way another scheduler goes on from the state.
 Results plateau(GoldenCase& c) {
-  SGD optimizer({{.parameters = {Parameter(zeros({1}))}, .lr = 0.5}, {.parameters = {Parameter(zeros({1}))}, .lr = 0.02}});
+  const Parameter one(zeros({1})), other(zeros({1}));
+  SGD optimizer({{.parameters = {one}, .lr = 0.5}, {.parameters = {other}, .lr = 0.02}});
   const PlateauOptions options{.mode = c.text("mode") == "min" ? PlateauMode::min : PlateauMode::max,
                                .factor = c.get("factor"),
                                .patience = c.get<int>("patience"),
