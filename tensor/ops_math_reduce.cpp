@@ -232,6 +232,8 @@ Tensor var(const Tensor& x, const Dims& dims, double correction, bool keep_dims)
 Tensor var(const Tensor& x) { return var(x, every_dim("var", x)); }
 
 Tensor stddev(const Tensor& x, const Dims& dims, double correction, bool keep_dims) {
+  detail::check_defined("stddev", x);
+  if (size_of(x.dtype()) == 2) return stddev(x.to(DType::f32), dims, correction, keep_dims).to(x.dtype());
   const Tensor square = var(x, dims, correction, keep_dims);
   if (!(GradMode::enabled() && square.requires_grad())) return sqrt(square);
   // The slope of the root at 0 is infinite: take the root of 1 there, and put the 0 back.
@@ -378,22 +380,6 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
   }
   LOCKSTEP_CHECK(fits, "[sum_to] expected a shape that broadcasts to that of ", x, ", got ", shape);
   return (dims.empty() ? x : sum(x, dims, true)).reshape(shape);
-}
-
-bool equal(const Tensor& a, const Tensor& b) {
-  if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  NoGrad no_grad;
-  return all(eq(a, b.to(a.device()))).item<bool>();
-}
-
-bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
-  NoGrad no_grad;
-  const DType dtype = detail::floating_dtype(promote_types(a.dtype(), b.dtype()));
-  const Tensor x = a.to(dtype), y = b.to(a.device()).to(dtype);
-  // Infinities that agree have a difference that is NaN, and are equal.
-  const Tensor close =
-      logical_and(le(abs(x - y), absolute + relative * abs(y)), lt(abs(y), std::numeric_limits<double>::infinity()));
-  return all(logical_or(close, eq(x, y))).item<bool>();
 }
 
 }  // namespace lockstep

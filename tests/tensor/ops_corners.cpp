@@ -99,6 +99,7 @@ TEST_CASE("16-bit results do not overflow on the way") {
     CHECK(var(cat({full({2000}, 10, {.dtype = dtype}), full({2000}, -10, {.dtype = dtype})})).item<double>() ==
           Approx(100).epsilon(0.01));
     CHECK(var(reals({256, 258}, dtype)).item<double>() == 2);
+    CHECK(stddev(reals({500, -500}, dtype)).item<double>() == Approx(707).epsilon(0.01));
   }
 }
 
