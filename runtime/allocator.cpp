@@ -51,14 +51,14 @@ DeviceAllocator& DeviceAllocator::of(Device device) {
   return *allocator;
 }
 
-Block* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
+MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   if (bytes > kLargestBytes) {
     const MemoryStats now = stats();
     throw OutOfMemory(device_, bytes, now.in_use_bytes, now.cached_bytes);
   }
   StreamState& state = stream.state();
   const int bin = size_class(bytes);
-  Block* block;
+  MemoryBlock* block;
   {
     Lock lock(mutex_);
     block = state.bins[bin];
@@ -79,7 +79,7 @@ Block* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   return block;
 }
 
-void DeviceAllocator::release(Block* block) noexcept {
+void DeviceAllocator::release(MemoryBlock* block) noexcept {
   // Where work is in flight, the block is still in use, and only the order checker can tell who may use it.
   if (poisons_) poison(device_, block->data, class_bytes(block->bin));
   if (checked_) [[unlikely]] OrderChecker::active()->released(*block);
@@ -94,7 +94,7 @@ void DeviceAllocator::release(Block* block) noexcept {
   release_slowly(block);
 }
 
-void DeviceAllocator::record_use(Block* block, StreamState& stream) {
+void DeviceAllocator::record_use(MemoryBlock* block, StreamState& stream) {
   Lock lock(mutex_);  // several threads may read one block
   if (&stream == block->home) return;
   if (!block->uses) block->uses = new BlockUses;
@@ -130,13 +130,13 @@ void DeviceAllocator::empty_cache() {
 
 }  // namespace detail
 
-Block* allocate(Stream& stream, std::size_t bytes) { return stream.state().allocator->allocate(stream, bytes); }
+MemoryBlock* allocate(Stream& stream, std::size_t bytes) { return stream.state().allocator->allocate(stream, bytes); }
 
-void release(Block* block) noexcept {
+void release(MemoryBlock* block) noexcept {
   if (block) block->home->allocator->release(block);
 }
 
-void record_use(Block* block, Stream& stream) {
+void record_use(MemoryBlock* block, Stream& stream) {
   if (stream.synchronous() || &stream.state() == block->home) return;
   if (stream.checked()) [[unlikely]] detail::OrderChecker::active()->used(*block, stream);
   LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));

@@ -12,7 +12,7 @@
 namespace lockstep::detail {
 namespace {
 
-void prepend(Block*& list, Block* block) {
+void prepend(MemoryBlock*& list, MemoryBlock* block) {
   block->next = list;
   list = block;
 }
@@ -62,10 +62,10 @@ bool DeviceAllocator::flush(Lock& lock) {
     for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
   }
   flushing_ = true;
-  Block* held = nullptr;
+  MemoryBlock* held = nullptr;
   auto take_bins = [&held](StreamState& stream) {
-    for (Block*& bin : stream.bins) {
-      while (Block* block = bin) {
+    for (MemoryBlock*& bin : stream.bins) {
+      while (MemoryBlock* block = bin) {
         bin = block->next;
         prepend(held, block);
       }
@@ -73,7 +73,7 @@ bool DeviceAllocator::flush(Lock& lock) {
   };
   for (StreamState* stream = streams_; stream; stream = stream->next) take_bins(*stream);
   take_bins(ownerless_);
-  Block* waiting = std::exchange(pending_, nullptr);
+  MemoryBlock* waiting = std::exchange(pending_, nullptr);
   Segment* was_open = std::exchange(open_, nullptr);
 
   std::exception_ptr error;
@@ -82,7 +82,7 @@ bool DeviceAllocator::flush(Lock& lock) {
     try {
       const Deadline deadline = Deadline::after(kDefaultTimeout);
       LOCKSTEP_EDGE(marks.wait(deadline));
-      for (Block* block = waiting; block; block = block->next) {
+      for (MemoryBlock* block = waiting; block; block = block->next) {
         for (const BlockUse& use : block->uses->list) {
           if (use.over()) continue;
           try {
@@ -97,7 +97,7 @@ bool DeviceAllocator::flush(Lock& lock) {
     }
     lock.lock();
   }
-  while (Block* block = waiting) {
+  while (MemoryBlock* block = waiting) {
     waiting = block->next;
     if (error) {
       prepend(pending_, block);
@@ -110,7 +110,7 @@ bool DeviceAllocator::flush(Lock& lock) {
   if (!error) {
     freed = free_idle(lock, held, was_open);
   } else {
-    while (Block* block = held) {
+    while (MemoryBlock* block = held) {
       held = block->next;
       put_back(block);
     }
@@ -122,8 +122,8 @@ bool DeviceAllocator::flush(Lock& lock) {
   return freed;
 }
 
-bool DeviceAllocator::free_idle(Lock& lock, Block* held, Segment* was_open) {
-  for (Block* block = held; block; block = block->next) ++block->segment->idle;
+bool DeviceAllocator::free_idle(Lock& lock, MemoryBlock* held, Segment* was_open) {
+  for (MemoryBlock* block = held; block; block = block->next) ++block->segment->idle;
 
   Segment* dead = nullptr;
   auto bury = [&dead](Segment* segment) {
@@ -142,7 +142,7 @@ bool DeviceAllocator::free_idle(Lock& lock, Block* held, Segment* was_open) {
   } else if (was_open && was_open->blocks == 0) {
     bury(was_open);
   }
-  while (Block* block = held) {
+  while (MemoryBlock* block = held) {
     held = block->next;
     Segment* segment = block->segment;
     if (segment->idle == segment->blocks) {

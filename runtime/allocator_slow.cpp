@@ -12,9 +12,9 @@ namespace lockstep::detail {
 
 // --- Finding a block -------------------------------------------------------------------------------------------------
 
-Block* DeviceAllocator::take_cached(StreamState& stream, int bin) {
+MemoryBlock* DeviceAllocator::take_cached(StreamState& stream, int bin) {
   for (StreamState* owner : {&stream, &ownerless_}) {
-    if (Block* block = owner->bins[bin]) {
+    if (MemoryBlock* block = owner->bins[bin]) {
       owner->bins[bin] = block->next;
       block->home = &stream;
       return block;
@@ -23,13 +23,13 @@ Block* DeviceAllocator::take_cached(StreamState& stream, int bin) {
   return nullptr;
 }
 
-Block* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
+MemoryBlock* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
   poll_pending();
   // One flush is enough, unless other threads take what it gave back.
   constexpr int kMostFlushes = 3;
   for (int flushes = 0;; ++flushes) {
-    if (Block* block = take_cached(stream, bin)) return block;
-    if (Block* block = allocate_raw(lock, stream, bin)) return block;
+    if (MemoryBlock* block = take_cached(stream, bin)) return block;
+    if (MemoryBlock* block = allocate_raw(lock, stream, bin)) return block;
     if (flushes == kMostFlushes) return nullptr;
     const bool freed = flush(lock);
     if (flushes > 0 && !freed) return nullptr;
@@ -37,14 +37,14 @@ Block* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin
 }
 
 // For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
-Block* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
+MemoryBlock* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
   poll_pending();
   flush(lock);
   Segment* segment = add_segment(lock, class_bytes(bin), bytes);
   return segment ? carve(*segment, stream, bin) : nullptr;
 }
 
-Block* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
+MemoryBlock* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
   const std::size_t bytes = class_bytes(bin);
   if (bin <= kLargestCarvedClass) {
     if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
@@ -88,16 +88,16 @@ Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t
 void DeviceAllocator::reserve_spare() {
   if (spare_) return;
   constexpr int kSlabBlocks = 64;
-  slabs_.push_back(std::make_unique<Block[]>(kSlabBlocks));
+  slabs_.push_back(std::make_unique<MemoryBlock[]>(kSlabBlocks));
   for (int i = 0; i < kSlabBlocks; ++i) {
-    Block* block = &slabs_.back()[static_cast<std::size_t>(i)];
+    MemoryBlock* block = &slabs_.back()[static_cast<std::size_t>(i)];
     block->next = std::exchange(spare_, block);
   }
 }
 
-Block* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
+MemoryBlock* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
   reserve_spare();
-  Block* block = spare_;
+  MemoryBlock* block = spare_;
   spare_ = block->next;
   block->data = segment.memory + segment.carved_bytes;
   block->bytes = class_bytes(bin);
@@ -120,7 +120,7 @@ void DeviceAllocator::carve_rest(Segment& segment, StreamState& home) {
 
 // --- Blocks that other streams still use -----------------------------------------------------------------------------
 
-void DeviceAllocator::release_slowly(Block* block) noexcept {
+void DeviceAllocator::release_slowly(MemoryBlock* block) noexcept {
   for (BlockUse& use : block->uses->list) {
     try {
       LOCKSTEP_EDGE(use.event = mark(*use.stream));
@@ -134,7 +134,7 @@ void DeviceAllocator::release_slowly(Block* block) noexcept {
   pending_ = block;
 }
 
-bool DeviceAllocator::uses_over(Block* block) {
+bool DeviceAllocator::uses_over(MemoryBlock* block) {
   for (const BlockUse& use : block->uses->list) {
     if (use.over()) continue;
     try {
@@ -146,15 +146,15 @@ bool DeviceAllocator::uses_over(Block* block) {
   return true;
 }
 
-void DeviceAllocator::end_uses(Block* block) noexcept {
+void DeviceAllocator::end_uses(MemoryBlock* block) noexcept {
   if (checked_) [[unlikely]] OrderChecker::active()->settled(*block);
   for (const BlockUse& use : block->uses->list) give_event(use.stream->device, use.event);
   delete std::exchange(block->uses, nullptr);
 }
 
 void DeviceAllocator::poll_pending() {
-  for (Block** link = &pending_; *link;) {
-    Block* block = *link;
+  for (MemoryBlock** link = &pending_; *link;) {
+    MemoryBlock* block = *link;
     if (uses_over(block)) {
       *link = block->next;
       end_uses(block);
@@ -168,7 +168,7 @@ void DeviceAllocator::poll_pending() {
 Kept DeviceAllocator::kept_uses() {
   Lock lock(mutex_);
   Kept kept;
-  for (Block* block = pending_; block; block = block->next) {
+  for (MemoryBlock* block = pending_; block; block = block->next) {
     for (const BlockUse& use : block->uses->list) kept.events += !use.over() && use.stream->device != device_;
   }
   return kept;

@@ -15,7 +15,7 @@ namespace {
 
 std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-ByteRun bytes_of(const Block& block) { return {address(block.data), address(block.data) + block.bytes}; }
+ByteRun bytes_of(const MemoryBlock& block) { return {address(block.data), address(block.data) + block.bytes}; }
 
 // The entry of a map of ranges that holds `at`, or null.
 template <class Map>
@@ -292,7 +292,7 @@ void OrderChecker::remove_memory(const void* memory) noexcept try {
 } catch (const std::bad_alloc&) {
 }
 
-void OrderChecker::allocated(const Block& block) {
+void OrderChecker::allocated(const MemoryBlock& block) {
   std::lock_guard lock(mutex_);
   const ByteRun bytes = bytes_of(block);
   const Current current = begin(block.stream->handle(), "allocate", {});
@@ -313,7 +313,7 @@ void OrderChecker::allocated(const Block& block) {
 
 // Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to a
 // stream that record_use has named, for which the allocator waits.
-void OrderChecker::released(const Block& block) noexcept try {
+void OrderChecker::released(const MemoryBlock& block) noexcept try {
   std::unique_lock lock(mutex_);
   const ByteRun bytes = bytes_of(block);
   const auto info = blocks_.find(bytes.begin);
@@ -346,14 +346,14 @@ void OrderChecker::released(const Block& block) noexcept try {
 } catch (const std::bad_alloc&) {
 }
 
-void OrderChecker::used(const Block& block, const Stream& stream) {
+void OrderChecker::used(const MemoryBlock& block, const Stream& stream) {
   std::lock_guard lock(mutex_);
   const auto info = blocks_.find(address(block.data));
   const auto found = streams_.find(stream.handle());
   if (info != blocks_.end() && found != streams_.end()) info->second.users.push_back(found->second);
 }
 
-void OrderChecker::settled(const Block& block) noexcept try {
+void OrderChecker::settled(const MemoryBlock& block) noexcept try {
   std::lock_guard lock(mutex_);
   shadow_.forget(bytes_of(block), [this](const Access& access) {
     const StreamTicks* ticks = actors_[access.actor].ticks;

@@ -23,9 +23,9 @@ constexpr std::size_t kProbeBytes = 64 << 10;
 std::atomic<std::int64_t> trial_milliseconds{detail::kTrialTimeout.count()};
 
 struct Release {
-  void operator()(Block* block) const noexcept { release(block); }
+  void operator()(MemoryBlock* block) const noexcept { release(block); }
 };
-using OwnedBlock = std::unique_ptr<Block, Release>;
+using OwnedBlock = std::unique_ptr<MemoryBlock, Release>;
 
 // Writes a pattern through the link and looks whether it has arrived.
 bool bytes_arrive(Device source, Device destination) {

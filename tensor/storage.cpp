@@ -6,7 +6,7 @@
 namespace lockstep {
 
 Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
-  Block* block = lockstep::allocate(current_stream(device), bytes);
+  MemoryBlock* block = lockstep::allocate(current_stream(device), bytes);
   Ref<Storage> storage(new Storage(device, block->data, bytes));
   storage->block_ = block;
   return storage;

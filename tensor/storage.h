@@ -65,7 +65,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   std::size_t bytes_;
   Device device_;
   std::atomic<std::uint64_t> version_{0};
-  Block* block_ = nullptr;
+  MemoryBlock* block_ = nullptr;
   Ref<Storage> parent_;
   UniqueFunction release_;
   std::shared_ptr<StreamUses> uses_;

@@ -121,7 +121,7 @@ class Workspace {
   void* data() const { return block_ ? block_->data : nullptr; }
 
  private:
-  Block* block_;
+  MemoryBlock* block_;
 };
 
 struct Problem {

@@ -62,7 +62,7 @@ class Scratch {
  private:
   static constexpr int kMost = 12;
   Stream& stream_;
-  Block* blocks_[kMost];
+  MemoryBlock* blocks_[kMost];
   int count_ = 0;
 };
 

@@ -15,9 +15,9 @@ namespace {
 using Kind = Collective::Kind;
 
 struct Release {
-  void operator()(Block* block) const noexcept { release(block); }
+  void operator()(MemoryBlock* block) const noexcept { release(block); }
 };
-using OwnedBlock = std::unique_ptr<Block, Release>;
+using OwnedBlock = std::unique_ptr<MemoryBlock, Release>;
 
 const std::byte* at(const void* memory, std::size_t bytes) { return static_cast<const std::byte*>(memory) + bytes; }
 std::byte* at(void* memory, std::size_t bytes) { return static_cast<std::byte*>(memory) + bytes; }

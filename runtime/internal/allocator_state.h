@@ -43,9 +43,9 @@ class DeviceAllocator {
 
   static DeviceAllocator& of(Device device);
 
-  Block* allocate(Stream& stream, std::size_t bytes);
-  void release(Block* block) noexcept;
-  void record_use(Block* block, StreamState& stream);
+  MemoryBlock* allocate(Stream& stream, std::size_t bytes);
+  void release(MemoryBlock* block) noexcept;
+  void record_use(MemoryBlock* block, StreamState& stream);
 
   void add(StreamState* stream);
   void synchronize(Deadline deadline);
@@ -60,26 +60,26 @@ class DeviceAllocator {
   using Lock = std::unique_lock<std::mutex>;
 
   // All of these want the lock held; those that take it give it up while the backend works.
-  Block* take_cached(StreamState& stream, int bin);
-  Block* allocate_slowly(Lock& lock, StreamState& stream, int bin);
-  Block* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
-  Block* allocate_raw(Lock& lock, StreamState& stream, int bin);
+  MemoryBlock* take_cached(StreamState& stream, int bin);
+  MemoryBlock* allocate_slowly(Lock& lock, StreamState& stream, int bin);
+  MemoryBlock* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
+  MemoryBlock* allocate_raw(Lock& lock, StreamState& stream, int bin);
   Segment* add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes);
-  Block* carve(Segment& segment, StreamState& home, int bin);
+  MemoryBlock* carve(Segment& segment, StreamState& home, int bin);
   void carve_rest(Segment& segment, StreamState& home);
-  static void put_back(Block* block) noexcept {
-    Block*& bin = block->home->bins[block->bin];
+  static void put_back(MemoryBlock* block) noexcept {
+    MemoryBlock*& bin = block->home->bins[block->bin];
     block->next = bin;
     bin = block;
   }
   void reserve_spare();
   void poll_pending();
-  void end_uses(Block* block) noexcept;
-  bool uses_over(Block* block);
+  void end_uses(MemoryBlock* block) noexcept;
+  bool uses_over(MemoryBlock* block);
 
   bool flush(Lock& lock);  // true when memory went back to the device
-  bool free_idle(Lock& lock, Block* held, Segment* was_open);
-  void release_slowly(Block* block) noexcept;
+  bool free_idle(Lock& lock, MemoryBlock* held, Segment* was_open);
+  void release_slowly(MemoryBlock* block) noexcept;
 
   const Device device_;
   Backend& backend_;
@@ -92,9 +92,9 @@ class DeviceAllocator {
   StreamState ownerless_;
   StreamState* streams_ = nullptr;
   Segment* open_ = nullptr;  // what blocks are carved from
-  Block* pending_ = nullptr;
-  Block* spare_ = nullptr;  // objects without memory
-  std::vector<std::unique_ptr<Block[]>> slabs_;
+  MemoryBlock* pending_ = nullptr;
+  MemoryBlock* spare_ = nullptr;  // objects without memory
+  std::vector<std::unique_ptr<MemoryBlock[]>> slabs_;
   bool flushing_ = false;
   std::condition_variable flushed_;
 

@@ -48,10 +48,10 @@ class OrderChecker {
   void use(StreamHandle handle, const char* operation, std::span<const MemoryUse> uses, Place place);
 
   // From the allocator. What is wrong about a release is thrown by the next operation or host wait of any thread.
-  void allocated(const Block& block);
-  void released(const Block& block) noexcept;
-  void used(const Block& block, const Stream& stream);
-  void settled(const Block& block) noexcept;  // what other streams did with it has run
+  void allocated(const MemoryBlock& block);
+  void released(const MemoryBlock& block) noexcept;
+  void used(const MemoryBlock& block, const Stream& stream);
+  void settled(const MemoryBlock& block) noexcept;  // what other streams did with it has run
 
   // Between host threads.
   VectorClock known();  // to the calling thread

@@ -25,7 +25,7 @@ constexpr std::size_t class_bytes(int index) {
 }
 
 inline constexpr int kSizeClasses = size_class(kLargestBytes) + 1;
-static_assert(kSizeClasses <= 256, "Block::bin is one byte");
+static_assert(kSizeClasses <= 256, "MemoryBlock::bin is one byte");
 
 // Classes up to this one are carved out of segments, larger blocks are raw allocations of their own.
 inline constexpr std::size_t kSegmentBytes = std::size_t{2} << 20;

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-struct Block;
+struct MemoryBlock;
 
 namespace detail {
 
@@ -23,7 +23,7 @@ struct StreamState {
   std::atomic<Stream*> copies{nullptr};  // copies_of
 
   // The rest is guarded by the allocator's mutex.
-  Block* bins[kSizeClasses] = {};  // free blocks by size class
+  MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
   StreamState* next = nullptr;
 };
 

@@ -59,9 +59,9 @@ void measure_resources(Device device, bench::Report& report) {
   add("allocate + release, 1 KiB", [&] { release(allocate(stream, 1024)); });
   add("allocate + release, 8 MiB", [&] { release(allocate(stream, std::size_t{8} << 20)); });
   add("allocate 16 + release 16", [&] {
-    Block* blocks[16];
+    MemoryBlock* blocks[16];
     for (std::size_t i = 0; i < 16; ++i) blocks[i] = allocate(stream, (i + 1) * 3000);
-    for (Block* block : blocks) release(block);
+    for (MemoryBlock* block : blocks) release(block);
   });
   Event event;
   add("event record + wait, kept event", [&] {

@@ -44,7 +44,7 @@ class Buffer {
   void* data() const { return block_->data; }
 
  private:
-  Block* block_;
+  MemoryBlock* block_;
 };
 
 double copy_seconds(Device from, Device to, std::size_t size, int calls) {

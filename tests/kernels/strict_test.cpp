@@ -29,7 +29,7 @@ class Matrix {  // f32 on one host device, for work on one stream
     return {static_cast<float*>(block_->data) + first, {rows, columns}, {row_stride, column_stride}, DType::f32,
             block_->device, true};
   }
-  Block* block_;
+  MemoryBlock* block_;
 };
 
 void fill(Stream& stream, const View& view, double value) {
@@ -77,7 +77,7 @@ TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") 
   const Device device = Device::host(0);
   Stream stream(device);
   const Matrix matrix(stream), result(stream);
-  Block* index = allocate(stream, sizeof(std::int64_t));
+  MemoryBlock* index = allocate(stream, sizeof(std::int64_t));
   const std::int64_t beyond = kColumns;
   stream.enqueue([index, beyond] { std::memcpy(index->data, &beyond, sizeof beyond); });
   fill(stream, matrix.all(), 1);

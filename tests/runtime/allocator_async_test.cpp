@@ -32,12 +32,12 @@ struct Fresh {
 TEST_CASE("a stream reuses its own blocks at once") {
   Fresh fresh;
   Stream stream(kDevice);
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
   manual::backend().touch(stream.handle(), data);  // still queued: the stream's order protects it
   record_use(block, stream);                       // says nothing new
   release(block);
-  Block* again = allocate(stream, 5000);
+  MemoryBlock* again = allocate(stream, 5000);
   CHECK(again->data == data);
   release(again);
 }
@@ -45,7 +45,7 @@ TEST_CASE("a stream reuses its own blocks at once") {
 TEST_CASE("a block that another stream used comes back after that stream's work") {
   Fresh fresh;
   Stream stream(kDevice), user(kDevice), far_user(Device::cuda(1));
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
   user.enqueue([] {});
   far_user.enqueue([] {});
@@ -57,21 +57,21 @@ TEST_CASE("a block that another stream used comes back after that stream's work"
   CHECK(manual::backend().records == 2);  // one for each user, however often it was named
   CHECK(memory_stats(kDevice).in_use_bytes == 0);
 
-  Block* second = allocate(stream, 5000);
+  MemoryBlock* second = allocate(stream, 5000);
   CHECK(second->data != data);
   manual::backend().run(user.handle());
-  Block* third = allocate(stream, 5000);
+  MemoryBlock* third = allocate(stream, 5000);
   CHECK(third->data != data);  // the far one is still at it
   manual::backend().run(far_user.handle());
-  Block* fourth = allocate(stream, 5000);
+  MemoryBlock* fourth = allocate(stream, 5000);
   CHECK(fourth->data == data);
-  for (Block* each : {second, third, fourth}) release(each);
+  for (MemoryBlock* each : {second, third, fourth}) release(each);
 }
 
 TEST_CASE("uses are forgotten once the block is back") {
   Fresh fresh;
   Stream stream(kDevice), user(kDevice);
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   record_use(block, user);
   release(block);
   manual::backend().run_all();
@@ -88,7 +88,7 @@ TEST_CASE("memory goes back to the device only when its own stream is done with 
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   Stream stream(kDevice);
-  Block* block = allocate(stream, 3 * kMiB);
+  MemoryBlock* block = allocate(stream, 3 * kMiB);
   backend.touch(stream.handle(), block->data);
   release(block);
   empty_cache(kDevice);
@@ -101,7 +101,7 @@ TEST_CASE("memory goes back to the device only when other streams are done with 
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   Stream stream(kDevice), user(Device::cuda(1));
-  Block* block = allocate(stream, 3 * kMiB);
+  MemoryBlock* block = allocate(stream, 3 * kMiB);
   backend.touch(user.handle(), block->data);
   record_use(block, user);
   release(block);
@@ -115,11 +115,11 @@ TEST_CASE("a device that is full waits for what is in use elsewhere before it gi
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   Stream stream(kDevice), user(kDevice);
-  Block* block = allocate(stream, 40 * kMiB);  // of 64
+  MemoryBlock* block = allocate(stream, 40 * kMiB);  // of 64
   backend.touch(user.handle(), block->data);
   record_use(block, user);
   release(block);
-  Block* other = allocate(stream, 32 * kMiB);
+  MemoryBlock* other = allocate(stream, 32 * kMiB);
   CHECK(backend.unsafe_frees == 0);
   CHECK_THROWS_AS(allocate(stream, 48 * kMiB), OutOfMemory);
   release(other);
@@ -129,9 +129,9 @@ TEST_CASE("a flush that times out loses nothing") {
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   Stream stream(kDevice), user(kDevice);
-  Block* cached = allocate(stream, 20 * kMiB);
-  Block* pending = allocate(stream, 20 * kMiB);
-  Block* small = allocate(stream, 1000);
+  MemoryBlock* cached = allocate(stream, 20 * kMiB);
+  MemoryBlock* pending = allocate(stream, 20 * kMiB);
+  MemoryBlock* small = allocate(stream, 1000);
   void* const data = cached->data;
   backend.touch(stream.handle(), data);
   backend.touch(user.handle(), pending->data);
@@ -144,7 +144,7 @@ TEST_CASE("a flush that times out loses nothing") {
   CHECK_THROWS_AS(allocate(stream, 60 * kMiB), TimeoutError);
   CHECK(memory_stats(kDevice).cached_bytes == before.cached_bytes);
   CHECK(memory_stats(kDevice).raw_frees == before.raw_frees);
-  Block* again = allocate(stream, 20 * kMiB);  // the cached one; the other is still in use
+  MemoryBlock* again = allocate(stream, 20 * kMiB);  // the cached one; the other is still in use
   CHECK(again->data == data);
   const std::uint64_t raw = memory_stats(kDevice).raw_allocations;
   release(allocate(stream, 1000));
@@ -162,10 +162,10 @@ TEST_CASE("while a flush waits, others go on") {
   manual::ManualBackend& backend = manual::backend();
   Stream busy(kDevice), user(kDevice);
   auto stream = std::make_unique<Stream>(kDevice);
-  Block* cached = allocate(*stream, 3 * kMiB);
-  Block* held = allocate(busy, 1000);
-  Block* other = nullptr;
-  Block* late = allocate(busy, 5 * kMiB);
+  MemoryBlock* cached = allocate(*stream, 3 * kMiB);
+  MemoryBlock* held = allocate(busy, 1000);
+  MemoryBlock* other = nullptr;
+  MemoryBlock* late = allocate(busy, 5 * kMiB);
   backend.touch(stream->handle(), cached->data);
   release(cached);
   std::optional<Stream> newcomer;
@@ -194,8 +194,8 @@ TEST_CASE("the next stream takes over the memory of one that is gone, once that 
   manual::ManualBackend& backend = manual::backend();
   auto stream = std::make_unique<Stream>(kDevice);
   Stream* const lasting = &stream->lasting();
-  Block* held = allocate(*stream, 5000);
-  Block* cached = allocate(*stream, 9000);
+  MemoryBlock* held = allocate(*stream, 5000);
+  MemoryBlock* cached = allocate(*stream, 9000);
   void* const held_data = held->data;
   void* const cached_data = cached->data;
   backend.touch(stream->handle(), held_data);
@@ -211,11 +211,11 @@ TEST_CASE("the next stream takes over the memory of one that is gone, once that 
   do streams.push_back(std::make_unique<Stream>(kDevice));
   while (&streams.back()->lasting() != lasting && streams.size() < 1000);
   Stream& heir = *streams.back();
-  Block* first = allocate(heir, 5000);
-  Block* second = allocate(heir, 9000);
+  MemoryBlock* first = allocate(heir, 5000);
+  MemoryBlock* second = allocate(heir, 9000);
   CHECK(first->data == held_data);
   CHECK(second->data == cached_data);
-  for (Block* block : {first, second}) release(block);
+  for (MemoryBlock* block : {first, second}) release(block);
   CHECK(memory_stats(kDevice).in_use_bytes == 0);
 }
 
@@ -223,7 +223,7 @@ TEST_CASE("a use by a stream that is gone counts until its work is done") {
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   Stream stream(kDevice);
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
   {
     Stream user(Device::cuda(1));
@@ -231,10 +231,10 @@ TEST_CASE("a use by a stream that is gone counts until its work is done") {
     record_use(block, user);
   }
   release(block);
-  Block* other = allocate(stream, 5000);
+  MemoryBlock* other = allocate(stream, 5000);
   CHECK(other->data != data);
   backend.run_all();
-  Block* again = allocate(stream, 5000);
+  MemoryBlock* again = allocate(stream, 5000);
   CHECK(again->data == data);
   release(other);
   release(again);
@@ -253,7 +253,7 @@ TEST_CASE("synchronize waits for streams that are gone") {
 TEST_CASE("releasing on a lost device does not throw") {
   Fresh fresh;
   Stream stream(kDevice), user(kDevice);
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   record_use(block, user);
   manual::backend().fail_records = true;
   release(block);
@@ -271,7 +271,7 @@ TEST_CASE("many streams that come and go leave nothing behind") {
   Stream keeper(kDevice);
   for (int i = 0; i < 200; ++i) {
     Stream stream(kDevice);
-    Block* block = allocate(stream, 5000);
+    MemoryBlock* block = allocate(stream, 5000);
     record_use(block, keeper);
     manual::backend().touch(keeper.handle(), block->data);
     release(block);

@@ -65,7 +65,7 @@ TEST_CASE("size classes waste at most a quarter") {
 TEST_CASE("a block is aligned, writable, and says what it is") {
   Stream& stream = default_stream(Device::host(0));
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{257}, 300 * kKiB, 3 * kMiB + 5}) {
-    Block* block = allocate(stream, bytes);
+    MemoryBlock* block = allocate(stream, bytes);
     REQUIRE(block);
     CHECK(block->bytes >= bytes);
     CHECK(block->device == Device::host(0));
@@ -82,7 +82,7 @@ TEST_CASE("blocks do not overlap") {
   FreshDevice fresh(Device::host(0));
   Stream& stream = default_stream(Device::host(0));
   std::mt19937 random(3);
-  std::vector<std::pair<Block*, unsigned char>> held;
+  std::vector<std::pair<MemoryBlock*, unsigned char>> held;
   for (int i = 0; i < 3000; ++i) {
     if (held.size() > 100 || (held.size() > 3 && random() % 3 == 0)) {
       const std::size_t at = random() % held.size();
@@ -94,7 +94,7 @@ TEST_CASE("blocks do not overlap") {
       release(block);
       held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
     } else {
-      Block* block = allocate(stream, random() % (random() % 20 == 0 ? 600'000 : 5000));
+      MemoryBlock* block = allocate(stream, random() % (random() % 20 == 0 ? 600'000 : 5000));
       const auto value = static_cast<unsigned char>(random());
       std::memset(block->data, value, block->bytes);
       held.emplace_back(block, value);
@@ -106,12 +106,12 @@ TEST_CASE("blocks do not overlap") {
 TEST_CASE("a released block is the next one of its class") {
   Stream& stream = default_stream(Device::host(0));
   Stream other(Device::host(0));
-  Block* block = allocate(stream, 5000);
+  MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
   release(block);
-  Block* elsewhere = allocate(other, 5000);
+  MemoryBlock* elsewhere = allocate(other, 5000);
   CHECK(elsewhere->data != data);  // the other stream's order says nothing about it
-  Block* again = allocate(stream, 4900);
+  MemoryBlock* again = allocate(stream, 4900);
   CHECK(again->data == data);
   release(again);
   release(elsewhere);
@@ -124,11 +124,11 @@ TEST_CASE("the figures are exact") {
   CHECK(memory_stats(device).in_use_bytes == 0);
   CHECK(memory_stats(device).cached_bytes == 0);
 
-  Block* small = allocate(stream, 1000);  // 1024, out of a segment
+  MemoryBlock* small = allocate(stream, 1000);  // 1024, out of a segment
   CHECK(memory_stats(device).in_use_bytes == 1024);
   CHECK(memory_stats(device).cached_bytes == 2 * kMiB - 1024);
   CHECK(fresh.raw_allocations() == 1);
-  Block* large = allocate(stream, 3 * kMiB);
+  MemoryBlock* large = allocate(stream, 3 * kMiB);
   CHECK(memory_stats(device).in_use_bytes == 3 * kMiB + 1024);
   CHECK(fresh.raw_allocations() == 2);
   release(large);
@@ -155,9 +155,9 @@ TEST_CASE("after warm-up no raw memory is asked for") {
   std::vector<std::size_t> sizes;
   for (int i = 0; i < 100; ++i) sizes.push_back(random() % (i % 10 == 0 ? 4 * kMiB : 100 * kKiB));
   auto step = [&] {
-    std::vector<Block*> blocks;
+    std::vector<MemoryBlock*> blocks;
     for (const std::size_t bytes : sizes) blocks.push_back(allocate(stream, bytes));
-    for (Block* block : blocks) release(block);
+    for (MemoryBlock* block : blocks) release(block);
   };
   step();
   const MemoryStats warm = memory_stats(device);
@@ -171,17 +171,17 @@ TEST_CASE("what a flush cannot give back stays in use") {
   const Device device = Device::host(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
-  Block* held = allocate(stream, 4096);
-  Block* cached = allocate(stream, 4096);
+  MemoryBlock* held = allocate(stream, 4096);
+  MemoryBlock* cached = allocate(stream, 4096);
   void* const data = cached->data;
   release(cached);
   empty_cache(device);
   CHECK(fresh.raw_frees() == 0);
-  Block* again = allocate(stream, 4096);
+  MemoryBlock* again = allocate(stream, 4096);
   CHECK(again->data == data);
-  Block* other = allocate(stream, 9000);  // the segment is still open for new blocks
+  MemoryBlock* other = allocate(stream, 9000);  // the segment is still open for new blocks
   CHECK(fresh.raw_allocations() == 1);
-  for (Block* block : {held, again, other}) release(block);
+  for (MemoryBlock* block : {held, again, other}) release(block);
   empty_cache(device);
   CHECK(fresh.raw_frees() == 1);
 }
@@ -190,7 +190,7 @@ TEST_CASE("the rest of a segment serves smaller blocks") {
   const Device device = Device::host(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
-  std::vector<Block*> blocks;
+  std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 9; ++i) blocks.push_back(allocate(stream, 224 * kKiB));  // 9 of 224 KiB leave 32 KiB
   CHECK(fresh.raw_allocations() == 1);
   blocks.push_back(allocate(stream, 224 * kKiB));
@@ -198,7 +198,7 @@ TEST_CASE("the rest of a segment serves smaller blocks") {
   blocks.push_back(allocate(stream, 32 * kKiB));
   CHECK(fresh.raw_allocations() == 2);
   CHECK(blocks.back()->segment == blocks.front()->segment);
-  for (Block* block : blocks) release(block);
+  for (MemoryBlock* block : blocks) release(block);
   empty_cache(device);
   CHECK(fresh.raw_frees() == 2);
   CHECK(memory_stats(device).cached_bytes == 0);
@@ -209,7 +209,7 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 10 * kMiB);
-  Block* first = allocate(stream, 6 * kMiB);
+  MemoryBlock* first = allocate(stream, 6 * kMiB);
   std::string text;
   try {
     release(allocate(stream, 5 * kMiB));
@@ -221,14 +221,14 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
     CHECK(error.cached_bytes == 0);
   }
   CHECK(text == "[allocate] expected 5 MiB on host:2, got out of memory (6 MiB in use, 0 bytes cached)");
-  Block* second = allocate(stream, 4 * kMiB);
+  MemoryBlock* second = allocate(stream, 4 * kMiB);
   release(first);
-  Block* third = allocate(stream, 5 * kMiB);  // the cached 6 MiB go back for it
+  MemoryBlock* third = allocate(stream, 5 * kMiB);  // the cached 6 MiB go back for it
   CHECK(memory_stats(device).in_use_bytes == 9 * kMiB);
   CHECK(fresh.raw_frees() == 1);
   set_memory_limit(device, 0);
-  Block* fourth = allocate(stream, 32 * kMiB);
-  for (Block* block : {second, third, fourth}) release(block);
+  MemoryBlock* fourth = allocate(stream, 32 * kMiB);
+  for (MemoryBlock* block : {second, third, fourth}) release(block);
 }
 
 TEST_CASE("small blocks fit where no segment does") {
@@ -236,22 +236,22 @@ TEST_CASE("small blocks fit where no segment does") {
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 4096);
-  std::vector<Block*> blocks;
+  std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocate(stream, 1024));
   CHECK_THROWS_AS(allocate(stream, 1), OutOfMemory);
   release(blocks.back());
   blocks.back() = allocate(stream, 256);  // another class: the cache gives way
-  for (Block* block : blocks) release(block);
+  for (MemoryBlock* block : blocks) release(block);
 }
 
 TEST_CASE("a device's own memory ends too") {
   const Device device = Device::host(7);  // 16 MiB
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
-  std::vector<Block*> blocks;
+  std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocate(stream, 4 * kMiB));
   CHECK_THROWS_AS(allocate(stream, 1), OutOfMemory);
-  for (Block* block : blocks) release(block);
+  for (MemoryBlock* block : blocks) release(block);
   CHECK_THROWS_AS(allocate(stream, 17 * kMiB), OutOfMemory);
   release(allocate(stream, 16 * kMiB));  // the four went back
   CHECK(fresh.raw_frees() >= 4);
@@ -277,7 +277,7 @@ TEST_CASE("any thread may release a block") {
   const Device device = Device::host(3);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
-  std::vector<Block*> blocks;
+  std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 64; ++i) blocks.push_back(allocate(stream, 2048));
   std::vector<std::thread> threads;
   for (std::size_t k = 0; k < 4; ++k) {
@@ -299,21 +299,21 @@ TEST_CASE("threads allocate and release at once, and use what they got") {
     threads.emplace_back([&, k] {
       Stream stream(device);
       std::mt19937 random(k);
-      std::vector<Block*> held;
+      std::vector<MemoryBlock*> held;
       for (int i = 0; i < 2000; ++i) {
         if (held.size() > 10) {
-          Block* block = held[random() % held.size()];
+          MemoryBlock* block = held[random() % held.size()];
           std::erase(held, block);
           if (*static_cast<unsigned*>(block->data) != k) ++broken;
           release(block);
         } else {
-          Block* block = allocate(random() % 2 ? stream : default_stream(device), 4 + random() % 20'000);
+          MemoryBlock* block = allocate(random() % 2 ? stream : default_stream(device), 4 + random() % 20'000);
           *static_cast<unsigned*>(block->data) = k;  // plain writes: ThreadSanitizer sees a block given out twice
           held.push_back(block);
         }
         if (i % 500 == 0) empty_cache(device);
       }
-      for (Block* block : held) release(block);
+      for (MemoryBlock* block : held) release(block);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -332,7 +332,7 @@ TEST_CASE("threads that are short of memory get it from each other's cache") {
       Stream stream(device);
       for (std::size_t i = 0; i < 300; ++i) {
         try {
-          Block* block = allocate(stream, (1 + (i + k) % 4) * kMiB);  // at most 12 MiB in use
+          MemoryBlock* block = allocate(stream, (1 + (i + k) % 4) * kMiB);  // at most 12 MiB in use
           *static_cast<unsigned*>(block->data) = k;
           release(block);
         } catch (const OutOfMemory&) {
@@ -349,20 +349,20 @@ TEST_CASE("threads that are short of memory get it from each other's cache") {
 TEST_CASE("blocks outlive their stream, and their memory serves others") {
   const Device device = Device::host(4);
   FreshDevice fresh(device);
-  Block* held;
+  MemoryBlock* held;
   void* cached;
   {
     Stream stream(device);
     held = allocate(stream, 3000);
-    Block* block = allocate(stream, 9000);
+    MemoryBlock* block = allocate(stream, 9000);
     cached = block->data;
     release(block);
   }
   void* const data = held->data;
   release(held);
   Stream next(device);
-  Block* first = allocate(next, 9000);
-  Block* second = allocate(next, 3000);
+  MemoryBlock* first = allocate(next, 9000);
+  MemoryBlock* second = allocate(next, 3000);
   CHECK(first->data != second->data);
   if (!next.checked()) {  // there every Stream object has a stream of its own
     CHECK(first->data == cached);
@@ -378,7 +378,7 @@ TEST_CASE("blocks outlive their stream, and their memory serves others") {
 #ifdef LOCKSTEP_POISONS
 TEST_CASE("AddressSanitizer guards cached memory where nothing is in flight") {
   Stream& stream = default_stream(Device::cpu());
-  Block* block = allocate(stream, 1000);
+  MemoryBlock* block = allocate(stream, 1000);
   auto* const bytes = static_cast<char*>(block->data);
   CHECK_FALSE(__asan_address_is_poisoned(bytes));
   CHECK_FALSE(__asan_address_is_poisoned(bytes + 999));

@@ -15,7 +15,7 @@ TEST_CASE("without a cache every block is a raw allocation of its own") {
   empty_cache(device);
   const MemoryStats before = memory_stats(device);
   for (int i = 0; i < 3; ++i) {
-    Block* block = allocate(stream, 1000);
+    MemoryBlock* block = allocate(stream, 1000);
     CHECK(block->bytes >= 1000);
     if (off) CHECK(block->bytes == 1000);
     release(block);

@@ -15,7 +15,7 @@ namespace {
 using Bytes = std::vector<unsigned char>;
 
 struct Release {
-  void operator()(Block* block) const { release(block); }
+  void operator()(MemoryBlock* block) const { release(block); }
 };
 
 // Memory of a device, for work on its current stream.
@@ -36,7 +36,7 @@ class Memory {
 
  private:
   Device device_;
-  std::unique_ptr<Block, Release> block_;
+  std::unique_ptr<MemoryBlock, Release> block_;
 };
 
 }  // namespace

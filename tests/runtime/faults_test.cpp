@@ -40,8 +40,8 @@ Bytes send(const Bytes& bytes, Device from, Device to) {
   Stream& source = default_stream(from);
   Stream& destination = default_stream(to);
   Stream& plain = default_stream(Device::cpu());
-  Block* here = allocate(source, bytes.size());
-  Block* there = allocate(destination, bytes.size());
+  MemoryBlock* here = allocate(source, bytes.size());
+  MemoryBlock* there = allocate(destination, bytes.size());
   Bytes received(bytes.size());
   copy_bytes({here->data, from, bytes.data(), Device::cpu(), bytes.size()}, plain, source);
   copy_bytes({there->data, to, here->data, from, bytes.size()}, source, destination);
@@ -82,7 +82,7 @@ TEST_CASE("the allocator survives an allocation that fails, and reports a device
   Stream& stream = default_stream(device);
   empty_cache(device);
   host_faults().fail_allocation(1, 1);
-  Block* block = nullptr;
+  MemoryBlock* block = nullptr;
   CHECK_NOTHROW(block = allocate(stream, 1000));
   release(block);
   host_faults().fail_allocation(1);
@@ -117,7 +117,7 @@ TEST_CASE("an event that is done has been waited for, and says what failed") {
   const auto poll = [](const Event& event) {
     while (!event.query()) std::this_thread::yield();
   };
-  Block* block = allocate(first, 1000);
+  MemoryBlock* block = allocate(first, 1000);
   Event event;
   backend.fill_bytes(block->data, 1, 1000, first.handle());
   event.record(first);
@@ -207,9 +207,9 @@ TEST_CASE("the detour comes after the work before it and before the work after i
   const Device from = Device::host(0), to = Device::host(1);
   const std::size_t bytes = (std::size_t{5} << 20) + 7;
   Stream source(from), destination(to);
-  Block* here = allocate(source, bytes);
-  Block* there = allocate(destination, bytes);
-  Block* seen = allocate(destination, bytes);
+  MemoryBlock* here = allocate(source, bytes);
+  MemoryBlock* there = allocate(destination, bytes);
+  MemoryBlock* seen = allocate(destination, bytes);
   Backend& backend = source.backend();
   REQUIRE_FALSE(peer_copies(from, to));
   for (int round = 1; round <= 3; ++round) {
@@ -222,7 +222,7 @@ TEST_CASE("the detour comes after the work before it and before the work after i
     copy_bytes({received.data(), Device::cpu(), seen->data, to, bytes}, destination, default_stream(Device::cpu()));
     CHECK(received == Bytes(bytes, static_cast<unsigned char>(round)));
   }
-  for (Block* block : {here, there, seen}) release(block);
+  for (MemoryBlock* block : {here, there, seen}) release(block);
   synchronize(source);
 }
 
@@ -236,8 +236,8 @@ TEST_CASE("the detour waits for what either side has waited for, as the straight
     Stream writer(from);
     const std::size_t bytes = 5000;
     Bytes received(bytes);
-    Block* here = allocate(writer, bytes);
-    Block* there = allocate(destination, bytes);
+    MemoryBlock* here = allocate(writer, bytes);
+    MemoryBlock* there = allocate(destination, bytes);
     peer_copies(from, to);
     host_faults().delay_task(1, std::chrono::microseconds(20'000));
     writer.backend().fill_bytes(here->data, 7, bytes, writer.handle());
@@ -284,7 +284,7 @@ TEST_CASE("a trial that does not end in time keeps its memory until it does") {
   CHECK_FALSE(peer_copies(Device::host(4), Device::host(6)));
   while (!host_faults().struck(4) && !host_faults().struck(6)) std::this_thread::yield();  // the trial, and nothing else
   Stream other(Device::host(4));
-  Block* block = nullptr;
+  MemoryBlock* block = nullptr;
   CHECK_NOTHROW(block = allocate(other, 64 << 10));  // not the trial's
   CHECK_NOTHROW(other.backend().fill_bytes(block->data, 1, block->bytes, other.handle()));
   release(block);
@@ -303,8 +303,8 @@ TEST_CASE("several threads may be the first to use a link") {
     threads.emplace_back([&] {
       Stream source(Device::host(5)), destination(Device::host(6));
       StreamScope here(source), there(destination);
-      Block* from = allocate(source, bytes.size());
-      Block* to = allocate(destination, bytes.size());
+      MemoryBlock* from = allocate(source, bytes.size());
+      MemoryBlock* to = allocate(destination, bytes.size());
       each.resize(bytes.size());
       Stream& plain = default_stream(Device::cpu());
       copy_bytes({from->data, Device::host(5), bytes.data(), Device::cpu(), bytes.size()}, plain, source);

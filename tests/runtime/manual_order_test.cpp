@@ -193,7 +193,7 @@ TEST_CASE("a stream can go while it has work") {
 TEST_CASE("what a thread remembers of a stream outlives the object") {
   const Device device = Device::cuda(0);
   Stream* remembered;
-  Block* block;
+  MemoryBlock* block;
   bool done = false;
   {
     Stream stream(device);

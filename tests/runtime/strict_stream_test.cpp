@@ -60,33 +60,33 @@ TEST_CASE("a block that another stream still uses must not be given back without
   for (int round = 0; round < kRounds; ++round) {
     Stream home(Device::host(0)), user(Device::host(0));
     const auto use_and_release = [&](auto before_release) {
-      Block* block = allocate(home, kBytes);
+      MemoryBlock* block = allocate(home, kBytes);
       user.wait_for(home);
       fill(user, block->data);
       before_release(block);
       release(block);
       fill(home, &home, 0);  // any call that may throw
-      Block* next = allocate(home, 1);
+      MemoryBlock* next = allocate(home, 1);
       release(next);
       synchronize(home);
       synchronize(user);
     };
-    const std::string report = message_of<RaceError>([&] { use_and_release([](Block*) {}); });
+    const std::string report = message_of<RaceError>([&] { use_and_release([](MemoryBlock*) {}); });
     CAPTURE(report);
     CHECK(contains(report, "[release] expected an event edge from stream "));
     CHECK(contains(report, " (after 'fill') to stream "));
     CHECK(contains(report, " (before 'release') or a record_use, got none: "));
     synchronize(user);
-    CHECK_NOTHROW(use_and_release([&](Block* block) { record_use(block, user); }));
-    CHECK_NOTHROW(use_and_release([&](Block*) { home.wait_for(user); }));
-    CHECK_NOTHROW(use_and_release([&](Block*) { synchronize(user); }));
+    CHECK_NOTHROW(use_and_release([&](MemoryBlock* block) { record_use(block, user); }));
+    CHECK_NOTHROW(use_and_release([&](MemoryBlock*) { home.wait_for(user); }));
+    CHECK_NOTHROW(use_and_release([&](MemoryBlock*) { synchronize(user); }));
     // A stream that has waited for the user speaks for it; one that has not, does not.
     Stream delegate(Device::host(1)), stranger(Device::host(1));
-    CHECK_NOTHROW(use_and_release([&](Block* block) {
+    CHECK_NOTHROW(use_and_release([&](MemoryBlock* block) {
       record_use(block, delegate);
       delegate.wait_for(user);
     }));
-    CHECK_THROWS_AS(use_and_release([&](Block* block) { record_use(block, stranger); }), RaceError);
+    CHECK_THROWS_AS(use_and_release([&](MemoryBlock* block) { record_use(block, stranger); }), RaceError);
     synchronize(user);
   }
 }
@@ -95,7 +95,7 @@ TEST_CASE("a block is not used after it was given back") {
   if (!strict()) return;
   for (int round = 0; round < kRounds; ++round) {
     Stream stream(Device::host(0));
-    Block* block = allocate(stream, kBytes);
+    MemoryBlock* block = allocate(stream, kBytes);
     void* const data = block->data;
     fill(stream, data);
     release(block);
@@ -104,7 +104,7 @@ TEST_CASE("a block is not used after it was given back") {
     CHECK(contains(report, "[fill] expected memory that is in use, got memory after its release: 'fill' on stream "));
     CHECK(contains(report, " writes 16 bytes at 0x"));
     CHECK(contains(report, " given back by 'release' on stream "));
-    Block* again = allocate(stream, kBytes);
+    MemoryBlock* again = allocate(stream, kBytes);
     CHECK(again->data == data);
     CHECK_NOTHROW(fill(stream, data, 16));
     release(again);
@@ -115,10 +115,10 @@ TEST_CASE("a block is not used after it was given back") {
 TEST_CASE("memory that was allocated for one stream is another's only after an edge") {
   if (!strict()) return;
   Stream home(Device::host(0)), other(Device::host(0));
-  Block* first = allocate(home, kBytes);
+  MemoryBlock* first = allocate(home, kBytes);
   fill(home, first->data);
   release(first);
-  Block* block = allocate(home, kBytes);  // work on it may be in flight on its stream
+  MemoryBlock* block = allocate(home, kBytes);  // work on it may be in flight on its stream
   CHECK(contains(message_of<RaceError>([&] { fill(other, block->data); }), " (after 'allocate') to stream "));
   other.wait_for(home);
   fill(other, block->data);
@@ -130,7 +130,7 @@ TEST_CASE("memory that was allocated for one stream is another's only after an e
 TEST_CASE("a stream comes back to who knows all that happened on it, and to nobody else") {
   if (!strict()) return;
   const Device device = Device::host(0);
-  Block* const block = allocate(default_stream(device), kBytes);
+  MemoryBlock* const block = allocate(default_stream(device), kBytes);
   StreamHandle first = nullptr;
   {
     Stream stream(device);
@@ -164,7 +164,7 @@ TEST_CASE("a stream comes back to who knows all that happened on it, and to nobo
 TEST_CASE("a use must not reach beyond its block") {
   if (!strict()) return;
   Stream stream(Device::host(0));
-  Block* block = allocate(stream, kBytes);
+  MemoryBlock* block = allocate(stream, kBytes);
   CHECK(contains(message_of<InvalidArgument>([&] { fill(stream, block->data, block->bytes + 1); }),
                  cat("[fill] expected to use at most the ", block->bytes, " bytes up to the end of the allocation")));
   CHECK_NOTHROW(fill(stream, block->data, block->bytes));
@@ -179,7 +179,7 @@ TEST_CASE("blocks go round between streams without a report") {
   for (int round = 0; round < 300; ++round) {
     Stream& home = streams[round % 3];
     Stream& user = streams[(round + 1) % 3];
-    Block* block = allocate(home, 1000 + 700 * static_cast<std::size_t>(round % 5));
+    MemoryBlock* block = allocate(home, 1000 + 700 * static_cast<std::size_t>(round % 5));
     fill(home, block->data, 1000);
     if (round % 2 == 0) {
       user.wait_for(home);
@@ -199,8 +199,8 @@ TEST_CASE("reports of copies name the caller, and the default streams") {
   Stream& source = default_stream(from);
   Stream& destination = default_stream(to);
   Stream stranger(to);
-  Block* here = allocate(source, kBytes);
-  Block* there = allocate(destination, kBytes);
+  MemoryBlock* here = allocate(source, kBytes);
+  MemoryBlock* there = allocate(destination, kBytes);
   fill(source, here->data);
   const int line = __LINE__ + 1;
   copy_bytes({there->data, to, here->data, from, kBytes}, source, destination);
@@ -221,8 +221,8 @@ TEST_CASE("plain memory is watched too") {
   const Device device = Device::host(0);
   Stream stream(device);
   Stream& plain = default_stream(Device::cpu());
-  Block* there = allocate(stream, kBytes);
-  Block* here = allocate(plain, kBytes);
+  MemoryBlock* there = allocate(stream, kBytes);
+  MemoryBlock* here = allocate(plain, kBytes);
   fill(stream, there->data);
   // As copy_bytes does it, and as it must not be done.
   stream.backend().copy({here->data, Device::cpu(), there->data, device, kBytes}, stream.handle());
@@ -239,10 +239,10 @@ TEST_CASE("device threads that do it right are never reported") {
   for (int round = 0; round < 100; ++round) {
     const Device home = Device::host(0);
     Stream& at_home = default_stream(home);
-    Block* source = allocate(at_home, kBytes);
+    MemoryBlock* source = allocate(at_home, kBytes);
     fill(at_home, source->data);
     constexpr int kReplicas = 3;
-    Block* pieces[kReplicas];
+    MemoryBlock* pieces[kReplicas];
     auto join = std::make_shared<Join>(kReplicas);
     std::atomic<int> failures{0};
     for (int replica = 0; replica < kReplicas; ++replica) {
@@ -253,7 +253,7 @@ TEST_CASE("device threads that do it right are never reported") {
       device_thread(device).post([&, replica, device, join] {
         try {
           Stream& mine = current_stream(device);
-          Block* scratch = allocate(mine, kBytes);
+          MemoryBlock* scratch = allocate(mine, kBytes);
           copy_bytes({scratch->data, device, pieces[replica]->data, device, kBytes}, mine, mine);
           fill(mine, pieces[replica]->data);
           release(scratch);
@@ -265,7 +265,7 @@ TEST_CASE("device threads that do it right are never reported") {
     }
     REQUIRE(join->wait(Deadline::after(Milliseconds(60'000))));
     CHECK(failures == 0);
-    for (Block* piece : pieces) {
+    for (MemoryBlock* piece : pieces) {
       copy_bytes({source->data, home, piece->data, piece->device, kBytes}, *piece->stream, at_home);
       release(piece);
     }

@@ -95,8 +95,8 @@ TEST_CASE("work has the name of the scope it is enqueued in") {
 TEST_CASE("copies and fills are recorded in every mode") {
   const Device from = Device::host(0), to = Device::host(1);
   Stream &source = default_stream(from), &destination = default_stream(to);
-  Block* here = allocate(source, 100);
-  Block* there = allocate(destination, 100);
+  MemoryBlock* here = allocate(source, 100);
+  MemoryBlock* there = allocate(destination, 100);
   source.backend().fill_bytes(here->data, 3, 100, source.handle());
   copy_bytes({there->data, to, here->data, from, 100}, source, destination);  // looks at the link
   synchronize(destination);

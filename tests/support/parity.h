@@ -58,7 +58,7 @@ class Mirror {
   }
 
   TestTensor& tensor_;
-  Block* block_;
+  MemoryBlock* block_;
 };
 
 // Runs the entry on both; empty when all tensors agree afterwards. `tolerance` counts epsilons, relative to the larger

@@ -23,9 +23,9 @@ namespace {
 Backend& cuda() { return backend(DeviceType::cuda); }
 
 struct Release {
-  void operator()(Block* block) const { release(block); }
+  void operator()(MemoryBlock* block) const { release(block); }
 };
-using Owned = std::unique_ptr<Block, Release>;
+using Owned = std::unique_ptr<MemoryBlock, Release>;
 
 // 64 bytes by way of a device and back.
 bool round_trip(Device device) {

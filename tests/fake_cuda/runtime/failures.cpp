@@ -19,9 +19,9 @@ using namespace lockstep;
 namespace {
 
 struct Release {
-  void operator()(Block* block) const { release(block); }
+  void operator()(MemoryBlock* block) const { release(block); }
 };
-using Owned = std::unique_ptr<Block, Release>;
+using Owned = std::unique_ptr<MemoryBlock, Release>;
 
 constexpr std::size_t kBytes = std::size_t{5} << 19;  // three pieces of staging
 
