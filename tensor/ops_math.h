@@ -64,6 +64,15 @@ inline Tensor& operator*=(Tensor& a, const Tensor& b) { return a.mul_(b); }
 inline Tensor& operator*=(Tensor& a, double b) { return a.mul_(b); }
 inline Tensor& operator/=(Tensor& a, const Tensor& b) { return a.div_(b); }
 inline Tensor& operator/=(Tensor& a, double b) { return a.div_(b); }
+// Into a view that has no name: x[0] += 1.
+inline Tensor operator+=(Tensor&& a, const Tensor& b) { return a.add_(b); }
+inline Tensor operator+=(Tensor&& a, double b) { return a.add_(b); }
+inline Tensor operator-=(Tensor&& a, const Tensor& b) { return a.sub_(b); }
+inline Tensor operator-=(Tensor&& a, double b) { return a.sub_(b); }
+inline Tensor operator*=(Tensor&& a, const Tensor& b) { return a.mul_(b); }
+inline Tensor operator*=(Tensor&& a, double b) { return a.mul_(b); }
+inline Tensor operator/=(Tensor&& a, const Tensor& b) { return a.div_(b); }
+inline Tensor operator/=(Tensor&& a, double b) { return a.div_(b); }
 
 // ---- comparisons and logic: bool results, no gradient
 

@@ -38,6 +38,10 @@ TEST_CASE("in-place operations write, count as a write, and return the tensor") 
   // A view writes through.
   x.t().select(0, 1).fill_(3);
   CHECK(values(x) == Doubles{0, 3, 0, 3});
+  x[1] += 2;
+  x.t()[0] -= f64({1, 0}, {2});
+  (x[0] *= 2) /= f64({1, 2}, {2});
+  CHECK(values(x) == Doubles{-2, 3, 2, 5});
   CHECK(values(f64({8, 6}, {2}).sub_(f64({1, 2}, {2}), 2).div_(f64({2}, {1})).sub_(1).div_(4)) == Doubles{0.5, 0});
   // Integers fit into each other, bools into all; bools are or and and.
   CHECK(values(from_data({250, 3}, {2}, {.dtype = DType::u8}).add_(from_data({7, -4}, {2}))) == Doubles{1, 255});
