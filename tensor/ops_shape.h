@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,10 @@ inline Tensor squeeze(const Tensor& x) { return x.squeeze(); }
 inline Tensor unsqueeze(const Tensor& x, std::int64_t dim) { return x.unsqueeze(dim); }
 inline Tensor narrow(const Tensor& x, std::int64_t dim, std::int64_t start, std::int64_t length) {
   return x.narrow(dim, start, length);
+}
+inline Tensor slice(const Tensor& x, std::int64_t dim, std::optional<std::int64_t> start,
+                    std::optional<std::int64_t> end = {}, std::int64_t step = 1) {
+  return x.slice(dim, start, end, step);
 }
 inline Tensor select(const Tensor& x, std::int64_t dim, std::int64_t index) { return x.select(dim, index); }
 

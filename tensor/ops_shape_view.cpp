@@ -1,4 +1,7 @@
 // The members of Tensor that give other views of the same elements.
+#include <algorithm>
+
+#include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops_math.h"
 #include "lockstep/tensor/ops_shape.h"
 #include "lockstep/tensor/ops_support.h"
@@ -45,6 +48,21 @@ class NarrowNode final : public NodeOf<1> {
   int dim = 0;
   std::int64_t start = 0, size = 0;
   bool selected = false;
+};
+
+// Of a slice whose step is more than 1.
+class SliceNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "slice"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor& part = gradients[0];
+    const std::int64_t count = part.size(dim), end = count == 0 ? start : start + (count - 1) * step + 1;
+    inputs[0] = index_add(zeros(shape, {.dtype = part.dtype(), .device = part.device()}), dim,
+                          arange(start, end, step, {.device = part.device()}), part);
+  }
+  Shape shape;
+  int dim = 0;
+  std::int64_t start = 0, step = 1;
 };
 
 Tensor reshaped(const Tensor& x, const Shape& shape, const Strides& strides) {
@@ -203,6 +221,30 @@ Tensor Tensor::narrow(std::int64_t dim, std::int64_t start, std::int64_t length)
   shape[along] = length;
   Tensor y = detail::alias(*this, shape, strides(), storage_offset() + start * strides()[along]);
   if (auto* node = record<NarrowNode>(y, *this)) node->dim = along, node->start = start, node->size = size;
+  return y;
+}
+
+Tensor Tensor::slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end,
+                     std::int64_t step) const {
+  const int along = normalize_dim("slice", dim, rank());
+  LOCKSTEP_CHECK(step > 0, "[slice] expected a positive step, got ", step, "; flip() turns a dimension round");
+  const std::int64_t size = shape()[along];
+  const auto position = [size](std::int64_t at) { return std::clamp<std::int64_t>(at < 0 ? at + size : at, 0, size); };
+  const std::int64_t first = position(start.value_or(0)),
+                     length = std::max<std::int64_t>(position(end.value_or(size)) - first, 0);
+  if (step == 1) return narrow(along, first, length);
+  Shape shape = this->shape();
+  Strides strides = this->strides();
+  shape[along] = length / step + (length % step != 0);
+  const std::int64_t offset = storage_offset() + (length > 0 ? first * strides[along] : 0);
+  if (shape[along] > 1) strides[along] *= step;  // else it means nothing, and could overflow
+  Tensor y = detail::alias(*this, shape, strides, offset);
+  if (auto* node = record<SliceNode>(y, *this)) {
+    node->shape = this->shape();
+    node->dim = along;
+    node->start = first;
+    node->step = step;
+  }
   return y;
 }
 

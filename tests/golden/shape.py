@@ -51,3 +51,7 @@ for name in ["mm", "bmm", "mv", "dot", "outer"]:
     shapes = {"mm": ((3, 4), (4, 2)), "bmm": ((2, 3, 4), (2, 4, 2)), "mv": ((3, 4), (4,)), "dot": ((4,), (4,)),
               "outer": ((3,), (4,))}[name]
     case(name, getattr(torch, name), x(*shapes[0]), x(*shapes[1]))
+for layout in ["contiguous", "transposed", "offset"]:
+    for start, end, step in [(1, 5, 2), (-4, 100, 3), (4, 2, 2), (0, -1, 1)]:
+        case("slice", lambda a, dim, start, end, step: a[:, start:end:step], x(3, 5, 2, layout=layout), dim=1, start=start,
+             end=end, step=step)

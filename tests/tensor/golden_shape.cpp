@@ -27,6 +27,10 @@ TEST_CASE("golden: views, joining and indexing") {
        {"transpose", [](GoldenCase& c) { return Results{c[0].transpose(number(c, "dim0"), number(c, "dim1"))}; }},
        {"permute", [](GoldenCase& c) { return Results{c[0].permute(Dims(c.integers("dims")))}; }},
        {"narrow", [](GoldenCase& c) { return Results{c[0].narrow(dim(c), number(c, "start"), number(c, "length"))}; }},
+       {"slice",
+        [](GoldenCase& c) {
+          return Results{c[0].slice(dim(c), number(c, "start"), number(c, "end"), number(c, "step"))};
+        }},
        {"select", [](GoldenCase& c) { return Results{c[0].select(dim(c), number(c, "index"))}; }},
        {"flip", [](GoldenCase& c) { return Results{flip(c[0], Dims(c.integers("dims")))}; }},
        {"contiguous", [](GoldenCase& c) { return Results{c[0].contiguous()}; }},

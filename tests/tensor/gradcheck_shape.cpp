@@ -150,6 +150,10 @@ TEST_CASE("derivatives of views and copies") {
   check_one(
       "narrow to nothing", [](const Tensor& x) { return x.narrow(1, 1, 0); }, shape);
   check_one(
+      "slice", [](const Tensor& x) { return x.slice(1, 0, {}, 2); }, shape);
+  check_one(
+      "slice of one", [](const Tensor& x) { return slice(x, 1, -1, {}, 1'000'000'000'000'000'000); }, shape);
+  check_one(
       "select", [](const Tensor& x) { return x.select(1, -1); }, shape);
   check_one(
       "[]", [](const Tensor& x) { return x[1][2]; }, shape);

@@ -6,6 +6,7 @@
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
 
+using Catch::Matchers::Contains;
 using namespace lockstep;
 
 namespace {
@@ -137,4 +138,24 @@ TEST_CASE("a power norm has the gradient 0 at 0") {
     CHECK(std::isfinite(of[2]));
   }
   CHECK(vector_norm(x, -1).item<double>() == 0);
+}
+
+TEST_CASE("slice takes every step-th element, and leaves out what lies beyond the dimension") {
+  const Tensor x = arange(7);
+  using Numbers = std::vector<std::int64_t>;
+  CHECK(x.slice(0, 1, 6, 2).to_vector<std::int64_t>() == Numbers{1, 3, 5});
+  CHECK(x.slice(0, {}, {}, 3).to_vector<std::int64_t>() == Numbers{0, 3, 6});
+  CHECK(x.slice(-1, -3).to_vector<std::int64_t>() == Numbers{4, 5, 6});
+  CHECK(x.slice(0, -100, -5).to_vector<std::int64_t>() == Numbers{0, 1});
+  CHECK(x.slice(0, 5, 2, 2).count() == 0);
+  CHECK(x.slice(0, 100, 200, 2).count() == 0);
+  CHECK(x.slice(0, 6, 7, std::numeric_limits<std::int64_t>::max()).to_vector<std::int64_t>() == Numbers{6});
+  CHECK(x.slice(0, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(), 6)
+            .to_vector<std::int64_t>() == Numbers{0, 6});
+  Tensor y = zeros({2, 5});
+  y.slice(1, 1, {}, 2).fill_(1);
+  CHECK(y.to_vector<float>() == std::vector<float>{0, 1, 0, 1, 0, 0, 1, 0, 1, 0});
+  CHECK_THROWS_WITH(x.slice(0, 0, 7, 0), Contains("[slice] expected a positive step, got 0"));
+  CHECK_THROWS_WITH(x.slice(0, {}, {}, -1), Contains("flip"));
+  CHECK_THROWS_AS(x.slice(1, 0), InvalidArgument);
 }
