@@ -96,8 +96,8 @@ class LOCKSTEP_API Tensor {
   Tensor squeeze() const;  // every dimension of size 1
   Tensor unsqueeze(std::int64_t dim) const;
   Tensor narrow(std::int64_t dim, std::int64_t start, std::int64_t length) const;
-  // Every step-th slice from `start` on, before `end`, as Python's start:end:step: negative positions count from the end,
-  // and what lies beyond the dimension is left out. `step` is positive.
+  // Every step-th slice from `start` on, before `end`, as Python's start:end:step: negative positions count from the
+  // end, and what lies beyond the dimension is left out. `step` is positive.
   Tensor slice(std::int64_t dim, std::optional<std::int64_t> start, std::optional<std::int64_t> end = {},
                std::int64_t step = 1) const;
   Tensor select(std::int64_t dim, std::int64_t index) const;
