@@ -39,6 +39,7 @@ LOCKSTEP_HD inline float mul_add(float a, float b, float c) {
 }
 
 LOCKSTEP_HD inline double exp(double x) { return std::exp(x); }
+LOCKSTEP_HD inline double exp_of_negative(double x) { return std::exp(x); }
 LOCKSTEP_HD inline double log(double x) { return std::log(x); }
 LOCKSTEP_HD inline double log1p(double x) { return std::log1p(x); }
 LOCKSTEP_HD inline double tanh(double x) { return std::tanh(x); }
@@ -54,6 +55,7 @@ LOCKSTEP_HD inline double normal_density(double x) { return 0.398942280401432677
 #if defined(__CUDA_ARCH__)
 
 LOCKSTEP_HD inline float exp(float x) { return ::expf(x); }
+LOCKSTEP_HD inline float exp_of_negative(float x) { return ::expf(x); }
 LOCKSTEP_HD inline float log(float x) { return ::logf(x); }
 LOCKSTEP_HD inline float log1p(float x) { return ::log1pf(x); }
 LOCKSTEP_HD inline float tanh(float x) { return ::tanhf(x); }
@@ -84,6 +86,9 @@ inline float exp_bounded(float y) {
   const float scale1 = std::bit_cast<float>(static_cast<std::uint32_t>(power - half + 127) << 23);
   return p * scale0 * scale1;
 }
+
+// exp(x) for x that is not positive, or NaN: one bound less to look at.
+inline float exp_of_negative(float x) { return exp_bounded(x < -104.0f ? -104.0f : x); }
 
 inline float exp(float x) {
   // NaN passes both comparisons; beyond the bounds the result is 0 or infinity anyway.
@@ -222,12 +227,12 @@ LOCKSTEP_HD inline T trunc(T x) {
 template <class T>
 LOCKSTEP_HD inline T sigmoid(T x) {
   // exp of a negative number never overflows, and small results keep their digits.
-  const T e = exp(-std::fabs(x));
+  const T e = exp_of_negative(-std::fabs(x));
   return select(x < T(0), e, T(1)) / (T(1) + e);
 }
 template <class T>
 LOCKSTEP_HD inline T softplus(T x) {
-  return (x > T(0) ? x : T(0)) + log1p(exp(-std::fabs(x)));
+  return (x > T(0) ? x : T(0)) + log1p(exp_of_negative(-std::fabs(x)));
 }
 
 }  // namespace lockstep::math

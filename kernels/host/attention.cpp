@@ -182,7 +182,7 @@ void forward(const AttentionArgs& a) {
               continue;
             }
             LOCKSTEP_INDEPENDENT
-            for (std::int64_t c = 0; c < t.columns; ++c) row[c] = math::exp(row[c] - top);
+            for (std::int64_t c = 0; c < t.columns; ++c) row[c] = math::exp_of_negative(row[c] - top);
             const C shrink = math::exp(tops[r] - top);
             totals[r] = totals[r] * static_cast<double>(shrink) + sum(row, t.columns);
             tops[r] = top;

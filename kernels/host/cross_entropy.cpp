@@ -25,7 +25,7 @@ void log_sums(const C* x, std::int64_t classes, std::int64_t inner, C* exponenti
   if (inner == 1) {
     const C top = maximum(x, classes);
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t c = 0; c < classes; ++c) exponentials[c] = math::exp(x[c] - top);
+    for (std::int64_t c = 0; c < classes; ++c) exponentials[c] = math::exp_of_negative(x[c] - top);
     log_sum[0] = static_cast<double>(top) + std::log(sum(exponentials, classes));
     return;
   }
@@ -37,7 +37,8 @@ void log_sums(const C* x, std::int64_t classes, std::int64_t inner, C* exponenti
   std::fill_n(log_sum, inner, 0.0);
   for (std::int64_t c = 0; c < classes; ++c) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t j = 0; j < inner; ++j) log_sum[j] += static_cast<double>(math::exp(x[c * inner + j] - tops[j]));
+    for (std::int64_t j = 0; j < inner; ++j)
+      log_sum[j] += static_cast<double>(math::exp_of_negative(x[c * inner + j] - tops[j]));
   }
   for (std::int64_t j = 0; j < inner; ++j) log_sum[j] = static_cast<double>(tops[j]) + std::log(log_sum[j]);
 }

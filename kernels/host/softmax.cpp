@@ -18,7 +18,7 @@ void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
   const C top = maximum(x, size);
   // y holds the exponentials until their sum is known.
   LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < size; ++i) y[i] = math::exp(x[i] - top);
+  for (std::int64_t i = 0; i < size; ++i) y[i] = math::exp_of_negative(x[i] - top);
   const double total = sum(y, size);
   if (log) {
     const C shift = static_cast<C>(math::log(total));
@@ -41,7 +41,7 @@ void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, bo
   for (std::int64_t i = 0; i < size; ++i) {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t j = 0; j < inner; ++j) {
-      const C e = math::exp(x[i * inner + j] - tops[j]);
+      const C e = math::exp_of_negative(x[i * inner + j] - tops[j]);
       y[i * inner + j] = e;
       sums[j] += e;
     }
