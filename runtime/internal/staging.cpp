@@ -16,7 +16,7 @@ namespace lockstep::detail {
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-constexpr std::size_t kPieces = 4;  // one is filled while another is emptied, and two for the streams' unevenness
+constexpr int kPieces = 4;  // one is filled while another is emptied, and two for the streams' unevenness
 
 // The pieces on their way into one device.
 struct Ring {
@@ -38,13 +38,13 @@ Ring& ring_into(Device device) {
 // held while the host waits for it.
 struct Piece {
   std::byte* memory = nullptr;
-  Event used;  // the last copy from or to it
+  Event used;                     // the last copy from or to it
+  StreamHandle stream = nullptr;  // that it was on
 };
 
 struct PiecePool {
   std::mutex mutex;
   std::deque<Piece> idle;  // the one that has rested longest in front
-  std::size_t made = 0;
 
   static PiecePool& of(Device device) {
     static PiecePool* const pools = new PiecePool[kMaxDevices];
@@ -63,26 +63,25 @@ class TakenPiece {
   Piece* operator->() { return &piece_; }
 
  private:
+  // One whose copy is over, or one of the stream's own, which come after each other; never one that another stream has
+  // yet to use, since that may wait for other ranks, and they for this stream.
   static Piece take(PiecePool& pool, Stream& stream) {
     Piece piece;
     {
       std::lock_guard lock(pool.mutex);
-      if (pool.made >= kPieces && !pool.idle.empty()) {
-        piece = std::move(pool.idle.front());
-        pool.idle.pop_front();
-      } else {
-        ++pool.made;
+      const auto is_own = [&stream](const Piece& each) { return each.stream == stream.handle(); };
+      auto found = std::find_if(pool.idle.begin(), pool.idle.end(),
+                                [](const Piece& each) { return each.used.progress() != Event::Progress::pending; });
+      if (found == pool.idle.end() && std::count_if(pool.idle.begin(), pool.idle.end(), is_own) >= kPieces)
+        found = std::find_if(pool.idle.begin(), pool.idle.end(), is_own);
+      if (found != pool.idle.end()) {
+        piece = std::move(*found);
+        pool.idle.erase(found);
       }
     }
-    if (piece.memory) return piece;
-    try {
-      piece.memory = static_cast<std::byte*>(stream.backend().allocate_pinned(kPieceBytes));
-      if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
-    } catch (...) {
-      std::lock_guard lock(pool.mutex);
-      --pool.made;
-      throw;
-    }
+    if (!piece.memory) piece.memory = static_cast<std::byte*>(stream.backend().allocate_pinned(kPieceBytes));
+    if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
+    piece.stream = stream.handle();
     return piece;
   }
 
@@ -144,10 +143,9 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
     underway.pop_front();
   };
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
-    if (underway.size() == kPieces) arrive();
+    if (underway.size() == static_cast<std::size_t>(kPieces)) arrive();
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     underway.push_back({std::make_unique<TakenPiece>(stream), done, bytes});
-    // Whoever had it before used it on this stream, the device's copy stream.
     Piece& piece = *underway.back().piece->operator->();
     const auto* source = static_cast<const std::byte*>(args.source) + done;
     stream.backend().copy({piece.memory, Device::cpu(), source, args.source_device, bytes}, stream.handle());

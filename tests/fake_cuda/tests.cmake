@@ -108,7 +108,8 @@ set(left_out_of_runtime "a stream does not wait for another for ever" "copies ov
 list(APPEND left_out_of_runtime "a device's own memory ends too" "threads that are short of memory get it*")
 # A copy that fails on its own loses a CUDA device.
 set(left_out_of_tensor "a mirror whose refresh failed on the device*" "whoever's refresh failed is told*")
-set(left_out_of_parallel "walks find what is in a container*")  # one rank of a thread group, which is for the host
+# Thread groups are for the host.
+set(left_out_of_parallel "walks find what is in a container*" "layers of every kind in ranks*")
 if(LOCKSTEP_SANITIZE)  # the host's arithmetic, and ranks over copies, which the host's own tests go through
   list(APPEND left_out_of_tensor "golden*")
   list(APPEND left_out_of_parallel "ddp over peer copies*" "communicator: peers" "peer: *")
