@@ -117,7 +117,7 @@ endif()
 
 file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/tensor/data/*.cpp")
-list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack)")  # files, and memory of the host
+list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack|out_of_memory)")  # files, memory of the host, its faults
 file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/parallel/openmmlab/data_container_scatter.cpp")
