@@ -11,8 +11,8 @@ namespace lockstep {
 // Between devices the copy runs on the copy stream of `destination_stream` (of `source_stream` when the destination is
 // cpu): that of the device for its default stream, else one of its own, so that copies of different streams do not wait
 // for each other. Where two devices do not reach each other (peer.h) it takes a detour through host memory, on both
-// copy streams; those into one device share four pieces of it. Does not block the host, except that a copy into cpu memory has finished when this returns, and that the
-// first copy between two devices tries the way.
+// copy streams; those into one device share four pieces of it. Does not block the host, except that a copy into cpu
+// memory has finished when this returns, and that the first copy between two devices tries the way.
 // The caller keeps both memories alive until the streams have passed it (record_use does that for blocks).
 LOCKSTEP_API void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream,
                              Place place = {__builtin_FILE(), __builtin_LINE()});

@@ -218,7 +218,8 @@ Kept kept_streams(Device device) {
     StreamPool& pool = StreamPool::of(device);
     std::lock_guard lock(pool.mutex);
     for (const auto* list : {&pool.free, &pool.retired})
-      for (const Stream* stream : *list) kept.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
+      for (const Stream* stream : *list)
+        kept.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
   }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);
