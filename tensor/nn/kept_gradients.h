@@ -30,7 +30,6 @@ class LOCKSTEP_API KeptGradients {
   bool wants(const Node& leaf) const;
   // Those of one backward, at its end: added to what earlier ones have left.
   void keep(std::vector<Gradient> gradients);
-  void clear() { gradients_.clear(); }
 
   // Adds everything to the parameters' grads, on the current streams. Throws Error when another call trains one of
   // the parameters.
