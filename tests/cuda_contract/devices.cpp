@@ -135,9 +135,6 @@ TEST_CASE("more than 48 KiB of dynamic shared memory must be asked for") {
   launch_static_shared(memory.data, 1, {1, 32, 10000}, stream.handle);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
   refused("bad launch");
-  cudaFuncAttributes attributes;
-  CHECK(cudaFuncGetAttributes(&attributes, static_shared_function()) == cudaSuccess);
-  CHECK(attributes.sharedSizeBytes == 40000);
   CHECK(cudaFuncSetAttribute(fill_function(), cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) ==
         cudaErrorInvalidValue);
   (void)cudaGetLastError();
@@ -151,6 +148,14 @@ TEST_CASE("more than 48 KiB of dynamic shared memory must be asked for") {
   launch_fill(there.data, 1, 64, {1, 32, 64 << 10}, other.handle);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
   refused("missing attribute");
+}
+
+TEST_CASE("a kernel's attributes say how much static shared memory it has") {
+  if (!have_devices(1, "attributes of kernels")) return;
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  cudaFuncAttributes attributes;
+  CHECK(cudaFuncGetAttributes(&attributes, static_shared_function()) == cudaSuccess);
+  CHECK(attributes.sharedSizeBytes == 40000);
 }
 
 TEST_CASE("a kernel needs its stream's device current") {
