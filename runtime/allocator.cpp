@@ -53,8 +53,8 @@ DeviceAllocator& DeviceAllocator::of(Device device) {
 
 MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   if (bytes > kLargestBytes) {
-    const MemoryStats now = stats();
-    throw OutOfMemory(device_, bytes, now.in_use_bytes, now.cached_bytes);
+    Lock lock(mutex_);
+    throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_, limit_bytes_);
   }
   StreamState& state = stream.state();
   const int bin = size_class(bytes);
@@ -66,7 +66,7 @@ MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
       state.bins[bin] = block->next;
     } else {
       block = caches_ ? allocate_slowly(lock, state, bin) : allocate_uncached(lock, state, bin, bytes);
-      if (!block) throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_);
+      if (!block) throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_, limit_bytes_);
     }
     in_use_bytes_ += class_bytes(bin);
     peak_in_use_bytes_ = std::max(peak_in_use_bytes_, in_use_bytes_);
@@ -75,7 +75,16 @@ MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   block->next = nullptr;
   if (poisons_ || !caches_) block->bytes = bytes;  // the slack is poisoned, or not there
   if (poisons_) unpoison(device_, block->data, bytes);
-  if (checked_) [[unlikely]] OrderChecker::active()->allocated(*block);
+  if (checked_) [[unlikely]] {
+    try {
+      OrderChecker::active()->allocated(*block);
+    } catch (...) {  // a race, or no memory to note it: nobody gets the block
+      Lock lock(mutex_);
+      in_use_bytes_ -= class_bytes(bin);
+      put_back(block);
+      throw;
+    }
+  }
   return block;
 }
 

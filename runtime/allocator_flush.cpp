@@ -8,6 +8,7 @@
 #include "lockstep/runtime/internal/allocator_state.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/poison.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -49,12 +50,14 @@ void DeviceAllocator::synchronize(Deadline deadline) {
   Marks marks;
   {
     Lock lock(mutex_);
+    const RestWithout rest(lock);
     for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
   }
   LOCKSTEP_EDGE(marks.wait(deadline));
 }
 
 bool DeviceAllocator::flush(Lock& lock) {
+  const RestWithout rest(lock);
   flushed_.wait(lock, [this] { return !flushing_; });
   Marks marks;
   if (!synchronous_) {
@@ -83,7 +86,8 @@ bool DeviceAllocator::flush(Lock& lock) {
       const Deadline deadline = Deadline::after(kDefaultTimeout);
       LOCKSTEP_EDGE(marks.wait(deadline));
       for (MemoryBlock* block = waiting; block; block = block->next) {
-        for (const BlockUse& use : block->uses->list) {
+        for (BlockUse& use : block->uses->list) {
+          if (!mark_use(use)) throw std::bad_alloc();
           if (use.over()) continue;
           try {
             LOCKSTEP_EDGE(wait_for_handle(use.stream->device, use.event, deadline));

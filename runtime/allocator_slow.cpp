@@ -7,6 +7,7 @@
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/poison.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::detail {
 
@@ -24,7 +25,7 @@ MemoryBlock* DeviceAllocator::take_cached(StreamState& stream, int bin) {
 }
 
 MemoryBlock* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
-  poll_pending();
+  poll_pending(lock);
   // One flush is enough, unless other threads take what it gave back.
   constexpr int kMostFlushes = 3;
   for (int flushes = 0;; ++flushes) {
@@ -38,7 +39,7 @@ MemoryBlock* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, i
 
 // For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
 MemoryBlock* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
-  poll_pending();
+  poll_pending(lock);
   flush(lock);
   Segment* segment = add_segment(lock, class_bytes(bin), bytes);
   return segment ? carve(*segment, stream, bin) : nullptr;
@@ -49,9 +50,13 @@ MemoryBlock* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int 
   if (bin <= kLargestCarvedClass) {
     if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
     if (Segment* segment = add_segment(lock, kSegmentBytes, kSegmentBytes)) {
-      if (open_) carve_rest(*open_, stream);
-      open_ = segment;
-      return carve(*segment, stream, bin);
+      Segment* const before = std::exchange(open_, segment);
+      MemoryBlock* const block = carve(*segment, stream, bin);
+      try {
+        if (before) carve_rest(*before, stream);
+      } catch (const std::bad_alloc&) {  // the rest is lost until the segment is wholly free
+      }
+      return block;
     }
     // No room for a segment: there may still be some for the block alone.
   }
@@ -82,6 +87,16 @@ Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t
   }
   segment->memory = static_cast<std::byte*>(memory);
   segment->bytes = bytes;
+  try {
+    reserve_spare();  // so that it can be carved
+  } catch (...) {
+    raw_bytes_ -= bytes;
+    lock.unlock();
+    if (poisons_) unpoison(device_, memory, bytes);
+    backend_.free(device_.index(), memory);
+    lock.lock();
+    throw;
+  }
   return segment.release();
 }
 
@@ -123,9 +138,11 @@ void DeviceAllocator::carve_rest(Segment& segment, StreamState& home) {
 void DeviceAllocator::release_slowly(MemoryBlock* block) noexcept {
   for (BlockUse& use : block->uses->list) {
     try {
-      LOCKSTEP_EDGE(use.event = mark(*use.stream));
+      use.marked = false;
+      mark_use(use);
     } catch (...) {
       settle(*use.stream->backend, use.stream->device, use.stream->handle);
+      use.marked = true;
     }
   }
   Lock lock(mutex_);
@@ -134,8 +151,20 @@ void DeviceAllocator::release_slowly(MemoryBlock* block) noexcept {
   pending_ = block;
 }
 
+bool DeviceAllocator::mark_use(BlockUse& use) {
+  if (use.marked) return true;
+  try {
+    LOCKSTEP_EDGE(use.event = mark(*use.stream));
+    use.marked = true;
+  } catch (const std::bad_alloc&) {
+    // It is tried again when somebody asks for the block; what has come by then counts too.
+  }
+  return use.marked;
+}
+
 bool DeviceAllocator::uses_over(MemoryBlock* block) {
-  for (const BlockUse& use : block->uses->list) {
+  for (BlockUse& use : block->uses->list) {
+    if (!mark_use(use)) return false;
     if (use.over()) continue;
     try {
       LOCKSTEP_EDGE(if (!use.stream->backend->query_event(use.event)) return false);
@@ -152,7 +181,8 @@ void DeviceAllocator::end_uses(MemoryBlock* block) noexcept {
   delete std::exchange(block->uses, nullptr);
 }
 
-void DeviceAllocator::poll_pending() {
+void DeviceAllocator::poll_pending(Lock& lock) {
+  const RestWithout rest(lock);
   for (MemoryBlock** link = &pending_; *link;) {
     MemoryBlock* block = *link;
     if (uses_over(block)) {

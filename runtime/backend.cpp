@@ -7,6 +7,8 @@
 #include "lockstep/runtime/internal/cuda_backend.h"
 #include "lockstep/runtime/internal/device_table.h"
 #include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/keep_loaded.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/internal/trace_environment.h"
 
 namespace lockstep {
@@ -35,6 +37,7 @@ void require_unused(const char* op) {
 // The backends that were made stay when a later one throws (a bad environment variable), so that a second attempt
 // does not make them twice.
 const DeviceTable& build_device_table() {
+  keep_loaded();
   Registry& registered = registry();
   std::lock_guard lock(registered.mutex);
   if (const DeviceTable* table = the_device_table.load(std::memory_order_acquire)) return *table;
@@ -46,6 +49,7 @@ const DeviceTable& build_device_table() {
   if (!cpu) cpu = make_cpu_backend();
 
   trace::detail::start_from_environment();
+  notice_exit();  // most often this is the thread that will end the process, whoever computes
 
   auto* table = new DeviceTable;
   int ordinal = 0;

@@ -43,7 +43,7 @@ class PlaceScope {
 };
 
 // What has been enqueued of a copy that failed is nobody's: the memory on both sides may be given back at once.
-void settle(Stream& stream) { detail::settle(stream.backend(), stream.device(), stream.handle()); }
+void settle(Stream& stream) noexcept { detail::settle(stream.backend(), stream.device(), stream.handle()); }
 
 void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
                     Event& done) {
@@ -90,7 +90,12 @@ void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& desti
 
 void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
   const Event done = start_copy(args, source_stream, destination_stream, place);
-  LOCKSTEP_EDGE(source_stream.wait(done));
+  try {
+    LOCKSTEP_EDGE(source_stream.wait(done));
+  } catch (...) {
+    settle(destination_stream);  // which waits for the copy
+    throw;
+  }
 }
 
 Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {

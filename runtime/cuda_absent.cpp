@@ -1,12 +1,18 @@
 // A build without CUDA.
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/internal/gpu_identity.h"
+#include "lockstep/runtime/internal/versions.h"
+#include "lockstep/runtime/internal/why_no_cuda.h"
 #include "lockstep/runtime/native_stream.h"
 
 namespace lockstep::detail {
 
 Backend* make_cuda_backend() { return nullptr; }
+std::string why_no_cuda() { return "this build of Lockstep has none"; }
 bool cuda_device_lost(Device) noexcept { return false; }
+Version cuda_runtime_version() { return {}; }
+Version cuda_driver_version() { return {}; }
 
 }  // namespace lockstep::detail
 
@@ -17,6 +23,7 @@ namespace {
 }
 }  // namespace
 
+std::string detail::gpu_identity(Device device) { refuse("gpu_identity", device); }
 void* native_stream(const Stream& stream) { refuse("native_stream", stream.device()); }
 void wait_for_native(Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
 void native_waits_for(void*, Stream& stream) { refuse("native_waits_for", stream.device()); }

@@ -6,6 +6,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/device_table.h"
 #include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/why_no_cuda.h"
 
 namespace lockstep {
 namespace {
@@ -13,7 +14,10 @@ namespace {
 using detail::trim;
 
 [[gnu::cold, noreturn]] void fail_absent(const char* op, std::string_view got) {
-  throw InvalidArgument(cat("[", op, "] expected one of ", to_string(all_devices()), ", got ", got));
+  const bool no_cuda = got.find("cuda") != got.npos &&
+                       detail::device_table().count[static_cast<int>(DeviceType::cuda)] == 0;
+  throw InvalidArgument(cat("[", op, "] expected one of ", to_string(all_devices()), ", got ", got,
+                            no_cuda ? cat("; there are no CUDA devices: ", detail::why_no_cuda()) : ""));
 }
 
 bool parse_type(std::string_view text, DeviceType& type) {
@@ -159,7 +163,7 @@ int ordinal(Device device) {
   const detail::DeviceTable& table = detail::device_table();
   const auto type = static_cast<int>(device.type());
   if (static_cast<unsigned>(device.index()) >= static_cast<unsigned>(table.count[type])) [[unlikely]] {
-    fail_absent("ordinal", to_string(device));
+    fail_absent("device", to_string(device));
   }
   return table.first[type] + device.index();
 }

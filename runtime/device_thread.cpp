@@ -2,16 +2,19 @@
 
 #include <mutex>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/caller.h"
+#include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/futex.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/service_thread.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +27,14 @@ using detail::spin_while;
 constexpr std::chrono::microseconds kIdleSpin{50};
 constexpr std::chrono::microseconds kJoinSpin{20};
 
-[[gnu::tls_model("initial-exec")]] thread_local DeviceThread* calling_thread = nullptr;
+thread_local DeviceThread* calling_thread = nullptr;
+
+// Of the exception that is being handled.
+void report(const char* expected, Device device) noexcept try {
+  log(LogLevel::error,
+      cat("[DeviceThread] expected ", expected, " on ", device, ", got: ", detail::describe(std::current_exception())));
+} catch (...) {  // there is no memory for that either
+}
 
 // A queue that keeps its memory: posting allocates nothing once it has been as long as it gets.
 class TaskQueue {
@@ -75,12 +85,12 @@ void DeviceThread::State::work(DeviceThread* self, Device device) {
     LOCKSTEP_EDGE(backend(device).bind_thread(device.index()));
   } catch (...) {
     // Tasks still run: what they call reports the device's state better than a thread that is silent.
-    log(LogLevel::error, cat("[DeviceThread] expected to bind a thread to ", device,
-                             ", got: ", detail::describe(std::current_exception())));
+    report("to bind a thread", device);
   }
   std::unique_lock lock(mutex);
   for (;;) {
     if (queue.empty()) {
+      if (detail::library_threads.load(std::memory_order_acquire) == detail::Threads::ended) return;
       const std::uint32_t seen = posted.load(std::memory_order_relaxed);  // changes under the mutex only
       lock.unlock();
       sleep(seen);
@@ -90,12 +100,12 @@ void DeviceThread::State::work(DeviceThread* self, Device device) {
     UniqueFunction task = queue.pop();
     running = true;
     lock.unlock();
+    detail::rest_if_ended();
     try {
       task();
       task.reset();
     } catch (...) {
-      log(LogLevel::error, cat("[DeviceThread] expected a task that does not throw on ", device,
-                               ", got: ", detail::describe(std::current_exception())));
+      report("a task that does not throw", device);
     }
     lock.lock();
     running = false;
@@ -117,6 +127,8 @@ void DeviceThread::State::sleep(std::uint32_t seen) {
 DeviceThread::DeviceThread(Device device, const char* name) : device_(device), state_(nullptr) {
   ordinal(device);  // throws for an absent device
   auto state = std::make_unique<State>();
+  detail::check_threads("DeviceThread");
+  detail::threads_begin();
   try {
     detail::start_service_thread(cat(name, '-', device),
                                  [self = this, shared = state.get(), device] { shared->work(self, device); });
@@ -127,6 +139,8 @@ DeviceThread::DeviceThread(Device device, const char* name) : device_(device), s
 }
 
 void DeviceThread::post(UniqueFunction task) {
+  detail::check_threads("DeviceThread");
+  detail::notice_exit();
   if (detail::callers_matter.load(std::memory_order_relaxed)) [[unlikely]] {
     task = [who = detail::caller(), run = std::move(task)]() mutable {
       const detail::CallerScope scope(who);
@@ -136,7 +150,10 @@ void DeviceThread::post(UniqueFunction task) {
   }
   if (OrderChecker* checker = OrderChecker::active()) [[unlikely]] {
     task = [checker, known = checker->known(), run = std::move(task)]() mutable {
-      checker->learn(known);
+      try {
+        checker->learn(known);
+      } catch (const std::bad_alloc&) {  // a task that was taken is run
+      }
       run();
     };
   }
@@ -174,6 +191,7 @@ struct ThreadTable {
     std::atomic<DeviceThread*>& slot = threads[ordinal(device)];
     DeviceThread* thread = slot.load(std::memory_order_acquire);
     if (!thread) [[unlikely]] {
+      detail::check_threads("DeviceThread");  // before the lock: it may not return
       std::lock_guard lock(mutex);
       thread = slot.load(std::memory_order_acquire);
       if (!thread) slot.store(thread = new DeviceThread(device, name), std::memory_order_release);
@@ -182,16 +200,65 @@ struct ThreadTable {
   }
 };
 
-}  // namespace
-
-DeviceThread& device_thread(Device device) {
+ThreadTable& replica_threads() {
   static ThreadTable* const table = new ThreadTable("ls");
-  return table->at(device);
+  return *table;
+}
+ThreadTable& lanes() {
+  static ThreadTable* const table = new ThreadTable("lsb");
+  return *table;
 }
 
-DeviceThread& backward_lane(Device device) {
-  static ThreadTable* const table = new ThreadTable("lsb");
-  return table->at(device);
+template <class F>
+void for_each_thread(F&& f) {
+  for (ThreadTable* table : {&replica_threads(), &lanes()})
+    for (const auto& slot : table->threads)
+      if (DeviceThread* const thread = slot.load(std::memory_order_acquire)) f(*table, *thread);
+}
+
+}  // namespace
+
+DeviceThread& device_thread(Device device) { return replica_threads().at(device); }
+
+DeviceThread& backward_lane(Device device) { return lanes().at(device); }
+
+bool DeviceThread::idle() const {
+  const std::lock_guard lock(state_->mutex);
+  return !state_->running && state_->queue.empty();
+}
+
+std::uint32_t DeviceThread::posted() const { return state_->posted.load(std::memory_order_seq_cst); }
+
+void DeviceThread::wake() const noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->posted.fetch_add(1, std::memory_order_seq_cst);
+  }
+  futex_wake_all(state_->posted);
+}
+
+std::string detail::wait_for_device_threads(Deadline deadline) {
+  const auto posts = [] {
+    std::uint32_t sum = 0;
+    for_each_thread([&](const ThreadTable&, const DeviceThread& thread) { sum += thread.posted(); });
+    return sum;
+  };
+  for (;;) {
+    const std::uint32_t before = posts();
+    std::string running;
+    for_each_thread([&](const ThreadTable& table, const DeviceThread& thread) {
+      if (thread.idle()) return;
+      running += cat(running.empty() ? "" : ", ", &table == &lanes() ? "a backward on " : "a replica on ", thread.device());
+    });
+    // One that was idle when it was looked at may have been given work since, by one that is idle now.
+    if (running.empty() && posts() != before) running = "replicas that give each other work";
+    if (running.empty() || deadline.passed()) return running;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+void detail::wake_device_threads() noexcept {
+  for_each_thread([](const ThreadTable&, const DeviceThread& thread) { thread.wake(); });
 }
 
 // --- Join ------------------------------------------------------------------------------------------------------------
@@ -205,7 +272,7 @@ Join::Join(int count) : state_(static_cast<std::uint32_t>(count)) {
 }
 
 void Join::done() {
-  if (OrderChecker* checker = OrderChecker::active()) [[unlikely]] checker->hand_over(this);
+  hand_over(this);
   if (state_.fetch_sub(1, std::memory_order_acq_rel) == (1 | kSleeper)) futex_wake_all(state_);
 }
 
@@ -216,7 +283,7 @@ bool Join::wait(Deadline deadline) {
   for (;;) {
     const std::uint32_t state = state_.load(std::memory_order_acquire);
     if ((state & ~kSleeper) == 0) {
-      if (OrderChecker* checker = OrderChecker::active()) [[unlikely]] checker->take_over(this);
+      take_over(this);
       return true;
     }
     if (deadline.passed()) return false;

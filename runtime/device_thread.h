@@ -12,6 +12,10 @@
 
 namespace lockstep {
 
+namespace detail {
+void wake_device_threads() noexcept;
+}
+
 // A thread bound to one device that runs tasks in the order they were posted. Idle, it spins for about 50 microseconds,
 // giving its core to whoever wants it, and then sleeps.
 class LOCKSTEP_API DeviceThread {
@@ -28,11 +32,16 @@ class LOCKSTEP_API DeviceThread {
   void abandon(const std::string& reason);
   bool lost() const;
 
+  bool idle() const;             // nothing runs, and nothing waits to run
+  std::uint32_t posted() const;  // changes with every task that is posted
+
   // The device thread that is calling, or null.
   static DeviceThread* current();
 
  private:
+  friend void detail::wake_device_threads() noexcept;
   struct State;
+  void wake() const noexcept;  // to see that shutdown() has been called
   Device device_;
   State* state_;  // never freed: the thread outlives main
 };

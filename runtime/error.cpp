@@ -18,15 +18,22 @@ std::string describe_failures(const std::vector<ReplicaError::Failure>& failures
   return text;
 }
 
+// Which rank a message is about, unless it begins with that itself.
+std::string before_message(int rank, const std::string& message) {
+  return rank < 0 || message.starts_with(cat("rank ", rank, ' ')) ? "" : cat("rank ", rank, ": ");
+}
+
 }  // namespace
 
-OutOfMemory::OutOfMemory(Device on, std::size_t requested, std::size_t in_use, std::size_t cached)
+OutOfMemory::OutOfMemory(Device on, std::size_t requested, std::size_t in_use, std::size_t cached, std::size_t limit)
     : Error(cat("[allocate] expected ", bytes_to_string(requested), " on ", on, ", got out of memory (",
-                bytes_to_string(in_use), " in use, ", bytes_to_string(cached), " cached)")),
+                bytes_to_string(in_use), " in use, ", bytes_to_string(cached), " cached",
+                limit > 0 ? cat(", limit ", bytes_to_string(limit)) : "", ")")),
       device(on),
       requested_bytes(requested),
       in_use_bytes(in_use),
-      cached_bytes(cached) {}
+      cached_bytes(cached),
+      limit_bytes(limit) {}
 
 DeviceError::DeviceError(Device on, int vendor_code, std::string message)
     : Error(describe_device_error(on, vendor_code, message)), device(on), code(vendor_code) {}
@@ -34,7 +41,7 @@ DeviceError::DeviceError(Device on, int vendor_code, std::string message)
 ReplicaError::ReplicaError(std::vector<Failure> list) : Error(describe_failures(list)), failures(std::move(list)) {}
 
 CommError::CommError(int on_rank, std::string of_collective, std::string message)
-    : Error(cat("[", of_collective, "] ", on_rank < 0 ? "" : cat("rank ", on_rank, ": "), message)),
+    : Error(cat("[", of_collective, "] ", before_message(on_rank, message), message)),
       rank(on_rank),
       collective(std::move(of_collective)) {}
 

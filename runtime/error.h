@@ -36,9 +36,11 @@ class LOCKSTEP_API NotSupported : public Error {
 
 class LOCKSTEP_API OutOfMemory : public Error {
  public:
-  OutOfMemory(Device device, std::size_t requested_bytes, std::size_t in_use_bytes, std::size_t cached_bytes);
+  OutOfMemory(Device device, std::size_t requested_bytes, std::size_t in_use_bytes, std::size_t cached_bytes,
+              std::size_t limit_bytes = 0);
   Device device;
   std::size_t requested_bytes, in_use_bytes, cached_bytes;
+  std::size_t limit_bytes;  // what the device may hold (set_memory_limit, a share of a GPU); 0: no limit
 };
 
 // A device failed or does not answer. `code` is the vendor's error code (0 where there is none).

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
+#include <new>
 
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/internal/service_thread.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -30,6 +33,28 @@ std::vector<std::shared_ptr<InFlight>> all_watched() {
   return all.watched;
 }
 
+// Without the lock, and also when there is no memory: then from the last on, since what is removed meanwhile moves
+// nothing that is still to come.
+template <class Look>
+void for_each_watched(Look look) noexcept {
+  try {
+    for (const auto& each : all_watched()) look(*each);
+    return;
+  } catch (const std::bad_alloc&) {
+  }
+  Registry& all = registry();
+  for (std::size_t next = std::numeric_limits<std::size_t>::max();;) {
+    std::shared_ptr<InFlight> each;
+    {
+      const std::lock_guard lock(all.mutex);
+      next = std::min(next, all.watched.size());
+      if (next == 0) return;
+      each = all.watched[--next];
+    }
+    look(*each);
+  }
+}
+
 void watch() noexcept {
   Registry& all = registry();
   for (;;) {
@@ -48,6 +73,7 @@ void watch() noexcept {
 }  // namespace
 
 void add_in_flight(const std::shared_ptr<InFlight>& watched) {
+  check_threads("collective");  // before the lock: it may not return
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   if (!all.has_thread) start_service_thread("lockstep-watch", [] { watch(); });
@@ -66,12 +92,13 @@ void remove_in_flight(const InFlight* watched) noexcept {
 
 void poll_in_flight() noexcept {
   if (!anything_watched()) return;
-  for (const auto& each : all_watched()) each->poll();
+  for_each_watched([](InFlight& each) { each.poll(); });
 }
 
 void break_off_all(const CommError& why, const InFlight* but) noexcept {
-  for (const auto& each : all_watched())
-    if (each.get() != but) each->break_off(why);
+  for_each_watched([&](InFlight& each) {
+    if (&each != but) each.break_off(why);
+  });
 }
 
 void tell_in_flight(Device waiting) {

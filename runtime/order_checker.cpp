@@ -7,6 +7,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_stream.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {
@@ -138,6 +139,15 @@ void OrderChecker::host_wait(const VectorClock& event) {
   this_thread().clock.join(event);
   all_threads_.join(event);
   throw_deferred();
+}
+
+void OrderChecker::waited_for(StreamHandle handle) noexcept try {
+  std::lock_guard lock(mutex_);
+  const auto found = streams_.find(handle);
+  if (found == streams_.end()) return;
+  this_thread().clock.join(actors_[found->second].clock);
+  all_threads_.join(actors_[found->second].clock);
+} catch (const std::bad_alloc&) {
 }
 
 VectorClock OrderChecker::known() {
@@ -365,7 +375,8 @@ void OrderChecker::settled(const MemoryBlock& block) noexcept try {
 // --- Reports ---------------------------------------------------------------------------------------------------------
 
 void OrderChecker::defer(const std::string& problem) {
-  if (problem.empty()) return;
+  // What was declared but could not be enqueued any more has ordered nothing.
+  if (problem.empty() || library_threads.load(std::memory_order_acquire) != Threads::run) return;
   log(LogLevel::error, problem);
   std::lock_guard lock(mutex_);
   if (!deferred_) deferred_ = std::make_exception_ptr(RaceError(problem));

@@ -17,6 +17,7 @@
 #include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/order_checker.h"
 #include "lockstep/runtime/internal/stream_state.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/trace.h"
 
@@ -103,8 +104,7 @@ struct StreamPool {
 
 namespace {
 
-// Eight bytes in static TLS are safe also in a library that is loaded late, and make the lookup one instruction.
-[[gnu::tls_model("initial-exec")]] thread_local StreamScope* innermost_scope = nullptr;
+thread_local StreamScope* innermost_scope = nullptr;
 
 // In traces and reports.
 void name_stream(const Stream& stream, const char* label) {
@@ -179,14 +179,21 @@ void give_event(Device device, EventHandle event) noexcept {
 }
 
 void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
-  if (device.type() != DeviceType::cuda) return;
+  if (properties(device).synchronous) return;
   const Deadline deadline = Deadline::after(kDefaultTimeout);
   while (!cuda_device_lost(device) && !deadline.passed()) {
+    // Nobody runs what is left on a host device's stream.
+    if (device.type() == DeviceType::host && library_threads.load(std::memory_order_relaxed) != Threads::run) return;
     try {
-      if (backend.query_stream(stream)) return;
+      if (backend.query_stream(stream)) {
+        if (OrderChecker* checker = OrderChecker::active()) [[unlikely]]
+          checker->waited_for(stream);
+        return;
+      }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     } catch (...) {
-      // The error that brings us here is the one to be told.
+      // The error that brings us here is the one to be told. A host stream throws when it has run everything.
+      if (device.type() == DeviceType::host) return;
     }
   }
 }
@@ -247,7 +254,10 @@ void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
     const bool sliced = watched && deadline.time() > Clock::now() + kSlice;
     const Deadline until = sliced ? Deadline::after(kSlice) : deadline;
     in_time = true;
-    LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, until));
+    // Nobody does any more what is on a host stream.
+    const bool over = device.type() == DeviceType::host && library_threads.load(std::memory_order_acquire) != Threads::run;
+    LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, over ? Deadline::after(Milliseconds(0)) : until));
+    if (!in_time && over) fail_without_threads("wait");
     if (watched) [[unlikely]] {
       if (!in_time) poll_in_flight();
       tell_in_flight(device);
@@ -282,7 +292,7 @@ void Event::record(Stream& stream) try {
   }
   LOCKSTEP_EDGE(stream.backend().record_event(handle_, stream.handle()));
 } catch (...) {
-  detail::settle(stream.backend(), stream.device(), stream.handle());
+  if (stream.device().type() == DeviceType::cuda) detail::settle(stream.backend(), stream.device(), stream.handle());
   throw;
 }
 

@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -17,6 +15,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/environment.h"
 #include "lockstep/runtime/internal/trace_environment.h"
+#include "lockstep/runtime/internal/whole_file.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep::trace {
@@ -119,6 +118,7 @@ std::string event_of(const Span& span, int process, int lane) {
 // The file of this process: "%p" stands for its number; the name of a rank among several says which one it is
 // ("step.json" becomes "step.rank3.json"), unless its number does.
 std::string file_of_process(std::string path) {
+  if (path.empty()) return path;
   bool numbered = false;
   for (std::size_t at = 0; (at = path.find("%p", at)) != path.npos; numbered = true)
     path.replace(at, 2, std::to_string(::getpid()));
@@ -203,12 +203,7 @@ void write(const std::string& path) {
     }
     text += cat("\n],\"otherData\":{\"dropped\":", r.dropped, "}}\n");
   }
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  int code = errno;
-  const bool closed = file && std::fclose(file) == 0;
-  if (file && written) code = errno;
-  if (!written || !closed) throw Error(cat("[trace] expected to write \"", path, "\", got: ", std::strerror(code)));
+  lockstep::detail::write_whole_file("trace", path, text);
 }
 
 Token enqueued(const void* stream, Device device, Work work) {
@@ -309,11 +304,9 @@ void start_from_environment() {
       new std::string(file_of_process(std::string(lockstep::detail::environment("LOCKSTEP_TRACE"))));
   if (path->empty()) return;
   // What cannot be written is better known now than when the work is done.
-  std::FILE* file = std::fopen(path->c_str(), "ae");
-  if (!file)
-    throw InvalidArgument(cat("[LOCKSTEP_TRACE] expected a file that can be written, got \"", *path,
-                              "\": ", std::strerror(errno)));
-  std::fclose(file);
+  if (const std::string reason = lockstep::detail::why_not_writable(*path); !reason.empty())
+    throw InvalidArgument(
+        cat("[LOCKSTEP_TRACE] expected a file that can be written, got \"", *path, "\": ", reason));
   start();
   static const pid_t process = ::getpid();
   std::atexit([] {

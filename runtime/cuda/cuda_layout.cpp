@@ -5,8 +5,12 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/gpu_identity.h"
 #include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/internal/versions.h"
+#include "lockstep/runtime/internal/why_no_cuda.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/native_stream.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -69,3 +73,29 @@ const CudaLayout& cuda_layout() {
 }
 
 }  // namespace lockstep::cuda
+
+namespace lockstep::detail {
+
+std::string gpu_identity(Device device) {
+  const cudaDeviceProp found = cuda::properties_of(native_ordinal(device));
+  // Where it is plugged in, which is also what NCCL tells GPUs apart by.
+  return cat(found.pciDomainID, ':', found.pciBusID, ':', found.pciDeviceID);
+}
+
+std::string why_no_cuda() {
+  if (environment("LOCKSTEP_CUDA_DEVICES") == "0") return "LOCKSTEP_CUDA_DEVICES is 0";
+  int count = 0, driver = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess) (void)cudaGetLastError();
+  if (result == cudaErrorInsufficientDriver) {
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) (void)cudaGetLastError();
+    return driver == 0 ? "there is no NVIDIA driver"
+                       : cat("the NVIDIA driver is for CUDA ", cuda_version_text(driver), " and older than the toolkit, ",
+                             cuda_version_text(CUDART_VERSION));
+  }
+  if (result != cudaSuccess && result != cudaErrorNoDevice)
+    return cat("counting the GPUs gave ", cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");
+  return "the driver finds no GPU";
+}
+
+}  // namespace lockstep::detail

@@ -17,12 +17,16 @@ bool Failure::concerns(std::uint64_t sequence, std::uint64_t caller) const {
   if (sequence < surfaced_at_.load(std::memory_order_acquire)) return true;
   std::lock_guard lock(mutex_);
   const auto found = told_at_.find(caller);
-  return found != told_at_.end() && sequence < found->second;
+  return found != told_at_.end() ? sequence < found->second : affects_unknown_;
 }
 
-void Failure::affects(std::uint64_t caller) {
+void Failure::affects(std::uint64_t caller) noexcept {
   std::lock_guard lock(mutex_);
-  told_at_.try_emplace(caller, kNotYet);
+  try {
+    told_at_.try_emplace(caller, kNotYet);
+  } catch (const std::bad_alloc&) {
+    affects_unknown_ = true;
+  }
 }
 
 void Failure::surface() {

@@ -26,22 +26,26 @@ std::uint64_t next_sequence();
 class Failure {
  public:
   Failure(std::exception_ptr error, Device device) : error_(std::move(error)), device_(device) {}
+  // Made before there is an error: when there is one there may be no memory to make anything.
+  explicit Failure(Device device) : device_(device) {}
+  void set_error(std::exception_ptr error) { error_ = std::move(error); }  // before it is shared
 
   // Whether work fails with it that `caller` enqueued as number `sequence`.
   bool concerns(std::uint64_t sequence, std::uint64_t caller) const;
   // Work of `caller` has failed with it.
-  void affects(std::uint64_t caller);
+  void affects(std::uint64_t caller) noexcept;
   // Throws it on the host: the error itself when it is one of Lockstep's, else a DeviceError with it nested.
   [[noreturn]] void surface();
 
  private:
   static constexpr std::uint64_t kNotYet = std::numeric_limits<std::uint64_t>::max();
 
-  const std::exception_ptr error_;
+  std::exception_ptr error_;
   const Device device_;
   std::atomic<std::uint64_t> surfaced_at_{kNotYet};  // first
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::uint64_t> told_at_;  // by caller
+  bool affects_unknown_ = false;  // there was no memory to note one: whoever is not in the list may be it
 };
 
 class Completion {

@@ -9,6 +9,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/caller.h"
 #include "lockstep/runtime/internal/service_thread.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -56,6 +57,8 @@ void HostStream::close() noexcept {
 }
 
 void HostStream::run(UniqueFunction task, const trace::Work& work) {
+  check_threads("stream");  // before the lock: it may not return
+  notice_exit();
   Item item;
   if (traced_ && trace::active()) [[unlikely]]
     item.token = trace::enqueued(this, device_, work);
@@ -71,6 +74,9 @@ void HostStream::record(std::shared_ptr<Completion> mark) {
     mark->finish(failed ? failure_ : nullptr);
     return;
   }
+  lock.unlock();
+  check_threads("stream");
+  lock.lock();
   Item item;
   item.mark = std::move(mark);
   push(lock, std::move(item));
@@ -79,6 +85,9 @@ void HostStream::record(std::shared_ptr<Completion> mark) {
 void HostStream::wait_for(std::shared_ptr<Completion> mark) {
   std::unique_lock lock(mutex_);
   if (all_done() && mark->finished() && !mark->failure()) return;
+  lock.unlock();
+  check_threads("stream");
+  lock.lock();
   Item item;
   item.mark = std::move(mark);
   item.waits = true;
@@ -99,15 +108,20 @@ void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
   item.sequence = next_sequence();
   item.caller = caller();
   item.tick = ticks_.issued.load(std::memory_order_relaxed);
+  if (!spare_) spare_ = std::make_shared<Failure>(device_);
   queue_.push_back(std::move(item));
   if (has_thread_) {
     lock.unlock();
     changed_.notify_one();
     return;
   }
+  threads_begin();
   try {
     start_service_thread(cat("lss-", device_), [this] { work(); });
     has_thread_ = true;
+  } catch (const std::bad_alloc&) {
+    queue_.pop_back();
+    throw;
   } catch (const std::system_error& error) {
     queue_.pop_back();
     throw DeviceError(device_, 0, cat("[stream] expected to start a thread, got: ", error.what()));
@@ -129,6 +143,7 @@ void HostStream::work() {
     queue_.pop_front();
     running_ = true;
     lock.unlock();
+    rest_if_ended();
     perform(item);
     lock.lock();
     running_ = false;
@@ -141,38 +156,48 @@ void HostStream::work() {
   delete this;
 }
 
-void HostStream::perform(Item& item) {
+void HostStream::perform(Item& item) noexcept {
   const bool skip = concerned(item);
   if (skip) failure_->affects(item.caller);
   schedule_.pause();
-  if (item.task) {
-    if (!skip) {
-      try {
+  try {
+    if (item.task) {
+      if (!skip) {
         trace::began(item.token);
         host_faults().before_task(device_);
         item.task();
-      } catch (...) {
-        fail(item, std::make_shared<Failure>(std::current_exception(), device_));
+      }
+    } else if (item.waits) {
+      const bool reached = item.mark->wait(Deadline::after(timeout_));
+      if (skip) {
+        // The first one stays.
+      } else if (!reached) {
+        throw TimeoutError(cat("[stream] expected the work that ", device_, " waits for to finish within ",
+                               timeout_.count(), " ms, got nothing"));
+      } else if (const auto& failure = item.mark->failure(); failure && failure->concerns(item.sequence, item.caller)) {
+        fail(item, failure);
       }
     }
-    if (!skip) trace::ended(item.token);
-    item.task.reset();
-  } else if (item.waits) {
-    const bool reached = item.mark->wait(Deadline::after(timeout_));
-    if (skip) {
-      // The first one stays.
-    } else if (!reached) {
-      const std::string text = cat("[stream] expected the work that ", device_, " waits for to finish within ",
-                                   timeout_.count(), " ms, got nothing");
-      fail(item, std::make_shared<Failure>(std::make_exception_ptr(TimeoutError(text)), device_));
-    } else if (const auto& failure = item.mark->failure(); failure && failure->concerns(item.sequence, item.caller)) {
-      fail(item, failure);
-    }
+  } catch (...) {
+    fail(item, failure_of(std::current_exception()));
   }
+  if (item.task && !skip) trace::ended(item.token);
+  item.task.reset();
   ticks_.completed.store(item.tick, std::memory_order_relaxed);
 }
 
-void HostStream::fail(const Item& item, std::shared_ptr<Failure> failure) {
+std::shared_ptr<Failure> HostStream::failure_of(std::exception_ptr error) noexcept {
+  try {
+    return std::make_shared<Failure>(error, device_);
+  } catch (const std::bad_alloc&) {
+  }
+  std::lock_guard lock(mutex_);
+  if (!spare_) return failure_;  // used up since anybody enqueued: the failure that did so stays
+  spare_->set_error(std::move(error));
+  return std::exchange(spare_, nullptr);
+}
+
+void HostStream::fail(const Item& item, std::shared_ptr<Failure> failure) noexcept {
   failure->affects(item.caller);
   std::lock_guard lock(mutex_);
   failure_ = std::move(failure);

@@ -69,8 +69,9 @@ class HostStream {
 
   void push(std::unique_lock<std::mutex>& lock, Item item);
   void work();
-  void perform(Item& item);
-  void fail(const Item& item, std::shared_ptr<Failure> failure);
+  void perform(Item& item) noexcept;
+  void fail(const Item& item, std::shared_ptr<Failure> failure) noexcept;
+  std::shared_ptr<Failure> failure_of(std::exception_ptr error) noexcept;
   bool concerned(const Item& item) const { return failure_ && failure_->concerns(item.sequence, item.caller); }
   bool all_done() const { return queue_.empty() && !running_; }
 
@@ -84,6 +85,7 @@ class HostStream {
   std::condition_variable changed_;
   std::deque<Item> queue_;
   std::shared_ptr<Failure> failure_;  // the last one; written by the thread
+  std::shared_ptr<Failure> spare_;    // for a failure when there is no memory; whoever enqueues sees to it
   bool has_thread_ = false;
   bool running_ = false;  // an item
   bool closed_ = false;

@@ -31,6 +31,7 @@ struct Segment {
 struct BlockUse {
   StreamState* stream;
   EventHandle event;  // null until the block is released, and where nothing is to be waited for
+  bool marked = true;  // false: the block was released, and there was no memory for the event
   bool over() const noexcept { return !event || cuda_device_lost(stream->device); }
 };
 struct BlockUses {
@@ -73,9 +74,10 @@ class DeviceAllocator {
     bin = block;
   }
   void reserve_spare();
-  void poll_pending();
+  void poll_pending(Lock& lock);
   void end_uses(MemoryBlock* block) noexcept;
   bool uses_over(MemoryBlock* block);
+  static bool mark_use(BlockUse& use);
 
   bool flush(Lock& lock);  // true when memory went back to the device
   bool free_idle(Lock& lock, MemoryBlock* held, Segment* was_open);

@@ -41,6 +41,7 @@ class OrderChecker {
   VectorClock record(StreamHandle handle);  // what an event on the stream marks
   void wait(StreamHandle handle, const VectorClock& event);
   void host_wait(const VectorClock& event);
+  void waited_for(StreamHandle handle) noexcept;  // for all that was on the stream; throws nothing that was deferred
   void add_memory(const void* memory, std::size_t bytes, Device device, bool anybodys);
   void remove_memory(const void* memory) noexcept;
   void copy(StreamHandle handle, const CopyArgs& args);

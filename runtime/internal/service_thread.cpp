@@ -6,6 +6,9 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/runtime/internal/keep_loaded.h"
+#include "lockstep/runtime/internal/threads.h"
+
 namespace lockstep::detail {
 namespace {
 
@@ -26,8 +29,12 @@ class BlockedSignals {
 }  // namespace
 
 void start_service_thread(const std::string& name, UniqueFunction body) {
+  keep_loaded();
   BlockedSignals blocked;
-  std::thread thread([run = std::move(body)]() mutable { run(); });
+  std::thread thread([run = std::move(body)]() mutable {
+    this_is_a_service_thread();
+    run();
+  });
   pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
   thread.detach();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/kept.h"
 #include "lockstep/runtime/internal/stream_state.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -44,7 +46,7 @@ struct Piece {
 
 struct PiecePool {
   std::mutex mutex;
-  std::deque<Piece> idle;  // the one that has rested longest in front
+  std::list<Piece> idle;  // the one that has rested longest in front
 
   static PiecePool& of(Device device) {
     static PiecePool* const pools = new PiecePool[kMaxDevices];
@@ -58,15 +60,15 @@ class TakenPiece {
   TakenPiece(const TakenPiece&) = delete;
   ~TakenPiece() {
     std::lock_guard lock(pool_.mutex);
-    pool_.idle.push_back(std::move(piece_));
+    pool_.idle.splice(pool_.idle.end(), piece_);
   }
-  Piece* operator->() { return &piece_; }
+  Piece* operator->() { return &piece_.front(); }
 
  private:
   // One whose copy is over, or one of the stream's own, which come after each other; never one that another stream has
   // yet to use, since that may wait for other ranks, and they for this stream.
-  static Piece take(PiecePool& pool, Stream& stream) {
-    Piece piece;
+  static std::list<Piece> take(PiecePool& pool, Stream& stream) {
+    std::list<Piece> taken;
     {
       std::lock_guard lock(pool.mutex);
       const auto is_own = [&stream](const Piece& each) { return each.stream == stream.handle(); };
@@ -74,26 +76,26 @@ class TakenPiece {
                                 [](const Piece& each) { return each.used.progress() != Event::Progress::pending; });
       if (found == pool.idle.end() && std::count_if(pool.idle.begin(), pool.idle.end(), is_own) >= kPieces)
         found = std::find_if(pool.idle.begin(), pool.idle.end(), is_own);
-      if (found != pool.idle.end()) {
-        piece = std::move(*found);
-        pool.idle.erase(found);
-      }
+      if (found != pool.idle.end()) taken.splice(taken.end(), pool.idle, found);
     }
+    if (taken.empty()) taken.emplace_back();
+    Piece& piece = taken.front();
     if (!piece.memory) piece.memory = static_cast<std::byte*>(stream.backend().allocate_pinned(kPieceBytes));
     if (!piece.memory) throw OutOfMemory(Device::cpu(), kPieceBytes, 0, 0);
     piece.stream = stream.handle();
-    return piece;
+    return taken;
   }
 
   PiecePool& pool_;
-  Piece piece_;
+  std::list<Piece> piece_;  // one, which goes back without needing memory
 };
 
 }  // namespace
 
 void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
   Ring& ring = ring_into(args.destination_device);
-  std::lock_guard lock(ring.mutex);
+  std::unique_lock lock(ring.mutex);
+  const RestWithout rest(lock);
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     Ring::Piece& piece = ring.pieces[ring.next++ % kPieces];

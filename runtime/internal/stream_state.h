@@ -39,8 +39,8 @@ void give_event(Device device, EventHandle event) noexcept;
 EventHandle mark(const StreamState& stream);
 
 // After an error: the host waits until a stream has run what it has, in the place of an edge that cannot be made any
-// more. Not beyond the default time-out, not for a device that is lost, nor for host devices, whose calls do not fail
-// halfway.
+// more. Not beyond the default time-out, nor for a device that is lost; host devices in mode inline have nothing to
+// wait for.
 void settle(Backend& backend, Device device, StreamHandle stream) noexcept;
 
 // The wait behind wait(Event, Deadline).

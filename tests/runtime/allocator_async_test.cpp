@@ -68,6 +68,42 @@ TEST_CASE("a block that another stream used comes back after that stream's work"
   for (MemoryBlock* each : {second, third, fourth}) release(each);
 }
 
+TEST_CASE("two streams of one device that used a block are two uses") {
+  Fresh fresh;
+  Stream stream(kDevice), first(Device::cuda(1)), second(Device::cuda(1));
+  MemoryBlock* block = allocate(stream, 5000);
+  void* const data = block->data;
+  manual::backend().touch(first.handle(), data);
+  manual::backend().touch(second.handle(), data);
+  record_use(block, first);
+  record_use(block, second);
+  release(block);
+  manual::backend().run(first.handle());
+  MemoryBlock* early = allocate(stream, 5000);
+  CHECK(early->data != data);
+  manual::backend().run(second.handle());
+  MemoryBlock* late = allocate(stream, 5000);
+  CHECK(late->data == data);
+  release(early);
+  release(late);
+}
+
+TEST_CASE("memory that a device refuses with an error counts for nothing") {
+  Fresh fresh;
+  Stream stream(kDevice);
+  const MemoryStats before = memory_stats(kDevice);
+  set_memory_limit(kDevice, 8 * kMiB);
+  manual::backend().fail_allocations = true;
+  // Each one would count against the limit.
+  for (int i = 0; i < 4; ++i) CHECK_THROWS_AS(allocate(stream, 3 * kMiB), DeviceError);
+  manual::backend().fail_allocations = false;
+  CHECK(memory_stats(kDevice).cached_bytes == before.cached_bytes);
+  CHECK(memory_stats(kDevice).in_use_bytes == before.in_use_bytes);
+  MemoryBlock* block = allocate(stream, 3 * kMiB);
+  CHECK(block->bytes >= 3 * kMiB);
+  release(block);
+}
+
 TEST_CASE("uses are forgotten once the block is back") {
   Fresh fresh;
   Stream stream(kDevice), user(kDevice);

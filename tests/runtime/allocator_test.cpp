@@ -219,8 +219,9 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
     CHECK(error.requested_bytes == 5 * kMiB);
     CHECK(error.in_use_bytes == 6 * kMiB);
     CHECK(error.cached_bytes == 0);
+    CHECK(error.limit_bytes == 10 * kMiB);
   }
-  CHECK(text == "[allocate] expected 5 MiB on host:2, got out of memory (6 MiB in use, 0 bytes cached)");
+  CHECK(text == "[allocate] expected 5 MiB on host:2, got out of memory (6 MiB in use, 0 bytes cached, limit 10 MiB)");
   MemoryBlock* second = allocate(stream, 4 * kMiB);
   release(first);
   MemoryBlock* third = allocate(stream, 5 * kMiB);  // the cached 6 MiB go back for it

@@ -133,7 +133,7 @@ TEST_CASE("ordinals are dense and in the order of all_devices") {
   REQUIRE(to_string(devices) == kEverything);
   for (std::size_t i = 0; i < devices.size(); ++i) CHECK(ordinal(devices[i]) == static_cast<int>(i));
   CHECK(message_of<InvalidArgument>([] { ordinal(Device::host(8)); }) ==
-        "[ordinal] expected one of " + kEverything + ", got host:8");
+        "[device] expected one of " + kEverything + ", got host:8");
   CHECK_THROWS_AS(ordinal(Device::host(-1)), InvalidArgument);
   CHECK_THROWS_AS(properties(Device::cuda(2)), InvalidArgument);
 }

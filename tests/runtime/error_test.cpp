@@ -22,6 +22,9 @@ TEST_CASE("errors say what happened and carry the figures") {
   CHECK(device.code == 700);
   CHECK(std::string(DeviceError(Device::host(1), 0, "gone").what()) == "gone (host:1)");
 
+  CHECK(std::string(CommError(1, "all_reduce", "rank 1 died before it came to it").what()) ==
+        "[all_reduce] rank 1 died before it came to it");
+  CHECK(std::string(CommError(1, "all_reduce", "rank 12 died").what()) == "[all_reduce] rank 1: rank 12 died");
   const CommError comm(3, "all_reduce", "expected 8 elements as on rank 0, got 7");
   CHECK(std::string(comm.what()) == "[all_reduce] rank 3: expected 8 elements as on rank 0, got 7");
   CHECK(comm.rank == 3);

@@ -79,7 +79,7 @@ void ManualBackend::reset() {
   run_all();
   std::lock_guard lock(mutex_);
   unsafe_frees = host_waits = records = 0;
-  fail_records = all_pageable = false;
+  fail_records = fail_allocations = all_pageable = false;
   waits_help = true;
   on_host_wait = {};
 }
@@ -91,6 +91,7 @@ const DeviceProperties& ManualBackend::properties(int) const {
 
 void* ManualBackend::allocate(int index, std::size_t bytes) {
   std::lock_guard lock(mutex_);
+  if (fail_allocations) throw DeviceError(Device::cuda(index), 2, "[allocate] refused");
   std::size_t used = 0;
   for (const auto& [piece, size] : memory_[index]) used += size;
   if (bytes > kMemoryBytes - used) return nullptr;

@@ -31,7 +31,7 @@ class ManualBackend final : public lockstep::Backend {
   int unsafe_frees = 0;   // of memory that work still queued will touch
   int native_events = 0;  // made so far
   int records = 0;
-  bool fail_records = false;
+  bool fail_records = false, fail_allocations = false;
   bool all_pageable = false;  // host memory
   bool waits_help = true;  // a host wait runs what it waits for, and no more; else it ends at its deadline at once
   int host_waits = 0;
