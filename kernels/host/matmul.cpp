@@ -34,6 +34,27 @@ struct Batch {
         batch_stride(rows * columns),
         row_stride(columns),
         column_stride(1) {}
+  // For working copies: the order of `v`'s elements in memory is kept (a transposed matrix is read and written along
+  // its columns, a batch that repeats one matrix stays one).
+  static Batch like(T* memory, const View& v) {
+    Batch batch(memory, v);
+    if (v.strides[1] < v.strides[2]) {
+      batch.row_stride = 1;
+      batch.column_stride = batch.rows;
+    }
+    if (v.strides[0] == 0) batch.batch_stride = 0;
+    return batch;
+  }
+  template <class U>
+    requires std::is_same_v<const U, T>
+  explicit Batch(const Batch<U>& other)  // of the same elements, to read
+      : data(other.data),
+        batches(other.batches),
+        rows(other.rows),
+        columns(other.columns),
+        batch_stride(other.batch_stride),
+        row_stride(other.row_stride),
+        column_stride(other.column_stride) {}
 
   T& at(std::int64_t b, std::int64_t i, std::int64_t j) const {
     return data[b * batch_stride + i * row_stride + j * column_stride];
@@ -44,11 +65,28 @@ struct Batch {
 };
 
 template <class To, class From>
+void copy_line(const From* from, std::int64_t from_stride, To* to, std::int64_t to_stride, std::int64_t count) {
+  const auto convert = [](const From& x) { return static_cast<To>(static_cast<Compute<From>>(x)); };
+  if (from_stride == 1 && to_stride == 1) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);  // this one becomes vector code
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i * to_stride] = convert(from[i * from_stride]);
+  }
+}
+
+// Along whichever dimension lies together in memory.
+template <class To, class From>
 void copy(const Batch<From>& from, const Batch<To>& to) {
-  for (std::int64_t b = 0; b < to.batches; ++b)
-    for (std::int64_t i = 0; i < to.rows; ++i)
+  const std::int64_t batches = to.batch_stride == 0 ? 1 : to.batches;
+  for (std::int64_t b = 0; b < batches; ++b) {
+    if (to.row_stride < to.column_stride) {
       for (std::int64_t j = 0; j < to.columns; ++j)
-        to.at(b, i, j) = static_cast<To>(static_cast<Compute<From>>(from.at(b, i, j)));
+        copy_line(&from.at(b, 0, j), from.row_stride, &to.at(b, 0, j), to.row_stride, to.rows);
+    } else {
+      for (std::int64_t i = 0; i < to.rows; ++i)
+        copy_line(&from.at(b, i, 0), from.column_stride, &to.at(b, i, 0), to.column_stride, to.columns);
+    }
+  }
 }
 
 // out = beta * out + bias, which leaves a product to be added.
@@ -140,11 +178,12 @@ void matmul_views(const MatmulArgs& args) {
   } else {
     Scratch scratch;
     const auto wide = [&](const View& v) {
-      Batch<C> copied(scratch.take<C>(element_count(v.shape)), v);
-      copy(Batch<const T>(v), copied);
-      return copied;
+      auto* const memory = scratch.take<C>(element_count(v.shape) / (v.strides[0] == 0 ? v.shape[0] : 1));
+      const auto copied = Batch<C>::like(memory, v);
+      if (element_count(v.shape) > 0) copy(Batch<const T>(v), copied);
+      return Batch<const C>{copied};
     };
-    const Batch<C> wide_a = wide(a), wide_b = wide(b);
+    const Batch<const C> wide_a = wide(a), wide_b = wide(b);
     Batch<C> result(scratch.take<C>(element_count(out.shape)), out);
     if (beta != C(0)) copy(Batch<const T>(out), result);
     if (bias.present) {
@@ -153,7 +192,7 @@ void matmul_views(const MatmulArgs& args) {
       add_bias(result, row, 1, beta);
       beta = 1;
     }
-    multiply<C>(Batch<const C>(wide_a.data, a), Batch<const C>(wide_b.data, b), result, alpha, beta);
+    multiply<C>(wide_a, wide_b, result, alpha, beta);
     activate(result, args.activation);
     copy(result, Batch<T>(out));
   }

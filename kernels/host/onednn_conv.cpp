@@ -10,6 +10,7 @@
 
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
+#include "lockstep/runtime/internal/threads.h"
 #include <oneapi/dnnl/dnnl.hpp>
 
 namespace lockstep::kernels::host {
@@ -169,6 +170,8 @@ std::optional<Convolution>& find(Kind kind, const ConvSizes& s, bool has_bias) {
 }
 
 bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const std::array<const void*, 4>& pointers) {
+  const lockstep::detail::ForeignCall call;
+  if (!call) return false;
   const OneThread one_thread;
   try {
     std::optional<Convolution>& convolution = find(kind, sizes, has_bias);

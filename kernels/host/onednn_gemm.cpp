@@ -8,6 +8,7 @@
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -36,6 +37,8 @@ bool onednn_gemm(const Matrix<float>& a, const Matrix<float>& b, float* c, std::
                  float beta) {
   Scratch scratch;
   const Layout la = make_layout(a, scratch), lb = make_layout(b, scratch);
+  const lockstep::detail::ForeignCall call;
+  if (!call) return false;
   const OneThread one_thread;
   const dnnl_status_t status = dnnl_sgemm(la.transposed, lb.transposed, a.rows, b.columns, a.columns, alpha, la.data,
                                           la.leading, lb.data, lb.leading, beta, c, std::max(c_stride, b.columns));

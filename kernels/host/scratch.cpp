@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace lockstep::kernels::host {
@@ -24,7 +25,19 @@ struct Pool {
   std::size_t block = 0;  // the one in use
   std::size_t used = 0;   // bytes of it
 };
-thread_local Pool pool;
+constinit thread_local Pool* pool_of_thread = nullptr;
+
+Pool& calling_pool() {
+  if (!pool_of_thread) [[unlikely]] {
+    struct End {
+      ~End() { delete std::exchange(pool_of_thread, nullptr); }
+    };
+    pool_of_thread = new Pool;
+    // Statics may compute when they are destroyed, after this: they get a pool that stays.
+    static thread_local End end;
+  }
+  return *pool_of_thread;
+}
 
 Block make_block(std::size_t bytes) {
   return {std::unique_ptr<std::byte, Free>(
@@ -34,9 +47,10 @@ Block make_block(std::size_t bytes) {
 
 }  // namespace
 
-Scratch::Scratch() : block_(pool.block), used_(pool.used) {}
+Scratch::Scratch() : block_(calling_pool().block), used_(calling_pool().used) {}
 
 Scratch::~Scratch() {
+  Pool& pool = calling_pool();
   pool.block = block_;
   pool.used = used_;
   if (block_ > 0 || used_ > 0 || pool.blocks.size() < 2) {
@@ -56,6 +70,7 @@ Scratch::~Scratch() {
 }
 
 void* Scratch::take_bytes(std::size_t bytes) {
+  Pool& pool = calling_pool();
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   while (pool.block < pool.blocks.size() && pool.blocks[pool.block].bytes - pool.used < bytes) {
     ++pool.block;

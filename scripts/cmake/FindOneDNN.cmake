@@ -1,5 +1,6 @@
 # Finds oneDNN by header and library, without the OpenCL that its own package file may ask for.
 # Defines OneDNN::OneDNN (with the OpenMP runtime that a CPU build of oneDNN uses) and OneDNN_VERSION.
+# Lockstep calls what 2.x has and 3.0 took away: another version is not taken, and OneDNN_REFUSED says why.
 # Installed beside lockstepConfig.cmake as well: a static liblockstep hands this dependency on.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.h)
 find_library(OneDNN_LIBRARY dnnl)
@@ -16,9 +17,18 @@ if(EXISTS "${OneDNN_INCLUDE_DIR}/oneapi/dnnl/dnnl_version.h")
   list(JOIN OneDNN_VERSION "." OneDNN_VERSION)
 endif()
 
+set(OneDNN_REFUSED "")
+set(OneDNN_SUPPORTED ON)
+if(OneDNN_LIBRARY AND OneDNN_INCLUDE_DIR AND NOT OneDNN_VERSION MATCHES "^2\\.")
+  set(OneDNN_SUPPORTED OFF)
+  set(OneDNN_REFUSED
+    "oneDNN ${OneDNN_VERSION} in ${OneDNN_INCLUDE_DIR} cannot be used: expected version 2.x, whose interface Lockstep is written for (3.0 removed it)")
+endif()
+
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(OneDNN
-  REQUIRED_VARS OneDNN_LIBRARY OneDNN_INCLUDE_DIR OpenMP_CXX_FOUND VERSION_VAR OneDNN_VERSION)
+  REQUIRED_VARS OneDNN_LIBRARY OneDNN_INCLUDE_DIR OpenMP_CXX_FOUND OneDNN_SUPPORTED
+  VERSION_VAR OneDNN_VERSION REASON_FAILURE_MESSAGE "${OneDNN_REFUSED}")
 if(OneDNN_FOUND AND NOT TARGET OneDNN::OneDNN)
   add_library(OneDNN::OneDNN UNKNOWN IMPORTED)
   set_target_properties(OneDNN::OneDNN PROPERTIES
