@@ -11,6 +11,7 @@ namespace lockstep {
 
 class AutocastCache;
 class KeptGradients;
+class ModuleBase;
 class Substitution;
 
 struct ThreadContext {
@@ -19,6 +20,7 @@ struct ThreadContext {
   DType default_dtype = DType::f32;
   std::int8_t training = -1;  // TrainingScope: 0 evaluation, 1 training, -1 what each module says
   int module_depth = 0;       // calls of modules in progress
+  const ModuleBase* outermost_module = nullptr;  // of those calls
   const Substitution* substitution = nullptr;
   bool autocast = false;  // Autocast, with its dtype and the casts of parameters of this thread
   DType autocast_dtype = DType::f16;
@@ -27,6 +29,8 @@ struct ThreadContext {
   std::uint64_t random_seed = 0, random_stream = 0, random_counter = 0;
   // Order of creation of graph nodes in this thread; replicas go on from their caller's number.
   std::uint64_t sequence = 0;
+  // Which thread's numbers these are, for those that tell threads apart (0: nobody has asked yet). Goes with `sequence`.
+  std::uint32_t numbering = 0;
   // The training call this thread works for (0: none); see Parameter.
   std::uint64_t training_call = 0;
   // In a replica beside others: where gradients for parameters at home elsewhere go.

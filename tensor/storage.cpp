@@ -6,9 +6,12 @@
 namespace lockstep {
 
 Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
-  MemoryBlock* block = lockstep::allocate(current_stream(device), bytes);
+  struct GiveBack {
+    void operator()(MemoryBlock* block) const noexcept { lockstep::release(block); }
+  };
+  std::unique_ptr<MemoryBlock, GiveBack> block(lockstep::allocate(current_stream(device), bytes));
   Ref<Storage> storage(new Storage(device, block->data, bytes));
-  storage->block_ = block;
+  storage->block_ = block.release();
   return storage;
 }
 

@@ -59,8 +59,7 @@ void Tensor::set_data(const Tensor& other) const {
   mine.contiguous = theirs.contiguous;
   if (LeafNode* node = leaf()) {
     node->shape = mine.shape;
-    node->dtype = mine.dtype;
-    LOCKSTEP_EDGE(node->stream = &current_stream(device()));
+    node->move_to(device(), mine.dtype);
   }
 }
 

@@ -36,7 +36,9 @@ struct LOCKSTEP_API TensorImpl final : RefCounted {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep what was saved, for another backward through the same graph
-  bool create_graph = false;  // make the gradients differentiable themselves (implies retain_graph)
+  // Make the gradients differentiable themselves (implies retain_graph). A leaf's grad then holds the graph, which
+  // holds the leaf: their memory comes back when the grad is cleared (zero_grad). grad() has no such circle.
+  bool create_graph = false;
 };
 
 class LOCKSTEP_API Tensor {

@@ -64,11 +64,34 @@ std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor
   return std::move(task->captured);
 }
 
-void queue_backward_callback(std::function<void()> callback) {
-  detail::GraphTask* task = detail::GraphTask::current();
-  if (!task) throw Error("[queue_backward_callback] expected a backward in progress in this thread, found none");
-  std::lock_guard lock(task->callbacks_mutex);
-  task->callbacks.push_back(std::move(callback));
+namespace detail {
+std::uint64_t GraphTask::next_number() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
 }
+
+void GraphTask::visit(const std::function<bool(const Node&)>& visit) const {
+  for (const State& state : states_)
+    if (!visit(*state.node)) return;
+}
+}  // namespace detail
+
+namespace {
+detail::GraphTask& task_in_progress(const char* op) {
+  detail::GraphTask* task = detail::GraphTask::current();
+  if (!task) throw Error(cat("[", op, "] expected a backward in progress in this thread, found none"));
+  return *task;
+}
+}  // namespace
+
+void queue_backward_callback(std::function<void()> callback) {
+  detail::GraphTask& task = task_in_progress("queue_backward_callback");
+  std::lock_guard lock(task.callbacks_mutex);
+  task.callbacks.push_back(std::move(callback));
+}
+
+std::uint64_t backward_number() { return task_in_progress("backward_number").number; }
+
+void visit_backward(const std::function<bool(const Node&)>& visit) { task_in_progress("visit_backward").visit(visit); }
 
 }  // namespace lockstep

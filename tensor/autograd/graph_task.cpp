@@ -11,15 +11,14 @@ namespace lockstep::detail {
 
 namespace {
 constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};  // leaves free their gradients as soon as they are complete
+}  // namespace
 
-// `gradient`, made on this thread's current stream, is for a node on `receiver`.
 void hand_over_gradient(const Tensor& gradient, Stream& receiver) {
   Stream& made_on = current_stream(gradient.device());
   if (&made_on == &receiver) return;
   LOCKSTEP_EDGE(receiver.wait_for(made_on));
   LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
 }
-}  // namespace
 
 GraphTask*& GraphTask::current() {
   static thread_local GraphTask* task = nullptr;
@@ -39,8 +38,18 @@ GraphTask::GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode m
   assign_lanes();
 }
 
+ParameterBody* GraphTask::Claims::keep(ParameterBody* body) {
+  if (!body) return nullptr;
+  std::shared_ptr<ParameterBody> kept = body->weak_from_this().lock();
+  return kept ? bodies.emplace_back(std::move(kept)).get() : nullptr;
+}
+
+void GraphTask::Claims::claim(std::uint64_t call) {
+  for (; claimed < bodies.size(); ++claimed) bodies[claimed]->claim(call);
+}
+
 void GraphTask::Claims::release() {
-  for (ParameterBody* body : bodies) body->unclaim();
+  while (claimed > 0) bodies[--claimed]->unclaim();
   bodies.clear();
 }
 
@@ -50,26 +59,7 @@ void GraphTask::run() {
   remaining_ = states_.size();
   {
     ContextScope context(context_);
-    for (std::uint32_t r = 0; r < roots_.size(); ++r) {
-      const std::uint32_t index = index_of(roots_[r].edge.node.get());
-      State& state = states_[index];
-      LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
-      Lane& lane = *lanes_[state.lane];
-      std::lock_guard lock(lane.mutex);
-      if (lanes_.size() > 1)
-        state.contributions.push_back({roots_[r].edge.index, kRunsFirst - r, 0, 0, roots_[r].gradient});
-      else
-        add(state, roots_[r].edge.index, roots_[r].gradient);
-      if (--state.pending == 0) make_ready(index);
-    }
-    for (std::size_t i = 1; i < lanes_.size(); ++i) {
-      Lane& lane = *lanes_[i];
-      std::lock_guard lock(lane.mutex);
-      if (!lane.ready.empty() && !lane.active) {
-        lane.active = true;
-        lane.thread->post([task = shared_from_this(), &lane] { task->run_lane(lane); });
-      }
-    }
+    start();
     wait_for_lanes();
     // From here on nothing runs any more; the lanes may hold on to this object for a moment longer.
     struct Release {
@@ -97,6 +87,39 @@ void GraphTask::run() {
   current() = outer;
 }
 
+// Nothing runs yet, so what throws here leaves nothing behind.
+void GraphTask::start() {
+  std::vector<std::uint32_t> indices;
+  for (std::uint32_t r = 0; r < roots_.size(); ++r) {
+    State& state = states_[indices.emplace_back(index_of(roots_[r].edge.node.get()))];
+    LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
+    if (lanes_.size() > 1)
+      state.contributions.push_back({roots_[r].edge.index, kRunsFirst - r, 0, 0, roots_[r].gradient});
+    else
+      add(state, roots_[r].edge.index, roots_[r].gradient);
+  }
+  for (const std::uint32_t index : indices)
+    if (--states_[index].pending == 0) make_ready(index);
+  // All that is ready first: a lane that runs decides by itself when it has nothing more to do.
+  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    const std::lock_guard lock(lanes_[i]->mutex);
+    if (!lanes_[i]->ready.empty()) wake(*lanes_[i]);
+  }
+}
+
+// Of lanes whose threads could not be told: everything fails by then, and only has to be counted.
+bool GraphTask::run_refused() {
+  bool any = false;
+  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+    {
+      const std::lock_guard lock(lanes_[i]->mutex);
+      if (!lanes_[i]->refused) continue;
+    }
+    while (run_next(*lanes_[i])) any = true;
+  }
+  return any;
+}
+
 void GraphTask::wait_for_lanes() {
   GraphTask* outer = std::exchange(current(), this);
   Lane& here = *lanes_[0];
@@ -104,12 +127,16 @@ void GraphTask::wait_for_lanes() {
   std::size_t left = remaining_.load(std::memory_order_acquire);
   bool in_time = true;
   while (in_time) {
-    while (run_next(here)) {
+    const std::uint32_t refused = refused_.load(std::memory_order_acquire);
+    while (run_next(here) || (refused > 0 && run_refused())) {
     }
     if (remaining_.load(std::memory_order_acquire) == 0) break;
     // The others are at work: look again a few times, then sleep.
     std::unique_lock lock(here.mutex);
-    const auto something = [&] { return !here.ready.empty() || remaining_.load(std::memory_order_acquire) == 0; };
+    const auto something = [&] {
+      return !here.ready.empty() || remaining_.load(std::memory_order_acquire) == 0 ||
+             refused_.load(std::memory_order_acquire) != refused;
+    };
     for (int spin = 0; spin < 20 && !something(); ++spin) {
       lock.unlock();
       std::this_thread::yield();
@@ -182,19 +209,18 @@ void GraphTask::execute(std::uint32_t index) {
     const bool arrived = std::any_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); });
     if (arrived) {
       // The hooks of a replicated parameter wait for the sum over the replicas.
-      if (node.hooks && !state.replicated) run_gradient_hooks(node, outputs);
+      if (node.hooks && !(node.is_leaf() && state.body)) run_gradient_hooks(node, outputs);
       if (state.captured)
         for (std::size_t c = 0; c < captures_.size(); ++c)
           if (captures_[c].node.get() == &node) captured[c] = outputs[captures_[c].index];
-      const bool mirror_ends = node.kind() == Node::Kind::mirror && mode_.accumulate && !mode_.create_graph;
       if (waits(state)) [[unlikely]] {
         keep(state, std::move(outputs[0]));
-      } else if (ParameterBody* body = replicated_body(state)) {
+      } else if (state.body) {
         const Device device = node.stream->device();
-        store_replica_gradient(*body, device, outputs[0]);
+        store_replica_gradient(*state.body, device, outputs[0]);
         std::lock_guard lock(mutex_);
-        replicated_.push_back({body, device, {}});
-      } else if (node.is_leaf() ? mode_.accumulate : state.runs && !mirror_ends) {
+        replicated_.push_back({state.body, device, {}});
+      } else if (node.is_leaf() ? mode_.accumulate : state.runs) {
         if (node.gives_rows() && takes_rows(targets_[state.first_edge])) [[unlikely]] {
           send_rows(state, outputs[0]);
         } else {
@@ -210,22 +236,15 @@ void GraphTask::execute(std::uint32_t index) {
   deliver_rest(state, {});
 }
 
-ParameterBody* GraphTask::replicated_body(const State& state) const {
-  if (state.replicated) return static_cast<LeafNode&>(*state.node).parameter;
-  const bool mirror_ends = state.node->kind() == Node::Kind::mirror && mode_.accumulate && !mode_.create_graph;
-  return mirror_ends ? static_cast<MirrorNode&>(*state.node).body : nullptr;
-}
-
 // In a replica beside others: what is for a parameter whose home is elsewhere, until all replicas have returned.
 bool GraphTask::waits(const State& state) const {
   if (!context_.kept_gradients) [[likely]]
     return false;
-  return replicated_body(state) ||
-         (state.node->is_leaf() && mode_.accumulate && context_.kept_gradients->wants(*state.node));
+  return state.body || (state.node->is_leaf() && mode_.accumulate && context_.kept_gradients->wants(*state.node));
 }
 
 void GraphTask::keep(const State& state, Tensor gradient, SparseGradient rows) {
-  const ParameterBody* body = replicated_body(state);
+  const ParameterBody* body = state.body;
   // Nobody else may write the elements until then.
   if (gradient.defined() && !mode_.create_graph && !(gradient.contiguous_layout() && gradient.sole_owner()))
     gradient = gradient.clone();
@@ -247,6 +266,7 @@ void GraphTask::deliver_rest(State& from, std::span<Tensor> gradients) {
 void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient) {
   State& to = states_[target];
   if (gradient.defined() && to.needed) {
+    if (to.node->is_leaf()) gradient = static_cast<const LeafNode*>(to.node)->brought_home(gradient);
     LOCKSTEP_EDGE(hand_over_gradient(gradient, *to.node->stream));
   } else {
     gradient = Tensor();
@@ -257,25 +277,17 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
       LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *to.node->stream);
       add(to, output, std::move(gradient));
     }
-    if (--to.pending == 0) make_ready(target);
+    arrived(target);
     return;
   }
   Lane& lane = *lanes_[to.lane];
   std::lock_guard lock(lane.mutex);
   if (gradient.defined()) {
     const bool mirror = from.node->kind() == Node::Kind::mirror;
-    const int origin = mirror ? static_cast<MirrorNode*>(from.node)->body->slot(ordinal(from.node->stream->device()))->replica.load()
-                              : ordinal(from.node->stream->device());
+    const int origin = mirror ? from.replica : ordinal(from.node->stream->device());
     to.contributions.push_back({output, mirror ? 0 : from.node->sequence, origin, edge, std::move(gradient)});
   }
-  if (--to.pending > 0) return;
-  make_ready(target);
-  if (lane.thread == nullptr) {
-    lane.changed.notify_all();
-  } else if (!lane.active) {
-    lane.active = true;
-    lane.thread->post([task = shared_from_this(), &lane] { task->run_lane(lane); });
-  }
+  arrived(target);
 }
 
 void GraphTask::add(State& target, std::uint32_t output, Tensor gradient) {
@@ -300,20 +312,48 @@ void GraphTask::gather_contributions(State& state) {
   state.contributions.clear();
 }
 
-void GraphTask::make_ready(std::uint32_t index) {
+// Counts an edge as served. From here on nothing can fail: who delivers an edge twice lets a node run too early, and
+// who delivers it not at all lets it wait for ever.
+void GraphTask::arrived(std::uint32_t target) noexcept {
+  State& to = states_[target];
+  if (--to.pending > 0) return;
+  make_ready(target);
+  if (lanes_.size() > 1) wake(*lanes_[to.lane]);
+}
+
+void GraphTask::make_ready(std::uint32_t index) noexcept {
   const State& state = states_[index];
-  auto& ready = lanes_[state.lane]->ready;
+  auto& ready = lanes_[state.lane]->ready;  // there is room for all nodes of the lane
   ready.emplace_back(state.node->is_leaf() ? kRunsFirst : state.node->sequence, index);
   std::push_heap(ready.begin(), ready.end());
 }
 
-void GraphTask::finish_node() {
+// Under the lane's mutex.
+void GraphTask::wake(Lane& lane) noexcept {
+  if (lane.thread == nullptr) return lane.changed.notify_all();
+  if (!lane.active) {
+    lane.active = true;
+    try {
+      lane.thread->post([task = shared_from_this(), &lane] { task->run_lane(lane); });
+    } catch (...) {
+      fail(std::current_exception());
+      lane.refused = true;
+    }
+  }
+  if (!lane.refused) [[likely]]
+    return;
+  const std::lock_guard lock(lanes_[0]->mutex);
+  refused_.fetch_add(1, std::memory_order_acq_rel);
+  lanes_[0]->changed.notify_all();
+}
+
+void GraphTask::finish_node() noexcept {
   if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1 || lanes_.size() == 1) return;
   std::lock_guard lock(lanes_[0]->mutex);
   lanes_[0]->changed.notify_all();
 }
 
-void GraphTask::fail(std::exception_ptr error) {
+void GraphTask::fail(std::exception_ptr error) noexcept {
   std::lock_guard lock(mutex_);
   if (!error_) error_ = error;
   failed_ = true;
@@ -321,57 +361,6 @@ void GraphTask::fail(std::exception_ptr error) {
 
 void GraphTask::join_streams() {
   for (Stream* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device()).wait_for(*stream));
-}
-
-// ---- rows
-
-// Not under create_graph, which differentiates matrices, and not where a hook is to see one.
-bool GraphTask::takes_rows(std::int32_t target) const {
-  if (target < 0 || !mode_.accumulate || mode_.create_graph) return false;
-  const Node* leaf = states_[static_cast<std::size_t>(target)].node;
-  if (leaf->kind() == Node::Kind::mirror) {
-    const ParameterBody* body = static_cast<const MirrorNode*>(leaf)->body;
-    leaf = body ? body->leaf.get() : nullptr;
-  }
-  return leaf && leaf->is_leaf() && (!leaf->hooks || leaf->hooks->empty());
-}
-
-void GraphTask::send_rows(const State& from, const Tensor& gradient) {
-  const auto target = static_cast<std::uint32_t>(targets_[from.first_edge]);
-  SparseGradient rows = static_cast<RowsNode*>(from.node)->rows(gradient);
-  for (const Tensor& part : {rows.indices, rows.values})
-    LOCKSTEP_EDGE(hand_over_gradient(part, *states_[target].node->stream));
-  std::lock_guard lock(mutex_);
-  states_[target].gets_rows = true;
-  rows_.push_back({target, from.node->sequence, std::move(rows)});
-}
-
-// Adds the rows to the gradient where there is one; else they go on by themselves.
-void GraphTask::receive_rows(std::uint32_t index, Tensor& gradient) {
-  std::vector<Rows> mine;
-  {
-    std::lock_guard lock(mutex_);
-    const auto others =
-        std::stable_partition(rows_.begin(), rows_.end(), [&](const Rows& r) { return r.target != index; });
-    mine.assign(std::make_move_iterator(others), std::make_move_iterator(rows_.end()));
-    rows_.erase(others, rows_.end());
-  }
-  // Latest operation first, as for other gradients.
-  std::stable_sort(mine.begin(), mine.end(), [](const Rows& a, const Rows& b) { return a.sequence > b.sequence; });
-  std::vector<SparseGradient> pieces;
-  for (Rows& rows : mine) pieces.push_back(std::move(rows.gradient));
-  SparseGradient joined = join_rows(pieces);
-  const State& state = states_[index];
-  if (gradient.defined()) {
-    gradient = index_add(gradient, 0, joined.indices, joined.values);
-  } else if (waits(state)) {
-    keep(state, {}, std::move(joined));
-  } else if (ParameterBody* body = replicated_body(state)) {
-    std::lock_guard lock(mutex_);
-    replicated_.push_back({body, state.node->stream->device(), std::move(joined)});
-  } else if (state.node->is_leaf()) {  // not a mirror whose parameter is gone
-    static_cast<LeafNode*>(state.node)->accumulate_rows(std::move(joined));
-  }
 }
 
 }  // namespace lockstep::detail

@@ -40,7 +40,13 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
 
   static GraphTask*& current();  // the one this thread waits for
 
+  const std::uint64_t number = next_number();  // no other has it
+  // Its nodes, breadth first from the roots, until `visit` returns false. They stay the same while it runs.
+  void visit(const std::function<bool(const Node&)>& visit) const;
+
  private:
+  static std::uint64_t next_number();
+
   // A gradient on its way into a node, with what fixes its place in the sum.
   struct Contribution {
     std::uint32_t output;
@@ -57,7 +63,9 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     std::uint16_t lane = 0;
     bool needed = true;
     bool runs = true;               // else what arrives is captured, and goes nowhere
-    bool replicated = false;        // a leaf whose parameter has mirrors in this graph
+    // Of a mirror that ends here, and of a leaf with such mirrors: what arrives is summed over the replicas at the end.
+    ParameterBody* body = nullptr;
+    int replica = 0;  // of a mirror
     bool captured = false;
     bool summed = false;            // `gradient` is a sum of ours: may be added to in place
     bool gets_rows = false;         // some are on their way, in rows_
@@ -69,6 +77,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   struct Rows {
     std::uint32_t target;
     std::uint64_t sequence;
+    int origin;
     SparseGradient gradient;
   };
   // The nodes of some devices, run by one thread at a time.
@@ -78,11 +87,15 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     std::vector<std::pair<std::uint64_t, std::uint32_t>> ready;  // heap: latest node first
     DeviceThread* thread = nullptr;                              // null: the calling thread
     bool active = false;                                         // a run of the lane is posted or in progress
+    bool refused = false;  // its thread did not take it: the calling thread runs it
   };
 
-  // The parameters this backward trains, until it ends.
+  // The parameters this backward trains. Until it ends they stay, whatever becomes of their modules.
   struct Claims {
-    std::vector<ParameterBody*> bodies;
+    std::vector<std::shared_ptr<ParameterBody>> bodies;
+    std::size_t claimed = 0;                   // the first so many
+    ParameterBody* keep(ParameterBody* body);  // null when there is none, or it is going
+    void claim(std::uint64_t call);
     void release();
     ~Claims() { release(); }
   };
@@ -92,22 +105,26 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void mark_needed();
   void assign_lanes();
   void wait_for_lanes();
+  void start();
   void run_lane(Lane& lane);
+  bool run_refused();
   bool run_next(Lane& lane);
   void execute(std::uint32_t index);
   void gather_contributions(State& state);
   bool takes_rows(std::int32_t target) const;
   void send_rows(const State& from, const Tensor& gradient);
+  void pass_rows(const State& from, SparseGradient rows, std::uint64_t sequence, int origin);
   void receive_rows(std::uint32_t index, Tensor& gradient);
-  ParameterBody* replicated_body(const State& state) const;
   bool waits(const State& state) const;
   void keep(const State& state, Tensor gradient, SparseGradient rows = {});
   void deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient);
   void deliver_rest(State& from, std::span<Tensor> gradients);
   void add(State& target, std::uint32_t output, Tensor gradient);
-  void make_ready(std::uint32_t index);
-  void finish_node();
-  void fail(std::exception_ptr error);
+  void arrived(std::uint32_t target) noexcept;
+  void make_ready(std::uint32_t index) noexcept;
+  void wake(Lane& lane) noexcept;
+  void finish_node() noexcept;
+  void fail(std::exception_ptr error) noexcept;
   void join_streams();
 
   std::vector<Root> roots_;
@@ -121,6 +138,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   Claims claims_;
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<std::uint32_t> refused_{0};  // counts what became ready on lanes that were
   std::mutex mutex_;  // error_, replicated_, kept_, rows_
   std::exception_ptr error_;
   std::vector<ReplicaGradient> replicated_;
@@ -128,5 +146,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::vector<Rows> rows_;
   std::vector<Stream*> streams_;  // that nodes ran on
 };
+
+// `gradient`, made on this thread's current stream, is for a node on `receiver`.
+void hand_over_gradient(const Tensor& gradient, Stream& receiver);
 
 }  // namespace lockstep::detail

@@ -40,15 +40,20 @@ std::uint32_t GraphTask::index_of(Node* node) {
 }
 
 void GraphTask::traverse() {
-  // Mirrors end a plain backward; otherwise their edge home is an edge like any other.
+  // Mirrors end a plain backward while their slots are there; otherwise their edge home is an edge like any other.
   const bool mirrors_end = mode_.accumulate && !mode_.create_graph;
   for (const Root& root : roots_) index_of(root.edge.node.get());
   // Breadth first; states_ is the queue.
   for (std::uint32_t i = 0; i < states_.size(); ++i) {
     Node* node = states_[i].node;
     states_[i].first_edge = static_cast<std::uint32_t>(targets_.size());
+    if (node->kind() == Node::Kind::mirror) {
+      const auto* mirror = static_cast<const MirrorNode*>(node);
+      states_[i].replica = mirror->replica();
+      if (mirrors_end) states_[i].body = claims_.keep(mirror->body);
+    }
     for (const Edge& edge : node->edges()) {
-      if (!edge.node || (mirrors_end && node->kind() == Node::Kind::mirror)) {
+      if (!edge.node || states_[i].body) {
         targets_.push_back(-1);
         continue;
       }
@@ -63,26 +68,20 @@ void GraphTask::traverse() {
   // One call at a time trains a parameter; and parameters with mirrors in this graph are summed at its end.
   std::vector<ParameterBody*> mirrored;
   for (const State& state : states_) {
-    ParameterBody* body = nullptr;
-    if (state.node->kind() == Node::Kind::mirror) {
-      body = static_cast<MirrorNode*>(state.node)->body;
-      if (body) mirrored.push_back(body);
-    } else if (state.node->is_leaf()) {
-      body = static_cast<LeafNode*>(state.node)->parameter;
-    }
-    if (!body) continue;
+    if (state.body) mirrored.push_back(state.body);
+    if (state.node->is_leaf()) claims_.keep(static_cast<const LeafNode*>(state.node)->parameter);
+  }
+  for (const std::shared_ptr<ParameterBody>& body : claims_.bodies)
     LOCKSTEP_CHECK(body->listed, "[backward] ", body->describe(),
                    " takes part in the graph, but no module's members() lists it");
-    claims_.bodies.reserve(claims_.bodies.size() + 1);
-    body->claim(context_.training_call);
-    claims_.bodies.push_back(body);
-  }
+  claims_.claim(context_.training_call);
   if (mirrored.empty()) return;
   std::sort(mirrored.begin(), mirrored.end());
-  for (State& state : states_)
-    if (state.node->is_leaf())
-      if (ParameterBody* body = static_cast<LeafNode*>(state.node)->parameter)
-        state.replicated = std::binary_search(mirrored.begin(), mirrored.end(), body);
+  for (State& state : states_) {
+    if (!state.node->is_leaf()) continue;
+    ParameterBody* body = static_cast<const LeafNode*>(state.node)->parameter;
+    if (body && std::binary_search(mirrored.begin(), mirrored.end(), body)) state.body = body;
+  }
 }
 
 void GraphTask::mark_needed() {
@@ -132,7 +131,10 @@ void GraphTask::assign_lanes() {
   }
   // One device: waking another thread would cost more than it brings.
   const auto accelerators_used = std::count_if(devices.begin(), devices.end(), [](Device d) { return !d.is_cpu(); });
-  if (on_a_lane() || accelerators_used < 2) return;
+  if (on_a_lane() || accelerators_used < 2) {
+    lanes_[0]->ready.reserve(states_.size());
+    return;
+  }
   std::vector<std::pair<Device, std::uint16_t>> lane_of;
   for (Device device : devices) {
     if (runs_here(device)) continue;
@@ -143,6 +145,9 @@ void GraphTask::assign_lanes() {
   for (State& state : states_)
     for (const auto& [device, lane] : lane_of)
       if (state.node->stream->device() == device) state.lane = lane;
+  std::vector<std::size_t> nodes(lanes_.size());
+  for (const State& state : states_) ++nodes[state.lane];
+  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i]->ready.reserve(nodes[i]);
 }
 
 }  // namespace lockstep::detail

@@ -48,6 +48,7 @@ class LOCKSTEP_API Node : public RefCounted {
   bool gives_rows() const { return gives_rows_; }  // a RowsNode
 
   std::uint32_t output_count = 1;
+  std::uint32_t numbering = 0;  // ThreadContext's when it was made
   std::uint64_t sequence = 0;  // creation number in its thread: later nodes run first
   Stream* stream = nullptr;    // of the forward operation; backward runs there too
 

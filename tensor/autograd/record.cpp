@@ -12,20 +12,19 @@ namespace lockstep {
 Node::~Node() = default;
 
 void Node::destroy(Node* node) noexcept {
-  // Freeing a node drops its edges and saved tensors, which may free further nodes: they queue up here.
-  static thread_local std::vector<Node*>* queue = nullptr;
-  if (queue) {
-    queue->push_back(node);
-    return;
-  }
-  std::vector<Node*> pending{node};
-  queue = &pending;
-  while (!pending.empty()) {
-    Node* next = pending.back();
-    pending.pop_back();
+  // Freeing a node drops its edges and saved tensors, which may free further nodes: they line up here. The list runs
+  // through their numbers, which nobody asks for any more: memory may have run out, and this must not fail.
+  static_assert(sizeof(node->sequence) >= sizeof(Node*));
+  constinit static thread_local Node* waiting = nullptr;
+  constinit static thread_local bool busy = false;
+  node->sequence = reinterpret_cast<std::uintptr_t>(waiting);
+  waiting = node;
+  if (std::exchange(busy, true)) return;
+  while (Node* next = waiting) {
+    waiting = reinterpret_cast<Node*>(static_cast<std::uintptr_t>(next->sequence));
     delete next;
   }
-  queue = nullptr;
+  busy = false;
 }
 
 namespace detail {
@@ -33,7 +32,9 @@ namespace detail {
 void attach(Node& node, const Tensor& output, std::uint32_t index) {
   if (node.stream == nullptr) {
     LOCKSTEP_EDGE(node.stream = &current_stream(output.device()));
-    node.sequence = ++thread_context().sequence;
+    ThreadContext& context = thread_context();
+    node.sequence = ++context.sequence;
+    node.numbering = context.numbering;
   }
   output.set_edge({Ref<Node>(&node), index});
 }
@@ -77,6 +78,27 @@ void LeafNode::backward(std::span<Tensor> output_gradients, std::span<Tensor>) {
 void LeafNode::run_after_accumulate() {
   const std::vector<AfterAccumulate> calls = after_accumulate;  // they may remove themselves
   for (const AfterAccumulate& hook : calls) hook.call();
+}
+
+void LeafNode::move_to(Device device, DType to_dtype) {
+  earlier_dtypes |= 1u << static_cast<int>(dtype);
+  dtype = to_dtype;
+  LOCKSTEP_EDGE(stream = &current_stream(device));
+}
+
+Tensor LeafNode::brought_home(const Tensor& gradient) const {
+  const Device home = stream->device();
+  Tensor here = gradient.device() == home ? gradient : gradient.to(home);
+  // Of what was computed before the tensor was converted. Any other dtype is an operation's mistake, found later.
+  const bool earlier = here.dtype() != dtype && (earlier_dtypes >> static_cast<int>(here.dtype()) & 1);
+  return earlier ? here.to(dtype) : here;
+}
+
+SparseGradient LeafNode::brought_home(SparseGradient rows) const {
+  if (!rows.defined()) return rows;
+  rows.values = brought_home(rows.values);
+  rows.indices = rows.indices.to(stream->device());
+  return rows;
 }
 
 void LeafNode::accumulate(Tensor gradient) {

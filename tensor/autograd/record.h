@@ -1,8 +1,8 @@
-// Recording an operation, in three lines:
+// Recording an operation, once its result y is computed without a graph: ExpNode is a NodeOf<1> with a member Saved y.
 //
-//   Tensor y = unary(UnaryOp::exp, x);
 //   if (auto* node = record<ExpNode>(y, x)) node->y.save_output(y);
 //   return y;
+// A whole one is in docs/embedding.md, "Extending it".
 #pragma once
 
 #include <mutex>
@@ -93,11 +93,17 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   void accumulate(Tensor gradient);
   void accumulate_rows(SparseGradient rows);  // whose elements nobody else sees
   void run_after_accumulate();
+  // The tensor has other memory from now on: gradients that are still on their way are brought there.
+  void move_to(Device device, DType to_dtype);
+  // `gradient`, or a copy where the tensor is now, as it is now. Differentiable.
+  Tensor brought_home(const Tensor& gradient) const;
+  SparseGradient brought_home(SparseGradient rows) const;
 
   Tensor grad;
   SparseGradient sparse;  // instead of grad, while there were rows alone
   Shape shape;
   DType dtype = DType::f32;
+  std::uint32_t earlier_dtypes = 0;    // a bit for each that the tensor once had
   ParameterBody* parameter = nullptr;  // the body whose home slot this is, if any
   struct AfterAccumulate {
     std::uint64_t id;

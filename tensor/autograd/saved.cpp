@@ -9,7 +9,7 @@ namespace lockstep {
 namespace detail {
 
 CheckpointFrame*& CheckpointFrame::current() {
-  [[gnu::tls_model("initial-exec")]] static thread_local CheckpointFrame* frame = nullptr;
+  static thread_local CheckpointFrame* frame = nullptr;
   return frame;
 }
 
@@ -51,6 +51,7 @@ void CheckpointFrame::run_again() {
   context.training_call = thread_context().training_call;
   context.kept_gradients = thread_context().kept_gradients;
   context.sequence = thread_context().sequence;
+  context.numbering = thread_context().numbering;
   const ContextScope in_context(context);
   const AutocastThread casts;
   const Scope scope(this);
@@ -96,11 +97,28 @@ bool left_out(const Tensor& tensor) {
 }  // namespace
 }  // namespace detail
 
+namespace {
+
+// A parameter may get other memory before backward: its module is moved, converted or wrapped.
+bool is_home(const Tensor& tensor) {
+  const Node* node = tensor.defined() ? tensor.edge().node.get() : nullptr;
+  return node && node->is_leaf() && static_cast<const LeafNode*>(node)->parameter;
+}
+
+// The tensor as it is now, with its place in the graph.
+Tensor as_it_is(const Tensor& tensor) {
+  Tensor kept = tensor.detach();
+  kept.set_edge(tensor.edge());
+  return kept;
+}
+
+}  // namespace
+
 void Saved::save(const Tensor& input) {
   state_ = State::input;
   if (detail::left_out(input)) [[unlikely]]
     return leave_out(input);
-  tensor_ = input;
+  tensor_ = is_home(input) ? as_it_is(input) : input;
   version_ = input.defined() ? input.version() : 0;
 }
 

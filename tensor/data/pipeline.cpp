@@ -1,12 +1,15 @@
 #include "lockstep/tensor/data/pipeline.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order.h"
 
@@ -15,6 +18,9 @@ namespace {
 
 // A consumer may take as long as it likes; a worker that waits for it looks up now and then.
 constexpr Milliseconds kIdle{60'000};
+
+// For what workers are at when the process ends: then one that waits for a device does not return.
+constexpr Milliseconds kAtExit{1'000};
 
 struct Place {
   bool ready = false;
@@ -32,6 +38,7 @@ struct Pipeline::State {
   std::int64_t released = 0;  // items before this one are gone
   bool stopping = false;
   int running = 0;            // workers
+  const std::uint64_t generation = fork_generation();
   std::vector<Place> places;  // of item i: i mod window
   std::vector<std::thread> threads;
 
@@ -96,16 +103,21 @@ void Pipeline::work(const std::shared_ptr<State>& state, int worker) noexcept {
 
 void Pipeline::stop() noexcept {
   State& s = *state_;
+  if (s.generation != fork_generation()) {  // the workers are the parent's, and so is all that they hold
+    new (std::nothrow) std::shared_ptr<State>(state_);
+    return;
+  }
   std::unique_lock lock(s.mutex);
   s.stopping = true;
   s.space.notify_all();
-  const Deadline deadline = Deadline::after(s.options.timeout);
+  const bool exits = process_ends();
+  const Deadline deadline = Deadline::after(exits ? std::min(s.options.timeout, kAtExit) : s.options.timeout);
   while (s.running > 0 && s.ended.wait_until(lock, deadline.time()) == std::cv_status::no_timeout) {
   }
   const int late = s.running;
   lock.unlock();
   for (std::thread& thread : s.threads) late > 0 ? thread.detach() : thread.join();
-  if (late == 0) return;
+  if (late == 0 || exits) return;
   try {
     log(LogLevel::warning, cat("[DataLoader] ", late, " workers did not return from their samples in ",
                                s.options.timeout.count(), " ms: left to themselves"));
@@ -116,6 +128,7 @@ void Pipeline::stop() noexcept {
 void Pipeline::await(std::int64_t item) {
   State& s = *state_;
   if (s.options.workers == 0) return s.produce(item, 0);
+  check_generation("DataLoader", s.generation);
   Place& place = s.place(item);
   std::exception_ptr error;
   {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <map>
 #include <utility>
 
@@ -40,34 +40,35 @@ bool finished(const Buffer& buffer) {
 // has a buffer has it alone, so that no lock is held while the host waits for it.
 struct BufferPool {
   std::mutex mutex;
-  std::map<std::size_t, std::deque<Buffer>> idle;  // by size; the one that has rested longest in front
+  std::map<std::size_t, std::list<Buffer>> idle;  // by size; the one that has rested longest in front
 
   static BufferPool& of(Device device) {
     static BufferPool* const pools = new BufferPool[kMaxDevices];
     return pools[ordinal(device)];
   }
 
-  Buffer take(Device device, std::size_t wanted) {
+  // A list of one, which goes back without needing memory.
+  std::list<Buffer> take(Device device, std::size_t wanted) {
     const std::size_t bytes = std::bit_ceil(std::max(wanted, kSmallest));
-    Buffer buffer;
+    std::list<Buffer> taken;
     {
       std::lock_guard lock(mutex);
-      std::deque<Buffer>& list = idle[bytes];
-      if (!list.empty() && (list.size() >= kMostUnderWay || finished(list.front()))) {
-        buffer = std::move(list.front());
-        list.pop_front();
-      }
+      std::list<Buffer>& list = idle[bytes];
+      if (!list.empty() && (list.size() >= kMostUnderWay || finished(list.front())))
+        taken.splice(taken.end(), list, list.begin());
     }
-    if (!buffer.memory) {
+    if (taken.empty()) {
+      Buffer& buffer = taken.emplace_back();
       buffer.memory = static_cast<std::byte*>(backend(device).allocate_pinned(bytes));
       if (!buffer.memory) throw OutOfMemory(Device::cpu(), bytes, 0, 0);
       buffer.bytes = bytes;
     }
-    return buffer;
+    return taken;
   }
-  void give(Buffer buffer) {
+  void give(std::list<Buffer>& taken) noexcept {
     std::lock_guard lock(mutex);
-    idle[buffer.bytes].push_back(std::move(buffer));
+    std::list<Buffer>& list = idle.find(taken.front().bytes)->second;
+    list.splice(list.end(), taken);
   }
 };
 
@@ -76,12 +77,12 @@ class TakenBuffer {
  public:
   TakenBuffer(Device device, std::size_t bytes) : pool_(BufferPool::of(device)), buffer_(pool_.take(device, bytes)) {}
   TakenBuffer(const TakenBuffer&) = delete;
-  ~TakenBuffer() { pool_.give(std::move(buffer_)); }
-  Buffer* operator->() { return &buffer_; }
+  ~TakenBuffer() { pool_.give(buffer_); }
+  Buffer* operator->() { return &buffer_.front(); }
 
  private:
   BufferPool& pool_;
-  Buffer buffer_;
+  std::list<Buffer> buffer_;
 };
 
 }  // namespace

@@ -53,13 +53,27 @@ std::string listed(const std::vector<LoadReport::Mismatch>& mismatches) {
 }  // namespace
 
 void save_model(const ModuleBase& module, const std::string& path, const std::map<std::string, std::string>& metadata) {
-  save_safetensors(path, module.state_dict(), metadata);
+  const std::vector<NamedTensor> state = module.state_dict();
+  LOCKSTEP_CHECK(!state.empty(), "[save_model] expected a module with parameters or buffers to write to \"", path,
+                 "\", got one whose members() lists none");
+  save_safetensors(path, state, metadata);
 }
 
 namespace {
 
-LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOptions& options, bool allow_mismatches) {
-  Safetensors file = load_safetensors(path, {.map = options.map});
+// The part of a file that is a model's: see model_prefix.
+Safetensors model_in(Safetensors file) {
+  const auto found = file.metadata.find("model_prefix");
+  if (found == file.metadata.end()) return file;
+  const std::string& prefix = found->second;
+  std::erase_if(file.tensors, [&](const NamedTensor& each) { return !each.name.starts_with(prefix); });
+  for (NamedTensor& each : file.tensors) each.name.erase(0, prefix.size());
+  return file;
+}
+
+LoadReport load(ModuleBase& module, Safetensors whole, const std::string& path, const LoadModelOptions& options,
+                bool allow_mismatches) {
+  Safetensors file = model_in(std::move(whole));
   const std::vector<NamedParameter> wanted = Names(module).found;
   const std::size_t in_file = count_prefixed(file.tensors), in_module = count_prefixed(wanted);
   const bool strip = !file.tensors.empty() && in_file == file.tensors.size() && in_module == 0;
@@ -91,22 +105,33 @@ LoadReport load(ModuleBase& module, const std::string& path, const LoadModelOpti
   for (const NamedTensor& each : file.tensors)
     if (!used.contains(&each.tensor)) report.unexpected.push_back(each.name);
   LOCKSTEP_CHECK(options.strict ? report.complete() : allow_mismatches || report.mismatched.empty(), "[load_model] ",
-                 path, ": expected the names and shapes of the module; missing: ", listed(report.missing),
-                 "; unexpected: ", listed(report.unexpected), "; other shapes: ", listed(report.mismatched));
+                 path, ": expected the names and shapes of the module; ", report.describe());
+  // Not what anybody wants who loads a part of a model.
+  LOCKSTEP_CHECK(!assignments.empty() || wanted.empty(), "[load_model] ", path,
+                 ": expected tensors of the module, got none; ", report.describe());
   for (auto& [parameter, tensor] : assignments) tensor = tensor.to(parameter.dtype());
   // From here on nothing needs memory.
-  for (const auto& [parameter, tensor] : assignments) parameter.assign(tensor);
+  detail::assign_all("load_model", assignments);
   return report;
 }
 
 }  // namespace
 
+std::string LoadReport::describe() const {
+  return cat("missing: ", listed(missing), "; unexpected: ", listed(unexpected),
+             "; other shapes: ", listed(mismatched));
+}
+
 LoadReport load_model(ModuleBase& module, const std::string& path, const LoadModelOptions& options) {
-  return load(module, path, options, true);
+  return load(module, load_safetensors(path, {.map = options.map}), path, options, true);
+}
+
+LoadReport load_model(ModuleBase& module, Safetensors file, const std::string& name, const LoadModelOptions& options) {
+  return load(module, std::move(file), name, options, true);
 }
 
 std::map<std::string, std::string> load_model(ModuleBase& module, const std::string& path, bool strict) {
-  return load(module, path, {.strict = strict}, false).metadata;
+  return load(module, load_safetensors(path), path, {.strict = strict}, false).metadata;
 }
 
 }  // namespace lockstep

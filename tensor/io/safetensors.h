@@ -50,7 +50,7 @@ struct LoadModelOptions {
   bool map = false;    // as in LoadSafetensorsOptions, while loading
 };
 // What did not fit, in the module's and the file's order.
-struct LoadReport {
+struct LOCKSTEP_API LoadReport {
   struct Mismatch {
     std::string name;
     Shape expected, got;
@@ -60,12 +60,18 @@ struct LoadReport {
   std::vector<Mismatch> mismatched;     // names with another shape
   std::map<std::string, std::string> metadata;
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+  std::string describe() const;  // "missing: a.weight; unexpected: none; other shapes: none"
 };
 // Copies the file's tensors into the module's slots at home, converting dtypes; what does not fit is left as it is and
-// reported. With `strict` that is an InvalidArgument, before anything is changed. Where all names of one side begin
-// with "module." and none of the other does (a wrapper was or was not saved), the prefix is passed over. Of a tied
-// parameter one name is enough. Throws what load_safetensors throws too, before anything is changed. Blocks.
+// reported. With `strict` that is an InvalidArgument, before anything is changed; so is, always, that nothing fits.
+// A file with an entry model_prefix in its metadata (a Runner's checkpoint: "model.") has the model under the names
+// that begin with it, and only they count, without it. Where all names of one side begin with "module." and none of the
+// other does (a wrapper was or was not saved), the prefix is passed over. Of a tied parameter one name is enough.
+// Throws what load_safetensors throws too, before anything is changed. Blocks.
 LOCKSTEP_API LoadReport load_model(ModuleBase& module, const std::string& path, const LoadModelOptions& options);
+// The same of what load_safetensors gave; `name` is that of the file in messages.
+LOCKSTEP_API LoadReport load_model(ModuleBase& module, Safetensors file, const std::string& name,
+                                   const LoadModelOptions& options);
 // The metadata alone; shapes that differ are an InvalidArgument also when not `strict`.
 LOCKSTEP_API std::map<std::string, std::string> load_model(ModuleBase& module, const std::string& path,
                                                            bool strict = true);

@@ -16,6 +16,14 @@ using Gradient = KeptGradients::Gradient;
 
 ParameterBody* body_of(const Gradient& gradient) { return static_cast<LeafNode&>(*gradient.leaf).parameter; }
 
+// Whether the parameter has still a slot, or its home, where the gradient was made: not when it is gone or was moved.
+bool is_slot(const Gradient& gradient) {
+  const ParameterBody* body = body_of(gradient);
+  if (!body || !body->slabs) return false;
+  const Device device = gradient.stream->device();
+  return body->home.device() == device || body->slot(ordinal(device));
+}
+
 Tensor matrix_of(const Gradient& gradient) {
   return gradient.rows.defined() ? gradient.rows.to_dense() : gradient.matrix;
 }
@@ -49,6 +57,7 @@ class Claims {
     bodies_.reserve(gradients.size());
     try {
       for (const Gradient& gradient : gradients) {
+        if (!body_of(gradient)) continue;
         body_of(gradient)->claim(mine);
         bodies_.push_back(body_of(gradient));
       }
@@ -83,8 +92,10 @@ void KeptGradients::keep(std::vector<Gradient> gradients) {
 void KeptGradients::add_all(std::span<KeptGradients* const> replicas) {
   std::vector<Gradient> all;
   for (KeptGradients* replica : replicas)
-    for (Gradient& gradient : std::exchange(replica->gradients_, {}))
-      if (body_of(gradient)) merge(all, std::move(gradient));
+    for (Gradient& gradient : std::exchange(replica->gradients_, {})) {
+      gradient.of_slot = gradient.of_slot && is_slot(gradient);
+      merge(all, std::move(gradient));
+    }
   if (all.empty()) return;
   const Claims claims(all);
 
@@ -109,7 +120,10 @@ void KeptGradients::add_all(std::span<KeptGradients* const> replicas) {
       LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *gradient.stream);
       const GradMode mode(gradient.differentiable);
       auto& leaf = static_cast<LeafNode&>(*gradient.leaf);
-      gradient.rows.defined() ? leaf.accumulate_rows(gradient.rows) : leaf.accumulate(std::move(gradient.matrix));
+      if (gradient.rows.defined())
+        leaf.accumulate_rows(leaf.brought_home(std::move(gradient.rows)));
+      else
+        leaf.accumulate(leaf.brought_home(std::exchange(gradient.matrix, {})));
     }
     LOCKSTEP_EDGE(current_stream(gradient.stream->device()).wait_for(*gradient.stream));
   }

@@ -5,25 +5,35 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/parameter.h"
+#include "lockstep/tensor/nn/read_gate.h"
 
 namespace lockstep {
 
 class SlabSet;
 
 // The sink of gradients on a device other than home. In a plain backward the engine stores what arrives here and sums
-// over the replicas at the end; in grad() and under create_graph it is an ordinary differentiable copy home.
+// over the replicas at the end; in grad() and under create_graph it is an ordinary differentiable copy home. So it is,
+// in every backward, once the slot is gone: its edge keeps the leaf, wherever that is by then.
 class MirrorNode final : public NodeOf<1> {
  public:
   MirrorNode(ParameterBody* body, Device device);
   const char* name() const override { return "mirror"; }
   void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
-  ParameterBody* body;  // null when the parameter is gone or has moved: what arrives then is dropped
+  // Place in the order of sums: the slot's replica number, as it was last.
+  int replica() const;
+  void leave_slot();  // when the slot goes
+
+  ParameterBody* body;  // whose slot this is; null when the parameter is gone or has moved
   const Device device;
+
+ private:
+  int last_replica_ = 0;
 };
 
 // A copy of a parameter on a device other than home.
@@ -43,7 +53,7 @@ struct Slot {
   bool refresh_failed();  // under the mutex
 };
 
-class ParameterBody {
+class ParameterBody : public std::enable_shared_from_this<ParameterBody> {
  public:
   ParameterBody(Tensor value, bool is_buffer, bool requires_grad);
   ParameterBody(const Shape& shape, DType dtype);  // uninitialised
@@ -54,6 +64,7 @@ class ParameterBody {
   Tensor home;  // undefined while uninitialised
   Shape shape;
   DType dtype;
+  std::optional<Device> placed;  // where an uninitialised one is to have its elements; else where they come from
   bool is_buffer = false;
   bool sparse = false;  // gets rows as gradients: stays out of the slabs in which others sum matrices
   bool listed = false;  // some module's members name it
@@ -71,10 +82,19 @@ class ParameterBody {
   void claim(std::uint64_t call);
   void unclaim();
 
+  // Of those who read its elements at home; null until a module that has it is used. Set once (detail::share_gate).
+  const std::shared_ptr<ReadGate>* gate() const { return has_gate_.load(std::memory_order_acquire) ? &gate_ : nullptr; }
+  void set_gate(std::shared_ptr<ReadGate> gate) {
+    gate_ = std::move(gate);
+    has_gate_.store(true, std::memory_order_release);
+  }
+
   std::shared_ptr<SlabSet> slabs;
   int slab_entry = -1;
 
  private:
+  std::shared_ptr<ReadGate> gate_;
+  std::atomic<bool> has_gate_{false};
   std::array<std::atomic<Slot*>, kMaxDevices> slots_{};
   std::mutex claim_mutex_;
   std::uint64_t claimed_by_ = 0;
@@ -84,7 +104,7 @@ class ParameterBody {
 // A number for a training call that has none yet.
 std::uint64_t next_training_call();
 
-// One replica's gradient of a parameter, on its way home.
+// One replica's gradient of a parameter, on its way home. Whoever has one keeps the body alive.
 struct ReplicaGradient {
   ParameterBody* body;
   Device device;

@@ -12,6 +12,7 @@ namespace lockstep {
 
 struct ModuleInternals {
   static std::shared_ptr<ModuleState>& state(ModuleBase& module) { return module.state_; }
+  static const std::shared_ptr<ModuleState>& state(const ModuleBase& module) { return module.state_; }
 };
 
 namespace {
@@ -39,15 +40,41 @@ class Walk : public Members {
     member.members(*this);
     prefix_.resize(length);
   }
-  // Rebinds a handle (for separate()).
+
  public:
-  using Members::replace;
+  using Members::replace;  // rebinds a handle (for separate())
+  // Of the module that is being visited; empty for the root.
+  std::string path() const { return prefix_.substr(0, prefix_.empty() ? 0 : prefix_.size() - 1); }
 
  private:
   std::string prefix_;
 };
 
+// Two members of one name could be neither saved nor loaded.
+class DistinctNames {
+ public:
+  void add(const std::string& name) {
+    LOCKSTEP_CHECK(names_.insert(name).second, "[members] expected members with names of their own, got '", name,
+                   "' twice");
+  }
+
+ private:
+  std::unordered_set<std::string> names_;
+};
+
+// The first time that a module is traversed. Most modules list the same members always.
+void check_names(const ModuleBase& module) {
+  std::atomic<bool>& checked = ModuleInternals::state(module)->names_checked;
+  if (checked.load(std::memory_order_relaxed)) return;
+  DistinctNames names;
+  Walk walk;
+  walk.parameter = [&](const std::string& name, Parameter&, bool) { names.add(name); };
+  walk.start(module);
+  checked.store(true, std::memory_order_relaxed);
+}
+
 std::vector<NamedParameter> collect(const ModuleBase& module, bool buffers) {
+  check_names(module);
   std::vector<NamedParameter> found;
   std::unordered_set<const ParameterBody*> seen;
   Walk walk;
@@ -87,21 +114,30 @@ struct Move {
   }
 };
 
-// Gives a parameter's home slot other elements; mirrors and slabs belong to the old place.
+// Gives a parameter's home slot other elements; mirrors and slabs belong to the old place. Graphs that are still to run
+// keep what they have saved, and bring their gradients to the new place.
 void rehome(const Move& move) {
   ParameterBody& body = *move.body;
   if (move.value.identity() == body.home.identity()) return;
   if (body.slabs) detail::leave_slabs(body);
   body.drop_slots();
+  move.value.storage()->set_version(body.home.version() + 1);  // what was saved of a frozen one is void
   body.home.set_data(move.value);
   body.dtype = move.value.dtype();
   if (body.leaf) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
-    LOCKSTEP_EDGE(leaf.stream = &current_stream(move.value.device()));
-    leaf.dtype = move.value.dtype();
+    leaf.move_to(move.value.device(), move.value.dtype());
     leaf.grad = move.grad;
     leaf.sparse = move.sparse;
   }
+}
+
+// Of all that the module lists, which gets its name thereby.
+void share_gate(const ModuleBase& module) {
+  std::vector<ParameterBody*> bodies;
+  for (const bool buffers : {false, true})
+    for (const NamedParameter& entry : collect(module, buffers)) bodies.push_back(entry.parameter.body());
+  detail::share_gate(bodies);
 }
 
 }  // namespace
@@ -128,12 +164,17 @@ void ModuleBase::to(Device device) {
   ordinal(device);  // an absent device is an error before anything moves
   NoGrad no_grad;
   std::vector<Move> moves;
+  std::vector<ParameterBody*> uninitialised;
   Walk walk;
   walk.parameter = [&](const std::string&, Parameter& member, bool) {
     ParameterBody* body = member.body();
-    if (body->home.defined() && body->home.device() != device) moves.emplace_back(*body, device, body->dtype);
+    if (!body->home.defined())
+      uninitialised.push_back(body);
+    else if (body->home.device() != device)
+      moves.emplace_back(*body, device, body->dtype);
   };
   walk.start(*this);
+  for (ParameterBody* body : uninitialised) body->placed = device;
   for (const Move& move : moves)
     if (move.body->home.device() != device) rehome(move);  // else met under another name
 }
@@ -170,8 +211,12 @@ void ModuleBase::set_requires_grad(bool requires_grad) {
 
 std::vector<NamedTensor> ModuleBase::state_dict() const {
   std::vector<NamedTensor> state;
+  DistinctNames names;
   Walk walk;
-  walk.parameter = [&](const std::string& name, Parameter& member, bool) { state.push_back({name, member.tensor()}); };
+  walk.parameter = [&](const std::string& name, Parameter& member, bool) {
+    names.add(name);
+    state.push_back({name, member.tensor()});
+  };
   walk.start(*this);
   return state;
 }
@@ -179,10 +224,12 @@ std::vector<NamedTensor> ModuleBase::state_dict() const {
 void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool strict) {
   std::unordered_map<std::string, const Tensor*> given;
   for (const NamedTensor& entry : state) given[entry.name] = &entry.tensor;
-  std::vector<std::pair<Parameter, const Tensor*>> assignments;
+  std::vector<std::pair<Parameter, Tensor>> assignments;
   std::string missing, differing;
+  DistinctNames names;
   Walk walk;
   walk.parameter = [&](const std::string& name, Parameter& member, bool) {
+    names.add(name);
     auto found = given.find(name);
     if (found == given.end()) {
       missing += cat(missing.empty() ? "" : ", ", name);
@@ -191,7 +238,7 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
     if (found->second->shape() != member.shape())
       differing += cat(differing.empty() ? "" : ", ", name, " (expected ", member.shape(), ", got ",
                        found->second->shape(), ")");
-    assignments.emplace_back(member, found->second);
+    assignments.emplace_back(member, *found->second);
     given.erase(found);
   };
   walk.start(*this);
@@ -202,38 +249,96 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
                  "[load_state_dict] expected the names and shapes of the module; missing: ",
                  missing.empty() ? "none" : missing, "; unexpected: ", unexpected.empty() ? "none" : unexpected,
                  "; other shapes: ", differing.empty() ? "none" : differing);
-  for (auto& [parameter, tensor] : assignments) parameter.assign(*tensor);
+  LOCKSTEP_CHECK(!assignments.empty() || missing.empty(),
+                 "[load_state_dict] expected a state of the module, got none of its names; missing: ", missing,
+                 "; unexpected: ", unexpected.empty() ? "none" : unexpected);
+  detail::assign_all("load_state_dict", assignments);
 }
 
 // ---- hooks
 
-std::uint64_t ModuleBase::register_forward_pre_hook(ForwardPreHook hook) {
-  state_->forward_pre_hooks.emplace_back(state_->next_hook, std::move(hook));
-  return state_->next_hook++;
+namespace {
+template <class Hook>
+std::uint64_t add(ModuleState& state, HookList<Hook>& list, Hook hook) {
+  LOCKSTEP_CHECK(hook, "[register_hook] expected a function, got an empty one");
+  const std::lock_guard lock(state.hooks_change);
+  auto entries = *list.entries();
+  entries.emplace_back(state.next_hook, std::move(hook));
+  list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
+  state.has_hooks.store(true, std::memory_order_release);
+  return state.next_hook++;
 }
-std::uint64_t ModuleBase::register_forward_hook(ForwardHook hook) {
-  state_->forward_hooks.emplace_back(state_->next_hook, std::move(hook));
-  return state_->next_hook++;
+
+// Gives the old list back: it goes when no lock is held.
+template <class Hook>
+auto remove(HookList<Hook>& list, std::uint64_t id) {
+  auto old = list.entries();
+  auto entries = *old;
+  if (std::erase_if(entries, [&](const auto& entry) { return entry.first == id; }) > 0)
+    list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
+  return old;
 }
-std::uint64_t ModuleBase::register_backward_hook(BackwardHook hook) {
-  state_->backward_hooks.emplace_back(state_->next_hook, std::move(hook));
-  return state_->next_hook++;
+}  // namespace
+
+std::uint64_t ModuleBase::add_forward_pre_hook(ForwardPreHook hook) {
+  return add(*state_, state_->forward_pre_hooks, std::move(hook));
 }
+std::uint64_t ModuleBase::add_forward_hook(ForwardHook hook) { return add(*state_, state_->forward_hooks, std::move(hook)); }
+std::uint64_t ModuleBase::add_backward_hook(BackwardHook hook) { return add(*state_, state_->backward_hooks, std::move(hook)); }
+
 void ModuleBase::remove_hook(std::uint64_t id) {
-  const auto is_it = [&](const auto& entry) { return entry.first == id; };
-  std::erase_if(state_->forward_pre_hooks, is_it);
-  std::erase_if(state_->forward_hooks, is_it);
-  std::erase_if(state_->backward_hooks, is_it);
+  ModuleState& state = *state_;
+  std::unique_lock lock(state.hooks_change);
+  const auto pre = remove(state.forward_pre_hooks, id);
+  const auto forward = remove(state.forward_hooks, id);
+  const auto backward = remove(state.backward_hooks, id);
+  state.has_hooks.store(
+      !state.forward_pre_hooks.empty() || !state.forward_hooks.empty() || !state.backward_hooks.empty(),
+      std::memory_order_release);
+  lock.unlock();
 }
 
 ModuleBase::Call::Call(const ModuleBase& module) {
   // The outermost module names its members, so that a parameter nobody lists is found out in backward.
-  if (thread_context().module_depth == 0 && !module.state_->listed.exchange(true)) module.named_parameters();
-  ++thread_context().module_depth;
+  ThreadContext& context = thread_context();
+  if (context.module_depth == 0) {
+    if (!module.state_->listed.load(std::memory_order_acquire)) {
+      share_gate(module);
+      module.state_->listed.store(true, std::memory_order_release);
+    }
+    context.outermost_module = &module;
+    reading_.emplace();
+  }
+  ++context.module_depth;
+}
+
+namespace {
+struct NamedInvalidArgument final : InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+}  // namespace
+
+void ModuleBase::rethrow_named() const {
+  const ModuleBase* const outermost = thread_context().outermost_module;
+  if (!outermost || outermost == this || outermost->wrapped_module() == this) throw;
+  try {
+    throw;
+  } catch (const InvalidArgument& error) {
+    if (typeid(error) != typeid(InvalidArgument)) throw;  // named already, or a type that somebody waits for
+    std::string path;
+    Walk walk;
+    walk.module = [&](ModuleBase& module) {
+      if (&module == this) path = walk.path();
+    };
+    walk.start(*outermost);
+    if (path.empty()) throw;  // it is no member: made for the call
+    throw NamedInvalidArgument(cat(error.what(), " (in the module '", path, "')"));
+  }
 }
 
 void ModuleBase::run_pre_hooks(std::span<const Tensor> inputs) const {
-  for (const auto& [id, hook] : state_->forward_pre_hooks) hook(*this, inputs);
+  const auto hooks = state_->forward_pre_hooks.entries();
+  for (const auto& [id, hook] : *hooks) hook(*this, inputs);
 }
 
 namespace {
@@ -242,7 +347,8 @@ class BackwardHookNode final : public NodeOfMany {
  public:
   const char* name() const override { return "backward_hook"; }
   void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override {
-    for (const auto& [id, hook] : state->backward_hooks) hook(*module, output_gradients);
+    const auto entries = state->backward_hooks.entries();
+    for (const auto& [id, hook] : *entries) hook(*module, output_gradients);
     for (std::size_t i = 0; i < output_gradients.size(); ++i) input_gradients[i] = output_gradients[i];
   }
   std::shared_ptr<ModuleState> state;
@@ -251,10 +357,10 @@ class BackwardHookNode final : public NodeOfMany {
 }  // namespace
 
 void ModuleBase::run_hooks(std::span<const Tensor> inputs, std::span<Tensor*> outputs) const {
-  if (!state_->forward_hooks.empty()) {
+  if (const auto hooks = state_->forward_hooks.entries(); !hooks->empty()) {
     std::vector<Tensor> results;
     for (Tensor* output : outputs) results.push_back(*output);
-    for (const auto& [id, hook] : state_->forward_hooks) hook(*this, inputs, results);
+    for (const auto& [id, hook] : *hooks) hook(*this, inputs, results);
   }
   if (state_->backward_hooks.empty() || !GradMode::enabled()) return;
   std::vector<Tensor*> tracked;
@@ -279,6 +385,7 @@ void ModuleBase::run_hooks(std::span<const Tensor> inputs, std::span<Tensor*> ou
 namespace detail {
 void separate(ModuleBase& copy) {
   NoGrad no_grad;
+  const auto gate = std::make_shared<ReadGate>();
   std::unordered_map<const ParameterBody*, std::shared_ptr<ParameterBody>> copies;
   Walk walk;
   walk.parameter = [&](const std::string&, Parameter& member, bool is_buffer) {
@@ -290,7 +397,9 @@ void separate(ModuleBase& copy) {
                                   : std::make_shared<ParameterBody>(old->shape, old->dtype);
       fresh->name = old->name;
       fresh->listed = old->listed;
+      fresh->placed = old->placed;
       fresh->sparse = old->sparse;
+      fresh->set_gate(gate);
     }
     Walk::replace(member, fresh);
   };
@@ -305,10 +414,12 @@ void separate(ModuleBase& copy) {
     fresh = std::make_shared<ModuleState>();
     fresh->training = state->training.load();
     fresh->listed = state->listed.load();
+    const std::lock_guard lock(state->hooks_change);
     fresh->next_hook = state->next_hook;
-    fresh->forward_pre_hooks = state->forward_pre_hooks;
-    fresh->forward_hooks = state->forward_hooks;
-    fresh->backward_hooks = state->backward_hooks;
+    fresh->forward_pre_hooks.set(state->forward_pre_hooks.entries());
+    fresh->forward_hooks.set(state->forward_hooks.entries());
+    fresh->backward_hooks.set(state->backward_hooks.entries());
+    fresh->has_hooks = state->has_hooks.load();
     state = fresh;
   };
   walk.start(copy);

@@ -15,14 +15,18 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/runtime/error.h"
 #include "lockstep/tensor/nn/parameter.h"
+#include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/tree.h"
 
 namespace lockstep {
@@ -68,17 +72,37 @@ using ForwardHook =
 // of the replica's device.
 using BackwardHook = std::function<void(const ModuleBase&, std::span<const Tensor> output_gradients)>;
 
+// The hooks of one kind, in order. A change makes a new list: a call goes through the list it began with.
+template <class Hook>
+class HookList {
+ public:
+  using Entries = std::vector<std::pair<std::uint64_t, Hook>>;
+  std::shared_ptr<const Entries> entries() const {
+    const std::lock_guard lock(mutex_);
+    return entries_;
+  }
+  bool empty() const { return entries()->empty(); }
+  void set(std::shared_ptr<const Entries> entries) {
+    const std::lock_guard lock(mutex_);
+    entries_.swap(entries);  // the old hooks go after the lock: what they own may change hooks itself
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Entries> entries_ = std::make_shared<const Entries>();
+};
+
 // What all copies of a module share.
 struct ModuleState {
   std::atomic<bool> training{true};
   std::atomic<bool> listed{false};
+  std::atomic<bool> names_checked{false};
+  std::atomic<bool> has_hooks{false};
+  std::mutex hooks_change;  // one change at a time
   std::uint64_t next_hook = 1;
-  std::vector<std::pair<std::uint64_t, ForwardPreHook>> forward_pre_hooks;
-  std::vector<std::pair<std::uint64_t, ForwardHook>> forward_hooks;
-  std::vector<std::pair<std::uint64_t, BackwardHook>> backward_hooks;
-  bool has_hooks() const {
-    return !forward_pre_hooks.empty() || !forward_hooks.empty() || !backward_hooks.empty();
-  }
+  HookList<ForwardPreHook> forward_pre_hooks;
+  HookList<ForwardHook> forward_hooks;
+  HookList<BackwardHook> backward_hooks;
 };
 
 struct NamedParameter {
@@ -101,6 +125,7 @@ class LOCKSTEP_API ModuleBase {
   virtual const ModuleBase* wrapped_module() const { return nullptr; }
 
   // Depth first, in the order of `members`; what is listed twice (tied weights) comes once, under its first name.
+  // Throws InvalidArgument when two members have one name.
   std::vector<NamedParameter> named_parameters() const;
   std::vector<NamedParameter> named_buffers() const;
   std::vector<Parameter> parameters() const;
@@ -122,12 +147,32 @@ class LOCKSTEP_API ModuleBase {
   std::vector<NamedTensor> state_dict() const;
   // Copies values in by name. Throws InvalidArgument, listing missing and unexpected names and shapes that differ,
   // before anything is changed; with strict = false only shapes must agree.
+  // Other threads may call the module meanwhile, by itself, in replicas or through a DataParallel: each call computes
+  // with the old elements or with the new ones, all of them. Waits until the calls that read them have ended, with the
+  // default deadline; Error inside such a call.
   void load_state_dict(const std::vector<NamedTensor>& state, bool strict = true);
 
-  // Hooks return a number for remove_hook. Not to be changed during a call.
-  std::uint64_t register_forward_pre_hook(ForwardPreHook hook);
-  std::uint64_t register_forward_hook(ForwardHook hook);
-  std::uint64_t register_backward_hook(BackwardHook hook);
+  // Returns a number for remove_hook. Hooks may be added and removed at any time, by any thread, also by a hook: calls
+  // that have begun go on with the hooks they had. A hook sees tensors and replaces none, so it returns nothing.
+  template <class F>
+  std::uint64_t register_forward_pre_hook(F&& hook) {
+    static_assert(std::is_void_v<std::invoke_result_t<F&, const ModuleBase&, std::span<const Tensor>>>,
+                  "a forward pre-hook sees the arguments and cannot replace them: it must return void");
+    return add_forward_pre_hook(ForwardPreHook(std::forward<F>(hook)));
+  }
+  template <class F>
+  std::uint64_t register_forward_hook(F&& hook) {
+    static_assert(
+        std::is_void_v<std::invoke_result_t<F&, const ModuleBase&, std::span<const Tensor>, std::span<const Tensor>>>,
+        "a forward hook sees the results and cannot replace them: it must return void");
+    return add_forward_hook(ForwardHook(std::forward<F>(hook)));
+  }
+  template <class F>
+  std::uint64_t register_backward_hook(F&& hook) {
+    static_assert(std::is_void_v<std::invoke_result_t<F&, const ModuleBase&, std::span<const Tensor>>>,
+                  "a backward hook sees the gradients and cannot replace them: it must return void");
+    return add_backward_hook(BackwardHook(std::forward<F>(hook)));
+  }
   void remove_hook(std::uint64_t id);
 
  protected:
@@ -141,8 +186,16 @@ class LOCKSTEP_API ModuleBase {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     ~Call() { --thread_context().module_depth; }
+
+   private:
+    std::optional<Reading> reading_;  // of the outermost call
   };
   void run_pre_hooks(std::span<const Tensor> inputs) const;
+  std::uint64_t add_forward_pre_hook(ForwardPreHook hook);
+  std::uint64_t add_forward_hook(ForwardHook hook);
+  std::uint64_t add_backward_hook(BackwardHook hook);
+  // To be called while an InvalidArgument is handled: throws it on, with the name of this module unless it has one.
+  [[noreturn]] void rethrow_named() const;
   // Runs the forward hooks and puts the backward hooks on the outputs.
   void run_hooks(std::span<const Tensor> inputs, std::span<Tensor*> outputs) const;
 };
@@ -155,7 +208,17 @@ class Module : public ModuleBase {
   auto operator()(Args&&... args) const {
     const auto& self = static_cast<const Derived&>(*this);
     Call call(*this);
-    if (!state_->has_hooks()) [[likely]]
+    try {
+      return call_forward(self, std::forward<Args>(args)...);
+    } catch (const InvalidArgument&) {
+      rethrow_named();
+    }
+  }
+
+ private:
+  template <class... Args>
+  auto call_forward(const Derived& self, Args&&... args) const {
+    if (!state_->has_hooks.load(std::memory_order_acquire)) [[likely]]
       return self.forward(std::forward<Args>(args)...);
     std::vector<Tensor> inputs;
     [[maybe_unused]] auto collect = [&](const Tensor& tensor) { inputs.push_back(tensor); };

@@ -4,6 +4,7 @@
 
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/substitution.h"
 
@@ -15,6 +16,16 @@ MirrorNode::MirrorNode(ParameterBody* mirrored, Device on) : body(mirrored), dev
   kind_ = Kind::mirror;
   LOCKSTEP_EDGE(stream = &default_stream(device));
   edges()[0] = {body->leaf, 0};
+}
+
+int MirrorNode::replica() const {
+  const Slot* slot = body ? body->slot(ordinal(device)) : nullptr;
+  return slot ? slot->replica.load(std::memory_order_relaxed) : last_replica_;
+}
+
+void MirrorNode::leave_slot() {
+  last_replica_ = replica();
+  body = nullptr;
 }
 
 void MirrorNode::backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) {
@@ -62,8 +73,9 @@ Slot& ParameterBody::make_slot(int ordinal, Tensor value) {
 
 void ParameterBody::drop_slots() {
   for (auto& entry : slots_) {
-    Slot* slot = entry.exchange(nullptr);
-    if (slot && slot->node) slot->node->body = nullptr;
+    Slot* slot = entry.load(std::memory_order_relaxed);
+    if (slot && slot->node) slot->node->leave_slot();
+    entry.store(nullptr, std::memory_order_release);
     delete slot;
   }
 }
@@ -74,15 +86,26 @@ std::string ParameterBody::describe() const {
 
 Tensor ParameterBody::on(Device device) {
   LOCKSTEP_CHECK(home.defined(), "[parameter] expected elements, but ", describe(), " is uninitialised");
-  if (home.device() == device) return home;
+  if (home.device() == device) {
+    if (Reading* reading = Reading::current()) {
+      Stream& stream = current_stream(device);
+      if (stream.synchronous())
+        reading->read(*this);
+      else
+        reading->read(*this, stream);
+    }
+    return home;
+  }
   Slot* slot = this->slot(ordinal(device));
   if (!slot || !slot->filled.load(std::memory_order_acquire)) {
     std::vector<Device> have{home.device()};
     for (Device other : all_devices())
       if (const Slot* s = this->slot(ordinal(other)); s && s->filled.load(std::memory_order_acquire))
         have.push_back(other);
-    throw InvalidArgument(cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have,
-                              "; move the module or the input, or replicate the module"));
+    throw InvalidArgument(
+        cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have, "; ",
+            name.empty() ? "list it in the members() of its module, which then can be moved and replicated"
+                         : "move the module or the input, or replicate the module"));
   }
   Stream& stream = current_stream(device);
   Tensor handle = slot->value.detach();
@@ -139,7 +162,7 @@ Parameter Parameter::uninitialized(const Shape& shape, DType dtype) {
 
 namespace {
 ParameterBody& checked(const std::shared_ptr<ParameterBody>& body) {
-  LOCKSTEP_CHECK(body != nullptr, "[parameter] expected a parameter, got an absent one");
+  LOCKSTEP_CHECK(body != nullptr, "[parameter] expected a parameter, got an absent one (never set, or its module was moved from)");
   return *body;
 }
 ParameterBody& initialised(const std::shared_ptr<ParameterBody>& body) {
@@ -182,22 +205,56 @@ void Parameter::set_requires_grad(bool wanted) const {
   }
 }
 
+namespace {
+// The elements that a parameter without any is to have.
+Tensor first_elements(const ParameterBody& body, const Tensor& value) {
+  Tensor fresh = value.to(body.placed.value_or(value.device())).to(body.dtype).clone();
+  if (is_floating(body.dtype)) fresh.set_requires_grad(true);
+  return fresh;
+}
+
+// Of a parameter without elements `value` becomes them.
+void assign_one(ParameterBody& body, const Tensor& value) {
+  if (body.home.defined()) {
+    body.home.copy_(value);
+    return;
+  }
+  body.home = value;
+  if (value.requires_grad()) {
+    body.leaf = value.edge().node;
+    static_cast<LeafNode&>(*body.leaf).parameter = &body;
+  }
+}
+}  // namespace
+
 void Parameter::assign(const Tensor& value) const {
   ParameterBody& body = checked(body_);
   LOCKSTEP_CHECK(value.shape() == body.shape, "[assign] expected a value for ", body.describe(), ", got ",
                  value.describe());
-  NoGrad no_grad;
-  if (body.home.defined()) {
-    body.home.copy_(value.detach());
-    return;
+  if (body.gate() && Reading::holds(**body.gate())) {
+    const NoGrad no_grad;
+    assign_one(body, body.home.defined() ? value.detach() : first_elements(body, value.detach()));
+  } else {
+    const std::pair<Parameter, Tensor> assignment(*this, value);
+    detail::assign_all("assign", {&assignment, 1});
   }
-  Tensor fresh = value.detach().to(body.dtype).clone();
-  if (is_floating(body.dtype)) fresh.set_requires_grad(true);
-  body.home = fresh;
-  if (fresh.requires_grad()) {
-    body.leaf = fresh.edge().node;
-    static_cast<LeafNode&>(*body.leaf).parameter = &body;
+}
+
+void detail::assign_all(const char* op, std::span<const std::pair<Parameter, Tensor>> assignments) {
+  const NoGrad no_grad;
+  std::vector<ParameterBody*> bodies;
+  std::vector<Tensor> values;  // where they come from, so that what is left is a copy
+  std::vector<Device> devices;
+  for (const auto& [parameter, value] : assignments) {
+    ParameterBody& body = *parameter.body();
+    const bool first = !body.home.defined();
+    bodies.push_back(&body);
+    values.push_back(first ? first_elements(body, value.detach()) : value.detach().to(body.dtype).contiguous());
+    devices.push_back(first ? values.back().device() : body.home.device());
   }
+  if (bodies.empty()) return;
+  const Writing writing(op, bodies, devices, Deadline::after(kDefaultTimeout));
+  for (std::size_t i = 0; i < bodies.size(); ++i) assign_one(*bodies[i], values[i]);
 }
 
 // ---- SubstituteScope

@@ -16,8 +16,8 @@ class ParameterBody;
 class LOCKSTEP_API Parameter {
  public:
   Parameter() = default;  // absent, such as the bias of a layer without one
-  // `value` becomes the home slot (its elements are shared, not copied); it must not be part of a graph.
-  // Integers cannot require a gradient: pass false.
+  // `value` becomes the home slot: its elements are shared where they are contiguous, else copied. It must not be part of
+  // a graph. Integers cannot require a gradient: pass false.
   explicit Parameter(const Tensor& value, bool requires_grad = true);
   // Has a shape but no elements yet; using it is an InvalidArgument until assign().
   static Parameter uninitialized(const Shape& shape, DType dtype);
@@ -45,7 +45,8 @@ class LOCKSTEP_API Parameter {
   void set_sparse_grad(const SparseGradient& grad) const;
   void zero_grad() const { set_grad({}); }
 
-  // Copies `value` (same shape; any dtype and device) into the home slot.
+  // Copies `value` (same shape; any dtype and device) into the home slot, between calls of modules that read it, as
+  // ModuleBase::load_state_dict does. Inside such a call: at once, as an in-place operation.
   void assign(const Tensor& value) const;
 
   ParameterBody* body() const { return body_.get(); }

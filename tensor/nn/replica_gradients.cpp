@@ -17,15 +17,31 @@ namespace {
 // Ranges smaller than this are not worth sending around: home sums them alone.
 constexpr std::size_t kBalanceBytes = 64 * 1024;
 
+[[noreturn]] void fail_moved(const ParameterBody& body) {
+  throw Error(cat("[backward] expected ", body.describe(),
+                  " to stay where it is until its gradients have been summed "
+                  "over the replicas; its module was moved, converted or wrapped anew meanwhile"));
+}
+
 int replica_of(const ParameterBody& body, Device device) {
   if (body.home.device() == device) return -1;  // home comes first
-  return body.slot(ordinal(device))->replica.load(std::memory_order_relaxed);
+  const Slot* slot = body.slot(ordinal(device));
+  if (!slot) fail_moved(body);
+  return slot->replica.load(std::memory_order_relaxed);
+}
+
+// For the whole of a backward, which hooks may use to move what it trains.
+std::shared_ptr<SlabSet> slabs_of(const ParameterBody& body) {
+  std::shared_ptr<SlabSet> set = body.slabs;
+  if (!set) fail_moved(body);
+  return set;
 }
 
 struct Run {
   std::size_t slab;
   std::size_t begin, end;  // positions in slab.entries
   std::vector<Device> devices;
+  std::vector<ParameterBody*> bodies;  // by position
 };
 
 class Reduction {
@@ -33,48 +49,63 @@ class Reduction {
   explicit Reduction(SlabSet& set) : set_(set), home_(set.home()) {}
 
   void reduce(const Run& run) {
+    const Tensor sum = sum_of(run);
+    for (std::size_t i = run.begin; i < run.end; ++i) finish(run, i, sum);
+  }
+
+ private:
+  // Of the run's range, at home. Undefined when there are no elements.
+  Tensor sum_of(const Run& run) {
+    const std::lock_guard lock(set_.reduce_mutex);
     SlabSet::Slab& slab = set_.slabs[run.slab];
     const auto& first = entry(slab, run.begin);
     const auto& last = entry(slab, run.end - 1);
     const std::size_t begin = first.offset_bytes, end = last.offset_bytes + last.bytes;
-    if (begin == end) {
-      finish(slab, run, Tensor());
-      return;
-    }
+    if (begin == end) return {};
     // Where the sum is put together: this run's range of a buffer at home.
     Tensor sum = Tensor::over(Storage::allocate(home_, end - begin), slab.dtype,
                               {static_cast<std::int64_t>((end - begin) / size_of(slab.dtype))}, {1});
     const std::size_t parts = end - begin < kBalanceBytes ? 1 : run.devices.size();
-    const std::size_t unit = 256;
-    const std::size_t part = ((end - begin) / parts + unit - 1) / unit * unit;
+    const std::size_t part = detail::part_bytes(end - begin, parts);
     for (std::size_t p = 0, at = begin; at < end; ++p, at += part) {
       const std::size_t bytes = std::min(part, end - at);
       const Device owner = parts == 1 ? home_ : run.devices[p];
-      Tensor total = sum_range(slab, run, owner, at, bytes);
+      const std::size_t payload = payload_bytes(slab, run, at, at + bytes);
+      Tensor total = sum_range(slab, run, owner, at, bytes, payload);
       Tensor place = sum.narrow(0, static_cast<std::int64_t>((at - begin) / size_of(slab.dtype)), total.count());
       place.copy_(total);
-      if (owner != home_) count(bytes);
+      if (owner != home_) count(payload);
     }
-    finish(slab, run, sum);
+    return sum;
   }
 
- private:
   SlabSet::Entry& entry(SlabSet::Slab& slab, std::size_t position) {
     return set_.entries[static_cast<std::size_t>(slab.entries[position])];
   }
-  void count(std::size_t bytes) {
-    set_.reduced.bytes += bytes;
+  // Of a range of the run, without the padding between parameters.
+  std::size_t payload_bytes(SlabSet::Slab& slab, const Run& run, std::size_t begin, std::size_t end) {
+    std::size_t bytes = 0;
+    for (std::size_t i = run.begin; i < run.end; ++i) {
+      const SlabSet::Entry& e = entry(slab, i);
+      const std::size_t from = std::max(begin, e.offset_bytes), to = std::min(end, e.offset_bytes + e.bytes);
+      if (from < to) bytes += to - from;
+    }
+    return bytes;
+  }
+  void count(std::size_t payload) {
+    set_.reduced.bytes += payload;
     ++set_.reduced.copies;
   }
 
   // The sum of one range over the replicas, on `owner`.
-  Tensor sum_range(SlabSet::Slab& slab, const Run& run, Device owner, std::size_t at, std::size_t bytes) {
+  Tensor sum_range(SlabSet::Slab& slab, const Run& run, Device owner, std::size_t at, std::size_t bytes,
+                   std::size_t payload) {
     Tensor total;
     for (Device device : run.devices) {
       Tensor piece = detail::slab_range(slab.incoming[ordinal(device)], slab.dtype, at, bytes);
       if (device != owner) {
         piece = piece.to(owner);
-        count(bytes);
+        count(payload);
       }
       if (!total.defined()) {
         total = device == owner ? piece.clone() : piece;
@@ -85,41 +116,43 @@ class Reduction {
     return total;
   }
 
-  // Adds the sums to the grads of a run's parameters; hooks see each sum first.
-  void finish(SlabSet::Slab& slab, const Run& run, const Tensor& sum) {
+  // Adds the sum to the grad of a run's parameter; hooks see it first. They run without a lock: they may ask for
+  // figures, and move the module.
+  void finish(const Run& run, std::size_t position, const Tensor& sum) {
+    SlabSet::Slab& slab = set_.slabs[run.slab];
     const std::size_t origin = entry(slab, run.begin).offset_bytes;
-    for (std::size_t i = run.begin; i < run.end; ++i) {
-      SlabSet::Entry& target = entry(slab, i);
-      ParameterBody& body = *target.body;
-      auto& leaf = static_cast<LeafNode&>(*body.leaf);
-      Tensor gradient =
-          sum.defined() && target.bytes > 0
-              ? Tensor::over(sum.storage(), slab.dtype, body.shape, contiguous_strides(body.shape),
-                             static_cast<std::int64_t>((target.offset_bytes - origin) / size_of(slab.dtype)))
-              : Tensor::over(Storage::allocate(home_, 0), slab.dtype, body.shape, contiguous_strides(body.shape));
-      if (leaf.hooks) detail::run_gradient_hooks(leaf, {&gradient, 1});
-      Tensor grad;
-      bool has_rows;
-      {
-        std::lock_guard lock(leaf.mutex);
-        grad = leaf.grad;
-        has_rows = leaf.sparse.defined();
-      }
-      if (!grad.defined() && !has_rows && place_in_slab(slab, target, gradient)) {
-        leaf.run_after_accumulate();
-      } else {
-        grad = Tensor();
-        leaf.accumulate(gradient);
-      }
+    SlabSet::Entry& target = entry(slab, position);
+    ParameterBody& body = *run.bodies[position - run.begin];
+    auto& leaf = static_cast<LeafNode&>(*body.leaf);
+    Tensor gradient =
+        sum.defined() && target.bytes > 0
+            ? Tensor::over(sum.storage(), slab.dtype, body.shape, contiguous_strides(body.shape),
+                           static_cast<std::int64_t>((target.offset_bytes - origin) / size_of(slab.dtype)))
+            : Tensor::over(Storage::allocate(home_, 0), slab.dtype, body.shape, contiguous_strides(body.shape));
+    if (leaf.hooks) detail::run_gradient_hooks(leaf, {&gradient, 1});
+    Tensor grad;
+    bool has_rows;
+    {
+      std::lock_guard lock(leaf.mutex);
+      grad = leaf.grad;
+      has_rows = leaf.sparse.defined();
+    }
+    if (!grad.defined() && !has_rows && place_in_slab(slab, target, body, gradient)) {
+      leaf.run_after_accumulate();
+    } else {
+      grad = Tensor();
+      leaf.accumulate(leaf.brought_home(gradient));
     }
   }
 
-  // Makes grad the parameter's range of the gradient slab, unless somebody still looks at an older gradient there.
-  bool place_in_slab(SlabSet::Slab& slab, SlabSet::Entry& target, const Tensor& gradient) {
+  // Makes grad the parameter's range of the gradient slab, unless the parameter has left it or somebody still looks at
+  // an older gradient there.
+  bool place_in_slab(SlabSet::Slab& slab, SlabSet::Entry& target, ParameterBody& body, const Tensor& gradient) {
+    const std::lock_guard reduce_lock(set_.reduce_mutex);
+    if (target.body != &body) return false;
     if (!slab.grads) slab.grads = detail::zeroed_slab(home_, slab.dtype, slab.bytes);
     if (!target.grad) target.grad = Storage::slice(slab.grads, target.offset_bytes, target.bytes);
     if (target.grad->use_count() > 1) return false;
-    ParameterBody& body = *target.body;
     Tensor grad = Tensor::over(target.grad, slab.dtype, body.shape, contiguous_strides(body.shape));
     grad.copy_(gradient);
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
@@ -142,19 +175,28 @@ void append_rows(SlabSet& set, const std::vector<ReplicaGradient>& gradients) {
     const SparseGradient& rows = gradient.rows;
     pieces.push_back({rows.indices.to(set.home()), rows.values.to(set.home()), rows.shape});
     if (gradient.device == set.home()) continue;
+    const std::lock_guard lock(set.reduce_mutex);
     set.reduced.bytes += rows.indices.bytes() + rows.values.bytes();
     set.reduced.copies += 2;
   }
-  static_cast<LeafNode&>(*gradients.front().body->leaf).accumulate_rows(detail::join_rows(pieces));
+  auto& leaf = static_cast<LeafNode&>(*gradients.front().body->leaf);
+  leaf.accumulate_rows(leaf.brought_home(detail::join_rows(pieces)));
 }
 
 }  // namespace
+
+std::size_t detail::part_bytes(std::size_t bytes, std::size_t parts) {
+  constexpr std::size_t kUnit = 256;
+  const std::size_t least = (bytes + parts - 1) / parts;  // rounded up before it is rounded up
+  return (least + kUnit - 1) / kUnit * kUnit;
+}
 
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
   LOCKSTEP_CHECK(gradient.shape() == body.shape && gradient.dtype() == body.dtype,
                  "[backward] expected an operation that gives ", body.describe(), " a gradient like it, got ",
                  gradient.describe());
-  SlabSet& set = *body.slabs;
+  const std::shared_ptr<SlabSet> owner = slabs_of(body);
+  SlabSet& set = *owner;
   const SlabSet::Entry& entry = set.entries[static_cast<std::size_t>(body.slab_entry)];
   SlabSet::Slab& slab = set.slabs[static_cast<std::size_t>(entry.slab)];
   const int at = ordinal(device);
@@ -171,11 +213,11 @@ void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
   const trace::Scope span("reduce");
   NoGrad no_grad;
   const auto begin = Clock::now();
-  std::map<SlabSet*, ByEntry> by_set;
+  std::map<std::shared_ptr<SlabSet>, ByEntry> by_set;
   for (ReplicaGradient& gradient : stored) {
     for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
       if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.device)));
-    by_set[gradient.body->slabs.get()][gradient.body->slab_entry].push_back(std::move(gradient));
+    by_set[slabs_of(*gradient.body)][gradient.body->slab_entry].push_back(std::move(gradient));
   }
   for (auto& [set, gradients_by_entry] : by_set) {
     std::map<int, std::vector<Device>> by_entry;  // of what is in the slabs
@@ -194,7 +236,6 @@ void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
         by_entry[index].push_back(gradient.device);
       }
     }
-    std::lock_guard lock(set->reduce_mutex);
     for (const std::vector<ReplicaGradient>* gradients : rows_alone) append_rows(*set, *gradients);
     Reduction reduction(*set);
     for (std::size_t s = 0; s < set->slabs.size(); ++s) {
@@ -205,13 +246,17 @@ void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
           ++i;
           continue;
         }
-        std::size_t end = i + 1;
-        for (; end < order.size(); ++end)
-          if (const auto next = by_entry.find(order[end]); next == by_entry.end() || next->second != found->second) break;
-        reduction.reduce({s, i, end, found->second});
-        i = end;
+        Run run{s, i, i, found->second, {}};
+        for (; run.end < order.size(); ++run.end) {
+          const auto next = by_entry.find(order[run.end]);
+          if (next == by_entry.end() || next->second != run.devices) break;
+          run.bodies.push_back(gradients_by_entry[order[run.end]].front().body);
+        }
+        reduction.reduce(run);
+        i = run.end;
       }
     }
+    const std::lock_guard lock(set->reduce_mutex);
     set->reduced.nanoseconds += static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
   }
 }

@@ -1,12 +1,14 @@
 #include "lockstep/tensor/nn/slab_set.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/internal/edge.h"
 #include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/tensor/ops_math.h"
 
 namespace lockstep {
@@ -29,39 +31,6 @@ bool is_stale(const ParameterBody& body, Slot& slot) {
   return slot.refresh_failed();
 }
 }  // namespace
-
-// ---- ReadGate
-
-void ReadGate::enter() {
-  std::unique_lock lock(mutex_);
-  bool in_time = true;
-  const Deadline deadline = Deadline::after(kDefaultTimeout);
-  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return !closed_; }));
-  if (!in_time)
-    throw TimeoutError("[replicate] expected a refresh of replicas to end within 10 minutes; it is still going on");
-  ++readers_;
-}
-
-void ReadGate::leave() {
-  std::lock_guard lock(mutex_);
-  if (--readers_ == 0) changed_.notify_all();
-}
-
-void ReadGate::close(Deadline deadline, Device device) {
-  std::unique_lock lock(mutex_);
-  bool in_time = true;
-  LOCKSTEP_EDGE(in_time = changed_.wait_until(lock, deadline.time(), [&] { return readers_ == 0 && !closed_; }));
-  if (!in_time)
-    throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
-                           " to finish before it is refreshed; at the deadline ", readers_, " still read it"));
-  closed_ = true;
-}
-
-void ReadGate::open() {
-  std::lock_guard lock(mutex_);
-  closed_ = false;
-  changed_.notify_all();
-}
 
 // ---- layout
 
@@ -119,8 +88,13 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
 }
 
 void SlabSet::forget(ParameterBody& body) {
-  std::lock_guard lock(mutex);
-  std::lock_guard reduce_lock(reduce_mutex);
+  std::unique_lock lock(mutex, std::defer_lock), reduce_lock(reduce_mutex, std::defer_lock);
+  if (detail::process_ends()) {
+    if (std::try_lock(lock, reduce_lock) != -1) return;  // who holds it rests for ever, and never looks at it
+  } else {
+    lock.lock();
+    reduce_lock.lock();
+  }
   Entry& entry = entries[static_cast<std::size_t>(body.slab_entry)];
   entry.body = nullptr;
   entry.home.reset();
@@ -139,34 +113,19 @@ Slot& SlabSet::slot_for(Entry& entry, Device device) {
                        entry.body->shape, contiguous_strides(entry.body->shape)));
 }
 
-void SlabSet::refresh(std::span<ParameterBody* const> bodies, std::span<const Device> devices, Deadline deadline,
-                      TransferStats& stats) {
-  std::lock_guard lock(mutex);
-  std::vector<int> stale;
-  for (std::size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d] == home_) continue;
-    stale.clear();
-    for (ParameterBody* body : bodies) {
-      Entry& entry = entries[static_cast<std::size_t>(body->slab_entry)];
-      Slot& slot = slot_for(entry, devices[d]);
-      slot.replica.store(static_cast<int>(d), std::memory_order_relaxed);
-      if (is_stale(*body, slot)) stale.push_back(body->slab_entry);
-    }
-    if (stale.empty()) continue;
-    std::sort(stale.begin(), stale.end());
-    refresh_device(devices[d], stale, deadline, stats);
+std::vector<int> SlabSet::stale(std::span<ParameterBody* const> bodies, Device device, int replica) {
+  std::vector<int> found;
+  for (ParameterBody* body : bodies) {
+    Slot& slot = slot_for(entries[static_cast<std::size_t>(body->slab_entry)], device);
+    slot.replica.store(replica, std::memory_order_relaxed);
+    if (is_stale(*body, slot)) found.push_back(body->slab_entry);
   }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
-void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline deadline, TransferStats& stats) {
+void SlabSet::refresh(Device device, std::span<const int> stale, TransferStats& stats) {
   const int home = ordinal(home_), at = ordinal(device);
-  ReadGate& gate = gates_[static_cast<std::size_t>(at)];
-  LOCKSTEP_EDGE(gate.close(deadline, device));
-  struct Open {
-    ReadGate& gate;
-    ~Open() { gate.open(); }
-  } open{gate};
-
   Stream& from = current_stream(home_);
   Stream& to = current_stream(device);
   // After everything enqueued so far that reads these slots.
@@ -220,7 +179,12 @@ void SlabSet::refresh_device(Device device, std::span<const int> stale, Deadline
 
 // ---- ModuleSlots
 
-ModuleSlots::ModuleSlots(const ModuleBase& module) : parameters_(module.parameters()), buffers_(module.buffers()) {}
+ModuleSlots::ModuleSlots(const ModuleBase& module) : parameters_(module.parameters()), buffers_(module.buffers()) {
+  std::vector<ParameterBody*> bodies;
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) bodies.push_back(member.body());
+  detail::share_gate(bodies);
+}
 
 void ModuleSlots::check_placement(Device home) const {
   for (const auto* list : {&parameters_, &buffers_})
@@ -249,7 +213,7 @@ void verify(const Parameter& member, std::span<const Device> devices) {
   const ParameterBody& body = *member.body();
   const Tensor expected = body.home.detach().to(Device::cpu());
   for (std::size_t d = 1; d < devices.size(); ++d) {
-    const Tensor found = member.on(devices[d]).detach().to(Device::cpu());
+    const Tensor found = member.body()->on(devices[d]).detach().to(Device::cpu());  // whatever stands in for it
     if (std::memcmp(expected.data(), found.data(), expected.bytes()) != 0)
       throw Error(cat("[replicate] ", body.describe(), " differs on ", devices[d], " from its home ", devices[0],
                       " although neither was marked as changed; call mark_changed() after writing to it"));
@@ -285,6 +249,45 @@ bool ModuleSlots::form_slabs() const {
   return true;
 }
 
+// The slots on one device are replaced between the same calls, whatever sets they are of.
+void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const {
+  Reading reading;  // of home
+  std::map<std::shared_ptr<SlabSet>, std::vector<ParameterBody*>> by_set;  // in one order for all threads
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) by_set[member.body()->slabs].push_back(member.body());
+  read(reading);
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (const auto& [set, bodies] : by_set) locks.emplace_back(set->mutex);
+  for (std::size_t d = 1; d < devices.size(); ++d) {
+    const Device device = devices[d];
+    std::vector<std::pair<SlabSet*, std::vector<int>>> stale;
+    std::vector<ReadGate*> gates;
+    for (const auto& [set, bodies] : by_set) {
+      if (set->home() == device) continue;
+      std::vector<int> entries = set->stale(bodies, device, static_cast<int>(d));
+      if (entries.empty()) continue;
+      gates.push_back(&set->gate(device));
+      stale.emplace_back(set.get(), std::move(entries));
+      for (ParameterBody* body : bodies) {
+        reading.read(*body, current_stream(devices[0]));
+        reading.read(*body, current_stream(device));
+      }
+    }
+    if (gates.empty()) continue;
+    if (!ReadGate::close(gates, deadline)) {
+      int readers = 0;
+      for (const ReadGate* gate : gates) readers += gate->readers();
+      throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
+                             " to finish before it is refreshed; at the deadline ", readers, " still read it"));
+    }
+    struct Open {
+      std::span<ReadGate* const> gates;
+      ~Open() { ReadGate::open(gates); }
+    } const open{gates};
+    for (const auto& [set, entries] : stale) set->refresh(device, entries, stats);
+  }
+}
+
 TransferStats ModuleSlots::refresh(std::span<const Device> devices, Milliseconds timeout) const {
   TransferStats stats;
   if (devices.size() < 2) return stats;
@@ -298,10 +301,7 @@ TransferStats ModuleSlots::refresh(std::span<const Device> devices, Milliseconds
                   to_string(DeviceThread::current()->device()));
     NoGrad no_grad;
     form_slabs();
-    std::map<SlabSet*, std::vector<ParameterBody*>> by_set;
-    for (const auto* list : {&parameters_, &buffers_})
-      for (const Parameter& member : *list) by_set[member.body()->slabs.get()].push_back(member.body());
-    for (auto& [set, bodies] : by_set) set->refresh(bodies, devices, Deadline::after(timeout), stats);
+    refresh_slots(devices, Deadline::after(timeout), stats);
   }
   if (verify_replicas())
     for (const auto* list : {&parameters_, &buffers_})
@@ -314,15 +314,22 @@ namespace {
 // The sets of a module's bodies, each once: nearly always one.
 template <class F>
 void for_each_set(const ModuleSlots& slots, F&& f) {
-  SlabSet* seen[8];
+  std::array<SlabSet*, 8> first;
   std::size_t count = 0;
+  std::vector<SlabSet*> more;
+  const SlabSet* last = nullptr;
   for (const auto* list : {&slots.parameters(), &slots.buffers()})
     for (const Parameter& member : *list) {
       SlabSet* set = member.body()->slabs.get();
-      if (!set || std::find(seen, seen + count, set) != seen + count) continue;
-      LOCKSTEP_CHECK(count < std::size(seen), "[replicate] expected the parameters of a module to come from at most ",
-                     std::size(seen), " modules that were wrapped before, got more");
-      seen[count++] = set;
+      if (!set || set == last) continue;
+      last = set;
+      if (std::find(first.begin(), first.begin() + count, set) != first.begin() + count ||
+          std::find(more.begin(), more.end(), set) != more.end())
+        continue;
+      if (count < first.size())
+        first[count++] = set;
+      else
+        more.push_back(set);
       f(*set);
     }
 }
@@ -339,16 +346,14 @@ TransferStats ModuleSlots::reduced() const {
   return total;
 }
 
-ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) : slots_(slots), ordinal_(ordinal(device)) {
-  for_each_set(slots_, [&](SlabSet& set) {
-    if (set.home() != device) set.gate(ordinal_).enter();
-  });
+void ModuleSlots::read(Reading& reading) const {
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) reading.read(*member.body());
 }
 
-ModuleSlots::ReadLease::~ReadLease() {
-  const Device device = all_devices()[static_cast<std::size_t>(ordinal_)];
-  for_each_set(slots_, [&](SlabSet& set) {
-    if (set.home() != device) set.gate(ordinal_).leave();
+ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) {
+  for_each_set(slots, [&](SlabSet& set) {
+    if (set.home() != device) reading_.enter({set.shared_from_this(), &set.gate(device)});
   });
 }
 

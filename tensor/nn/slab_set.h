@@ -2,7 +2,6 @@
 // for parameters one of incoming gradients per device and one of summed gradients at home. All have one layout.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -11,24 +10,10 @@
 #include <vector>
 
 #include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/nn/slots.h"
 
 namespace lockstep {
-
-// Readers of the slots of one device on one side, a refresh of them on the other.
-class ReadGate {
- public:
-  void enter();  // waits, with the default deadline, while a refresh is going on
-  void leave();
-  void close(Deadline deadline, Device device);  // waits until no reader is inside; TimeoutError at the deadline
-  void open();
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int readers_ = 0;
-  bool closed_ = false;
-};
 
 class SlabSet : public std::enable_shared_from_this<SlabSet> {
  public:
@@ -54,12 +39,14 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   // The body goes (its destructor) or moves elsewhere.
   void forget(ParameterBody& body);
 
-  // Brings the slots of `bodies` (all of this set) on `devices` up to date.
-  void refresh(std::span<ParameterBody* const> bodies, std::span<const Device> devices, Deadline deadline,
-               TransferStats& stats);
+  // Entries of `bodies` (all of this set) whose slots on `device` are not up to date. Under `mutex`.
+  std::vector<int> stale(std::span<ParameterBody* const> bodies, Device device, int replica);
+  // Fills them, while the device's gate is closed.
+  void refresh(Device device, std::span<const int> stale, TransferStats& stats);
 
   Device home() const { return home_; }
-  ReadGate& gate(int ordinal) { return gates_[static_cast<std::size_t>(ordinal)]; }
+  // Of those who read the slots on a device.
+  ReadGate& gate(Device device) { return gates_[static_cast<std::size_t>(ordinal(device))].gate; }
 
   std::mutex mutex;         // layout, refresh
   std::mutex reduce_mutex;  // incoming and summed gradients
@@ -69,11 +56,14 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
 
  private:
   explicit SlabSet(Device home) : home_(home) {}
-  void refresh_device(Device device, std::span<const int> stale, Deadline deadline, TransferStats& stats);
   Slot& slot_for(Entry& entry, Device device);
 
+  struct MirrorGate {
+    ReadGate gate{ReadGate::Of::mirrors};
+  };
+
   Device home_;
-  ReadGate gates_[kMaxDevices];
+  MirrorGate gates_[kMaxDevices];
 };
 
 namespace detail {
@@ -81,6 +71,8 @@ namespace detail {
 Tensor slab_range(const Ref<Storage>& slab, DType dtype, std::size_t offset_bytes, std::size_t bytes);
 // Zeroed memory for a whole slab (the gaps between entries take part in sums).
 Ref<Storage> zeroed_slab(Device device, DType dtype, std::size_t bytes);
+// Into how many bytes, whole units of 256, a range is cut to make at most so many parts; the last ones may be empty.
+std::size_t part_bytes(std::size_t bytes, std::size_t parts);
 // The body's home moves out of its slab set.
 void leave_slabs(ParameterBody& body);
 }  // namespace detail

@@ -45,17 +45,16 @@ class LOCKSTEP_API ModuleSlots {
   // What reducing mirror gradients into these parameters has cost so far.
   TransferStats reduced() const;
 
+  // While `reading` lives, the elements at home stay as they are, but for in-place operations: loads of new ones wait.
+  void read(Reading& reading) const;
+
   // While it lives, this thread reads the slots on `device`: a refresh of them waits.
   class LOCKSTEP_API ReadLease {
    public:
     ReadLease(const ModuleSlots& slots, Device device);
-    ReadLease(const ReadLease&) = delete;
-    ReadLease& operator=(const ReadLease&) = delete;
-    ~ReadLease();
 
    private:
-    const ModuleSlots& slots_;
-    int ordinal_;
+    Reading reading_;
   };
 
   // Marks the parameters as being trained by the call that this thread works for, until the scope ends. Throws Error
@@ -73,6 +72,8 @@ class LOCKSTEP_API ModuleSlots {
   };
 
  private:
+  void refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const;
+
   std::vector<Parameter> parameters_, buffers_;
 };
 

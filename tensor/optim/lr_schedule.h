@@ -131,6 +131,8 @@ class LOCKSTEP_API ParamScheduler {
   // with the value it has as base value; where each group has a schedule of its own it keeps the value it has.
   void step();
   std::int64_t epoch() const { return epoch_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  const char* quantity() const { return quantity_->name; }  // "learning rate", "momentum"
 
   // "epoch" and the base values ("base_lrs", "base_momentums"); the schedules are the program's.
   std::vector<NamedTensor> state_dict() const;

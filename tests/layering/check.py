@@ -8,7 +8,8 @@ import sys
 
 LAYERS = ["runtime", "kernels", "tensor", "parallel"]  # each may include itself and the ones before it
 PRIVATE_FOLDERS = {"host", "cuda", "internal", "launch"}  # headers below these are not installed
-PROGRAM = "parallel/launch/"  # lockstep-run: a program, which may print and exit
+# lockstep-run, and what programs of benchmarks read their command line with: they may print and exit
+PROGRAM = ("parallel/launch/", "parallel/bench/command_line.")
 
 COMMENT = r'//[^\n]*|/\*.*?\*/'
 TEXT = r'R"([^(]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
@@ -46,7 +47,7 @@ def line_of(text, position):
 
 
 def is_private(path):
-    return bool(PRIVATE_FOLDERS & set(path.split("/")[:-1]))
+    return bool(PRIVATE_FOLDERS & set(path.split("/")[:-1])) or path.startswith(PROGRAM)
 
 
 def include_breach(path, quote, target):
@@ -57,6 +58,8 @@ def include_breach(path, quote, target):
         if quote == "<":
             return f'write "{target}" in quotes'
         other = target.split("/")[1]
+        if other == "version.h":  # macros, which the build makes
+            return None
         if other not in LAYERS:
             return f"{target} is the users' header: include what is needed of it"
         if LAYERS.index(other) > LAYERS.index(layer):

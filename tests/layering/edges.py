@@ -11,8 +11,8 @@ import sys
 from check import LAYERS, TEXT, without, without_comments
 
 HEADER = "runtime/internal/edge.h"
-# Below the backends' seam, which is what orders; and the order checker, which only watches.
-OUTSIDE = re.compile(r"/(host|cuda)/|(^|/)order_checker\.(h|cpp)$")
+# Below the backends' seam, which is what orders; the order checker, which only watches; and programs of benchmarks.
+OUTSIDE = re.compile(r"/(host|cuda)/|^parallel/bench/|(^|/)order_checker\.(h|cpp)$")
 ON_CUDA_ALONE = "// on CUDA alone"  # never run by the programs of scripts/edges
 
 EDGE = re.compile(r"\bLOCKSTEP_EDGE(?:_SCOPE)?\b")

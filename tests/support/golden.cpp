@@ -1,6 +1,7 @@
 #include "support/golden.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <set>
 
 #include "lockstep/runtime/strings.h"
@@ -139,7 +140,11 @@ std::string GoldenCase::differences(const Function& function) {
   return found_;
 }
 
-std::string golden_path(const std::string& name) { return LOCKSTEP_GOLDEN_FOLDER "/" + name + ".safetensors"; }
+// Where the tree was built, unless the environment says where it is now.
+std::string golden_path(const std::string& name) {
+  const char* folder = std::getenv("LOCKSTEP_GOLDEN_FOLDER");
+  return cat(folder ? folder : LOCKSTEP_GOLDEN_FOLDER, "/", name, ".safetensors");
+}
 
 void check_golden(const std::string& group, Device device,
                   const std::map<std::string, GoldenCase::Function>& functions) {

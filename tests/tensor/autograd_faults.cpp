@@ -48,6 +48,22 @@ TEST_CASE("autograd: grad of a result leaves the graph before that result alone"
   CHECK(grad(odd * 5.0, {odd})[0].item<double>() == 5);
 }
 
+TEST_CASE("autograd: grad of a result and of what it was computed from, in any order") {
+  Tensor x = leaf({3}), other = leaf({5});
+  const auto check = [](const std::vector<Tensor>& found, const Doubles& wanted) {
+    REQUIRE(found.size() == wanted.size());
+    for (std::size_t i = 0; i < found.size(); ++i) CHECK((found[i].defined() && found[i].item<double>() == wanted[i]));
+  };
+  const Tensor h = x * x, y = h * 2.0, deeper = h * other, z = deeper * deeper;
+  const GradOptions again{.retain_graph = true};
+  check(grad(y, {h, x}, again), {2, 12});
+  check(grad(y, {x, h}, again), {12, 2});
+  check(grad(y, {y, h, x}, again), {1, 2, 12});
+  check(grad(z, {deeper, h, other, x}, again), {90, 450, 810, 2700});
+  check(grad(z, {x, other, h, deeper}, again), {2700, 810, 450, 90});
+  check(grad(z, {deeper, x}, again), {90, 2700});
+}
+
 TEST_CASE("autograd: hooks may remove themselves and add others while they run") {
   Tensor x = leaf({1});
   std::vector<int> calls;

@@ -1,6 +1,9 @@
 // Modules: names, traversal, modes, hooks, copies, substitution, state by name.
 #include "lockstep/tensor/nn/module.h"
 
+#include <atomic>
+#include <thread>
+
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops.h"
 #include "support/catch.h"
@@ -48,6 +51,18 @@ TEST_CASE("members give names, in order, absent ones left out") {
   CHECK(names(net.named_buffers()).front() == "first.calls");
   net.extra = Parameter(values({1}));
   CHECK(names(net.named_parameters()).back() == "extra");
+}
+
+TEST_CASE("a parameter shares the elements of a contiguous value, and copies those of another") {
+  Tensor value = from_data(std::vector<double>{1, 2, 3, 4, 5, 6}, {2, 3});
+  const Parameter shared(value), copied(value.t());
+  const Buffer buffer(value), part(value.select(1, 0));
+  value.fill_(7);
+  CHECK(shared.tensor().to_vector<double>() == std::vector<double>(6, 7));
+  CHECK(buffer.tensor().data() == value.data());
+  CHECK(copied.tensor().to_vector<double>() == std::vector<double>{1, 4, 2, 5, 3, 6});
+  CHECK(part.tensor().to_vector<double>() == std::vector<double>{1, 4});
+  CHECK(copied.tensor().contiguous_layout());
 }
 
 TEST_CASE("tied parameters are listed once and saved under each name") {
@@ -112,6 +127,52 @@ TEST_CASE("hooks run around forward and with the gradients of the results") {
   order.clear();
   net(values({1, 1}));
   CHECK(order == std::vector<std::string>{"pre 1"});
+}
+
+TEST_CASE("hooks may remove themselves and others, and add more, while they run") {
+  Net net;
+  std::vector<std::string> order;
+  std::uint64_t once = 0, other = 0;
+  once = net.register_forward_hook([&](const ModuleBase&, std::span<const Tensor>, std::span<const Tensor>) {
+    order.push_back("once");
+    net.remove_hook(once);
+    net.remove_hook(other);
+    for (int i = 0; i < 20; ++i)  // the list moves in memory
+      net.register_forward_pre_hook([&order](const ModuleBase&, std::span<const Tensor>) { order.push_back("new"); });
+  });
+  other = net.register_forward_hook(
+      [&](const ModuleBase&, std::span<const Tensor>, std::span<const Tensor>) { order.push_back("other"); });
+  std::uint64_t back = 0;
+  back = net.register_backward_hook([&](const ModuleBase&, std::span<const Tensor>) {
+    order.push_back("back");
+    net.remove_hook(back);
+  });
+  const Tensor first = net(values({1, 1}));
+  CHECK(order == std::vector<std::string>{"once", "other"});  // a call goes on with the hooks that it began with
+  order.clear();
+  const Tensor second = net(values({1, 1}));
+  CHECK(order == std::vector<std::string>(20, "new"));
+  order.clear();
+  first.sum().backward();
+  second.sum().backward();
+  CHECK(order == std::vector<std::string>{"back"});
+  CHECK_THROWS_WITH(net.register_forward_hook(ForwardHook()), Contains("empty"));
+}
+
+TEST_CASE("hooks are removed by one thread while others call the module") {
+  const Net net;
+  Net handle = net;  // shares the hooks
+  std::atomic<bool> go_on{true};
+  std::atomic<int> seen{0};
+  std::thread caller([&] {
+    const NoGrad no_grad;
+    while (go_on) net(values({1, 1}));
+  });
+  for (int i = 0; i < 300; ++i)
+    handle.remove_hook(handle.register_forward_pre_hook([&](const ModuleBase&, std::span<const Tensor>) { ++seen; }));
+  go_on = false;
+  caller.join();
+  CHECK(seen >= 0);
 }
 
 TEST_CASE("load_state_dict changes nothing unless everything fits") {

@@ -163,7 +163,7 @@ TEST_CASE("a leaf that requires a gradient is written under NoGrad only") {
 TEST_CASE("views that are part of a graph are not written") {
   const Tensor x = leaf({1, 2, 3, 4});
   Tensor y = x * 2;
-  CHECK_THROWS_WITH(y.narrow(0, 0, 2).add_(1), Contains("[add_]") && Contains("view"));
+  CHECK_THROWS_WITH(y.narrow(0, 0, 2).add_(1), Contains("[add_]") && Contains("which is a view"));
   CHECK_THROWS_AS(y.reshape({2, 2}).mul_(2), InvalidArgument);
   CHECK_THROWS_AS(split(y, 2)[0].fill_(0), InvalidArgument);
   Tensor orphan = (x * 2).narrow(0, 0, 2);  // also when its base is gone
@@ -171,7 +171,7 @@ TEST_CASE("views that are part of a graph are not written") {
   // Nor is their base while they are there: their origin would be wrong.
   {
     const Tensor view = y[0];
-    CHECK_THROWS_WITH(y.mul_(2), Contains("[mul_]") && Contains("shares"));
+    CHECK_THROWS_WITH(y.mul_(2), Contains("[mul_]") && Contains("whose elements another tensor has too") && !Contains("view"));
   }
   // A view of a plain tensor becomes part of no graph either: its base would not know.
   Tensor plain = zeros({4}, {.dtype = DType::f64});

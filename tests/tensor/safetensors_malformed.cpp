@@ -151,6 +151,7 @@ TEST_CASE("safetensors: every broken rule of the file around the header is named
   CHECK(complaint(path, std::string(7, '\0')) == 7);
   CHECK(complaint(path, std::string(8, '\0')) == 8);
   CHECK(complaint(path, with_length(100'000'001, header)) == 0);
+  CHECK_THROWS_WITH(load_safetensors(path), Catch::Matchers::Contains("100000001: this is another kind of file"));
   CHECK(complaint(path, with_length(~std::uint64_t{0}, header)) == 0);
   CHECK(complaint(path, with_length(~std::uint64_t{7}, header)) == 0);
   CHECK(complaint(path, with_length(100'000'000, header)) == size);

@@ -274,7 +274,8 @@ TEST_CASE("a parameter that moves while it is frozen gets its gradient where it 
 
 TEST_CASE("a reader enters when the refresh that is going on is over") {
   ReadGate gate;
-  gate.close(Deadline::after(Milliseconds(60'000)), first_device());
+  ReadGate* const gates[] = {&gate};
+  REQUIRE(ReadGate::close(gates, Deadline::after(Milliseconds(60'000))));
   std::atomic<bool> entered{false};
   std::thread reader([&] {
     gate.enter();
@@ -284,7 +285,7 @@ TEST_CASE("a reader enters when the refresh that is going on is over") {
   // However long that is; a reader that does not wait is seen at once.
   for (int i = 0; i < 20 && !entered; ++i) std::this_thread::sleep_for(Milliseconds(1));
   CHECK_FALSE(entered);
-  gate.open();
+  ReadGate::open(gates);
   reader.join();
   CHECK(entered);
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace lockstep::detail {
 
@@ -19,7 +18,6 @@ void fail_system(const char* op, const char* what, const std::string& path, int 
 FileDescriptor::~FileDescriptor() {
   if (number_ >= 0) ::close(number_);
 }
-int FileDescriptor::release() { return std::exchange(number_, -1); }
 
 InputFile::InputFile(const char* op, const std::string& path)
     : op_(op), path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // a pipe would block

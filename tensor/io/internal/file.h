@@ -19,7 +19,6 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor();
   int get() const { return number_; }
-  int release();
 
  private:
   int number_;
