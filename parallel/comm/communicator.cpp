@@ -4,7 +4,10 @@
 #include <charconv>
 #include <tuple>
 
+#include "lockstep/parallel/comm/internal/job.h"
+#include "lockstep/parallel/comm/internal/told.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/threads.h"
 #include "lockstep/runtime/order.h"
 #include "lockstep/runtime/trace.h"
 
@@ -51,6 +54,7 @@ Communicator::Communicator(int rank, int size, Device device, Milliseconds timeo
       size_(size),
       device_(device),
       timeout_(timeout),
+      generation_(detail::fork_generation()),
       sent_(static_cast<std::size_t>(std::max(size, 0))),
       received_(sent_.size()) {
   LOCKSTEP_CHECK(size > 0 && rank >= 0 && rank < size,
@@ -61,23 +65,33 @@ Communicator::Communicator(int rank, int size, Device device, Milliseconds timeo
 
 // ---- failures
 
+const Communicator*& detail::told() {
+  static thread_local const Communicator* communicator = nullptr;
+  return communicator;
+}
+
 std::optional<CommError> Communicator::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
 
 void Communicator::check() const {
-  if (broken()) [[unlikely]]
-    throw *failure();
+  detail::check_generation("communicator", generation_);
+  if (!broken()) [[likely]]
+    return;
+  detail::told() = this;
+  throw *failure();
 }
 
 CommError Communicator::break_with(const CommError& error) {
+  detail::told() = this;  // by a rank's own thread when a call of its fails; streams have theirs
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return *failure_;
     failure_ = error;
     broken_.store(true, std::memory_order_release);
   }
+  detail::report_failure(ranks_of_job_, error);
   on_broken(error);
   return error;
 }
@@ -243,7 +257,17 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::vector<int> ranks;
   for (const auto& [its_key, r] : members) ranks.push_back(r);
   const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-  return make_split(ranks, static_cast<int>(index), cat(number, '.', color));
+  std::vector<int> ranks_of_job;
+  if (!ranks_of_job_.empty())
+    for (const int r : ranks) ranks_of_job.push_back(ranks_of_job_[static_cast<std::size_t>(r)]);
+  try {
+    auto made = make_split(ranks, static_cast<int>(index), cat(number, '.', color));
+    made->set_ranks_of_job(std::move(ranks_of_job));
+    return made;
+  } catch (const CommError& error) {
+    detail::report_failure(ranks_of_job, error);
+    throw;
+  }
 }
 
 }  // namespace lockstep

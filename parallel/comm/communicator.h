@@ -75,6 +75,9 @@ class LOCKSTEP_API Communicator {
   // Throws failure() if there is one.
   void check() const;
 
+  // For the library: the numbers of its ranks in the job of lockstep-run, which is told of failures.
+  void set_ranks_of_job(std::vector<int> ranks) { ranks_of_job_ = std::move(ranks); }
+
  protected:
   Communicator(int rank, int size, Device device, Milliseconds timeout);
 
@@ -100,7 +103,9 @@ class LOCKSTEP_API Communicator {
   Device device_;
   Milliseconds timeout_;
   std::uint64_t sequence_ = 0, exchanges_ = 0, splits_ = 0;
+  const std::uint64_t generation_;  // of the process: a forked child has neither its threads nor its place
   std::vector<std::uint64_t> sent_, received_;  // by rank
+  std::vector<int> ranks_of_job_;
   std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
   std::optional<CommError> failure_;

@@ -1,7 +1,10 @@
+#include <atomic>
+
 #include "lockstep/parallel/comm/internal/socket.h"
 #include "lockstep/parallel/comm/rank_info.h"
 #include "lockstep/parallel/comm/tcp_store.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/log.h"
 
 namespace lockstep {
 namespace {
@@ -31,6 +34,11 @@ std::shared_ptr<Store> connect_store(const RankInfo& ranks, const ConnectOptions
   const auto hosted = std::shared_ptr<Hosted>(
       new Hosted{TcpStoreServer({.address = address.host, .port = address.port, .token = token}), nullptr});
   hosted->client = make_tcp_store(client);
+  static std::atomic<bool> said{false};
+  if (token.empty() && !said.exchange(true))
+    log(LogLevel::warning, cat("[connect_store] rank 0 serves the store at ", ranks.store,
+                               " without a token: every user of this machine can take part in the job, and end it. "
+                               "LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE keep others out"));
   return {hosted, hosted->client.get()};
 }
 

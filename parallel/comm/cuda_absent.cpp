@@ -1,9 +1,11 @@
 // A build without CUDA.
+#include "lockstep/parallel/comm/internal/nccl_version.h"
 #include "lockstep/parallel/comm/nccl_communicator.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep {
 
+std::string detail::nccl_version() { return ""; }
 std::string why_no_nccl() { return "[nccl] expected a build with CUDA, got one without"; }
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Store>&, int, int, Device,

@@ -27,7 +27,8 @@ std::optional<CommError> MeetingPlace::why_not(const Table& table, const char* n
   return std::nullopt;
 }
 
-std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution post, Milliseconds timeout) {
+std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution post,
+                                             Milliseconds timeout) {
   const char* name = to_string(post.fingerprint.kind);
   const bool open = meeting.phase == 0;
   const Deadline deadline = Deadline::after(timeout);

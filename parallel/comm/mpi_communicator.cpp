@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "lockstep/parallel/comm/internal/mpi_library.h"
 #include "lockstep/parallel/comm/internal/mpi_member.h"
 #include "lockstep/parallel/comm/internal/stream_task.h"
 #include "lockstep/runtime/error.h"
@@ -51,18 +52,24 @@ class MpiCommunicator final : public Communicator {
 
 }  // namespace
 
-bool mpi_available() {
-  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MV2_COMM_WORLD_SIZE"})
-    if (!detail::environment(variable).empty()) return true;
-  return MpiEngine::initialised();
+std::string why_no_mpi() {
+  bool is_rank = false;
+  for (const char* variable :
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
+    is_rank |= !detail::environment(variable).empty();
+  if (!is_rank && !MpiEngine::initialised())
+    return "[mpi] expected a rank of an MPI job, got a process that mpirun (or mpiexec, or srun with MPI) has not "
+           "started";
+  return mpi::library_error();
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator(Device device, const MpiOptions& options) {
   LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_mpi_communicator] expected a host device, got ", device);
   LOCKSTEP_CHECK(options.timeout.count() > 0, "[make_mpi_communicator] expected a positive timeout, got ",
                  options.timeout.count(), " ms");
+  mpi::library();
   MpiEngine& engine = MpiEngine::instance(options.timeout);
-  static std::atomic<std::int64_t> number{0};  // the same on all ranks, which make as many calls
+  static std::atomic<std::int64_t> number{1};  // the same on all ranks, which make as many calls; 0 is the engine's own
   std::vector<int> everybody(static_cast<std::size_t>(engine.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   const auto channel = engine.open(engine.context(engine.size(), number++), std::move(everybody), engine.rank());

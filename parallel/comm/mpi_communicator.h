@@ -1,7 +1,13 @@
 // Ranks that are the processes of an MPI job, on any number of machines, with tensors in host memory.
+//
+// Nothing here needs MPI to build or start. What talks to MPI is the plug-in liblockstep_mpi.so, compiled against the
+// MPI that was there when Lockstep was built and opened when the first communicator is made: LOCKSTEP_MPI_LIBRARY names
+// it, else it is looked for beside the library (or the program that holds a static one), in ../lib of that folder, and
+// where the dynamic linker looks.
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "lockstep/parallel/comm/communicator.h"
 
@@ -11,9 +17,10 @@ struct MpiOptions {
   Milliseconds timeout = kDefaultTimeout;
 };
 
-// Whether this build has MPI, and this process is a rank of a job of it: an MPI launcher has started it (its variables
-// are in the environment), or the application has initialised MPI.
-LOCKSTEP_API bool mpi_available();
+// Empty when this process is a rank of an MPI job (an MPI launcher has started it: its variables are in the
+// environment; or the application has initialised MPI) and the plug-in can be opened, else why not.
+LOCKSTEP_API std::string why_no_mpi();
+inline bool mpi_available() { return why_no_mpi().empty(); }
 
 // A communicator of all ranks of MPI_COMM_WORLD, which is rank and size; every rank calls it, as often as the others.
 // `device` is a host device of this process. Only bytes travel through MPI: reductions are done here, in the order of
@@ -24,11 +31,12 @@ LOCKSTEP_API bool mpi_available();
 // then finalises it at exit. The application's MPI must allow MPI_THREAD_SERIALIZED at least, and with no more than
 // that, it makes no MPI calls while a communicator is in use.
 //
-// After a failure the surviving ranks can use the communicators that are not broken, to save what they have; but an
-// MPI job cannot be mended: most launchers end all ranks when one dies, and at exit a rank that has seen a failure
-// waits for the others only briefly, after which the launcher ends them. Start the job again.
+// After a failure the surviving ranks can use the communicators that are not broken, to save what they have. But an MPI
+// job cannot be mended: start it again. Most launchers end all ranks when one dies. A rank that has seen a failure waits
+// for the others at its exit: two minutes for those that speak, two seconds for those that had been silent. Then it
+// leaves MPI to the launcher, which ends them.
 //
-// Throws NotSupported in a build without MPI, CommError when MPI cannot be initialised or not all ranks have come
+// Throws NotSupported without the plug-in, CommError when MPI cannot be initialised or not all ranks have come
 // before the deadline.
 LOCKSTEP_API std::unique_ptr<Communicator> make_mpi_communicator(Device device, const MpiOptions& options = {});
 

@@ -7,6 +7,9 @@
 #include <string>
 #include <thread>
 
+#include "lockstep/parallel/comm/internal/local_store.h"
+#include "lockstep/parallel/comm/internal/told.h"
+#include "lockstep/parallel/comm/make_communicator.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
@@ -48,6 +51,49 @@ bool is_comm_error(const std::exception_ptr& error) {
   } catch (...) {
     return false;
   }
+}
+
+// Groups of threads are for host devices; elsewhere the ranks choose, as ranks of a launcher do.
+std::vector<std::unique_ptr<Communicator>> make_group(const std::vector<Device>& devices, Milliseconds timeout) {
+  const bool on_hosts =
+      std::all_of(devices.begin(), devices.end(), [](Device device) { return device.type() == DeviceType::host; });
+  if (on_hosts) return make_thread_group(devices, {.timeout = timeout});
+  const auto store = std::make_shared<LocalStore>();
+  const int size = static_cast<int>(devices.size());
+  std::vector<std::unique_ptr<Communicator>> made(devices.size());
+  std::vector<std::exception_ptr> errors(devices.size());
+  const auto failed = [&](std::size_t r) {
+    errors[r] = std::current_exception();
+    store->give_up(CommError(static_cast<int>(r), "run_ranks", describe(errors[r])));  // it does not come any more
+  };
+  const auto make = [&](std::size_t r) noexcept {
+    try {
+      const int rank = static_cast<int>(r);
+      made[r] = make_communicator({.store = store,
+                                   .rank = {.rank = rank, .size = size, .local_rank = rank, .local_size = size},
+                                   .device = devices[r],
+                                   .timeout = timeout});
+    } catch (...) {
+      failed(r);
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(devices.size());
+  for (std::size_t r = 1; r < devices.size(); ++r) {
+    try {
+      threads.emplace_back(make, r);
+    } catch (...) {  // the system has no thread left
+      failed(r);
+    }
+  }
+  make(0);
+  for (std::thread& thread : threads) thread.join();
+  // A CommError may follow from what another rank threw.
+  std::exception_ptr cause;
+  for (const std::exception_ptr& error : errors)
+    if (error && (!cause || (is_comm_error(cause) && !is_comm_error(error)))) cause = error;
+  if (cause) std::rethrow_exception(cause);
+  return made;
 }
 
 // Waits for the stream of a rank whose failure is known.
@@ -102,7 +148,12 @@ void RankCall::run_function(RankCall& call, int rank) {
       LOCKSTEP_EDGE_SCOPE(StreamScope, current, stream);
       call.run(rank, *seat.communicator);
       // What failed on the stream is the rank's failure, and what it returned is there.
-      LOCKSTEP_EDGE(synchronize(stream, state.timeout));
+      try {
+        LOCKSTEP_EDGE(synchronize(stream, state.timeout));
+      } catch (const CommError&) {
+        if (told() != seat.communicator.get()) throw;
+        await_failed(stream, state.timeout);  // a call has thrown it, and the function has caught it
+      }
     } catch (...) {
       state.failed(seat, std::current_exception());
       // What is on its way ends now, and is not somebody else's failure later.
@@ -191,7 +242,7 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
     state.context.substitution = state.substitution.get();
   }
   std::vector<std::unique_ptr<Communicator>> communicators =
-      options.make ? options.make(devices, options.timeout) : make_thread_group(devices, {.timeout = options.timeout});
+      options.make ? options.make(devices, options.timeout) : make_group(devices, options.timeout);
   LOCKSTEP_CHECK(communicators.size() == devices.size(), "[run_ranks] expected ", ranks, " communicators, got ",
                  communicators.size());
   state.seats.resize(communicators.size());
@@ -202,9 +253,10 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
   threads.reserve(state.seats.size());
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back([call, r] { RankCall::run_rank(call, r); });
-  } catch (const std::system_error& error) {
+  } catch (...) {
+    const std::string why = describe(std::current_exception());
     for (std::size_t r = threads.size(); r < state.seats.size(); ++r) {
-      state.seats[r].communicator->abort(cat("could not start a thread: ", error.what()));
+      state.seats[r].communicator->abort("could not start a thread: " + why);
       state.seats[r].communicator.reset();
     }
     for (std::thread& thread : threads) thread.join();

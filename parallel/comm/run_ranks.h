@@ -18,7 +18,7 @@ struct RunRanksOptions {
   std::vector<Device> devices = {};
   // Of the communicators; and how long a rank may go on alone, once another has ended.
   Milliseconds timeout = kDefaultTimeout;
-  // Makes the ranks' communicators; empty: make_thread_group.
+  // Makes the ranks' communicators; empty: make_thread_group on host devices, else what make_communicator chooses.
   std::function<std::vector<std::unique_ptr<Communicator>>(std::span<const Device>, Milliseconds)> make = {};
 };
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/parallel/comm/internal/job.h"
 #include "lockstep/parallel/comm/internal/process_group.h"
 #include "lockstep/parallel/comm/internal/shared_by_name.h"
 #include "lockstep/parallel/comm/internal/shared_member.h"
 #include "lockstep/parallel/comm/internal/stream_task.h"
+#include "lockstep/parallel/comm/internal/words.h"
 #include "lockstep/runtime/order.h"
 #include "lockstep/runtime/strings.h"
 
@@ -40,12 +42,6 @@ class ThreadGroup final : public SharedGroup {
  private:
   detail::SharedByName<SharedGroup> splits_;  // that not all members have taken yet
 };
-
-// The message without the "[collective] rank r: " before it.
-std::string bare(const CommError& error) {
-  const std::string text = error.what(), before = cat("[", error.collective, "] rank ", error.rank, ": ");
-  return text.starts_with(before) ? text.substr(before.size()) : text;
-}
 
 }  // namespace
 
@@ -81,7 +77,9 @@ std::unique_ptr<Communicator> SharedMemoryCommunicator::make_split(const std::ve
                                                     timeout());
 }
 
-void SharedMemoryCommunicator::on_broken(const CommError& error) { group_->board().fail(error.rank, bare(error)); }
+void SharedMemoryCommunicator::on_broken(const CommError& error) {
+  group_->board().fail(error.rank, detail::words_of(error));
+}
 
 std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
                                                              const SharedMemoryOptions& options) {
@@ -99,15 +97,20 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Dev
   return ranks;
 }
 
-std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank, int size,
+std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, const RankInfo& ranks,
                                                         Device device, const SharedMemoryOptions& options) {
+  const int rank = ranks.rank, size = ranks.size;
   LOCKSTEP_CHECK(size > 0 && size <= SharedMemoryCommunicator::kMostRanks && rank >= 0 && rank < size,
                  "[make_process_communicator] expected a rank below the number of ranks, at most ",
                  SharedMemoryCommunicator::kMostRanks, ", got rank ", rank, " of ", size);
   LOCKSTEP_CHECK(store || size == 1, "[make_process_communicator] expected a store, got none");
   LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_process_communicator] expected a host device, got ", device);
-  return std::make_unique<SharedMemoryCommunicator>(
-      detail::ProcessGroup::make(store, options.name, rank, size, options.timeout), rank, device, options.timeout);
+  return detail::make_in_job(ranks, [&] {
+    const detail::Gone gone = store ? detail::gone_from_job(*store, ranks) : nullptr;
+    return std::make_unique<SharedMemoryCommunicator>(
+        detail::ProcessGroup::make(store, options.name, rank, size, options.timeout, false, gone), rank, device,
+        options.timeout);
+  });
 }
 
 }  // namespace lockstep

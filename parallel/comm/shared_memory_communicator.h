@@ -56,14 +56,13 @@ LOCKSTEP_API std::vector<std::unique_ptr<Communicator>> make_thread_group(std::s
 
 // Rank `rank` of `size` processes of one user on this machine, which find each other through `store`. Blocks until all
 // have called it; CommError on every rank that has, naming those that have not, at the deadline. The store is used
-// again by split().
-LOCKSTEP_API std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank,
-                                                                     int size, Device device,
+// again by split(). With what discover_ranks says, lockstep-run and the ranks tell each other who has failed.
+LOCKSTEP_API std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store,
+                                                                     const RankInfo& ranks, Device device,
                                                                      const SharedMemoryOptions& options = {});
-inline std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store,
-                                                               const RankInfo& ranks, Device device,
-                                                               const SharedMemoryOptions& options = {}) {
-  return make_process_communicator(store, ranks.rank, ranks.size, device, options);
+inline std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, int rank, int size,
+                                                               Device device, const SharedMemoryOptions& options = {}) {
+  return make_process_communicator(store, {.rank = rank, .size = size}, device, options);
 }
 
 }  // namespace lockstep

@@ -12,6 +12,12 @@
 
 namespace lockstep {
 
+// A rank whose process has ended, and how: "exited with code 0".
+struct EndedRank {
+  int rank;
+  std::string how;
+};
+
 // Keys have at most kMaxKeyBytes, values kMaxValueBytes (InvalidArgument). Every call is atomic and may come from any
 // thread. Calls throw CommError when the store cannot be reached (its host is gone, the deadline is over).
 class LOCKSTEP_API Store {
@@ -28,6 +34,8 @@ class LOCKSTEP_API Store {
   // Sets the key to `desired` when it is `expected` (absent: ""), and returns what it is afterwards.
   virtual std::string compare_set(const std::string& key, const std::string& expected, const std::string& desired) = 0;
   virtual bool erase(const std::string& key) = 0;  // whether it was there
+  // The ranks of the job whose processes have ended, where a launcher serves the store and says so (lockstep-run).
+  virtual std::vector<EndedRank> ended_ranks() { return {}; }
 };
 
 // Within one process: what ranks that are threads share.

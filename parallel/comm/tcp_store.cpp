@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/parallel/comm/internal/job.h"
 #include "lockstep/parallel/comm/internal/socket.h"
 #include "lockstep/parallel/comm/internal/store_table.h"
 #include "lockstep/parallel/comm/internal/store_wire.h"
@@ -69,6 +70,17 @@ class TcpStore final : public Store {
     return call("compare_set", {.op = wire::Op::compare_set, .key = key, .first = expected, .second = desired}).value;
   }
   bool erase(const std::string& key) override { return call("erase", {.op = wire::Op::erase, .key = key}).number != 0; }
+  std::vector<EndedRank> ended_ranks() override {
+    std::vector<EndedRank> ended;
+    if (options_.host_rank >= 0) return ended;
+    const std::int64_t count = std::stoll(try_get(detail::kEndedCount).value_or("0"));
+    for (std::int64_t n = 1; n <= count; ++n) {
+      const std::string line = try_get(detail::ended_key(n)).value_or("");  // absent: it is being written
+      if (const auto space = line.find(' '); space != line.npos)
+        ended.push_back({std::stoi(line.substr(0, space)), line.substr(space + 1)});
+    }
+    return ended;
+  }
 
  private:
   struct Reply {
@@ -136,7 +148,11 @@ class TcpStore final : public Store {
   // `first`: the server may not be there yet; later, one that refuses has ended.
   Fd connect(Deadline deadline, bool first) {
     auto pause = Milliseconds(5);
-    std::string problem = "no attempt";
+    std::string problem;
+    // An attempt that the deadline cut short tells less than one before it that ended.
+    const auto learn = [&](std::string text) {
+      if (problem.empty() || !deadline.passed()) problem = std::move(text);
+    };
     while (true) {
       for (const auto& endpoint : endpoints_) {
         Fd socket;
@@ -147,9 +163,9 @@ class TcpStore final : public Store {
         if (failed == 0) {
           const auto said = greet(socket.get(), attempt);
           if (!said) return socket;
-          problem = *said;
+          learn(*said);
         } else {
-          problem = std::strerror(failed);
+          learn(std::strerror(failed));
           if (!first && failed == ECONNREFUSED) lose(cat(where(), " is gone: its process ended"));
         }
       }

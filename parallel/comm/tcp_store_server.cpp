@@ -3,12 +3,14 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
+#include <new>
 
 #include "lockstep/parallel/comm/internal/socket.h"
 #include "lockstep/parallel/comm/internal/store_service.h"
 #include "lockstep/parallel/comm/tcp_store.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/service_thread.h"
+#include "lockstep/runtime/internal/threads.h"
 
 namespace lockstep {
 
@@ -16,6 +18,7 @@ struct TcpStoreServer::Service {
   Service(const TcpStoreServerOptions& options, detail::Fd listener) : store(options, std::move(listener)) {}
   detail::StoreService store;
   std::promise<void> ended;
+  const std::uint64_t generation = detail::fork_generation();
 };
 
 TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(options.address) {
@@ -54,6 +57,10 @@ TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(opt
 }
 
 TcpStoreServer::~TcpStoreServer() {
+  if (service_->generation != detail::fork_generation()) {  // the parent's goes on serving
+    new (std::nothrow) std::shared_ptr<Service>(std::move(service_));
+    return;
+  }
   service_->store.stop();
   service_->ended.get_future().get();
 }

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "fake_cuda/nccl_processes.h"
 #include "fake_cuda/nccl_state.h"
 #include "lockstep/runtime/strings.h"
 
@@ -39,11 +40,6 @@ bool writes(const NcclCall& call) {
   return call.kind != NcclCall::send && (call.kind != NcclCall::reduce || call.comm->rank == call.peer);
 }
 
-bool agree(const NcclCall& a, const NcclCall& b) {
-  const bool pair = a.kind == NcclCall::send || a.kind == NcclCall::recv;
-  return a.count == b.count && a.type == b.type && (pair || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
-}
-
 using Part = std::pair<std::shared_ptr<NcclOperation>, std::size_t>;  // and whose part of it
 
 // The kernel: one for all calls of a group on a stream.
@@ -67,9 +63,45 @@ void spin(const std::vector<Part>& parts, State& machine, int device, std::uint6
   --machine.collectives;
 }
 
+// The same, of a rank whose others are processes.
+void spin_with_processes(const std::vector<Part>& parts, State& machine, int device, NcclProcesses& processes,
+                         int rank) {
+  std::vector<NcclCall> calls;
+  for (const auto& [operation, part] : parts) calls.push_back(operation->calls[part]);
+  const auto stopped = [&] {
+    if (machine.broken_by(device) != cudaSuccess) return true;
+    for (const auto& [operation, part] : parts) {
+      const std::lock_guard lock(operation->mutex);
+      if (operation->aborted[part]) return true;
+    }
+    return false;
+  };
+  const std::string problem = processes.run(rank, calls, stopped);
+  if (!problem.empty() && problem != "stopped") {  // it never ends
+    record_failure(Rule::nccl_order, calls[0].name, problem, device, calls[0].stream);
+    while (!stopped()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& [operation, part] : parts) {
+    const std::lock_guard lock(operation->mutex);
+    operation->done = problem.empty();
+  }
+  const std::lock_guard lock(machine.mutex);
+  --machine.collectives;
+}
+
 // Finds what the call is a part of. Under the mutex of NCCL.
-Part join(Call& call, const NcclCall& issued) {
+Part join(Call& call, NcclCall issued) {
   ncclComm& comm = *issued.comm;
+  if (comm.group->processes) {  // what the others do is in their processes
+    const bool sends = issued.kind == NcclCall::send, receives = issued.kind == NcclCall::recv;
+    issued.number = ++(sends ? comm.sent[issued.peer] : receives ? comm.received[issued.peer] : comm.collectives);
+    auto own = std::make_shared<NcclOperation>();
+    own->expected = 1;
+    own->calls = {issued};
+    own->present = {true};
+    own->aborted = {false};
+    return {own, 0};
+  }
   std::shared_ptr<NcclOperation>* slot = nullptr;
   std::size_t part = static_cast<std::size_t>(comm.rank);
   int expected = comm.group->size;
@@ -131,9 +163,14 @@ void enqueue(Call& call, const std::vector<NcclCall>& calls) {
   }
   for (auto& [handle, list] : parts) {
     ++machine.collectives;
-    find_stream(call, handle)->host->run([list, &machine, device = comm.device, seed = draw(nccl())] {
-      spin(list, machine, device, seed);
-    });
+    find_stream(call, handle)
+        ->host->run([list, &machine, device = comm.device, seed = draw(nccl()), processes = comm.group->processes,
+                     rank = comm.rank] {
+          if (processes)
+            spin_with_processes(list, machine, device, *processes, rank);
+          else
+            spin(list, machine, device, seed);
+        });
   }
 }
 
@@ -203,7 +240,10 @@ ncclResult_t submit(const NcclCall& issued) {
 // One step towards the end of what is pending. Under the mutex.
 void advance(Call& call, ncclComm& comm) {
   if (comm.pending == ncclComm::nothing || nccl().stalled[comm.device]) return;
-  if (comm.pending == ncclComm::joining && comm.group->joined < comm.group->size) return;
+  if (comm.pending == ncclComm::joining && comm.group->processes) {
+    if (!comm.group->processes->complete()) return;
+    if (!comm.group->processes->several()) comm.group->processes.reset();
+  }
   if (--comm.polls > 0) return;
   enqueue(call, std::exchange(comm.to_enqueue, {}));
   comm.pending = ncclComm::nothing;
@@ -212,6 +252,7 @@ void advance(Call& call, ncclComm& comm) {
 
 // No more of it, whatever it is at. Under the mutex.
 void bury(State& machine, ncclComm_t comm) {
+  if (comm->group->processes) comm->group->processes->leave(comm->rank);
   for (const auto& [operation, part] : comm->on_the_way) {
     const std::lock_guard lock(operation->mutex);
     operation->aborted[part] = true;
@@ -221,6 +262,19 @@ void bury(State& machine, ncclComm_t comm) {
   for (const NcclCall& each : comm->to_enqueue) machine.awaited.erase(each.stream);
   machine.handles.erase(comm);
   machine.dead.insert(comm);
+}
+
+bool agree(const NcclCall& a, const NcclCall& b) {
+  const bool pair = a.kind == NcclCall::send || a.kind == NcclCall::recv;
+  return a.count == b.count && a.type == b.type && (pair || (a.kind == b.kind && a.op == b.op && a.peer == b.peer));
+}
+
+std::string names_of(const NcclCall& call) {
+  constexpr const char* kNames[] = {"ncclAllReduce",     "ncclBroadcast", "ncclReduce", "ncclAllGather",
+                                    "ncclReduceScatter", "ncclSend",      "ncclRecv"};
+  NcclCall named = call;
+  named.name = kNames[call.kind];
+  return describe(named);
 }
 
 std::string describe(const NcclCall& call) {

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "fake_cuda/nccl_processes.h"
 #include "fake_cuda/nccl_state.h"
 
 namespace {
@@ -47,9 +48,10 @@ const char* ncclGetLastError(ncclComm_t) { return ""; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   Call call{"ncclGetUniqueId", state(), this_thread(state())};
   if (const ncclResult_t error = injected(call); error != ncclSuccess) return error;
-  const std::lock_guard lock(nccl().mutex);
+  const std::string made = NcclProcesses::make_id();
+  if (made.empty()) return ncclSystemError;
   std::memset(id->internal, 0, sizeof id->internal);
-  std::snprintf(id->internal, sizeof id->internal, "fake %llu", static_cast<unsigned long long>(++nccl().ids));
+  std::snprintf(id->internal, sizeof id->internal, "%s", made.c_str());
   return ncclSuccess;
 }
 
@@ -61,9 +63,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   Nccl& all = nccl();
   const std::lock_guard lock(all.mutex);
   auto& group = all.groups[std::string(id.internal, sizeof id.internal)];
-  if (!group) group = std::make_shared<NcclGroup>();
+  if (!group) {
+    const std::shared_ptr<NcclProcesses> processes = NcclProcesses::open(id.internal);
+    if (!processes || size > NcclProcesses::kMostRanks) return ncclSystemError;
+    group = std::make_shared<NcclGroup>();
+    group->processes = processes;
+  }
   group->size = size;
-  ++group->joined;
+  if (group->processes) group->processes->join(rank, size);
   auto* made = new ncclComm;  // never freed: its address stays its own
   made->group = group;
   made->rank = rank;
@@ -88,6 +95,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   const std::lock_guard lock(all.mutex);
   if (const auto failing = all.failing.find(comm->device); failing != all.failing.end()) {
     *result = failing->second;
+    return ncclSuccess;
+  }
+  if (comm->group->processes && ++comm->looks % 16 == 0 && comm->group->processes->has_dead()) {
+    *result = ncclRemoteError;
     return ncclSuccess;
   }
   advance(use.call, *comm);

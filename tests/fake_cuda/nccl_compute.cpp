@@ -102,6 +102,7 @@ void compute(NcclOperation& operation, std::uint64_t seed) {
   // Everything is read before anything is written: some work in place.
   std::vector<std::vector<std::byte>> results(operation.calls.size());
   for (std::size_t r = 0; r < results.size(); ++r) {
+    if (!operation.calls[r].out) continue;  // nothing is wanted there, or another process computes it
     switch (like.kind) {
       case NcclCall::all_reduce:
         results[r] = reduced(operation, 0, like.count, seed);

@@ -29,8 +29,11 @@ struct NcclCall {
   ncclRedOp_t op = ncclSum;
   int peer = -1;
   cudaStream_t stream = nullptr;
+  std::uint64_t number = 0;  // among the collectives of its communicator, or what it sends to, or gets from, the peer
 };
 std::string describe(const NcclCall& call);
+bool agree(const NcclCall& a, const NcclCall& b);
+std::string names_of(const NcclCall& call);  // as describe, of a call that came from another process
 
 // A collective of all its ranks, or a send with its receive.
 struct NcclOperation {
@@ -45,8 +48,11 @@ struct NcclOperation {
 // Out of what the ranks brought. Under the operation's mutex.
 void compute(NcclOperation& operation, std::uint64_t seed);
 
+class NcclProcesses;
 struct NcclGroup {  // the ranks of one unique id
-  int size = 0, joined = 0;
+  int size = 0;
+  std::shared_ptr<NcclProcesses>
+      processes;  // while it is not known that there is one alone, and where there are several
   std::map<std::uint64_t, std::shared_ptr<NcclOperation>> collectives;                  // by number
   std::map<std::tuple<int, int, std::uint64_t>, std::shared_ptr<NcclOperation>> pairs;  // from, to, number
 };
@@ -62,6 +68,7 @@ struct ncclComm {
   bool blocking = true;
   Pending pending = nothing;
   int polls = 0;  // left until it is through with what is pending
+  int looks = 0;
   std::vector<fake_cuda::NcclCall> to_enqueue;
   std::uint64_t collectives = 0;
   std::map<int, std::uint64_t> sent, received;                                                // by rank
@@ -78,7 +85,7 @@ struct Nccl {
   std::map<int, ncclResult_t> failing;                       // devices
   std::map<int, bool> stalled;
   NcclCounts counts;
-  std::uint64_t random = 1, ids = 0;
+  std::uint64_t random = 1;
 };
 Nccl& nccl();
 std::uint64_t draw(Nccl& all);  // under the mutex

@@ -60,10 +60,12 @@ function(fake_cuda_layer layer)
       set(source "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
     endif()
     set(to "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}/${name}")
+    # The same text in every clone: compilers' caches are shared.
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE line)
     set(rules "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/on_cuda.sed")
     set(needs "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/needs.awk")
     add_custom_command(OUTPUT "${to}" DEPENDS "${source}" "${rules}" "${needs}"
-                       COMMAND sed -E -f "${rules}" -e "1i #include \"support/cuda_devices.h\"" -e "1i #line 1 \"${source}\"" "${source}"
+                       COMMAND sed -E -f "${rules}" -e "1i #include \"support/cuda_devices.h\"" -e "1i #line 1 \"${line}\"" "${source}"
                                | awk -f "${needs}" > "${to}" VERBATIM)
     list(APPEND made "${to}")
   endforeach()
@@ -78,14 +80,16 @@ function(fake_cuda_layer layer)
     target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
     target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_compile_definitions(lockstep-cuda-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
-    add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer})
+    list(TRANSFORM left_out_of_real_${layer} REPLACE "(.+)" "~\"\\1\"" OUTPUT_VARIABLE cases)
+    list(JOIN cases "" cases)
+    add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer} "~[.]${cases}")
     set_tests_properties(cuda/${layer} PROPERTIES LABELS cuda TIMEOUT 1800 ENVIRONMENT LOCKSTEP_CUDA_DEVICES=8)
   endif()
   target_compile_definitions(lockstep-fake-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
   # Every layer: the setup brings the kernels.
   target_link_libraries(lockstep-fake-${layer} PRIVATE ${layer_objects})
-  if(ONEDNN_FOUND)
-    target_link_libraries(lockstep-fake-${layer} PRIVATE OneDNN::OneDNN)
+  if(ONEDNN_FOUND)  # and none of its options: the same sources for real GPUs are then the same objects
+    target_link_libraries(lockstep-fake-${layer} PRIVATE $<LINK_ONLY:OneDNN::OneDNN>)
   endif()
 endfunction()
 
@@ -96,20 +100,23 @@ function(fake_cuda_test name layer arguments)
   set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${environment}")
 endfunction()
 
-# Cases that are the host devices' own are left out.
-# Of runtime: the deadline of waits between streams, links, plain memory as a device's; and what the order checker says of a
-# raw fill, which is an exception on host devices and written down here (rules_test.cpp asks for that).
-set(left_out_of_runtime "a stream does not wait for another for ever" "copies over one link*"
-    "copies and fills are work*" "timing events measure*"
-    "a block that another stream still uses must not be*" "a block is not used after it was given back"
-    "memory that was allocated for one stream is another's*" "a use must not reach beyond its block"
-    "reports of copies name the caller*" "plain memory is watched too" "a stream comes back to who knows*")
-# And what needs a last device as small as theirs is.
-list(APPEND left_out_of_runtime "a device's own memory ends too" "threads that are short of memory get it*")
-# A copy that fails on its own loses a CUDA device.
-set(left_out_of_tensor "a mirror whose refresh failed on the device*" "whoever's refresh failed is told*")
-# Thread groups are for the host.
-set(left_out_of_parallel "walks find what is in a container*" "layers of every kind in ranks*")
+# Cases that are the host devices' own are left out: left_out_of_<layer> on the fake, left_out_of_real_<layer> on GPUs.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${here}/left_out.txt")
+file(STRINGS "${here}/left_out.txt" rows REGEX "^[^#]")
+foreach(row IN LISTS rows)
+  if(NOT row MATCHES "^(runtime|tensor|parallel) \\| (both|fake|gpu) \\| ([^|]+) \\| [^|]+$")
+    message(FATAL_ERROR "tests/fake_cuda/left_out.txt: expected layer | both, fake or gpu | case | why, got: ${row}")
+  endif()
+  set(where ${CMAKE_MATCH_2})
+  set(layer ${CMAKE_MATCH_1})
+  set(case "${CMAKE_MATCH_3}")
+  if(NOT where STREQUAL "gpu")
+    list(APPEND left_out_of_${layer} "${case}")
+  endif()
+  if(NOT where STREQUAL "fake")
+    list(APPEND left_out_of_real_${layer} "${case}")
+  endif()
+endforeach()
 if(LOCKSTEP_SANITIZE)  # the host's arithmetic, and ranks over copies, which the host's own tests go through
   list(APPEND left_out_of_tensor "golden*")
   list(APPEND left_out_of_parallel "ddp over peer copies*" "communicator: peers" "peer: *" "layers of every kind*"
@@ -143,7 +150,8 @@ foreach(layer IN LISTS fake_layers)
   endif()
 endforeach()
 
-target_sources(lockstep-fake-parallel PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/scenarios.cpp")
+target_sources(lockstep-fake-parallel PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/scenarios.cpp"
+               "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/rank_scenarios.cpp")
 
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
@@ -169,6 +177,27 @@ if(NOT LOCKSTEP_SANITIZE)
     fake_cuda_test(${layer}_logical ${layer} "~[.]${cases_of_${layer}}" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=3")
   endforeach()
 endif()
+
+# The example and the benchmarks on the fake, for the rehearsal of scripts/gpu_check.
+foreach(program digits bench)
+  set(of train_digits)
+  if(program STREQUAL "bench")
+    set(of lockstep-bench)
+  endif()
+  if(TARGET ${of})
+    add_executable(lockstep-fake-${program} $<TARGET_OBJECTS:${of}> "${here}/checked_table.cpp"
+                   "${here}/library_kept.cpp" "${here}/setup_layers.cpp")
+    if(program STREQUAL "bench" AND TARGET lockstep_bench)
+      target_sources(lockstep-fake-bench PRIVATE $<TARGET_OBJECTS:lockstep_bench>)
+    endif()
+    target_link_libraries(lockstep-fake-${program} PRIVATE lockstep_fake_cuda ${layer_objects} lockstep_flags)
+    target_include_directories(lockstep-fake-${program} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    set_target_properties(lockstep-fake-${program} PROPERTIES ENABLE_EXPORTS ON)
+    if(ONEDNN_FOUND)
+      target_link_libraries(lockstep-fake-${program} PRIVATE $<LINK_ONLY:OneDNN::OneDNN>)
+    endif()
+  endif()
+endforeach()
 
 # The drill with CUDA devices; scripts/drill --cuda runs more of it.
 file(GLOB sources CONFIGURE_DEPENDS "${here}/drill/*.cpp")

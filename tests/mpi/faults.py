@@ -46,15 +46,17 @@ class Faults(unittest.TestCase):
             self.job.terminate()
             self.job.wait()
 
-    def start(self, timeout, mode="inline"):
+    def start(self, timeout, mode="inline", case="[.fault]", **variables):
         """Returns the ranks' processes, when they are about to call the collective."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "MPI_"))}
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "MARKER": self.marker,
                         "LOCKSTEP_HOST_MODE": mode, "LOCKSTEP_TEST_GO": str(self.go),
-                        "LOCKSTEP_TEST_TIMEOUT": str(int(timeout * 1000))}
+                        "LOCKSTEP_TEST_TIMEOUT": str(int(timeout * 1000))} | variables
         with open(self.output, "w") as file:
-            self.job = subprocess.Popen([MPIRUN, "--oversubscribe", "-n", str(RANKS), PROGRAM, "[.fault]"], stdout=file,
+            self.job = subprocess.Popen([MPIRUN, "--oversubscribe", "-n", str(RANKS), PROGRAM, case], stdout=file,
                                         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)
+        if case != "[.fault]":
+            return None
         processes = self.read(r"rank (\d) is process (\d+)", RANKS)
         return {int(rank): int(process) for rank, process in processes}
 
@@ -88,7 +90,8 @@ class Faults(unittest.TestCase):
 
     def test_a_rank_that_is_stopped_is_named_at_the_deadline(self):
         timeout = 5
-        processes = self.start(timeout, "async")
+        stay = pathlib.Path(self.folder.name, "stay")
+        processes = self.start(timeout, "async", LOCKSTEP_TEST_STAY=str(stay))
         os.kill(processes[RANKS - 1], signal.SIGSTOP)
         self.go.touch()
         for rank, named, text in self.read(r"rank (\d) got rank (\d): (.*)", RANKS - 1):
@@ -100,7 +103,26 @@ class Faults(unittest.TestCase):
         os.kill(processes[RANKS - 1], signal.SIGCONT)
         (text,) = self.read(rf"rank {RANKS - 1} got rank {RANKS - 1}: (.*)", 1)
         self.assertIn("[all_reduce]", text)
+        stay.touch()
         self.assertEqual(self.end(), 0)
+
+    def test_a_rank_that_stays_stopped_does_not_keep_the_job(self):
+        processes = self.start(2, "async")
+        os.kill(processes[RANKS - 1], signal.SIGSTOP)
+        self.go.touch()
+        self.read(r"rank (\d) got rank (\d): (.*)", RANKS - 1)
+        before = time.monotonic()
+        self.assertNotEqual(self.end(), 0)
+        self.assertLess(time.monotonic() - before, 20)  # two seconds; for ranks that speak it would be two minutes
+
+    def test_a_rank_that_exits_is_named_at_once(self):
+        for mode in ("inline", "async"):
+            with self.subTest(mode=mode):
+                self.start(600, mode, case="[.exit]")
+                for rank, named, text in self.read(r"rank (\d) got rank (\d): (.*)", RANKS - 1):
+                    self.assertEqual(int(named), RANKS - 1)
+                    self.assertIn(f"rank {RANKS - 1} left before it came to all_reduce", text)
+                self.end()
 
     def test_without_a_fault_it_is_done(self):
         self.go.touch()

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/parallel/comm/make_communicator.h"
 #include "lockstep/parallel/comm/mpi_communicator.h"
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
@@ -84,6 +85,16 @@ TEST_CASE("communicator: MPI finalises what it has initialised, whatever communi
   CHECK_THROWS_AS(make_mpi_communicator(Device::cpu()), InvalidArgument);
 }
 
+TEST_CASE("communicator: MPI gives ranks that the job may not number otherwise") {
+  const int rank = (world().rank() + 1) % world().size();
+  const CommunicatorOptions other{
+      .rank = {.rank = rank, .size = world().size()}, .device = Device::host(0), .backend = "mpi"};
+  CHECK_THROWS_AS(make_communicator(other), InvalidArgument);
+  const auto same =
+      make_communicator({.rank = {.rank = world().rank(), .size = world().size()}, .device = Device::host(0)});
+  CHECK(std::string(same->backend()) == "mpi");
+}
+
 // For faults.py, which says what is to happen to the last rank: that comes to the collective in which the others wait
 // once there is the file LOCKSTEP_TEST_GO. They wait as long as LOCKSTEP_TEST_TIMEOUT says, in milliseconds.
 TEST_CASE("fault: the last rank does not come", "[.fault]") {
@@ -98,6 +109,27 @@ TEST_CASE("fault: the last rank does not come", "[.fault]") {
   struct stat status {};
   while (last && ::stat(go, &status) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   if (!last) comm.set_timeout(Milliseconds(std::stoll(timeout)));
+  std::string said = "is done";
+  try {
+    comm.all_reduce(x);
+    synchronize(current_stream(comm.device()));
+  } catch (const CommError& error) {
+    said = "got rank " + std::to_string(error.rank) + ": " + error.what();
+  }
+  std::printf("rank %d %s\n", comm.rank(), said.c_str());
+  std::fflush(stdout);
+  // The end of the others can wait for a file too.
+  const char* const stay = std::getenv("LOCKSTEP_TEST_STAY");
+  while (!last && stay && ::stat(stay, &status) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
+// The last rank ends with 0, as if all were well, while the others wait for it, and for long.
+TEST_CASE("fault: the last rank exits", "[.exit]") {
+  Communicator& comm = world();
+  comm.set_timeout(Milliseconds(600'000));
+  const Tensor x = full({1'000}, comm.rank(), {.dtype = DType::f32, .device = comm.device()});
+  comm.barrier();
+  if (comm.rank() + 1 == comm.size()) std::exit(0);
   std::string said = "is done";
   try {
     comm.all_reduce(x);

@@ -4,6 +4,7 @@ file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp"
 add_executable(lockstep-tests-mpi ${sources})
 target_link_libraries(lockstep-tests-mpi PRIVATE ${layer_objects} lockstep_test_support
                       $<$<BOOL:${LOCKSTEP_HAVE_CUDA}>:CUDA::cudart_static>)
+add_dependencies(lockstep-tests-mpi lockstep_mpi)
 if(MPIEXEC_EXECUTABLE)
   # mpi_test(<name> <ranks> <mode>)
   function(mpi_test name ranks mode)

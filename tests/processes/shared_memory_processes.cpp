@@ -1,11 +1,16 @@
 // Shared-memory ranks that are processes: the conformance checks, and what happens when one ends, stops or throws.
+#include <unistd.h>
+
 #include <csignal>
+#include <fstream>
 
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/runtime/stream.h"
 #include "parallel/comm/conformance.h"
 #include "processes/forked.h"
 #include "support/catch.h"
+#include "support/messages.h"
+#include "support/temporary_folder.h"
 
 using namespace lockstep;
 using conformance::comm_error;
@@ -125,6 +130,71 @@ TEST_CASE("processes: a rank that is killed after rank 0 has left is noticed by 
     return "";
   });
   CHECK(said == std::vector<std::string>{"", "", "signal 9"});
+}
+
+TEST_CASE("processes: a rank that becomes another program, or whose child lives on, is named at once") {
+  for (const bool becomes : {true, false}) {
+    const std::shared_ptr<Store> store = processes::make_mapped_store();
+    const test::TemporaryFolder folder;
+    const std::string over = folder / "over";  // there once the others have noticed
+    const std::vector<std::string> said = fork_ranks(3, [&](int rank) -> std::string {
+      const std::unique_ptr<Communicator> comm = connect(store, rank, 3);
+      comm->barrier();
+      if (rank == 2) {
+        const std::string wait = "while [ ! -e '" + over + "' ]; do sleep 0.01; done";
+        if (becomes) execl("/bin/sh", "sh", "-c", wait.c_str(), nullptr);
+        if (fork() == 0) {  // has the sockets of its parent
+          while (access(over.c_str(), F_OK) != 0) usleep(10'000);
+          _exit(0);
+        }
+        raise(SIGKILL);
+      }
+      const std::string wrong = comm_error(*comm, {"rank 2 died"}, [&] { comm->all_reduce(ones(*comm, 5)); });
+      if (store->add("noticed", 1) == 2) std::ofstream{over};
+      return wrong;
+    });
+    CHECK(said[0] == "");
+    CHECK(said[1] == "");
+  }
+}
+
+TEST_CASE("processes: a rank that goes between a split's exchange and its end is named at once") {
+  for (const int gone : {0, 2}) {
+    const std::shared_ptr<Store> store = processes::make_mapped_store();
+    const std::vector<std::string> said = fork_ranks(3, [&](int rank) -> std::string {
+      const std::unique_ptr<Communicator> comm = connect(store, rank, 3);
+      if (rank == gone) {
+        comm->all_gather_bytes("0 0");  // what split() begins with
+        _exit(0);
+      }
+      return conformance::missing(support::message_of<CommError>([&] { comm->split(0); }),
+                                  {cat("[connect] rank ", gone, " died before it joined")});
+    });
+    for (int rank = 0; rank < 3; ++rank)
+      if (rank != gone) CHECK(said[static_cast<std::size_t>(rank)] == "");
+  }
+}
+
+TEST_CASE("processes: at the deadline the rank is named that all wait for, also those that wait for one that waits") {
+  const std::shared_ptr<Store> store = processes::make_mapped_store();
+  const std::vector<std::string> said = fork_ranks(4, [&](int rank) -> std::string {
+    const std::unique_ptr<Communicator> comm = connect(store, rank, 4);
+    if (rank == 0) {  // does not come
+      store->get("over", Deadline::after(kPatience));
+      return "";
+    }
+    comm->set_timeout(kPatience);
+    if (rank == 3) {
+      for (const char* other : {"1", "2"}) store->get(other, Deadline::after(kPatience));
+      comm->set_timeout(Milliseconds(2'000));  // its deadline is the first
+    }
+    store->set(std::to_string(rank), "comes");
+    const std::string wrong = comm_error(*comm, {"[recv] rank 0: ", "got nothing from rank 2, who waits for rank 0"},
+                                         [&] { comm->recv(ones(*comm, 5), rank - 1); });
+    if (rank == 3) store->set("over", "");
+    return wrong;
+  });
+  CHECK(said == std::vector<std::string>{"", "", "", ""});
 }
 
 TEST_CASE("processes: a rank that is stopped is named at the deadline, and told when it goes on") {

@@ -1,7 +1,8 @@
 #include "lockstep/parallel/comm/cuda/nccl_board.h"
 
-#include <algorithm>
 #include <charconv>
+
+#include "lockstep/parallel/comm/internal/words.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -17,13 +18,8 @@ std::uint64_t number_in(const std::string& text) {
 
 }  // namespace
 
-std::string words_of(const CommError& error) {
-  const std::string text = error.what(), begin = cat("[", error.collective, "] rank ", error.rank, ": ");
-  return text.starts_with(begin) ? text.substr(begin.size()) : text;
-}
-
 void Board::report(const CommError& failure) {
-  const std::string text = cat(failure.rank, '\n', failure.collective, '\n', words_of(failure));
+  const std::string text = cat(failure.rank, '\n', failure.collective, '\n', lockstep::detail::words_of(failure));
   store_->compare_set(kFailed, "", text.substr(0, Store::kMaxValueBytes));
 }
 
@@ -32,8 +28,9 @@ std::optional<CommError> Board::failure() {
   if (!text) return std::nullopt;
   const std::size_t first = text->find('\n'), second = text->find('\n', first + 1);
   if (second == std::string::npos) return CommError(0, "nccl", *text);
-  return CommError(static_cast<int>(number_in(*text)), text->substr(first + 1, second - first - 1),
-                   text->substr(second + 1));
+  int rank = 0;  // -1: it is nobody's fault
+  std::from_chars(text->data(), text->data() + first, rank);
+  return CommError(rank, text->substr(first + 1, second - first - 1), text->substr(second + 1));
 }
 
 void Board::bring(const std::string& name, const std::string& mine) { store_->set(key(name, rank_), mine); }

@@ -13,9 +13,6 @@
 
 namespace lockstep::nccl {
 
-// The error's own words, without the rank and the collective that every CommError begins with.
-std::string words_of(const CommError& error);
-
 class Board {
  public:
   Board(std::shared_ptr<Store> store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}

@@ -73,6 +73,7 @@ Loaded load() {
     loaded.error += cat(" ", name, ": ", why, ";");
     dlclose(library);
   }
+  if (loaded.error.ends_with(';')) loaded.error.pop_back();
   return loaded;
 }
 

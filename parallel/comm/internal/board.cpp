@@ -41,6 +41,7 @@ struct Board::Header {
   std::int32_t failed_rank;
   char text[kTextBytes];
   alignas(128) std::atomic<std::uint32_t> presence[kMostRanks];
+  alignas(128) std::atomic<std::int32_t> waits_for[kMostRanks];  // the rank + 1; 0: nobody
 };
 
 std::size_t Board::bytes_of(const BoardShape& shape) {
@@ -121,6 +122,18 @@ void Board::set_presence(int rank, Presence presence) {
 
 Board::Presence Board::presence(int rank) const {
   return static_cast<Presence>(header_->presence[rank].load(std::memory_order_acquire));
+}
+
+void Board::set_waits_for(int rank, int other) { header_->waits_for[rank].store(other + 1, std::memory_order_relaxed); }
+
+int Board::end_of_waits(int rank) const {
+  int end = rank;
+  for (int steps = 0; steps < ranks(); ++steps) {
+    const int next = header_->waits_for[end].load(std::memory_order_relaxed) - 1;
+    if (next < 0 || next >= ranks()) return end;
+    end = next;
+  }
+  return rank;
 }
 
 // ---- waiting

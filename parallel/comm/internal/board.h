@@ -79,6 +79,10 @@ class Board {
   std::optional<Failure> failure() const;
   void set_presence(int rank, Presence presence);  // the first change stays
   Presence presence(int rank) const;
+  // Whom a rank waits for in its call; -1: nobody. Shown once the wait is long enough to sleep.
+  void set_waits_for(int rank, int other);
+  // Where the waits that begin with `rank` end: a rank that is waited for and waits for nobody. In a circle, `rank`.
+  int end_of_waits(int rank) const;
 
   // Wakes those that wait. To be called after every change that a wait may be about.
   void ring();

@@ -134,13 +134,19 @@ void Lane::wait_for_all(const Call& call, HasCome&& has_come) {
     while (here < count_ && has_come(here)) ++here;
     return here == count_;
   };
+  const int self = members_[static_cast<std::size_t>(index_)];
+  bool shown = false;
   const auto over = [&] {
     if (board_.failed() || astray() >= 0) return true;
+    if (here < count_) board_.set_waits_for(self, members_[static_cast<std::size_t>(here)]);
+    shown = true;
     for (int m = here; m < count_; ++m)
       if (board_.presence(members_[static_cast<std::size_t>(m)]) != Board::Presence::here && !has_come(m)) return true;
     return false;
   };
-  if (!board_.wait_until(everybody, over, call.deadline)) explain(call, has_come);
+  const bool come = board_.wait_until(everybody, over, call.deadline);
+  if (!come) explain(call, has_come);
+  if (shown) board_.set_waits_for(self, -1);
 }
 
 // Before any byte has moved.
@@ -154,33 +160,6 @@ void Lane::compare(const Call& call) {
   for (int m = 0; m < count_; ++m)
     text += cat(m ? "; " : "", "rank ", members_[static_cast<std::size_t>(m)], ": ", to_string(post(call, m).print));
   give_up(call, members_[static_cast<std::size_t>(odd)], text);
-}
-
-// The member that is not on the way of the others, or -1 while nobody is known to be astray. Two ranks are on different
-// ways when one has made more collectives and fewer exchanges than the other: they wait for each other on two lanes,
-// which ranks that make the same calls in the same order never do. The fewer are astray; of as many, those without rank
-// 0.
-int Lane::astray() const {
-  if (count_ != board_.ranks()) return -1;  // a pair
-  const Seat* const seats = board_.host_region().seats;
-  const auto called = [&](int m) { return seats[m].called.load(std::memory_order_seq_cst); };
-  const std::uint64_t mine = called(index_);
-  int with = 0, against = 0, first_with = -1, first_against = -1;
-  for (int m = 0; m < count_; ++m) {
-    const std::uint64_t theirs = m == index_ ? mine : called(m);
-    const bool more_collectives = theirs >> 32 > mine >> 32, fewer_collectives = theirs >> 32 < mine >> 32;
-    const std::uint64_t exchanges = theirs & 0xffffffff, my_exchanges = mine & 0xffffffff;
-    if (theirs == mine) {
-      if (with++ == 0) first_with = m;
-    } else if ((more_collectives && exchanges < my_exchanges) || (fewer_collectives && exchanges > my_exchanges)) {
-      if (against++ == 0) first_against = m;
-    }
-  }
-  if (against == 0) return -1;
-  if (2 * against > count_) return first_with;
-  if (2 * with > count_) return first_against;
-  if (with + against < count_) return -1;  // it is for the others to say
-  return first_with == 0 ? first_against : first_with;
 }
 
 // ---- failures
@@ -219,9 +198,11 @@ void Lane::explain(const Call& call, HasCome&& has_come) {
     give_up(call, odd,
             cat("expected all ranks to make the same calls in the same order, but rank ", odd,
                 " has called another when a rank came to ", to_string(call.print)));
-  give_up(call, first_late,
+  // It may only wait for another itself.
+  const int cause = board_.end_of_waits(first_late);
+  give_up(call, cause,
           cat("expected every rank to come to ", to_string(call.print), " within ", call.collective.timeout.count(),
-              " ms, got nothing from ", late));
+              " ms, got nothing from ", late, cause == first_late ? "" : cat(", who waits for rank ", cause)));
 }
 
 // ---- collectives

@@ -8,12 +8,6 @@
 #include "lockstep/runtime/internal/service_thread.h"
 
 namespace lockstep::detail {
-namespace {
-
-constexpr Milliseconds kPatience{30'000};  // for the others at the end, after a failure
-
-}  // namespace
-
 MpiEngine& MpiEngine::instance(Milliseconds timeout) {
   static MpiEngine* const engine = new MpiEngine;  // its thread may outlive main
   engine->start(timeout);
@@ -43,18 +37,19 @@ void MpiEngine::start(Milliseconds timeout) {
   if (problem_ != "ready" && timeout.count() > 0)
     throw CommError(-1, "mpi",
                     problem_.empty()
-                        ? cat("expected all ranks to initialise MPI within ", timeout.count(), " ms, got no answer")
+                        ? cat("expected all ranks to initialise MPI within ", timeout.count(),
+                              " ms, got no answer: one of them has ended before that, or has not come so far")
                         : problem_);
 }
 
-// At exit: MPI is finalised, together with the other ranks, unless something has failed. Then the launcher shall see
-// it.
+// At exit: MPI is finalised, together with the other ranks; not without them, so that the launcher sees that they are
+// missing and ends the job.
 void MpiEngine::stop() {
   std::unique_lock lock(mutex_);
   if (problem_ != "ready") return;
   orders_.push_back({Order::Kind::stop, nullptr});
   wanted_.notify_all();
-  changed_.wait_for(lock, failed_ ? kPatience : kDefaultTimeout, [&] { return stopped_; });
+  changed_.wait_for(lock, kDefaultTimeout, [&] { return stopped_; });
 }
 
 std::int64_t MpiEngine::next_number() {
@@ -92,6 +87,11 @@ void MpiEngine::fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailur
 std::optional<MpiFailure> MpiEngine::failure(const MpiChannel& channel) const {
   const std::lock_guard lock(mutex_);
   return channel.failure;
+}
+
+void MpiEngine::silent(const MpiChannel& channel, const std::vector<int>& members) {
+  const std::lock_guard lock(mutex_);
+  for (const int m : members) silent_.insert(channel.members[static_cast<std::size_t>(m)]);
 }
 
 MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -75,6 +76,8 @@ class MpiEngine {
   // one before, which has not ended all transfers.
   void fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure, bool also_later);
   std::optional<MpiFailure> failure(const MpiChannel& channel) const;
+  // From these nothing has come before a deadline: the end of the process does not wait for them for long.
+  void silent(const MpiChannel& channel, const std::vector<int>& members);
 
   enum class Outcome { done, failed, left, late };
   struct Result {
@@ -112,6 +115,8 @@ class MpiEngine {
   std::vector<Order> orders_;
   std::int64_t numbers_ = 0;
   bool started_ = false, stopped_ = false, failed_ = false;
+  std::set<int> silent_;                // ranks of MPI_COMM_WORLD
+  std::shared_ptr<MpiChannel> ending_;  // of all processes: who leaves it has nothing more to do
   std::string problem_;  // why it could not start
 };
 

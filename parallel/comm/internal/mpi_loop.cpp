@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // of one message of MPI's, which counts with ints
 constexpr Milliseconds kCancelTime{5'000};                // for what is on its way when a transfer is given up
+// At the end, after a failure: for ranks that may still save what they have, and for those that were silent before.
+constexpr Milliseconds kPatience{120'000}, kPatienceWithSilent{2'000};
 
 // What a member that has failed or left tells the others, followed by the text of the failure. One that leaves because
 // another has failed says so: its word may be here before the other's.
@@ -23,46 +26,34 @@ struct Word {
   MpiProgress done;
 };
 
-std::string message_of(int code) {
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return {text, static_cast<std::size_t>(length)};
-}
-
 }  // namespace
 
-bool MpiEngine::initialised() {
-  int initialised = 0, finalised = 0;
-  MPI_Initialized(&initialised);
-  MPI_Finalized(&finalised);
-  return initialised && !finalised;
+bool MpiEngine::initialised() { return mpi::in_use(); }
+
+std::string MpiEngine::Loop::message_of(int code) const {
+  char text[1024] = {};
+  mpi_.describe(code, text, sizeof text);
+  return text;
 }
 
 std::string MpiEngine::Loop::begin() {
-  int ready = 0, level = MPI_THREAD_SINGLE, over = 0;
-  MPI_Finalized(&over);
+  int ready = 0, over = 0, level = mpi::kSingle;
+  mpi_.state(&ready, &over);
   if (over) return "expected MPI to be in use, but it was finalised before";
-  MPI_Initialized(&ready);
   if (ready) {
-    MPI_Query_thread(&level);
-    if (level < MPI_THREAD_SERIALIZED)
+    mpi_.level(&level);
+    if (level < mpi::kSerialized)
       return "expected the application to initialise MPI with MPI_THREAD_SERIALIZED at least";
   } else {
-    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level); code != MPI_SUCCESS)
-      return cat("MPI_Init_thread: ", message_of(code));
+    if (const int code = mpi_.init(mpi::kFunneled, &level)) return cat("MPI_Init_thread: ", message_of(code));
     own_ = true;
-    if (level < MPI_THREAD_FUNNELED) return "expected an MPI that allows threads (MPI_THREAD_FUNNELED)";
+    if (level < mpi::kFunneled) return "expected an MPI that allows threads (MPI_THREAD_FUNNELED)";
   }
-  if (const int code = MPI_Comm_dup(MPI_COMM_WORLD, &world_); code != MPI_SUCCESS)
+  if (const int code = mpi_.open(&engine_.rank_, &engine_.size_, &most_tags_))
     return cat("MPI_Comm_dup: ", message_of(code));
-  MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
-  MPI_Comm_rank(world_, &engine_.rank_);
-  MPI_Comm_size(world_, &engine_.size_);
-  void* value = nullptr;
-  int found = 0;
-  MPI_Comm_get_attr(world_, MPI_TAG_UB, &value, &found);
-  most_tags_ = found ? *static_cast<int*>(value) : 32767;
+  std::vector<int> everybody(static_cast<std::size_t>(engine_.size_));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  engine_.ending_ = engine_.open(engine_.context(engine_.size_, 0), std::move(everybody), engine_.rank_);
   return "";
 }
 
@@ -81,16 +72,42 @@ void MpiEngine::Loop::run() {
     }
   }
   if (!own_) return;
+  // Who waits for this rank need not wait for its deadline: communicators that are left over go now.
+  for (const auto& [context, control] : controls_)
+    if (control->channel != engine_.ending_) tell(*control->channel);
+  tell(*engine_.ending_);
+  const bool all = await_endings();
   for (const auto& [context, control] : controls_) cancel(*control);
   const Deadline deadline = Deadline::after(kCancelTime);
   while (!leftovers_.empty() && !deadline.passed()) send_leftovers();
-  MPI_Finalize();
+  if (all) mpi_.finalize();
+}
+
+bool MpiEngine::Loop::await_endings() {
+  const Deadline patience = Deadline::after(kPatience), with_silent = Deadline::after(kPatienceWithSilent);
+  for (;;) {
+    listen();
+    send_leftovers();
+    {
+      const std::lock_guard lock(engine_.mutex_);
+      if (!engine_.failed_) return true;  // MPI_Finalize waits for the others
+      bool missing = false, only_silent = true;
+      for (int r = 0; r < engine_.size_; ++r) {
+        if (r == engine_.rank_ || engine_.ending_->gone[static_cast<std::size_t>(r)]) continue;
+        missing = true;
+        only_silent &= engine_.silent_.contains(r);
+      }
+      if (!missing) return true;
+      if (patience.passed() || (only_silent && with_silent.passed())) return false;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
 }
 
 void MpiEngine::Loop::cancel(Control& control) {
-  if (control.request == MPI_REQUEST_NULL) return;
-  MPI_Cancel(&control.request);
-  MPI_Wait(&control.request, MPI_STATUS_IGNORE);
+  if (control.request == 0) return;
+  mpi_.cancel(&control.request);
+  mpi_.finish(&control.request);
 }
 
 bool MpiEngine::Loop::take_orders() {
@@ -139,28 +156,27 @@ bool MpiEngine::Loop::take_orders() {
 // ---- what members tell each other besides their messages
 
 void MpiEngine::Loop::receive_control(Control& control) {
-  const int code = MPI_Irecv(control.bytes.data(), static_cast<int>(kControlBytes), MPI_BYTE, MPI_ANY_SOURCE,
-                             tag(*control.channel, MpiLane::control), world_, &control.request);
-  if (code != MPI_SUCCESS) error(control.channel, "MPI_Irecv", code);
+  const int code = mpi_.irecv(control.bytes.data(), static_cast<int>(kControlBytes), mpi::kAnySource,
+                              tag(*control.channel, MpiLane::control), &control.request);
+  if (code != 0) error(control.channel, "MPI_Irecv", code);
 }
 
 bool MpiEngine::Loop::listen() {
   bool moved = false;
   for (const auto& [context, control] : controls_) {
-    if (control->request == MPI_REQUEST_NULL) continue;
+    if (control->request == 0) continue;
     int done = 0;
-    MPI_Status status;
-    if (const int code = MPI_Test(&control->request, &done, &status); code != MPI_SUCCESS) {
+    mpi::Status status{};
+    if (const int code = mpi_.test(&control->request, &done, &status)) {
       error(control->channel, "MPI_Test", code);
       continue;
     }
     if (!done) continue;
     moved = true;
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    const int bytes = status.bytes;
     MpiChannel& channel = *control->channel;
     const auto& members = channel.members;
-    const auto from = std::find(members.begin(), members.end(), status.MPI_SOURCE);
+    const auto from = std::find(members.begin(), members.end(), status.source);
     if (from != members.end() && bytes >= static_cast<int>(sizeof(Word))) {
       Word word;
       std::memcpy(&word, control->bytes.data(), sizeof word);
@@ -194,10 +210,10 @@ void MpiEngine::Loop::tell(const MpiChannel& channel) {
   text.resize(std::min(text.size(), kControlBytes));
   for (std::size_t m = 0; m < channel.members.size(); ++m) {
     if (static_cast<int>(m) == channel.index) continue;
-    Leftover leftover{MPI_REQUEST_NULL, std::make_unique<std::string>(text)};
+    Leftover leftover{0, std::make_unique<std::string>(text)};
     // Who cannot be told finds out at its deadline.
-    if (MPI_Isend(leftover.text->data(), static_cast<int>(text.size()), MPI_BYTE, channel.members[m],
-                  tag(channel, MpiLane::control), world_, &leftover.request) == MPI_SUCCESS)
+    if (mpi_.isend(leftover.text->data(), static_cast<int>(text.size()), channel.members[m],
+                   tag(channel, MpiLane::control), &leftover.request) == 0)
       leftovers_.push_back(std::move(leftover));
   }
 }
@@ -208,9 +224,10 @@ void MpiEngine::Loop::error(const std::shared_ptr<MpiChannel>& channel, const ch
 }
 
 bool MpiEngine::Loop::send_leftovers() {
-  return std::erase_if(leftovers_, [](Leftover& leftover) {
+  return std::erase_if(leftovers_, [this](Leftover& leftover) {
            int done = 0;
-           return MPI_Test(&leftover.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+           mpi::Status status{};
+           return mpi_.test(&leftover.request, &done, &status) != 0 || done;
          }) > 0;
 }
 
@@ -225,10 +242,10 @@ void MpiEngine::Loop::post(Active& active) {
       char* const data = static_cast<char*>(message.data) + at;
       const int peer = channel->members[static_cast<std::size_t>(message.member)];
       const int its_tag = tag(*channel, message.lane), count = static_cast<int>(bytes);
-      MPI_Request request = MPI_REQUEST_NULL;
-      const int code = message.send ? MPI_Isend(data, count, MPI_BYTE, peer, its_tag, world_, &request)
-                                    : MPI_Irecv(data, count, MPI_BYTE, peer, its_tag, world_, &request);
-      if (code != MPI_SUCCESS) return error(channel, message.send ? "MPI_Isend" : "MPI_Irecv", code);
+      mpi::Request request = 0;
+      const int code = message.send ? mpi_.isend(data, count, peer, its_tag, &request)
+                                    : mpi_.irecv(data, count, peer, its_tag, &request);
+      if (code != 0) return error(channel, message.send ? "MPI_Isend" : "MPI_Irecv", code);
       active.requests.push_back(request);
       active.of.push_back(&message);
       ++active.pending;
@@ -244,13 +261,13 @@ void MpiEngine::Loop::stop(Active& active, Outcome outcome, std::vector<int> mem
   active.give_up = Clock::now() + kCancelTime;
   active.batch->result = {outcome, std::move(members)};
   for (std::size_t i = 0; i < active.requests.size(); ++i) {
-    if (active.requests[i] == MPI_REQUEST_NULL) continue;
+    if (active.requests[i] == 0) continue;
     if (active.of[i]->send) {
       // It cannot be taken back; who has been promised it still gets it.
-      leftovers_.push_back({std::exchange(active.requests[i], MPI_REQUEST_NULL), nullptr});
+      leftovers_.push_back({std::exchange(active.requests[i], 0), nullptr});
       --active.pending;
     } else if (!active.cancelled[i]) {
-      MPI_Cancel(&active.requests[i]);
+      mpi_.cancel(&active.requests[i]);
       active.cancelled[i] = true;
     }
   }
@@ -268,17 +285,17 @@ bool MpiEngine::Loop::advance(Active& active) {
   }
   if (stopped) stop(active, Outcome::failed, {});
   for (std::size_t i = 0; i < active.requests.size() && active.pending > 0; ++i) {
-    if (active.requests[i] == MPI_REQUEST_NULL) continue;
+    if (active.requests[i] == 0) continue;
     const auto member = static_cast<std::size_t>(active.of[i]->member);
     // Messages overtake none of before: what one who is gone has sent is here by now, and cannot be cancelled.
     if (gone[member] && !active.of[i]->send && !active.cancelled[i]) {
-      MPI_Cancel(&active.requests[i]);
+      mpi_.cancel(&active.requests[i]);
       active.cancelled[i] = true;
     }
-    int done = 0, cancelled = 0;
-    MPI_Status status;
-    if (const int code = MPI_Test(&active.requests[i], &done, &status); code != MPI_SUCCESS) {
-      active.requests[i] = MPI_REQUEST_NULL;
+    int done = 0;
+    mpi::Status status{};
+    if (const int code = mpi_.test(&active.requests[i], &done, &status)) {
+      active.requests[i] = 0;
       --active.pending;
       error(batch.channel, "MPI_Test", code);
       stop(active, Outcome::failed, {});
@@ -287,15 +304,14 @@ bool MpiEngine::Loop::advance(Active& active) {
     if (!done) continue;
     moved = true;
     --active.pending;
-    if (active.cancelled[i]) MPI_Test_cancelled(&status, &cancelled);
-    if (!cancelled) continue;
+    if (!active.cancelled[i] || !status.cancelled) continue;
     const bool has_failed = engine_.failure(*batch.channel).has_value();
     stop(active, has_failed ? Outcome::failed : Outcome::left, {static_cast<int>(member)});
   }
   if (active.pending > 0 && !active.stopping && batch.deadline.passed()) {
     std::vector<int> late;
     for (std::size_t i = 0; i < active.requests.size(); ++i)
-      if (active.requests[i] != MPI_REQUEST_NULL) late.push_back(active.of[i]->member);
+      if (active.requests[i] != 0) late.push_back(active.of[i]->member);
     std::sort(late.begin(), late.end());
     late.erase(std::unique(late.begin(), late.end()), late.end());
     stop(active, Outcome::late, std::move(late));

@@ -1,13 +1,10 @@
 // The engine's thread: every call of MPI is made here.
 #pragma once
 
-#define OMPI_SKIP_MPICXX 1
-#define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-
 #include <array>
 
 #include "lockstep/parallel/comm/internal/mpi_engine.h"
+#include "lockstep/parallel/comm/internal/mpi_library.h"
 
 namespace lockstep::detail {
 
@@ -30,7 +27,7 @@ class MpiEngine::Loop {
  private:
   struct Active {
     Batch* batch;
-    std::vector<MPI_Request> requests;
+    std::vector<mpi::Request> requests;
     std::vector<const MpiMessage*> of;  // by request
     std::vector<bool> cancelled;
     std::size_t pending = 0;
@@ -41,14 +38,15 @@ class MpiEngine::Loop {
   struct Control {
     std::shared_ptr<MpiChannel> channel;
     std::array<char, kControlBytes> bytes;
-    MPI_Request request = MPI_REQUEST_NULL;
+    mpi::Request request = 0;
   };
   struct Leftover {
-    MPI_Request request;
+    mpi::Request request;
     std::unique_ptr<std::string> text;  // what is being sent, where it is the engine's
   };
 
   bool take_orders();  // false: stop
+  bool await_endings();  // of the other processes; false: some do not come
   bool listen();       // these return whether anything has happened
   bool advance(Active& active);
   bool send_leftovers();
@@ -57,15 +55,16 @@ class MpiEngine::Loop {
   void tell(const MpiChannel& channel);
   void receive_control(Control& control);
   void cancel(Control& control);
+  std::string message_of(int code) const;
   void error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code);
   int tag(const MpiChannel& channel, MpiLane lane) const {
     return static_cast<int>(channel.context * 8 + static_cast<int>(lane));
   }
 
   MpiEngine& engine_;
-  MPI_Comm world_ = MPI_COMM_NULL;
+  const mpi::Table& mpi_ = mpi::library();
   bool own_ = false;  // MPI was initialised here
-  std::int64_t most_tags_ = 0;
+  int most_tags_ = 0;
   std::vector<std::unique_ptr<Active>> active_;
   std::map<std::int64_t, std::unique_ptr<Control>> controls_;  // by context
   std::vector<Leftover> leftovers_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "lockstep/parallel/comm/host_reduce.h"
+#include "lockstep/parallel/comm/internal/words.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
@@ -18,12 +19,6 @@ constexpr std::size_t kMostExchangeBytes = 64 << 20;
 
 void copy_bytes(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-
-// The message without the "[collective] rank r: " before it.
-std::string bare(const CommError& error) {
-  const std::string text = error.what(), before = cat("[", error.collective, "] rank ", error.rank, ": ");
-  return text.starts_with(before) ? text.substr(before.size()) : text;
 }
 
 // A send and its recv are the same call.
@@ -82,6 +77,7 @@ class MpiMember::Call {
     pass_on();
   }
   [[noreturn]] void give_up_late(const std::vector<int>& late) {
+    member_.engine_.silent(*member_.channel_, late);
     std::string names;
     for (const int m : late) names += cat(names.empty() ? "rank " : ", rank ", m);
     give_up(late.empty() ? member_.rank_ : late[0], cat("expected every rank to come to ", to_string(print), " within ",
@@ -148,7 +144,7 @@ std::byte* MpiMember::staging(std::size_t bytes) {
 
 // ---- failures
 
-void MpiMember::fail(const CommError& error) { engine_.fail(channel_, {error.rank, bare(error)}, false); }
+void MpiMember::fail(const CommError& error) { engine_.fail(channel_, {error.rank, words_of(error)}, false); }
 
 void MpiMember::disown() {
   const std::lock_guard lock(mutex_);
@@ -159,9 +155,11 @@ void MpiMember::skip(const Collective& collective) noexcept try {
   const CommError error(rank_, to_string(collective.kind),
                         cat("rank ", rank_, " could not begin ", to_string(fingerprint(collective)),
                             ": work before it on its stream failed"));
+  {
+    const std::lock_guard lock(mutex_);
+    if (tell_owner_) tell_owner_(error);  // first: what the others do once they know may ask it
+  }
   fail(error);
-  const std::lock_guard lock(mutex_);
-  if (tell_owner_) tell_owner_(error);
 } catch (...) {  // no memory for the text: the others end at their deadlines
 }
 

@@ -18,6 +18,9 @@
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::detail {
+
+constinit thread_local const std::string* posed_build = nullptr;
+
 namespace {
 
 constexpr char kOp[] = "connect";
@@ -29,10 +32,20 @@ BoardShape shape_of(int size) {
       .ranks = size, .threads = 0, .slot_bytes = 256 << 10, .pair_slot_bytes = 64 << 10, .host_slot_bytes = 64 << 10};
 }
 
+// Whose memory looks alike. Two builds of one version may differ in what they were compiled with.
+std::string build() {
+  if (posed_build) return *posed_build;
+  return cat(LOCKSTEP_VERSION_TEXT, " (", sizeof(BoardShape), '.', sizeof(Post), '.', sizeof(Seat), '.',
+             sizeof(Collective), '.', static_cast<int>(Collective::Kind::exchange), '.', kDTypeCount, '.',
+             Board::kMostRanks, ')');
+}
+
+// Begins alike in every version, so that a rank of another one can be told so.
 struct Hello {
   std::uint64_t magic = kMagic;
   std::int32_t rank = 0, process = 0;
   BoardShape shape;
+  char build[64] = {};
 };
 struct Welcome {
   std::int32_t refused_rank = -1;  // who is at fault; -1: here is the memory
@@ -57,9 +70,10 @@ bool threads_among(const Welcome& welcome, int ranks) {
   throw CommError(rank, kOp, cat("expected ", what, ", got ", std::strerror(errno)));
 }
 
+// For poll; not for long, as whoever waits looks around now and then.
 int milliseconds_left(const Deadline& deadline) {
   const auto left = std::chrono::duration_cast<Milliseconds>(deadline.time() - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1'000'000));
+  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, kLook.count()));
 }
 
 // Processes of other users are no ranks of this job.
@@ -117,10 +131,9 @@ void send_welcome(int socket, const Welcome& welcome, int memory) {
 // The memory, and who is there; throws what rank 0 says instead.
 Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
   pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
-  int ready = 0;
-  while ((ready = poll(&polled, 1, milliseconds_left(deadline))) < 0 && errno == EINTR) {
-  }
-  if (ready == 0) throw CommError(0, kOp, "expected rank 0 to hand over the memory, got nothing before the deadline");
+  while (poll(&polled, 1, milliseconds_left(deadline)) <= 0)
+    if (deadline.passed())
+      throw CommError(0, kOp, "expected rank 0 to hand over the memory, got nothing before the deadline");
   iovec part{.iov_base = &welcome, .iov_len = sizeof welcome};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -156,8 +169,8 @@ void watch_process(std::vector<PeerWatch::Watched>& watched, Board& board, int r
 
 class Host {
  public:
-  Host(int size, Milliseconds timeout)
-      : size_(size), timeout_(timeout), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
+  Host(int size, Milliseconds timeout, const Gone& gone)
+      : size_(size), timeout_(timeout), gone_(gone), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
 
   std::string listen() {
     const std::string name = random_name();
@@ -181,7 +194,11 @@ class Host {
       for (const Descriptor& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
       const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline));
       if (ready < 0) continue;  // EINTR
-      if (ready == 0) refuse_missing();
+      if (ready == 0) {
+        if (deadline.passed()) refuse_missing();
+        if (gone_) refuse_gone();
+        continue;
+      }
       for (std::size_t r = 0; r < sockets_.size(); ++r)
         if (polled[ranks_begin + r].revents)
           refuse(static_cast<int>(r), cat("rank ", r, " died while the ranks connected"));
@@ -217,9 +234,15 @@ class Host {
 
   void greet(Descriptor socket) {
     Hello hello;
-    if (recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof hello) ||
-        hello.magic != kMagic)
-      return;  // no rank
+    const ssize_t got = recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
+    if (got < static_cast<ssize_t>(sizeof hello.magic + sizeof hello.rank) || hello.magic != kMagic) return;  // no rank
+    hello.build[sizeof hello.build - 1] = '\0';
+    if (got != static_cast<ssize_t>(sizeof hello) || hello.build != build()) {
+      const std::string its = got == static_cast<ssize_t>(sizeof hello) ? hello.build : "another one";
+      strangers_.push_back(std::move(socket));
+      refuse(std::max(hello.rank, 0),
+             cat("expected all ranks to run one build of Lockstep, ", build(), ", got rank ", hello.rank, " of ", its));
+    }
     if (hello.shape != shape_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
       const int rank = hello.rank;
       strangers_.push_back(std::move(socket));
@@ -243,6 +266,11 @@ class Host {
     for (const Descriptor& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
     throw CommError(rank, kOp, text);
   }
+  void refuse_gone() {
+    for (const EndedRank& each : gone_())
+      if (each.rank > 0 && each.rank < size_ && !socket_of(each.rank))
+        refuse(each.rank, cat("rank ", each.rank, ' ', each.how, " before it joined"));
+  }
   [[noreturn]] void refuse_missing() {
     std::string missing;
     int first = -1;
@@ -256,6 +284,7 @@ class Host {
 
   const int size_;
   const Milliseconds timeout_;
+  const Gone& gone_;
   const BoardShape shape_;
   Descriptor listener_;
   std::vector<Descriptor> sockets_;  // by rank
@@ -264,8 +293,8 @@ class Host {
   Welcome welcome_;
 };
 
-Joined host(Store& store, const std::string& key, int size, Milliseconds timeout) {
-  Host host(size, timeout);
+Joined host(Store& store, const std::string& key, int size, Milliseconds timeout, const Gone& gone) {
+  Host host(size, timeout, gone);
   if (size > 1) {
     store.set(key, host.listen());
     try {
@@ -281,11 +310,12 @@ Joined host(Store& store, const std::string& key, int size, Milliseconds timeout
 
 // ---- the others
 
-Descriptor connect_to_host(Store& store, const std::string& key, const Deadline& deadline) {
+Descriptor connect_to_host(Store& store, const std::string& key, const Deadline& deadline, const Gone& gone) {
   for (;;) {
     std::string name;
     try {
-      name = store.get(key, deadline);
+      name = get_unless_gone(
+          store, key, deadline, gone, [](int other) { return other == 0; }, kOp);
     } catch (const TimeoutError& error) {
       throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
     }
@@ -304,11 +334,12 @@ Descriptor connect_to_host(Store& store, const std::string& key, const Deadline&
   }
 }
 
-Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout) {
+Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const Gone& gone) {
   // Rank 0 says at the deadline who is missing: it is given the time to do so.
   const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
-  Descriptor socket = connect_to_host(store, key, deadline);
-  const Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
+  Descriptor socket = connect_to_host(store, key, deadline, gone);
+  Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
+  build().copy(hello.build, sizeof hello.build - 1);
   if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
   Welcome welcome;
   const Descriptor memory = receive_welcome(socket.get(), welcome, deadline);
@@ -329,9 +360,9 @@ Joined join(Store& store, const std::string& key, int rank, int size, Millisecon
 }  // namespace
 
 std::shared_ptr<SharedGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                                Milliseconds timeout, bool share_devices) {
+                                                Milliseconds timeout, bool share_devices, const Gone& gone) {
   const std::string key = name + "/socket";
-  Joined joined = rank == 0 ? host(*store, key, size, timeout) : join(*store, key, rank, size, timeout);
+  Joined joined = rank == 0 ? host(*store, key, size, timeout, gone) : join(*store, key, rank, size, timeout, gone);
   share_devices = share_devices || joined.share_devices;
   return std::make_shared<ProcessGroup>(std::move(joined.board), std::move(joined.watched), std::move(store),
                                         std::move(name), share_devices);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/parallel/comm/internal/job.h"
 #include "lockstep/parallel/comm/internal/peer_watch.h"
 #include "lockstep/parallel/comm/internal/shared_member.h"
 #include "lockstep/parallel/comm/store.h"
@@ -17,13 +18,21 @@ class ProcessGroup final : public SharedGroup {
   // Rank 0 makes the memory and listens on a socket whose random name it writes to the store, under "<name>/socket";
   // the others connect and are handed the memory. Both sides look at the other's user. Blocks until all have come, or
   // throws CommError, naming who is missing, on every rank that has.
-  // `share_devices`: as of the group that it is split from.
+  // `share_devices`: as of the group that it is split from. `gone`: who is not waited for any more, if that is known.
   static std::shared_ptr<SharedGroup> make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                           Milliseconds timeout, bool share_devices = false);
+                                           Milliseconds timeout, bool share_devices = false,
+                                           const Gone& gone = nullptr);
 
   std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int index, const std::string& id,
                                      Milliseconds timeout) override {
-    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout, share_devices());
+    const auto gone = [this, &members] {
+      std::vector<EndedRank> ended;
+      for (std::size_t m = 0; m < members.size(); ++m)
+        if (const auto presence = board().presence(members[m]); presence != Board::Presence::here)
+          ended.push_back({static_cast<int>(m), presence == Board::Presence::left ? "left" : "died"});
+      return ended;
+    };
+    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout, share_devices(), gone);
   }
 
   ProcessGroup(std::shared_ptr<Board> board, std::vector<PeerWatch::Watched> watched, std::shared_ptr<Store> store,
@@ -38,5 +47,8 @@ class ProcessGroup final : public SharedGroup {
   std::string name_;
   PeerWatch watch_;
 };
+
+// For tests: what this thread's ranks say of their build instead of what it is. Null: nothing.
+extern constinit thread_local const std::string* posed_build;
 
 }  // namespace lockstep::detail

@@ -54,8 +54,9 @@ void SharedMember::count_call(const Collective& collective) {
   using Kind = Collective::Kind;
   std::atomic<std::uint64_t>& called = board().host_region().seats[rank_].called;  // only this thread writes it
   const std::uint64_t before = called.load(std::memory_order_relaxed);
-  called.store(collective.kind == Kind::exchange ? (before & ~std::uint64_t{0xffffffff}) | (collective.sequence & 0xffffffff)
-                                                 : (before & 0xffffffff) | collective.sequence << 32,
+  called.store(collective.kind == Kind::exchange
+                   ? (before & ~std::uint64_t{0xffffffff}) | (collective.sequence & 0xffffffff)
+                   : (before & 0xffffffff) | collective.sequence << 32,
                std::memory_order_seq_cst);
   board().ring();
 }
@@ -70,10 +71,13 @@ void SharedMember::perform(const Collective& collective) {
 }
 
 void SharedMember::skip(const Collective& collective) noexcept try {
-  board().fail(rank_, cat("rank ", rank_, " could not begin ", to_string(fingerprint(collective)),
-                          ": work before it on its stream failed"));
-  tell_owner(CommError(rank_, to_string(collective.kind), board().failure()->text));
-} catch (...) {  // no memory for the text: the others end at their deadlines
+  const std::string text = cat("rank ", rank_, " could not begin ", to_string(fingerprint(collective)),
+                               ": work before it on its stream failed");
+  const std::optional<Board::Failure> before = board().failure();
+  // Its own communicator first, which tells the others: what they do then may ask it.
+  tell_owner(CommError(before ? before->rank : rank_, to_string(collective.kind), before ? before->text : text));
+  board().fail(rank_, text);  // where there is no owner any more
+} catch (...) {               // no memory for the text: the others end at their deadlines
 }
 
 void SharedMember::tell_owner(const CommError& error) {

@@ -1,4 +1,5 @@
 // Pairs, host messages, splits, and several communicators side by side.
+#include <limits>
 #include <numeric>
 
 #include "lockstep/runtime/stream.h"
@@ -97,6 +98,13 @@ void splits(const Ranks& ranks) {
       if (half->size() != members) return cat("expected ", members, " members, got ", half->size());
       if (half->rank() != members - 1 - rank / 2) return cat("rank ", rank, " became ", half->rank());
       if (half->device() != comm.device() || std::string(half->backend()) != comm.backend()) return "another kind";
+      // The parent's time-out, also one that was set later.
+      if (half->timeout() != comm.timeout()) return "another time-out";
+      const Milliseconds before = comm.timeout();
+      comm.set_timeout(before + Milliseconds(4321 + rank));
+      const std::unique_ptr<Communicator> patient = comm.split(0);
+      comm.set_timeout(before);
+      if (patient->timeout() != before + Milliseconds(4321 + rank)) return "another time-out than the one of then";
       const Tensor x = tensor_of({static_cast<double>(rank)}, DType::i64, comm.device());
       half->all_reduce(x);
       double sum = 0;
@@ -117,6 +125,11 @@ void splits(const Ranks& ranks) {
         if (!wrong.empty()) return "again: " + wrong;
       }
       if (rest) rest->barrier();
+      // Any number is a key.
+      const int lowest = std::numeric_limits<int>::min(), highest = std::numeric_limits<int>::max();
+      const std::unique_ptr<Communicator> turned = comm.split(highest, rank == 0 ? highest : lowest + rank);
+      if (turned->rank() != (rank + size - 1) % size)
+        return cat("rank ", rank, " became ", turned->rank(), " by its key");
       return "";
     });
   }

@@ -288,6 +288,10 @@ TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's mem
     }
     CHECK(missing(outcomes[1].message, {"memory"}) == "");
     CHECK(!outcomes[1].comm_error);
+    // The rank that failed by itself knows it as well as those that were told.
+    for (const auto& communicator : group) CHECK(communicator->broken());
+    REQUIRE(group[1]->failure());
+    CHECK(group[1]->failure()->rank == 1);
     for (const std::size_t r : {0u, 2u}) {
       CHECK(outcomes[r].rank == 1);
       CHECK(missing(outcomes[r].message, {"[all_reduce] rank 1", "memory"}) == "");

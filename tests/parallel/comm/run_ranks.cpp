@@ -1,10 +1,12 @@
 #include "lockstep/parallel/comm/run_ranks.h"
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "lockstep/runtime/order.h"
@@ -12,6 +14,7 @@
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/random.h"
+#include "parallel/comm/no_threads.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
@@ -28,7 +31,6 @@ using Doubles = std::vector<double>;
 Tensor filled(Communicator& comm, double value, std::int64_t count = 4) {
   return full({count}, value, {.dtype = DType::f64, .device = comm.device()});
 }
-
 
 bool contains(const std::string& text, const std::string& part) {
   INFO("'" << part << "' in: " << text);
@@ -125,6 +127,39 @@ TEST_CASE("run_ranks: the first cause is thrown, with the exception nested in it
       contains(error.what(), "no such row");
       CHECK_THROWS_AS(std::rethrow_if_nested(error), std::out_of_range);
     }
+    conformance::drain_devices();
+  }
+}
+
+TEST_CASE("run_ranks: errors that every rank has caught are over") {
+  const auto disagree = [](Communicator& comm) { comm.all_reduce(filled(comm, 1, comm.rank() + 1)); };
+  // Where it is thrown: by a wait for the stream, by the next call, or by one between the hosts.
+  const std::vector<std::function<void(Communicator&)>> wheres = {
+      [](Communicator& comm) { synchronize(current_stream(comm.device())); },
+      [](Communicator& comm) {
+        for (;;) comm.all_reduce(filled(comm, 1));
+      },
+      [](Communicator& comm) {
+        for (;;) comm.barrier();
+      }};
+  for (const int n : {2, 4}) {
+    for (const auto& where : wheres) {
+      std::vector<std::string> all;
+      CHECK_NOTHROW(all = run_ranks(n, [&](Communicator& comm) {
+                      try {
+                        disagree(comm);
+                        where(comm);
+                      } catch (const CommError& error) {
+                        return std::string(error.what());
+                      }
+                      return std::string();
+                    }));
+      REQUIRE(all.size() == static_cast<std::size_t>(n));
+      for (const std::string& text : all) contains(text, "expected all ranks to make the same call");
+      conformance::drain_devices();
+    }
+    // What nobody has caught is an error still, also where it shows only once the function has returned.
+    CHECK_THROWS_AS(run_ranks(n, disagree), CommError);
     conformance::drain_devices();
   }
 }
@@ -251,6 +286,33 @@ TEST_CASE("run_ranks: the order checker knows what the ranks' threads hand over"
             {.devices = hosts({0, 0, 0})});
   CHECK(Tensor(x).add_(1).to_vector<double>() == Doubles(1'000, 7));
   CHECK(order_stats().assumed_handovers == before);
+}
+
+// Ranks that are not all on host devices choose their communicators, each in a thread, and wait for each other.
+TEST_CASE("run_ranks: when one cannot even join the others, its error is thrown, and nobody waits for it") {
+  const auto nothing = [](Communicator&) {};
+  for (const std::vector<Device>& devices : {std::vector<Device>{Device::host(0), Device::host(1), Device::cuda(99)},
+                                             std::vector<Device>{Device::cuda(99), Device::host(0), Device::host(1)}}) {
+    try {
+      run_ranks(3, nothing, {.devices = devices});
+      FAIL("expected an error");
+    } catch (const CommError& error) {
+      FAIL("expected what went wrong, got " << error.what());
+    } catch (const Error& error) {
+      contains(error.what(), "cuda:99");
+    }
+  }
+}
+
+TEST_CASE("run_ranks: a thread that does not start is an error") {
+  const auto meet = [](Communicator& comm) { comm.barrier(); };
+  const std::vector<Device> chosen = {Device::host(0), Device::host(1), Device::cuda(99)}, given = hosts(3);
+  for (const std::vector<Device>& devices : {chosen, given}) {
+    for (const int started : {0, 1}) {
+      const conformance::NoThreads no_threads(started);
+      CHECK_THROWS_AS(run_ranks(3, meet, {.devices = devices}), std::system_error);
+    }
+  }
 }
 
 TEST_CASE("run_ranks: arguments are checked") {

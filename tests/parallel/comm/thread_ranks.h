@@ -21,7 +21,8 @@ inline std::string outcome(const Body& body, Communicator& comm) {
   }
 }
 
-// Takes the errors that collectives have left on streams which nobody has any more, so that they are not another test's.
+// Takes the errors that collectives have left on streams which nobody has any more, so that they are not another
+// test's.
 inline void drain_devices() {
   for (const Device device : accelerators()) {
     for (int tries = 0; tries < 20; ++tries) {
