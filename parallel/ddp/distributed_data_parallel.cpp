@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/parallel/ddp/wrapped_members.h"
 #include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep::detail {
@@ -128,7 +129,11 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
       for (const NamedParameter& named : *list) tensors.push_back(named.parameter.tensor());
     broadcast_coalesced(communicator, tensors, 0);
   }
-  for (const NamedParameter& named : listing.buffers) buffers_.push_back(named.parameter);
+  members_ = std::make_unique<WrappedMembers>(
+      module, communicator.device(),
+      WrappedMembers::Rules{.ignore = options_.ignore,
+                            .follow_buffers = options_.broadcast_buffers,
+                            .may_freeze = options_.find_unused_parameters || options_.static_graph});
   std::erase_if(listing.parameters, [](const NamedParameter& named) { return !named.parameter.requires_grad(); });
   reducer_ = Reducer::make(std::move(listing.parameters), communicator, options_);
 }
@@ -137,22 +142,24 @@ DdpCore::~DdpCore() = default;
 
 bool DdpCore::begin_forward(const ModuleBase& module) {
   if (!GradMode::enabled()) return false;
-  if (local_depth > 0) {
-    reducer_->stay_local();
-    return false;
+  try {
+    members_->check();
+  } catch (const Error& error) {
+    communicator_.abort(error.what());  // the other ranks are not left waiting for this one
+    throw;
   }
-  const bool training = module.is_training();
-  reducer_->begin_forward(training);
-  if (training && options_.broadcast_buffers && !buffers_.empty()) {
+  const bool reduces = *local_depth_ == 0, training = module.is_training();
+  reducer_->begin_forward(reduces, training);
+  if (reduces && training && options_.broadcast_buffers && !members_->buffers().empty()) {
     std::vector<Tensor> tensors;
-    for (const Parameter& buffer : buffers_) tensors.push_back(buffer.tensor());
+    for (const Parameter& buffer : members_->buffers()) tensors.push_back(buffer.tensor());
     broadcast_coalesced(communicator_, tensors, 0);
   }
-  return true;
+  return reduces;
 }
 
 void DdpCore::end_forward(bool reduces, std::span<const Tensor> outputs) {
-  if (reduces) reducer_->end_forward(outputs);
+  if (GradMode::enabled()) reducer_->end_forward(reduces, outputs);
 }
 
 DdpLoggingData DdpCore::logging_data() const {

@@ -25,9 +25,12 @@
 
 namespace lockstep {
 
+class NoSync;
+
 namespace detail {
 
 class Reducer;
+class WrappedMembers;
 
 // What does not depend on the module's type.
 class LOCKSTEP_API DdpCore {
@@ -39,38 +42,60 @@ class LOCKSTEP_API DdpCore {
 
   Communicator& communicator() const { return communicator_; }
   const DistributedDataParallelOptions& options() const { return options_; }
-  // Before and after a call of the module. The gradients that backwards of this call give are reduced when `reduces`.
+  // Before and after a call, in the mode of `module`. Backwards through what it computes reduce gradients when
+  // `reduces`.
   bool begin_forward(const ModuleBase& module);
   void end_forward(bool reduces, std::span<const Tensor> outputs);
   DdpLoggingData logging_data() const;
-  int local_depth = 0;  // NoSync scopes
 
  private:
+  friend class lockstep::NoSync;
   Communicator& communicator_;
   const DistributedDataParallelOptions options_;
-  std::vector<Parameter> buffers_;
+  std::unique_ptr<WrappedMembers> members_;
   std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<int> local_depth_ = std::make_shared<int>(0);  // NoSync scopes, which may live longer
 };
 
 }  // namespace detail
 
-// Forwards in its life leave the gradients of their backwards on this rank, where they add up; the next backward of a
-// forward outside reduces the sum.
+// Forwards in its life leave the gradients of their backwards on this rank, whenever these come; there they add up. The
+// next backward through a forward outside reduces the sum. Scopes nest, in any order of their ends, and may outlive the
+// wrapper; an empty one does nothing:
+//
+//   NoSync scope;
+//   if (accumulates) scope = net.no_sync();
 class NoSync {
  public:
-  explicit NoSync(detail::DdpCore& core) : core_(core) { ++core_.local_depth; }
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-  ~NoSync() { --core_.local_depth; }
+  NoSync() = default;
+  explicit NoSync(detail::DdpCore& core) : depth_(core.local_depth_) { ++*depth_; }
+  NoSync(NoSync&& other) noexcept = default;
+  NoSync& operator=(NoSync&& other) noexcept {
+    NoSync(std::move(other)).depth_.swap(depth_);
+    return *this;
+  }
+  ~NoSync() { end(); }
 
  private:
-  detail::DdpCore& core_;
+  void end() {
+    if (const std::shared_ptr<int> depth = std::move(depth_)) --*depth;
+  }
+  std::shared_ptr<int> depth_;
 };
 
 // A rank's wrapper belongs to the rank's thread and outlives neither communicator nor the work of its backwards. Every
 // rank makes it, and its calls, in the same order. Gradients are divided by the number of ranks, summed in the order of
-// the ranks and identical on all of them. Parameters must not be replaced, moved or frozen while it lives, and their
-// grad is only touched between iterations. Errors on one rank become CommErrors on the others.
+// the ranks and identical on all of them; their grad is only touched between iterations. Errors on one rank become
+// CommErrors on the others.
+//
+// Which gradients a backward reduces is decided by the forwards that its graph goes through: one outside of no_sync()
+// makes it reduce what each rank's grad holds then, and so do several, before or after other forwards; a backward
+// through none stays on the rank. The result is the average of what the ranks hold, also of gradients that stayed from
+// before.
+//
+// While it lives the module keeps its parameters, by object, dtype and device, and those of them that are trained: the
+// next call names what does not. With find_unused_parameters they may be frozen, and unfrozen, on every rank. A buffer
+// may be replaced by another of its dtype, shape and device.
 template <IsModule M>
 class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
  public:
@@ -114,10 +139,11 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
       core_->end_forward(reduces, {});
     } else {
       auto result = std::as_const(*module_)(std::move(args)...);
-      std::vector<Tensor> outputs;
-      if (core_->options().find_unused_parameters)
-        for_each_tensor(std::as_const(result), [&](const Tensor& tensor) { outputs.push_back(tensor); });
-      core_->end_forward(reduces, outputs);
+      std::vector<Tensor> leaves;
+      for_each_tensor(std::as_const(result), [&](const Tensor& tensor) {
+        if (tensor.defined() && tensor.requires_grad() && tensor.is_leaf()) leaves.push_back(tensor);
+      });
+      core_->end_forward(reduces, leaves);
       return result;
     }
   }

@@ -16,7 +16,7 @@ struct DistributedDataParallelOptions {
   // bucket is closed when it has reached its limit.
   double bucket_cap_mb = 25, first_bucket_mb = 1;
   bool broadcast_buffers = true;         // rank 0's, before every training forward whose gradients are reduced
-  bool find_unused_parameters = false;   // some parameters may get no gradient: the graph is searched in each forward
+  bool find_unused_parameters = false;   // some parameters may get no gradient: the graph is searched in each backward
   bool gradient_as_bucket_view = true;   // grad is a part of its bucket; false: a tensor of its own, and a copy
   bool static_graph = false;             // the same parameters are used, as often, in every iteration
   bool init_sync = true;                 // verify the model across ranks and take over rank 0's at construction

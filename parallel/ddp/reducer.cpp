@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_set>
 
 #include "lockstep/runtime/internal/edge.h"
-#include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/ops_shape.h"
@@ -67,8 +65,11 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communica
 }
 
 Reducer::~Reducer() {
-  for (const Variable& variable : variables_) variable.parameter.tensor().remove_hook(variable.hook);
+  for (const Variable& variable : variables_)
+    std::erase_if(leaf(variable).after_accumulate, [&](const auto& hook) { return hook.id == variable.hook; });
 }
+
+LeafNode& Reducer::leaf(const Variable& variable) { return static_cast<LeafNode&>(*variable.parameter.body()->leaf); }
 
 void Reducer::build_buckets(std::span<const int> order) {
   std::vector<BucketEntry> entries;
@@ -86,9 +87,8 @@ void Reducer::build_buckets(std::span<const int> order) {
   const NoGrad no_grad;
   std::vector<Tensor> moving(variables_.size());
   for (std::size_t i = 0; i < variables_.size(); ++i)
-    if (!buckets_.empty() && !variables_[i].entry.sparse &&
-        in_bucket(variables_[i], variables_[i].parameter.tensor().leaf()->grad))
-      moving[i] = variables_[i].parameter.grad();
+    if (!buckets_.empty() && !variables_[i].entry.sparse && in_bucket(variables_[i]))
+      moving[i] = leaf(variables_[i]).grad;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     for (std::size_t s = 0; s < buckets[b].slots().size(); ++s) {
       const auto index = static_cast<std::size_t>(buckets[b].slots()[s].parameter);
@@ -97,7 +97,7 @@ void Reducer::build_buckets(std::span<const int> order) {
       if (!moving[index].defined()) continue;
       Tensor place = buckets[b].gradient(s);
       place.copy_(moving[index]);
-      variables_[index].parameter.set_grad(place);
+      leaf(variables_[index]).grad = place;
     }
   }
   buckets_ = std::move(buckets);
@@ -115,122 +115,15 @@ void Reducer::rebuild_buckets() {
   layout_changed_ = true;
 }
 
-// ---- forward
-
-void Reducer::begin_forward(bool training) {
-  const std::lock_guard lock(mutex_);
-  communicator_.check();
-  if (phase_ == Phase::expecting && started_) {
-    fail(
-        cat("[DistributedDataParallel] expected the reduction of the last iteration to be finished before the next "
-            "forward, but ",
-            next_bucket_, " of ", buckets_.size(), " buckets were reduced in ", backwards_, " of ",
-            options_.backwards_per_forward,
-            " backwards: the backward failed, or there were fewer than "
-            "backwards_per_forward"));
-  }
-  if (training && reductions_ > 0 && !rebuilt_) rebuild_buckets();
-  phase_ = Phase::local;  // until end_forward: a backward inside the forward stays here
-  if (DdpTimeline::measures(reductions_ + 1)) {
-    timeline_.begin_forward(buckets_.size());
-  } else {
-    timeline_.stop();
-  }
-}
-
-void Reducer::end_forward(std::span<const Tensor> outputs) {
-  const std::lock_guard lock(mutex_);
-  timeline_.end_forward();
-  phase_ = Phase::expecting;
-  backwards_ = 0;
-  in_backward_ = started_ = false;
-  next_bucket_ = 0;
-  order_.clear();
-  used_map_ = Tensor();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {buckets_[b].slots().size(), {}, {}};
-  for (Variable& variable : variables_) {
-    variable.ready = variable.unused = false;
-    variable.arrivals = 0;
-  }
-  if (options_.find_unused_parameters && !options_.static_graph && options_.backwards_per_forward == 1)
-    find_unused(outputs);
-}
-
-void Reducer::stay_local() {
-  const std::lock_guard lock(mutex_);
-  phase_ = Phase::local;
-  timeline_.stop();
-}
-
-// Parameters that the outputs do not depend on are ready now; without that, at the end of the backward.
-void Reducer::find_unused(std::span<const Tensor> outputs) {
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> stack;
-  const auto visit = [&](const Edge& edge) {
-    if (edge.node.get() != nullptr && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
-  };
-  for (const Tensor& output : outputs) visit(output.edge());
-  if (stack.empty()) return;  // nothing to run backward from
-  while (!stack.empty()) {
-    Node* node = stack.back();
-    stack.pop_back();
-    for (const Edge& edge : std::as_const(*node).edges()) visit(edge);
-  }
-  std::vector<std::size_t> absent;
-  for (std::size_t i = 0; i < variables_.size(); ++i)
-    if (!seen.contains(variables_[i].parameter.tensor().leaf())) absent.push_back(i);
-  if (absent.empty()) return;
-  // They are given away by the first gradient that arrives, so that a forward without a backward reduces nothing.
-  for (const std::size_t i : absent) variables_[i].unused = true;
-}
-
-// ---- backward
-
-void Reducer::on_gradient(std::size_t index) {
-  const std::lock_guard lock(mutex_);
-  Variable& variable = variables_[index];
-  variable.used = true;
-  if (phase_ != Phase::expecting) return;
-  if (!in_backward_) {
-    in_backward_ = true;
-    ++backwards_;
-    timeline_.begin_backward();
-    queue_backward_callback([self = shared_from_this()] { self->on_backward_end(); });
-    if (!started_) {
-      started_ = true;
-      for (std::size_t i = 0; i < variables_.size(); ++i)
-        if (variables_[i].unused) mark_ready(i, !variables_[i].used);
-    }
-  }
-  ++variable.arrivals;
-  if (learns_graph() || backwards_ < options_.backwards_per_forward) return;
-  if (options_.static_graph) {
-    if (variable.arrivals > variable.expected)
-      fail(cat("[DistributedDataParallel] expected a static graph, but it has changed: parameter '", variable.name,
-               "' (number ", index, ") ",
-               variable.expected == 0 ? "was unused" : cat("got ", variable.expected, " gradients"),
-               " in the first iteration and gets ", variable.arrivals, " now"));
-    if (variable.arrivals < variable.expected) return;
-  } else if (variable.ready) {
-    fail(cat("[DistributedDataParallel] expected one gradient for each parameter in an iteration, but '", variable.name,
-             "' (number ", index,
-             ") is ready a second time: it is used outside the forward of the wrapper, or in "
-             "several backwards (set backwards_per_forward, or static_graph where the graph never changes)"));
-  }
-  mark_ready(index, false);
-}
+// ---- a backward
 
 void Reducer::mark_ready(std::size_t index, bool unused) {
   Variable& variable = variables_[index];
   const NoGrad no_grad;
   variable.ready = true;
   variable.unused = unused;
-  if (unused) {
-    store_zeros(variable);
-  } else {
-    order_.push_back(static_cast<int>(index));
-    store(variable);
-  }
+  if (!unused) order_.push_back(static_cast<int>(index));
+  store(variable);
   Pending& pending = pending_[static_cast<std::size_t>(variable.bucket)];
   Stream* writer = &current_stream(communicator_.device()).lasting();
   if (std::find(pending.writers.begin(), pending.writers.end(), writer) == pending.writers.end())
@@ -239,29 +132,34 @@ void Reducer::mark_ready(std::size_t index, bool unused) {
   launch_ready_buckets();
 }
 
-bool Reducer::in_bucket(const Variable& variable, const Tensor& grad) const {
+bool Reducer::in_bucket(const Variable& variable) const {
+  const Tensor& grad = leaf(variable).grad;
   return grad.defined() && grad.storage().get() == part(variable).storage().get();
 }
 
-// The gradient, divided by the number of ranks before anything is added (f16 could overflow otherwise).
+// What this rank's grad holds, divided by the number of ranks before anything is added (f16 could overflow otherwise).
+// Where this backward does not use the parameter that may be an average of before, in which the others have theirs.
 void Reducer::store(Variable& variable) {
   if (alone() || variable.entry.sparse) return;  // gather_counts takes the rows themselves
-  LeafNode& leaf = *variable.parameter.tensor().leaf();
-  if (leaf.sparse.defined()) leaf.grad = std::exchange(leaf.sparse, {}).to_dense();
-  const Tensor place = part(variable);
-  const double share = 1.0 / communicator_.size();
-  const Tensor gradient = leaf.grad.detach();
-  launch(place.device(), &KernelTable::unary,
-         UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = share});
-  place.mark_changed();
-  if (options_.gradient_as_bucket_view) leaf.grad = place;
-}
-
-void Reducer::store_zeros(Variable& variable) {
-  if (alone() || variable.entry.sparse) return;
+  LeafNode& leaf = Reducer::leaf(variable);
+  const Tensor held = leaf.sparse.defined() ? leaf.sparse.to_dense() : leaf.grad;
   Tensor place = part(variable);
-  if (in_bucket(variable, variable.parameter.tensor().leaf()->grad)) variable.kept = place.clone();
-  place.zero_();
+  if (!held.defined()) {
+    place.zero_();
+  } else {
+    if (held.dtype() != place.dtype() || held.device() != place.device())
+      fail(cat("[DistributedDataParallel] expected the gradient of '", variable.name, "' to be as it was wrapped, ",
+               place, ", got ", held, ": the module was moved between forward and backward"));
+    if (variable.unused && in_bucket(variable)) variable.kept = place.clone();
+    const Tensor gradient = held.detach();
+    launch(
+        place.device(), &KernelTable::unary,
+        UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = 1.0 / communicator_.size()});
+    place.mark_changed();
+  }
+  if (variable.unused) return;  // its grad stays what it is until it is known whether others have one
+  leaf.sparse = {};
+  leaf.grad = options_.gradient_as_bucket_view ? place : held;
 }
 
 void Reducer::launch_ready_buckets() {
@@ -294,14 +192,6 @@ void Reducer::reduce(std::size_t bucket) {
 
 // ---- the end of a backward
 
-void Reducer::on_backward_end() {
-  const std::lock_guard lock(mutex_);
-  in_backward_ = false;
-  if (phase_ != Phase::expecting || backwards_ < options_.backwards_per_forward) return;
-  close_iteration();
-  finalize();
-}
-
 // Everything that is not ready yet becomes so, or is an error.
 void Reducer::close_iteration() {
   if (options_.static_graph && !learns_graph()) {
@@ -311,7 +201,7 @@ void Reducer::close_iteration() {
                " got fewer gradients than in the first iteration"));
   }
   if (!may_skip()) {
-    const auto absent = [](const Variable& v) { return !v.used; };
+    const auto absent = [&](const Variable& v) { return !counts(v); };
     if (std::any_of(variables_.begin(), variables_.end(), absent))
       fail(cat("[DistributedDataParallel] expected every parameter to get a gradient, but rank ", communicator_.rank(),
                " has none for ", list(absent),
@@ -321,14 +211,14 @@ void Reducer::close_iteration() {
   for (std::size_t i = 0; i < variables_.size(); ++i) {
     Variable& variable = variables_[i];
     if (learns_graph()) variable.expected = variable.arrivals;
-    if (!variable.ready) mark_ready(i, !variable.used);
+    if (!variable.ready) mark_ready(i, !counts(variable));
   }
   if (may_skip() && (!options_.static_graph || learns_graph())) launch_used_map();
 }
 
 void Reducer::launch_used_map() {
   std::vector<std::int32_t> used;
-  for (const Variable& variable : variables_) used.push_back(variable.used);
+  for (const Variable& variable : variables_) used.push_back(!variable.unused);
   used_map_ =
       from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
   Stream* const writers[] = {&current_stream(communicator_.device())};
@@ -342,14 +232,11 @@ void Reducer::finalize() {
   for (std::size_t b = 0; b < buckets_.size(); ++b)
     if (buckets_[b].sparse()) join_gathered(b);
   for (Variable& variable : variables_) {
-    if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse) {
-      Tensor grad = variable.parameter.grad();
-      grad.copy_(part(variable));
-    }
+    if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse)
+      leaf(variable).grad.copy_(part(variable));
     variable.kept = Tensor();
     variable.used = false;
   }
-  phase_ = Phase::local;
   started_ = false;
   last_order_ = order_;
   ++reductions_;
@@ -367,16 +254,21 @@ void Reducer::finalize_unused() {
     const auto ranks = used_map_.to_vector<std::int32_t>();
     for (std::size_t i = 0; i < variables_.size(); ++i) variables_[i].used_anywhere = ranks[i] > 0;
   }
+  if (alone()) return;  // gradients are what they are
+  const auto differs = [](const Variable& v) { return v.unused && v.used_anywhere && !v.parameter.requires_grad(); };
+  if (std::any_of(variables_.begin(), variables_.end(), differs))
+    fail(cat("[DistributedDataParallel] expected parameters to be frozen on every rank or on none, but ", list(differs),
+             " is frozen on rank ", communicator_.rank(), " and trained on another"));
   for (Variable& variable : variables_) {
     if (!variable.unused || variable.entry.sparse) continue;
     Tensor place = part(variable);
     if (!variable.used_anywhere) {
       if (variable.kept.defined()) place.copy_(variable.kept);
-    } else if (options_.gradient_as_bucket_view) {
-      variable.parameter.set_grad(place);
-    } else {
-      variable.parameter.set_grad(place.clone());
+      continue;
     }
+    LeafNode& leaf = Reducer::leaf(variable);
+    leaf.sparse = {};
+    leaf.grad = options_.gradient_as_bucket_view ? place : place.clone();
   }
 }
 

@@ -1,8 +1,15 @@
 // The reducer of DistributedDataParallel: follows which gradients of a backward are ready and averages them over the
 // ranks, bucket by bucket, on a stream of its own while the backward goes on.
+//
+// A backward reduces when its graph has a node of a forward whose gradients are to be reduced, and takes its turn only
+// then: what other forwards say meanwhile does not matter. What is reduced is what each rank's grad holds, so that it
+// does not matter either how often gradients were reduced, added up or left alone before: averages of averages stay
+// averages.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -12,6 +19,7 @@
 #include "lockstep/parallel/ddp/bucket.h"
 #include "lockstep/parallel/ddp/options.h"
 #include "lockstep/parallel/ddp/timeline.h"
+#include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep::detail {
@@ -28,13 +36,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
 
-  // Before a forward whose gradients are to be reduced; communicates only when `training`. Throws Error, and aborts the
-  // communicator, when the reduction before it began and did not end.
-  void begin_forward(bool training);
-  // After it: from here on gradients are expected. Searches the graph of the outputs where that was asked for.
-  void end_forward(std::span<const Tensor> outputs);
-  // Gradients of backwards from now on stay on this rank, until the next begin_forward.
-  void stay_local();
+  // Around a forward in grad mode. Its gradients are to be reduced, or to stay on this rank. begin_forward communicates
+  // only when it `reduces` and is `training`; throws Error, and aborts the communicator, when a reduction before it
+  // began and did not end. `leaves`: results that are leaves themselves.
+  void begin_forward(bool reduces, bool training);
+  void end_forward(bool reduces, std::span<const Tensor> leaves);
 
   void report(DdpLoggingData& data);
 
@@ -47,6 +53,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     int bucket = 0;
     std::size_t slot = 0;
     bool used = false;          // got a gradient on this rank since the last reduction
+    bool is_result = false;     // of the last forward that had it as a result, the gradient is to be reduced
     bool ready = false;         // its part of the bucket is final
     bool unused = false;        // was marked ready without a gradient
     int arrivals = 0;           // backwards that reached it in this iteration
@@ -64,21 +71,29 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     std::vector<Stream*> writers;  // of those that are
     GatheredRows rows;
   };
-  enum class Phase : std::uint8_t { local, expecting };
+  // Graph nodes that a thread made in a forward: its numbers up to `last`.
+  struct Forward {
+    std::uint32_t numbering;
+    std::uint64_t last;
+    auto operator<=>(const Forward&) const = default;
+  };
 
   Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
           const DistributedDataParallelOptions& options);
 
   // Called by the hooks and at the end of a backward.
   void on_gradient(std::size_t index);
-  void on_backward_end();
+  void on_backward_end(std::uint64_t number);
+  bool reduces_backward();
+  bool goes_through_forward() const;
+  void begin_backward(std::uint64_t number);
+  void begin_iteration();
+  void give_away_unused();
 
   void build_buckets(std::span<const int> order);
   void rebuild_buckets();
-  void find_unused(std::span<const Tensor> outputs);
   void mark_ready(std::size_t index, bool unused);
   void store(Variable& variable);
-  void store_zeros(Variable& variable);
   void launch_ready_buckets();
   void launch_used_map();
   template <class F>
@@ -93,7 +108,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool learns_graph() const { return options_.static_graph && reductions_ == 0; }
   bool may_skip() const { return options_.find_unused_parameters || options_.static_graph; }
   bool alone() const { return communicator_.size() == 1; }  // then gradients are final, where they are
-  bool in_bucket(const Variable& variable, const Tensor& grad) const;
+  bool in_bucket(const Variable& variable) const;
+  bool counts(const Variable& variable) const;
+  // Stays the parameter's while that is frozen.
+  static LeafNode& leaf(const Variable& variable);
   const Tensor& part(const Variable& variable) const {
     return buckets_[static_cast<std::size_t>(variable.bucket)].gradient(variable.slot);
   }
@@ -109,9 +127,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::size_t next_bucket_ = 0;   // the first that is not launched
   std::vector<int> order_;        // variables as they became ready in this iteration
   std::vector<int> last_order_;
-  Phase phase_ = Phase::local;
-  int backwards_ = 0;  // of this iteration
-  bool in_backward_ = false, started_ = false;
+  std::map<Forward, std::uint64_t> forwards_;  // whose gradients are to be reduced: nodes from that number on
+  std::uint64_t forward_first_ = 0;  // node of the one in progress
+  std::vector<std::uint64_t> open_;  // backwards in progress that reduce
+  std::uint64_t last_local_ = 0;     // the last one that does not
+  bool started_ = false;             // an iteration, by its first gradient
+  int backwards_ = 0;                // of this iteration
   std::uint64_t reductions_ = 0;  // iterations that are finished
   bool rebuilt_ = false, layout_changed_ = false;
   Tensor used_map_;  // i32 by variable: how many ranks used it

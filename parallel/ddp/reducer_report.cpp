@@ -20,7 +20,6 @@ std::string Reducer::list(const std::function<bool(const Variable&)>& which) con
 }
 
 void Reducer::fail(const std::string& message) {
-  phase_ = Phase::local;
   started_ = false;
   communicator_.abort(message);
   throw Error(message);

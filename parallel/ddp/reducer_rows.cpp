@@ -14,21 +14,25 @@ namespace lockstep::detail {
 void Reducer::gather_counts(std::size_t bucket) {
   const Bucket::Slot& slot = buckets_[bucket].slots()[0];
   const Variable& variable = variables_[static_cast<std::size_t>(slot.parameter)];
-  const LeafNode& leaf = *variable.parameter.tensor().leaf();
+  const LeafNode& leaf = Reducer::leaf(variable);
   const Device device = communicator_.device();
+  // All that is there, as for matrices, whether or not this backward has added to it.
   SparseGradient mine;
-  if (variable.used && leaf.sparse.defined()) {
+  if (leaf.sparse.defined()) {
     mine = leaf.sparse;
-  } else if (variable.used && leaf.grad.defined()) {  // a matrix after all: every row
+  } else if (leaf.grad.defined()) {  // a matrix after all: every row
     mine.indices = arange(slot.shape[0], TensorOptions{.dtype = DType::i64, .device = device});
     mine.values = leaf.grad.detach();
   }
   const std::int64_t count = mine.defined() ? mine.indices.count() : 0;
   GatheredRows& rows = pending_[bucket].rows;
-  for (const std::string& text : communicator_.all_gather_bytes(std::to_string(count)))
-    rows.counts.push_back(std::stoll(text));
+  bool used = false;
+  for (const std::string& text : communicator_.all_gather_bytes(cat(variable.unused ? '-' : '+', count))) {
+    used = used || text.starts_with('+');
+    rows.counts.push_back(std::stoll(text.substr(1)));
+  }
   const std::int64_t most = *std::max_element(rows.counts.begin(), rows.counts.end());
-  if (most == 0) return;
+  if (!used || most == 0) return;  // what there is stays
   Shape part = slot.shape, all = slot.shape;
   part[0] = most, all[0] = most * communicator_.size();
   const TensorOptions numbers{.dtype = DType::i64, .device = device},
@@ -56,7 +60,7 @@ void Reducer::join_gathered(std::size_t bucket) {
     if (const std::int64_t count = rows.counts[r]; count > 0)
       pieces.push_back({rows.indices.narrow(0, begin, count), rows.values.narrow(0, begin, count), slot.shape});
   }
-  LeafNode& leaf = *variables_[static_cast<std::size_t>(slot.parameter)].parameter.tensor().leaf();
+  LeafNode& leaf = Reducer::leaf(variables_[static_cast<std::size_t>(slot.parameter)]);
   leaf.grad = Tensor();
   leaf.sparse = join_rows(pieces);
 }

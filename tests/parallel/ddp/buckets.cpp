@@ -40,6 +40,13 @@ TEST_CASE("dtypes have buckets of their own, sparse gradients one each") {
   CHECK(assign({wide, rows, wide, rows}, {1000}) == Buckets{{0, 2}, {1}, {3}});
 }
 
+TEST_CASE("each dtype has a small first bucket") {
+  const BucketEntry wide{4, DType::f64}, narrow{4, DType::f32}, half{4, DType::f16};
+  CHECK(assign({wide, wide, wide, narrow, narrow, narrow}, {4, 8}) == Buckets{{0}, {1, 2}, {3}, {4, 5}});
+  CHECK(assign({wide, narrow, half, wide, narrow, half, wide, narrow, half}, {4, 8}) ==
+        Buckets{{0}, {1}, {2}, {3, 6}, {4, 7}, {5, 8}});
+}
+
 TEST_CASE("the order of the buckets is learnt from the first backward") {
   const auto orders = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Shuffled> net(Shuffled{}, communicator, small_buckets());

@@ -89,11 +89,19 @@ TEST_CASE("a parameter without a gradient is an error at the end of the backward
 TEST_CASE("a parameter that is ready twice") {
   const auto messages = messages_of_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Two> net(Two(), communicator, {.find_unused_parameters = true});
-    const Tensor y = net(counting({2}), true);
-    (y + sum(net.module().a.on(communicator.device()))).backward();  // one backward: fine
+    const Parameter &a = net.module().a, &b = net.module().b;
+    // One backward: fine, also where the forward alone does not use it.
+    (net(counting({2}), true) + sum(a.on(communicator.device()))).backward();
     net.zero_grad();
-    // `b` is not seen from this output, so it was given away as unused when its gradient comes.
-    (net(counting({2}), false) + sum(net.module().b.on(communicator.device()))).backward();
+    (net(counting({2}), false) + sum(b.on(communicator.device()))).backward();
+    if (values(b.grad()) != Doubles{1, 1, 1}) throw Error("another gradient");
+    net.zero_grad();
+    // In a backward within the backward that has given it away.
+    a.tensor().register_hook([&](Tensor&) {
+      const GradMode recorded(true);
+      sum(b.tensor()).backward();
+    });
+    net(counting({2}), true).backward();
     synchronize(communicator.device());
   });
   for (const std::string& message : messages) CHECK(missing(message, {"'b' (number 1)"}) == "");
@@ -113,6 +121,60 @@ TEST_CASE("a static graph that changes") {
     for (const std::string& message : messages)
       CHECK(missing(message, {"expected a static graph", "'b'", first ? "fewer gradients" : "was unused"}) == "");
   }
+}
+
+TEST_CASE("a static graph that changes in no_sync") {
+  const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
+    DistributedDataParallel<Two> net(Two(), communicator, {.static_graph = true});
+    net(counting({2}), false).backward();
+    {
+      const auto scope = net.no_sync();
+      net(counting({2}), false).backward();
+      net(counting({2}), communicator.rank() == 1).backward();
+    }
+    net(counting({2}), false).backward();
+    synchronize(communicator.device());
+  });
+  for (const std::string& message : messages)
+    CHECK(missing(message, {"expected a static graph", "'b' (number 1)", "was unused"}) == "");
+}
+
+TEST_CASE("a module that moves between forward and backward") {
+  for (const bool there_and_back : {false, true}) {
+    for (const bool type : {false, true}) {
+      const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
+        DistributedDataParallel<Two> net(Two(), communicator);
+        const Tensor loss = net(full({2}, communicator.rank() + 1.0, {.dtype = DType::f64}), true);
+        if (type) {
+          net.module().to(DType::f32);
+          if (there_and_back) net.module().to(DType::f64);
+        } else {
+          net.module().to(Device::cpu());
+          if (there_and_back) net.module().to(communicator.device());
+        }
+        loss.backward();
+        synchronize(communicator.device());
+        if (values(net.module().a.grad().to(DType::f64)) == Doubles{1.5, 1.5}) throw Error("the average");
+      });
+      for (const std::string& message : messages) {
+        INFO("type " << type << ", back " << there_and_back << ": " << message);
+        CHECK(!message.empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("a gradient that stayed, and has moved between forward and backward, is named") {
+  const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
+    DistributedDataParallel<Two> net(Two(), communicator, {.find_unused_parameters = true});
+    net(counting({2}), true).backward();
+    net.module().a.zero_grad();
+    const Tensor loss = net(counting({2}), false);
+    net.module().to(Device::cpu());
+    loss.backward();
+    synchronize(communicator.device());
+  });
+  for (const std::string& message : messages) CHECK(missing(message, {"'b'", "cpu"}) == "");
 }
 
 TEST_CASE("a backward that fails half way is noticed at the next forward") {

@@ -154,6 +154,7 @@ std::vector<Scenario> scenarios() {
           loss_of(heads[1]).backward();
           optimizer.step();
         }));
+  for (Scenario& each : rank_scenarios()) all.push_back(std::move(each));
   return all;
 }
 

@@ -18,7 +18,9 @@ struct Scenario {
 };
 
 // Plain training in f64 and f32 with every variant of the options; tied, frozen and sparse parameters, branches that
-// are not used, gradients that accumulate, several backwards.
+// are not used, gradients that accumulate, several backwards; and the following.
 std::vector<Scenario> scenarios();
+// Each rank does something of its own; the whole is the mean of their losses.
+std::vector<Scenario> rank_scenarios();
 
 }  // namespace test

@@ -1,0 +1,154 @@
+#include "lockstep/parallel/ddp/wrapped_members.h"
+
+#include <algorithm>
+
+#include "lockstep/tensor/nn/mirror.h"
+
+namespace lockstep::detail {
+namespace {
+
+constexpr const char* kWrapAgain = "; wrap the module again";
+
+// Every parameter and buffer that a module lists, ties as often as they are listed.
+class Visit : public Members {
+ public:
+  using Each = std::function<void(const std::string& prefix, std::string_view name, Parameter&, bool is_buffer)>;
+  Visit(const Each& each, bool names) : each_(each), names_(names) {}
+
+ protected:
+  void on_parameter(std::string_view name, Parameter& parameter, bool is_buffer) override {
+    each_(prefix_, name, parameter, is_buffer);
+  }
+  void on_module(std::string_view name, ModuleBase& module) override {
+    const std::size_t length = prefix_.size();
+    if (names_) prefix_ += cat(name, '.');
+    module.members(*this);
+    prefix_.resize(length);
+  }
+
+ private:
+  const Each& each_;
+  const bool names_;
+  std::string prefix_;
+};
+
+std::string describe(bool is_buffer, const std::string& name) {
+  return cat(is_buffer ? "buffer '" : "parameter '", name, "'");
+}
+std::string describe(const Parameter& member) {
+  return member.body()->home.defined() ? member.tensor().describe() : "an uninitialised one";
+}
+
+}  // namespace
+
+WrappedMembers::WrappedMembers(ModuleBase& module, Device device, Rules rules)
+    : module_(module), device_(device), rules_(std::move(rules)), members_(list()) {
+  collect_buffers();
+}
+
+std::vector<WrappedMembers::Member> WrappedMembers::list() const {
+  std::vector<Member> members;
+  const Visit::Each add = [&](const std::string& prefix, std::string_view name, Parameter& member, bool is_buffer) {
+    Member listed{.name = prefix + std::string(name),
+                  .member = member,
+                  .shape = member.shape(),
+                  .dtype = member.dtype(),
+                  .is_buffer = is_buffer,
+                  .trained = member.requires_grad()};
+    listed.ignored = (is_buffer && !rules_.follow_buffers) ||
+                     std::find(rules_.ignore.begin(), rules_.ignore.end(), listed.name) != rules_.ignore.end();
+    members.push_back(std::move(listed));
+  };
+  Visit visit(add, true);
+  module_.members(visit);
+  for (std::size_t i = 0; i < members.size(); ++i)  // under every name
+    for (Member& member : members)
+      if (members[i].ignored && member.member == members[i].member) member.ignored = true;
+  return members;
+}
+
+// Whether every object is where it was: the usual case, without a name being made.
+bool WrappedMembers::unchanged() const {
+  std::size_t at = 0;
+  bool same = true;
+  const Visit::Each compare = [&](const std::string&, std::string_view, Parameter& member, bool) {
+    same = same && at < members_.size() && members_[at].member == member;
+    ++at;
+  };
+  Visit visit(compare, false);
+  module_.members(visit);
+  return same && at == members_.size();
+}
+
+void WrappedMembers::check() {
+  if (!unchanged()) follow(list());
+  for (const Member& member : members_)
+    if (!member.ignored) check_same(member);
+  check_trained();
+}
+
+// The objects of now, under the names of before.
+void WrappedMembers::follow(std::vector<Member> now) {
+  const auto named = [](auto& list, const Member& wanted) {
+    return std::find_if(list.begin(), list.end(), [&](const Member& m) { return m.name == wanted.name; });
+  };
+  for (const Member& member : now)
+    if (!member.ignored && named(members_, member) == members_.end())
+      throw Error(cat("[DistributedDataParallel] expected the members that were wrapped, but ",
+                      describe(member.is_buffer, member.name), " was added after that", kWrapAgain));
+  for (const Member& before : members_) {
+    if (before.ignored) continue;
+    const auto after = named(now, before);
+    if (after == now.end())
+      throw Error(cat("[DistributedDataParallel] expected the members that were wrapped, but ",
+                      describe(before.is_buffer, before.name), " was removed after that", kWrapAgain));
+    if (!(after->member == before.member) && !(before.is_buffer && after->is_buffer))
+      throw Error(cat("[DistributedDataParallel] expected the parameters that were wrapped, but ",
+                      describe(before.is_buffer, before.name),
+                      " was replaced by another object, whose gradient nobody would average", kWrapAgain,
+                      " (or assign() to the parameter that is there)"));
+    after->shape = before.shape;
+    after->dtype = before.dtype;
+    after->trained = before.trained;
+  }
+  members_ = std::move(now);
+  collect_buffers();
+}
+
+void WrappedMembers::check_same(const Member& before) const {
+  const ParameterBody& body = *before.member.body();
+  if (body.home.defined() && body.home.shape() == before.shape && body.home.dtype() == before.dtype &&
+      body.home.device() == device_)
+    return;
+  throw Error(cat("[DistributedDataParallel] expected ", describe(before.is_buffer, before.name), " to stay ",
+                  before.dtype, before.shape, " on ", device_, ", as it was wrapped, got ", describe(before.member),
+                  kWrapAgain));
+}
+
+void WrappedMembers::check_trained() const {
+  std::string frozen, thawed;
+  for (const Member& member : members_) {
+    if (member.ignored || member.is_buffer || member.member.requires_grad() == member.trained) continue;
+    if (member.trained && rules_.may_freeze) continue;
+    std::string& list = member.trained ? frozen : thawed;
+    list += cat(list.empty() ? "'" : ", '", member.name, "'");
+  }
+  if (!frozen.empty())
+    throw Error(
+        cat("[DistributedDataParallel] expected the trained parameters to stay those that were wrapped, but ", frozen,
+            " was frozen after that: wrap the module again, or set find_unused_parameters, and freeze it on every "
+            "rank"));
+  if (!thawed.empty())
+    throw Error(cat("[DistributedDataParallel] expected the trained parameters to stay those that were wrapped, but ",
+                    thawed, " was frozen then and is not now, so that nobody would average its gradient", kWrapAgain));
+}
+
+void WrappedMembers::collect_buffers() {
+  buffers_.clear();
+  for (const Member& member : members_)
+    if (member.is_buffer && !member.ignored &&
+        std::find(buffers_.begin(), buffers_.end(), member.member) == buffers_.end())
+      buffers_.push_back(member.member);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,418 @@
+// What a backward reduces is decided by the forwards that it goes through; and gradients that stay count on every rank.
+#include <optional>
+#include <thread>
+
+#include "lockstep/tensor/nn/layers.h"
+#include "parallel/ddp/support.h"
+
+using namespace test;
+
+namespace {
+
+struct Either : Module<Either> {
+  Parameter left{counting({2})}, right{counting({2})};
+  Tensor forward(const Tensor& x, bool go_right) const { return x * (go_right ? right : left).on(x.device()); }
+  void members(Members& m) override { m("left", left), m("right", right); }
+};
+
+// A result that the wrapper does not see into.
+struct Closed {
+  Tensor loss;
+};
+struct Losing : Module<Losing> {
+  Parameter weight{counting({2})};
+  Closed forward(const Tensor& x) const { return {sum(x * weight.on(x.device()))}; }
+  void members(Members& m) override { m("weight", weight); }
+};
+
+// Its parameter is the result itself.
+struct Bare : Module<Bare> {
+  Parameter weight{counting({2})};
+  Tensor forward(const Tensor& x) const { return weight.on(x.device()); }
+  void members(Members& m) override { m("weight", weight); }
+};
+
+Tensor rows(double value) { return full({1, 2}, value, {.dtype = DType::f64}); }
+
+}  // namespace
+
+TEST_CASE("an average of before counts on the ranks that do not use the parameter") {
+  for (const bool fixed : {false, true}) {
+    for (const bool view : {true, false}) {
+      INFO("static " << fixed << ", view " << view);
+      const auto result = run_ranks(2, [&](Communicator& communicator) {
+        DistributedDataParallel<Either> net(
+            Either(), communicator,
+            {.find_unused_parameters = !fixed, .gradient_as_bucket_view = view, .static_graph = fixed});
+        Doubles seen;
+        for (int step = 0; step < 3; ++step) {
+          sum(net(rows(communicator.rank() + 1.0), communicator.rank() == 0)).backward();
+          for (const Parameter* each : {&net.module().left, &net.module().right})
+            seen.push_back(values(each->grad())[0]);
+        }
+        return seen;
+      });
+      // Each adds half of what its rank has: 1 to the right one, 2 to the left one.
+      for (const Doubles& rank : result) CHECK(rank == Doubles{1, 0.5, 2, 1, 3, 1.5});
+    }
+  }
+}
+
+TEST_CASE("rows of before count on the ranks that look up none") {
+  const auto result = run_ranks(3, [](Communicator& communicator) {
+    Embedding table(4, 1, {.sparse = true});
+    table.to(DType::f64);
+    struct Words : Module<Words> {
+      Embedding table;
+      Parameter other{counting({1})};
+      explicit Words(Embedding t) : table(std::move(t)) {}
+      Tensor forward(const Tensor& ids, bool look_up) const {
+        const Tensor y = other.on(ids.device()) * 1.0;
+        return look_up ? y + sum(table(ids)) : y;
+      }
+      void members(Members& m) override { m("table", table), m("other", other); }
+    };
+    DistributedDataParallel<Words> net(Words(table), communicator, {.find_unused_parameters = true});
+    const Tensor ids = from_data(std::vector<std::int64_t>{1, 1, 3}, {3});
+    Doubles seen;
+    double held = 0;                        // rows
+    for (const int users : {3, 1, 0, 2}) {  // ranks that look up
+      sum(net(ids, communicator.rank() < users)).backward();
+      const Doubles now = values(net.module().table.weight.sparse_grad().to_dense());
+      seen.push_back(now[1]), seen.push_back(now[3]);
+      if (users == 0)
+        seen.push_back(static_cast<double>(net.module().table.weight.sparse_grad().indices.count()) - held);
+      held = static_cast<double>(net.module().table.weight.sparse_grad().indices.count());
+    }
+    return seen;
+  });
+  const Doubles expected{2, 1, 2 + 2.0 / 3, 1 + 1.0 / 3, 2 + 2.0 / 3, 1 + 1.0 / 3, 0, 4, 2};
+  CHECK(different(result) == 0);
+  CHECK(largest_difference(result[0], expected) < 1e-14);
+}
+
+TEST_CASE("a matrix as the gradient of a parameter with rows is averaged") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    struct Tied : Module<Tied> {
+      Embedding table{3, 2, {.sparse = true}};
+      Tied() {
+        table.to(DType::f64);
+        table.weight.assign(counting({3, 2}));
+      }
+      // The table as a matrix too.
+      Tensor forward(const Tensor& ids, double factor) const {
+        return sum(table(ids)) + sum(table.weight.on(ids.device())) * factor;
+      }
+      void members(Members& m) override { m("table", table); }
+    };
+    DistributedDataParallel<Tied> net(Tied(), communicator);
+    const Tensor ids = from_data(std::vector<std::int64_t>{communicator.rank()}, {1});
+    net(ids, communicator.rank() * 10.0).backward();
+    const Parameter& weight = net.module().table.weight;
+    return values(weight.sparse_grad().defined() ? weight.sparse_grad().to_dense() : weight.grad());
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{5.5, 5.5, 5.5, 5.5, 5, 5});
+}
+
+TEST_CASE("two forwards, then their backwards: each is averaged") {
+  for (const bool second_first : {false, true}) {
+    const auto result = run_ranks(2, [&](Communicator& communicator) {
+      DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+      const double mine = communicator.rank() + 1;
+      const Tensor first = sum(net(rows(mine))), second = sum(net(rows(10 * mine)));
+      Doubles seen;
+      for (const Tensor& loss : {second_first ? second : first, second_first ? first : second}) {
+        loss.backward();
+        seen.push_back(values(net.module().weight.grad())[0]);
+      }
+      return seen;
+    });
+    for (const Doubles& rank : result) CHECK(rank == Doubles{second_first ? 15.0 : 1.5, 16.5});
+  }
+}
+
+TEST_CASE("what a no_sync forward said holds for its backward, whenever that comes") {
+  for (const bool held_first : {false, true}) {
+    const auto result = run_ranks(2, [&](Communicator& communicator) {
+      DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+      const double mine = communicator.rank() + 1;
+      net(rows(5));  // one without a backward
+      Tensor held;
+      {
+        const auto scope = net.no_sync();
+        held = sum(net(rows(mine)));
+      }
+      const Tensor other = sum(net(rows(10 * mine)));
+      Doubles seen;
+      for (const Tensor& loss : {held_first ? held : other, held_first ? other : held}) {
+        loss.backward();
+        seen.push_back(values(net.module().weight.grad())[0]);
+      }
+      sum(net(rows(0))).backward();
+      seen.push_back(values(net.module().weight.grad())[0]);
+      return seen;
+    });
+    // Held: its own only; with the other, or with the last one, the average.
+    CHECK(result[0] == (held_first ? Doubles{1, 16.5, 16.5} : Doubles{15, 16, 16.5}));
+    CHECK(result[1] == (held_first ? Doubles{2, 16.5, 16.5} : Doubles{15, 17, 16.5}));
+  }
+}
+
+TEST_CASE(
+    "the backward of a no_sync forward communicates nothing, also with a forward outside that waits for its own") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+    const Tensor waiting = sum(net(rows(communicator.rank() + 1)));
+    if (communicator.rank() == 0) {  // one rank alone
+      std::optional<Tensor> held;
+      {
+        const auto scope = net.no_sync();
+        held = sum(net(rows(8)));
+      }
+      held->backward();
+    }
+    waiting.backward();
+    return values(net.module().weight.grad());
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{5.5, 5.5});
+}
+
+TEST_CASE("one backward through forwards in and outside of no_sync is averaged as a whole") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Either> net(Either(), communicator, {.find_unused_parameters = true});
+    Tensor held;
+    {
+      const auto scope = net.no_sync();
+      held = sum(net(rows(communicator.rank() + 1), true));
+    }
+    (sum(net(rows(3), false)) + held).backward();
+    Doubles seen{values(net.module().left.grad())[0], values(net.module().right.grad())[0]};
+    return seen;
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{3, 1.5});
+}
+
+TEST_CASE("a graph that is run backward twice is averaged twice") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+    const Tensor loss = sum(net(rows(communicator.rank() + 1)));
+    loss.backward({}, {.retain_graph = true});
+    loss.backward();
+    return values(net.module().weight.grad());
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{3, 3});
+}
+
+TEST_CASE("a backward through no forward of the wrapper stays on the rank, and takes no forward's turn") {
+  for (const bool before : {true, false}) {
+    const auto result = run_ranks(2, [&](Communicator& communicator) {
+      DistributedDataParallel<Either> net(Either(), communicator, {.find_unused_parameters = true});
+      const auto penalty = [&] { return sum(net.module().left.tensor()) * (communicator.rank() * 2.0); };
+      const Tensor loss = sum(net(rows(communicator.rank() + 1), true));
+      if (before) penalty().backward();
+      loss.backward();
+      if (!before) penalty().backward();
+      const Tensor grad = net.module().left.grad();
+      return Doubles{grad.defined() ? values(grad)[0] : -1, values(net.module().right.grad())[0]};
+    });
+    CHECK(result[0] == (before ? Doubles{1, 1.5} : Doubles{0, 1.5}));
+    CHECK(result[1] == (before ? Doubles{1, 1.5} : Doubles{2, 1.5}));
+  }
+}
+
+TEST_CASE("results that the wrapper does not see into, and parameters that are the result") {
+  const auto closed = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Losing> net(Losing(), communicator);
+    const Tensor first = net(rows(communicator.rank() + 1)).loss, second = net(rows(4)).loss;
+    first.backward();
+    second.backward();
+    return values(net.module().weight.grad());
+  });
+  for (const Doubles& rank : closed) CHECK(rank == Doubles{5.5, 5.5});
+  const auto bare = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Bare> net(Bare(), communicator);
+    Doubles seen;
+    (sum(net(rows(1))) * (communicator.rank() + 1.0)).backward();
+    seen.push_back(values(net.module().weight.grad())[0]);
+    {
+      const NoGrad no_grad;
+      net(rows(1));
+    }
+    const Tensor loss = sum(net(rows(1))) * (communicator.rank() + 1.0);
+    loss.backward();
+    seen.push_back(values(net.module().weight.grad())[0]);
+    {
+      const auto scope = net.no_sync();
+      (sum(net(rows(1))) * (communicator.rank() + 1.0)).backward();
+    }
+    seen.push_back(values(net.module().weight.grad())[0]);
+    return seen;
+  });
+  CHECK(bare == std::vector<Doubles>{{1.5, 3, 4}, {1.5, 3, 5}});
+}
+
+TEST_CASE("a forward of long ago is averaged by its backward") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+    const Tensor loss = sum(net(rows(communicator.rank() + 1)));
+    for (int i = 0; i < 5000; ++i) net(rows(0));
+    loss.backward();
+    return values(net.module().weight.grad());
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{1.5, 1.5});
+}
+
+TEST_CASE("a rank's forwards and backwards may go on in another thread") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+    for (int i = 0; i < 20; ++i) net(rows(1));
+    const Tensor early = sum(net(rows(communicator.rank() + 1)));
+    Stream& stream = current_stream(communicator.device());
+    std::string error;
+    Tensor late;
+    std::thread other([&] {  // its graph nodes are numbered from 1
+      try {
+        const StreamScope scope(stream);
+        late = sum(net(rows(10 * (communicator.rank() + 1))));
+        sum(net(rows(100 * (communicator.rank() + 1)))).backward();
+      } catch (const std::exception& e) {
+        error = e.what();
+      }
+    });
+    other.join();
+    if (!error.empty()) throw Error(error);
+    Doubles seen{values(net.module().weight.grad())[0]};
+    for (const Tensor& loss : {late, early}) {
+      loss.backward();
+      seen.push_back(values(net.module().weight.grad())[0]);
+    }
+    return seen;
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{150, 165, 166.5});
+}
+
+TEST_CASE("a backward through no forward is local also where its graph comes from another thread") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
+    const Tensor loss = sum(net(rows(communicator.rank() + 1)));  // nodes 1, 2, … of this thread
+    Doubles seen;
+    if (communicator.rank() == 0) {
+      Stream& stream = current_stream(communicator.device());
+      Tensor plain;
+      std::thread other([&] {  // and of this one
+        const StreamScope scope(stream);
+        plain = sum(net.module()(rows(10).to(communicator.device())));
+      });
+      other.join();
+      plain.backward();
+      seen.push_back(values(net.module().weight.grad())[0]);
+      net.zero_grad();
+    }
+    loss.backward();
+    seen.push_back(values(net.module().weight.grad())[0]);
+    return seen;
+  });
+  CHECK(result[0] == Doubles{10, 1.5});
+  CHECK(result[1] == Doubles{1.5});
+}
+
+TEST_CASE("gradients that were freed after a no_sync backward do not count as used") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Either> net(Either(), communicator, {.find_unused_parameters = true});
+    {
+      const auto scope = net.no_sync();
+      sum(net(rows(1), true)).backward();
+    }
+    net.zero_grad();
+    sum(net(rows(communicator.rank() + 1), false)).backward();
+    return Doubles{values(net.module().left.grad())[0], net.module().right.grad().defined() ? 1.0 : 0.0};
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{1.5, 0});
+}
+
+TEST_CASE("several forwards whose backwards come later, at a number of backwards each") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator, {.backwards_per_forward = 2});
+    const double mine = communicator.rank() + 1;
+    const Tensor first = net(rows(mine)), second = net(rows(10 * mine));
+    Doubles seen;
+    for (const Tensor& output : {first, second}) {
+      for (const int part : {0, 1}) {
+        sum(output.narrow(1, part, 1)).backward({}, {.retain_graph = true});
+        for (const double value : values(net.module().weight.grad())) seen.push_back(value);
+      }
+    }
+    return seen;
+  });
+  CHECK(result[0] == Doubles{1, 0, 1.5, 1.5, 11.5, 1.5, 16.5, 16.5});
+  CHECK(result[1] == Doubles{2, 0, 1.5, 1.5, 21.5, 1.5, 16.5, 16.5});
+}
+
+TEST_CASE("a backward within a backward that reduces") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    DistributedDataParallel<Either> net(Either(), communicator, {.backwards_per_forward = 2});
+    const double mine = communicator.rank() + 1;
+    const Tensor inner = sum(net(rows(mine), false));
+    const Tensor later = sum(net(rows(10 * mine), true)), first = sum(net(rows(100 * mine), false));  // in backward
+    const Tensor outer = later + first;
+    const Parameter &left = net.module().left, &right = net.module().right;
+    std::string late;
+    right.tensor().register_hook([&](Tensor&) {
+      if (!left.grad().defined()) late = "expected the left one first";
+      const GradMode recorded(true);
+      inner.backward();
+    });
+    outer.backward();
+    if (!late.empty()) throw Error(late);
+    return Doubles{values(left.grad())[0], values(right.grad())[0]};
+  });
+  for (const Doubles& rank : result) CHECK(rank == Doubles{151.5, 15});
+}
+
+TEST_CASE("a rank alone gets no gradient that it has not computed") {
+  const auto result = run_ranks(1, [](Communicator& communicator) {
+    DistributedDataParallel<Either> net(Either(), communicator, {.static_graph = true});
+    {
+      const auto scope = net.no_sync();
+      sum(net(rows(1), true)).backward();
+    }
+    sum(net(rows(2), false)).backward();
+    net.zero_grad();
+    sum(net(rows(3), false)).backward();
+    return Doubles{values(net.module().left.grad())[0], net.module().right.grad().defined() ? 1.0 : 0.0};
+  });
+  CHECK(result[0] == Doubles{3, 0});
+}
+
+TEST_CASE("ranks whose gradients become ready in another order average the same parameters") {
+  struct Chain : Module<Chain> {
+    Affine a{3, 3, 1}, b{3, 3, 2}, c{3, 3, 3};
+    Tensor forward(const Tensor& x, int rank) const {
+      if (rank % 3 == 0) return a(tanh(b(tanh(c(x)))));
+      return rank % 3 == 1 ? b(tanh(c(tanh(a(x))))) : c(tanh(a(tanh(b(x)))));
+    }
+    void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+  };
+  constexpr int kRanks = 3, kSteps = 4;
+  const auto result = run_ranks(kRanks, [](Communicator& communicator) {
+    DistributedDataParallel<Chain> net(Chain{}, communicator, small_buckets());
+    SGD optimizer(net.parameters(), {.lr = 0.1});
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const Tensor x = share(batch(step, kRanks, DType::f64, communicator.device()), communicator.rank());
+      loss_of(net(x, communicator.rank())).backward();
+      optimizer.step();
+    }
+    return all_parameters(net.module());
+  });
+  Chain whole;
+  SGD optimizer(whole.parameters(), {.lr = 0.1});
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (int rank = 0; rank < kRanks; ++rank)
+      (loss_of(whole(share(batch(step, kRanks, DType::f64, Device::cpu()), rank), rank)) * (1.0 / kRanks)).backward();
+    optimizer.step();
+  }
+  CHECK(different(result) == 0);
+  CHECK(largest_difference(result[0], all_parameters(whole)) <= 1e-10);
+}
