@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/runtime/error.h"
@@ -15,7 +17,24 @@
 namespace lockstep::launch {
 namespace {
 
-std::string signal_name(int signal) { return cat(signal, " (", ::strsignal(signal), ')'); }
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "?";
+}
+
+std::int64_t now_milliseconds() {
+  return std::chrono::duration_cast<Milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+std::string line_of(const std::string& message) { return cat("lockstep-run: ", message, '\n'); }
+
+// At once, where no line of a rank is under way.
+void say_now(const std::string& message) {
+  const std::string line = line_of(message);
+  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
+}
 
 }  // namespace
 
@@ -24,76 +43,121 @@ Job::Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_
       nodes_(nodes),
       run_id_(std::move(run_id)),
       before_(before),
-      signals_(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)) {
+      host_(host_name()),
+      signals_(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
+      output_(options.prefix, options.tee) {
   if (!signals_) throw Error(cat("cannot wait for signals: ", std::strerror(errno)));
 }
 
 int Job::run(const std::string& token) {
-  for (int i = 0; i < options_.ranks; ++i) {
-    if (start(i, token)) continue;
-    const End reason = *reason_;
-    reason_.reset();
-    end(reason, SIGKILL);
-    break;
+  std::optional<End> obstacle;
+  try {
+    open_logs();
+    if (shares_cores())
+      say_now(cat("OMP_NUM_THREADS is not set: each of the ", options_.ranks,
+                  " ranks gets 1, so that they do not crowd the cores; set it to what suits"));
+    for (int i = 0; i < options_.ranks && !obstacle; ++i) obstacle = start(i, token);
+  } catch (const Error& error) {
+    obstacle = End{1, error.what()};
   }
+  if (obstacle) end_for(*obstacle, SIGKILL);
   loop();
   kill_all(run_id_);
   nodes_.leave(!interrupted_);
-  return reason_ ? reason_->code : 0;
+  const End end = *nodes_.end();
+  if (!end.details.empty())
+    say_now(cat("first failure: ", end.message, end.details));
+  else if (end.code != 0 && end.message != reason_)
+    say_now(end.message);
+  return end.code;
+}
+
+void Job::open_logs() {
+  if (options_.log_dir.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(options_.log_dir, error);
+  if (error) throw Error(cat("cannot make the folder '", options_.log_dir, "': ", error.message()));
+  for (int i = 0; i < options_.ranks; ++i) {
+    const int rank = options_.node * options_.ranks + i;
+    output_.log_to(rank, cat(options_.log_dir, "/rank", rank, ".log"));
+  }
 }
 
 bool Job::any_running() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running; });
 }
 
+bool Job::any_moving() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.running && !rank.stopped; });
+}
+
+std::vector<RankEnd> Job::ends() const {
+  std::vector<RankEnd> ends;
+  for (const Rank& rank : ranks_) {
+    ends.push_back(rank.end);
+    if (rank.end.blamed == RankEnd::kNobody) ends.back().error = output_.last_error(rank.end.rank);
+  }
+  return ends;
+}
+
 // Until the ranks of this machine have ended, what they wrote is written, and the other machines are done too.
 void Job::loop() {
-  bool swept = false, reported = false, seen = false;  // seen: the end of the job
+  bool reported = false;
   std::optional<Clock::time_point> drain_until;
-  std::vector<pollfd> polls;
   while (true) {
-    if (!any_running() && !swept) {
+    if (!any_running() && !drain_until) {
       kill_all(run_id_);  // what the ranks have left behind, which may hold their pipes
-      swept = true;
       drain_until = Clock::now() + Milliseconds(2'000);
     }
-    if (swept && !reported) {
-      if (!reason_) nodes_.report({});
+    // What waits for the reader is not late: more comes from the ranks when there is room.
+    const auto until = output_.written() ? drain_until : std::nullopt;
+    const bool late = until && Clock::now() >= *until;
+    if (drain_until && !reported && (late || output_.all_read())) {
+      output_.end_lines();
+      nodes_.report(ends());
       reported = true;
     }
-    const bool drained = output_.finished() || (drain_until && Clock::now() >= *drain_until && output_.written());
-    if (swept && drained && nodes_.end()) {
-      if (!reason_ && nodes_.end()->code != 0) end(*nodes_.end(), SIGTERM);
-      return;
-    }
-
-    polls.assign({{.fd = signals_.get(), .events = POLLIN, .revents = 0}});
-    if (!seen) polls.push_back({.fd = nodes_.event(), .events = POLLIN, .revents = 0});
-    output_.prepare(polls);
-    auto wake = kill_at_.value_or(Clock::time_point::max());
-    if (drain_until && !output_.finished() && output_.written()) wake = std::min(wake, *drain_until);
-    int timeout = -1;
-    if (wake != Clock::time_point::max())
-      timeout = static_cast<int>(
-          std::clamp<std::int64_t>(std::chrono::ceil<Milliseconds>(wake - Clock::now()).count(), 0, 1'000'000));
-    ::poll(polls.data(), polls.size(), timeout);
-
-    output_.handle(polls);
-    if (output_.closed() && !reason_) end({128 + SIGPIPE, "nobody reads the output any more"}, SIGTERM);
-    handle_signals();
-    if (const auto ended = nodes_.end()) {
-      seen = true;
-      if (ended->code != 0 && !reason_) end(*ended, SIGTERM);
-    }
-    if (kill_at_ && Clock::now() >= *kill_at_) {
-      kill_at_.reset();
-      for (const Rank& rank : ranks_)
-        if (rank.running)
-          say(cat("rank ", rank.number, " did not end within ", std::chrono::duration<double>(options_.grace).count(),
-                  " s: killed"));
-      signal_all(SIGKILL);
-    }
+    if (reported && output_.written() && nodes_.end()) return;
+    poll_once(reported ? std::nullopt : until);
   }
+}
+
+void Job::poll_once(std::optional<Clock::time_point> drain_until) {
+  std::vector<pollfd> polls = {{.fd = signals_.get(), .events = POLLIN, .revents = 0},
+                               {.fd = reports_.event(), .events = POLLIN, .revents = 0},
+                               {.fd = nodes_.event(), .events = POLLIN, .revents = 0}};
+  output_.prepare(polls);
+  auto wake = Clock::time_point::max();
+  for (const auto& each : {drain_until, patience_until_, kill_at_})
+    if (each) wake = std::min(wake, *each);
+  int timeout = -1;
+  if (wake != Clock::time_point::max())
+    timeout = static_cast<int>(
+        std::clamp<std::int64_t>(std::chrono::ceil<Milliseconds>(wake - Clock::now()).count(), 0, 1'000'000));
+  ::poll(polls.data(), polls.size(), timeout);
+
+  output_.handle(polls);
+  if (output_.closed()) end_for({128 + SIGPIPE, "nobody reads the output any more"}, SIGTERM);
+  handle_signals();
+  take_reports();
+  follow_nodes();
+  if (patience_until_ && (Clock::now() >= *patience_until_ || !any_moving())) cut(SIGTERM);
+  if (kill_at_ && Clock::now() >= *kill_at_) {
+    kill_at_.reset();
+    for (const Rank& rank : ranks_)
+      if (rank.running) say(cat("rank ", rank.end.rank, " did not end within ", seconds(options_.grace), " s: killed"));
+    signal_all(SIGKILL);
+  }
+}
+
+void Job::follow_nodes() {
+  nodes_.clear_event();
+  const auto ending = nodes_.ending();
+  if (!ending || ending_) return;
+  if (ending->reason)
+    end_for(*ending->reason, SIGTERM);
+  else
+    end_for_failure("a rank of another node has failed");
 }
 
 void Job::handle_signals() {
@@ -118,59 +182,90 @@ void Job::handle_signals() {
           signal_all(SIGKILL);
         } else {
           interrupted_ = true;
-          if (reason_) signal_all(signal);
-          end({128 + signal, cat("ended by signal ", signal_name(signal))}, signal);
+          if (ending_) cut(signal);
+          end_for({128 + signal, cat("ended by signal ", signal_name(signal))}, signal);
         }
     }
   }
 }
 
 void Job::reap() {
-  struct Ended {
-    int rank, status;
-  };
-  std::vector<Ended> ended;
+  std::vector<const Rank*> failed;
+  const std::int64_t now = now_milliseconds();
   int status = 0;
-  for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG)) > 0;)
+  for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;)
     for (Rank& rank : ranks_) {
-      if (rank.process != process || !rank.running) continue;
+      if (rank.end.process != process || !rank.running) continue;
+      if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
+        rank.stopped = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+        continue;
+      }
       rank.running = false;
-      ended.push_back({rank.number, status});
+      if (cut_) continue;
+      rank.end.how = WIFSIGNALED(status) ? RankEnd::How::killed : RankEnd::How::exited;
+      rank.end.number = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
+      rank.end.order = now;
+      if (rank.end.failed()) failed.push_back(&rank);
+      if (!ending_) nodes_.rank_ended(rank.end.rank, describe(rank.end));
     }
-  // Of ranks that ended at the same time, one that was killed is rather the cause than one that noticed.
-  std::stable_sort(ended.begin(), ended.end(),
-                   [](const Ended& a, const Ended& b) { return WIFSIGNALED(a.status) && !WIFSIGNALED(b.status); });
-  for (const Ended& each : ended) {
-    if (reason_) break;
-    if (WIFSIGNALED(each.status)) {
-      const int signal = WTERMSIG(each.status);
-      end({128 + signal, cat("rank ", each.rank, " was killed by signal ", signal_name(signal))}, SIGTERM);
-    } else if (WEXITSTATUS(each.status) != 0) {
-      const int code = WEXITSTATUS(each.status);
-      end({code, cat("rank ", each.rank, " exited with code ", code)}, SIGTERM);
-    }
+  take_reports();
+  for (const Rank* rank : failed) {
+    std::string what = cat("rank ", rank->end.rank, ' ', describe(rank->end));
+    if (rank->end.follows() && rank->end.blamed >= 0) what += cat(" because of rank ", rank->end.blamed);
+    end_for_failure(what);
   }
+}
+
+void Job::take_reports() {
+  for (Report report; reports_.next(report);)
+    for (Rank& rank : ranks_) {
+      if (rank.end.rank != report.rank) continue;
+      rank.end.blamed = report.well ? RankEnd::kNobody : report.blamed;
+      rank.end.blamed_order = now_milliseconds();
+      rank.end.error = report.text;
+    }
 }
 
 void Job::signal_all(int signal) {
   // Also the groups of ranks that have ended: their children may still be there.
-  for (const Rank& rank : ranks_) ::kill(-rank.process, signal);
+  for (const Rank& rank : ranks_) ::kill(-rank.end.process, signal);
 }
 
-void Job::end(End reason, int signal) {
-  if (reason_) return;
-  reason_ = std::move(reason);
-  say(cat(reason_->message, any_running() ? ": ending the other ranks" : ""));
-  nodes_.report(*reason_);
+void Job::end_for_failure(const std::string& what) {
+  if (ending_) return;
+  ending_ = true;
+  patience_until_ = Clock::now() + options_.patience;
+  say(any_moving() && options_.patience.count() > 0
+          ? cat(what, ": the others have ", seconds(options_.patience), " s to end by themselves")
+          : what);
+  nodes_.begin_to_end(std::nullopt);
+}
+
+void Job::end_for(End reason, int signal) {
+  if (ending_) return;
+  ending_ = true;
+  say(cat(reason.message, any_running() ? ": ending the ranks" : ""));
+  reason_ = reason.message;
+  cut(signal);
+  nodes_.begin_to_end(std::move(reason));
+}
+
+void Job::cut(int signal) {
+  patience_until_.reset();
+  if (!std::exchange(cut_, true)) {
+    for (Rank& rank : ranks_) {
+      if (!rank.running) continue;
+      rank.end.how = rank.stopped ? RankEnd::How::stopped : RankEnd::How::cut;
+      rank.end.number = rank.stopped;
+      rank.end.order = now_milliseconds();
+    }
+    kill_at_ = Clock::now() + options_.grace;
+  }
   signal_all(signal);
   // A stopped process would not notice.
   if (signal != SIGKILL) signal_all(SIGCONT);
-  kill_at_ = Clock::now() + options_.grace;
 }
 
-void Job::say(const std::string& message) {
-  const std::string line = cat("lockstep-run: ", message, '\n');
-  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
-}
+void Job::say(const std::string& message) { output_.say(line_of(message)); }
 
 }  // namespace lockstep::launch

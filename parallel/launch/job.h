@@ -11,6 +11,7 @@
 #include "lockstep/parallel/launch/nodes.h"
 #include "lockstep/parallel/launch/options.h"
 #include "lockstep/parallel/launch/output.h"
+#include "lockstep/parallel/launch/reports.h"
 
 namespace lockstep::launch {
 
@@ -24,32 +25,45 @@ class Job {
 
  private:
   struct Rank {
-    int number = 0;      // among all ranks
-    pid_t process = -1;  // also the number of its process group
+    RankEnd end = {};  // its process is also the number of its process group
     bool running = false;
+    int stopped = 0;  // by this signal
   };
 
-  bool start(int local_rank, const std::string& token);  // false: it cannot be run
+  void open_logs();
+  std::optional<End> start(int local_rank, const std::string& token);  // why it cannot be run
   std::vector<std::string> environment(int local_rank, const std::string& token) const;
+  bool shares_cores() const;  // several ranks, and nobody says how many threads each of them has
   void loop();
+  void poll_once(std::optional<Clock::time_point> drain_until);
   void handle_signals();
   void reap();
+  void take_reports();
+  void follow_nodes();
   void signal_all(int signal);
-  // The first reason counts. Ranks get `signal` now and SIGKILL after the grace period.
-  void end(End reason, int signal);
-  void say(const std::string& message);
+  // The job is going to end, because a rank has failed: all have a moment to end by themselves. Or for a reason of its
+  // own: they get `signal` at once. Only the first time counts.
+  void end_for_failure(const std::string& what);
+  void end_for(End reason, int signal);
+  // Ranks that still run get `signal` now and SIGKILL after the grace period.
+  void cut(int signal);
+  std::vector<RankEnd> ends() const;
+  void say(const std::string& message);  // in loop(): between the lines of the ranks
   bool any_running() const;
+  bool any_moving() const;  // running, and not stopped
 
   const Options& options_;
   Nodes& nodes_;
   const std::string run_id_;
   const sigset_t before_;
+  const std::string host_;
   detail::Fd signals_;
+  Reports reports_;
   Output output_;
   std::vector<Rank> ranks_;
-  std::optional<End> reason_;
-  std::optional<Clock::time_point> kill_at_;
-  bool interrupted_ = false;
+  std::optional<Clock::time_point> patience_until_, kill_at_;
+  bool ending_ = false, cut_ = false, interrupted_ = false;
+  std::string reason_;  // why the job ends where that is no rank: it has been said
 };
 
 }  // namespace lockstep::launch

@@ -20,14 +20,21 @@ constexpr char kDescription[] =
     "lockstep-run [options] program [arguments...]\n\n"
     "Starts a program several times, as the ranks of one job, and ends all of them when one fails.\n\n"
     "Each rank finds LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE, LOCKSTEP_LOCAL_RANK, LOCKSTEP_LOCAL_SIZE, LOCKSTEP_STORE,\n"
-    "LOCKSTEP_TOKEN and LOCKSTEP_RUN_ID in its environment, and nothing on its standard input.";
+    "LOCKSTEP_TOKEN, LOCKSTEP_RUN_ID and LOCKSTEP_REPORTS in its environment, OMP_NUM_THREADS=1 where there are "
+    "several\n"
+    "ranks on the machine that share its cores and the variable is not set, and nothing on its standard input. Its\n"
+    "standard output is a pseudo-terminal, so that lines are passed on when they are written and none is lost when\n"
+    "the rank is killed. Files are written with --log-dir only.";
 
 constexpr char kFooter[] =
     "Exits with 0 when all ranks did, else with the code of the rank that failed first (128 + signal when it was\n"
-    "killed by one); 2 on wrong arguments, 126 when the program cannot be run, 127 when it is not found. SIGINT,\n"
-    "SIGTERM, SIGHUP and SIGQUIT are passed to the ranks and end the job, the second time at once; SIGUSR1 and "
-    "SIGUSR2\n"
-    "are passed on.\n\n"
+    "killed or is stopped by one), which is named at the end, with what each of the others said. Ranks that notice\n"
+    "another's failure tell lockstep-run whose it was: that rank is the first, whichever ended sooner. Where it did "
+    "not\n"
+    "end by itself, or with 0, the code is that of the first that failed because of it. 2 on wrong arguments, 126 "
+    "when\n"
+    "the program cannot be run, 127 when it is not found. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks\n"
+    "and end the job, the second time at once; SIGUSR1 and SIGUSR2 are passed on.\n\n"
     "Several machines: run it on each, with the same -n, --nnodes, --master and token, and a --node-rank of its own:\n"
     "  (umask 077; head -c 32 /dev/urandom | base64 > token)   # the same file on every machine\n"
     "  lockstep-run -n 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29400 --token-file token ./train\n"
@@ -49,6 +56,7 @@ int run(const Options& options) {
     sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, &before);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored: then no rank's end would be told
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
   nodes.watch();
@@ -62,8 +70,8 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  double grace = 10, timeout = 60;
-  bool no_prefix = false;
+  double patience = 5, grace = 10, timeout = 60;
+  bool no_prefix = false, no_pty = false;
   std::string bind = "none";
   CLI::App app(kDescription, "lockstep-run");
   app.footer(kFooter);
@@ -74,9 +82,21 @@ int main(int argc, char** argv) {
   app.add_option("--token-file", options.token_file,
                  "File with the job's token, readable by its owner alone (else LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN)");
   app.add_flag("--no-prefix", no_prefix, "Let the ranks write directly, without [rank] before every line");
+  app.add_flag(
+      "--no-pty", no_pty,
+      "A pipe for the ranks' standard output: most programs then write it in blocks, and lose the last one when "
+      "they are killed");
+  app.add_option(
+      "--log-dir", options.log_dir,
+      "Write what rank N writes to the file rankN.log in this folder, which is made, instead of passing it on");
+  app.add_flag("--tee", options.tee, "With --log-dir: pass it on as well");
   app.add_option("--bind", bind, "cores: pin every rank to its share of the cores; none")
       ->check(CLI::IsMember({"cores", "none"}));
-  app.add_option("--grace", grace, "Seconds from the end of the job until ranks that go on are killed")
+  app.add_option(
+         "--patience", patience,
+         "Seconds from a rank's failure until the others, which may have something to say, get SIGTERM (default 5)")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--grace", grace, "Seconds from then on until ranks that go on are killed (default 10)")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--timeout", timeout, "Seconds that machines wait for one another")->check(CLI::Range(0.1, 1e6));
   app.prefix_command();
@@ -96,6 +116,7 @@ int main(int argc, char** argv) {
     if (options.node < 0 || options.node >= options.nodes)
       return wrong(cat("expected --node-rank from 0 to ", options.nodes - 1, ", got ", options.node));
     if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
+    if (options.tee && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
     if (!options.master.empty()) detail::parse_host_port("--master", options.master);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
@@ -103,6 +124,8 @@ int main(int argc, char** argv) {
     return wrong(error.what());
   }
   options.prefix = !no_prefix;
+  options.pty = !no_pty;
+  options.patience = Milliseconds(static_cast<std::int64_t>(patience * 1000));
   options.bind = bind == "cores";
   options.grace = Milliseconds(static_cast<std::int64_t>(grace * 1000));
   options.timeout = Milliseconds(static_cast<std::int64_t>(timeout * 1000));

@@ -3,15 +3,18 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <charconv>
+#include <utility>
 
+#include "lockstep/parallel/comm/internal/job.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
 namespace {
 
 constexpr Milliseconds kBeat{500}, kLate{2'000};
+// What kEnding says: a rank has failed, all is well (along with kEnd), or, as kEnd, the code and the reason.
+constexpr char kEnding[] = "lockstep-run/ending", kRank[] = "rank", kWell[] = "well";
 constexpr char kEnd[] = "lockstep-run/end", kShape[] = "lockstep-run/shape";
 
 End parse_end(const std::string& text) {
@@ -19,7 +22,20 @@ End parse_end(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), end.code);
   if (error == std::errc() && stop != text.data() + text.size())
     end.message.assign(stop + 1, text.data() + text.size());
+  if (const auto line = end.message.find('\n'); line != std::string::npos) {
+    end.details = end.message.substr(line);
+    end.message.resize(line);
+  }
   return end;
+}
+
+std::string text_of(const End& end) { return cat(end.code, ' ', end.message, end.details); }
+
+End end_for(const std::optional<Nodes::Ending>& ending, const std::vector<RankEnd>& ranks) {
+  if (!ending) return {};
+  if (ending->reason) return *ending->reason;
+  End end = end_of(ranks);
+  return end.code != 0 ? end : End{1, "a rank has failed, and its node does not say which"};
 }
 
 }  // namespace
@@ -32,6 +48,7 @@ Nodes::Nodes(const Options& options, std::string token, const std::string& run_i
   if (options.nodes == 1) {
     server_ = std::make_unique<TcpStoreServer>(TcpStoreServerOptions{.token = token_});
     address_ = server_->address();
+    store_ = make_tcp_store({.address = address_, .token = token_});
     return;
   }
   address_ = options.master;
@@ -58,12 +75,43 @@ Nodes::~Nodes() {
 
 std::string Nodes::key(const char* name, int node) const { return cat("lockstep-run/", name, '/', node); }
 
+void Nodes::ring() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+}
+
+void Nodes::clear_event() {
+  std::uint64_t count;
+  [[maybe_unused]] const ssize_t got = ::read(event_.get(), &count, sizeof count);
+}
+
+void Nodes::conclude(Ending ending) {
+  const std::lock_guard lock(mutex_);
+  if (ending_) return;
+  ending_ = std::move(ending);
+  ring();
+}
+
 void Nodes::conclude(End end) {
   const std::lock_guard lock(mutex_);
   if (end_) return;
   end_ = std::move(end);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+  ring();
+}
+
+// By what is known on this machine.
+void Nodes::conclude_alone() {
+  std::optional<End> end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (mine_) end = end_for(ending_, *mine_);
+  }
+  if (end) conclude(*end);
+}
+
+std::optional<Nodes::Ending> Nodes::ending() const {
+  const std::lock_guard lock(mutex_);
+  return ending_;
 }
 
 std::optional<End> Nodes::end() const {
@@ -71,28 +119,66 @@ std::optional<End> Nodes::end() const {
   return end_;
 }
 
-void Nodes::report(const End& end) {
-  if (!store_ || lost_) return conclude(end);
-  try {
-    if (end.code == 0) {
-      store_->set(key("done", options_.node), "");
-    } else {
-      conclude(parse_end(store_->compare_set(kEnd, "", cat(end.code, ' ', end.message))));
-    }
-  } catch (const Error& error) {
-    conclude(end.code != 0 ? end : End{1, cat("lost the other nodes: ", error.what())});
+void Nodes::tell(std::function<void()> words) {
+  const std::lock_guard lock(mutex_);
+  untold_.push_back(std::move(words));
+}
+
+void Nodes::tell_all() {
+  std::vector<std::function<void()>> words;
+  {
+    const std::lock_guard lock(mutex_);
+    words.swap(untold_);
   }
+  for (const auto& each : words) each();
+}
+
+void Nodes::begin_to_end(std::optional<End> reason) {
+  if (options_.nodes == 1) return conclude(Ending{std::move(reason)});
+  {
+    const std::lock_guard lock(mutex_);
+    own_ending_ = Ending{reason};
+  }
+  tell([this, text = reason ? text_of(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
+}
+
+void Nodes::rank_ended(int rank, const std::string& how) {
+  tell([this, text = cat(rank, ' ', how)] {
+    try {
+      store_->set(detail::ended_key(store_->add(detail::kEndedCount, 1)), text);
+    } catch (const InvalidArgument&) {  // the ranks have filled the store, and do without
+    }
+  });
+  if (options_.nodes == 1) try {  // the store is in this process, and nobody watches
+      tell_all();
+    } catch (const Error&) {
+    }
+}
+
+void Nodes::report(std::vector<RankEnd> ranks) {
+  if (options_.nodes > 1) tell([this, text = to_text(ranks)] { store_->set(key("report", options_.node), text); });
+  {
+    const std::lock_guard lock(mutex_);
+    mine_ = std::move(ranks);
+  }
+  if (options_.nodes == 1 || lost_) conclude_alone();
 }
 
 void Nodes::watch() {
-  if (!store_) return;
+  if (options_.nodes == 1) return;
   watcher_ = std::thread([this] {
     try {
       while (!stop_ && !look()) {
       }
     } catch (const Error& error) {
+      Ending ending{End{1, cat("lost the other nodes: ", error.what())}};
+      {
+        const std::lock_guard lock(mutex_);
+        if (own_ending_) ending = *own_ending_;
+      }
+      conclude(std::move(ending));
       lost_ = true;
-      conclude({1, cat("lost the other nodes: ", error.what())});
+      conclude_alone();
     }
   });
 }
@@ -100,24 +186,13 @@ void Nodes::watch() {
 // Whether the job has ended.
 bool Nodes::look() {
   store_->add(key("beat", options_.node), 1);
-  if (options_.node == 0) {
-    int done = 0;
-    for (int node = 0; node < options_.nodes; ++node) {
-      if (store_->try_get(key("done", node))) {
-        ++done;
-        continue;
-      }
-      Beat& beat = beats_[static_cast<std::size_t>(node)];
-      const std::string count = store_->try_get(key("beat", node)).value_or("");
-      if (count != beat.count) beat = {count};
-      if (Clock::now() - beat.since < options_.timeout) continue;
-      store_->compare_set(kEnd, "",
-                          cat("1 node ", node, count.empty() ? " did not come within " : " was silent for ",
-                              std::chrono::duration<double>(options_.timeout).count(), " s"));
-    }
-    if (done == options_.nodes) store_->compare_set(kEnd, "", "0 ");
-  }
+  tell_all();
+  if (options_.node == 0) watch_over();
   try {
+    if (!ending()) {
+      const std::string first = store_->get(kEnding, Deadline::after(kBeat));
+      if (first != kWell) conclude(Ending{first == kRank ? std::nullopt : std::optional(parse_end(first))});
+    }
     conclude(parse_end(store_->get(kEnd, Deadline::after(kBeat))));
     return true;
   } catch (const TimeoutError&) {
@@ -125,14 +200,54 @@ bool Nodes::look() {
   }
 }
 
+// Node 0: whether all others are alive, and how the job ends once they have said what they know.
+void Nodes::watch_over() {
+  std::vector<RankEnd> ranks;
+  int missing = 0;
+  bool all_came = true;
+  for (int node = 0; node < options_.nodes; ++node) {
+    Beat& beat = beats_[static_cast<std::size_t>(node)];
+    if (const auto report = store_->try_get(key("report", node))) {
+      beat.silent.clear();
+      for (RankEnd& each : parse_ends(*report)) ranks.push_back(std::move(each));
+      continue;
+    }
+    const std::string count = store_->try_get(key("beat", node)).value_or("");
+    if (count != beat.count) beat = {count};
+    if (Clock::now() - beat.since >= options_.timeout && beat.silent.empty()) {
+      beat.silent = cat("node ", node, count.empty() ? " did not come within " : " was silent for ",
+                        std::chrono::duration<double>(options_.timeout).count(), " s");
+      store_->compare_set(kEnding, "", text_of({1, beat.silent}));
+    }
+    // Who comes when the job is ending is told, and not waited for.
+    if (!count.empty() && beat.silent.empty()) ++missing;
+    all_came = all_came && !count.empty();
+  }
+  const auto first = store_->try_get(kEnding);
+  if (!first) {
+    if (missing > 0 || !all_came) return;
+    store_->compare_set(kEnd, "", "0 ");
+    store_->compare_set(kEnding, "", kWell);
+  } else if (*first != kRank && *first != kWell) {
+    store_->compare_set(kEnd, "", *first);
+  } else if (missing == 0) {
+    End end = end_for(Ending{}, ranks);
+    for (const Beat& beat : beats_)  // whose ranks are not among them
+      if (!beat.silent.empty()) end.details += cat("\n  ", beat.silent);
+    store_->compare_set(kEnd, "", text_of(end));
+  }
+}
+
 void Nodes::leave(bool wait_for_late) {
-  if (!store_ || lost_) return;
+  if (watcher_.joinable()) watcher_.join();  // it goes by itself once the end is known, and `beats_` is its own
+  if (options_.nodes == 1 || lost_) return;
   try {
     store_->set(key("left", options_.node), "");
     if (options_.node != 0) return;
     const Deadline late = Deadline::after(wait_for_late ? options_.grace : Milliseconds(0));
     const Deadline deadline = Deadline::after(options_.grace + kLate);
     for (int node = 0; node < options_.nodes; ++node) {
+      if (!beats_[static_cast<std::size_t>(node)].silent.empty()) continue;  // it has been waited for
       try {
         store_->get(key("node", node), late);
         store_->get(key("left", node), deadline);

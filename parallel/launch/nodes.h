@@ -2,20 +2,25 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/parallel/comm/internal/socket.h"
 #include "lockstep/parallel/comm/tcp_store.h"
+#include "lockstep/parallel/launch/ends.h"
 #include "lockstep/parallel/launch/options.h"
 
 namespace lockstep::launch {
 
-// Node 0's launcher serves the store. Every launcher shows in it that it is alive; the first end that one of them
-// reports is the end for all. An own thread watches, and makes `event()` readable when there is something to see.
+// Node 0's launcher serves the store. Every launcher shows in it that it is alive, says when the job is going to end,
+// and how its ranks have ended; from that of all node 0's finds the end of the job. An own thread watches, tells the
+// others what this launcher has to say, and makes `event()` readable when there is something to see: nobody else waits
+// for a store that may be out of reach.
 class Nodes {
  public:
   // Blocks until the other launchers' store is there. Throws Error for what does not fit.
@@ -27,16 +32,31 @@ class Nodes {
 
   const std::string& address() const { return address_; }
   int event() const { return event_.get(); }
+  void clear_event();
+  // The job is going to end before all ranks have ended well: because of a rank, or for this reason. The first counts.
+  struct Ending {
+    std::optional<End> reason;
+  };
+  void begin_to_end(std::optional<End> reason);
+  std::optional<Ending> ending() const;
+  // For ranks that wait for this one.
+  void rank_ended(int rank, const std::string& how);
   // This machine's ranks have ended, well or not. With one machine that is all.
-  void report(const End& end);
+  void report(std::vector<RankEnd> ranks);
   // How the job has ended, once it has.
   std::optional<End> end() const;
   // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all.
   void leave(bool wait_for_late);
 
  private:
+  void tell(std::function<void()> words);  // by the thread that watches
+  void tell_all();
   bool look();
+  void watch_over();
+  void conclude(Ending ending);
   void conclude(End end);
+  void conclude_alone();
+  void ring();
   std::string key(const char* name, int node) const;
 
   Options options_;
@@ -45,11 +65,15 @@ class Nodes {
   std::shared_ptr<Store> store_;
   detail::Fd event_;
   mutable std::mutex mutex_;
+  std::vector<std::function<void()>> untold_;
+  std::optional<Ending> own_ending_, ending_;  // what this machine wants the job to end for, and what it does
+  std::optional<std::vector<RankEnd>> mine_;   // how the ranks of this machine have ended
   std::optional<End> end_;
   std::atomic<bool> stop_{false}, lost_{false};  // lost: the store cannot be reached any more
   struct Beat {
     std::string count;
     Clock::time_point since = Clock::now();
+    std::string silent;  // why it is not waited for any more
   };
   std::vector<Beat> beats_;
   std::thread watcher_;

@@ -15,15 +15,19 @@ struct Options {
   std::string token_file;
   bool prefix = true;
   bool bind = false;
+  bool pty = true;      // for standard output, so that programs write line by line
+  std::string log_dir;  // a file per rank in it; empty: none
+  bool tee = false;     // to the files and here
+  Milliseconds patience{5'000};
   Milliseconds grace{10'000};
   Milliseconds timeout{60'000};
   std::vector<std::string> program;
 };
 
-// How the job ended: the code to exit with, and what to say.
+// How the job ended: the code to exit with, and what to say; `details` begins with a new line.
 struct End {
   int code = 0;
-  std::string message;
+  std::string message, details;
 };
 
 }  // namespace lockstep::launch

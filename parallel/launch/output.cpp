@@ -1,23 +1,36 @@
 #include "lockstep/parallel/launch/output.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
 namespace {
 
 constexpr std::size_t kMaxPending = 1 << 20;  // more is not read from the ranks
 constexpr std::size_t kMaxLine = 1 << 20;     // what is longer is broken
+constexpr std::size_t kMostKept = 500;        // of a line that may be told again
 
 }  // namespace
 
-void Output::add(detail::Fd pipe, std::string prefix, int target) {
+void Output::log_to(int rank, const std::string& path) {
+  detail::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY, 0666));
+  if (!fd) throw Error(cat("cannot write '", path, "': ", std::strerror(errno)));
+  files_[rank] = {path, std::move(fd)};
+}
+
+void Output::add(detail::Fd pipe, int rank, int target) {
   ::fcntl(pipe.get(), F_SETFL, O_NONBLOCK);
-  sources_.push_back({std::move(pipe), std::move(prefix), {}, target - 1});
+  sources_.push_back({std::move(pipe), rank, {}, target - 1});
 }
 
 void Output::prepare(std::vector<pollfd>& polls) const {
@@ -32,37 +45,76 @@ void Output::handle(const std::vector<pollfd>& polls) {
   for (const pollfd& poll : polls) {
     if (poll.revents == 0) continue;
     for (Sink& sink : sinks_)
-      if (sink.fd == poll.fd) write(sink);
+      if (sink.fd == poll.fd && !sink.pending.empty()) write(sink);
     for (Source& source : sources_)
       if (source.pipe.get() == poll.fd) read(source);
   }
 }
 
-bool Output::finished() const {
-  return written() && std::none_of(sources_.begin(), sources_.end(), [](const Source& s) { return bool(s.pipe); });
+bool Output::all_read() const {
+  return std::none_of(sources_.begin(), sources_.end(), [](const Source& source) { return bool(source.pipe); });
 }
 
 void Output::read(Source& source) {
   char bytes[64 << 10];
   const ssize_t got = ::read(source.pipe.get(), bytes, sizeof bytes);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  std::string& pending = sinks_[source.sink].pending;
-  const auto pass_on = [&](std::size_t count) {
-    pending.append(source.prefix).append(source.line, 0, count).append("\n");
-  };
   if (got > 0) source.line.append(bytes, static_cast<std::size_t>(got));
   std::size_t end;
   while ((end = source.line.find('\n')) != std::string::npos || source.line.size() >= kMaxLine) {
     const bool whole = end != std::string::npos;
     if (!whole) end = source.line.size();
-    pass_on(end);
+    pass_on(source, end);
     source.line.erase(0, end + whole);
   }
-  if (got <= 0) {
-    if (!source.line.empty()) pass_on(source.line.size());
+  if (got <= 0) {  // of a terminal whose other end is closed: EIO
+    if (!source.line.empty()) pass_on(source, source.line.size());
     source.line.clear();
     source.pipe.close();
   }
+}
+
+void Output::end_lines() {
+  for (Source& source : sources_) {
+    if (!source.line.empty()) pass_on(source, source.line.size());
+    source.line.clear();
+  }
+}
+
+void Output::pass_on(Source& source, std::size_t count) {
+  const std::string_view line = std::string_view(source.line).substr(0, count);
+  if (line.find_first_not_of(" \t\r") != line.npos) source.last = line.substr(0, kMostKept);
+  if (write_to_file(source.rank, line) && !tee_) return;
+  std::string& pending = sinks_[source.sink].pending;
+  if (prefix_) pending += cat('[', source.rank, "] ");
+  pending.append(line).append("\n");
+}
+
+// False where there is no file.
+bool Output::write_to_file(int rank, std::string_view line) {
+  const auto found = files_.find(rank);
+  if (found == files_.end()) return false;
+  const std::string text = cat(line, '\n');
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t put = ::write(found->second.fd.get(), text.data() + done, text.size() - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put > 0) {
+      done += static_cast<std::size_t>(put);
+      continue;
+    }
+    // The work is worth more than its log.
+    say(cat("lockstep-run: cannot write '", found->second.path, "': ", std::strerror(put < 0 ? errno : ENOSPC),
+            ": the lines of rank ", rank, " follow here\n"));
+    files_.erase(found);
+    return false;
+  }
+  return true;
+}
+
+std::string Output::last_error(int rank) const {
+  for (const Source& source : sources_)
+    if (source.rank == rank && source.sink == 1) return source.last;
+  return "";
 }
 
 void Output::write(Sink& sink) {
@@ -78,6 +130,29 @@ void Output::write(Sink& sink) {
     sink.pending.clear();
     sink.pending.shrink_to_fit();
   }
+}
+
+Channel::Channel(bool terminal) {
+  if (terminal) {
+    read = detail::Fd(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    char name[64];
+    if (read && ::grantpt(read.get()) == 0 && ::unlockpt(read.get()) == 0 &&
+        ::ptsname_r(read.get(), name, sizeof name) == 0)
+      write = detail::Fd(::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC));
+    termios settings{};
+    if (write && ::tcgetattr(write.get(), &settings) == 0) {
+      ::cfmakeraw(&settings);
+      ::tcsetattr(write.get(), TCSANOW, &settings);
+      winsize window{.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
+      ::ioctl(1, TIOCGWINSZ, &window);  // where this one is a terminal
+      ::ioctl(write.get(), TIOCSWINSZ, &window);
+      return;
+    }
+  }
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(cat("cannot make a pipe: ", std::strerror(errno)));
+  read = detail::Fd(ends[0]);
+  write = detail::Fd(ends[1]);
 }
 
 }  // namespace lockstep::launch

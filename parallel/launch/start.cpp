@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
+#include "lockstep/parallel/comm/internal/job.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/runtime/error.h"
@@ -14,22 +16,14 @@
 namespace lockstep::launch {
 namespace {
 
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw Error(cat("cannot make a pipe: ", std::strerror(errno)));
-    read = detail::Fd(ends[0]);
-    write = detail::Fd(ends[1]);
-  }
-  detail::Fd read, write;
-};
-
 // The cores of one of `ranks` that share what this process may use.
 cpu_set_t share_of_cores(int rank, int ranks) {
   cpu_set_t all, share;
   CPU_ZERO(&all);
   CPU_ZERO(&share);
-  ::sched_getaffinity(0, sizeof all, &all);
+  if (::sched_getaffinity(0, sizeof all, &all) != 0 ||
+      CPU_COUNT(&all) == 0)  // also with more cores than the set has room for
+    throw Error(cat("cannot bind ranks to cores: expected the cores of this process, got ", std::strerror(errno)));
   std::vector<int> cores;
   for (int core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &all)) cores.push_back(core);
@@ -49,6 +43,11 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 }  // namespace
 
+bool Job::shares_cores() const {
+  const char* const set = std::getenv("OMP_NUM_THREADS");
+  return options_.ranks > 1 && !options_.bind && (!set || !*set);
+}
+
 std::vector<std::string> Job::environment(int local_rank, const std::string& token) const {
   std::vector<std::string> set = {
       cat("LOCKSTEP_RANK=", options_.node * options_.ranks + local_rank),
@@ -57,9 +56,12 @@ std::vector<std::string> Job::environment(int local_rank, const std::string& tok
       cat("LOCKSTEP_LOCAL_SIZE=", options_.ranks),
       cat("LOCKSTEP_STORE=", nodes_.address()),
       cat(kRunId, "=", run_id_),
+      cat(detail::kReports, "=", reports_.name()),
       cat("LOCKSTEP_TOKEN=", token),
       "LOCKSTEP_TOKEN_FILE=",
   };
+  // Ranks share the cores: threads for all of them in each would only be in each other's way.
+  if (shares_cores()) set.push_back("OMP_NUM_THREADS=1");
   std::vector<std::string> all;
   for (char** each = environ; *each; ++each) {
     const std::string_view variable = *each;
@@ -74,13 +76,14 @@ std::vector<std::string> Job::environment(int local_rank, const std::string& tok
   return all;
 }
 
-bool Job::start(int local_rank, const std::string& token) {
+std::optional<End> Job::start(int local_rank, const std::string& token) {
   std::vector<std::string> arguments = options_.program, variables = environment(local_rank, token);
   const std::vector<char*> argv = pointers(arguments), envp = pointers(variables);
-  const cpu_set_t cores = share_of_cores(local_rank, options_.ranks);
+  const cpu_set_t cores = options_.bind ? share_of_cores(local_rank, options_.ranks) : cpu_set_t{};
   const pid_t parent = ::getpid();
   const int number = options_.node * options_.ranks + local_rank;
-  Pipe out, err, failed;
+  const bool captured = options_.prefix || !options_.log_dir.empty();
+  Channel out(captured && options_.pty), err(false), failed(false);
   const pid_t process = ::fork();
   if (process < 0) throw Error(cat("cannot make a process: ", std::strerror(errno)));
   if (process == 0) {
@@ -91,7 +94,7 @@ bool Job::start(int local_rank, const std::string& token) {
     if (options_.bind) ::sched_setaffinity(0, sizeof cores, &cores);
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, 0);
-    if (options_.prefix) {
+    if (captured) {
       ::dup2(out.write.get(), 1);
       ::dup2(err.write.get(), 2);
     }
@@ -104,22 +107,20 @@ bool Job::start(int local_rank, const std::string& token) {
     ::_exit(127);
   }
   ::setpgid(process, process);  // whichever of the two comes first
-  ranks_.push_back({.number = number, .process = process, .running = true});
+  ranks_.push_back({.end = {.rank = number, .host = host_, .process = process}, .running = true});
   failed.write.close();
   int error = 0;
   ssize_t got;
   while ((got = ::read(failed.read.get(), &error, sizeof error)) < 0 && errno == EINTR) {
   }
-  if (got > 0) {
-    reason_ = End{error == ENOENT || error == ENOTDIR ? 127 : 126,
-                  cat("cannot run '", arguments[0], "': ", std::strerror(error))};
-    return false;
+  if (got > 0)
+    return End{error == ENOENT || error == ENOTDIR ? 127 : 126,
+               cat("cannot run '", arguments[0], "': ", std::strerror(error))};
+  if (captured) {
+    output_.add(std::move(out.read), number, 1);
+    output_.add(std::move(err.read), number, 2);
   }
-  if (options_.prefix) {
-    output_.add(std::move(out.read), cat('[', number, "] "), 1);
-    output_.add(std::move(err.read), cat('[', number, "] "), 2);
-  }
-  return true;
+  return std::nullopt;
 }
 
 }  // namespace lockstep::launch

@@ -1,17 +1,35 @@
 # lockstep-run, as a user runs it.
 add_executable(lockstep-launch-rank "${CMAKE_CURRENT_LIST_DIR}/rank.cpp")
 target_link_libraries(lockstep-launch-rank PRIVATE lockstep_flags lockstep::lockstep)
-foreach(test Arguments Output Environment Ends LeftBehind Nodes)
+foreach(test Arguments Output Environment Ends FailedFirst Logs LeftBehind Nodes)
   add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/lockstep_run.py"
-           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> ${test})
+           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> $<TARGET_FILE:lockstep-launch-drill> ${test})
   set_tests_properties(launch/${test} PROPERTIES LABELS host TIMEOUT 300)
 endforeach()
+# Where the system does not say which cores there are: without --bind nobody asks, with it it is an error.
+add_library(lockstep-no-affinity MODULE "${CMAKE_CURRENT_LIST_DIR}/no_affinity.cpp")
+add_test(NAME launch/no_affinity COMMAND sh -c
+  "LD_PRELOAD=$1 \"$0\" -n 3 --no-prefix true || exit 1
+   text=$(LD_PRELOAD=$1 \"$0\" -n 3 --bind cores true 2>&1) && exit 2
+   echo \"$text\" | grep 'expected the cores of this process, got Invalid argument'"
+  $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-no-affinity>)
+set_tests_properties(launch/no_affinity PROPERTIES LABELS host TIMEOUT 60)
+# Ranks that fail in every way, by seed; scripts/drill --launch runs more of them.
+add_executable(lockstep-launch-drill "${CMAKE_CURRENT_LIST_DIR}/drill_rank.cpp")
+target_link_libraries(lockstep-launch-drill PRIVATE lockstep_flags lockstep::lockstep)
+add_test(NAME launch/drill COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/drill.py"
+         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-drill> --failures 12)
+set_tests_properties(launch/drill PROPERTIES LABELS "host;drill" TIMEOUT 900 PROCESSORS 2)
 # DistributedDataParallel by threads, by lockstep-run and by mpirun.
-add_executable(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp" "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/scenarios.cpp")
+add_executable(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp" "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/scenarios.cpp"
+               "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/rank_scenarios.cpp")
 target_link_libraries(ddp_ranks PRIVATE ${layer_objects} lockstep_test_support
                       $<$<BOOL:${LOCKSTEP_HAVE_CUDA}>:CUDA::cudart_static>)
 if(ONEDNN_FOUND)
   target_link_libraries(ddp_ranks PRIVATE OneDNN::OneDNN)
+endif()
+if(TARGET lockstep_mpi)
+  add_dependencies(ddp_ranks lockstep_mpi)
 endif()
 set(mpirun "")
 if(TARGET lockstep-tests-mpi AND MPIEXEC_EXECUTABLE)

@@ -1,0 +1,158 @@
+#include "lockstep/parallel/launch/ends.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <sstream>
+
+#include "lockstep/parallel/comm/store.h"
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep::launch {
+namespace {
+
+using How = RankEnd::How;
+constexpr std::size_t kMostLines = 32;
+
+std::string time_of(std::int64_t milliseconds) {
+  const std::time_t seconds = milliseconds / 1000;
+  std::tm local{};
+  ::localtime_r(&seconds, &local);
+  char text[64], fraction[8];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+  std::snprintf(fraction, sizeof fraction, ".%03d", static_cast<int>(milliseconds % 1000));
+  return cat(text, fraction);
+}
+
+const RankEnd* find(const std::vector<RankEnd>& ranks, int rank) {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const RankEnd& each) { return each.rank == rank; });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
+// `ranks` are in the order in which they ended.
+const RankEnd* first_cause(const std::vector<RankEnd>& ranks) {
+  const auto first = [&](auto&& which) -> const RankEnd* {
+    const auto found = std::find_if(ranks.begin(), ranks.end(), which);
+    return found == ranks.end() ? nullptr : &*found;
+  };
+  const RankEnd* cause = first([](const RankEnd& each) { return each.failed(); });
+  if (!cause) return nullptr;
+  std::vector<const RankEnd*> way;
+  while (cause->follows() && cause->blamed != RankEnd::kSomebody) {
+    const RankEnd* const next = find(ranks, cause->blamed);
+    if (!next) break;
+    way.push_back(cause);
+    if (std::find(way.begin(), way.end(), next) != way.end()) {
+      // They name each other in a circle: who spoke first cannot have meant a consequence of that.
+      const auto earliest = std::min_element(std::find(way.begin(), way.end(), next), way.end(),
+                                             [](auto* a, auto* b) { return a->blamed_order < b->blamed_order; });
+      return find(ranks, (*earliest)->blamed);
+    }
+    cause = next;
+  }
+  const RankEnd* better = nullptr;
+  if (cause->blamed == RankEnd::kSomebody)  // it has lost the others, and does not know why
+    better = first([](const RankEnd& each) { return each.failed() && !each.follows(); });
+  // It does not know, was late itself, or did not come: it may have waited for one that is stopped.
+  if (!better && (cause->blamed != RankEnd::kNobody || cause->how == How::cut))
+    better = first([](const RankEnd& each) { return each.how == How::stopped; });
+  return better ? better : cause;
+}
+
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return text;
+}
+
+}  // namespace
+
+std::string signal_name(int signal) {
+  const char* const name = ::sigabbrev_np(signal);
+  return name ? cat(signal, " (SIG", name, ')') : std::to_string(signal);
+}
+
+std::string describe(const RankEnd& rank) {
+  switch (rank.how) {
+    case How::exited:
+      return cat("exited with code ", rank.number);
+    case How::killed:
+      return cat("was killed by signal ", signal_name(rank.number));
+    case How::stopped:
+      return cat("was stopped by signal ", signal_name(rank.number));
+    default:
+      return "did not end by itself";
+  }
+}
+
+End end_of(std::vector<RankEnd> ranks) {
+  // Of ranks that ended at the same time, one that was killed is rather the cause than one that noticed.
+  std::stable_sort(ranks.begin(), ranks.end(), [](const RankEnd& a, const RankEnd& b) {
+    return std::pair(a.order, a.how != How::killed) < std::pair(b.order, b.how != How::killed);
+  });
+  const RankEnd* const cause = first_cause(ranks);
+  if (!cause) return {};
+  // A rank without a code of its own, or whose end looks good: that of the first one that failed for it.
+  const RankEnd* speaks = cause;
+  if (!cause->failed() && cause->how != How::stopped)
+    speaks = &*std::find_if(ranks.begin(), ranks.end(), [](const RankEnd& each) { return each.failed(); });
+  End end{.code = speaks->how == How::exited ? speaks->number : 128 + speaks->number,
+          .message = cat("rank ", cause->rank, ' ', describe(*cause))};
+
+  std::size_t lines = 0, others = 0;
+  const auto list = [&](const RankEnd& each) {
+    if (++lines > kMostLines) {
+      ++others;
+      return;
+    }
+    end.details += cat("\n  rank ", each.rank, " on ", each.host, ", process ", each.process, ", ", time_of(each.order),
+                       ": ", describe(each));
+    if (each.follows() && each.blamed != RankEnd::kSomebody) end.details += cat(" because of rank ", each.blamed);
+    if (!each.error.empty()) end.details += cat(": ", each.error);
+  };
+  list(*cause);
+  std::string cut;
+  for (const RankEnd& each : ranks) {
+    if (&each == cause) continue;
+    if (each.failed())
+      list(each);
+    else if (each.how != How::exited)
+      cut += cat(cut.empty() ? "" : ", ", each.rank);
+  }
+  if (others > 0) end.details += cat("\n  and ", others, " more");
+  if (!cut.empty()) end.details += cat("\n  ended by lockstep-run: ", cut);
+  return end;
+}
+
+std::string to_text(const std::vector<RankEnd>& ranks) {
+  // As much of the errors as fits in a value of the store when all have much to say.
+  const std::size_t most = Store::kMaxValueBytes / std::max<std::size_t>(ranks.size(), 1);
+  std::string text;
+  for (const RankEnd& each : ranks) {
+    const std::string line =
+        cat(each.rank, ' ', static_cast<int>(each.how), ' ', each.number, ' ', each.order, ' ', each.blamed, ' ',
+            each.blamed_order, ' ', each.process, ' ', each.host, ' ', one_line(each.error));
+    text.append(line, 0, most - 1).append("\n");
+  }
+  return text;
+}
+
+std::vector<RankEnd> parse_ends(const std::string& text) {
+  std::vector<RankEnd> ranks;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    RankEnd each;
+    int how = 0;
+    words >> each.rank >> how >> each.number >> each.order >> each.blamed >> each.blamed_order >> each.process >>
+        each.host;
+    each.how = static_cast<How>(how);
+    words.get();
+    std::getline(words, each.error);
+    ranks.push_back(std::move(each));
+  }
+  return ranks;
+}
+
+}  // namespace lockstep::launch
