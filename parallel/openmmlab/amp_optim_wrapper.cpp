@@ -3,10 +3,6 @@
 #include <string_view>
 
 namespace lockstep {
-namespace {
-constexpr std::string_view kPrefix = "loss_scaler.";
-}
-
 LossScale::LossScale(const char* text) {
   LOCKSTEP_CHECK(text != nullptr && std::string_view(text) == "dynamic",
                  "[AmpOptimWrapper] expected a loss_scale of 'dynamic', a number or GradScalerOptions, got '",
@@ -40,20 +36,21 @@ void AmpOptimWrapper::step() {
 
 std::vector<NamedTensor> AmpOptimWrapper::state_dict() const {
   std::vector<NamedTensor> state = OptimWrapper::state_dict();
-  for (NamedTensor& entry : scaler_.state_dict()) state.push_back({cat(kPrefix, entry.name), std::move(entry.tensor)});
+  for (NamedTensor& entry : scaler_.state_dict())
+    state.push_back({cat(kScalerPrefix, entry.name), std::move(entry.tensor)});
   return state;
 }
 
 void AmpOptimWrapper::load_state_dict(const std::vector<NamedTensor>& state) {
   std::vector<NamedTensor> of_scaler, rest;
   for (const NamedTensor& entry : state) {
-    if (entry.name.starts_with(kPrefix))
-      of_scaler.push_back({entry.name.substr(kPrefix.size()), entry.tensor});
+    if (entry.name.starts_with(kScalerPrefix))
+      of_scaler.push_back({entry.name.substr(kScalerPrefix.size()), entry.tensor});
     else
       rest.push_back(entry);
   }
   GradScaler scaler = scaler_;
-  scaler.load_state_dict(of_scaler);
+  if (!of_scaler.empty()) scaler.load_state_dict(of_scaler);
   if (!scaler_.options().dynamic) scaler = scaler_;  // pinned
   OptimWrapper::load_state_dict(rest);
   scaler_ = std::move(scaler);

@@ -50,7 +50,8 @@ class LOCKSTEP_API AmpOptimWrapper : public OptimWrapper {
   const GradScaler& loss_scaler() const { return scaler_; }
   DType dtype() const { return dtype_; }
 
-  // With the scaler's entries as "loss_scaler.scale" and so on. A number that was given as loss_scale stays.
+  // With the scaler's entries as "loss_scaler.scale" and so on. A number that was given as loss_scale stays, and so
+  // does the scale where a state has no such entries.
   std::vector<NamedTensor> state_dict() const override;
   void load_state_dict(const std::vector<NamedTensor>& state) override;
 

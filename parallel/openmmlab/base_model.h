@@ -32,16 +32,20 @@ LOCKSTEP_API Device device_of(const ModuleBase& module);
 template <class M, class Called, class Data, class F>
 LogVars train_step(const M& model, const Called& called, const Data& data, OptimWrapper& optim_wrapper,
                    F&& before_update) {
-  LossOutput output;
-  {
-    const OptimContext context = optim_wrapper.optim_context(called);
-    output = losses_of(run_forward(called, model.preprocess(data, true), Mode::loss));
+  if constexpr (check_forward<M>()) {
+    LossOutput output;
+    {
+      const OptimContext context = optim_wrapper.optim_context(called);
+      output = losses_of(run_forward(called, model.preprocess(data, true), Mode::loss));
+    }
+    auto [loss, log] = model.parse_losses(output.losses);
+    before_update(loss);
+    optim_wrapper.update_params(loss);
+    log_predictions(log, output);
+    return std::move(log);
+  } else {
+    return {};
   }
-  auto [loss, log] = model.parse_losses(output.losses);
-  before_update(loss);
-  optim_wrapper.update_params(loss);
-  log_predictions(log, output);
-  return std::move(log);
 }
 
 }  // namespace detail

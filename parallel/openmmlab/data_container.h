@@ -122,11 +122,17 @@ class DataContainer {
   // In all groups; 1 of a sample's container.
   std::int64_t sample_count() const {
     std::int64_t count = is_batch() ? 0 : 1;
-    if (const auto* lists = std::get_if<1>(&content_))
-      for (const auto& list : *lists) count += static_cast<std::int64_t>(list.size());
-    if (const auto* stacks = std::get_if<2>(&content_))
-      for (const Tensor& tensors : *stacks) count += tensors.size(0);
+    for (const std::int64_t samples : part_samples()) count += samples;
     return count;
+  }
+  // In each group; empty of a sample's container.
+  std::vector<std::int64_t> part_samples() const {
+    std::vector<std::int64_t> counts;
+    if (const auto* lists = std::get_if<1>(&content_))
+      for (const auto& list : *lists) counts.push_back(static_cast<std::int64_t>(list.size()));
+    if (const auto* stacks = std::get_if<2>(&content_))
+      for (const Tensor& tensors : *stacks) counts.push_back(tensors.size(0));
+    return counts;
   }
 
   // ---- for collate (tensor/data/collate.h), walks (tensor/tree.h) and scatter (parallel/scatter.h)

@@ -8,25 +8,35 @@
 //   const Tensor scores = task(query_data, FewShotMode::query);
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/parallel/openmmlab/data_container.h"
 #include "lockstep/parallel/scatter.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
 
-struct MetaTestParallelOptions {
-  std::int64_t dim = 0;  // that of scatter. There is one device, so a tensor stays whole
+namespace detail {
+// Nothing is divided, so that tensors without dimensions go along.
+struct MoveWhole {
+  Device device;
+  void operator()(Tensor& tensor) { tensor = move_whole(tensor, device); }
+  template <class C>
+  void divided(C& container) {
+    const ScatterPolicy policy;
+    ScatterPlan({&device, 1}, 0, policy).add_divided(container.piece_count());
+    container.take_piece(0, device);
+  }
 };
+}  // namespace detail
 
-// Holds the module by value. Each of the four calls below scatters its arguments to the device of the module's first
-// parameter (cpu without one), which is looked up at every call; calls the module's function of the same name; and
-// returns what that returns. No arguments are fine; a DataContainer must hold one group. Nothing is communicated, so
-// ranks may meta-test different tasks, or different numbers of them.
+// Holds the module by value. Each of the four calls below moves its arguments, whole, to the device of the module's
+// first parameter (cpu without one), which is looked up at every call; calls the module's function of the same name;
+// and returns what that returns. No arguments are fine; a DataContainer must hold one group; a type whose tensors would
+// be passed over (see scatter) does not compile. Nothing is communicated, so ranks may meta-test different tasks, or
+// different numbers of them.
 //
 // deep_copy of a wrapper gives one that is independent of it: parameters, buffers, modes, and whatever the module keeps
 // by value. A Tensor that the module keeps without listing it in members() is a handle: it starts on the same elements,
@@ -35,13 +45,11 @@ struct MetaTestParallelOptions {
 template <IsModule M>
 class MetaTestParallel : public Module<MetaTestParallel<M>> {
  public:
-  explicit MetaTestParallel(M module, const MetaTestParallelOptions& options = {})
-      : module_(std::move(module)), options_(options) {}
+  explicit MetaTestParallel(M module) : module_(std::move(module)) {}
 
   const M& module() const { return module_; }
   M& module() { return module_; }
   const ModuleBase* wrapped_module() const override { return &module_; }
-  std::int64_t dim() const { return options_.dim; }
   Device device() const {
     const std::vector<Parameter> parameters = module_.parameters();
     return parameters.empty() ? Device::cpu() : parameters.front().device();
@@ -69,14 +77,15 @@ class MetaTestParallel : public Module<MetaTestParallel<M>> {
  private:
   template <class F, class... Args>
   auto call(F&& function, const Args&... args) const {
-    const std::array<Device, 1> devices{device()};
+    (tree::check_tensors_found<std::decay_t<const Args&>>(), ...);  // they would stay where they are
     // Decayed, so that a literal is kept as a pointer.
-    auto pieces = scatter_pieces(std::tuple<std::decay_t<const Args&>...>(args...), devices, options_.dim);
-    return std::apply(function, std::move(pieces.values.at(0)));
+    std::tuple<std::decay_t<const Args&>...> all(args...);
+    detail::MoveWhole move{device()};
+    for_each_tensor(all, move);
+    return std::apply(function, std::move(all));
   }
 
   M module_;
-  MetaTestParallelOptions options_;
 };
 
 }  // namespace lockstep

@@ -54,10 +54,10 @@ class LOCKSTEP_API SeparateCore {
 
 }  // namespace detail
 
-// A rank's wrapper, as a DistributedDataParallel is. What a child's last call before a backward says holds for the
-// child's gradients: they are averaged where it is a call of the child as a module (`generator(z)`, not
-// `generator.forward(z)`, nor one of its parts), in grad mode, and outside no_sync() and optim_contexts of losses that
-// only accumulate. A backward through several children averages the gradients of each.
+// A rank's wrapper, as a DistributedDataParallel is. A child's gradients are averaged by the backwards that go through
+// a call of the child as a module (`generator(z)`, not `generator.forward(z)`, nor one of its parts), in grad mode, and
+// outside no_sync() and optim_contexts of losses that only accumulate; calls without a backward do not matter. A
+// backward through several children averages the gradients of each.
 template <IsModule M>
 class MMSeparateDistributedDataParallel : public Module<MMSeparateDistributedDataParallel<M>> {
  public:

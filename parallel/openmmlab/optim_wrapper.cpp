@@ -159,6 +159,7 @@ OptimWrapper::Counts OptimWrapper::take_counts(const std::vector<NamedTensor>& s
   Counts counts;
   Tensor inner, max;
   for (const NamedTensor& entry : state) {
+    if (entry.name.starts_with(kScalerPrefix)) continue;  // of an AmpOptimWrapper
     Tensor* const own = entry.name == "inner_count" ? &inner : entry.name == "max_counts" ? &max : nullptr;
     if (!own) {
       counts.rest.push_back(entry);
@@ -167,6 +168,7 @@ OptimWrapper::Counts OptimWrapper::take_counts(const std::vector<NamedTensor>& s
     LOCKSTEP_CHECK(!own->defined(), "[OptimWrapper] expected each name of a state once, got '", entry.name, "' again");
     *own = entry.tensor;
   }
+  if (!inner.defined() && !max.defined()) return counts;  // the optimizer's own state
   const auto number = [](const char* name, const Tensor& tensor, std::int64_t least) {
     LOCKSTEP_CHECK(tensor.defined() && tensor.dtype() == DType::i64 && tensor.count() == 1, "[OptimWrapper] expected '",
                    name, "' of i64[], got ", tensor);

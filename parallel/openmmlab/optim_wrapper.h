@@ -18,9 +18,11 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -132,8 +134,14 @@ class LOCKSTEP_API OptimWrapper {
 
   // The optimizer's state_dict(), "inner_count" and "max_counts".
   virtual std::vector<NamedTensor> state_dict() const;
-  // Throws InvalidArgument, before anything is changed, for a state that does not fit; `state` stays as it is.
+  // Takes that of any wrapper of such an optimizer, or the optimizer's own: without counts they begin anew (0 and -1),
+  // and what only another wrapper has ("loss_scaler.…") is passed over. Throws InvalidArgument, before anything is
+  // changed, for a state that does not fit; `state` stays as it is.
   virtual void load_state_dict(const std::vector<NamedTensor>& state);
+
+  // `f` gets every optimizer and its name: "" of the only one, else those of an OptimWrapperDict.
+  using OptimizerFunction = std::function<void(const std::string& name, Optimizer& optimizer)>;
+  virtual void for_each_optimizer(const OptimizerFunction& f) { f("", optimizer()); }
 
   // Throw NotSupported for a wrapper without an optimizer of its own.
   Optimizer& optimizer();
@@ -143,6 +151,8 @@ class LOCKSTEP_API OptimWrapper {
  protected:
   struct WithoutOptimizer {};
   explicit OptimWrapper(WithoutOptimizer /*tag*/) {}
+  OptimWrapper(OptimWrapper&&) = default;  // of derived classes: nothing is cut off
+  OptimWrapper& operator=(OptimWrapper&&) = default;
   virtual void check_context() const {}
   virtual std::unique_ptr<Autocast> autocast() const { return nullptr; }
   void clip_grad();
@@ -151,6 +161,7 @@ class LOCKSTEP_API OptimWrapper {
     std::int64_t inner = 0, max = -1;
     std::vector<NamedTensor> rest;
   };
+  static constexpr std::string_view kScalerPrefix = "loss_scaler.";  // of AmpOptimWrapper's entries
   static Counts take_counts(const std::vector<NamedTensor>& state);
   void load(const Counts& counts);  // whose rest is the optimizer's; throws before anything is changed
 

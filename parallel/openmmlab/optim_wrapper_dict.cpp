@@ -87,6 +87,13 @@ void OptimWrapperDict::load_state_dict(const std::vector<NamedTensor>& state) {
   }
 }
 
+void OptimWrapperDict::for_each_optimizer(const OptimizerFunction& f) {
+  for (const auto& [name, wrapper] : items_)
+    wrapper->for_each_optimizer([&, &outer = name](const std::string& inner, Optimizer& optimizer) {
+      f(inner.empty() ? outer : cat(outer, '.', inner), optimizer);
+    });
+}
+
 // ---- what each does for itself
 
 void OptimWrapperDict::refuse(const char* call) const {

@@ -17,6 +17,7 @@
 
 namespace lockstep {
 
+// Can be moved, not copied.
 class LOCKSTEP_API OptimWrapperDict : public OptimWrapper {
  public:
   using Item = std::pair<std::string, std::unique_ptr<OptimWrapper>>;
@@ -24,6 +25,8 @@ class LOCKSTEP_API OptimWrapperDict : public OptimWrapper {
   // Throws InvalidArgument for a name that is empty, has a dot in it (names of states have) or comes twice, and for no
   // wrapper.
   explicit OptimWrapperDict(std::vector<Item> items);
+  OptimWrapperDict(OptimWrapperDict&&) = default;
+  OptimWrapperDict& operator=(OptimWrapperDict&&) = default;
   void add(std::string name, std::unique_ptr<OptimWrapper> wrapper);
 
   // The wrapper of that name. Throws InvalidArgument that lists the names there are.
@@ -47,6 +50,8 @@ class LOCKSTEP_API OptimWrapperDict : public OptimWrapper {
   std::vector<NamedTensor> state_dict() const override;
   // Throws InvalidArgument, before anything is changed, for names of no wrapper here and for what a wrapper throws.
   void load_state_dict(const std::vector<NamedTensor>& state) override;
+
+  void for_each_optimizer(const OptimizerFunction& f) override;
 
   // What each optimizer does for itself: NotSupported, which says so. So is optim_context.
   void update_params(const Tensor& loss) override;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -54,6 +55,45 @@ template <class R, class C, class... Args>
 struct ResultOf<R (C::*)(Args...) const noexcept> {
   using type = R;
 };
+
+// Of a forward that is one function: whether the library can call it. Overloads and templates show when they are.
+template <class F>
+struct ForwardForm {
+  static constexpr bool kConst = true, kHasMode = true;
+};
+template <bool IsConst, class... Args>
+struct FormOfForward {
+  static constexpr bool kConst = IsConst;
+  static constexpr bool kHasMode = false;
+};
+template <bool IsConst, class First, class... Args>
+struct FormOfForward<IsConst, First, Args...> {
+  static constexpr bool kConst = IsConst;
+  static constexpr bool kHasMode =
+      std::is_same_v<std::remove_cvref_t<std::tuple_element_t<sizeof...(Args), std::tuple<First, Args...>>>, Mode>;
+};
+template <class R, class C, class... Args>
+struct ForwardForm<R (C::*)(Args...)> : FormOfForward<false, Args...> {};
+template <class R, class C, class... Args>
+struct ForwardForm<R (C::*)(Args...) const> : FormOfForward<true, Args...> {};
+template <class R, class C, class... Args>
+struct ForwardForm<R (C::*)(Args...) noexcept> : FormOfForward<false, Args...> {};
+template <class R, class C, class... Args>
+struct ForwardForm<R (C::*)(Args...) const noexcept> : FormOfForward<true, Args...> {};
+
+// Whether forward has the form that the steps need. Where it has not, the error is one line and nothing follows it.
+template <class M>
+consteval bool check_forward() {
+  using Model = std::remove_cvref_t<decltype(with_signature(std::declval<const M&>()))>;
+  if constexpr (HasOneForward<Model>) {
+    using Form = ForwardForm<decltype(&Model::forward)>;
+    static_assert(Form::kConst, "expected a model with forward(fields of the data..., Mode) const, got one not const");
+    static_assert(Form::kHasMode, "expected a model with forward(fields of the data..., Mode) const, got no Mode");
+    return Form::kConst && Form::kHasMode;
+  } else {
+    return true;
+  }
+}
 
 inline constexpr std::size_t kMostFields = 8;
 
@@ -159,7 +199,9 @@ concept ForwardData = std::same_as<T, Value> || tree::IsTuple<T> || tree::HasFie
 // forward does not take. Other static types do not compile.
 template <class M, ForwardData Data>
 auto run_forward(const M& model, Data data, Mode mode) {
-  if constexpr (std::same_as<Data, Value>) {
+  if constexpr (!detail::check_forward<M>()) {
+    return std::vector<Tensor>();
+  } else if constexpr (std::same_as<Data, Value>) {
     LOCKSTEP_CHECK(data.is(Value::Type::list) || data.is(Value::Type::map),
                    "[run_forward] expected data that is a map or a list, got ", data.type());
     if (data.is(Value::Type::map)) return detail::call_by_key(model, data.as_map(), mode);

@@ -20,6 +20,7 @@ class BaseFewShotClassifier : public Module<Derived> {
  public:
   explicit BaseFewShotClassifier(Backbone module) : backbone(std::move(module)) {}
 
+  // Throws InvalidArgument for a number that is no mode.
   Tensor forward(const FewShotData& data, FewShotMode mode) const {
     const auto& self = static_cast<const Derived&>(*this);
     switch (mode) {
@@ -30,9 +31,9 @@ class BaseFewShotClassifier : public Module<Derived> {
       case FewShotMode::query:
         return self.forward_query(data);
       case FewShotMode::extract_feat:
-        break;
+        return extract_feat(data);
     }
-    return extract_feat(data);
+    detail::fail_few_shot_mode(mode);
   }
   // Features that are there already are taken as they are.
   Tensor extract_feat(const FewShotData& data) const {

@@ -34,4 +34,23 @@ FewShotData FewShotData::slice(std::int64_t start, std::int64_t length) const {
   return each(*this, [&](const Tensor& x) { return x.narrow(0, start, taken); });
 }
 
+const char* to_string(FewShotMode mode) {
+  switch (mode) {
+    case FewShotMode::train:
+      return "train";
+    case FewShotMode::support:
+      return "support";
+    case FewShotMode::query:
+      return "query";
+    case FewShotMode::extract_feat:
+      return "extract_feat";
+  }
+  detail::fail_few_shot_mode(mode);
+}
+
+void detail::fail_few_shot_mode(FewShotMode mode) {
+  fail<InvalidArgument>("[FewShotMode] expected train, support, query or extract_feat, got number ",
+                        static_cast<int>(mode));
+}
+
 }  // namespace lockstep

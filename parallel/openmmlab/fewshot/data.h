@@ -35,9 +35,11 @@ struct Episode {
 // What a call of a few-shot model does. train: the loss of a batch, for training. support: learns from samples of a
 // task, or gives their loss. query: scores [n, ways]. extract_feat: the features of images.
 enum class FewShotMode { train, support, query, extract_feat };
-inline const char* to_string(FewShotMode mode) {
-  constexpr const char* kNames[] = {"train", "support", "query", "extract_feat"};
-  return kNames[static_cast<int>(mode)];
+// Throws InvalidArgument for a number that is none of them.
+LOCKSTEP_API const char* to_string(FewShotMode mode);
+
+namespace detail {
+[[noreturn]] LOCKSTEP_API void fail_few_shot_mode(FewShotMode mode);
 }
 
 }  // namespace lockstep

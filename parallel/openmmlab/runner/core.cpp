@@ -1,7 +1,9 @@
 #include "lockstep/parallel/openmmlab/runner/core.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string_view>
 
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/openmmlab/runner/internal/scalars.h"
@@ -30,8 +32,31 @@ void check(const RunnerOptions& options) {
       },
       options.train_cfg);
   positive("the logger's interval", options.logger.interval);
-  LOCKSTEP_CHECK(options.checkpoint.save_best.empty() || !options.work_dir.empty(),
-                 "[Runner] expected a work_dir for save_best '", options.checkpoint.save_best, "', got none");
+  for (const std::string& metric : options.checkpoint.save_best.metrics()) {
+    LOCKSTEP_CHECK(!options.work_dir.empty(), "[Runner] expected a work_dir for save_best '", metric, "', got none");
+    if (!options.checkpoint.rule && metric != "auto") infer_rule(metric);
+  }
+}
+
+// Each sets the values of its optimizer whatever they are: the one that steps last would undo all others.
+void check_schedulers(const std::vector<RunnerScheduler>& schedulers, OptimWrapper* wrapper) {
+  for (const RunnerScheduler& each : schedulers) {
+    if (!each.scheduler) continue;
+    const std::string_view quantity = each.scheduler->quantity();
+    for (const RunnerScheduler& other : schedulers) {
+      if (&other == &each) continue;
+      bool clash = other.scheduler && &other.scheduler->optimizer() == &each.scheduler->optimizer() &&
+                   other.scheduler->quantity() == quantity;
+      if (other.range && wrapper &&
+          (other.range->quantity() == mmengine::Quantity::lr) == (quantity == "learning rate"))
+        for (const Optimizer* target : detail::RangeScheduler::targets(*wrapper, other.range->optimizer()))
+          clash |= target == &each.scheduler->optimizer();
+      LOCKSTEP_CHECK(
+          !clash, "[Runner] expected one LrScheduler or MomentumScheduler for the ", quantity,
+          " of an optimizer, got others beside it, which would undo each other: use those of namespace mmengine, "
+          "such as mmengine::LinearLR and mmengine::CosineAnnealingLR, or one SequentialLR");
+    }
+  }
 }
 
 }  // namespace
@@ -42,26 +67,38 @@ struct RunnerCore::Parts {
   std::int64_t first_iter = 0;
 };
 
-RunnerCore::RunnerCore(ModuleBase& model, OptimWrapper& optim_wrapper, RunnerOptions options)
+RunnerCore::RunnerCore(ModuleBase& model, OptimWrapper* optim_wrapper, RunnerOptions options)
     : optim_wrapper_(optim_wrapper),
       module_(unwrapped(model)),
       options_(std::move(options)),
       communicator_(options_.communicator),
       parts_(std::make_unique<Parts>()) {
   check(options_);
+  check_schedulers(options_.param_schedulers, optim_wrapper_);
+  for (const RunnerScheduler& each : options_.param_schedulers) schedulers_.emplace_back(each);
+  std::stable_sort(options_.hooks.begin(), options_.hooks.end(),
+                   [](const RunnerHook& a, const RunnerHook& b) { return a.priority < b.priority; });
 }
 
 RunnerCore::~RunnerCore() = default;
 
-template <auto Member, class... Args>
-void RunnerCore::call(const Args&... args) {
-  for (const RunnerHook& hook : options_.hooks)
-    if (hook.*Member) (hook.*Member)(*this, args...);
+OptimWrapper& RunnerCore::optim_wrapper() {
+  LOCKSTEP_CHECK(optim_wrapper_, "[Runner] expected a Runner with an OptimWrapper, got one that only evaluates");
+  return *optim_wrapper_;
+}
+
+detail::TrainLength RunnerCore::train_length() const {
+  const auto* const epochs = std::get_if<EpochBasedTrainLoop>(&options_.train_cfg);
+  const std::int64_t per_epoch = iters_per_epoch_;
+  if (epochs) return {per_epoch, epochs->max_epochs, epochs->max_epochs * per_epoch};
+  const std::int64_t iters = std::get<IterBasedTrainLoop>(options_.train_cfg).max_iters;
+  return {per_epoch, iters / per_epoch + (iters % per_epoch != 0), iters};
 }
 
 // ---- training
 
 void RunnerCore::begin_train(std::int64_t iters_per_epoch, bool validates) {
+  optim_wrapper();  // there is one
   const std::string mine = cat("a loader of ", iters_per_epoch, " batches, from iteration ", iter_, " on");
   if (communicator_ && communicator_->size() > 1) {
     const std::vector<std::string> all = communicator_->all_gather_bytes(mine);
@@ -75,12 +112,13 @@ void RunnerCore::begin_train(std::int64_t iters_per_epoch, bool validates) {
   iters_per_epoch_ = iters_per_epoch;
   validates_ = validates;
   stopped_ = false;
-  const auto* const epochs = std::get_if<EpochBasedTrainLoop>(&options_.train_cfg);
-  max_iters_ =
-      epochs ? epochs->max_epochs * iters_per_epoch : std::get<IterBasedTrainLoop>(options_.train_cfg).max_iters;
+  const detail::TrainLength length = train_length();
+  max_iters_ = length.max_iters;
+  for (detail::LiveScheduler& each : schedulers_) each.prepare(optim_wrapper(), length);
+  for (detail::LiveScheduler& each : schedulers_) each.begin();
   // A resumed wrapper counts already, and its gradients are there: nothing is lost.
-  if (!train_done() && (optim_wrapper_.inner_count() != iter_ || optim_wrapper_.max_counts() != max_iters_))
-    optim_wrapper_.initialize_count_status(module_, iter_, max_iters_);
+  if (!train_done() && (optim_wrapper().inner_count() != iter_ || optim_wrapper().max_counts() != max_iters_))
+    optim_wrapper().initialize_count_status(module_, iter_, max_iters_);
   parts_->begin = std::chrono::steady_clock::now();
   parts_->first_iter = iter_;
   call<&RunnerHook::before_train>();
@@ -99,8 +137,8 @@ bool RunnerCore::after_train_iter(const LogVars& log, double data_seconds, doubl
   call<&RunnerHook::after_train_iter>(log);
   if (iter_ % options_.logger.interval == 0 || train_done()) {
     detail::Numbers numbers;
-    for (const auto& [name, values] : optim_wrapper_.get_lr()) numbers.emplace_back(name, values.at(0));
-    for (const auto& [name, values] : optim_wrapper_.get_momentum()) numbers.emplace_back(name, values.at(0));
+    for (const auto& [name, values] : optim_wrapper_->get_lr()) numbers.emplace_back(name, values.at(0));
+    for (const auto& [name, values] : optim_wrapper_->get_momentum()) numbers.emplace_back(name, values.at(0));
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - parts_->begin;
     const auto left = static_cast<double>(max_iters_ - iter_);
     numbers.emplace_back("eta", passed.count() / static_cast<double>(iter_ - parts_->first_iter) * left);
@@ -110,8 +148,8 @@ bool RunnerCore::after_train_iter(const LogVars& log, double data_seconds, doubl
          numbers);
   }
   const bool epoch_ends = iter_in_epoch_ == iters_per_epoch_;
-  for (const RunnerScheduler& each : options_.param_schedulers)
-    if (!each.by_epoch || epoch_ends) each.scheduler->step();
+  for (detail::LiveScheduler& each : schedulers_)
+    if (!each.by_epoch() || epoch_ends) each.step();
   if (epoch_ends) {
     ++epoch_, iter_in_epoch_ = 0;
     call<&RunnerHook::after_train_epoch>();
@@ -133,6 +171,33 @@ bool RunnerCore::due(std::int64_t interval, bool counts_epochs) const {
 void RunnerCore::end_train() { call<&RunnerHook::after_train>(); }
 
 // ---- evaluation
+
+RunnerCore::AroundEvaluation::AroundEvaluation(RunnerCore& runner) {
+  try {
+    for (const RunnerHook& hook : runner.options_.hooks) {
+      if (!hook.around_evaluation) continue;
+      undo_.reserve(undo_.size() + 1);
+      undo_.push_back(hook.around_evaluation(runner));
+    }
+  } catch (...) {
+    undo_all();
+    throw;
+  }
+}
+RunnerCore::AroundEvaluation::~AroundEvaluation() { undo_all(); }
+
+void RunnerCore::AroundEvaluation::finish() {
+  for (; !undo_.empty(); undo_.pop_back())
+    if (undo_.back()) undo_.back()();
+}
+
+// Where something has failed already.
+void RunnerCore::AroundEvaluation::undo_all() noexcept {
+  for (; !undo_.empty(); undo_.pop_back()) try {
+      if (undo_.back()) undo_.back()();
+    } catch (const std::exception&) {  // the first error is on its way
+    }
+}
 
 void RunnerCore::begin_evaluation(const Evaluation& evaluation, bool all_ranks) {
   if (all_ranks && communicator_ && communicator_->size() > 1) {
@@ -187,7 +252,9 @@ NamedValues RunnerCore::end_evaluation(const Evaluation& evaluation, const Named
 void RunnerCore::show(const detail::Place& place, const detail::Numbers& numbers) const {
   if (rank() != 0) return;
   if (options_.logger.sink) options_.logger.sink(detail::line_of(place, numbers));
-  if (!options_.work_dir.empty()) detail::append_json(options_.work_dir, place, numbers);
+  if (options_.work_dir.empty()) return;
+  if (scalars_end_) detail::drop_after(options_.work_dir, *std::exchange(scalars_end_, std::nullopt));
+  detail::append_json(options_.work_dir, place, numbers);
 }
 
 }  // namespace lockstep

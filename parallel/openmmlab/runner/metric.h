@@ -12,11 +12,13 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/openmmlab/named_values.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep {
 
@@ -58,6 +60,58 @@ class BaseMetric {
   }
 
   std::vector<Result> results;  // process(batch, predictions) adds one for each sample
+};
+
+namespace detail {
+template <class E>
+concept EvaluatesShares = requires(E& evaluator, Communicator* all) {
+  evaluator.evaluate(std::int64_t{}, all);
+};
+template <class E>
+concept EvaluatesWhole = requires(E& evaluator) {
+  evaluator.evaluate();
+};
+}  // namespace detail
+
+// Several evaluators as one: Evaluators both(iou, accuracy); runner.train(loader, val_loader, both). The evaluators
+// outlive it; their metrics have different names, or evaluate throws InvalidArgument. Either all of them evaluate the
+// ranks' shares, or all rank 0's loader (runner.h).
+template <class... Evaluator>
+class Evaluators {
+  static constexpr bool kShares = (detail::EvaluatesShares<Evaluator> && ...);
+  static_assert(sizeof...(Evaluator) > 0 && (kShares || (detail::EvaluatesWhole<Evaluator> && ...)),
+                "expected evaluators that all have evaluate(samples, communicator), or all evaluate()");
+
+ public:
+  explicit Evaluators(Evaluator&... evaluators) : all_(evaluators...) {}
+
+  template <class Batch, class Predictions>
+  void process(const Batch& batch, const Predictions& predictions) {
+    std::apply([&](Evaluator&... each) { (each.process(batch, predictions), ...); }, all_);
+  }
+  NamedValues evaluate(std::int64_t samples, Communicator* communicator) requires kShares {
+    return merged([&](auto& each) { return each.evaluate(samples, communicator); });
+  }
+  NamedValues evaluate() requires(!kShares) {
+    return merged([](auto& each) { return each.evaluate(); });
+  }
+
+ private:
+  template <class F>
+  NamedValues merged(F&& evaluate) {
+    NamedValues merged;
+    const auto add = [&](const NamedValues& metrics) {
+      for (const auto& [name, value] : metrics) {
+        LOCKSTEP_CHECK(!merged.contains(name), "[Evaluators] expected each metric of one evaluator, got '", name,
+                       "' of two");
+        merged[name] = value;
+      }
+    };
+    std::apply([&](Evaluator&... each) { (add(evaluate(each)), ...); }, all_);
+    return merged;
+  }
+
+  std::tuple<Evaluator&...> all_;
 };
 
 }  // namespace lockstep

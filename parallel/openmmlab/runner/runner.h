@@ -53,7 +53,10 @@ template <class Model>
 class Runner : public RunnerCore {
  public:
   Runner(Model& model, OptimWrapper& optim_wrapper, RunnerOptions options = {})
-      : RunnerCore(model, optim_wrapper, with_communicator(model, std::move(options))), model_(model) {}
+      : RunnerCore(model, &optim_wrapper, with_communicator(model, std::move(options))), model_(model) {}
+  // One that evaluates: load_checkpoint, val and test. train, resume and save_checkpoint throw InvalidArgument.
+  explicit Runner(Model& model, RunnerOptions options = {})
+      : RunnerCore(model, nullptr, with_communicator(model, std::move(options))), model_(model) {}
 
   // Trains to the end of options().train_cfg, from where it is: the beginning, or what was resumed. Modules train or
   // evaluate as they are set to (new ones train). Throws InvalidArgument, on every rank, where the ranks' loaders have
@@ -112,6 +115,7 @@ class Runner : public RunnerCore {
     Evaluation evaluation{mode, static_cast<std::int64_t>(loader.size())};
     const NoGrad no_grad;
     const TrainingScope evaluating(false);
+    AroundEvaluation around(*this);
     begin_evaluation(evaluation, kOnAllRanks);
     NamedValues metrics;
     if (kOnAllRanks || rank() == 0) {
@@ -128,6 +132,7 @@ class Runner : public RunnerCore {
       else
         metrics = evaluator.evaluate();
     }
+    around.finish();
     return end_evaluation(evaluation, metrics);
   }
 

@@ -202,3 +202,34 @@ TEST_CASE("after an error an AmpOptimWrapper can be used again") {
   optim.update_params(loss_of(model, 0));
   CHECK(values(model.weight.tensor()) != before);
 }
+
+TEST_CASE("states go from any wrapper of an optimizer to any other") {
+  Plain model;
+  const auto state_of = [&](auto& optim) {
+    optim.zero_grad();
+    optim.update_params(loss_of(model, 0));
+    return optim.state_dict();
+  };
+  OptimWrapper plain_wrapper(SGD(model.parameters(), {.lr = 0.25, .momentum = 0.5}));
+  AmpOptimWrapper amp(SGD(model.parameters(), {.lr = 0.125, .momentum = 0.5}),
+                      {.loss_scale = GradScalerOptions{.init_scale = 1024}});
+  const auto of_plain = state_of(plain_wrapper), of_amp = state_of(amp);
+  const auto raw = plain_wrapper.optimizer().state_dict();
+
+  amp.load_state_dict(of_plain);
+  CHECK(amp.optimizer().lr() == 0.25);
+  CHECK(amp.inner_count() == 1);
+  CHECK(amp.loss_scaler().scale() == 1024);  // its own
+  plain_wrapper.load_state_dict(of_amp);
+  CHECK(plain_wrapper.optimizer().lr() == 0.125);
+  CHECK(plain_wrapper.inner_count() == 1);
+  for (OptimWrapper* const wrapper : {&plain_wrapper, static_cast<OptimWrapper*>(&amp)}) {
+    wrapper->load_state_dict(raw);
+    CHECK(wrapper->optimizer().lr() == 0.25);
+    CHECK(wrapper->inner_count() == 0);
+    CHECK(wrapper->max_counts() == -1);
+  }
+  // Between them the momenta go along.
+  CHECK(values(plain_wrapper.optimizer().state_dict()[0].tensor.to(DType::f64).reshape({-1})) ==
+        values(amp.optimizer().state_dict()[0].tensor.to(DType::f64).reshape({-1})));
+}

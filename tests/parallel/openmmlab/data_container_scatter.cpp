@@ -1,6 +1,7 @@
 // DataContainer on its way to the devices.
 #include "lockstep/parallel/openmmlab/data_container.h"
 #include "lockstep/parallel/openmmlab/data_sample.h"
+#include "lockstep/parallel/openmmlab/mm_data_parallel.h"
 #include "lockstep/tensor/data/collate.h"
 #include "lockstep/tensor/data/data_loader.h"
 #include "parallel/ddp/support.h"
@@ -24,6 +25,12 @@ std::vector<Sample> samples(int count) {
                    Images(counting({i + 1, 4}, Device::cpu(), i)), Images(counting({i + 1}), {.cpu_only = true})});
   return all;
 }
+
+struct Labelled {
+  Images image;
+  Tensor label;
+  void fields(auto& f) { f(image, label); }
+};
 
 struct Answer {
   Tensor y;
@@ -113,25 +120,104 @@ TEST_CASE("a container of a sample goes to one device as a whole") {
   CHECK(scatter(kept, hosts(2))[0].data().identity() == kept.data().identity());
 }
 
+TEST_CASE("tensors beside containers are divided by the containers' groups") {
+  struct Data {
+    std::size_t size() const { return 18; }
+    Labelled get(std::int64_t i) const {
+      return {Images(full({1, 1, 2}, static_cast<double>(i), {.dtype = DType::f64}), {.stack = true}),
+              full({}, static_cast<double>(i), {.dtype = DType::f64})};
+    }
+  };
+  // 0 for every sample whose label is its own.
+  struct Compares : Module<Compares> {
+    Parameter weight{counting({1})};
+    Tensor forward(const Labelled& batch) const {
+      const Tensor images = batch.image.stacked();
+      return images.select(3, 0).reshape({-1}) * weight.on(images.device()) - batch.label;
+    }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  // The last batches have 6 samples in groups of 4 and 2, or 2 in one group.
+  for (const std::int64_t batch_size : {12, 16}) {
+    DataLoader loader(Data{}, {.batch_size = batch_size}, Collate{.samples_per_device = 4});
+    const MMDataParallel net(Compares{}, {.devices = hosts(4)});
+    const DataParallel plain(Compares{}, {.devices = hosts(4)});
+    const MMDataParallel on_cpu(Compares{}, {.devices = {}});
+    std::int64_t seen = 0;
+    for (const Labelled& batch : loader) {
+      for (const Tensor& differences : {net(batch), plain(batch)}) {
+        CHECK(values(differences) == Doubles(static_cast<std::size_t>(batch.label.size(0))));
+        seen += differences.size(0);
+      }
+      if (batch.image.group_count() == 1) CHECK(values(on_cpu(batch)) == Doubles(2));
+    }
+    CHECK(seen == 2 * 18);
+  }
+}
+
+TEST_CASE("targets go to the devices of their inputs' groups") {
+  struct Sums : Module<Sums> {
+    Parameter weight{counting({1})};
+    Tensor forward(const Images& images) const {
+      return images.stacked().reshape({-1}) * weight.on(images.stacked().device());
+    }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  const DataParallel net(Sums{}, {.devices = hosts(3)});
+  const auto loss = [](const Tensor& output, const Tensor& target) { return mean(square(output - target)); };
+  const Images groups = Images::of_stacks({counting({4}), counting({2}, Device::cpu(), 5)});
+  CHECK(net.reduce_with(loss, std::tuple(groups), std::tuple(counting({6}))).item<double>() == 0);
+  CHECK(missing(
+            message_of<InvalidArgument>([&] { net.reduce_with(loss, std::tuple(groups), std::tuple(counting({7}))); }),
+            {"add up to 7", "[4, 2, 0]"}) == "");
+
+  struct Plain : Module<Plain> {
+    Parameter weight{counting({1})};
+    Tensor forward(const Tensor& x) const { return x * weight.on(x.device()); }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  const DataParallel other(Plain{}, {.devices = hosts(2)});
+  const auto of_groups = [](const Tensor& output, const Images& target) {
+    return mean(square(output - target.stacked()));
+  };
+  CHECK(missing(message_of<InvalidArgument>(
+                    [&] { other.reduce_with(of_groups, std::tuple(counting({6})), std::tuple(groups)); }),
+                {"[reduce_with] expected targets divided as the inputs are", "4 of the targets for 3"}) == "");
+  const Images even = Images::of_stacks({counting({3}), counting({3}, Device::cpu(), 4)});
+  CHECK(other.reduce_with(of_groups, std::tuple(counting({6})), std::tuple(even)).item<double>() == 0);
+}
+
 TEST_CASE("the groups are as many as the pieces of what is beside them") {
   const Images batch = Images::of_lists({{counting({2})}, {counting({5})}});
-  CHECK(scatter(std::pair(batch, counting({4})), hosts(2)).size() == 2);
+  CHECK(scatter(std::pair(batch, counting({2})), hosts(2)).size() == 2);
   CHECK(scatter(std::pair(batch, counting({2})), hosts(4)).size() == 2);
-  const auto error_of = [](const auto& value, const std::vector<Device>& devices) {
-    return message_of<InvalidArgument>([&] { scatter(value, devices); });
+  CHECK(scatter(std::pair(counting({2}), batch), hosts(4), 0, ScatterPolicy::sizes({1, 1, 0, 0})).size() == 2);
+  const auto error_of = [](const auto& value, const std::vector<Device>& devices, const ScatterPolicy& policy = {}) {
+    return message_of<InvalidArgument>([&] { scatter(value, devices, 0, policy); });
   };
   const std::uint64_t before = detail::moved_bytes();
-  CHECK(missing(error_of(std::pair(batch, counting({9})), hosts(3)),
-                {"[scatter] expected everything in one call to give the same pieces", "2 pieces on [host:0, host:1]",
-                 "3 pieces on [host:0, host:1, host:2] from f64[9] on cpu"}) == "");
-  CHECK(missing(error_of(std::pair(counting({9}), batch), hosts(3)),
-                {"3 pieces", "from f64[9] on cpu", "from a container divided into 2 parts"}) == "");
+  for (const std::int64_t count : {4, 9}) {
+    const std::string other = cat("f64[", count, "] on cpu");
+    CHECK(missing(error_of(std::pair(batch, counting({count})), hosts(3)),
+                  {"[scatter] expected tensors beside a container with groups of 1 + 1 samples to have 2 elements",
+                   other}) == "");
+    CHECK(missing(error_of(std::pair(counting({count}), batch), hosts(3)), {"1 + 1 samples", other}) == "");
+  }
+  const Images pairs = Images::of_lists({{counting({1}), counting({1})}, {counting({1})}});
+  CHECK(missing(error_of(std::pair(batch, pairs), hosts(2)), {"the same groups", "1 + 1 and 2 + 1 samples"}) == "");
+  CHECK(missing(error_of(std::pair(pairs, counting({3})), hosts(2), ScatterPolicy::sizes({1, 2})),
+                {"a policy that divides as the containers", "2 + 1 samples", "1 + 2"}) == "");
   CHECK(missing(error_of(std::pair(batch, Images::of_lists({{counting({1})}}, {.cpu_only = true})), hosts(2)),
                 {"2 pieces", "1 piece on [host:0] from a container divided into 1 parts"}) == "");
   CHECK(missing(error_of(std::pair(batch, Images(counting({1}))), hosts(2)), {"2 pieces", "1 piece"}) == "");
+  CHECK(missing(error_of(std::pair(Images(counting({1})), counting({4})), hosts(2)), {"1 piece", "2 pieces"}) == "");
   CHECK(missing(error_of(batch, hosts(1)), {"divided into 1 to 1 parts", "got 2", "samples_per_device"}) == "");
   CHECK(missing(error_of(batch, {Device::cpu()}), {"got 2", "samples_per_device"}) == "");
   CHECK(detail::moved_bytes() == before);
+  // One device, or one group, takes everything as it is.
+  const Images one = Images::of_lists({{counting({1}), counting({1})}});
+  for (const auto& devices : {hosts(1), hosts(3), std::vector{Device::cpu()}})
+    CHECK(scatter(std::pair(one, counting({5})), devices)[0].second.size(0) == 5);
 }
 
 TEST_CASE("gradients flow back through a container, twice") {

@@ -95,7 +95,7 @@ TEST_CASE("MetaTestParallel: it follows its module, and is on cpu without parame
   CHECK(MetaTestParallel(Nothing{})(counting({2}, kFirst)) == Device::cpu());
 }
 
-TEST_CASE("MetaTestParallel: a DataContainer holds one group; a tensor has dimensions") {
+TEST_CASE("MetaTestParallel: a DataContainer holds one group") {
   MetaTestParallel wrapper(TakesContainers{});
   const auto images = DataContainer<Tensor>::of_stacks({counting({2, 1})});
   const auto names = DataContainer<std::string>::of_lists({{"first", "second"}}, {.cpu_only = true});
@@ -104,7 +104,23 @@ TEST_CASE("MetaTestParallel: a DataContainer holds one group; a tensor has dimen
   CHECK(wrapper(images, names) == "second host:1 1.5");
   const auto two = DataContainer<Tensor>::of_stacks({counting({2, 1}), counting({2, 1})});
   CHECK(missing(message_of<InvalidArgument>([&] { wrapper(two, names); }), {"[scatter]", "2", "1"}) == "");
-  CHECK(missing(message_of<InvalidArgument>([&] { wrapper.before_forward_query(counting({})); }), {"[scatter]"}) == "");
+}
+
+TEST_CASE("MetaTestParallel: a tensor without dimensions is taken as it is, wherever the model is") {
+  struct Returns : Module<Returns> {
+    Parameter weight{counting({1})};
+    Tensor forward(const Tensor& x) const { return x; }
+    Tensor before_forward_query(const Tensor& x) const { return x; }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  MetaTestParallel wrapper(Returns{});
+  const Tensor number = tensor(3.5, {.dtype = DType::f64});
+  for (const Device device : {Device::cpu(), kFirst, Device::cpu()}) {
+    wrapper.to(device);
+    CHECK(wrapper(number).device() == device);
+    CHECK(wrapper(number).rank() == 0);
+    CHECK(wrapper.before_forward_query(number).item<double>() == 3.5);
+  }
 }
 
 TEST_CASE("MetaTestParallel: a deep copy is independent of its source") {
@@ -138,8 +154,7 @@ TEST_CASE("MetaTestParallel: a deep copy is independent of its source") {
 }
 
 TEST_CASE("MetaTestParallel: it is a module with its module as a member, and a wrapper") {
-  const MetaTestParallel wrapper(Probe{}, {.dim = 1});
-  CHECK(wrapper.dim() == 1);
+  const MetaTestParallel wrapper(Probe{});
   std::vector<std::string> names;
   for (const NamedTensor& named : wrapper.state_dict()) names.push_back(named.name);
   CHECK(names == std::vector<std::string>{"module.weight", "module.seen"});

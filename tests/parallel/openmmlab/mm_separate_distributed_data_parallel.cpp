@@ -256,6 +256,28 @@ TEST_CASE("what is not in a child, or in two") {
   CHECK(missing(unknown[0], {"(heads.0, heads.1)", "'head'"}) == "");
 }
 
+TEST_CASE("an ignored name is of the child before its dot, and of no child whose name begins alike") {
+  struct Nested : Module<Nested> {
+    Affine tail{3, 2, 1};
+    void members(Members& m) override { m("2", tail); }
+  };
+  // What is ignored of gen.2 would be gen_2.bias's rest for a child gen.
+  struct Alike : Module<Alike> {
+    Nested gen;
+    Affine gen_2{3, 2, 2};
+    void members(Members& m) override { m("gen", gen), m("gen_2", gen_2); }
+  };
+  const auto biases = run_ranks(2, [](Communicator& communicator) {
+    Alike module;
+    module.gen.tail.bias.assign(full({2}, communicator.rank() + 1.0));
+    module.gen_2.bias.assign(full({2}, communicator.rank() + 1.0));
+    const MMSeparateDistributedDataParallel<Alike> model(std::move(module), communicator, {.ignore = {"gen_2.bias"}});
+    return values(model.module().gen.tail.bias.tensor())[0] * 10 + values(model.module().gen_2.bias.tensor())[0];
+  });
+  CHECK(biases == Doubles{11, 12});
+  CHECK(missing(refusal<Alike>({.ignore = {"gen2.bias"}}), {"ignored", "'gen2.bias'"}) == "");
+}
+
 TEST_CASE("children that differ between ranks are an error on every rank") {
   const auto said = messages_of_ranks(2, [](Communicator& communicator) {
     Heads heads;

@@ -113,8 +113,25 @@ TEST_CASE("OptimWrapperDict: state by name") {
   CHECK(missing(refused([](auto& s) { std::erase_if(s, [](auto& e) { return e.name == "adam.groups.0.lr"; }); }),
                 {"[Adam]", "groups.0.lr"}) == "");
   CHECK(missing(refused([](auto& s) { std::erase_if(s, [](auto& e) { return e.name.starts_with("adam."); }); }),
-                {"inner_count"}) == "");
+                {"[Adam]", "groups.0.lr"}) == "");
   CHECK(three.optims["sgd"].optimizer().lr() == 0.125);
   CHECK(three.optims["sgd"].inner_count() == 0);
   CHECK(three.optims["adam"].inner_count() == 0);
+}
+
+TEST_CASE("OptimWrapperDict: it can be moved, with its wrappers") {
+  const Scale scale(Doubles{1, 2});
+  const auto make = [&](double lr) {
+    OptimWrapperDict optims;
+    optims.add("sgd", std::make_unique<OptimWrapper>(SGD(scale.parameters(), {.lr = lr})));
+    return optims;
+  };
+  std::vector<OptimWrapperDict> all;
+  all.push_back(make(0.5));
+  all.push_back(make(0.25));
+  all[0] = std::move(all[1]);
+  CHECK(all[0].names() == std::vector<std::string>{"sgd"});
+  CHECK(all[0].get_lr()[0].second == std::vector<double>{0.25});
+  STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<OptimWrapperDict>);
+  STATIC_REQUIRE_FALSE(std::is_move_constructible_v<OptimWrapper>);  // an AmpOptimWrapper would lose a half
 }

@@ -197,7 +197,8 @@ TEST_CASE("Runner: what does not fit is not resumed, and changes nothing") {
   Other model;
   OptimWrapper optim(SGD(model.parameters(), {.lr = 0.1}));
   const auto schedulers = [](OptimWrapper& of) {
-    return std::vector<RunnerScheduler>{LrScheduler(of.optimizer(), StepLR{}), LrScheduler(of.optimizer(), StepLR{})};
+    return std::vector<RunnerScheduler>{LrScheduler(of.optimizer(), StepLR{}),
+                                        MomentumScheduler(of.optimizer(), StepLR{})};
   };
   const auto refusal = [&](auto& runner, const std::string& file) {
     return message_of<InvalidArgument>([&] { runner.resume(file); });

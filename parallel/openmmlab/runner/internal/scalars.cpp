@@ -1,11 +1,13 @@
 #include "lockstep/parallel/openmmlab/runner/internal/scalars.h"
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/parallel/openmmlab/runner/internal/checkpoint_file.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
@@ -35,15 +37,47 @@ std::string line_of(const Place& place, const Numbers& numbers) {
   return line;
 }
 
+namespace {
+
+std::filesystem::path path_in(const std::string& folder) { return std::filesystem::path(folder) / "scalars.json"; }
+
+[[noreturn]] void fail_to_write(const std::filesystem::path& path, int error) {
+  fail<Error>("[Runner] expected to write '", path.string(), "', got ", reason_of(error));
+}
+
+}  // namespace
+
+void drop_after(const std::string& folder, std::int64_t iter) {
+  const std::filesystem::path path = path_in(folder), fresh = path.string() + ".new";
+  std::ifstream before(path);
+  std::string kept;
+  bool drops = false;
+  for (std::string line; std::getline(before, line);) {
+    const auto object = nlohmann::json::parse(line, nullptr, false);
+    const bool torn = object.is_discarded() && before.eof();
+    const bool later = object.is_object() && object.contains("iter") && object["iter"].is_number() &&
+                       object["iter"].get<double>() > static_cast<double>(iter);
+    if (torn || later)
+      drops = true;
+    else
+      kept += line + '\n';
+  }
+  if (!drops) return;
+  errno = 0;
+  if (!(std::ofstream(fresh, std::ios::trunc) << kept << std::flush) || std::rename(fresh.c_str(), path.c_str()) != 0)
+    fail_to_write(path, errno);
+}
+
 void append_json(const std::string& folder, const Place& place, const Numbers& numbers) {
   nlohmann::ordered_json object{{"mode", place.mode}, {"epoch", place.epoch}, {"iter", place.iter}};
   for (const auto& [name, value] : numbers) object[name] = value;
-  const std::filesystem::path path = std::filesystem::path(folder) / "scalars.json";
-  std::error_code ignored;
+  const std::filesystem::path path = path_in(folder);
+  std::error_code ignored;  // the file says what is wrong
   std::filesystem::create_directories(folder, ignored);
+  errno = 0;
   std::ofstream file(path, std::ios::app);
   file << object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
-  if (!file) fail<Error>("[Runner] expected to write '", path.string(), "', got an error of the system");
+  if (!file) fail_to_write(path, errno);
 }
 
 }  // namespace lockstep::detail
