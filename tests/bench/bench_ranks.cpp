@@ -9,7 +9,7 @@
 #include "lockstep/parallel/comm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
 
-namespace bench {
+namespace lockstep::bench {
 
 using namespace lockstep;
 
@@ -61,4 +61,4 @@ std::vector<std::unique_ptr<Communicator>> BenchRanks::connect(Milliseconds time
   return all;
 }
 
-}  // namespace bench
+}  // namespace lockstep::bench

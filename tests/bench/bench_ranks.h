@@ -9,7 +9,7 @@
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/comm/rank_info.h"
 
-namespace bench {
+namespace lockstep::bench {
 
 struct BenchRanks {
   lockstep::RankInfo process;             // its rank and size: of the processes
@@ -26,4 +26,4 @@ struct BenchRanks {
   std::vector<std::unique_ptr<lockstep::Communicator>> connect(lockstep::Milliseconds timeout) const;
 };
 
-}  // namespace bench
+}  // namespace lockstep::bench

@@ -4,7 +4,7 @@
 
 #include "lockstep/tensor/factory.h"
 
-namespace bench {
+namespace lockstep::bench {
 namespace {
 
 using namespace lockstep;
@@ -164,4 +164,4 @@ std::int64_t CollectiveCase::count_wrong() const {
   });
 }
 
-}  // namespace bench
+}  // namespace lockstep::bench

@@ -5,7 +5,7 @@
 
 #include "lockstep/parallel/comm/communicator.h"
 
-namespace bench {
+namespace lockstep::bench {
 
 // Beside Collective's kinds: sendrecv, each rank to the next one, is Kind::send here.
 class CollectiveCase {
@@ -46,4 +46,4 @@ class CollectiveCase {
   lockstep::Tensor input_, output_;
 };
 
-}  // namespace bench
+}  // namespace lockstep::bench

@@ -7,7 +7,7 @@
 
 #include "lockstep/runtime/error.h"
 
-namespace bench {
+namespace lockstep::bench {
 namespace {
 
 using namespace lockstep;
@@ -182,4 +182,4 @@ Milliseconds CollectiveOptions::timeout() const {
   return timeout_seconds > 0 ? Milliseconds(std::int64_t{1000} * timeout_seconds) : kDefaultTimeout;
 }
 
-}  // namespace bench
+}  // namespace lockstep::bench

@@ -13,7 +13,7 @@ namespace CLI {
 class App;
 }
 
-namespace bench {
+namespace lockstep::bench {
 
 struct CollectiveOptions {
   std::string smallest = "32M", largest = "32M", step = "1M";
@@ -44,4 +44,4 @@ struct CollectiveOptions {
   lockstep::Milliseconds timeout() const;
 };
 
-}  // namespace bench
+}  // namespace lockstep::bench

@@ -4,10 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "bench_ranks.h"
 #include "collective_case.h"
 #include "collective_options.h"
@@ -111,16 +112,42 @@ std::string header(const char* name, const BenchRanks& ranks, const Results& res
   return cat(text, "\n# backend ", results.backend);
 }
 
-void run(const char* name, Kind kind, bench::Report& report) {
+// The columns and decimals of nccl-tests, which scripts read.
+std::string nccl_tests_rows(const std::vector<std::vector<bench::Table::Cell>>& rows) {
+  std::string text =
+      "#                                                              out-of-place                       in-place\n"
+      "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw "
+      "#wrong\n"
+      "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)";
+  constexpr int kWidths[] = {12, 14, 10, 8, 8, 9, 8, 8, 7, 9, 8, 8, 7};
+  for (const auto& row : rows) {
+    text += '\n';
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const std::string cell = row[i].text();
+      const auto width = static_cast<std::size_t>(kWidths[i]);
+      text += cell.size() < width ? std::string(width - cell.size(), ' ') + cell : ' ' + cell;
+    }
+  }
+  return text;
+}
+
+bench::Table::Cell time_cell(double microseconds) {
+  return bench::Table::Cell::decimals(microseconds, microseconds >= 10'000 ? 0 : microseconds >= 100 ? 1 : 2);
+}
+
+void run(const char* name, Kind kind, bench::Session& session) {
+  if (!session.wants("all", "sizes")) return;
   const BenchRanks ranks = BenchRanks::discover(options.devices, options.threads, options.per_thread);
   const std::vector<Row> rows = options.rows(kind, ranks.size());
   const auto connect = [&](std::span<const Device>, Milliseconds timeout) { return ranks.connect(timeout); };
   const Results results = run_ranks(ranks.here(), [&](Communicator& comm) { return run_rank(comm, kind, rows); },
                                     {.devices = ranks.devices, .timeout = options.timeout(), .make = connect})[0];
 
-  bench::Table table(name,
+  bench::Table table(name, name,
                      {"size(B)", "count", "type", "redop", "root", "time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong",
-                      "in-place time(us)", "in-place algbw(GB/s)", "in-place busbw(GB/s)", "in-place #wrong"});
+                      "in-place time(us)", "in-place algbw(GB/s)", "in-place busbw(GB/s)", "in-place #wrong"},
+                     5);
+  std::vector<std::vector<bench::Table::Cell>> lines;
   double bandwidths = 0;
   std::int64_t wrong = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -132,36 +159,42 @@ void run(const char* name, Kind kind, bench::Report& report) {
       const Figures figures = results.together(2 * i + place);
       const double algorithm = static_cast<double>(bytes) / figures.microseconds / 1e3;
       const double bus = algorithm * CollectiveCase::bus_factor(kind, ranks.size());
-      cells.emplace_back(figures.microseconds);
-      cells.emplace_back(algorithm);
-      cells.emplace_back(bus);
+      cells.push_back(time_cell(figures.microseconds));
+      for (const double figure : {algorithm, bus}) cells.push_back(bench::Table::Cell::decimals(figure, 2));
       cells.push_back(options.check > 0 ? bench::Table::Cell(figures.wrong) : bench::Table::Cell("N/A"));
       bandwidths += bus;
       wrong += figures.wrong;
     }
+    lines.push_back(cells);
     table.add(std::move(cells));
   }
   // The others print nothing, and end well: a launcher ends all at once when one does not, before it is printed.
   if (ranks.process.rank != 0) return;
-  if (wrong > 0) report.exit_code = 1;
+  if (wrong > 0) session.exit_code = 1;
 
   const double average = bandwidths / static_cast<double>(2 * rows.size());
-  bench::Table summary("summary",
+  bench::Table summary("summary", "summary",
                        {"collective", "ranks", "backend", "out of bounds values", "avg bus bandwidth (GB/s)"});
   summary.add({name, ranks.size(), results.backend, wrong, average});
   if (!options.json_file.empty()) {
-    bench::Report own;
+    bench::Settings as_json = session.settings();
+    as_json.format = bench::Format::json;
+    bench::Session own(as_json);
     own.add(table);
     own.add(summary);
     std::ofstream file(options.json_file);
-    file << own.json();
+    file << own.output("lockstep-bench");
     if (!file.flush()) throw Error(cat("[-J] could not write ", options.json_file));
   }
-  report.add_text(header(name, ranks, results));
-  report.add(std::move(table));
-  report.add_text(cat("# Out of bounds values : ", wrong, wrong == 0 ? " OK" : " FAILED", "\n# Avg bus bandwidth    : ",
-                      number_to_string(static_cast<float>(average)), "\n# Collective test concluded: ", name));
-  report.add(std::move(summary));
+  session.say_nothing_else();
+  session.add_text(header(name, ranks, results));
+  session.add_text(nccl_tests_rows(lines));
+  session.add_data(std::move(table));
+  char bandwidth[32];
+  std::snprintf(bandwidth, sizeof bandwidth, "%g", average);
+  session.add_text(cat("# Out of bounds values : ", wrong, wrong == 0 ? " OK" : " FAILED", "\n# Avg bus bandwidth    : ",
+                       bandwidth, "\n#\n# Collective test concluded: ", name));
+  session.add_data(std::move(summary));
 }
 
 struct Command {
@@ -174,7 +207,7 @@ struct Command {
               if (*alias) app.alias(alias);
               options.declare(app);
             },
-            [name, kind](bench::Report& report) { run(name, kind, report); }) {}
+            [name, kind](bench::Session& session) { run(name, kind, session); }) {}
 };
 
 Command commands[] = {

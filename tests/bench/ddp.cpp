@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "lockstep/parallel/comm/peer_communicator.h"
 #include "lockstep/parallel/lockstep.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace lockstep;
 
-int runs = 15;
+constexpr int kRounds = 15;
 int ranks = 2;
 std::int64_t width = 512, batch = 64, layers = 6;
 double megabytes_per_second = 200;
@@ -31,9 +31,9 @@ struct Net : Module<Net> {
   void members(Members& m) override { m("stack", stack); }
 };
 
-// Milliseconds; the fastest of some steps in each round, the median over the rounds.
+// Milliseconds of a step in each round.
 template <class Body>
-double milliseconds(Communicator& communicator, Body&& body) {
+bench::Samples milliseconds(int runs, Communicator& communicator, Body&& body) {
   std::vector<double> times;
   for (int round = -1; round < runs; ++round) {
     communicator.barrier();
@@ -42,7 +42,7 @@ double milliseconds(Communicator& communicator, Body&& body) {
     synchronize(current_stream(communicator.device()));
     if (round >= 0) times.push_back(bench::seconds_since(begin) * 1e3);
   }
-  return bench::median(std::move(times));
+  return bench::Samples(std::move(times));
 }
 
 template <class M>
@@ -53,7 +53,9 @@ void step(const M& net, const Tensor& x, Optimizer& optimizer) {
 }
 
 // One rank: what the wrapper itself takes. By turns, so that both see the same machine.
-void measure_own_cost(bench::Report& report) {
+void measure_own_cost(bench::Session& session) {
+  if (!session.wants("own_cost", "step")) return;
+  const int runs = session.repetitions(kRounds);
   run_ranks(1, [&](Communicator& communicator) {
     Net plain;
     plain.to(communicator.device());
@@ -62,22 +64,28 @@ void measure_own_cost(bench::Report& report) {
     const Tensor x = randn({batch, width}, {.device = communicator.device()});
     std::vector<double> without, with, ratios;
     for (int round = -2; round < 4 * runs; ++round) {
-      const double a = bench::nanoseconds_per_call(1, 4, [&] { step(plain, x, plain_optimizer); }) * 1e-6;
-      const double b = bench::nanoseconds_per_call(1, 4, [&] { step(wrapped, x, wrapped_optimizer); }) * 1e-6;
+      const auto four_steps = [&](const auto& net, Optimizer& optimizer) {
+        const auto begin = bench::Clock::now();
+        for (int i = 0; i < 4; ++i) step(net, x, optimizer);
+        return bench::seconds_since(begin) * 1e3 / 4;
+      };
+      const double a = four_steps(plain, plain_optimizer), b = four_steps(wrapped, wrapped_optimizer);
       if (round < 0) continue;
       without.push_back(a), with.push_back(b), ratios.push_back(b / a);
     }
-    bench::Table table("A training step on one rank, ms (medians; at most 1.02 is wanted)",
-                       {"module", "wrapped", "ratio"});
-    table.add({bench::median(without), bench::median(with), bench::median(ratios)});
-    report.add(table);
+    bench::Table table("own_cost", "A training step on one rank, ms (at most 1.02 is wanted)",
+                       {"what", "module", "wrapped", "ratio"});
+    table.add({"step", bench::Samples(without), bench::Samples(with), bench::Samples(ratios)});
+    session.add(table);
   });
 }
 
 // Links between the devices are slow, and copies over them take no core: as on a machine with a slow network.
-void measure_overlap(bench::Report& report) {
+void measure_overlap(bench::Session& session) {
+  const int runs = session.repetitions(kRounds);
   struct Times {
-    double local, communication, step, bucket;
+    bench::Samples local, communication, step;
+    double bucket;
   };
   const auto peers = [](std::span<const Device> devices, Milliseconds timeout) {
     return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
@@ -98,32 +106,33 @@ void measure_overlap(bench::Report& report) {
                     largest = std::max(largest, static_cast<double>(bytes));
                   }
                   Times times{};
-                  times.local = milliseconds(communicator, [&] {
+                  times.local = milliseconds(runs, communicator, [&] {
                     const NoSync local = net.no_sync();
                     step(net, x, optimizer);
                   });
-                  times.communication = milliseconds(communicator, [&] {
+                  times.communication = milliseconds(runs, communicator, [&] {
                     for (const Tensor& bucket : buckets) communicator.all_reduce(bucket);
                   });
-                  times.bucket = times.communication / static_cast<double>(buckets.size());
-                  times.step = milliseconds(communicator, [&] { step(net, x, optimizer); });
+                  times.bucket = times.communication.median() / static_cast<double>(buckets.size());
+                  times.step = milliseconds(runs, communicator, [&] { step(net, x, optimizer); });
                   return times;
                 },
                 {.make = peers});
   bench::Table table(
+      "overlap",
       "A step over slow links, ms (host mode async; sequential: computing + communicating; overlapped: the larger + a "
       "bucket)",
       {"rank", "computing", "communicating", "a bucket", "sequential", "overlapped", "measured"});
   for (std::size_t r = 0; r < all.size(); ++r)
-    table.add({r, all[r].local, all[r].communication, all[r].bucket, all[r].local + all[r].communication,
-               std::max(all[r].local, all[r].communication) + all[r].bucket, all[r].step});
-  report.add(table);
+    table.add({r, all[r].local.median(), all[r].communication.median(), all[r].bucket,
+               all[r].local.median() + all[r].communication.median(),
+               std::max(all[r].local.median(), all[r].communication.median()) + all[r].bucket, all[r].step});
+  session.add(table);
 }
 
 const bench::Subcommand cost(
     "ddp", "A training step with DistributedDataParallel on one rank, against the module's own",
     [](CLI::App& app) {
-      app.add_option("--runs", runs, "Rounds of each measurement")->capture_default_str();
       app.add_option("--width", width, "Of the layers")->capture_default_str();
       app.add_option("--batch", batch, "Rows per rank")->capture_default_str();
       app.add_option("--layers", layers, "Of the network")->capture_default_str();
@@ -132,7 +141,6 @@ const bench::Subcommand cost(
 const bench::Subcommand overlap(
     "overlap", "A training step over slowed links: how much of the communication the backward hides",
     [](CLI::App& app) {
-      app.add_option("--runs", runs, "Rounds of each measurement")->capture_default_str();
       app.add_option("--ranks", ranks, "Ranks, a host device each")->capture_default_str();
       app.add_option("--bandwidth", megabytes_per_second, "Of every link, MB/s")->capture_default_str();
       app.add_option("--bucket", bucket_mb, "Size of the buckets, MiB")->capture_default_str();
@@ -140,11 +148,12 @@ const bench::Subcommand overlap(
       app.add_option("--batch", batch, "Rows per rank")->capture_default_str();
       app.add_option("--layers", layers, "Of the network")->capture_default_str();
     },
-    [](bench::Report& report) {
+    [](bench::Session& session) {
+      if (!session.wants("overlap", "step")) return;
       configure_host({.devices = std::max(2, ranks),
                       .mode = HostMode::async,
                       .bandwidth_bytes_per_second = static_cast<std::size_t>(megabytes_per_second * 1e6)});
-      measure_overlap(report);
+      measure_overlap(session);
     });
 
 }  // namespace

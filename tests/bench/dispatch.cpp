@@ -4,7 +4,7 @@
 #include <memory>
 #include <thread>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/error.h"
@@ -15,7 +15,6 @@ namespace {
 using namespace lockstep;
 
 std::string device_list;
-int runs = 9;
 int rounds = 2000;
 
 void post_and_join(const std::vector<Device>& devices) {
@@ -27,7 +26,7 @@ void post_and_join(const std::vector<Device>& devices) {
 }
 
 // Threads that have had nothing to do for a while sleep.
-double microseconds_when_asleep(const std::vector<Device>& devices, int count) {
+bench::Samples microseconds_when_asleep(const std::vector<Device>& devices, int count) {
   std::vector<double> times;
   for (int i = 0; i < count; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -35,26 +34,31 @@ double microseconds_when_asleep(const std::vector<Device>& devices, int count) {
     post_and_join(devices);
     times.push_back(bench::seconds_since(begin) * 1e6);
   }
-  return bench::median(std::move(times));
+  return bench::Samples(std::move(times));
 }
 
-void measure_threads(const std::vector<Device>& devices, bench::Report& report) {
-  bench::Table table("post and join an empty task per device thread (microseconds)", {"threads", "spinning", "asleep"});
+void measure_threads(const std::vector<Device>& devices, bench::Session& session) {
+  bench::Table table("post_and_join", "post and join an empty task per device thread (microseconds)",
+                     {"threads", "state", "microseconds"}, 2);
   for (std::size_t count = 1; count <= devices.size();
        count = count < devices.size() ? std::min(2 * count, devices.size()) : count + 1) {
     const std::vector<Device> first(devices.begin(), devices.begin() + static_cast<std::ptrdiff_t>(count));
-    const double spinning = bench::nanoseconds_per_call(runs, rounds, [&] { post_and_join(first); }) / 1e3;
-    table.add({count, spinning, microseconds_when_asleep(first, 300)});
+    if (session.wants("post_and_join", cat(count, " spinning")))
+      table.add({count, "spinning", session.nanoseconds_per_call(rounds, [&] { post_and_join(first); }).times(1e-3)});
+    if (session.wants("post_and_join", cat(count, " asleep")))
+      table.add({count, "asleep", microseconds_when_asleep(first, 300)});
   }
-  report.add(std::move(table));
+  session.add(std::move(table));
 }
 
-void measure_resources(Device device, bench::Report& report) {
-  bench::Table table("resources (nanoseconds)", {"operation", "ns"});
+void measure_resources(Device device, bench::Session& session) {
+  bench::Table table("resources", "resources (nanoseconds)", {"operation", "ns"});
   Stream& stream = default_stream(device);
   Stream other(device);
   constexpr int kCalls = 200'000;
-  auto add = [&](const char* name, auto body) { table.add({name, bench::nanoseconds_per_call(runs, kCalls, body)}); };
+  auto add = [&](const char* name, auto body) {
+    if (session.wants("resources", name)) table.add({name, session.nanoseconds_per_call(kCalls, body)});
+  };
 
   add("allocate + release, 1 KiB", [&] { release(allocate(stream, 1024)); });
   add("allocate + release, 8 MiB", [&] { release(allocate(stream, std::size_t{8} << 20)); });
@@ -75,20 +79,17 @@ void measure_resources(Device device, bench::Report& report) {
   add("current_stream, in a scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device)); });
   volatile int number = 0;
   add("ordinal", [&] { number = ordinal(device); });
-  report.add(std::move(table));
+  session.add(std::move(table));
 }
 
-void run(bench::Report& report) {
+void run(bench::Session& session) {
   const std::vector<Device> devices = device_list.empty() ? accelerators() : parse_devices(device_list);
-  measure_threads(devices, report);
-  measure_resources(devices.front(), report);
+  measure_threads(devices, session);
+  measure_resources(devices.front(), session);
 }
 
 void options(CLI::App& app) {
   app.add_option("--devices", device_list, "Device list; default: the accelerators");
-  app.add_option("--runs", runs, "Runs of which the median is shown")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--rounds", rounds, "Rounds per run")->check(CLI::PositiveNumber)->capture_default_str();
 }
 

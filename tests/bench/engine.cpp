@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "lockstep/parallel/lockstep.h"
 
 namespace {
@@ -12,7 +12,6 @@ namespace {
 using namespace lockstep;
 
 std::string device_list;
-int runs = 9;
 int calls = 2000;
 std::int64_t batch = 256;
 std::int64_t width = 64;
@@ -46,7 +45,7 @@ std::vector<std::vector<Device>> device_counts(const std::vector<Device>& device
 
 // Each call after a pause in which the device threads have fallen asleep.
 template <class Body>
-double microseconds_when_asleep(int count, Body body) {
+bench::Samples microseconds_when_asleep(int count, Body body) {
   std::vector<double> times;
   for (int i = 0; i < count; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -54,80 +53,92 @@ double microseconds_when_asleep(int count, Body body) {
     body();
     times.push_back(bench::seconds_since(begin) * 1e6);
   }
-  return bench::median(std::move(times));
+  return bench::Samples(std::move(times));
 }
 
-void measure_empty_call(const std::vector<Device>& devices, bench::Report& report) {
-  bench::Table table(
-      "an empty call, on top of the module's own time (microseconds)",
-      {"devices", "spinning", "asleep", "spinning, with a graph", "scatter", "replicate", "apply", "gather"});
+void measure_empty_call(const std::vector<Device>& devices, bench::Session& session) {
+  bench::Table table("empty_call", "an empty call, on top of the module's own time (microseconds)",
+                     {"devices", "state", "microseconds"}, 2);
+  bench::Table phases("phases", "its phases, spinning (microseconds, means)",
+                      {"devices", "scatter", "replicate", "apply", "gather"});
   const NoGrad off;
   for (const auto& set : device_counts(devices)) {
     const auto net = DataParallel(Identity{}, {.devices = set});
     const auto count = static_cast<std::int64_t>(set.size());
     const Tensor x = zeros({count, 1}, {.device = set[0]});
-    const double module = bench::nanoseconds_per_call(runs, calls, [&] { net.module()(x); });
-    const DataParallelStats before = net.stats();
-    const double spinning = bench::nanoseconds_per_call(runs, calls, [&] { net(x); });
-    const DataParallelStats after = net.stats();
-    const auto phase = [&](PhaseStats CallStats::*which) {
-      return static_cast<double>((after.total.*which).nanoseconds - (before.total.*which).nanoseconds) / 1e3 /
-             static_cast<double>(after.calls - before.calls);
+    const auto wants = [&](const char* state) { return session.wants("empty_call", cat(count, ' ', state)); };
+    const auto beside = [&](const bench::Samples& microseconds) {
+      const double module = session.nanoseconds_per_call(calls, [&] { net.module()(x); }).median() / 1e3;
+      std::vector<double> own = microseconds.values();
+      for (double& value : own) value -= module;
+      return bench::Samples(std::move(own));
     };
-    const double asleep = microseconds_when_asleep(300, [&] { net(x); });
-    const GradMode on(true);
-    Tensor leaf = x.clone();
-    leaf.set_requires_grad();
-    const double graph = bench::nanoseconds_per_call(runs, calls, [&] { net(leaf); });
-    table.add({count, (spinning - module) / 1e3, asleep - module / 1e3, (graph - module) / 1e3,
-               phase(&CallStats::scatter), phase(&CallStats::replicate), phase(&CallStats::apply),
-               phase(&CallStats::gather)});
+    if (wants("spinning")) {
+      const DataParallelStats before = net.stats();
+      const bench::Samples spinning = session.nanoseconds_per_call(calls, [&] { net(x); }).times(1e-3);
+      const DataParallelStats after = net.stats();
+      const auto phase = [&](PhaseStats CallStats::*which) {
+        return static_cast<double>((after.total.*which).nanoseconds - (before.total.*which).nanoseconds) / 1e3 /
+               static_cast<double>(after.calls - before.calls);
+      };
+      table.add({count, "spinning", beside(spinning)});
+      phases.add({count, phase(&CallStats::scatter), phase(&CallStats::replicate), phase(&CallStats::apply),
+                  phase(&CallStats::gather)});
+    }
+    if (wants("asleep")) table.add({count, "asleep", beside(microseconds_when_asleep(300, [&] { net(x); }))});
+    if (wants("spinning, with a graph")) {
+      const GradMode on(true);
+      Tensor leaf = x.clone();
+      leaf.set_requires_grad();
+      table.add({count, "spinning, with a graph",
+                 beside(session.nanoseconds_per_call(calls, [&] { net(leaf); }).times(1e-3))});
+    }
   }
-  report.add(std::move(table));
+  session.add(std::move(table));
+  session.add(std::move(phases));
 }
 
-void measure_mlp(const std::vector<Device>& devices, bench::Report& report) {
-  bench::Table table(cat("an MLP of three layers ", width, " wide, batch ", batch, " (microseconds)"),
-                     {"devices", "inference", "training step", "module alone", "replicated bytes per step"});
+void measure_mlp(const std::vector<Device>& devices, bench::Session& session) {
+  bench::Table table("mlp", cat("an MLP of three layers ", width, " wide, batch ", batch, " (microseconds)"),
+                     {"devices", "what", "width", "batch", "microseconds", "replicated bytes"}, 2);
   const int fewer_calls = std::max(1, calls / 20);
   for (const auto& set : device_counts(devices)) {
     auto net = DataParallel(Mlp{}, {.devices = set});
     SGD optimizer(net.parameters(), {.lr = 1e-3, .momentum = 0.9});
     const Tensor x = randn({batch, width}, {.device = set[0]});
     const Tensor labels = randint(0, 10, {batch}, {.device = set[0]});
-    const auto inference = [&] {
+    const auto add = [&](const char* what, auto body) {
+      const auto count = static_cast<std::int64_t>(set.size());
+      if (!session.wants("mlp", cat(count, ' ', what))) return;
+      const bench::Samples microseconds = session.nanoseconds_per_call(fewer_calls, body).times(1e-3);
+      table.add({count, what, width, batch, microseconds, net.stats().last.replicate.bytes});
+    };
+    add("inference", [&] {
       const NoGrad off;
       net(x);
-    };
-    const auto step = [&] {
+    });
+    add("training step", [&] {
       optimizer.zero_grad();
       cross_entropy(net(x), labels).backward();
       optimizer.step();
-    };
-    const double inference_ns = bench::nanoseconds_per_call(runs, fewer_calls, inference);
-    const double alone_ns = bench::nanoseconds_per_call(runs, fewer_calls, [&] {
+    });
+    add("module alone", [&] {
       const NoGrad off;
       net.module()(x);
     });
-    const double step_ns = bench::nanoseconds_per_call(runs, fewer_calls, step);
-    table.add({static_cast<std::int64_t>(set.size()), inference_ns / 1e3, step_ns / 1e3, alone_ns / 1e3,
-               static_cast<std::int64_t>(net.stats().last.replicate.bytes)});
   }
-  report.add(std::move(table));
+  session.add(std::move(table));
 }
 
-void run(bench::Report& report) {
+void run(bench::Session& session) {
   std::vector<Device> devices = device_list.empty() ? accelerators() : parse_devices(device_list);
   if (device_list.empty() && devices.size() > 4) devices.resize(4);
-  measure_empty_call(devices, report);
-  measure_mlp(devices, report);
+  measure_empty_call(devices, session);
+  measure_mlp(devices, session);
 }
 
 void options(CLI::App& app) {
   app.add_option("--devices", device_list, "Device list; default: the first four accelerators");
-  app.add_option("--runs", runs, "Runs of which the median is shown")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--calls", calls, "Calls per run")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--batch", batch, "Rows of the MLP's batch")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--width", width, "Width of the MLP")->check(CLI::PositiveNumber)->capture_default_str();

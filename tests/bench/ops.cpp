@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/tensor/factory.h"
@@ -24,48 +24,47 @@
 namespace {
 
 using namespace lockstep;
-using bench::nanoseconds_per_call;
+using bench::Samples;
 
-int runs = 9;
 std::int64_t megabytes = 64;
 bool small_only = false;
 
 constexpr int kCalls = 20'000;
 constexpr int kChain = 1'000;
 
-void measure_small(bench::Report& report, Device device) {
-  bench::Table table("small operations (microseconds)", {"operation", "microseconds", "at most"});
-  const auto add = [&](const char* name, double limit, double nanoseconds) {
-    table.add({name, nanoseconds / 1e3, limit});
+void measure_small(bench::Session& session, Device device) {
+  bench::Table table("small", "small operations (microseconds)", {"operation", "microseconds", "at most"});
+  // `parts`: how many operations a call makes.
+  const auto add = [&](const char* name, double limit, int calls, double parts, auto body) {
+    if (session.wants("small", name))
+      table.add({name, session.nanoseconds_per_call(calls, body).times(1e-3 / parts), limit});
   };
   const TensorOptions options{.device = device};
   Stream& stream = current_stream(device);
-  add("allocate from the cache and release", 0.2,
-      nanoseconds_per_call(runs, kCalls, [&] { release(allocate(stream, 64)); }));
+  add("allocate from the cache and release", 0.2, kCalls, 1, [&] { release(allocate(stream, 64)); });
   const Tensor a = rand({16}, options), b = rand({16}, options);
   {
     const NoGrad no_grad;
-    add("add, 16 floats", 0.3, nanoseconds_per_call(runs, kCalls, [&] { lockstep::add(a, b); }));
+    add("add, 16 floats", 0.3, kCalls, 1, [&] { lockstep::add(a, b); });
     const Linear linear = [&] {
       Linear layer(16, 16);
       layer.to(device);
       return layer;
     }();
     const Tensor row = rand({1, 16}, options);
-    add("Linear 16 x 16, one row", 1, nanoseconds_per_call(runs, kCalls, [&] { linear(row); }));
+    add("Linear 16 x 16, one row", 1, kCalls, 1, [&] { linear(row); });
   }
   Tensor leaf = rand({16}, options);
   leaf.set_requires_grad();
-  add("add, 16 floats, recorded", 0.6, nanoseconds_per_call(runs, kCalls, [&] { lockstep::add(leaf, b); }));
+  add("add, 16 floats, recorded", 0.6, kCalls, 1, [&] { lockstep::add(leaf, b); });
   const Tensor ones = lockstep::ones({16}, options);
-  const double chain = nanoseconds_per_call(runs, 5, [&] {
+  add("chain of 1,000 adds, forward and backward, per add", 1, 5, kChain, [&] {
     Tensor x = leaf;
     for (int i = 0; i < kChain; ++i) x = x + b;
     x.backward(ones);
     leaf.zero_grad();
   });
-  add("chain of 1,000 adds, forward and backward, per add", 1, chain / kChain);
-  report.add(std::move(table));
+  session.add(std::move(table));
 }
 
 // ---- against plain loops over the same operands
@@ -86,10 +85,10 @@ void plain_read(const float* __restrict a, const float*, float* __restrict out, 
   for (float sum : sums) out[0] += sum;
 }
 
-void measure_streams(bench::Report& report, Device device) {
+void measure_streams(bench::Session& session, Device device) {
   bench::Table table(
-      cat("f32 tensors of ", megabytes, " MB: speed as a share of a plain loop's over the same operands"),
-      {"operation", "loop", "ms", "share", "at least"});
+      "large", cat("f32 tensors of ", megabytes, " MB: speed as a share of a plain loop's over the same operands"),
+      {"operation", "loop", "MB", "ms", "share", "at least"}, 2);
   const NoGrad no_grad;
   const TensorOptions options{.device = device};
   constexpr std::int64_t kRow = 1024;
@@ -105,17 +104,17 @@ void measure_streams(bench::Report& report, Device device) {
   };
   // By turns, so that what else the machine does hits both.
   const auto compare = [&](const char* name, const char* loop_name, Loop loop, double least, auto operation) {
-    std::vector<double> ours, plain;
-    for (int run = -1; run < runs; ++run) {
+    if (!session.wants("large", name)) return;
+    std::vector<double> ours, shares;
+    for (int run = -1; run < session.repetitions(); ++run) {
       const double loop_time =
           milliseconds([&] { loop(a.data<float>(), b.data<float>(), out.mutable_data<float>(), count); });
       const double time = milliseconds(operation);
       if (run < 0) continue;
       ours.push_back(time);
-      plain.push_back(loop_time);
+      shares.push_back(loop_time / time);
     }
-    const double median = bench::median(ours);
-    table.add({name, loop_name, median, bench::median(plain) / median, least});
+    table.add({name, loop_name, megabytes, Samples(ours), Samples(shares), least});
   };
   compare("a + b", "add", plain_add, 0.85, [&] { add(a, b); });
   compare("a * b", "add", plain_add, 0.85, [&] { mul(a, b); });
@@ -135,19 +134,20 @@ void measure_streams(bench::Report& report, Device device) {
   compare("gelu, exact", "copy", plain_copy, 0.4, [&] { gelu(a); });
   compare("gelu, tanh", "copy", plain_copy, 0.4, [&] { gelu(a, GeluForm::tanh); });
   compare("softmax", "copy", plain_copy, 0.4, [&] { softmax(a, 1); });
-  report.add(std::move(table));
+  session.add(std::move(table));
 }
 
 // ---- against oneDNN
 
-void measure_products(bench::Report& report, Device device) {
+void measure_products(bench::Session& session, Device device) {
 #if defined(LOCKSTEP_BENCH_ONEDNN)
-  bench::Table table("matmul f32: speed as a share of oneDNN's, called directly on one thread",
+  bench::Table table("matmul", "matmul f32: speed as a share of oneDNN's, called directly on one thread",
                      {"side", "GFLOP/s", "share", "at least"});
   const NoGrad no_grad;
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
   for (const std::int64_t side : {64, 256, 1024}) {
+    if (!session.wants("matmul", cat("side ", side))) continue;
     const Tensor a = rand({side, side}, {.device = device}), b = rand({side, side}, {.device = device});
     const Tensor c = empty({side, side}, {.device = device});
     const auto direct = [&] {
@@ -155,22 +155,26 @@ void measure_products(bench::Report& report, Device device) {
                  c.mutable_data<float>(), side);
     };
     const int calls = side == 1024 ? 2 : side == 256 ? 50 : 2000;
-    std::vector<double> ours, theirs;
-    for (int run = 0; run < runs; ++run) {
-      theirs.push_back(nanoseconds_per_call(1, calls, direct));
-      ours.push_back(nanoseconds_per_call(1, calls, [&] { matmul(a, b); }));
+    const auto nanoseconds = [&](auto body) {
+      const auto begin = bench::Clock::now();
+      for (int i = 0; i < calls; ++i) body();
+      return bench::seconds_since(begin) * 1e9 / calls;
+    };
+    std::vector<double> ours, shares;
+    for (int run = -1; run < session.repetitions(); ++run) {
+      const double theirs = nanoseconds(direct), its = nanoseconds([&] { matmul(a, b); });
+      if (run < 0) continue;
+      ours.push_back(its);
+      shares.push_back(theirs / its);
     }
-    const double median = bench::median(ours);
     const double least = side == 64 ? 0.9 : 0.95;  // a quarter of a microsecond shows in the smallest
-    table.add({side, 2.0 * static_cast<double>(side * side * side) / median, bench::median(theirs) / median, least});
+    table.add({side, Samples(ours).into(2.0 * static_cast<double>(side * side * side)), Samples(shares), least});
   }
   omp_set_num_threads(threads);
-  report.add(std::move(table));
+  session.add(std::move(table));
 #else
   static_cast<void>(device);
-  bench::Table table("matmul f32", {"oneDNN"});
-  table.add({"not in this build"});
-  report.add(std::move(table));
+  session.add_text("matmul f32: there is no oneDNN in this build to compare with");
 #endif
 }
 
@@ -193,29 +197,29 @@ double list_devices_milliseconds() {
   return bench::seconds_since(begin) * 1e3;
 }
 
-void measure_start(bench::Report& report) {
-  bench::Table table("start (milliseconds)", {"what", "milliseconds", "at most"});
-  std::vector<double> times;
-  for (int run = 0; run < runs; ++run) times.push_back(list_devices_milliseconds());
-  table.add({"a program that lists the devices", bench::median(std::move(times)), 10.0});
-  report.add(std::move(table));
+void measure_start(bench::Session& session) {
+  bench::Table table("start", "start (milliseconds)", {"what", "milliseconds", "at most"});
+  constexpr const char* kWhat = "a program that lists the devices";
+  if (session.wants("start", kWhat)) {
+    std::vector<double> times;
+    for (int run = 0; run < session.repetitions(); ++run) times.push_back(list_devices_milliseconds());
+    table.add({kWhat, Samples(times), 10.0});
+  }
+  session.add(std::move(table));
 }
 
-void run(bench::Report& report) {
+void run(bench::Session& session) {
   const Device device = Device::host(0);
-  measure_small(report, device);
+  measure_small(session, device);
   if (small_only) return;
-  measure_products(report, device);
-  measure_streams(report, device);
-  measure_start(report);
+  measure_products(session, device);
+  measure_streams(session, device);
+  measure_start(session);
 }
 
 void options(CLI::App& app) {
   app.add_flag("--small", small_only, "The small operations alone");
   app.add_option("--megabytes", megabytes, "Size of the large tensors")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--runs", runs, "Runs of which the median is shown")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 }

@@ -1,7 +1,7 @@
 // Which devices there are, which of them reach each other, and how fast copies between them are.
 #include <CLI/CLI.hpp>
 
-#include "bench.h"
+#include "subcommand.h"
 #include "lockstep/runtime/allocator.h"
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/error.h"
@@ -12,15 +12,13 @@ using namespace lockstep;
 
 std::string device_list;
 std::uint64_t bytes = std::uint64_t{16} << 20;
-int runs = 9;
 
 bench::Table describe(const std::vector<Device>& devices) {
-  bench::Table table("devices", {"device", "name", "memory", "multiprocessors", "synchronous", "stages pageable"});
+  bench::Table table("devices", "devices", {"device", "name", "memory", "multiprocessors", "synchronous", "stages pageable"});
   for (const Device& device : devices) {
     const DeviceProperties& properties = lockstep::properties(device);
-    table.add({to_string(device), properties.name, bytes_to_string(properties.total_memory_bytes),
-               properties.multiprocessors, properties.synchronous ? "yes" : "no",
-               properties.stages_pageable ? "yes" : "no"});
+    table.add({to_string(device), properties.name, bench::Table::Cell::bytes(properties.total_memory_bytes),
+               properties.multiprocessors, properties.synchronous, properties.stages_pageable});
   }
   return table;
 }
@@ -47,43 +45,52 @@ class Buffer {
   MemoryBlock* block_;
 };
 
-double copy_seconds(Device from, Device to, std::size_t size, int calls) {
+bench::Samples copy_nanoseconds(const bench::Session& session, Device from, Device to, std::size_t size, int calls) {
   const Buffer source(from, size), destination(to, size);
   const CopyArgs args{.destination = destination.data(),
                       .destination_device = to,
                       .source = source.data(),
                       .source_device = from,
                       .bytes = size};
-  return 1e-9 * bench::nanoseconds_per_call(runs, calls, [&] {
-           copy_bytes(args, default_stream(from), default_stream(to));
-           synchronize(default_stream(to));
-         });
+  return session.nanoseconds_per_call(calls, [&] {
+    copy_bytes(args, default_stream(from), default_stream(to));
+    synchronize(default_stream(to));
+  });
 }
 
+// A row for each device that is copied from, a column for each that is copied to.
 template <class Cell>
-bench::Table matrix(const std::string& title, const std::vector<Device>& devices, Cell cell) {
+bench::Table matrix(std::string id, std::string title, const std::vector<Device>& devices, Cell cell) {
   std::vector<std::string> columns{"from"};
   for (const Device& device : devices) columns.push_back(to_string(device));
-  bench::Table table(title, columns);
+  bench::Table table(std::move(id), std::move(title), columns, 1, bench::Table::Style::matrix);
   for (const Device& from : devices) {
     std::vector<bench::Table::Cell> row{to_string(from)};
-    for (const Device& to : devices) row.push_back(cell(from, to));
-    table.add(std::move(row));
+    bool any = false;
+    for (const Device& to : devices) {
+      row.push_back(cell(from, to));
+      any = any || row.back().text() != "";
+    }
+    if (any) table.add(std::move(row));
   }
   return table;
 }
 
-void run(bench::Report& report) {
+void run(bench::Session& session) {
   const std::vector<Device> devices = device_list.empty() ? all_devices() : parse_devices(device_list);
-  report.add(describe(devices));
-  report.add(matrix("peer access (rows: from, columns: to)", devices,
-                    [](Device from, Device to) { return peer_access(from, to); }));
-  const std::string size = bytes_to_string(bytes);
-  report.add(matrix(cat("copy of ", size, ", GB/s"), devices, [](Device from, Device to) {
-    return static_cast<double>(bytes) / copy_seconds(from, to, bytes, 1) / 1e9;
-  }));
-  report.add(matrix("copy of 8 bytes, microseconds", devices,
-                    [](Device from, Device to) { return copy_seconds(from, to, 8, 1000) * 1e6; }));
+  const auto name = [](Device from, Device to) { return cat(from, " to ", to); };
+  session.add(describe(devices));
+  session.add(matrix("peer_access", "peer access (rows: from, columns: to)", devices, peer_access));
+  session.add(matrix("copy_gb_per_second", cat("copy of ", bytes_to_string(bytes), ", GB/s"), devices,
+                     [&](Device from, Device to) -> bench::Table::Cell {
+                       if (!session.wants("copy_gb_per_second", name(from, to))) return "";
+                       return copy_nanoseconds(session, from, to, bytes, 1).into(static_cast<double>(bytes));
+                     }));
+  session.add(matrix("copy_of_8_bytes", "copy of 8 bytes, microseconds", devices,
+                     [&](Device from, Device to) -> bench::Table::Cell {
+                       if (!session.wants("copy_of_8_bytes", name(from, to))) return "";
+                       return copy_nanoseconds(session, from, to, 8, 1000).times(1e-3);
+                     }));
 }
 
 void options(CLI::App& app) {
@@ -92,13 +99,10 @@ void options(CLI::App& app) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--runs", runs, "Runs of which the median is shown")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
 }
 
 const bench::Subcommand list(
-    "devices", "Devices alone", [](CLI::App&) {}, [](bench::Report& report) { report.add(describe(all_devices())); });
+    "devices", "Devices alone", [](CLI::App&) {}, [](bench::Session& session) { session.add(describe(all_devices())); });
 const bench::Subcommand command("topology", "Devices, their links, and copy speed between them", options, run);
 
 }  // namespace
