@@ -104,6 +104,12 @@ void fail_piece_count(std::size_t inputs, std::size_t targets) {
                         " pieces of the targets for ", inputs, " of the inputs");
 }
 
+void check_piece_size(std::size_t piece, std::int64_t inputs, std::int64_t targets) {
+  LOCKSTEP_CHECK(inputs == targets, "[reduce_with] expected targets divided as the inputs are, got ", targets,
+                 " of the targets for ", inputs, " of the inputs in piece ", piece,
+                 ": put the inputs into containers as well");
+}
+
 Tensor weighted_sum(const std::vector<Tensor>& losses, const std::vector<std::int64_t>& sizes, Device device) {
   for (std::size_t i = 0; i < losses.size(); ++i) {
     LOCKSTEP_CHECK(losses[i].defined() && losses[i].count() == 1 && is_floating(losses[i].dtype()),

@@ -18,6 +18,7 @@
 #include "lockstep/parallel/data_parallel_stats.h"
 #include "lockstep/parallel/parallel_apply.h"
 #include "lockstep/parallel/replicate.h"
+#include "lockstep/parallel/scatter_beside.h"
 #include "lockstep/parallel/scatter_gather.h"
 #include "lockstep/parallel/signature.h"
 
@@ -52,15 +53,14 @@ auto as_tuple(const T& value) {
     return std::tuple<T>(value);
 }
 
-// A replica followed by the loss of its output.
-template <IsModule M, class Loss>
-struct ReplicaWithLoss {
-  Replica<M> replica;
+// The loss of a replica's output, computed where the output is.
+template <class Loss>
+struct LossOn {
+  Device on;
   std::shared_ptr<const Loss> loss;
-  Device device() const { return replica.device(); }
-  template <class Inputs, class Targets>
-  Tensor operator()(const Inputs& inputs, const Targets& targets) const {
-    auto output = std::apply(replica, inputs);
+  Device device() const { return on; }
+  template <class Output, class Targets>
+  Tensor operator()(const Output& output, const Targets& targets) const {
     return std::apply([&](const auto&... target) { return (*loss)(output, target...); }, targets);
   }
 };
@@ -77,10 +77,12 @@ class DataParallel;
 // number of devices. A batch of fewer pieces than devices uses fewer replicas; no arguments at all are one call on
 // devices[0]. Gradients are summed into the parameters in replica order: the same bits for the same devices.
 //
-// Copies share the module's parameters. Calls may be made from several threads while gradients are off; training a
-// module from two threads at once is an Error, so is a call from inside a replica.
+// Copies share the module's parameters. Calls may be made from several threads while gradients are off, also while
+// another thread loads new elements: a call computes with the old ones or with the new ones. Training a module from two
+// threads at once is an Error, so is a call from inside a replica.
 //
-// Each step is a virtual function. An override sees every call; `forward` puts them together.
+// Each step is a virtual function. An override sees every call, whatever the number of devices (but not where there are
+// none), also calls of forward_ungathered and reduce_with, which do not gather outputs.
 template <class M, class R, class... Args>
 class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   static_assert(std::derived_from<M, ModuleBase>, "DataParallel wraps modules");
@@ -284,10 +286,12 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       detail::check_not_in_replica("DataParallel");
       source.slots.check_placement(devices[0]);
       if (devices.size() > 1) detail::check_answering(devices);
+      source.slots.read(reading_);
       if (GradMode::enabled() && detail::any_requires_grad(source.slots)) claim_.emplace(source.slots);
     }
 
    private:
+    Reading reading_;  // of home, from before the refresh until all replicas have returned
     std::optional<ModuleSlots::TrainingClaim> claim_;
   };
 
@@ -296,10 +300,6 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     if (options_.devices.size() == 1) return scatter(inputs);  // nothing that could go on meanwhile
     const detail::Departures::Scope scope(departures);
     return scatter(inputs);
-  }
-  std::vector<Replica<M>> replicas_on(const std::shared_ptr<const Source>& source,
-                                      const std::vector<Device>& devices) const {
-    return options_.devices.size() == 1 ? make_replicas(source, devices) : replicate(devices);
   }
 
   std::vector<Output> compute(const Inputs& inputs, CallStats& stats) const {
@@ -315,18 +315,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       timer.finish(stats.apply);
       return outputs;
     }
-    const auto source = current_source();
-    const Guard guard(*source, options_.devices);
-    detail::PhaseTimer timer("scatter");
-    detail::Departures departures(options_.timeout);
-    Pieces<Inputs> pieces = pieces_of(inputs, departures);
-    timer.finish(stats.scatter, "replicate");
-    const auto replicas = replicas_on(source, pieces.devices);
-    timer.finish(stats.replicate, "forward");
-    outputs = parallel_apply(replicas, std::move(pieces.values));
-    departures.settle();  // not before: the first replicas compute while the last pieces are on their way
-    timer.finish(stats.apply);
-    return outputs;
+    return run_steps(inputs, std::tuple<>(), stats, [](auto made, const auto&...) { return made; });
   }
 
   template <class Loss, class Targets>
@@ -337,37 +326,48 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
           std::apply([&](const auto&... one) { return loss(output, one...); }, without_devices(targets));
       return detail::weighted_sum({whole}, {1}, target().device.value_or(whole.device()));
     }
+    const auto finish = [&](std::vector<Output> outputs, std::vector<Targets> divided, const auto& sizes,
+                            const std::vector<Device>& devices) {
+      const auto shared_loss = std::make_shared<const Loss>(loss);
+      std::vector<detail::LossOn<Loss>> losses;
+      std::vector<std::tuple<Output, Targets>> arguments;
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        losses.push_back({devices[i], shared_loss});
+        arguments.emplace_back(std::move(outputs[i]), std::move(divided[i]));
+      }
+      return detail::weighted_sum(apply(losses, std::move(arguments)), sizes, output_device());
+    };
+    return run_steps(inputs, targets, stats, finish);
+  }
+
+  // The steps up to the outputs of the replicas, of which `finish` makes the result: with the pieces of the targets, the
+  // sizes of both together, and the devices.
+  template <class Targets, class Finish>
+  auto run_steps(const Inputs& inputs, const Targets& targets, CallStats& stats, Finish&& finish) const {
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
     detail::PhaseTimer timer("scatter");
     detail::Departures departures(options_.timeout);
     Pieces<Inputs> pieces = pieces_of(inputs, departures);
-    auto divided = std::vector<Targets>(pieces.values.size(), targets);
-    if constexpr (std::tuple_size_v < Targets >> 0) {
+    std::vector<Targets> divided(pieces.values.size(), targets);
+    std::vector<std::int64_t> sizes;
+    if constexpr (!std::is_same_v<Targets, std::tuple<>>) {
       const detail::Departures::Scope scope(departures);
-      auto scattered = scatter_pieces(targets, options_.devices, options_.dim, options_.policy);
+      auto scattered = detail::scatter_beside(inputs, pieces, targets, options_);
       if (scattered.devices != pieces.devices) {
         detail::fail_piece_count(pieces.devices.size(), scattered.devices.size());
       }
       divided = std::move(scattered.values);
     }
-    std::vector<std::int64_t> sizes;
-    std::vector<std::tuple<Inputs, Targets>> both;
-    for (std::size_t i = 0; i < pieces.values.size(); ++i) {
-      both.emplace_back(std::move(pieces.values[i]), std::move(divided[i]));
-      sizes.push_back(detail::piece_size(both.back(), options_.dim));
-    }
+    for (std::size_t i = 0; i < pieces.values.size(); ++i)
+      sizes.push_back(detail::piece_size(std::tie(pieces.values[i], divided[i]), options_.dim));
     timer.finish(stats.scatter, "replicate");
-    std::vector<detail::ReplicaWithLoss<M, Loss>> replicas;
-    const auto shared_loss = std::make_shared<const Loss>(loss);
-    for (Replica<M>& replica : replicas_on(source, pieces.devices))
-      replicas.push_back({std::move(replica), shared_loss});
+    const std::vector<Replica<M>> replicas = replicate(pieces.devices);
     timer.finish(stats.replicate, "forward");
-    const std::vector<Tensor> losses = apply(replicas, std::move(both));
-    departures.settle();
-    timer.finish(stats.apply, "gather");
-    Tensor result = detail::weighted_sum(losses, sizes, output_device());
-    timer.finish(stats.gather);
+    auto outputs = parallel_apply(replicas, std::move(pieces.values));
+    auto result = finish(std::move(outputs), std::move(divided), sizes, pieces.devices);
+    departures.settle();  // not before: the first replicas compute while the last pieces are on their way
+    timer.finish(stats.apply);
     return result;
   }
   void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }

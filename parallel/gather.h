@@ -199,7 +199,8 @@ gathered_t<R> gather_outputs(const std::vector<R>& outputs, const GatherTarget& 
 // Puts the outputs of the replicas together on `device` (`cpu` allowed: then it blocks until the copies are done).
 // Tensors are concatenated along `dim`; without dimensions (and dim 0) they become a vector with one element per
 // replica, as do numbers and strings; containers and structs are gathered element by element. Ordered on the current
-// streams of the devices involved. Differentiable any number of times.
+// streams of the devices involved. Differentiable any number of times. A single tensor that is on `device` already is
+// returned as it is, not copied: writing into it in place writes into what the replica returned.
 // Throws InvalidArgument when the outputs do not fit together: ranks, other dimensions or dtypes, lengths of lists,
 // keys of maps, optionals that are present in some replicas only.
 template <class R>

@@ -1,6 +1,11 @@
 // Everything a program needs: devices, tensors, modules, optimizers, data parallelism.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "Lockstep needs C++20: compile with -std=c++20"
+#endif
+
+#include "lockstep/parallel/build_info.h"
 #include "lockstep/parallel/comm/make_communicator.h"
 #include "lockstep/parallel/comm/parameter_hash.h"
 #include "lockstep/parallel/comm/run_ranks.h"
@@ -14,6 +19,7 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/shutdown.h"
 #include "lockstep/runtime/stream.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/autograd/checkpoint.h"

@@ -102,6 +102,9 @@ auto apply_all(const std::vector<F>& functions, std::vector<Input> inputs, std::
       if (!late) call.clear();
     }
   } clear{*call};
+  Reading reading;
+  for (const F& function : functions)
+    if constexpr (requires { function.read(reading); }) function.read(reading);
   try {
     run_replicas(call, timeout);
   } catch (const TimeoutError&) {

@@ -18,7 +18,7 @@ namespace lockstep::detail {
 namespace {
 
 // True while this thread runs a replica, on a device thread or (a lone one) in its caller's.
-[[gnu::tls_model("initial-exec")]] thread_local bool in_replica = false;
+thread_local bool in_replica = false;
 
 class InReplica {
  public:
@@ -70,7 +70,7 @@ ReplicaCall::ReplicaCall(std::span<const Device> devices)
   }
 }
 
-ReplicaCall::~ReplicaCall() = default;
+ReplicaCall::~ReplicaCall() { stop_reading(); }
 
 void ReplicaCall::run_in_context(std::size_t replica) {
   ThreadContext context = context_;
@@ -80,9 +80,10 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   Seat& seat = seats_[replica];
   if (seat.kept) context.kept_gradients = &*seat.kept;
   const ContextScope scope(context);
-  const AutocastThread casts;
   const InReplica inside;
+  const Reading reading(&reading_);
   try {
+    const AutocastThread casts;
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
     seat.error = std::current_exception();
@@ -208,6 +209,7 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   }
   // Backwards in the replicas are of one call: they may train the same parameters.
   if (call->context_.training_call == 0) call->context_.training_call = next_training_call();
+  call->reading_ = Reading::share();
   std::exception_ptr refused;
   const std::size_t posted = call->post_all(call, refused);
   for (std::size_t i = posted; i < call->count_; ++i) {
@@ -217,7 +219,10 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   LOCKSTEP_EDGE(if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout));
   struct Drop {
     ReplicaCall& call;
-    ~Drop() { call.drop_kept_gradients(); }
+    ~Drop() {
+      call.drop_kept_gradients();
+      call.stop_reading();
+    }
   } const drop{*call};
   call->take_over_sequence();
   if (refused) std::rethrow_exception(refused);

@@ -12,6 +12,7 @@
 #include "lockstep/runtime/device_thread.h"
 #include "lockstep/runtime/stream.h"
 #include "lockstep/tensor/context.h"
+#include "lockstep/tensor/nn/read_gate.h"
 
 namespace lockstep::detail {
 
@@ -43,10 +44,12 @@ class LOCKSTEP_API ReplicaCall {
   void take_over_sequence() const;
   void add_kept_gradients();
   void drop_kept_gradients();
+  void stop_reading() noexcept { Reading::leave(reading_); }
   void throw_failures();
 
   ThreadContext context_;                       // of the caller
   std::uint64_t call_number_ = 0;               // of the caller's thread, for random numbers
+  Reading::Held reading_;                       // what the caller reads, until the last replica has returned
   std::vector<Stream*> streams_;                // the caller's streams that are not the default ones
   std::unique_ptr<Substitution> substitution_;  // what the caller's scopes say: they may end before a late replica
   std::size_t count_;

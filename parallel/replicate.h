@@ -40,6 +40,9 @@ class Replica {
     return module()(std::forward<Args>(args)...);
   }
 
+  // For who has several of them called: no load of new elements comes between those calls.
+  void read(Reading& reading) const { source_->slots.read(reading); }
+
   // The slots on its device, in registration order, tied ones once. At home the parameters themselves, elsewhere
   // handles whose gradients flow home (when grad mode is on and the parameter requires one).
   std::vector<Tensor> parameters() const { return on_device(source_->slots.parameters()); }

@@ -1,5 +1,6 @@
 // scatter: a batch is divided among devices. Tensors are split along a dimension; tuples, vectors, maps, optionals,
-// structs with fields and Values are divided element by element and keep their types; everything else is copied.
+// variants, structs with fields and Values are divided element by element and keep their types; everything else is
+// copied. A type in which tensors would be passed over does not compile, as far as that can be seen from its type.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,7 @@ namespace detail {
 //   std::size_t piece_count() const;                    // how many parts
 //   void take_piece(std::size_t piece, Device device);  // becomes that part alone, moved to the device
 //   std::int64_t sample_count() const;                  // in all parts; optional, see DataParallel::reduce_with
+//   std::vector<std::int64_t> part_samples() const;     // in each part; optional: tensors are divided alike then
 //
 // and is then asked for its parts instead of being entered.
 struct PlanVisitor {
@@ -40,7 +42,10 @@ struct PlanVisitor {
   void operator()(const Tensor& tensor) { plan.add(tensor); }
   template <class C>
   void divided(const C& container) {
-    plan.add_divided(container.piece_count());
+    if constexpr (requires { container.part_samples(); })
+      plan.add_divided(container.piece_count(), container.part_samples());
+    else
+      plan.add_divided(container.piece_count());
   }
 };
 struct PieceVisitor {
@@ -67,6 +72,24 @@ struct SizeVisitor {
   }
 };
 
+// Finds how many samples there are in each part of the containers of a value that are divided already.
+struct SamplesVisitor {
+  std::vector<std::int64_t> samples = {};
+  void operator()(const Tensor& /*tensor*/) {}
+  template <class C>
+  void divided(const C& container) {
+    if constexpr (requires { container.part_samples(); }) {
+      if (samples.empty()) samples = container.part_samples();
+    }
+  }
+};
+template <class T>
+std::vector<std::int64_t> samples_of_parts(const T& value) {
+  SamplesVisitor visitor;
+  for_each_tensor(value, visitor);
+  return std::move(visitor.samples);
+}
+
 // How many samples a piece has: those of its first tensor, or container that counts them; 1 without either.
 template <class T>
 std::int64_t piece_size(const T& piece, std::int64_t dim) {
@@ -83,6 +106,7 @@ template <class T>
 Pieces<T> scatter_pieces(const T& value, std::span<const Device> devices, std::int64_t dim = 0,
                          const ScatterPolicy& policy = {}) {
   static_assert(std::is_copy_constructible_v<T>, "scatter copies what is not a tensor for every device");
+  tree::check_tensors_found<T>();  // they would be copied whole to every device
   detail::ScatterPlan plan(devices, dim, policy);
   Pieces<T> pieces;
   if constexpr (std::is_same_v<T, Tensor>) {
@@ -110,14 +134,15 @@ Pieces<T> scatter_pieces(const T& value, std::span<const Device> devices, std::i
 }
 
 // Divides `value` among `devices`, one element of the result per piece. Tensors are split along `dim` (negative counts
-// from the end) as `policy` says; all tensors must give the same number of pieces, and what is not a tensor is copied
-// once for each. A value without tensors gives one copy per device. An empty batch gives one empty piece on the first
-// device.
+// from the end) as `policy` says, or, beside containers that are divided already, into pieces of as many samples as
+// theirs; all must give the same number of pieces, and what is not a tensor is copied once for each. A value without
+// tensors gives one copy per device. An empty batch gives one empty piece on the first device.
 //
 // A piece on the device where it already is, is a view; the others are copied and usable at once on the caller's
 // current stream of their device. Does not block. Differentiable any number of times.
-// Throws InvalidArgument for a tensor without dimensions, for tensors that give different numbers of pieces, and for a
-// policy that does not fit.
+// Throws InvalidArgument for a device that comes twice, for a tensor without dimensions (which {cpu} takes as it is), for
+// tensors and containers that give different pieces, for a tensor that has not as many elements as the containers have
+// samples, and for a policy that does not fit.
 template <class T>
 std::vector<T> scatter(const T& value, const std::vector<Device>& devices, std::int64_t dim = 0,
                        const ScatterPolicy& policy = {}) {

@@ -24,8 +24,8 @@ std::vector<std::int64_t> by_weight(const std::vector<double>& weights, std::int
   std::int64_t left = count;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const double exact = static_cast<double>(count) * (weights[i] / sum);
-    // Rounding must not give away more than there is.
-    shares[i] = std::min(left, static_cast<std::int64_t>(std::floor(exact)));
+    // Rounding must not give away more than there is, and the largest counts round to what no integer holds.
+    shares[i] = exact < static_cast<double>(left) ? static_cast<std::int64_t>(std::floor(exact)) : left;
     remainders[i] = weights[i] > 0 ? exact - std::floor(exact) : -std::numeric_limits<double>::infinity();
     left -= shares[i];
   }

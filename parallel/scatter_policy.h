@@ -26,6 +26,7 @@ class LOCKSTEP_API ScatterPolicy {
   // The share of each of `devices` devices in a batch of `count`; they add up to `count`. Throws InvalidArgument when
   // the sizes or weights do not fit.
   std::vector<std::int64_t> shares(std::int64_t count, int devices) const;
+  bool is_chunk() const { return kind_ == Kind::chunk; }  // the default
 
  private:
   enum class Kind { chunk, balanced, sizes, weights };

@@ -1,12 +1,18 @@
 #include "lockstep/parallel/scatter_tensor.h"
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <thread>
 #include <utility>
 
 #include "lockstep/parallel/gather_tensor.h"
 #include "lockstep/runtime/copy.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/internal/stream_state.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/factory.h"
 #include "lockstep/tensor/ops_support.h"
@@ -51,7 +57,7 @@ class ScatterNode final : public NodeOf<1> {
   int dim_ = 0;
 };
 
-[[gnu::tls_model("initial-exec")]] thread_local Departures* current_departures = nullptr;
+thread_local Departures* current_departures = nullptr;
 
 // piece.to(device), but for the edge back to where the piece is.
 Tensor send(const Tensor& piece, Device device, Departures& departures) {
@@ -65,7 +71,14 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
                              .source_device = whole.device(),
                              .bytes = whole.bytes()},
                             source_stream, destination_stream);
-  if (copied.recorded()) departures.add(whole.storage(), source_stream, std::move(copied));
+  if (copied.recorded()) {
+    try {
+      departures.add(whole.storage(), source_stream, std::move(copied));
+    } catch (const std::bad_alloc&) {  // nobody keeps the source for the copy, which that stream waits for
+      settle(destination_stream.backend(), device, destination_stream.handle());
+      throw;
+    }
+  }
   return copy;
 }
 
@@ -82,12 +95,64 @@ void Departures::wait_for_all() {
   }
 }
 
+namespace {
+bool over(const Event& copied, Deadline deadline) noexcept try {
+  while (!copied.query()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return true;
+} catch (...) {
+  return true;  // it has failed, so it is over
+}
+}  // namespace
+
+// Copies that were under way when their time was up, with the memory they read.
+struct Departures::Late {
+  std::mutex mutex;
+  std::vector<Copy> copies;
+  std::atomic<bool> any = false;
+
+  static Late& all() {
+    static Late& late = *new Late;  // such a copy may outlive the statics
+    return late;
+  }
+
+  void add(Copy& copy) noexcept try {
+    const std::scoped_lock lock(mutex);
+    copies.push_back(std::move(copy));
+    any = true;
+  } catch (const std::bad_alloc&) {
+    (void)copy.storage.leak();
+  }
+
+  // The memory of those that are over. Each is freed outside the lock: a deleter is somebody else's code.
+  void free() noexcept {
+    for (;;) {
+      Ref<Storage> done;
+      const std::scoped_lock lock(mutex);
+      const auto copy = std::ranges::find_if(copies, [](const Copy& c) { return over(c.copied, Deadline::after({})); });
+      if (copy == copies.end()) return;
+      done = std::move(copy->storage);
+      copies.erase(copy);
+      any = !copies.empty();
+    }
+  }
+};
+
+void Departures::free_late() noexcept {
+  if (Late& late = Late::all(); late.any.load(std::memory_order_relaxed)) late.free();
+}
+
 void Departures::abandon() noexcept {
   while (!copies_.empty()) {
     try {
       settle();
     } catch (const TimeoutError&) {
-      (void)copies_.back().storage.leak();
+      Late::all().add(copies_.back());
+      copies_.pop_back();
+    } catch (const std::bad_alloc&) {  // the stream cannot be told to wait: the host does in its place
+      if (!over(copies_.back().copied, Deadline::after(timeout_))) Late::all().add(copies_.back());
       copies_.pop_back();
     } catch (...) {
       // The copy is over. Whoever needs the piece is told of the error.
@@ -153,67 +218,113 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
   return pieces;
 }
 
+namespace {
+// "4 + 2"
+std::string text_of(const std::vector<std::int64_t>& samples) {
+  std::string text;
+  for (const std::int64_t each : samples) text += cat(text.empty() ? "" : " + ", each);
+  return text;
+}
+}  // namespace
+
 ScatterPlan::ScatterPlan(std::span<const Device> devices, std::int64_t dim, const ScatterPolicy& policy)
     : devices_(devices), dim_(dim), policy_(policy), piece_devices_(devices.begin(), devices.end()) {
   LOCKSTEP_CHECK(!devices.empty(), "[scatter] expected at least one device, got none");
+  for (std::size_t i = 1; i < devices.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      LOCKSTEP_CHECK(devices[i] != devices[j], "[scatter] expected distinct devices, got ", devices[i], " twice");
 }
 
 void ScatterPlan::add(const Tensor& tensor) {
-  LOCKSTEP_CHECK(tensor.rank() > 0, "[scatter] expected tensors with at least one dimension, got ", tensor.describe(),
-                 ": pass a number to give every replica the same value");
-  const int dim = normalize_dim("scatter", dim_, tensor.rank());
-  const std::int64_t count = tensor.shape()[dim];
-  std::vector<std::int64_t> sizes = policy_.shares(count, static_cast<int>(devices_.size()));
-  std::vector<Device> wanted;
-  wanted.reserve(devices_.size());
-  if (count == 0) {
-    sizes.assign(1, 0);
-    wanted.push_back(devices_[0]);
-  } else {
-    std::size_t used = 0;
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] == 0) continue;
-      sizes[used++] = sizes[i];
-      wanted.push_back(devices_[i]);
-    }
-    sizes.resize(used);
-  }
-  if (!decided_) {
-    decided_ = true;
-    first_tensor_ = &tensor;
-    piece_devices_ = std::move(wanted);
-  } else if (wanted != piece_devices_) {
-    fail_disagreement(wanted, tensor.describe());
-  }
-  divisions_.push_back({&tensor, dim, std::move(sizes)});
+  const bool stays = devices_.size() == 1 && devices_[0].is_cpu();
+  LOCKSTEP_CHECK(tensor.rank() > 0 || stays, "[scatter] expected tensors with at least one dimension, got ",
+                 tensor.describe(), ": pass a number to give every replica the same value");
+  added_.push_back({&tensor, 0});
 }
 
-void ScatterPlan::add_divided(std::size_t count) {
+void ScatterPlan::add_divided(std::size_t count, const std::vector<std::int64_t>& samples) {
   LOCKSTEP_CHECK(count >= 1 && count <= devices_.size(), "[scatter] expected a container divided into 1 to ",
                  devices_.size(), " parts, one per device, got ", count, " (see samples_per_device of collate)");
-  std::vector<Device> wanted(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
-  if (!decided_) {
-    decided_ = true;
-    piece_devices_ = std::move(wanted);
-  } else if (wanted != piece_devices_) {
-    fail_disagreement(wanted, cat("a container divided into ", count, " parts"));
-  }
+  added_.push_back({nullptr, count});
+  whole_ |= samples.size() == 1;  // nothing can part company then
+  if (samples.size() < 2 || samples == samples_) return;
+  LOCKSTEP_CHECK(samples_.empty() || samples_.size() != samples.size(),
+                 "[scatter] expected the containers in one call to have the same groups, got ", text_of(samples_),
+                 " and ", text_of(samples), " samples");
+  if (samples_.empty()) samples_ = samples;  // else decide() names the numbers of pieces
 }
 
-void ScatterPlan::fail_disagreement(const std::vector<Device>& wanted, const std::string& what) const {
+// Finds the sizes of its pieces, and where they go.
+std::vector<Device> ScatterPlan::divide(Division& division) const {
+  const Tensor& tensor = *division.tensor;
+  if (tensor.rank() == 0) return {devices_[0]};
+  division.dim = normalize_dim("scatter", dim_, tensor.rank());
+  const std::int64_t count = tensor.shape()[division.dim];
+  if (whole_ && policy_.is_chunk()) {
+    division.sizes.assign(1, count);
+    return {devices_[0]};
+  }
+  if (!samples_.empty()) {
+    const std::int64_t sum = std::accumulate(samples_.begin(), samples_.end(), std::int64_t{0});
+    LOCKSTEP_CHECK(count == sum, "[scatter] expected tensors beside a container with groups of ", text_of(samples_),
+                   " samples to have ", sum, " elements along dimension ", division.dim, ", got ", tensor.describe());
+    division.sizes = samples_;
+    if (!policy_.is_chunk()) {
+      std::vector<std::int64_t> sizes = policy_.shares(count, static_cast<int>(devices_.size()));
+      while (sizes.size() > samples_.size() && sizes.back() == 0) sizes.pop_back();
+      LOCKSTEP_CHECK(sizes == samples_, "[scatter] expected a policy that divides as the containers in the call, by ",
+                     text_of(samples_), " samples, got one of ", text_of(sizes));
+    }
+    return {devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(samples_.size())};
+  }
+  if (count == 0) {
+    division.sizes.assign(1, 0);
+    return {devices_[0]};
+  }
+  std::vector<Device> wanted;
+  wanted.reserve(devices_.size());
+  const std::vector<std::int64_t> shares = policy_.shares(count, static_cast<int>(devices_.size()));
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i] == 0) continue;
+    division.sizes.push_back(shares[i]);
+    wanted.push_back(devices_[i]);
+  }
+  return wanted;
+}
+
+void ScatterPlan::decide() {
   const auto pieces = [](const std::vector<Device>& devices) {
     return cat(devices.size(), devices.size() == 1 ? " piece on " : " pieces on ", devices);
   };
-  fail<InvalidArgument>("[scatter] expected everything in one call to give the same pieces, got ",
-                        pieces(piece_devices_), " from ",
-                        first_tensor_ ? first_tensor_->describe() : "a container divided already", " and ",
-                        pieces(wanted), " from ", what);
+  const auto name = [](const Added& added) {
+    return added.tensor ? added.tensor->describe() : cat("a container divided into ", added.parts, " parts");
+  };
+  for (const Added& added : added_) {
+    std::vector<Device> wanted(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(added.parts));
+    if (added.tensor) {
+      Division division{added.tensor};
+      wanted = divide(division);
+      divisions_.push_back(std::move(division));
+    }
+    if (&added == &added_.front())
+      piece_devices_ = std::move(wanted);
+    else if (wanted != piece_devices_)
+      fail<InvalidArgument>("[scatter] expected everything in one call to give the same pieces, got ",
+                            pieces(piece_devices_), " from ", name(added_.front()), " and ", pieces(wanted), " from ",
+                            name(added));
+  }
 }
 
 void ScatterPlan::split() {
+  decide();
   pieces_.reserve(divisions_.size());
   for (const Division& division : divisions_) {
-    pieces_.push_back(scatter_tensor(*division.tensor, piece_devices_, division.sizes, division.dim));
+    if (division.tensor->rank() > 0) {
+      pieces_.push_back(scatter_tensor(*division.tensor, piece_devices_, division.sizes, division.dim));
+    } else {
+      if (!division.tensor->device().is_cpu()) moved_bytes() += division.tensor->bytes();
+      pieces_.push_back({division.tensor->to(piece_devices_[0])});
+    }
   }
 }
 

@@ -19,9 +19,10 @@ class LOCKSTEP_API Departures {
   explicit Departures(Milliseconds timeout = kDefaultTimeout) : timeout_(timeout) {}
   Departures(const Departures&) = delete;
   Departures& operator=(const Departures&) = delete;
-  // Settles; memory whose copy does not end is given up.
+  // Settles. Memory whose copy does not end in time is kept, and freed by a later scatter once the copy is over.
   ~Departures() {
     if (!copies_.empty()) abandon();
+    free_late();
   }
 
   void add(Ref<Storage> storage, Stream& stream, Event copied) {
@@ -50,8 +51,10 @@ class LOCKSTEP_API Departures {
     Stream* stream;  // of the storage's device
     Event copied;
   };
+  struct Late;
   void wait_for_all();
   void abandon() noexcept;
+  static void free_late() noexcept;
 
   Milliseconds timeout_;
   std::vector<Copy> copies_;
@@ -75,16 +78,20 @@ class LOCKSTEP_API ScatterPlan {
   // The span must outlive the plan.
   ScatterPlan(std::span<const Device> devices, std::int64_t dim, const ScatterPolicy& policy);
 
-  // A tensor to be divided, which must outlive the plan. Throws InvalidArgument when it has no dimensions or does not
-  // give the pieces that the ones before it give.
+  // A tensor to be divided, which must outlive the plan. Throws InvalidArgument when it has no dimensions, unless the
+  // one device is cpu, which takes it as it is.
   void add(const Tensor& tensor);
-  // A container that is divided already, into `count` pieces for the first `count` devices.
-  void add_divided(std::size_t count);
+  // A container that is divided already, into `count` pieces for the first `count` devices. `samples`: how many each
+  // piece has, where the container knows; tensors are divided alike then.
+  void add_divided(std::size_t count, const std::vector<std::int64_t>& samples = {});
 
-  // Divides the tensors. Afterwards take() gives their pieces.
+  // Divides the tensors. Afterwards take() gives their pieces. Throws InvalidArgument, before anything is moved, when
+  // not all that was added gives the same pieces.
   void split();
 
-  // Of each piece. Without tensors every device gets one.
+  // How many samples the containers have in each of several pieces; empty where none of them says.
+  const std::vector<std::int64_t>& samples() const { return samples_; }
+  // Of each piece, after split(). Without tensors every device gets one.
   const std::vector<Device>& piece_devices() const { return piece_devices_; }
   std::vector<Tensor> take(std::size_t tensor) { return std::move(pieces_[tensor]); }
   Tensor take(std::size_t tensor, std::size_t piece) { return std::move(pieces_[tensor][piece]); }
@@ -92,18 +99,25 @@ class LOCKSTEP_API ScatterPlan {
  private:
   struct Division {
     const Tensor* tensor;
-    int dim;
-    std::vector<std::int64_t> sizes;  // one per piece
+    int dim = 0;
+    std::vector<std::int64_t> sizes = {};  // one per piece
   };
-  [[noreturn]] void fail_disagreement(const std::vector<Device>& wanted, const std::string& what) const;
+  // In the order in which they were added; without a tensor, a container of so many parts.
+  struct Added {
+    const Tensor* tensor;
+    std::size_t parts;
+  };
+  std::vector<Device> divide(Division& division) const;
+  void decide();
 
   std::span<const Device> devices_;
   std::int64_t dim_;
   const ScatterPolicy& policy_;
+  std::vector<Added> added_;
+  std::vector<std::int64_t> samples_;
+  bool whole_ = false;  // a container is a batch of one part
   std::vector<Division> divisions_;
   std::vector<Device> piece_devices_;
-  bool decided_ = false;  // piece_devices_ is what the first tensor or container gives
-  const Tensor* first_tensor_ = nullptr;
   std::vector<std::vector<Tensor>> pieces_;  // by tensor
 };
 

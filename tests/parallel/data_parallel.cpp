@@ -317,6 +317,22 @@ TEST_CASE("every step can be overridden") {
   CHECK(net.steps == std::vector<std::string>{"scatter", "replicate [host:2, host:0]", "parallel_apply", "gather"});
   net.own_gather = true;
   CHECK(values(net(x)) == Doubles{2, 20});
+
+  // Every call, on one device too.
+  const std::vector<std::string> without_gather{"scatter", "replicate [host:2, host:0]", "parallel_apply"};
+  net.steps.clear();
+  net.forward_ungathered(x);
+  CHECK(net.steps == without_gather);
+  net.steps.clear();
+  CHECK(net.reduce_with([](const Tensor& y, const Tensor& t) { return (y + t).sum(); }, x, x).item<double>() ==
+        Approx((1 + 10 + 2 + 20 + 2) / 2.0));
+  CHECK(net.steps == without_gather);
+  const Net alone(Scale({1, 10}), {.devices = hosts({3})});
+  CHECK(values(alone(x)) == Doubles{1, 10, 2, 20});
+  CHECK(alone.steps == std::vector<std::string>{"scatter", "replicate [host:3]", "parallel_apply", "gather"});
+  alone.steps.clear();
+  alone.reduce_with([](const Tensor& y) { return y.sum(); }, x);
+  CHECK(alone.steps == std::vector<std::string>{"scatter", "replicate [host:3]", "parallel_apply"});
 }
 
 TEST_CASE("the balance check: one warning that names both devices, memory before multiprocessors") {

@@ -1,4 +1,7 @@
 // The gradients of a DataParallel: sums over the replicas, in replica order, exactly.
+#include <algorithm>
+#include <chrono>
+#include <set>
 #include <thread>
 
 #include "lockstep/tensor/nn/layers.h"
@@ -214,4 +217,58 @@ TEST_CASE("gradient hooks of a parameter see the sum over the replicas once") {
   CHECK(calls == 1);
   CHECK(seen == Doubles{2 * (1 + 4 + 7), 2 * (2 + 5 + 8), 2 * (3 + 6 + 9)});
   CHECK(values(net.module().weight.grad()) == Doubles{240, 300, 360});
+}
+
+TEST_CASE("create_graph over replicas sums in one order, whichever replica is first") {
+  // f32 numbers whose sum depends on the order. Each backward lets the replicas go on in another order: the hook of a
+  // replica's first mirror waits for the replicas before it, the one of its second says that the first has arrived.
+  struct Pair : Module<Pair> {
+    Parameter a{ones({1}, {.dtype = DType::f32})}, b{ones({1}, {.dtype = DType::f32})};
+    Tensor forward(const Tensor& x) const { return x * a.on(x.device()) + x * b.on(x.device()); }
+    void members(Members& m) override { m("a", a), m("b", b); }
+  };
+  const auto devices = hosts(5);
+  const auto net = DataParallel(Pair{}, {.devices = devices});
+  const std::vector<float> numbers{1e8f, 1, -1e8f, 3, 7};
+  const Tensor x = from_data(numbers, {5, 1});
+  std::vector<std::size_t> order{1, 2, 3, 4};
+  std::set<float> sums;
+  do {
+    float sum = numbers[0];
+    for (const std::size_t replica : order) sum += numbers[replica];
+    sums.insert(sum);
+  } while (std::next_permutation(order.begin(), order.end()));
+  REQUIRE(sums.size() > 2);
+  std::set<std::pair<double, double>> seen;
+  std::mutex mutex;
+  std::condition_variable changed;
+  do {
+    const Tensor loss = net(x).sum();
+    std::size_t turn = 0;
+    std::vector<int> calls(devices.size());
+    bool in_time = true;
+    std::vector<std::pair<Tensor, std::uint64_t>> hooks;
+    for (std::size_t replica = 1; replica < devices.size(); ++replica) {
+      for (const Parameter& parameter : {net.module().a, net.module().b}) {
+        const Tensor mirror = parameter.on(devices[replica]);
+        hooks.emplace_back(mirror, mirror.register_hook([&, replica](Tensor&) {
+          std::unique_lock lock(mutex);
+          if (calls[replica]++ == 0) {
+            in_time =
+                changed.wait_for(lock, std::chrono::minutes(1), [&] { return order[turn] == replica; }) && in_time;
+          } else {
+            turn = std::min(turn + 1, order.size() - 1);
+            changed.notify_all();
+          }
+        }));
+      }
+    }
+    loss.backward({}, {.create_graph = true});
+    CHECK(in_time);
+    CHECK(calls == std::vector<int>{0, 2, 2, 2, 2});
+    for (const auto& [mirror, id] : hooks) mirror.remove_hook(id);
+    seen.insert({net.module().a.grad().item<double>(), net.module().b.grad().item<double>()});
+    for (const Parameter& parameter : net.parameters()) parameter.zero_grad();
+  } while (std::next_permutation(order.begin(), order.end()));
+  CHECK(seen.size() == 1);
 }

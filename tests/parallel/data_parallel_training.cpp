@@ -136,6 +136,29 @@ TEST_CASE("after a step exactly the changed parameters and buffers are copied to
   }
 }
 
+TEST_CASE("stats count the gradients that are summed, not what lies between them") {
+  struct Uneven : Module<Uneven> {
+    Parameter a, b, c;
+    Uneven(std::int64_t large, std::int64_t small)
+        : a(zeros({large}, {.dtype = DType::f64})), b(zeros({small}, {.dtype = DType::f64})),
+          c(zeros({large}, {.dtype = DType::f64})) {}
+    Tensor forward(const Tensor& x) const {
+      const auto on = [&](const Parameter& p) { return p.on(x.device()).sum(); };
+      return x * (on(a) + on(b) + on(c));
+    }
+    void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+  };
+  const auto reduced = [](Uneven module, int devices) {
+    const auto net = DataParallel(std::move(module), {.devices = hosts(devices)});
+    net(counting({devices, 1})).sum().backward();
+    return net.stats().last.reduce.bytes;
+  };
+  // Little: all comes home from each other replica.
+  CHECK(reduced({3, 1}, 3) == 2 * (3 + 1 + 3) * 8);
+  // Much: device 0, which is home, sums a and b, device 1 sums c, whose parts come there and whose sum goes home.
+  CHECK(reduced({8192, 1}, 2) == (8192 + 1) * 8 + 2 * 8192 * 8);
+}
+
 TEST_CASE("stats count bytes and time by phase, of the last call and in total") {
   auto net = DataParallel(Scale({1, 2}), {.devices = hosts(2)});
   CHECK(net.stats().calls == 0);

@@ -35,6 +35,15 @@ TEST_CASE("any dimension, also from the end, from tensors that are not contiguou
   CHECK(values(gather(rows, Device::host(0))) == Doubles{1, 4, 2, 5, 3, 6, 50, 51});
 }
 
+TEST_CASE("pieces that are at home already and not contiguous are gathered in their own order") {
+  const Device home = Device::host(0);
+  const Tensor turned = counting({2, 3}, home).t();                   // 1 4, 2 5, 3 6
+  const Tensor column = counting({4, 3}, home, 20).narrow(1, 1, 2);   // 21 22, 24 25, …
+  const Tensor spread = counting({1, 2}, home, 90).expand({2, 2});
+  CHECK(values(gather(std::vector{turned, column, spread}, home)) ==
+        Doubles{1, 4, 2, 5, 3, 6, 21, 22, 24, 25, 27, 28, 30, 31, 90, 91, 90, 91});
+}
+
 TEST_CASE("all dtypes keep their bits") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
     const Tensor x = counting({5}, Device::host(0)).to(dtype);

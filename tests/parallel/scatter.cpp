@@ -1,4 +1,5 @@
 // scatter: tensors.
+#include "lockstep/runtime/host/faults.h"
 #include "support.h"
 
 using namespace test;
@@ -99,9 +100,20 @@ TEST_CASE("an undefined tensor is given to everybody") {
   CHECK_FALSE(scatter(std::pair(Tensor(), counting({4})), hosts(2))[1].first.defined());
 }
 
+TEST_CASE("scatter needs devices that come once") {
+  const std::vector<Device> twice{Device::host(1), Device::host(0), Device::host(1)};
+  CHECK(missing(message_of<InvalidArgument>([&] { scatter(counting({6}), twice); }), {"host:1", "twice"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([&] { scatter(7, twice); }), {"host:1", "twice"}) == "");
+}
+
 TEST_CASE("scatter needs devices that exist") {
   CHECK_THROWS_AS(scatter(counting({3}), {}), InvalidArgument);
   CHECK_THROWS_AS(scatter(counting({3}), hosts({0, 99})), InvalidArgument);
+  const auto is_cuda = [](Device device) { return device.type() == DeviceType::cuda; };
+  if (std::ranges::any_of(all_devices(), is_cuda)) return;
+  const std::string message = message_of<InvalidArgument>([] { scatter(counting({3}), {Device::cuda(0)}); });
+  CHECK(missing(message, {"got cuda:0; there are no CUDA devices: "}) == "");
+  CHECK_FALSE(message.ends_with(": "));
 }
 
 TEST_CASE("a piece is usable at once on the current stream of its device") {
@@ -109,6 +121,31 @@ TEST_CASE("a piece is usable at once on the current stream of its device") {
   const StreamScope scope(stream);
   const std::vector<Tensor> pieces = scatter(counting({4}, Device::host(0)), hosts(2));
   CHECK(values(pieces[1] * 2) == Doubles{6, 8});
+}
+
+TEST_CASE("what a copy still reads when its time is up is kept until the copy is over") {
+  std::vector<double> elements(1 << 12, 1.0);
+  bool given_back = false;
+  lockstep::detail::host_faults().hang_task(1);
+  bool under_way = false;
+  {
+    lockstep::detail::Departures departures(Milliseconds(1));
+    const lockstep::detail::Departures::Scope scope(departures);
+    const Tensor x = Tensor::over(Storage::external(Device::cpu(), elements.data(), elements.size() * sizeof(double),
+                                                    [&] { given_back = true; }),
+                                  DType::f64, {1 << 12}, {1});
+    try {
+      (void)scatter(x, hosts(2));
+    } catch (const DeviceError&) {
+      // inline: the fault is a task that comes to nothing
+    }
+    under_way = !default_stream(Device::host(0)).synchronous();
+  }
+  CHECK(given_back == !under_way);
+  lockstep::detail::host_faults().clear();
+  for (const Device device : hosts(2)) synchronize(device);
+  (void)scatter(counting({4}, Device::host(0)), hosts(2));
+  CHECK(given_back);
 }
 
 TEST_CASE("steady-state scattering allocates no raw memory") {

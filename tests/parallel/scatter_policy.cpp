@@ -56,3 +56,20 @@ TEST_CASE("weights: in proportion, by largest remainder") {
     CHECK(shares[1] == 0);
   }
 }
+
+TEST_CASE("weights: counts that a double cannot hold are divided without a rest") {
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  const std::vector<std::vector<double>> all{{1}, {0, 1}, {1, 1}, {1, 1, 1}, {3, 1e-30}, {0.1, 0, 0.7, 0.3, 0.3}};
+  for (const std::int64_t count : {(std::int64_t{1} << 53) + 1, (std::int64_t{1} << 53) + 3, kMost - 1, kMost}) {
+    for (const std::vector<double>& weights : all) {
+      const Shares shares = ScatterPolicy::weights(weights).shares(count, static_cast<int>(weights.size()));
+      std::int64_t left = count;
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        CHECK((shares[i] >= 0 && shares[i] <= left));
+        CHECK((weights[i] > 0 || shares[i] == 0));
+        left -= shares[i];
+      }
+      CHECK(left == 0);
+    }
+  }
+}

@@ -1,6 +1,10 @@
 // scatter: structured values.
+#include <any>
 #include <array>
+#include <deque>
+#include <list>
 #include <memory>
+#include <variant>
 
 #include "support.h"
 
@@ -105,6 +109,65 @@ TEST_CASE("empty containers, numbers, strings and other types: a copy per piece"
   const std::vector<Opaque> copies = scatter(opaque, hosts(2));
   CHECK(copies[1].shared == opaque.shared);  // a shared handle
 }
+
+TEST_CASE("a variant is divided when it holds a tensor") {
+  using Either = std::variant<int, Tensor, std::vector<Tensor>>;
+  const std::tuple<Either, Either, Either> value{counting({4, 1}), 7, std::vector{counting({4}), counting({4, 2})}};
+  const auto pieces = scatter(value, hosts(2));
+  REQUIRE(pieces.size() == 2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto& [tensor, number, list] = pieces[i];
+    CHECK(std::get<Tensor>(tensor).device() == hosts(2)[i]);
+    CHECK(std::get<Tensor>(tensor).shape() == Shape{2, 1});
+    CHECK(std::get<int>(number) == 7);
+    CHECK(std::get<2>(list)[1].shape() == Shape{2, 2});
+  }
+  CHECK(values(std::get<Tensor>(std::get<0>(pieces[1]))) == Doubles{3, 4});
+}
+
+namespace {
+struct Forgotten {
+  Tensor image;
+  double scale;
+};
+struct ForgottenDeep {
+  std::string name;
+  int sizes[3];
+  std::map<std::string, std::vector<Forgotten>> samples;
+};
+struct Plain {
+  std::string name;
+  double scale;
+  std::vector<int> labels;
+};
+struct Shared {
+  std::shared_ptr<Tensor> handle;
+};
+struct Directory {
+  std::string name;
+  std::vector<Directory> inside;
+  std::map<std::string, Directory> links;
+};
+struct Family {
+  std::vector<Family> children;
+  Tensor image;
+};
+struct Anything {
+  std::any value;
+  int number;
+};
+}  // namespace
+// What would be copied whole to every replica in silence does not compile.
+static_assert(tree::hides_tensors<Forgotten>());
+static_assert(tree::hides_tensors<ForgottenDeep>());
+static_assert(tree::hides_tensors<std::optional<Forgotten>>());
+static_assert(tree::hides_tensors<std::variant<int, Forgotten>>());
+static_assert(tree::hides_tensors<std::list<Tensor>>());
+static_assert(tree::hides_tensors<std::deque<std::pair<int, Tensor>>>());
+static_assert(!tree::hides_tensors<Plain>() && !tree::hides_tensors<Shared>() && !tree::hides_tensors<Value>());
+static_assert(tree::hides_tensors<Family>() && !tree::hides_tensors<Directory>() && !tree::hides_tensors<Anything>());
+static_assert(!tree::hides_tensors<std::string>() && !tree::hides_tensors<std::vector<bool>>());
+static_assert(!tree::hides_tensors<std::tuple<Tensor, int, std::variant<int, Tensor>>>());
 
 TEST_CASE("values without tensors follow the count of the tensors") {
   const auto pieces = scatter(std::tuple(std::string("a"), counting({2}), 3.5), hosts(5));
