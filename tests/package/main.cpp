@@ -1,7 +1,11 @@
 // A program outside the project that uses what the project installs: a module on two devices, a step, an error caught.
 #include <cstdio>
+#include <cstring>
 
 #include "lockstep/lockstep.h"
+#include "lockstep/version.h"
+
+static_assert(LOCKSTEP_VERSION == LOCKSTEP_VERSION_MAJOR * 10000 + LOCKSTEP_VERSION_MINOR * 100 + LOCKSTEP_VERSION_PATCH);
 
 using namespace lockstep;
 
@@ -25,5 +29,9 @@ int main() {
     caught = error.replica() == 0;
   }
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
-  return caught && net.module().first.weight.grad().defined() ? 0 : 1;
+  const BuildInfo info = build_info();
+  std::printf("%s\n", to_string(info).c_str());
+  const bool told = std::strcmp(version(), LOCKSTEP_VERSION_STRING) == 0 && info.version == version() &&
+                    !info.build_type.empty() && !info.compiler.empty() && info.parts.size() == 5;
+  return told && caught && net.module().first.weight.grad().defined() ? 0 : 1;
 }
