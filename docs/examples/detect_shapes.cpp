@@ -11,6 +11,7 @@
 
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
 #include "lockstep/parallel/openmmlab/runner/runner.h"
+#include "support/curve.h"
 #include "support/picture.h"
 #include "support/progress.h"
 #include "support/segmenter.h"
@@ -84,7 +85,11 @@ Segmenter train(const ShapesOptions& o, Communicator& communicator) {
           runner.epoch() > 0 ? format("; resumed after epoch %lld", static_cast<long long>(runner.epoch())).c_str()
                              : "");
   };
-  hook.after_train_iter = [&](RunnerCore& runner, const LogVars&) { bar.update(runner.iter(), "steps"); };
+  std::vector<double> losses;  // this rank's
+  hook.after_train_iter = [&](RunnerCore& runner, const LogVars& log) {
+    bar.update(runner.iter(), "steps");
+    if (rank == 0 && !o.output.empty()) losses.push_back(log.at("loss").as_tensor().item<double>());
+  };
   hook.after_train_epoch = [&](RunnerCore& runner) {
     if (runner.epoch() == o.stop_after) runner.stop_training();
   };
@@ -107,6 +112,7 @@ Segmenter train(const ShapesOptions& o, Communicator& communicator) {
   if (o.resume) runner.resume();
   runner.train(loader, val_loader, metric);
   bar.clear();
+  if (!losses.empty()) curve(losses).save((std::filesystem::path(o.output) / "losses.png").string());
   communicator.barrier();  // an error of another rank is this one's too
   Segmenter trained = deep_copy(model.module());
   trained.to(Device::cpu());
@@ -165,7 +171,9 @@ void report(const ShapesOptions& o, int ranks, const std::vector<Device>& device
   if (!o.output.empty()) {
     const std::string path = (std::filesystem::path(o.output) / "shapes.png").string();
     contact_sheet(result.found).save(path);
-    if (!o.quiet && !o.json) say("\npictures of %zu test images: %s", result.found.size(), path.c_str());
+    if (!o.quiet && !o.json)
+      say("\npictures of %zu test images: %s; of the losses: losses.png beside them", result.found.size(),
+          path.c_str());
   }
   const double mean = result.metrics.at("mIoU").as_number();
   const auto iou = [&](std::size_t label) { return result.metrics.at(cat("IoU_", kShapeNames[label])).as_number(); };

@@ -72,6 +72,8 @@ class Program {
     for (const std::string& algorithm : options_.algorithms) {
       if (algorithm == "raw_pixels") raw_pixels();
       if (algorithm == "baseline") baseline();
+      if (algorithm == "baseline_plus") baseline_plus();
+      if (algorithm == "neg_margin") neg_margin();
       if (algorithm == "protonet") proto_net();
       if (algorithm == "maml") maml(algorithm, false);
       if (algorithm == "maml_first_order") maml(algorithm, true);
@@ -131,17 +133,33 @@ class Program {
 
   void baseline() {
     manual_seed(seed());
-    Baseline model(Features{}, {.in_channels = features_, .num_classes = base_classes_, .meta_test_classes = kWays});
+    classify("baseline",
+             Baseline(Features{}, {.in_channels = features_, .num_classes = base_classes_, .meta_test_classes = kWays}),
+             0.01);
+  }
+  void baseline_plus() {
+    manual_seed(seed());
+    classify("baseline_plus",
+             BaselinePlus(Features{}, {.in_channels = features_, .num_classes = base_classes_, .temperature = 10}), 1);
+  }
+  void neg_margin() {
+    manual_seed(seed());
+    classify("neg_margin", NegMargin(Features{}, {.in_channels = features_, .num_classes = base_classes_}), 1);
+  }
+
+  // Trained to tell the base classes apart; `lr` is that of a task's classifier.
+  template <class M>
+  void classify(const std::string& name, M model, double lr) {
     RandomEngine random(seed(), 2);
-    train<decltype(model)>("baseline", model, 300, 1e-3, [&](const auto& net, std::int64_t) {
+    train<M>(name, model, 300, 1e-3, [&](const auto& net, std::int64_t) {
       std::vector<std::int64_t> batch(64);
       for (std::int64_t& index : batch)
         index = static_cast<std::int64_t>(random.below(static_cast<std::uint64_t>(base_.count())));
       return net(at_home(base_.select(batch)), FewShotMode::train);
     });
     MetaTestConfig config{.fast_test = true};
-    config.support.train = {.num_steps = 50, .optimizer = {.lr = 0.01, .momentum = 0.9, .weight_decay = 1e-3}};
-    test("baseline", model, config, options_.shots);
+    config.support.train = {.num_steps = 50, .optimizer = {.lr = lr, .momentum = 0.9, .weight_decay = 1e-3}};
+    test(name, model, config, options_.shots);
   }
 
   void proto_net() {

@@ -10,7 +10,7 @@ small="--images 16 --test-images 9 --width 4 --epochs 3"
 iou=$(result mean_iou "$program" --epochs 10 --seed 2 --output "$folder/pictures")
 cat "$folder/out"
 awk "BEGIN { exit !($iou >= 0.8) }" || fail "a mean IoU of $iou"
-[ "$(ls "$folder/pictures")" = shapes.png ] || fail "expected one picture, found: $(ls "$folder/pictures")"
+[ "$(echo $(ls "$folder/pictures"))" = "losses.png shapes.png" ] || fail "expected two pictures, found: $(ls "$folder/pictures")"
 # Signature and header of a PNG: 1224 x 874, 8 bits, RGB; and its end.
 picture=$(od -An -v -tx1 "$folder/pictures/shapes.png" | tr -d ' \n')
 case $picture in

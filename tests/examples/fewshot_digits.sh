@@ -31,8 +31,8 @@ above() {
 small="--tasks 40 --steps 60"
 results one $small --devices 1
 cat "$folder/one"
-[ "$(wc -l <"$folder/one")" = 10 ] || fail "not 10 lines"
-for algorithm in raw_pixels baseline protonet maml; do
+[ "$(wc -l <"$folder/one")" = 14 ] || fail "not 14 lines"
+for algorithm in raw_pixels baseline baseline_plus neg_margin protonet maml; do
   for shots in 1 5; do above "$algorithm, $shots shots, beside chance" "$(value one $algorithm $shots)" 0.3; done
 done
 results four $small --devices 4

@@ -16,7 +16,8 @@ namespace example {
 struct FewShotOptions {
   int devices = 1;
   std::filesystem::path data = LOCKSTEP_EXAMPLE_DATA "/digits";  // where the tree was built
-  std::vector<std::string> algorithms = {"raw_pixels", "baseline", "protonet", "maml", "maml_first_order"};
+  std::vector<std::string> algorithms = {"raw_pixels", "baseline", "baseline_plus",   "neg_margin",
+                                         "protonet",   "maml",     "maml_first_order"};
   std::vector<std::int64_t> shots = {1, 5};
   std::int64_t tasks = 300, queries = 15, steps = 0;  // steps 0: what suits each algorithm
   double confidence = 0.95;

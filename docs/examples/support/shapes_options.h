@@ -50,7 +50,7 @@ inline std::optional<ShapesOptions> parse_shapes_options(int argc, char** argv) 
   number("--test-images", o.test_images, "Images of the test");
   number("--batch-size", o.batch_size, "Images per step, over all ranks; a multiple of their number");
   number("--width", o.width, "Channels at full size; a multiple of 4");
-  app.add_option("--lr", o.learning_rate, "Learning rate, reached after a warm-up; it falls to zero over the epochs")
+  app.add_option("--lr", o.learning_rate, "Learning rate, reached after a warm-up; it falls to a twentieth over the epochs")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   number("--workers", o.workers, "Threads of each rank that draw images ahead", 0);
@@ -58,7 +58,7 @@ inline std::optional<ShapesOptions> parse_shapes_options(int argc, char** argv) 
   app.add_option("--checkpoint", o.checkpoint, "Folder for checkpoints, one after every epoch, and for scalars.json");
   app.add_flag("--resume", o.resume, "Go on from the newest checkpoint, bit for bit as if there had been no break");
   number("--stop-after", o.stop_after, "Stop after this epoch, as if interrupted", 0);
-  app.add_option("--output", o.output, "Folder for shapes.png: test images, truths and what was found");
+  app.add_option("--output", o.output, "Folder for shapes.png (test images, truths and what was found) and losses.png");
   app.add_option("--stall-seconds", o.stall_seconds, "How long a rank waits for the others")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();

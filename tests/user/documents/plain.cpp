@@ -1,0 +1,4 @@
+// Statements that need nothing around them.
+void run() {
+  // the block
+}

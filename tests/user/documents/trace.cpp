@@ -1,0 +1,10 @@
+#include <cstdio>
+
+#include "lockstep/runtime/trace.h"
+
+void run() {
+  Tensor batch;
+  const auto load = [] { return ones({2, 3}); };
+  const auto train_one_step = [](const Tensor& x) { return sum(x); };
+  // the block
+}
