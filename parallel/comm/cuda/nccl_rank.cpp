@@ -281,9 +281,10 @@ std::vector<std::string> Rank::exchange(const Collective& collective, const std:
   return all;
 }
 
-// While the host waits for other hosts.
+// While the host waits for other hosts. Nothing need be on the way on the device, so nobody else may be asking NCCL.
 void Rank::look() {
   check();
+  look_at_nccl();
   if (const std::optional<CommError> error = board_.failure()) throw *error;
 }
 

@@ -142,6 +142,19 @@ TEST_CASE("NCCL: an error that NCCL reports is thrown where the host waits, and 
   }
 }
 
+TEST_CASE("NCCL: an error that NCCL reports reaches a host that waits for other hosts, with nothing on the device") {
+  Two two({.timeout = Milliseconds(600'000)});
+  fake_cuda::fail_nccl(native_ordinal(two[0].device()), 6);
+  std::string text;
+  try {
+    two[0].barrier();  // the other one does not come
+  } catch (const CommError& error) {
+    text = error.what();
+  }
+  fake_cuda::heal_nccl();
+  CHECK(conformance::missing(text, {"rank 0", "remote process exited"}) == "");
+}
+
 TEST_CASE("NCCL: a thread of the library finds failures when nobody waits, and aborts") {
   Two two;
   const int aborted = fake_cuda::nccl_counts().aborted;
