@@ -315,7 +315,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       timer.finish(stats.apply);
       return outputs;
     }
-    return run_steps(inputs, std::tuple<>(), stats, [](auto made, const auto&...) { return made; });
+    return run_steps<false>(inputs, std::tuple<>(), stats, [](auto made, const auto&...) { return made; });
   }
 
   template <class Loss, class Targets>
@@ -337,21 +337,22 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       }
       return detail::weighted_sum(apply(losses, std::move(arguments)), sizes, output_device());
     };
-    return run_steps(inputs, targets, stats, finish);
+    return run_steps<true>(inputs, targets, stats, finish);
   }
 
   // The steps up to the outputs of the replicas, of which `finish` makes the result: with the pieces of the targets, the
-  // sizes of both together, and the devices.
-  template <class Targets, class Finish>
+  // sizes of both together where the results are `weighted`, and the devices.
+  template <bool weighted, class Targets, class Finish>
   auto run_steps(const Inputs& inputs, const Targets& targets, CallStats& stats, Finish&& finish) const {
     const auto source = current_source();
     const Guard guard(*source, options_.devices);
     detail::PhaseTimer timer("scatter");
     detail::Departures departures(options_.timeout);
     Pieces<Inputs> pieces = pieces_of(inputs, departures);
-    std::vector<Targets> divided(pieces.values.size(), targets);
-    std::vector<std::int64_t> sizes;
-    if constexpr (!std::is_same_v<Targets, std::tuple<>>) {
+    std::vector<Targets> divided;
+    if constexpr (std::is_same_v<Targets, std::tuple<>>) {
+      divided.resize(pieces.values.size());
+    } else {
       const detail::Departures::Scope scope(departures);
       auto scattered = detail::scatter_beside(inputs, pieces, targets, options_);
       if (scattered.devices != pieces.devices) {
@@ -359,7 +360,8 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       }
       divided = std::move(scattered.values);
     }
-    for (std::size_t i = 0; i < pieces.values.size(); ++i)
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; weighted && i < pieces.values.size(); ++i)
       sizes.push_back(detail::piece_size(std::tie(pieces.values[i], divided[i]), options_.dim));
     timer.finish(stats.scatter, "replicate");
     const std::vector<Replica<M>> replicas = replicate(pieces.devices);

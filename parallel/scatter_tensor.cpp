@@ -229,10 +229,7 @@ std::string text_of(const std::vector<std::int64_t>& samples) {
 
 ScatterPlan::ScatterPlan(std::span<const Device> devices, std::int64_t dim, const ScatterPolicy& policy)
     : devices_(devices), dim_(dim), policy_(policy), piece_devices_(devices.begin(), devices.end()) {
-  LOCKSTEP_CHECK(!devices.empty(), "[scatter] expected at least one device, got none");
-  for (std::size_t i = 1; i < devices.size(); ++i)
-    for (std::size_t j = 0; j < i; ++j)
-      LOCKSTEP_CHECK(devices[i] != devices[j], "[scatter] expected distinct devices, got ", devices[i], " twice");
+  check_devices("scatter", devices);
 }
 
 void ScatterPlan::add(const Tensor& tensor) {

@@ -89,8 +89,6 @@ class LOCKSTEP_API ScatterPlan {
   // not all that was added gives the same pieces.
   void split();
 
-  // How many samples the containers have in each of several pieces; empty where none of them says.
-  const std::vector<std::int64_t>& samples() const { return samples_; }
   // Of each piece, after split(). Without tensors every device gets one.
   const std::vector<Device>& piece_devices() const { return piece_devices_; }
   std::vector<Tensor> take(std::size_t tensor) { return std::move(pieces_[tensor]); }

@@ -13,8 +13,9 @@
 namespace lockstep {
 
 namespace detail {
+std::string wait_for_device_threads(Deadline deadline);
 void wake_device_threads() noexcept;
-}
+}  // namespace detail
 
 // A thread bound to one device that runs tasks in the order they were posted. Idle, it spins for about 50 microseconds,
 // giving its core to whoever wants it, and then sleeps.
@@ -32,15 +33,15 @@ class LOCKSTEP_API DeviceThread {
   void abandon(const std::string& reason);
   bool lost() const;
 
-  bool idle() const;             // nothing runs, and nothing waits to run
-  std::uint32_t posted() const;  // changes with every task that is posted
-
   // The device thread that is calling, or null.
   static DeviceThread* current();
 
  private:
+  friend std::string detail::wait_for_device_threads(Deadline deadline);
   friend void detail::wake_device_threads() noexcept;
   struct State;
+  bool idle() const;             // nothing runs, and nothing waits to run
+  std::uint32_t posted() const;  // changes with every task that is posted
   void wake() const noexcept;  // to see that shutdown() has been called
   Device device_;
   State* state_;  // never freed: the thread outlives main

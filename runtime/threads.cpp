@@ -42,8 +42,13 @@ thread_local int locks_held = 0;
 thread_local bool rests_next = false;
 thread_local std::uint32_t number = 0;
 
+void watch_process();
+
 std::atomic<std::uint32_t>& my_calls() {
-  if (number == 0) number = threads_seen.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (number == 0) {
+    watch_process();
+    number = threads_seen.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
   return inside[number % inside.size()].calls;
 }
 
@@ -180,7 +185,6 @@ std::uint64_t fork_generation() {
 }
 
 ForeignCall::ForeignCall() : inside_(&my_calls()) {
-  watch_process();
   notice_exit();
   for (Clock::time_point begin{};;) {
     inside_->fetch_add(1, std::memory_order_seq_cst);

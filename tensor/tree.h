@@ -75,6 +75,8 @@ concept IsOptional = Kind<T>::is_optional;
 
 // `In`: the types that T is a part of, which may have parts of their own type.
 template <class T, class... In>
+consteval bool finds_tensors();
+template <class T, class... In>
 consteval bool holds_tensors();
 template <class T, class... In>
 consteval bool hides_tensors();
@@ -111,8 +113,8 @@ struct ElementsOf;
 template <template <class...> class C, class... T>
 struct ElementsOf<C<T...>> {
   template <class... In>
-  static consteval bool hold() {
-    return (holds_tensors<T, In...>() || ...);
+  static consteval bool find() {
+    return (finds_tensors<T, In...>() || ...);
   }
   template <class... In>
   static consteval bool hide() {
@@ -123,22 +125,30 @@ struct ElementsOf<C<T...>> {
 template <class T, std::size_t N>
 struct ElementsOf<std::array<T, N>> : ElementsOf<Types<T>> {};
 
-// Whether for_each_tensor finds tensors in values of type T, or would if it knew the type.
+// Whether for_each_tensor may find tensors in values of type T.
+template <class T, class... In>
+consteval bool finds_tensors() {
+  if constexpr (std::is_same_v<T, Tensor> || HasFields<T> || requires(T& value, Probe& f) { value.for_each_tensor(f); })
+    return true;
+  else if constexpr (IsTuple<T> || IsList<T> || IsMap<T> || IsOptional<T> || is_variant<T>)
+    return ElementsOf<T>::template find<In...>();
+  else
+    return false;
+}
+// The same, or would if it knew the type.
 template <class T, class... In>
 consteval bool holds_tensors() {
   if constexpr ((std::is_same_v<T, In> || ...))
     return false;  // but for what else is in there
-  else if constexpr (std::is_same_v<T, Tensor> || HasFields<T> || requires(T& value, Probe& f) { value.for_each_tensor(f); })
-    return true;
-  else if constexpr (IsTuple<T> || IsList<T> || IsMap<T> || IsOptional<T> || is_variant<T>)
-    return ElementsOf<T>::template hold<In...>();
   else
-    return hides_tensors<T, In...>();
+    return finds_tensors<T, In...>() || hides_tensors<T, In...>();
 }
 // Whether it would pass some over: containers that it does not know, structs that do not list their fields.
 template <class T, class... In>
 consteval bool hides_tensors() {
-  if constexpr (std::is_same_v<T, Tensor> || requires(T& value, Probe& f) { value.for_each_tensor(f); } || HasFields<T>)
+  if constexpr ((std::is_same_v<T, In> || ...))
+    return false;
+  else if constexpr (std::is_same_v<T, Tensor> || requires(T& value, Probe& f) { value.for_each_tensor(f); } || HasFields<T>)
     return false;
   else if constexpr (IsTuple<T> || IsList<T> || IsMap<T> || IsOptional<T> || is_variant<T>)
     return ElementsOf<T>::template hide<In...>();

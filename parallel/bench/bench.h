@@ -72,7 +72,7 @@ class Suite {
   void add(std::string name, std::function<void(Run&)> benchmark);
 
   // Reads the command line (--help says what it knows), measures, prints to standard output. Returns the exit code: 0,
-  // 1 when a benchmark threw, 2 for a wrong command line.
+  // 2 for a wrong command line and where a benchmark threw InvalidArgument or NotSupported, 1 for what else it threw.
   int main(int argc, char** argv);
 
  private:

@@ -25,13 +25,13 @@ Session::Session(Settings settings) : settings_(std::move(settings)), filter_(co
 }
 
 bool Session::wants(const std::string& table, const std::string& figure) {
-  std::string name = cat(benchmark_, benchmark_.empty() ? "" : "/", table, '/', figure);
+  const std::string name = cat(benchmark_, benchmark_.empty() ? "" : "/", table, '/', figure);
   const bool found = settings_.filter.empty() || std::regex_search(name, filter_);
   if (found) {
     ++wanted_;
-    if (settings_.list) parts_.push_back({benchmark_, name, std::nullopt});
+    if (settings_.list) parts_.push_back({name, std::nullopt});
   }
-  names_.push_back(std::move(name));
+  ++figures_;
   return found && !settings_.list;
 }
 
@@ -56,20 +56,20 @@ Samples Session::sample(std::int64_t calls, const Calls& run) const {
 }
 
 void Session::add(Table table) {
-  if (!table.empty() && !settings_.list) parts_.push_back({benchmark_, "", std::move(table)});
+  if (!table.empty() && !settings_.list) parts_.push_back({"", std::move(table)});
 }
 
 void Session::add_data(Table table) {
-  if (!table.empty() && !settings_.list) parts_.push_back({benchmark_, "", std::move(table), false});
+  if (!table.empty() && !settings_.list) parts_.push_back({"", std::move(table), false});
 }
 
 void Session::add_text(std::string lines) {
-  if (!settings_.list) parts_.push_back({benchmark_, std::move(lines), std::nullopt});
+  if (!settings_.list) parts_.push_back({std::move(lines), std::nullopt});
 }
 
 std::string Session::output(const std::string& program) const {
   LOCKSTEP_CHECK(settings_.filter.empty() || wanted_ > 0, "[--filter] expected a pattern that fits one of ",
-                 names_.size(), " figures (see --list), got '", settings_.filter, "'");
+                 figures_, " figures (see --list), got '", settings_.filter, "'");
   std::string out;
   if (settings_.list || settings_.format == Format::text) {
     if (!settings_.list && !bare_ && !parts_.empty()) out = context_line();

@@ -74,7 +74,7 @@ class Session {
 
  private:
   struct Part {
-    std::string benchmark, text;  // lines of text, or
+    std::string text;  // lines, or
     std::optional<Table> table;
     bool in_text = true;
   };
@@ -86,8 +86,7 @@ class Session {
   Settings settings_;
   std::regex filter_;
   std::string benchmark_;
-  std::vector<std::string> names_;  // of all figures
-  std::size_t wanted_ = 0;
+  std::size_t figures_ = 0, wanted_ = 0;
   std::vector<Part> parts_;
   bool bare_ = false;
 };

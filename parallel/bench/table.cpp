@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/runtime/error.h"
 
@@ -23,14 +24,7 @@ std::string four_digits(double number) {
 }
 
 // The shortest form that reads back as the same number.
-std::string json_number(double number) {
-  if (!std::isfinite(number)) return "null";
-  for (int precision = 6;; ++precision) {
-    char text[40];
-    std::snprintf(text, sizeof text, "%.*g", precision, number);
-    if (precision == 17 || std::strtod(text, nullptr) == number) return text;
-  }
-}
+std::string json_number(double number) { return std::isfinite(number) ? number_to_string(number) : "null"; }
 
 std::string percent(double part) { return cat("±", digits(part < 0.095 ? "%.1f" : "%.0f", part * 50), "%"); }
 
@@ -79,14 +73,7 @@ std::size_t width(const std::string& text) {
 }  // namespace
 
 std::string json_text(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    char escaped[8];
-    std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
-    out += static_cast<unsigned char>(c) < 0x20 ? escaped : std::string(1, c);
-  }
-  return out + '"';
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Table::Cell Table::Cell::bytes(std::uint64_t count) {

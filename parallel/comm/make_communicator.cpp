@@ -44,6 +44,8 @@ std::string why_not_by_mpi(const RankInfo& rank) {
 }
 
 RankTraits describe_rank(const RankInfo& rank, Device device, const std::string& backend) {
+  // To ask for a library is to open it: only for one that may be chosen.
+  const auto may_be = [&](const char* name) { return backend.empty() || backend == name; };
   RankTraits traits{.machine = machine_id(),
                     .process = detail::process_token(),
                     .kind = to_string(device.type()),
@@ -51,8 +53,8 @@ RankTraits describe_rank(const RankInfo& rank, Device device, const std::string&
   if (device.type() == DeviceType::cuda) {
     // Not its ordinal: where every process sees one GPU alone, all of them are number 0.
     traits.gpu = cat(traits.machine, '#', detail::gpu_identity(device));
-    traits.no_nccl = why_no_nccl();
-  } else {
+    if (may_be("nccl")) traits.no_nccl = why_no_nccl();
+  } else if (may_be("mpi")) {
     traits.no_mpi = why_not_by_mpi(rank);
   }
   return traits;

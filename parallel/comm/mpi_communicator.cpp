@@ -57,7 +57,7 @@ std::string why_no_mpi() {
   for (const char* variable :
        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"})
     is_rank |= !detail::environment(variable).empty();
-  if (!is_rank && !MpiEngine::initialised())
+  if (!is_rank && !mpi::in_use())
     return "[mpi] expected a rank of an MPI job, got a process that mpirun (or mpiexec, or srun with MPI) has not "
            "started";
   return mpi::library_error();

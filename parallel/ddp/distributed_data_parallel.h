@@ -74,12 +74,11 @@ class NoSync {
     NoSync(std::move(other)).depth_.swap(depth_);
     return *this;
   }
-  ~NoSync() { end(); }
+  ~NoSync() {
+    if (depth_) --*depth_;
+  }
 
  private:
-  void end() {
-    if (const std::shared_ptr<int> depth = std::move(depth_)) --*depth;
-  }
   std::shared_ptr<int> depth_;
 };
 

@@ -38,9 +38,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // Around a forward in grad mode. Its gradients are to be reduced, or to stay on this rank. begin_forward communicates
   // only when it `reduces` and is `training`; throws Error, and aborts the communicator, when a reduction before it
-  // began and did not end. `leaves`: results that are leaves themselves.
+  // began and did not end. Of `results` only leaves matter.
   void begin_forward(bool reduces, bool training);
-  void end_forward(bool reduces, std::span<const Tensor> leaves);
+  void end_forward(bool reduces, std::span<const Tensor> results);
 
   void report(DdpLoggingData& data);
 

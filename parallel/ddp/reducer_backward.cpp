@@ -36,15 +36,18 @@ void Reducer::begin_forward(bool reduces, bool training) {
   forward_first_ = context.sequence + 1;
 }
 
-void Reducer::end_forward(bool reduces, std::span<const Tensor> leaves) {
+void Reducer::end_forward(bool reduces, std::span<const Tensor> results) {
   // Of older ones two of a thread count as one, with what lies between them: no limit to how long a graph may live, and
   // at worst a backward too many that is reduced.
   constexpr std::size_t kToldApart = 4096;
   const std::lock_guard lock(mutex_);
   timeline_.end_forward();
-  for (const Tensor& result : leaves)
+  for (const Tensor& result : results) {
+    const LeafNode* const node = result.defined() ? result.leaf() : nullptr;
+    if (!node) continue;
     for (Variable& variable : variables_)
-      if (result.defined() && result.leaf() == &leaf(variable)) variable.is_result = reduces;
+      if (node == &leaf(variable)) variable.is_result = reduces;
+  }
   if (!reduces) return;
   const ThreadContext& context = thread_context();
   forwards_.emplace(Forward{context.numbering, context.sequence}, forward_first_);

@@ -61,13 +61,14 @@ std::vector<WrappedMembers::Member> WrappedMembers::list() const {
   };
   Visit visit(add, true);
   module_.members(visit);
-  for (std::size_t i = 0; i < members.size(); ++i)  // under every name
-    for (Member& member : members)
-      if (members[i].ignored && member.member == members[i].member) member.ignored = true;
+  for (std::size_t i = 0; i < members.size(); ++i) {  // under every name
+    if (!members[i].ignored) continue;
+    for (Member& member : members) member.ignored = member.ignored || member.member == members[i].member;
+  }
   return members;
 }
 
-// Whether every object is where it was: the usual case, without a name being made.
+// Whether every object is where it was: the usual case, which joins no names.
 bool WrappedMembers::unchanged() const {
   std::size_t at = 0;
   bool same = true;

@@ -1,11 +1,9 @@
 #include "lockstep/parallel/launch/reports.h"
 
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <sstream>
 
@@ -18,13 +16,10 @@ namespace lockstep::launch {
 Reports::Reports()
     : name_(cat("lockstep-run-", detail::to_hex(detail::random_bytes(16)))),
       socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name_.data(), name_.size());
+  const detail::Endpoint own = detail::abstract_endpoint(name_);
   const int on = 1;
   if (!socket_ || ::setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0 ||
-      ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address),
-             static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size())) != 0)
+      ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&own.address), own.bytes) != 0)
     throw Error(cat("cannot make a socket for the ranks: ", std::strerror(errno)));
 }
 

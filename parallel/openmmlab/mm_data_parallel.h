@@ -7,14 +7,10 @@
 //   auto log = trained.train_step(batch, optimizer);  // Detector::train_step, on one device
 #pragma once
 
-#include <array>
 #include <concepts>
 #include <functional>
-#include <map>
-#include <optional>
 #include <tuple>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,29 +21,10 @@
 namespace lockstep {
 namespace detail {
 
-// Whether there may be tensors in a T: then it is scattered. The rest is handed over as it is.
+// What there may be tensors in is scattered; the rest is handed over as it is.
 template <class T>
-inline constexpr bool holds_tensors = std::same_as<T, Tensor> || tree::HasFields<T> ||
-                                      requires(T& value, tree::Probe& probe) {
-  value.for_each_tensor(probe);
-};
-template <class... T>
-inline constexpr bool holds_tensors<std::tuple<T...>> = (holds_tensors<T> || ...);
-template <class A, class B>
-inline constexpr bool holds_tensors<std::pair<A, B>> = holds_tensors<A> || holds_tensors<B>;
-template <class T, std::size_t N>
-inline constexpr bool holds_tensors<std::array<T, N>> = holds_tensors<T>;
-template <class T>
-inline constexpr bool holds_tensors<std::vector<T>> = holds_tensors<T>;
-template <class K, class T>
-inline constexpr bool holds_tensors<std::map<K, T>> = holds_tensors<T>;
-template <class K, class T>
-inline constexpr bool holds_tensors<std::unordered_map<K, T>> = holds_tensors<T>;
-template <class T>
-inline constexpr bool holds_tensors<std::optional<T>> = holds_tensors<T>;
-
-template <class T>
-concept ScatteredArgument = holds_tensors<std::remove_cv_t<T>> && std::copy_constructible<std::remove_cv_t<T>>;
+concept ScatteredArgument =
+    tree::finds_tensors<std::remove_cv_t<T>>() && std::copy_constructible<std::remove_cv_t<T>>;
 
 // An argument of a step among those that are scattered: itself, or a reference.
 template <class T>

@@ -133,9 +133,9 @@ std::vector<std::string> SeparateCore::names() const {
   return names;
 }
 
-std::vector<std::unique_ptr<NoSync>> SeparateCore::no_sync() const {
-  std::vector<std::unique_ptr<NoSync>> scopes;
-  for (const std::shared_ptr<Child>& child : children_) scopes.push_back(std::make_unique<NoSync>(*child->core));
+std::vector<NoSync> SeparateCore::no_sync() const {
+  std::vector<NoSync> scopes;
+  for (const std::shared_ptr<Child>& child : children_) scopes.emplace_back(*child->core);
   return scopes;
 }
 

@@ -33,7 +33,7 @@ class LOCKSTEP_API SeparateCore {
   Communicator& communicator() const { return communicator_; }
   const DistributedDataParallelOptions& options() const { return options_; }
   std::vector<std::string> names() const;  // of the children that are averaged
-  std::vector<std::unique_ptr<NoSync>> no_sync() const;
+  std::vector<NoSync> no_sync() const;
   DdpLoggingData logging_data(const std::string& name) const;
 
  private:
@@ -97,7 +97,7 @@ class MMSeparateDistributedDataParallel : public Module<MMSeparateDistributedDat
   }
 
   // Of all children; see NoSync.
-  [[nodiscard]] std::vector<std::unique_ptr<NoSync>> no_sync() const { return core_->no_sync(); }
+  [[nodiscard]] std::vector<NoSync> no_sync() const { return core_->no_sync(); }
   // Of a child. Throws InvalidArgument for a name that is not one of names().
   DdpLoggingData logging_data(const std::string& name) const { return core_->logging_data(name); }
 

@@ -84,14 +84,14 @@ std::string gpu_identity(Device device) {
 
 std::string why_no_cuda() {
   if (environment("LOCKSTEP_CUDA_DEVICES") == "0") return "LOCKSTEP_CUDA_DEVICES is 0";
-  int count = 0, driver = 0;
+  int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess) (void)cudaGetLastError();
   if (result == cudaErrorInsufficientDriver) {
-    if (cudaDriverGetVersion(&driver) != cudaSuccess) (void)cudaGetLastError();
-    return driver == 0 ? "there is no NVIDIA driver"
-                       : cat("the NVIDIA driver is for CUDA ", cuda_version_text(driver), " and older than the toolkit, ",
-                             cuda_version_text(CUDART_VERSION));
+    const std::string driver = cuda_driver_version().found;
+    return driver.empty() ? "there is no NVIDIA driver"
+                          : cat("the NVIDIA driver is for CUDA ", driver, " and older than the toolkit, ",
+                                cuda_runtime_version().built_with);
   }
   if (result != cudaSuccess && result != cudaErrorNoDevice)
     return cat("counting the GPUs gave ", cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");

@@ -57,7 +57,6 @@ void HostStream::close() noexcept {
 }
 
 void HostStream::run(UniqueFunction task, const trace::Work& work) {
-  check_threads("stream");  // before the lock: it may not return
   notice_exit();
   Item item;
   if (traced_ && trace::active()) [[unlikely]]
@@ -74,9 +73,6 @@ void HostStream::record(std::shared_ptr<Completion> mark) {
     mark->finish(failed ? failure_ : nullptr);
     return;
   }
-  lock.unlock();
-  check_threads("stream");
-  lock.lock();
   Item item;
   item.mark = std::move(mark);
   push(lock, std::move(item));
@@ -85,9 +81,6 @@ void HostStream::record(std::shared_ptr<Completion> mark) {
 void HostStream::wait_for(std::shared_ptr<Completion> mark) {
   std::unique_lock lock(mutex_);
   if (all_done() && mark->finished() && !mark->failure()) return;
-  lock.unlock();
-  check_threads("stream");
-  lock.lock();
   Item item;
   item.mark = std::move(mark);
   item.waits = true;
@@ -105,6 +98,10 @@ bool HostStream::idle() {
 }
 
 void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
+  if (library_threads.load(std::memory_order_relaxed) != Threads::run) [[unlikely]] {
+    lock.unlock();  // the call may not return
+    fail_without_threads("stream");
+  }
   item.sequence = next_sequence();
   item.caller = caller();
   item.tick = ticks_.issued.load(std::memory_order_relaxed);

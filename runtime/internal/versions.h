@@ -10,8 +10,6 @@ struct Version {
   std::string found;       // empty: not there
 };
 
-// 13000 is 13.0; empty for 0.
-std::string cuda_version_text(int number);
 // Neither starts anything on a device.
 Version cuda_runtime_version();
 Version cuda_driver_version();

@@ -76,8 +76,8 @@ class Program:
 class Outcome:
     """How a program ended: `why` is empty when it ended by itself with 0."""
 
-    def __init__(self, why, text, seconds, code=None):
-        self.why, self.text, self.seconds, self.code = why, text, round(seconds, 2), code
+    def __init__(self, why, text, seconds):
+        self.why, self.text, self.seconds = why, text, round(seconds, 2)
 
 
 def run(command, environment, seconds, output, folder):
@@ -99,14 +99,14 @@ def run(command, environment, seconds, output, folder):
         code = program.end()
     if not why and code != 0:
         why = words_of(code)
-    return Outcome(why, program.text(), program.seconds(), code)
+    return Outcome(why, program.text(), program.seconds())
 
 
-def printed_by(command, seconds=30, environment=None):
+def printed_by(command, seconds=30):
     """What a command prints; None when it cannot run, fails, or takes too long."""
     try:
         done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, timeout=seconds, env=environment, start_new_session=True)
+                              stderr=subprocess.DEVNULL, timeout=seconds, start_new_session=True)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None

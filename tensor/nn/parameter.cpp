@@ -87,13 +87,7 @@ std::string ParameterBody::describe() const {
 Tensor ParameterBody::on(Device device) {
   LOCKSTEP_CHECK(home.defined(), "[parameter] expected elements, but ", describe(), " is uninitialised");
   if (home.device() == device) {
-    if (Reading* reading = Reading::current()) {
-      Stream& stream = current_stream(device);
-      if (stream.synchronous())
-        reading->read(*this);
-      else
-        reading->read(*this, stream);
-    }
+    if (Reading* reading = Reading::current()) reading->read(*this, current_stream(device));
     return home;
   }
   Slot* slot = this->slot(ordinal(device));

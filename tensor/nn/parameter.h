@@ -5,7 +5,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 
 #include "lockstep/tensor/sparse_gradient.h"
 
@@ -80,5 +82,12 @@ class LOCKSTEP_API SubstituteScope {
   std::unique_ptr<Substitution> substitution_;
   const Substitution* previous_;
 };
+
+namespace detail {
+
+// Puts new elements into parameters, all between the same calls. Checks nothing; converts first and copies then.
+void assign_all(const char* op, std::span<const std::pair<Parameter, Tensor>> assignments);
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -210,10 +210,6 @@ Reading::Entry& Reading::entry(const std::shared_ptr<ReadGate>& gate) {
   return first_[count_++];
 }
 
-void Reading::read(const ParameterBody& body) {
-  if (const std::shared_ptr<ReadGate>* gate = body.gate()) entry(*gate);
-}
-
 void Reading::read(const ParameterBody& body, Stream& stream) {
   const std::shared_ptr<ReadGate>* gate = body.gate();
   if (!gate) return;

@@ -85,7 +85,6 @@ class LOCKSTEP_API Reading {
   // Enters the gate unless this thread has. Throws TimeoutError when a writer stays inside.
   void enter(const std::shared_ptr<ReadGate>& gate) { entry(gate); }
   // The same for the gate of a parameter's home, and for work on `stream`.
-  void read(const ParameterBody& body);
   void read(const ParameterBody& body, Stream& stream);
 
   // What this thread holds of homes, for those who work for it. `leave` gives it back, from any thread.
@@ -109,12 +108,7 @@ class LOCKSTEP_API Reading {
   std::vector<Entry> more_;
 };
 
-class Parameter;
-
 namespace detail {
-
-// Puts new elements into parameters, all between the same calls. Checks nothing; converts first and copies then.
-void assign_all(const char* op, std::span<const std::pair<Parameter, Tensor>> assignments);
 
 // Gives the bodies that have no gate yet one in common. Done where a module is used as a whole.
 LOCKSTEP_API void share_gate(std::span<ParameterBody* const> bodies);

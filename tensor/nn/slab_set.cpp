@@ -184,6 +184,8 @@ ModuleSlots::ModuleSlots(const ModuleBase& module) : parameters_(module.paramete
   for (const auto* list : {&parameters_, &buffers_})
     for (const Parameter& member : *list) bodies.push_back(member.body());
   detail::share_gate(bodies);
+  for (const ParameterBody* body : bodies)
+    if (std::find(gates_.begin(), gates_.end(), *body->gate()) == gates_.end()) gates_.push_back(*body->gate());
 }
 
 void ModuleSlots::check_placement(Device home) const {
@@ -268,10 +270,9 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
       if (entries.empty()) continue;
       gates.push_back(&set->gate(device));
       stale.emplace_back(set.get(), std::move(entries));
-      for (ParameterBody* body : bodies) {
-        reading.read(*body, current_stream(devices[0]));
-        reading.read(*body, current_stream(device));
-      }
+      // Stream by stream: a gate is asked once for each.
+      for (Stream* stream : {&current_stream(devices[0]), &current_stream(device)})
+        for (const ParameterBody* body : bodies) reading.read(*body, *stream);
     }
     if (gates.empty()) continue;
     if (!ReadGate::close(gates, deadline)) {
@@ -347,8 +348,7 @@ TransferStats ModuleSlots::reduced() const {
 }
 
 void ModuleSlots::read(Reading& reading) const {
-  for (const auto* list : {&parameters_, &buffers_})
-    for (const Parameter& member : *list) reading.read(*member.body());
+  for (const std::shared_ptr<ReadGate>& gate : gates_) reading.enter(gate);
 }
 
 ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) {

@@ -75,6 +75,7 @@ class LOCKSTEP_API ModuleSlots {
   void refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const;
 
   std::vector<Parameter> parameters_, buffers_;
+  std::vector<std::shared_ptr<ReadGate>> gates_;  // of their homes, each once: a body keeps the one that it has
 };
 
 }  // namespace lockstep

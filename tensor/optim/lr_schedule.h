@@ -133,6 +133,7 @@ class LOCKSTEP_API ParamScheduler {
   std::int64_t epoch() const { return epoch_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const char* quantity() const { return quantity_->name; }  // "learning rate", "momentum"
+  bool of_momentum() const { return quantity_->get == &Optimizer::momentum; }
 
   // "epoch" and the base values ("base_lrs", "base_momentums"); the schedules are the program's.
   std::vector<NamedTensor> state_dict() const;

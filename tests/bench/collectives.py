@@ -3,11 +3,14 @@
 usage: collectives.py <lockstep-bench> <lockstep-run> [<mpirun>]
 """
 import json
-import os
+import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.jobs import MPI_AS_ROOT, clean_environment  # noqa: E402
 
 BENCH, RUN = sys.argv[1:3]
 MPIRUN = sys.argv[3] if len(sys.argv) > 3 else None
@@ -16,13 +19,11 @@ COLLECTIVES = ["allreduce", "all_gather", "broadcast", "reduce", "reduce_scatter
                "sendrecv"]
 WITH_ROOT = {"broadcast", "reduce", "gather", "scatter"}
 REDUCING = {"allreduce", "reduce", "reduce_scatter"}
-LAUNCHERS = ("LOCKSTEP_", "OMPI_", "PMI", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MPI_")
 SMALL = "-b 24 -e 2400 -f 100 -n 2".split()  # 24 bytes: less than an element for each of four doubles
 
 
 def run(*command, **variables):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
-    environment |= {"LOCKSTEP_HOST_DEVICES": "2", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = clean_environment(LOCKSTEP_HOST_DEVICES="2") | MPI_AS_ROOT
     return subprocess.run(command, capture_output=True, text=True, timeout=SOON, stdin=subprocess.DEVNULL,
                           env=environment | variables)
 

@@ -2,6 +2,7 @@
 """check.py <compiler> <include folder> <source>: the source does not compile, for the reasons alone that its first lines
 say, one error each, in no more lines than fit on a screen."""
 import itertools
+import os
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ def main():
     compiler, include, source = sys.argv[1:]
     with open(source, encoding="utf-8") as file:
         expected = [line[3:].strip() for line in itertools.takewhile(lambda line: line.startswith("// "), file)]
+    # In English, whatever the user's language: compilers translate the word "error".
     result = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", "-I" + include, source], capture_output=True,
-                            text=True, env=None)
+                            text=True, env=os.environ | {"LC_ALL": "C"})
     lines = result.stderr.splitlines()
     errors = [line for line in lines if " error: " in line]
     good = (result.returncode != 0 and len(errors) == len(expected) > 0 and len(lines) <= MOST_LINES

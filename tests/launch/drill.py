@@ -11,19 +11,21 @@ own error must be in the log, as must be what it had written without an end of t
 import argparse
 import concurrent.futures
 import os
+import pathlib
 import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.jobs import clean_environment, free_port  # noqa: E402
+
 SOON = 300  # seconds, for what comes at once when it works
 DEADLINE = 5000  # milliseconds, after which a rank that is stopped is missed
-LAUNCHERS = ("LOCKSTEP_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MPI_")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)} | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = clean_environment(OMP_NUM_THREADS="1")
 PROGRAMS = ("reduce", "train", "hosts", "ring", "chain", "joining")
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM, signal.SIGBUS, signal.SIGFPE)
 
@@ -60,11 +62,6 @@ class Failure:
     def __str__(self):
         return (f"seed {self.seed} on {self.nodes} node{'s' * (self.nodes > 1)}: of {self.ranks} ranks ({self.program}, "
                 f"{self.mode}) rank {self.victim} {self.said.rstrip(' (')} ({self.how}) at step {self.step}")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run(failure, launcher, rank):

@@ -13,13 +13,15 @@ import time
 import unittest
 import uuid
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.jobs import clean_environment, free_port, processes_with  # noqa: E402
+
 RUN, RANK, DRILL = sys.argv[1:4]
 SOON = 120  # seconds, for what comes at once when it works
-LAUNCHERS = ("LOCKSTEP_", "OMPI_", "PMI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MPI_")
 
 
 def environment(**variables):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)} | {"OMP_NUM_THREADS": "1"}
+    clean = clean_environment(OMP_NUM_THREADS="1")  # else lockstep-run says that it sets it
     clean.pop("PYTHONUNBUFFERED", None)
     return clean | variables
 
@@ -31,18 +33,6 @@ def run(*arguments, **variables):
 
 def lines(text):
     return sorted(text.splitlines())
-
-
-def processes_with(marker):
-    """The processes that have `marker` in their environment."""
-    found = []
-    for folder in pathlib.Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
 
 
 def wait_until(condition, what):
@@ -493,12 +483,12 @@ class LeftBehind(unittest.TestCase):
     def test_children_of_ranks_that_have_ended_well(self):
         job = Started("-n", "2", "sh", "-c", self.CHILDREN + "exit 0")
         self.assertEqual(job.finish()[0], 0)
-        self.assertEqual(processes_with(job.marker), [])
+        self.assertEqual(processes_with(job.marker), {})
 
     def test_children_of_ranks_that_fail(self):
         job = Started("-n", "2", "--grace", "0.1", "sh", "-c", self.CHILDREN + "exit 4")
         self.assertEqual(job.finish()[0], 4)
-        self.assertEqual(processes_with(job.marker), [])
+        self.assertEqual(processes_with(job.marker), {})
 
     def test_all_when_the_launcher_is_killed(self):
         job = Started("-n", "2", "sh", "-c", self.CHILDREN + "trap '' TERM HUP INT; exec sleep 1000")
@@ -531,11 +521,6 @@ class LeftBehind(unittest.TestCase):
         job.finish()
         with self.assertRaises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class Nodes(unittest.TestCase):

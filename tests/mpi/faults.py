@@ -13,22 +13,13 @@ import time
 import unittest
 import uuid
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.jobs import MPI_AS_ROOT, clean_environment, processes_with  # noqa: E402
+
 PROGRAM = sys.argv[1]
 MPIRUN = sys.argv[2] if len(sys.argv) > 2 else None
 SOON = 120  # seconds, for what comes at once, or at the deadline, when it works
 RANKS = 3
-
-
-def processes_with(marker):
-    """The processes that have `marker` in their environment."""
-    found = []
-    for folder in pathlib.Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # gone, or somebody else's
-            pass
-    return found
 
 
 class Faults(unittest.TestCase):
@@ -48,10 +39,8 @@ class Faults(unittest.TestCase):
 
     def start(self, timeout, mode="inline", case="[.fault]", **variables):
         """Returns the ranks' processes, when they are about to call the collective."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "MPI_"))}
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "MARKER": self.marker,
-                        "LOCKSTEP_HOST_MODE": mode, "LOCKSTEP_TEST_GO": str(self.go),
-                        "LOCKSTEP_TEST_TIMEOUT": str(int(timeout * 1000))} | variables
+        environment = clean_environment(MARKER=self.marker, LOCKSTEP_HOST_MODE=mode, LOCKSTEP_TEST_GO=str(self.go),
+                                        LOCKSTEP_TEST_TIMEOUT=str(int(timeout * 1000))) | MPI_AS_ROOT | variables
         with open(self.output, "w") as file:
             self.job = subprocess.Popen([MPIRUN, "--oversubscribe", "-n", str(RANKS), PROGRAM, case], stdout=file,
                                         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment)

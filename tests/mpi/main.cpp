@@ -95,6 +95,23 @@ TEST_CASE("communicator: MPI gives ranks that the job may not number otherwise")
   CHECK(std::string(same->backend()) == "mpi");
 }
 
+namespace {
+
+// For faults.py: what becomes of an all-reduce that the last rank may not come to.
+void say_how_it_ends(Communicator& comm, const Tensor& x) {
+  std::string said = "is done";
+  try {
+    comm.all_reduce(x);
+    synchronize(current_stream(comm.device()));
+  } catch (const CommError& error) {
+    said = "got rank " + std::to_string(error.rank) + ": " + error.what();
+  }
+  std::printf("rank %d %s\n", comm.rank(), said.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
 // For faults.py, which says what is to happen to the last rank: that comes to the collective in which the others wait
 // once there is the file LOCKSTEP_TEST_GO. They wait as long as LOCKSTEP_TEST_TIMEOUT says, in milliseconds.
 TEST_CASE("fault: the last rank does not come", "[.fault]") {
@@ -109,15 +126,7 @@ TEST_CASE("fault: the last rank does not come", "[.fault]") {
   struct stat status {};
   while (last && ::stat(go, &status) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   if (!last) comm.set_timeout(Milliseconds(std::stoll(timeout)));
-  std::string said = "is done";
-  try {
-    comm.all_reduce(x);
-    synchronize(current_stream(comm.device()));
-  } catch (const CommError& error) {
-    said = "got rank " + std::to_string(error.rank) + ": " + error.what();
-  }
-  std::printf("rank %d %s\n", comm.rank(), said.c_str());
-  std::fflush(stdout);
+  say_how_it_ends(comm, x);
   // The end of the others can wait for a file too.
   const char* const stay = std::getenv("LOCKSTEP_TEST_STAY");
   while (!last && stay && ::stat(stay, &status) != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -130,13 +139,5 @@ TEST_CASE("fault: the last rank exits", "[.exit]") {
   const Tensor x = full({1'000}, comm.rank(), {.dtype = DType::f32, .device = comm.device()});
   comm.barrier();
   if (comm.rank() + 1 == comm.size()) std::exit(0);
-  std::string said = "is done";
-  try {
-    comm.all_reduce(x);
-    synchronize(current_stream(comm.device()));
-  } catch (const CommError& error) {
-    said = "got rank " + std::to_string(error.rank) + ": " + error.what();
-  }
-  std::printf("rank %d %s\n", comm.rank(), said.c_str());
-  std::fflush(stdout);
+  say_how_it_ends(comm, x);
 }

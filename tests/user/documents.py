@@ -150,6 +150,7 @@ def generate(root, document):
 
 
 MAIN = """// Runs each block in a process of its own, in an empty folder: what one settles, no other sees.
+// The folder is made and removed here, so that nothing stays when a block crashes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -157,6 +158,7 @@ MAIN = """// Runs each block in a process of its own, in an empty folder: what o
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -170,12 +172,16 @@ int main(int argc, char** argv) {
     for (const auto& [place, run] : list()) {
       if (argc > 1 && std::strstr(place, argv[1]) == nullptr) continue;
       ++tried;
+      std::string folder = std::filesystem::temp_directory_path() / "lockstep-documents-XXXXXX";
+      if (mkdtemp(folder.data()) == nullptr) {
+        std::perror(folder.c_str());
+        return 2;
+      }
       std::fflush(stdout);
       const pid_t child = fork();
       if (child == 0) {
         alarm(300);
-        char folder[] = "/tmp/lockstep-documents-XXXXXX";
-        if (!mkdtemp(folder) || chdir(folder) != 0) return 2;
+        if (chdir(folder.c_str()) != 0) return 2;
         int code = 0;
         try {
           run();
@@ -184,11 +190,11 @@ int main(int argc, char** argv) {
           code = 1;
         }
         std::fflush(stdout);
-        if (std::system(("rm -rf " + std::string(folder)).c_str()) != 0) code = 1;
         return code;
       }
       int status = 0;
       waitpid(child, &status, 0);
+      std::filesystem::remove_all(folder);
       if (status == 0) continue;
       ++failed;
       if (WIFSIGNALED(status)) std::printf("%s: error: ended by signal %d\\n", place, WTERMSIG(status));

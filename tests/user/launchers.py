@@ -12,15 +12,15 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.jobs import MPI_AS_ROOT, clean_environment, free_port, may_skip  # noqa: E402
+
 HERE = pathlib.Path(__file__).parent
 SOON = 240  # seconds, for what takes a few
-LAUNCHERS = ("LOCKSTEP_", "OMPI_", "PMI", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "MPI_", "TORCHELASTIC_", "GROUP_")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
-ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "LOCKSTEP_HOST_DEVICES": "8"}
+ENVIRONMENT = clean_environment(LOCKSTEP_HOST_DEVICES="8") | MPI_AS_ROOT
 
 parser = argparse.ArgumentParser()
 for option in ("--run", "--host", "--cuda", "--mpirun"):
@@ -29,20 +29,9 @@ parser.add_argument("--nccl", action="store_true")
 ARGUMENTS = parser.parse_args()
 
 
-class Ports:
-    """Ports that nobody has, each with another one behind it. Somebody may take them before they are used."""
-
-    @staticmethod
-    def pair():
-        while True:
-            with socket.socket() as first, socket.socket() as second:
-                first.bind(("127.0.0.1", 0))
-                port = first.getsockname()[1]
-                try:
-                    second.bind(("127.0.0.1", port + 1))
-                    return port
-                except OSError:
-                    pass
+def master_port():
+    """With a free one behind it, where ranks meet if torchrun's own store has the first."""
+    return free_port(2)
 
 
 def finish(processes):
@@ -69,7 +58,7 @@ def faults():
         kinds.append(("nccl", ARGUMENTS.cuda, "remote process exited|the store at .* is gone", "rank 1|the store at .* is gone"))
     for backend, job, dead, silent in kinds:
         for option, text, timeout in (("--killed", dead, 600_000), ("--stopped", silent, 5_000)):
-            port = Ports.pair()
+            port = master_port()
             ranks = [start([job, option, "1", "--timeout", str(timeout)],
                            {k: str(v) for k, v in torchrun(r, 3, port).items()}) for r in range(3)]
             try:
@@ -91,7 +80,7 @@ def start(command, environment):
 def one_by_one(variables):
     """A launcher that is no more than what it puts into the environment of rank r of n."""
     def launch(command, ranks, environment, per_rank):
-        port = Ports.pair()
+        port = master_port()
         return finish([start(command, environment | variables(r, ranks, port) | per_rank(r)) for r in range(ranks)])
     return launch
 
@@ -130,7 +119,7 @@ def lockstep_run(command, ranks, environment, per_rank):
 def mpirun(with_store):
     def launch(command, ranks, environment, per_rank):
         if with_store:
-            environment = environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(Ports.pair())}
+            environment = environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port())}
         names = [option for name in environment for option in ("-x", name)]
         command = in_shell(command, per_rank, "OMPI_COMM_WORLD_RANK")
         return finish([start([ARGUMENTS.mpirun, "--oversubscribe", "-n", str(ranks), *names, *command], environment)])
@@ -212,7 +201,7 @@ def read_cells(path):
 
 def main():
     wanted = list(read_cells(HERE / "cells.txt"))
-    may_skip = {tuple(cell) for cell in read_cells(HERE / "skipped.txt")}
+    may_be_skipped = {tuple(cell) for cell in read_cells(HERE / "skipped.txt")}
     failures, table = [], []
 
     def one(cell):
@@ -228,9 +217,9 @@ def main():
         for cell, (got, said) in zip(wanted, pool.map(one, wanted)):
             expected, key = cell[-1], tuple(cell[:-1])
             skipped = got.startswith("skipped")
-            if skipped and key not in may_skip and os.environ.get("LOCKSTEP_TESTS_MAY_SKIP") != "1":
+            if skipped and key not in may_be_skipped and not may_skip():
                 failures.append(f"{' | '.join(key)}: {got}, which is not in skipped.txt")
-            elif not skipped and key in may_skip:
+            elif not skipped and key in may_be_skipped:
                 failures.append(f"{' | '.join(key)}: is in skipped.txt, and ran")
             elif not skipped and not re.fullmatch(expected, got):
                 failures.append(f"{' | '.join(key)}: expected {expected}, got {got}\n{said}")

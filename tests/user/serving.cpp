@@ -60,9 +60,10 @@ struct Counts {
   }
 };
 
-// `answer(caller)` from four threads, `load()` in a fifth until they are through.
+// `answer(caller)` from four threads, `load()`, which says what it has loaded, in a fifth until they are through. Then
+// each of two loads is what the next answer is of.
 void serve(const char* way, long answers, Counts& counts, const std::function<Tensor(int)>& answer,
-           const std::function<void()>& load) {
+           const std::function<double()>& load) {
   const long torn_before = counts.torn, loads_before = counts.loads;
   std::atomic<int> serving{kCallers};
   std::vector<std::thread> callers;
@@ -91,16 +92,25 @@ void serve(const char* way, long answers, Counts& counts, const std::function<Te
     counts.failed(error);
   }
   for (std::thread& caller : callers) caller.join();
+  const NoGrad no_grad;
+  for (int i = 0; i < 2; ++i) {
+    const double expected = load(), got = answer(0).to_vector<double>().at(0);
+    if (got != expected)
+      counts.failed(Error(cat(way, ": expected an answer of version ", expected, ", which was loaded, got one of ", got)));
+  }
   std::printf("%-24s %ld answers, %ld torn, %ld loads\n", way, answers * kCallers, counts.torn - torn_before,
               counts.loads - loads_before);
 }
 
 void serve_all(long answers, Counts& counts) {
   const std::vector<Device> two{Device::host(0), Device::host(1)};
-  const std::vector<std::vector<NamedTensor>> versions{version(1), version(2)};
+  const std::vector<std::vector<NamedTensor>> versions{version(0), version(1)};
   long turn = 0;
   const auto load_into = [&](auto& module) {
-    return [&] { module.load_state_dict(versions[static_cast<std::size_t>(++turn % 2)]); };
+    return [&] {
+      module.load_state_dict(versions[static_cast<std::size_t>(++turn % 2)]);
+      return static_cast<double>(turn % 2);
+    };
   };
   const auto rows = [](std::int64_t count, Device device) {
     return ones({count, 1}, {.dtype = DType::f64, .device = device});
@@ -138,8 +148,9 @@ void serve_all(long answers, Counts& counts) {
           return replica(rows(2, replica.device()));
         },
         [&] {
-          load_into(net)();
+          const double loaded = load_into(net)();
           replicate(net, two);
+          return loaded;
         });
   }
   {
@@ -169,7 +180,10 @@ void serve_all(long answers, Counts& counts) {
       save_safetensors(folder + "/" + std::to_string(i), versions[static_cast<std::size_t>(i)]);
     serve(
         "files", answers, counts, [&](int) { return net(rows(2, Device::cpu())); },
-        [&] { load_model(net, folder + "/" + std::to_string(++turn % 2)); });
+        [&] {
+          load_model(net, folder + "/" + std::to_string(++turn % 2));
+          return static_cast<double>(turn % 2);
+        });
     for (int i = 0; i < 2; ++i) ::unlink((folder + "/" + std::to_string(i)).c_str());
     ::rmdir(folder.c_str());
   }

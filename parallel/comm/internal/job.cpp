@@ -2,12 +2,9 @@
 
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
-#include <cstring>
 #include <numeric>
 
 #include "lockstep/parallel/comm/internal/socket.h"
@@ -21,18 +18,15 @@ std::atomic<bool> reported{false};
 
 void send(const std::string& what) {
   const std::string_view name = environment(kReports), rank = environment("LOCKSTEP_RANK");
-  sockaddr_un address{};
-  if (name.empty() || rank.empty() || name.size() >= sizeof address.sun_path) return;
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (name.empty() || rank.empty()) return;
+  const Endpoint launcher = abstract_endpoint(name);
   const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   const timeval moment{.tv_sec = 1, .tv_usec = 0};  // the launcher may be stopped, or others report too
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &moment, sizeof moment);
   const std::string message = cat(rank, ' ', what);
   // Who is not there, or does not listen, goes by how the ranks end.
   (void)!::sendto(socket.get(), message.data(), message.size(), MSG_NOSIGNAL,
-                  reinterpret_cast<const sockaddr*>(&address), length);
+                  reinterpret_cast<const sockaddr*>(&launcher.address), launcher.bytes);
 }
 
 bool is(const char* variable, int number) { return environment(variable) == std::to_string(number); }

@@ -61,7 +61,6 @@ class MpiEngine {
   // The process's engine. The first call starts it, and MPI; all ranks must make it.
   static MpiEngine& instance(Milliseconds timeout);
 
-  static bool initialised();  // MPI, by whomever
 
   int rank() const { return rank_; }  // in MPI_COMM_WORLD
   int size() const { return size_; }

@@ -28,8 +28,6 @@ struct Word {
 
 }  // namespace
 
-bool MpiEngine::initialised() { return mpi::in_use(); }
-
 std::string MpiEngine::Loop::message_of(int code) const {
   char text[1024] = {};
   mpi_.describe(code, text, sizeof text);

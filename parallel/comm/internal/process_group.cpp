@@ -3,19 +3,20 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
 
+#include "lockstep/parallel/comm/internal/sha256.h"
+#include "lockstep/parallel/comm/internal/socket.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/strings.h"
+#include "lockstep/version.h"
 
 namespace lockstep::detail {
 
@@ -35,7 +36,7 @@ BoardShape shape_of(int size) {
 // Whose memory looks alike. Two builds of one version may differ in what they were compiled with.
 std::string build() {
   if (posed_build) return *posed_build;
-  return cat(LOCKSTEP_VERSION_TEXT, " (", sizeof(BoardShape), '.', sizeof(Post), '.', sizeof(Seat), '.',
+  return cat(LOCKSTEP_VERSION_STRING, " (", sizeof(BoardShape), '.', sizeof(Post), '.', sizeof(Seat), '.',
              sizeof(Collective), '.', static_cast<int>(Collective::Kind::exchange), '.', kDTypeCount, '.',
              Board::kMostRanks, ')');
 }
@@ -82,23 +83,6 @@ std::optional<ucred> same_user(int socket) {
   socklen_t length = sizeof peer;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) return std::nullopt;
   return peer;
-}
-
-// In the abstract namespace: nothing to clean up, whoever dies.
-sockaddr_un address_of(const std::string& name, socklen_t& length) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
-  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return address;
-}
-
-std::string random_name() {
-  unsigned char bytes[16];
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail_system(0, "random numbers");
-  std::string name = "lockstep-";
-  for (const unsigned char byte : bytes) name += cat("0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]);
-  return name;
 }
 
 Descriptor make_memory(const BoardShape& shape) {
@@ -173,11 +157,10 @@ class Host {
       : size_(size), timeout_(timeout), gone_(gone), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
 
   std::string listen() {
-    const std::string name = random_name();
+    const std::string name = cat("lockstep-", to_hex(random_bytes(16)));
     listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(name, length);
-    if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+    const Endpoint own = abstract_endpoint(name);
+    if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own.address), own.bytes) != 0 ||
         ::listen(listener_.get(), size_) != 0)
       fail_system(0, "a socket");
     return name;
@@ -320,10 +303,8 @@ Descriptor connect_to_host(Store& store, const std::string& key, const Deadline&
       throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
     }
     Descriptor connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    socklen_t length = 0;
-    const sockaddr_un address = address_of(name, length);
-    if (connection && name.size() < sizeof address.sun_path &&
-        connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) {
+    const Endpoint host = abstract_endpoint(name);
+    if (connection && connect(connection.get(), reinterpret_cast<const sockaddr*>(&host.address), host.bytes) == 0) {
       if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
       return connection;
     }

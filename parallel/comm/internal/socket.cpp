@@ -5,11 +5,13 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
@@ -70,6 +72,17 @@ bool Endpoint::loopback() const {
   }
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
   return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+Endpoint abstract_endpoint(std::string_view name) {
+  Endpoint endpoint;
+  auto& address = reinterpret_cast<sockaddr_un&>(endpoint.address);
+  if (name.size() >= sizeof address.sun_path)
+    fail<Error>("[socket] expected a name of less than ", sizeof address.sun_path, " bytes, got '", name, "'");
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  endpoint.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return endpoint;
 }
 
 std::vector<Endpoint> resolve(const HostPort& address) {

@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// `Derived` has forward_train, forward_support and forward_query of (FewShotData), and a name(). The backbone maps
-// images [n, ..] to features [n, d].
+// `Derived` has forward_train, forward_support and forward_query of (FewShotData). The backbone maps images [n, ..]
+// to features [n, d].
 //
 // forward is const, yet mode support may remember what it is given, for the queries that follow: a model that is being
 // meta-tested belongs to one thread, as each task's copy does.

@@ -1,9 +1,6 @@
 // A Runner writes checkpoints.
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/parallel/openmmlab/runner/internal/checkpoint_file.h"
@@ -129,12 +126,7 @@ void RunnerCore::write(const std::string& name, Files with_it, bool is_newest) {
 
 // Says in work_dir which one it is.
 void RunnerCore::mark_newest(const std::string& name) {
-  detail::on_rank_0(communicator_, [&] {
-    const std::string path = path_of(detail::kLastCheckpoint), fresh = path + ".new";
-    errno = 0;
-    if (!(std::ofstream(fresh) << name << std::endl) || std::rename(fresh.c_str(), path.c_str()) != 0)
-      detail::fail<Error>("[Runner] expected to write '", path, "', got ", detail::reason_of(errno));
-  });
+  detail::on_rank_0(communicator_, [&] { detail::replace_file(path_of(detail::kLastCheckpoint), name + '\n'); });
 }
 
 void RunnerCore::save_where_due() {

@@ -48,7 +48,7 @@ void check_schedulers(const std::vector<RunnerScheduler>& schedulers, OptimWrapp
       bool clash = other.scheduler && &other.scheduler->optimizer() == &each.scheduler->optimizer() &&
                    other.scheduler->quantity() == quantity;
       if (other.range && wrapper &&
-          (other.range->quantity() == mmengine::Quantity::lr) == (quantity == "learning rate"))
+          (other.range->quantity() == mmengine::Quantity::momentum) == each.scheduler->of_momentum())
         for (const Optimizer* target : detail::RangeScheduler::targets(*wrapper, other.range->optimizer()))
           clash |= target == &each.scheduler->optimizer();
       LOCKSTEP_CHECK(
@@ -186,16 +186,20 @@ RunnerCore::AroundEvaluation::AroundEvaluation(RunnerCore& runner) {
 }
 RunnerCore::AroundEvaluation::~AroundEvaluation() { undo_all(); }
 
+// Each once, also one that throws.
 void RunnerCore::AroundEvaluation::finish() {
-  for (; !undo_.empty(); undo_.pop_back())
-    if (undo_.back()) undo_.back()();
+  while (!undo_.empty()) {
+    const std::function<void()> undo = std::move(undo_.back());
+    undo_.pop_back();
+    if (undo) undo();
+  }
 }
 
 // Where something has failed already.
 void RunnerCore::AroundEvaluation::undo_all() noexcept {
-  for (; !undo_.empty(); undo_.pop_back()) try {
-      if (undo_.back()) undo_.back()();
-    } catch (const std::exception&) {  // the first error is on its way
+  while (!undo_.empty()) try {
+      finish();
+    } catch (...) {  // the first error is on its way
     }
 }
 
@@ -249,7 +253,7 @@ NamedValues RunnerCore::end_evaluation(const Evaluation& evaluation, const Named
   return of_all;
 }
 
-void RunnerCore::show(const detail::Place& place, const detail::Numbers& numbers) const {
+void RunnerCore::show(const detail::Place& place, const detail::Numbers& numbers) {
   if (rank() != 0) return;
   if (options_.logger.sink) options_.logger.sink(detail::line_of(place, numbers));
   if (options_.work_dir.empty()) return;

@@ -131,7 +131,7 @@ class LOCKSTEP_API RunnerCore {
   struct Parts;
   bool by_epoch() const { return options_.train_cfg.index() == 0; }
   bool due(std::int64_t interval, bool counts_epochs) const;
-  void show(const detail::Place& place, const std::vector<std::pair<std::string, double>>& numbers) const;
+  void show(const detail::Place& place, const std::vector<std::pair<std::string, double>>& numbers);
   detail::TrainLength train_length() const;
   // ---- checkpoints.cpp
   struct Best {
@@ -173,7 +173,7 @@ class LOCKSTEP_API RunnerCore {
   bool stopped_ = false, validates_ = false, resuming_ = false;
   std::vector<detail::LiveScheduler> schedulers_;
   Files files_;
-  mutable std::optional<std::int64_t> scalars_end_;  // after resume(): scalars.json is to end with this iteration
+  std::optional<std::int64_t> scalars_end_;  // after resume(): scalars.json is to end with this iteration
   std::unique_ptr<Parts> parts_;
 };
 

@@ -79,7 +79,6 @@ class SaveBest {
   SaveBest(std::initializer_list<std::string> metrics) : metrics_(metrics) {}
   SaveBest(std::vector<std::string> metrics) : metrics_(std::move(metrics)) {}  // NOLINT
   const std::vector<std::string>& metrics() const { return metrics_; }
-  bool empty() const { return metrics_.empty(); }
 
  private:
   std::vector<std::string> metrics_;

@@ -50,7 +50,6 @@ struct LOCKSTEP_API Constant {
   bool convert_to_iter_based = false;
   double operator()(const At& at) const;
   void check() const;
-  void scale(std::int64_t /*iters_per_epoch*/) {}
 };
 // times a factor that goes in a straight line from start_factor to end_factor: a warm-up
 template <Quantity Q>
@@ -62,7 +61,6 @@ struct LOCKSTEP_API Linear {
   bool convert_to_iter_based = false;
   double operator()(const At& at) const;
   void check() const;
-  void scale(std::int64_t /*iters_per_epoch*/) {}
 };
 // times gamma in every step
 template <Quantity Q>
@@ -74,7 +72,6 @@ struct LOCKSTEP_API Exponential {
   bool convert_to_iter_based = false;
   double operator()(const At& at) const;
   void check() const;
-  void scale(std::int64_t /*iters_per_epoch*/) {}
 };
 // times gamma in every step_size-th step
 template <Quantity Q>
@@ -131,7 +128,6 @@ struct LOCKSTEP_API Poly {
   bool convert_to_iter_based = false;
   double operator()(const At& at) const;
   void check() const;
-  void scale(std::int64_t /*iters_per_epoch*/) {}
 };
 // One half wave after another: the i-th over periods[i] steps, from restart_weights[i] times the base value. Sets the
 // value, whatever it was.
@@ -214,11 +210,15 @@ class LOCKSTEP_API RangeScheduler {
   template <SchedulerOfRange S>
   RangeScheduler(const S& scheduler, std::string optimizer)
       : RangeScheduler(quantity_of(&scheduler), std::move(optimizer),
-                       {scheduler.by_epoch, scheduler.begin, scheduler.end, scheduler.convert_to_iter_based}) {
+                       {.by_epoch = scheduler.by_epoch,
+                        .begin = scheduler.begin,
+                        .end = scheduler.end,
+                        .convert_to_iter_based = scheduler.convert_to_iter_based}) {
     scheduler.check();
     scaled_ = [scheduler](std::int64_t iters_per_epoch) {
       S scaled = scheduler;
-      if (scheduler.convert_to_iter_based) scaled.scale(iters_per_epoch);
+      if constexpr (requires { scaled.scale(iters_per_epoch); })  // else its numbers count no epochs
+        if (scheduler.convert_to_iter_based) scaled.scale(iters_per_epoch);
       return std::function<double(const mmengine::At&)>(std::move(scaled));
     };
   }

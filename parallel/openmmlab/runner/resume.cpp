@@ -11,6 +11,7 @@
 
 #include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/parallel/openmmlab/runner/internal/checkpoint_file.h"
+#include "lockstep/runtime/internal/whole_file.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {
@@ -70,6 +71,18 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 std::string detail::reason_of(int error) {
   return error == 0 ? "no reason of the system" : std::error_code(error, std::generic_category()).message();
+}
+
+void detail::fail_to_write(const std::string& path, int error) {
+  fail<Error>("[Runner] expected to write '", path, "', got ", reason_of(error));
+}
+
+void detail::replace_file(const std::string& path, const std::string& text) try {
+  WholeFile file(path, WholeFile::Special::refused);
+  file.write(text.data(), text.size());
+  file.commit();
+} catch (const FileError& error) {
+  fail_to_write(path, error.code);
 }
 
 struct RunnerCore::Progress {

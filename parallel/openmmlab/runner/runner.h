@@ -111,7 +111,7 @@ class Runner : public RunnerCore {
 
   template <class Loader, class Evaluator, class Step>
   NamedValues evaluate_with(Loader& loader, Evaluator& evaluator, const char* mode, Step&& step) {
-    constexpr bool kOnAllRanks = requires(Communicator * all) { evaluator.evaluate(std::int64_t{}, all); };
+    constexpr bool kOnAllRanks = detail::EvaluatesShares<Evaluator>;
     Evaluation evaluation{mode, static_cast<std::int64_t>(loader.size())};
     const NoGrad no_grad;
     const TrainingScope evaluating(false);

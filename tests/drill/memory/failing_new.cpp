@@ -10,7 +10,6 @@ namespace {
 
 constinit std::atomic<std::int64_t> countdown{0};  // 0: nothing fails
 constinit std::atomic<bool> stays{false}, struck{false};
-constinit std::atomic<std::int64_t> live{0};
 
 bool fails() noexcept {
   std::int64_t left = countdown.load(std::memory_order_relaxed);
@@ -31,19 +30,12 @@ void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
     memory = std::malloc(bytes ? bytes : 1);
   else if (posix_memalign(&memory, alignment, bytes ? bytes : 1) != 0)
     memory = nullptr;
-  if (memory) live.fetch_add(1, std::memory_order_relaxed);
   return memory;
 }
 
 void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
   if (void* memory = allocate(bytes, alignment)) return memory;
   throw std::bad_alloc();
-}
-
-void release(void* memory) noexcept {
-  if (!memory) return;
-  live.fetch_sub(1, std::memory_order_relaxed);
-  std::free(memory);
 }
 
 }  // namespace
@@ -58,8 +50,6 @@ bool disarm() {
   countdown = 0;
   return struck;
 }
-
-std::int64_t live_blocks() { return live; }
 
 }  // namespace memory_drill
 
@@ -80,12 +70,12 @@ void* operator new(std::size_t bytes, std::align_val_t at, const std::nothrow_t&
 void* operator new[](std::size_t bytes, std::align_val_t at, const std::nothrow_t&) noexcept {
   return memory_drill::allocate(bytes, static_cast<std::size_t>(at));
 }
-void operator delete(void* memory) noexcept { memory_drill::release(memory); }
-void operator delete[](void* memory) noexcept { memory_drill::release(memory); }
-void operator delete(void* memory, std::size_t) noexcept { memory_drill::release(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { memory_drill::release(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { memory_drill::release(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { memory_drill::release(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { memory_drill::release(memory); }
-void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { memory_drill::release(memory); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 // NOLINTEND

@@ -10,6 +10,4 @@ void arm(std::int64_t k, bool lasting);
 // Whether a call has failed.
 bool disarm();
 
-std::int64_t live_blocks();
-
 }  // namespace memory_drill

@@ -1,7 +1,7 @@
 // lockstep-memory-drill: memory of the host that runs out anywhere. The k-th `operator new` of a phase fails, for every
 // k: making a wrapper, forward, derivatives of derivatives, backward, step, refresh, a call of one replica, and letting
 // go of it all. It must be an exception that says so; then the same again must work, with the same bits; nothing may
-// hang, end the process or be lost.
+// hang, end the process or leave memory of the devices behind.
 #include <errno.h>  // program_invocation_short_name
 #include <unistd.h>
 
@@ -69,7 +69,7 @@ struct State {
   Tensor ids = from_data(std::vector<std::int64_t>{0, 3, 6, 3, 1, 5, 2, 0, 4, 6, 1, 1, 3}, {13});
   std::optional<Wrapped> net;
   std::optional<SGD> optimizer;
-  Tensor loss, refreshed;
+  Tensor loss, refreshed, answer;
 
   std::vector<Parameter> parameters() { return net->parameters(); }
 };
@@ -123,13 +123,13 @@ const std::vector<Phase>& phases() {
          const NoGrad no_grad;
          for (const Parameter& parameter : s.parameters()) parameter.tensor().mul_(1);  // to be refreshed; the same values
          const auto replicas = replicate(s.net->module(), s.devices);
-         replicas.back()(s.ids.to(s.devices.back()));
+         s.answer = replicas.back()(s.ids.to(s.devices.back()));
        },
        [](State&) {}},
       {"drop graph", [](State& s) { s.loss = Tensor(); }, forward_again},
       {"drop all",
        [](State& s) {
-         s.refreshed = Tensor();
+         s.refreshed = s.answer = Tensor();
          s.optimizer.reset();
          s.net.reset();
        },
@@ -204,7 +204,7 @@ struct Outcome {
 };
 
 struct Expected {
-  Doubles gradients, weights, refreshed, second;
+  Doubles loss, gradients, weights, refreshed, answer, second;
 };
 
 // All phases, of which one meets the failure.
@@ -266,13 +266,15 @@ Outcome trial(State& s, int failing, std::int64_t k, bool lasting, Expected* exp
       } else if (p != failing) {
         phase.run(s);
       }
+      if (std::strcmp(phase.name, "forward") == 0) compare(&Expected::loss, values(s.loss), "losses");
+      if (std::strcmp(phase.name, "replica") == 0) compare(&Expected::answer, values(s.answer), "answers of a replica");
       if (std::strcmp(phase.name, "second") == 0) compare(&Expected::second, second_gradients(s), "second gradients");
       if (std::strcmp(phase.name, "backward") == 0) compare(&Expected::gradients, gradients(s), "gradients");
       if (std::strcmp(phase.name, "step") == 0) compare(&Expected::weights, weights(s), "weights");
       if (std::strcmp(phase.name, "refresh") == 0) compare(&Expected::refreshed, values(s.refreshed), "results");
     } catch (const std::exception& error) {
       say(std::string("afterwards, ") + phase.name + ": " + error.what());
-      s.loss = s.refreshed = Tensor();
+      s.loss = s.refreshed = s.answer = Tensor();
       s.optimizer.reset();
       s.net.reset();
       return outcome;
@@ -385,12 +387,11 @@ int main(int argc, char** argv) {
       current_phase = phases()[p].name;
       for (const bool lasting : {false, true}) {
         if (!options.mode.empty() && (options.mode == "lasting") != lasting) continue;
-        std::int64_t in_phase = 0, threw_in_phase = 0;
-        for (std::int64_t begin = 1;; begin += options.every) {
+        std::int64_t in_phase = 0, threw_in_phase = 0, among = options.every;
+        for (std::int64_t begin = 1;;) {
           draw = draw * 6364136223846793005u + 1442695040888963407u;
           const std::int64_t k =
-              options.k ? options.k
-                        : begin + static_cast<std::int64_t>((draw >> 33) % static_cast<std::uint64_t>(options.every));
+              options.k ? options.k : begin + static_cast<std::int64_t>((draw >> 33) % static_cast<std::uint64_t>(among));
           current_k = k;
           ++trials;
           Outcome outcome;
@@ -400,10 +401,7 @@ int main(int argc, char** argv) {
           };
           once();
           settle(devices);
-          if (!outcome.struck && !options.k) break;
-          ++tried, ++in_phase;
-          threw += outcome.threw, threw_in_phase += outcome.threw;
-          if (!outcome.wrong.empty()) {
+          if (!outcome.wrong.empty()) {  // also where it was not struck: what went before has left something broken
             ++wrong;
             std::printf("wrong: devices=%d phase=%s mode=%s k=%lld: %s\n", count, phases()[p].name,
                         lasting ? "lasting" : "once", static_cast<long long>(k), outcome.wrong.c_str());
@@ -413,6 +411,16 @@ int main(int argc, char** argv) {
             std::printf("leak: devices=%d phase=%s mode=%s k=%lld: %lld bytes of the devices\n", count,
                         phases()[p].name, lasting ? "lasting" : "once", static_cast<long long>(k),
                         static_cast<long long>(now) - static_cast<long long>(base));
+          }
+          if (outcome.struck) {
+            ++tried, ++in_phase;
+            threw += outcome.threw, threw_in_phase += outcome.threw;
+            begin += options.every;
+            among = options.every;
+          } else if (in_phase == 0 && k > 1 && outcome.wrong.empty()) {
+            among = k - 1;  // a short phase is met too
+          } else {
+            break;
           }
           if (options.k) break;
         }
@@ -425,5 +433,6 @@ int main(int argc, char** argv) {
   }
   std::printf("memory: tried=%lld threw=%lld wrong=%lld leaks=%lld\n", static_cast<long long>(tried),
               static_cast<long long>(threw), static_cast<long long>(wrong), static_cast<long long>(leaks));
-  return wrong + leaks > 0 ? 1 : 0;
+  if (tried == 0) std::fprintf(stderr, "memory: expected failures, got none: nothing was tried\n");
+  return wrong + leaks > 0 || tried == 0 ? 1 : 0;
 }

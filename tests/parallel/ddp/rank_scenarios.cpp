@@ -45,15 +45,6 @@ struct Part {
   }
 };
 
-template <class M>
-NoSync hold(const DistributedDataParallel<M>& net) {
-  return net.no_sync();
-}
-template <class M>
-int hold(const M&) {
-  return 0;
-}
-
 // `act(net, module, part)` does the forwards and backwards of one rank; at its end the ranks agree. Gradients are freed
 // before every `frees`-th step.
 template <class Act>

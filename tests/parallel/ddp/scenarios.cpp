@@ -43,16 +43,6 @@ struct Words : Module<Words> {
   void members(Members& m) override { m("table", table), m("head", head); }
 };
 
-// Gradients stay on the rank while it lives; nothing to do for a plain module.
-template <class M>
-NoSync hold(const DistributedDataParallel<M>& net) {
-  return net.no_sync();
-}
-template <class M>
-int hold(const M&) {
-  return 0;
-}
-
 // `step(net, x, number, optimizer)` does the whole step: with the module itself on all rows, with its wrapper on a
 // rank's share.
 template <class M, class Step>

@@ -1,5 +1,6 @@
 // train_step and val_step of MMDataParallel.
 #include <memory>
+#include <variant>
 
 #include "lockstep/parallel/openmmlab/mm_data_parallel.h"
 #include "lockstep/parallel/openmmlab/model_wrapper.h"
@@ -96,10 +97,11 @@ TEST_CASE("arguments of a step are scattered where they hold tensors, else hande
   struct Looks : Module<Looks> {
     Tensor forward(const Tensor& x) const { return x; }
     Seen train_step(const Tensor& x, const std::tuple<std::vector<Tensor>, int>& list, const Value& value,
-                    const std::string& text, const std::vector<double>& numbers, std::unique_ptr<int>& handle) {
+                    const std::variant<int, Tensor>& either, const std::string& text,
+                    const std::vector<double>& numbers, std::unique_ptr<int>& handle) {
       ++*handle;
       return {{to_string(x.device()), to_string(std::get<0>(list)[0].device()),
-               to_string(value.at("a").as_tensor().device())},
+               to_string(value.at("a").as_tensor().device()), to_string(std::get<Tensor>(either).device())},
               {&text, &numbers, &handle}};
     }
   };
@@ -111,8 +113,9 @@ TEST_CASE("arguments of a step are scattered where they hold tensors, else hande
     const std::vector<double> numbers{1, 2};
     auto handle = std::make_unique<int>(4);
     const Seen seen = net.train_step(counting({2}), std::tuple(std::vector{counting({3})}, 5),
-                                     Value(Value::Map{{"a", counting({2})}}), text, numbers, handle);
-    CHECK(seen.devices == std::vector<std::string>(3, there));
+                                     Value(Value::Map{{"a", counting({2})}}), std::variant<int, Tensor>(counting({2})),
+                                     text, numbers, handle);
+    CHECK(seen.devices == std::vector<std::string>(4, there));
     CHECK(seen.places == std::vector<const void*>{&text, &numbers, &handle});
     CHECK(*handle == 5);
   }

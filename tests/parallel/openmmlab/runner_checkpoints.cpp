@@ -37,14 +37,6 @@ struct Training {
   }
 };
 
-RunnerHook stop_at(std::int64_t iter) {
-  RunnerHook hook;
-  hook.after_train_iter = [iter](RunnerCore& runner, const LogVars&) {
-    if (runner.iter() == iter) runner.stop_training();
-  };
-  return hook;
-}
-
 std::vector<std::string> files(const TemporaryFolder& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path()))

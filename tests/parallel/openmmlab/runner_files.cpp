@@ -34,14 +34,6 @@ struct Training {
   void train() { runner.train(loader, val_loader, metric); }
 };
 
-RunnerHook stop_at(std::int64_t iter) {
-  RunnerHook hook;
-  hook.after_train_iter = [iter](RunnerCore& runner, const LogVars&) {
-    if (runner.iter() == iter) runner.stop_training();
-  };
-  return hook;
-}
-
 }  // namespace
 
 TEST_CASE("a Runner's checkpoint is loaded for inference, by load_model and by a Runner without an optimizer") {
@@ -294,13 +286,14 @@ TEST_CASE("Runner: errors of files say what the system says") {
   CHECK(missing(failure([&] { in_circles.runner.resume(); }),
                 {"last_checkpoint", "Too many levels of symbolic links"}) == "");
   // A folder where a file is to be.
-  std::filesystem::create_directories(folder / "run/last_checkpoint.new");
+  std::filesystem::create_directories(folder / "run/last_checkpoint");
   std::filesystem::create_directories(folder / "run/scalars.json");
   Training blocked({.work_dir = folder / "run"});
   CHECK(missing(failure([&] { blocked.train(); }), {"scalars.json", "Is a directory"}) == "");
   std::filesystem::remove(folder / "run/scalars.json");
   Training no_name({.work_dir = folder / "run"});
   CHECK(missing(failure([&] { no_name.train(); }), {"last_checkpoint", "Is a directory"}) == "");
+  std::filesystem::remove(folder / "run/last_checkpoint");
   write_bytes(folder / "run/last_checkpoint", "");
   CHECK(missing(failure([&] { no_name.runner.resume(); }), {"last_checkpoint", "an empty file"}) == "");
 }

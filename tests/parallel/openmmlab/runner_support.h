@@ -92,4 +92,13 @@ inline std::string all_of(const std::vector<NamedTensor>& state) {
 
 inline bool exists(const std::string& path) { return std::filesystem::exists(path); }
 
+// Ends a training after that iteration.
+inline RunnerHook stop_at(std::int64_t iter) {
+  RunnerHook hook;
+  hook.after_train_iter = [iter](RunnerCore& runner, const LogVars&) {
+    if (runner.iter() == iter) runner.stop_training();
+  };
+  return hook;
+}
+
 }  // namespace runner_test

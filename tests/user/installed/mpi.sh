@@ -12,8 +12,14 @@ cd /
 "$mpirun" --oversubscribe -n 2 "$folder/job" >"$folder/said"
 cat "$folder/said"
 [ "$(grep -c 'of 2: mpi on host:., numbers are right' "$folder/said")" = 2 ]
-# A plug-in that is none, or not there, is an error that says so, at once and on all ranks.
+# A plug-in that is none, or not there, is an error that says so, at once and on all ranks. The shells end well: mpirun
+# would end the other rank when one has failed, perhaps before it has spoken.
 for wrong in /nowhere/liblockstep_mpi.so "$folder/job"; do
-  ! LOCKSTEP_MPI_LIBRARY=$wrong "$mpirun" -x LOCKSTEP_MPI_LIBRARY --oversubscribe -n 2 "$folder/job" >"$folder/said" 2>&1
-  grep "expected the plug-in that talks to MPI (LOCKSTEP_MPI_LIBRARY names it), got.*$wrong" "$folder/said"
+  LOCKSTEP_MPI_LIBRARY=$wrong timeout 60 "$mpirun" -x LOCKSTEP_MPI_LIBRARY --oversubscribe -n 2 \
+    sh -c 'if "$0"; then echo "FAILED: it does without the plug-in"; fi' "$folder/job" >"$folder/said" 2>&1 ||
+    echo "FAILED: mpirun exited with $?" >>"$folder/said"
+  cat "$folder/said"
+  if grep -q FAILED "$folder/said"; then exit 1; fi
+  text="expected the plug-in that talks to MPI (LOCKSTEP_MPI_LIBRARY names it), got.*$wrong"
+  if [ "$(grep -c "$text" "$folder/said")" != 2 ]; then echo "FAILED: not both ranks say so"; exit 1; fi
 done

@@ -14,6 +14,9 @@ constexpr const char* kLastCheckpoint = "last_checkpoint";  // file with the nam
 
 // What the system says of the last call that failed.
 std::string reason_of(int error);
+[[noreturn]] void fail_to_write(const std::string& path, int error);
+// The whole text, or what was there before.
+void replace_file(const std::string& path, const std::string& text);
 
 // Rank 0 does it; all ranks throw what it throws.
 template <class F>

@@ -41,14 +41,10 @@ namespace {
 
 std::filesystem::path path_in(const std::string& folder) { return std::filesystem::path(folder) / "scalars.json"; }
 
-[[noreturn]] void fail_to_write(const std::filesystem::path& path, int error) {
-  fail<Error>("[Runner] expected to write '", path.string(), "', got ", reason_of(error));
-}
-
 }  // namespace
 
 void drop_after(const std::string& folder, std::int64_t iter) {
-  const std::filesystem::path path = path_in(folder), fresh = path.string() + ".new";
+  const std::filesystem::path path = path_in(folder);
   std::ifstream before(path);
   std::string kept;
   bool drops = false;
@@ -62,10 +58,7 @@ void drop_after(const std::string& folder, std::int64_t iter) {
     else
       kept += line + '\n';
   }
-  if (!drops) return;
-  errno = 0;
-  if (!(std::ofstream(fresh, std::ios::trunc) << kept << std::flush) || std::rename(fresh.c_str(), path.c_str()) != 0)
-    fail_to_write(path, errno);
+  if (drops) replace_file(path, kept);
 }
 
 void append_json(const std::string& folder, const Place& place, const Numbers& numbers) {
