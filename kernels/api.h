@@ -5,8 +5,8 @@
 
 #include "lockstep/kernels/op_names.h"
 #include "lockstep/kernels/table.h"
-#include "lockstep/runtime/order.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep::kernels {
 

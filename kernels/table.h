@@ -11,7 +11,7 @@
 #include "lockstep/kernels/layer_args.h"
 #include "lockstep/kernels/sequence_args.h"
 #include "lockstep/kernels/view.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep {
 

@@ -1,9 +1,9 @@
 #include "lockstep/parallel/build_info.h"
 
 #include "lockstep/kernels/host/onednn_version.h"
-#include "lockstep/parallel/comm/internal/mpi_library.h"
-#include "lockstep/parallel/comm/internal/nccl_version.h"
-#include "lockstep/runtime/internal/versions.h"
+#include "lockstep/parallel/comm/mpi/mpi_library.h"
+#include "lockstep/parallel/comm/nccl/nccl_version.h"
+#include "lockstep/runtime/versions.h"
 #include "lockstep/runtime/strings.h"
 #include "lockstep/version.h"
 

@@ -4,7 +4,7 @@
 
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep::detail {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/slots.h"
 
 namespace lockstep {

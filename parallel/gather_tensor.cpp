@@ -3,11 +3,11 @@
 #include <vector>
 
 #include "lockstep/parallel/scatter_tensor.h"
-#include "lockstep/runtime/copy.h"
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep::detail {
 namespace {

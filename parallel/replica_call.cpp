@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/nn/kept_gradients.h"
 #include "lockstep/tensor/nn/mirror.h"

@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "lockstep/parallel/gather_tensor.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/internal/stream_state.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::detail {
 namespace {

@@ -4,12 +4,12 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
-#include "lockstep/runtime/internal/cuda_backend.h"
-#include "lockstep/runtime/internal/device_table.h"
-#include "lockstep/runtime/internal/environment.h"
-#include "lockstep/runtime/internal/keep_loaded.h"
-#include "lockstep/runtime/internal/threads.h"
-#include "lockstep/runtime/internal/trace_environment.h"
+#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/device_table.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/keep_loaded.h"
+#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep {
 namespace detail {

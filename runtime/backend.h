@@ -91,7 +91,7 @@ enum class HostMode : std::uint8_t {
   automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict), else inline
   inlined,    // at once, in the thread that enqueues it: the fast way
   async,      // in a thread per stream, as on a device that works on its own
-  strict,     // as async, in an order that varies with the seed, and watched: see runtime/order.h
+  strict,     // as async, in an order that varies with the seed, and watched: see runtime/order/order.h
 };
 
 // How long copies over one link take, in modes async and strict.

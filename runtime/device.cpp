@@ -4,9 +4,9 @@
 #include <charconv>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/device_table.h"
-#include "lockstep/runtime/internal/environment.h"
-#include "lockstep/runtime/internal/why_no_cuda.h"
+#include "lockstep/runtime/device_table.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/why_no_cuda.h"
 
 namespace lockstep {
 namespace {

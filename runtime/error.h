@@ -80,7 +80,7 @@ class LOCKSTEP_API CommError : public Error {
   std::string collective;
 };
 
-// Two operations use the same memory and nothing orders them (host mode strict; see runtime/order.h). The operation that
+// Two operations use the same memory and nothing orders them (host mode strict; see runtime/order/order.h). The operation that
 // was about to be enqueued was not.
 class LOCKSTEP_API RaceError : public Error {
  public:

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/environment.h"
 
 namespace lockstep {
 namespace {

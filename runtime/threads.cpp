@@ -1,4 +1,4 @@
-#include "lockstep/runtime/internal/threads.h"
+#include "lockstep/runtime/threads.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/keep_loaded.h"
+#include "lockstep/runtime/keep_loaded.h"
 
 namespace lockstep::detail {
 

@@ -1,7 +1,7 @@
 #include "lockstep/tensor/storage.h"
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 
 namespace lockstep {
 

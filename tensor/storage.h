@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/unique_function.h"
 #include "lockstep/tensor/ref.h"
 

@@ -1,8 +1,8 @@
 #include "lockstep/tensor/tensor.h"
 
 #include "lockstep/kernels/api.h"
-#include "lockstep/runtime/copy.h"
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/mirror.h"
 

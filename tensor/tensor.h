@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/kernels/view.h"
-#include "lockstep/tensor/autograd/node.h"
+#include "lockstep/tensor/node.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/storage.h"
 

@@ -3,7 +3,7 @@
 
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
-#include "lockstep/kernels/host/conv.h"
+#include "lockstep/kernels/common/conv.h"
 
 namespace lockstep::kernels::cuda {
 

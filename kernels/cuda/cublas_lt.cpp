@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/environment.h"
 
 namespace lockstep::kernels::cuda {
 namespace {

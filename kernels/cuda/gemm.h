@@ -5,7 +5,7 @@
 
 #include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/dtype.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::kernels::cuda {
 

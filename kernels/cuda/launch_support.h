@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "lockstep/kernels/cuda/offsets.h"
-#include "lockstep/kernels/host/launch.h"
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/kernels/common/launch.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::kernels::cuda {
 

@@ -1,4 +1,4 @@
-// From the position of an element to where it lies in memory, on either side: the plan of kernels/host/plan.h in a form
+// From the position of an element to where it lies in memory, on either side: the plan of kernels/common/plan.h in a form
 // that a kernel takes as an argument. Positions below 2^31 are split by multiplications, larger ones by divisions.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "lockstep/kernels/hd.h"
-#include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/common/plan.h"
 
 namespace lockstep::kernels::cuda {
 

@@ -2,7 +2,7 @@
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/common/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {

@@ -1,7 +1,7 @@
 // Convolution as matrix products: the windows of an image become the columns of a matrix.
 #include <algorithm>
 
-#include "lockstep/kernels/host/conv.h"
+#include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/onednn.h"

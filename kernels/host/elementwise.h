@@ -4,8 +4,8 @@
 // per dtype, whatever the layouts.
 #pragma once
 
-#include "lockstep/kernels/host/gather.h"
-#include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/common/gather.h"
+#include "lockstep/kernels/common/plan.h"
 #include "lockstep/kernels/table.h"
 
 namespace lockstep::kernels::host {

@@ -3,8 +3,8 @@
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/host_table.h"
-#include "lockstep/kernels/host/launch.h"
-#include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/common/launch.h"
+#include "lockstep/kernels/common/plan.h"
 
 namespace lockstep::kernels::host {
 namespace {

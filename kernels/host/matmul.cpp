@@ -4,7 +4,7 @@
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
-#include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {

@@ -2,7 +2,7 @@
 // nothing done, where oneDNN is not the better way or not in the build; the caller then has its own.
 #pragma once
 
-#include "lockstep/kernels/host/conv.h"
+#include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/host/gemm.h"
 
 namespace lockstep::kernels::host {

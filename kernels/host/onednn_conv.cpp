@@ -10,7 +10,7 @@
 
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
-#include "lockstep/runtime/internal/threads.h"
+#include "lockstep/runtime/threads.h"
 #include <oneapi/dnnl/dnnl.hpp>
 
 namespace lockstep::kernels::host {

@@ -8,7 +8,7 @@
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/threads.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep::kernels::host {
 namespace {

@@ -1,7 +1,7 @@
 // The oneDNN that products and convolutions on the host go to.
 #pragma once
 
-#include "lockstep/runtime/internal/versions.h"
+#include "lockstep/runtime/versions.h"
 
 namespace lockstep::kernels::host {
 

@@ -3,7 +3,7 @@
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/host_table.h"
-#include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/sort_key.h"
 

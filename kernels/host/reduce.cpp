@@ -12,11 +12,11 @@
 #include <limits>
 
 #include "lockstep/kernels/functors.h"
-#include "lockstep/kernels/host/gather.h"
+#include "lockstep/kernels/common/gather.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/host/launch.h"
-#include "lockstep/kernels/host/plan.h"
+#include "lockstep/kernels/common/launch.h"
+#include "lockstep/kernels/common/plan.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/vector.h"
 

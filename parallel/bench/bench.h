@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "lockstep/parallel/bench/session.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::bench {
 

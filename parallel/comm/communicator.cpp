@@ -4,12 +4,12 @@
 #include <charconv>
 #include <tuple>
 
-#include "lockstep/parallel/comm/internal/job.h"
-#include "lockstep/parallel/comm/internal/told.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/internal/threads.h"
-#include "lockstep/runtime/order.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/told.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {
 namespace {

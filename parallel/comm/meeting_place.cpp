@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/internal/meeting_place.h"
+#include "lockstep/parallel/comm/meeting_place.h"
 
 #include <algorithm>
 #include <random>

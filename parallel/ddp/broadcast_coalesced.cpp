@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 

@@ -19,7 +19,7 @@
 
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/ddp/options.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/tree.h"
 

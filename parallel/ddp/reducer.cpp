@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
-#include "lockstep/tensor/ops_shape.h"
-#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::detail {
 

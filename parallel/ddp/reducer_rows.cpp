@@ -4,8 +4,8 @@
 
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/parallel/ddp/options.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::detail {
 

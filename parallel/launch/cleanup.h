@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "lockstep/parallel/comm/internal/socket.h"
+#include "lockstep/parallel/comm/store/socket.h"
 
 namespace lockstep::launch {
 

@@ -6,7 +6,7 @@
 #include <ctime>
 #include <sstream>
 
-#include "lockstep/parallel/comm/store.h"
+#include "lockstep/parallel/comm/store/store.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::launch {

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <utility>
 
-#include "lockstep/parallel/comm/internal/job.h"
+#include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/internal/socket.h"
-#include "lockstep/parallel/comm/tcp_store.h"
+#include "lockstep/parallel/comm/store/socket.h"
+#include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/parallel/launch/ends.h"
 #include "lockstep/parallel/launch/options.h"
 

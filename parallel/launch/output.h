@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/internal/socket.h"
+#include "lockstep/parallel/comm/store/socket.h"
 
 namespace lockstep::launch {
 

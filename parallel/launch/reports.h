@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "lockstep/parallel/comm/internal/socket.h"
+#include "lockstep/parallel/comm/store/socket.h"
 
 namespace lockstep::launch {
 
@@ -15,7 +15,7 @@ struct Report {
   std::string text;
 };
 
-// A socket that takes what processes of this user send; see lockstep/parallel/comm/internal/job.h. What a process has
+// A socket that takes what processes of this user send; see lockstep/parallel/comm/ranks/job.h. What a process has
 // sent before it ended is there when its end is known.
 class Reports {
  public:

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "lockstep/parallel/comm/internal/job.h"
+#include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/runtime/error.h"

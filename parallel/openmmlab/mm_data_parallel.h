@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/parallel/openmmlab/data_container.h"
+#include "lockstep/parallel/openmmlab/data/data_container.h"
 #include "lockstep/tensor/tree.h"
 
 namespace lockstep {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
-#include "lockstep/parallel/openmmlab/anomalous_params.h"
-#include "lockstep/parallel/openmmlab/base_model.h"
+#include "lockstep/parallel/openmmlab/model/anomalous_params.h"
+#include "lockstep/parallel/openmmlab/model/base_model.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 
-#include "lockstep/parallel/openmmlab/optim_wrapper.h"
+#include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
 #include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep::detail {

@@ -10,13 +10,13 @@
 
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
-#include "lockstep/runtime/internal/caller.h"
-#include "lockstep/runtime/internal/cuda_backend.h"
+#include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/cuda_backend.h"
 #include "lockstep/runtime/cuda/nvtx.h"
-#include "lockstep/runtime/internal/growth_lock.h"
-#include "lockstep/runtime/internal/order_checker.h"
-#include "lockstep/runtime/internal/trace_environment.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/trace/trace_environment.h"
+#include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::cuda {
 

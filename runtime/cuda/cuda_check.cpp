@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/internal/caller.h"
+#include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep::cuda {

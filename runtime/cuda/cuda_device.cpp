@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "lockstep/runtime/cuda/cuda_check.h"
-#include "lockstep/runtime/internal/caller.h"
-#include "lockstep/runtime/internal/growth_lock.h"
+#include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
 
 namespace lockstep::cuda {
 

@@ -38,7 +38,7 @@ class CudaDevice {
   std::shared_ptr<detail::Failure> failure_of(std::uint64_t sequence, std::uint64_t caller) const;
   // Throws what a kernel has reported, once.
   void surface_report();
-  // Throws when the GPU is lost, once to each caller (runtime/internal/caller.h) that there was by then: work on other
+  // Throws when the GPU is lost, once to each caller (runtime/caller.h) that there was by then: work on other
   // devices that came after this one's has read what was never computed.
   void tell_loss();
   KernelReport* report() const { return report_; }

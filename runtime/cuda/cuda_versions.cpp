@@ -1,6 +1,6 @@
 #include <cuda_runtime_api.h>
 
-#include "lockstep/runtime/internal/versions.h"
+#include "lockstep/runtime/versions.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::detail {

@@ -2,8 +2,8 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-#include "lockstep/runtime/internal/environment.h"
-#include "lockstep/runtime/internal/trace_environment.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::cuda {
 namespace {

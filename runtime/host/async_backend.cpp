@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/caller.h"
-#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
 namespace {

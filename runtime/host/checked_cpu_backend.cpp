@@ -1,6 +1,6 @@
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 
-#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/caller.h"
+#include "lockstep/runtime/caller.h"
 
 namespace lockstep::detail {
 

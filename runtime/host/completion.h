@@ -13,7 +13,7 @@
 
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/device.h"
-#include "lockstep/runtime/internal/vector_clock.h"
+#include "lockstep/runtime/order/vector_clock.h"
 
 namespace lockstep::detail {
 

@@ -6,7 +6,7 @@
 
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/environment.h"
 
 namespace lockstep::detail {
 namespace {

@@ -10,8 +10,8 @@
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
-#include "lockstep/runtime/internal/environment.h"
-#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
 namespace {

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/caller.h"
-#include "lockstep/runtime/internal/service_thread.h"
-#include "lockstep/runtime/internal/threads.h"
+#include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/service_thread.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

@@ -13,7 +13,7 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/host/completion.h"
 #include "lockstep/runtime/host/faults.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/runtime/unique_function.h"
 
 namespace lockstep::detail {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep::detail {
 namespace {

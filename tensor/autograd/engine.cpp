@@ -1,8 +1,8 @@
 #include "lockstep/tensor/autograd/engine.h"
 
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/graph_task.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/tensor/ops_math.h"
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
 

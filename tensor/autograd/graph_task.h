@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/kept_gradients.h"
 #include "lockstep/tensor/nn/mirror.h"

@@ -1,9 +1,9 @@
 // Gradients that are rows: from an operation that takes rows to a leaf or mirror.
 #include <algorithm>
 
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/autograd/graph_task.h"
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
 

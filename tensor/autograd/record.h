@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "lockstep/tensor/autograd/checkpoint.h"
-#include "lockstep/tensor/sparse_gradient.h"
+#include "lockstep/tensor/autograd/sparse_gradient.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {

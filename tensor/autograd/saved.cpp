@@ -1,5 +1,5 @@
 // What nodes keep for backward, and what they do not keep while a function is checkpointed.
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/autograd/record.h"

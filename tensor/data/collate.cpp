@@ -1,6 +1,6 @@
 #include "lockstep/tensor/data/collate.h"
 
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
 

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/tree.h"
 #include "lockstep/tensor/value.h"
 

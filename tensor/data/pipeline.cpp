@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/threads.h"
+#include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/runtime/order.h"
+#include "lockstep/runtime/order/order.h"
 
 namespace lockstep::detail {
 namespace {

@@ -1,7 +1,7 @@
 #include "lockstep/tensor/data/random_engine.h"
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/random.h"
+#include "lockstep/tensor/ops/random.h"
 
 namespace lockstep {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/internal/kept.h"
-#include "lockstep/runtime/order.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/order/order.h"
 
 namespace lockstep::detail {
 namespace {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep::detail {
@@ -31,7 +31,7 @@ class LOCKSTEP_API Transfer {
   Stream stream_;
 };
 
-// Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/internal/kept.h).
+// Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/stream/kept.h).
 Kept kept_transfers(Device device);
 
 }  // namespace lockstep::detail

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/native_stream.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/native_stream.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {

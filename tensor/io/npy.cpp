@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/tensor/io/internal/file.h"
+#include "lockstep/tensor/io/file.h"
 
 namespace lockstep {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "lockstep/runtime/internal/whole_file.h"
-#include "lockstep/tensor/io/internal/file.h"
-#include "lockstep/tensor/io/internal/safetensors_header.h"
+#include "lockstep/runtime/whole_file.h"
+#include "lockstep/tensor/io/file.h"
+#include "lockstep/tensor/io/safetensors_header.h"
 
 namespace lockstep {
 

@@ -3,9 +3,9 @@
 #include <limits>
 #include <vector>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 #include "lockstep/tensor/nn/conv.h"
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
 
 namespace lockstep {

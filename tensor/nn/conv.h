@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/tensor/nn/module.h"
-#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 
 namespace lockstep {
 

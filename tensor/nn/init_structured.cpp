@@ -4,10 +4,10 @@
 #include <numeric>
 #include <vector>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/ops_support.h"
-#include "lockstep/tensor/random.h"
+#include "lockstep/tensor/ops/support.h"
+#include "lockstep/tensor/ops/random.h"
 
 namespace lockstep::init {
 namespace {

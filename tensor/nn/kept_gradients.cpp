@@ -4,9 +4,9 @@
 #include <array>
 #include <utility>
 
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
-#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {

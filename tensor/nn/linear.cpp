@@ -1,6 +1,6 @@
 #include "lockstep/tensor/nn/linear.h"
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
 #include "lockstep/tensor/nn/mirror.h"
 

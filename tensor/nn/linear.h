@@ -4,7 +4,7 @@
 
 #include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/nn/module.h"
-#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 

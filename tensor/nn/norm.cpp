@@ -1,8 +1,8 @@
 #include "lockstep/tensor/nn/norm.h"
 
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops_math.h"
-#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 
 namespace lockstep {
 namespace {

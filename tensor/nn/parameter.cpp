@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/runtime/internal/edge.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/nn/slab_set.h"

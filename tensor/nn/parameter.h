@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/tensor/sparse_gradient.h"
+#include "lockstep/tensor/autograd/sparse_gradient.h"
 
 namespace lockstep {
 

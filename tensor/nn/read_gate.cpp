@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/order.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/order/order.h"
 #include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep {

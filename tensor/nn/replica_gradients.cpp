@@ -4,11 +4,11 @@
 // and the traffic are balanced, and the bits do not depend on who owns a range or who was faster.
 #include <algorithm>
 
-#include "lockstep/runtime/copy.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/slab_set.h"
-#include "lockstep/tensor/ops_math.h"
+#include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/tensor/nn/module.h"
-#include "lockstep/tensor/ops_sequence.h"
+#include "lockstep/tensor/ops/sequence_ops.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/tensor/nn/module.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
 

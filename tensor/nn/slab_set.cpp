@@ -4,12 +4,12 @@
 #include <array>
 #include <cstring>
 
-#include "lockstep/runtime/copy.h"
-#include "lockstep/runtime/device_thread.h"
-#include "lockstep/runtime/internal/edge.h"
-#include "lockstep/runtime/internal/environment.h"
-#include "lockstep/runtime/internal/threads.h"
-#include "lockstep/tensor/ops_math.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/thread/device_thread.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/threads.h"
+#include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {
 

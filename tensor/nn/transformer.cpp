@@ -1,6 +1,6 @@
 #include "lockstep/tensor/nn/transformer.h"
 
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 namespace {

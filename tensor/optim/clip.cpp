@@ -3,11 +3,11 @@
 #include <cmath>
 #include <vector>
 
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops_math.h"
-#include "lockstep/tensor/ops_shape.h"
-#include "lockstep/tensor/ops_support.h"
-#include "lockstep/tensor/sparse_gradient.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
+#include "lockstep/tensor/autograd/sparse_gradient.h"
 
 namespace lockstep {
 namespace {

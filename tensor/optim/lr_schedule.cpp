@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 namespace {

@@ -4,9 +4,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
-#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 namespace {

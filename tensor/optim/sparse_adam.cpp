@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "lockstep/tensor/nn/mirror.h"
-#include "lockstep/tensor/ops_math.h"
-#include "lockstep/tensor/ops_shape.h"
-#include "lockstep/tensor/ops_support.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 

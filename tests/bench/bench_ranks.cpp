@@ -5,8 +5,8 @@
 #include <string_view>
 #include <thread>
 
-#include "lockstep/parallel/comm/make_communicator.h"
-#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/parallel/comm/factory/make_communicator.h"
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::bench {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
-#include "lockstep/parallel/comm/rank_info.h"
+#include "lockstep/parallel/comm/ranks/rank_info.h"
 
 namespace lockstep::bench {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep::bench {
 namespace {

@@ -12,9 +12,9 @@
 #include "bench_ranks.h"
 #include "collective_case.h"
 #include "collective_options.h"
-#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "subcommand.h"
-#include "lockstep/parallel/comm/peer_communicator.h"
+#include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/lockstep.h"
 
 namespace {

@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "subcommand.h"
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace {
 

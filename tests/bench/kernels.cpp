@@ -3,13 +3,13 @@
 #include <CLI/CLI.hpp>
 
 #include "subcommand.h"
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/tensor/context.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops.h"
-#include "lockstep/tensor/random.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "lockstep/tensor/ops/random.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // What a C++ user feels first: what one small operation costs, how far large ones are from plain loops and from calling
 // oneDNN, how long a program takes to start. On one core, on the first host device.
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 #include <spawn.h>
 #include <sys/wait.h>
@@ -11,11 +11,11 @@
 #include <cstring>
 
 #include "subcommand.h"
-#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/linear.h"
-#include "lockstep/tensor/random.h"
+#include "lockstep/tensor/ops/random.h"
 #if defined(LOCKSTEP_BENCH_ONEDNN)
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>

@@ -2,8 +2,8 @@
 #include <CLI/CLI.hpp>
 
 #include "subcommand.h"
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
 
 namespace {

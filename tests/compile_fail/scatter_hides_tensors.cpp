@@ -1,6 +1,6 @@
 // tensors in here would be passed over: a struct must list its fields
 #include "lockstep/parallel/scatter.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 using namespace lockstep;
 

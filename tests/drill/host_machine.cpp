@@ -6,7 +6,7 @@
 #include "judge.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/host/faults.h"
-#include "lockstep/runtime/peer.h"
+#include "lockstep/runtime/copy/peer.h"
 #include "plan.h"
 
 namespace drill {

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "model.h"
 
 namespace drill {

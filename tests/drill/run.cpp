@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "judge.h"
-#include "lockstep/runtime/device_thread.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "net.h"

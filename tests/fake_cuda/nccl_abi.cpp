@@ -1,6 +1,6 @@
 // The library declares what it uses of NCCL itself; here that is compared with NCCL's own header.
 #if __has_include(<nccl.h>)
-#include "lockstep/parallel/comm/cuda/nccl_abi.h"
+#include "lockstep/parallel/comm/nccl/nccl_abi.h"
 
 #include <nccl.h>
 

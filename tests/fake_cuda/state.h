@@ -16,7 +16,7 @@
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_stream.h"
-#include "lockstep/runtime/internal/order_checker.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace fake_cuda {
 

@@ -53,9 +53,10 @@ endif()
 # fake_cuda_layer(<layer> <source>...)
 function(fake_cuda_layer layer)
   set(made "")
-  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/comm/peer*.h")
+  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/comm/peer/*.h"
+       "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/optim/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/order/*.h")
   foreach(source IN LISTS headers ARGN)
-    cmake_path(GET source FILENAME name)
+    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/${layer}" OUTPUT_VARIABLE name)
     if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
       set(source "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
     endif()
@@ -68,16 +69,19 @@ function(fake_cuda_layer layer)
                        COMMAND sed -E -f "${rules}" -e "1i #include \"support/cuda_devices.h\"" -e "1i #line 1 \"${line}\"" "${source}"
                                | awk -f "${needs}" > "${to}" VERBATIM)
     list(APPEND made "${to}")
+    cmake_path(GET to PARENT_PATH folder)
+    file(MAKE_DIRECTORY "${folder}")
   endforeach()
-  file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}")
   set(support checked_table.cpp library_kept.cpp setup_layers.cpp)
   file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/*.cpp")
   list(TRANSFORM support PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/")
   fake_cuda_program(lockstep-fake-${layer} ${made} ${own} ${support})
+  target_include_directories(lockstep-fake-${layer} BEFORE PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/on_cuda")
   if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
     file(GLOB real CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/nccl_alone.cpp")  # needs no fake
     add_executable(lockstep-cuda-${layer} ${made} ${real} "${CMAKE_CURRENT_SOURCE_DIR}/cuda_contract/setup_gpu.cc")
     target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
+    target_include_directories(lockstep-cuda-${layer} BEFORE PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/on_cuda")
     target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_compile_definitions(lockstep-cuda-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
     list(TRANSFORM left_out_of_real_${layer} REPLACE "(.+)" "~\"\\1\"" OUTPUT_VARIABLE cases)
@@ -123,17 +127,17 @@ if(LOCKSTEP_SANITIZE)  # the host's arithmetic, and ranks over copies, which the
        "backward in replicas*")
 endif()
 
-file(GLOB tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/tensor/data/*.cpp")
-list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/(safetensors|load_model|npy|dlpack|out_of_memory)")  # files, memory of the host, its faults
+file(GLOB_RECURSE tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp")
+list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/tensor/io/|/out_of_memory")  # files, memory of the host, its faults
 file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/openmmlab/data_container_scatter.cpp")
+     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp"
+     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/openmmlab/data/data_container_scatter_test.cpp")
 list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
 # Not: what runs on the manual devices alone (manual_order, allocator_async), what knows no device (rendezvous, errors,
 # logs, functions, the checker by itself), and the host devices' own options and faults.
 set(runtime_sources "")
-foreach(name allocator allocator_uncached async copy device_thread stream strict_stream trace)
+foreach(name memory/allocator memory/allocator_uncached host/async_backend copy/copy thread/device_thread stream/stream
+             stream/strict_stream trace/trace)
   list(APPEND runtime_sources "${CMAKE_CURRENT_SOURCE_DIR}/runtime/${name}_test.cpp")
 endforeach()
 set(fake_layers runtime tensor parallel)

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "lockstep/kernels/api.h"
-#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
 
 using namespace lockstep;

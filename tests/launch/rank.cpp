@@ -3,7 +3,7 @@
 #include <exception>
 #include <string>
 
-#include "lockstep/parallel/comm/rank_info.h"
+#include "lockstep/parallel/comm/ranks/rank_info.h"
 #include "lockstep/runtime/strings.h"
 
 using namespace lockstep;

@@ -7,9 +7,10 @@ import re
 import sys
 
 LAYERS = ["runtime", "kernels", "tensor", "parallel"]  # each may include itself and the ones before it
-PRIVATE_FOLDERS = {"host", "cuda", "internal", "launch"}  # headers below these are not installed
 # lockstep-run, and what programs of benchmarks read their command line with: they may print and exit
 PROGRAM = ("parallel/launch/", "parallel/bench/command_line.")
+
+VENDOR = {"cuda", "nccl"}  # folders that a build without CUDA leaves out
 
 COMMENT = r'//[^\n]*|/\*.*?\*/'
 TEXT = r'R"([^(]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\''
@@ -46,11 +47,27 @@ def line_of(text, position):
     return text.count("\n", 0, position) + 1
 
 
-def is_private(path):
-    return bool(PRIVATE_FOLDERS & set(path.split("/")[:-1])) or path.startswith(PROGRAM)
+PUBLIC = "scripts/cmake/public_headers.cmake"
+LINES = 400  # at most, in a header that is installed
 
 
-def include_breach(path, quote, target):
+def installed(root):
+    """The headers that users are told to include, and what these include, as the build installs them."""
+    if not (root / PUBLIC).exists():
+        return [], set()
+    listed = re.findall(r"^  (?:list\(APPEND headers_for_users )?([\w/]+\.h)\)?$", (root / PUBLIC).read_text(), re.M)
+    found, still = set(), list(listed)
+    while still:
+        header = still.pop()
+        if header in found or not (root / header).exists():
+            continue
+        found.add(header)
+        still += [target.removeprefix("lockstep/") for quote, target in INCLUDE.findall((root / header).read_text())
+                  if target.startswith("lockstep/")]
+    return listed, found
+
+
+def include_breach(path, quote, target, public):
     """What is wrong with `path` including `target`, or None."""
     layer = path.split("/")[0]
     name = target.split("/")[-1]
@@ -64,18 +81,16 @@ def include_breach(path, quote, target):
             return f"{target} is the users' header: include what is needed of it"
         if LAYERS.index(other) > LAYERS.index(layer):
             return f"{layer}/ lies below {other}/ and must not include {target}"
-        if path.endswith(".h") and not is_private(path) and is_private(target):
-            return f"a public header must not include the private {target}"
         return None
     if quote == '"':
         return f'write "lockstep/..." instead of "{target}"'
-    if re.match(r"(cuda|cublas|nvToolsExt)\w*\.h(pp)?$", name) and "cuda" not in path.split("/")[:-1]:
+    if re.match(r"(cuda|cublas|nvToolsExt)\w*\.h(pp)?$", name) and not VENDOR & set(path.split("/")[:-1]):
         return f"{target} belongs under a cuda/ folder"
     if name == "nccl.h" and not path.split("/")[-1].startswith("nccl"):
         return "nccl.h belongs in files named nccl*"
     if name == "mpi.h" and not path.split("/")[-1].startswith("mpi"):
         return "mpi.h belongs in files named mpi*"
-    if path.endswith(".h") and not is_private(path) and re.match(r"(nlohmann|oneapi|CLI|catch2)/", target):
+    if path in public and re.match(r"(nlohmann|oneapi|CLI|catch2)/", target):
         return f"a public header must not include {target}: users would need it too"
     return None
 
@@ -105,6 +120,12 @@ def check(root):
     """All breaches below `root`, one line each."""
     root = pathlib.Path(root)
     breaches, graph = [], {}
+    listed, public = installed(root)
+    breaches += [f"{PUBLIC}: there is no {header}" for header in listed if not (root / header).exists()]
+    for header in sorted(public):
+        lines = len((root / header).read_text().splitlines())
+        if lines > LINES:
+            breaches.append(f"{header}: a public header has at most {LINES} lines, this one {lines}")
     for folder in LAYERS + ["tests"]:
         for file in sorted((root / folder).rglob("*")):
             if file.suffix not in (".h", ".cpp", ".cu", ".cuh"):
@@ -118,7 +139,7 @@ def check(root):
             graph[path] = set()
             for match in INCLUDE.finditer(text):
                 quote, target = match.groups()
-                breach = include_breach(path, quote, target)
+                breach = include_breach(path, quote, target, public)
                 if breach:
                     breaches.append(f"{path}:{line_of(text, match.start())}: {breach}")
                 graph[path].add(target.removeprefix("lockstep/"))

@@ -1,4 +1,4 @@
-"""Checks that everything that orders work or memory stands in LOCKSTEP_EDGE (runtime/internal/edge.h), so that
+"""Checks that everything that orders work or memory stands in LOCKSTEP_EDGE (runtime/edge.h), so that
 scripts/edges can take it out, and that docs/testing.md names the test that goes red then.
 
 usage: edges.py <source tree>        prints one line per breach, exits 1 if there is any
@@ -10,9 +10,9 @@ import sys
 
 from check import LAYERS, TEXT, without, without_comments
 
-HEADER = "runtime/internal/edge.h"
+HEADER = "runtime/edge.h"
 # Below the backends' seam, which is what orders; the order checker, which only watches; and programs of benchmarks.
-OUTSIDE = re.compile(r"/(host|cuda)/|^parallel/bench/|(^|/)order_checker\.(h|cpp)$")
+OUTSIDE = re.compile(r"/(host|cuda|nccl)/|^parallel/bench/|(^|/)order_checker\.(h|cpp)$")
 ON_CUDA_ALONE = "// on CUDA alone"  # never run by the programs of scripts/edges
 
 EDGE = re.compile(r"\bLOCKSTEP_EDGE(?:_SCOPE)?\b")

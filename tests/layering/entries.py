@@ -19,14 +19,14 @@ def check(root):
         return ["kernels/table.h: no entries found"]
 
     def text(folder, pattern, leave_out=None):
-        return "\n".join(path.read_text() for path in sorted((root / folder).glob(pattern))
-                         if not leave_out or not path.name.startswith(leave_out))
+        return "\n".join(path.read_text() for path in sorted((root / folder).rglob(pattern))
+                         if not leave_out or leave_out not in path.relative_to(root).parts)
 
     sources = {
         "kernels/host's table": text("kernels/host", "host_table.cpp"),
         "kernels/cuda's table": text("kernels/cuda", "cuda_table.cpp"),
-        "a test in tests/kernels": text("tests/kernels", "*_test.cpp", "cuda_parity"),
-        "a comparison with the host in tests/kernels/cuda_parity*": text("tests/kernels", "cuda_parity*_test.cpp"),
+        "a test in tests/kernels": text("tests/kernels", "*_test.cpp", "cuda"),
+        "a comparison with the host in tests/kernels/cuda/parity*": text("tests/kernels/cuda", "parity*_test.cpp"),
     }
     for entry in entries:
         for what, source in sources.items():

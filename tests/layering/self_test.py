@@ -10,12 +10,13 @@ import test_names
 from check import check
 
 SOUND = {
-    "runtime/stream.h": '#pragma once\n#include <vector>\n',
+    "scripts/cmake/public_headers.cmake": "set(headers_for_users\n  tensor/tensor.h\n  runtime/stream/stream.h)\n",
+    "runtime/stream/stream.h": '#pragma once\n#include <vector>\n',
     "runtime/log.cpp": '#include <cstdio>\nvoid log() { fputs("x", stderr); }\n',
-    "runtime/stream.cpp": '#include "lockstep/runtime/stream.h"\n// std::cout << abort();\n'
+    "runtime/stream/stream.cpp": '#include "lockstep/runtime/stream/stream.h"\n// std::cout << abort();\n'
                           'const char* text = "std::cout // exit(1)"; int n = 1\'000; char c = \'"\';\n',
     "runtime/cuda/cuda_backend.cpp": '#include <cuda_runtime.h>\n',
-    "kernels/view.h": '#pragma once\n#include "lockstep/runtime/stream.h"\n',
+    "kernels/view.h": '#pragma once\n#include "lockstep/runtime/stream/stream.h"\n',
     "kernels/host/matmul.h": '#pragma once\n#include <oneapi/dnnl/dnnl.hpp>\n',
     "tensor/tensor.h": '#pragma once\n#include "lockstep/kernels/view.h"\n',
     "parallel/comm/communicator.h": '#pragma once\nstruct Communicator { virtual void abort(); void exit(); };\n',
@@ -28,47 +29,48 @@ SOUND = {
 
 # (file, what it holds instead, a part of the one breach this must give)
 BROKEN = [
-    ("runtime/stream.h", '#pragma once\n#include "lockstep/tensor/shape.h"\n', "stream.h:2: runtime/ lies below"),
+    ("runtime/stream/stream.h", '#pragma once\n#include "lockstep/tensor/shape.h"\n', "stream.h:2: runtime/ lies below"),
     ("kernels/view.h", '#pragma once\n\n#include "lockstep/parallel/x.h"\n', "view.h:3: kernels/ lies below"),
     ("kernels/view.h", '#pragma once\n#include "lockstep/lockstep.h"\n', "users' header"),
     ("kernels/view.h", '#pragma once\n#include "view_detail.h"\n', 'write "lockstep/..."'),
-    ("kernels/view.h", '#pragma once\n#include <lockstep/runtime/stream.h>\n', "in quotes"),
-    ("kernels/view.h", '#pragma once\n#include "lockstep/kernels/host/matmul.h"\n', "private"),
+    ("kernels/view.h", '#pragma once\n#include <lockstep/runtime/stream/stream.h>\n', "in quotes"),
+    ("scripts/cmake/public_headers.cmake", "set(headers_for_users\n  tensor/none.h)\n", "there is no tensor/none.h"),
+    ("kernels/view.h", "#pragma once\n" + "\n" * 400, "at most 400 lines, this one 401"),
     ("kernels/view.h", '// no pragma\n', "view.h:1: a header starts"),
     ("tests/support/catch.h", '#ifndef X\n', "catch.h:1: a header starts"),
     ("tensor/tensor.h", '#pragma once\n#include <nlohmann/json.hpp>\n', "users would need it"),
-    ("runtime/stream.cpp", '#include <cuda_runtime.h>\n', "under a cuda/ folder"),
+    ("runtime/stream/stream.cpp", '#include <cuda_runtime.h>\n', "under a cuda/ folder"),
     ("kernels/host/matmul.h", '#pragma once\n#include <cublas_v2.h>\n', "under a cuda/ folder"),
     ("parallel/comm/communicator.cpp", '#  include <nccl.h>\n', "nccl*"),
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaStreamSynchronize(0); }\n', "in one place"),
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaMemcpy(a, b, 1, k); }\n', "blocks the host"),
     ("kernels/cuda/relu.cu", 'void f() { cudaFree(p); }\n', "under its lock"),
     ("kernels/cuda/relu.cu", 'void f() { kernel<<<1, 2>>>(p); }\n', "one checked wrapper"),
-    ("runtime/stream.cpp", '/* fine */\nvoid f() { std::cout << 1; }\n', "stream.cpp:2: std::cout"),
-    ("runtime/stream.cpp", 'void f() { printf("x"); }\n', "does not print"),
-    ("runtime/stream.cpp", 'void f() { fprintf(stderr, "x"); }\n', "does not print"),
-    ("runtime/stream.cpp", 'void f() { std::abort(); }\n', "end the process"),
-    ("runtime/stream.cpp", 'void f() { exit(1); }\n', "end the process"),
-    ("runtime/stream.cpp", 'void f() { std::terminate(); }\n', "end the process"),
-    ("runtime/stream.cpp", 'void f() { ::_exit(1); }\n', "end the process"),
-    ("runtime/stream.h", '#pragma once\n#include "lockstep/runtime/stream.h"\n', "cycle"),
+    ("runtime/stream/stream.cpp", '/* fine */\nvoid f() { std::cout << 1; }\n', "stream.cpp:2: std::cout"),
+    ("runtime/stream/stream.cpp", 'void f() { printf("x"); }\n', "does not print"),
+    ("runtime/stream/stream.cpp", 'void f() { fprintf(stderr, "x"); }\n', "does not print"),
+    ("runtime/stream/stream.cpp", 'void f() { std::abort(); }\n', "end the process"),
+    ("runtime/stream/stream.cpp", 'void f() { exit(1); }\n', "end the process"),
+    ("runtime/stream/stream.cpp", 'void f() { std::terminate(); }\n', "end the process"),
+    ("runtime/stream/stream.cpp", 'void f() { ::_exit(1); }\n', "end the process"),
+    ("runtime/stream/stream.h", '#pragma once\n#include "lockstep/runtime/stream/stream.h"\n', "cycle"),
 ]
 
 
 SOUND_EDGES = {
-    "runtime/stream.cpp": 'void Stream::wait_for(Stream& other) {\n  LOCKSTEP_EDGE(event.record(other));\n}\n'
+    "runtime/stream/stream.cpp": 'void Stream::wait_for(Stream& other) {\n  LOCKSTEP_EDGE(event.record(other));\n}\n'
                           'EventHandle mark(const StreamState& stream) { return event; }\n'
                           'LOCKSTEP_API void wait(const Event& event);\n// stream.wait(event);\n'
                           'void f() { LOCKSTEP_EDGE_SCOPE(StreamScope, scope, a); flushed_.wait(lock, g); }\n',
     "runtime/host/host_stream.cpp": "void f() { other.wait(event); }\n",
     "tensor/io/dlpack.cpp": "void f() {\n  done.record(stream);  // on CUDA alone\n}\n",
     "docs/testing.md": "| file | edge | goes red | how |\n|---|---|---|---|\n"
-                       "| runtime/stream.cpp | `event.record(other)` | runtime: `a stream waits` | crash |\n"
-                       "| runtime/stream.cpp | `StreamScope, scope, a` | runtime: `a stream waits` | crash |\n",
+                       "| runtime/stream/stream.cpp | `event.record(other)` | runtime: `a stream waits` | crash |\n"
+                       "| runtime/stream/stream.cpp | `StreamScope, scope, a` | runtime: `a stream waits` | crash |\n",
 }
 BROKEN_EDGES = [
-    ("runtime/copy.cpp", "void f() {\n  source.wait(done);\n}\n", "copy.cpp:2: .wait(...: this orders"),
-    ("runtime/copy.cpp", "void f() {\n  piece->filled.record(out);\n}\n", "copy.cpp:2: .record("),
+    ("runtime/copy/copy.cpp", "void f() {\n  source.wait(done);\n}\n", "copy.cpp:2: .wait(...: this orders"),
+    ("runtime/copy/copy.cpp", "void f() {\n  piece->filled.record(out);\n}\n", "copy.cpp:2: .record("),
     ("tensor/storage.cpp", "void f() { if (block) lockstep::record_use(block, stream); }\n", "storage.cpp:1: lockstep::record"),
     ("tensor/storage.cpp", "void f() {\n  synchronize(stream);\n}\n", "storage.cpp:2: synchronize("),
     ("tensor/data/transfer.cpp", "void f() {\n  sent.record(stream_);\n}\n", "transfer.cpp:2: .record("),
@@ -78,11 +80,11 @@ BROKEN_EDGES = [
     ("tensor/node.cpp", "void f() { node->stream = &current_stream(device); }\n", "node.cpp:1: stream = &current"),
     ("tensor/node.cpp", "void f() {\n  LOCKSTEP_EDGE(a.wait(\n      b));\n}\n", "node.cpp:2: a LOCKSTEP_EDGE has"),
     ("tensor/node.cpp", "void f() { LOCKSTEP_EDGE(a.wait(b)); }\n", "no line for tensor/node.cpp: a.wait(b)"),
-    ("runtime/stream.cpp", "void f() { LOCKSTEP_EDGE(event.record(other)); }\n", "has no such edge: StreamScope"),
+    ("runtime/stream/stream.cpp", "void f() { LOCKSTEP_EDGE(event.record(other)); }\n", "has no such edge: StreamScope"),
 ]
 
 SOUND_NAMES = {
-    "tests/runtime/stream_test.cpp": 'TEST_CASE("a stream waits") {}\nTEST_CASE("an event that was "\n  "never \\"made\\"") {}\n',
+    "tests/runtime/stream/stream_test.cpp": 'TEST_CASE("a stream waits") {}\nTEST_CASE("an event that was "\n  "never \\"made\\"") {}\n',
     "docs/backend-contract.md": "1. Streams `wait`. `a stream\n   waits`\n2. So `a.b(c, d, e)` does.\n"
                                 "   `an event that was never \"made\"`\n\n## Else\n\n`cmake --preset a b`\n",
     "docs/testing.md": SOUND_EDGES["docs/testing.md"],
@@ -98,14 +100,14 @@ SOUND_ENTRIES = {
     "kernels/table.h": "struct KernelTable {\n  Kernel<FillArgs> fill = nullptr;\n};\n",
     "kernels/host/host_table.cpp": "      .fill = fill,\n",
     "kernels/cuda/cuda_table.cpp": "      .fill = fill,\n",
-    "tests/kernels/copy_test.cpp": "run(&KernelTable::fill, args);\n",
-    "tests/kernels/cuda_parity_test.cpp": "compare_with_host(&KernelTable::fill, args);\n",
+    "tests/kernels/host/copy_test.cpp": "run(&KernelTable::fill, args);\n",
+    "tests/kernels/cuda/parity_test.cpp": "compare_with_host(&KernelTable::fill, args);\n",
 }
 BROKEN_ENTRIES = [
     ("kernels/cuda/cuda_table.cpp", ".filler = fill,\n", "'fill' is missing in kernels/cuda's table"),
     ("kernels/host/host_table.cpp", "\n", "'fill' is missing in kernels/host's table"),
-    ("tests/kernels/copy_test.cpp", "// fill\n", "'fill' is missing in a test"),
-    ("tests/kernels/cuda_parity_test.cpp", "compare_with_host(&KernelTable::fill2);\n", "missing in a comparison"),
+    ("tests/kernels/host/copy_test.cpp", "// fill\n", "'fill' is missing in a test"),
+    ("tests/kernels/cuda/parity_test.cpp", "compare_with_host(&KernelTable::fill2);\n", "missing in a comparison"),
     ("kernels/table.h", "struct KernelTable {};\n", "no entries found"),
 ]
 

@@ -11,12 +11,12 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/make_communicator.h"
-#include "lockstep/parallel/comm/mpi_communicator.h"
-#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/parallel/comm/factory/make_communicator.h"
+#include "lockstep/parallel/comm/mpi/mpi_communicator.h"
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/device_sets.h"

@@ -10,8 +10,8 @@
 
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
 #include "support/messages.h"

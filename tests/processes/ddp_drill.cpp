@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "lockstep/parallel/comm/parameter_hash.h"
-#include "lockstep/parallel/comm/shared_memory_communicator.h"
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "parallel/ddp/support.h"
 #include "processes/forked.h"

@@ -1,5 +1,5 @@
 // A store in a folder, used by several processes.
-#include "lockstep/parallel/comm/file_store.h"
+#include "lockstep/parallel/comm/store/file_store.h"
 
 #include <csignal>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/store.h"
+#include "lockstep/parallel/comm/store/store.h"
 #include "parallel/comm/conformance.h"
 
 namespace processes {

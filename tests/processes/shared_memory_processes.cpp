@@ -4,8 +4,8 @@
 #include <csignal>
 #include <fstream>
 
-#include "lockstep/parallel/comm/shared_memory_communicator.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "parallel/comm/conformance.h"
 #include "processes/forked.h"
 #include "support/catch.h"

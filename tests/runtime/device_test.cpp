@@ -6,9 +6,9 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
-#include "lockstep/runtime/internal/environment.h"
+#include "lockstep/runtime/environment.h"
 #include "support/catch.h"
-#include "text.h"
+#include "runtime/text.h"
 
 using namespace lockstep;
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "support/catch.h"
-#include "text.h"
+#include "runtime/text.h"
 
 using namespace lockstep;
 

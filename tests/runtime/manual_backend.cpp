@@ -1,4 +1,4 @@
-#include "manual_backend.h"
+#include "runtime/manual_backend.h"
 
 #include <algorithm>
 #include <cstdlib>

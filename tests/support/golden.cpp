@@ -5,7 +5,7 @@
 #include <set>
 
 #include "lockstep/runtime/strings.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "support/catch.h"
 

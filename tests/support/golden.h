@@ -10,7 +10,7 @@
 
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/module.h"
-#include "lockstep/tensor/ops_nn.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep::test {

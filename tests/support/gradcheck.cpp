@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace support {
 

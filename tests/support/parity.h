@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "support/catch.h"
 #include "support/views.h"
 

@@ -17,13 +17,13 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/runtime/shutdown.h"
+#include "lockstep/runtime/thread/shutdown.h"
 #include "lockstep/tensor/data/data_loader.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 
 namespace {

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/slab_set.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include "lockstep/parallel/openmmlab/fewshot/heads.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
 namespace {

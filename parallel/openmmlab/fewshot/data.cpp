@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/factory.h"
-#include "lockstep/tensor/ops_shape.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep {
 namespace {

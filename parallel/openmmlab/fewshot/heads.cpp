@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 
 #include "lockstep/parallel/openmmlab/fewshot/data.h"
 #include "lockstep/tensor/nn/linear.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
 

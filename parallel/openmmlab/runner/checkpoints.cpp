@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "lockstep/parallel/openmmlab/runner/core.h"
-#include "lockstep/parallel/openmmlab/runner/internal/checkpoint_file.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/parallel/openmmlab/runner/checkpoint_file.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
-#include "lockstep/parallel/openmmlab/runner/internal/scalars.h"
+#include "lockstep/parallel/openmmlab/runner/scalars.h"
 
 namespace lockstep {
 namespace {

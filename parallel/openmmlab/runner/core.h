@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/openmmlab/optim_wrapper.h"
+#include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
 #include "lockstep/parallel/openmmlab/runner/options.h"
 
 namespace lockstep {

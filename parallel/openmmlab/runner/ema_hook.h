@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lockstep/parallel/openmmlab/averaged_model.h"
+#include "lockstep/parallel/openmmlab/model/averaged_model.h"
 #include "lockstep/parallel/openmmlab/runner/options.h"
 
 namespace lockstep {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
-#include "lockstep/parallel/openmmlab/named_values.h"
+#include "lockstep/parallel/openmmlab/model/named_values.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep {

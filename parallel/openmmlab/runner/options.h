@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
-#include "lockstep/parallel/openmmlab/named_values.h"
+#include "lockstep/parallel/openmmlab/model/named_values.h"
 #include "lockstep/parallel/openmmlab/runner/param_scheduler.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/optim/lr_schedule.h"

@@ -5,7 +5,7 @@
 #include <numbers>
 #include <numeric>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 
 namespace lockstep {

@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/openmmlab/optim_wrapper.h"
+#include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
 
 namespace lockstep {
 namespace mmengine {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "lockstep/parallel/openmmlab/runner/core.h"
-#include "lockstep/parallel/openmmlab/runner/internal/checkpoint_file.h"
-#include "lockstep/runtime/internal/whole_file.h"
+#include "lockstep/parallel/openmmlab/runner/checkpoint_file.h"
+#include "lockstep/runtime/whole_file.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {

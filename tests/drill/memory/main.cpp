@@ -20,9 +20,9 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/kernels/api.h"
-#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/backend.h"
 
 namespace drill {

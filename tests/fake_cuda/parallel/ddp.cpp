@@ -2,9 +2,9 @@
 #include <exception>
 #include <thread>
 
-#include "lockstep/parallel/comm/nccl_communicator.h"
-#include "lockstep/parallel/comm/peer_communicator.h"
-#include "lockstep/runtime/native_stream.h"
+#include "lockstep/parallel/comm/nccl/nccl_communicator.h"
+#include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/runtime/stream/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/cuda_devices.h"
 #include "support/watched.h"

@@ -6,10 +6,10 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/parallel/comm/internal/meeting_place.h"
-#include "lockstep/parallel/comm/nccl_communicator.h"
-#include "lockstep/runtime/native_stream.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/parallel/comm/meeting_place.h"
+#include "lockstep/parallel/comm/nccl/nccl_communicator.h"
+#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/device_sets.h"

@@ -1,6 +1,6 @@
 // One rank over NCCL: on the fake, and by scripts/gpu_check over the real library on one GPU.
-#include "lockstep/parallel/comm/nccl_communicator.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/parallel/comm/nccl/nccl_communicator.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/device_sets.h"

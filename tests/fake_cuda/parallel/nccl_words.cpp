@@ -1,6 +1,6 @@
 // What NCCL ranks leave for each other in the store.
 #if __has_include(<nccl.h>)
-#include "lockstep/parallel/comm/cuda/nccl_board.h"
+#include "lockstep/parallel/comm/nccl/nccl_board.h"
 #include "support/catch.h"
 
 using namespace lockstep;

@@ -8,12 +8,12 @@
 
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/allocator.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/peer.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/copy/peer.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
 
 using namespace lockstep;

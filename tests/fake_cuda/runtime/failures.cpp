@@ -7,11 +7,11 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/allocator.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/backend.h"
-#include "lockstep/runtime/copy.h"
+#include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
 
 using namespace lockstep;

@@ -8,7 +8,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
-#include "gate.h"
+#include "runtime/gate.h"
 
 namespace host_streams {
 

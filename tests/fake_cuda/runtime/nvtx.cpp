@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/runtime/stream.h"
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "support/catch.h"
 
 using namespace lockstep;

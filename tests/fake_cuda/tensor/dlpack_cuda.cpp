@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/native_stream.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/dlpack.h"
-#include "lockstep/tensor/ops.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 
 using namespace lockstep;

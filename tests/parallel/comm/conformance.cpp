@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "lockstep/runtime/stream.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
 
 namespace conformance {

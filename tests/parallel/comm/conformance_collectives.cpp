@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/conformance.h"
 
 namespace conformance {

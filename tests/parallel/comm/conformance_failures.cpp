@@ -1,5 +1,5 @@
 // What goes wrong, and what everybody is told.
-#include "lockstep/tensor/factory.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/conformance.h"
 
 namespace conformance {

@@ -2,8 +2,8 @@
 #include <limits>
 #include <numeric>
 
-#include "lockstep/runtime/stream.h"
-#include "lockstep/tensor/factory.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/conformance.h"
 
 namespace conformance {

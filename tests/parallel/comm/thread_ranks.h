@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/order.h"
-#include "lockstep/runtime/stream.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "parallel/comm/conformance.h"
 
 namespace conformance {

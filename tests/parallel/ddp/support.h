@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/run_ranks.h"
+#include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/openmmlab/base_model.h"
+#include "lockstep/parallel/openmmlab/model/base_model.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/sgd.h"

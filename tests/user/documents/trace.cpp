@@ -1,6 +1,6 @@
 #include <cstdio>
 
-#include "lockstep/runtime/trace.h"
+#include "lockstep/runtime/trace/trace.h"
 
 void run() {
   Tensor batch;

@@ -1,6 +1,6 @@
-// What stands above the rules in tensor/ops_math_unary.cpp.
-#include "lockstep/tensor/ops_math.h"
-#include "lockstep/tensor/ops_support.h"
+// What stands above the rules in tensor/ops/unary.cpp.
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 using lockstep::detail::apply;
 using lockstep::detail::Keep;

@@ -1,0 +1,82 @@
+#include "lockstep/parallel/comm/nccl/nccl_board.h"
+
+#include <charconv>
+
+#include "lockstep/parallel/comm/words.h"
+
+namespace lockstep::nccl {
+namespace {
+
+constexpr Milliseconds kSlice{50};  // how long nobody looks for failures
+constexpr const char* kFailed = "failed";
+
+std::uint64_t number_in(const std::string& text) {
+  std::uint64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+}  // namespace
+
+void Board::report(const CommError& failure) {
+  const std::string text = cat(failure.rank, '\n', failure.collective, '\n', lockstep::detail::words_of(failure));
+  store_->compare_set(kFailed, "", text.substr(0, Store::kMaxValueBytes));
+}
+
+std::optional<CommError> Board::failure() {
+  const std::optional<std::string> text = store_->try_get(kFailed);
+  if (!text) return std::nullopt;
+  const std::size_t first = text->find('\n'), second = text->find('\n', first + 1);
+  if (second == std::string::npos) return CommError(0, "nccl", *text);
+  int rank = 0;  // -1: it is nobody's fault
+  std::from_chars(text->data(), text->data() + first, rank);
+  return CommError(rank, text->substr(first + 1, second - first - 1), text->substr(second + 1));
+}
+
+void Board::bring(const std::string& name, const std::string& mine) { store_->set(key(name, rank_), mine); }
+void Board::forget(const std::string& name) { store_->erase(key(name, rank_)); }
+std::optional<std::string> Board::seen(const std::string& name, int rank) { return store_->try_get(key(name, rank)); }
+
+std::string Board::wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
+                            Deadline deadline, const std::function<void()>& look) {
+  for (;;) {
+    const bool last = deadline.time() <= Clock::now() + kSlice;
+    try {
+      return store_->get(key(name, rank), last ? deadline : Deadline::after(kSlice));
+    } catch (const TimeoutError&) {
+    }
+    look();
+    if (last && deadline.passed())
+      throw CommError(rank, collective,
+                      cat("expected every rank within ", timeout.count(), " ms, rank ", rank, " did not come"));
+    if (store_->try_get(key("left", rank)) && !store_->try_get(key(name, rank)))
+      throw CommError(rank, collective, "it left before this collective: its communicator was destroyed");
+  }
+}
+
+std::vector<std::string> Board::exchange(const std::string& name, const std::string& mine, const char* collective,
+                                         Milliseconds timeout, const std::function<void()>& look) {
+  const Deadline deadline = Deadline::after(timeout);
+  look();
+  bring(name, mine);
+  std::vector<std::string> all;
+  for (int r = 0; r < size_; ++r)
+    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, look));
+  return all;
+}
+
+void Board::leave(std::uint64_t last) {
+  store_->set(key("left", rank_), std::to_string(last));
+  store_->add("leavers", 1);
+}
+
+std::optional<int> Board::left_before(std::uint64_t number) {
+  if (!store_->try_get("leavers")) return std::nullopt;
+  for (int r = 0; r < size_; ++r) {
+    const std::optional<std::string> last = store_->try_get(key("left", r));
+    if (last && number_in(*last) < number) return r;
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::nccl

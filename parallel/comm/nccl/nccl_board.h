@@ -1,0 +1,56 @@
+// What the ranks of an NCCL communicator tell each other through the store. Private to the library.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/collective.h"
+#include "lockstep/parallel/comm/store/store.h"
+#include "lockstep/runtime/error.h"
+
+namespace lockstep::nccl {
+
+class Board {
+ public:
+  Board(std::shared_ptr<Store> store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const std::shared_ptr<Store>& store() const { return store_; }
+
+  // The first failure of any rank stays.
+  void report(const CommError& failure);
+  std::optional<CommError> failure();
+
+  // Everybody brings a value under `name`, and gets all of them, by rank. `look` is called now and then, and may throw.
+  // CommError of `collective`, naming who has not come, after the time-out or when one has left.
+  std::vector<std::string> exchange(const std::string& name, const std::string& mine, const char* collective,
+                                    Milliseconds timeout, const std::function<void()>& look);
+  // Who has been everywhere that others may still look need not keep it: forgets this rank's part.
+  void forget(const std::string& name);
+  // The value of another rank under `name`.
+  std::string wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
+                       Deadline deadline, const std::function<void()>& look);
+  void bring(const std::string& name, const std::string& mine);
+  std::optional<std::string> seen(const std::string& name, int rank);
+
+  // Where are the others? Ranks that are asked bring their state.
+  void ask_where() { store_->set("where", "?"); }
+  bool asked_where() { return store_->try_get("where").has_value(); }
+
+  // This rank makes no more calls; `last` is the number of its last collective.
+  void leave(std::uint64_t last);
+  // A rank that has left before collective number `number`, if any.
+  std::optional<int> left_before(std::uint64_t number);
+
+ private:
+  std::string key(const std::string& name, int rank) const { return cat(name, '/', rank); }
+
+  const std::shared_ptr<Store> store_;
+  const int rank_, size_;
+};
+
+}  // namespace lockstep::nccl

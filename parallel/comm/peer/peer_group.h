@@ -1,0 +1,32 @@
+// What the ranks of a PeerCommunicator share. Private to the library.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/meeting_place.h"
+#include "lockstep/parallel/comm/shared_by_name.h"
+
+namespace lockstep::detail {
+
+class PeerGroup {
+ public:
+  explicit PeerGroup(std::vector<Device> devices);
+
+  int size() const { return static_cast<int>(devices_.size()); }
+  Device device(int rank) const { return devices_[static_cast<std::size_t>(rank)]; }
+  MeetingPlace& place() { return place_; }
+  // A stream of the rank's device on which nothing ever is: for copies that are ordered by events alone.
+  Stream& idle_stream(int rank) { return *idle_[static_cast<std::size_t>(rank)]; }
+  // The group of some of the ranks.
+  std::shared_ptr<PeerGroup> split(const std::vector<int>& members, const std::string& id);
+
+ private:
+  const std::vector<Device> devices_;
+  std::vector<std::unique_ptr<Stream>> idle_;
+  MeetingPlace place_;
+  SharedByName<PeerGroup> parts_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,274 @@
+#include "lockstep/parallel/comm/peer/peer_rank.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "lockstep/parallel/comm/peer/rank_order.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/stream_state.h"
+
+namespace lockstep::detail {
+namespace {
+
+using Kind = Collective::Kind;
+
+struct Release {
+  void operator()(MemoryBlock* block) const noexcept { release(block); }
+};
+using OwnedBlock = std::unique_ptr<MemoryBlock, Release>;
+
+const std::byte* at(const void* memory, std::size_t bytes) { return static_cast<const std::byte*>(memory) + bytes; }
+std::byte* at(void* memory, std::size_t bytes) { return static_cast<std::byte*>(memory) + bytes; }
+
+// Of a reduction that the ranks share: which elements are whose. Pieces begin on whole cache lines.
+struct Range {
+  std::int64_t begin, count;
+};
+Range range_of(int rank, int size, std::int64_t count) {
+  constexpr std::int64_t kMultiple = 64;
+  const std::int64_t part = ((count + size - 1) / size + kMultiple - 1) / kMultiple * kMultiple;
+  const std::int64_t begin = std::min(count, rank * part);
+  return {begin, std::min(count, begin + part) - begin};
+}
+
+}  // namespace
+
+// A collective on its way.
+struct PeerCommunicator::Call {
+  const Collective& collective;
+  Stream& stream;
+  Meeting meeting;
+  std::vector<Contribution> posts = {};  // of the last meeting
+  std::size_t bytes = 0;         // of one rank's part
+  OwnedBlock reduced = nullptr;  // this rank's range, where it has no output of its own
+
+  bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
+  const Contribution& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
+};
+
+PeerCommunicator::PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, const PeerOptions& options)
+    : Communicator(rank, group->size(), group->device(rank), options.timeout),
+      group_(std::move(group)),
+      scratch_bytes_(options.scratch_bytes),
+      pulls_(device()) {}
+
+PeerCommunicator::~PeerCommunicator() { group_->place().leave(rank()); }
+
+void PeerCommunicator::on_broken(const CommError& error) { group_->place().fail(error); }
+
+Meeting PeerCommunicator::next_meeting(const Collective& collective) {
+  if (collective.kind == Kind::send) return {rank(), collective.peer, collective.sequence};
+  if (collective.kind == Kind::recv) return {collective.peer, rank(), collective.sequence};
+  return {.number = ++meetings_};
+}
+
+std::vector<std::string> PeerCommunicator::exchange(const Collective& collective, const std::string& mine) try {
+  const Meeting meeting = next_meeting(collective);
+  std::vector<Contribution> posts = group_->place().meet(
+      meeting, rank(), {.fingerprint = fingerprint(collective), .message = mine}, collective.timeout);
+  group_->place().check_agreement(meeting, posts);
+  std::vector<std::string> messages;
+  for (Contribution& post : posts) messages.push_back(std::move(post.message));
+  return messages;
+} catch (const CommError& error) {
+  throw break_with(error);
+}
+
+std::unique_ptr<Communicator> PeerCommunicator::make_split(const std::vector<int>& members, int index,
+                                                           const std::string& id) try {
+  return std::make_unique<PeerCommunicator>(group_->split(members, id), index,
+                                            PeerOptions{.timeout = timeout(), .scratch_bytes = scratch_bytes_});
+} catch (const CommError& error) {
+  throw break_with(error);
+}
+
+void PeerCommunicator::enqueue(const Collective& collective, Stream& stream) {
+  try {
+    if (size() == 1) return copy_own(collective, stream);
+    run(collective, stream);
+  } catch (const CommError& error) {
+    throw break_with(error);
+  } catch (...) {
+    break_with(CommError(rank(), to_string(collective.kind), describe(std::current_exception())));
+    throw;
+  }
+}
+
+// What the rank has for itself.
+void PeerCommunicator::copy_own(const Collective& collective, Stream& stream) {
+  const std::size_t part = static_cast<std::size_t>(collective.count) * size_of(collective.dtype);
+  const std::size_t own = static_cast<std::size_t>(rank()) * part;
+  const void* from = collective.input;
+  void* to = collective.output;
+  if (collective.kind == Kind::scatter || collective.kind == Kind::all_to_all) from = at(from, own);
+  if (collective.kind == Kind::gather || collective.kind == Kind::all_gather || collective.kind == Kind::all_to_all)
+    to = at(to, own);
+  if (!collective.input || !collective.output || from == to) return;
+  copy_bytes({to, device(), from, device(), part}, stream, stream);
+}
+
+void PeerCommunicator::run(const Collective& collective, Stream& stream) {
+  Call call{.collective = collective,
+            .stream = stream,
+            .meeting = next_meeting(collective),
+            .bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype)};
+  begin(call);
+  // Who has come this far comes to the other meetings too, even after an error: until then others may read its memory.
+  std::exception_ptr error;
+  void* reduced = nullptr;
+  try {
+    if (call.shared()) {
+      const Range range = range_of(rank(), size(), collective.count);
+      const std::size_t element_bytes = size_of(collective.dtype);
+      if (collective.output) {
+        reduced = at(collective.output, static_cast<std::size_t>(range.begin) * element_bytes);
+      } else {
+        call.reduced.reset(allocate(stream, static_cast<std::size_t>(range.count) * element_bytes));
+        reduced = call.reduced->data;
+      }
+      reduce_range(call, range.begin, range.count, reduced);
+    } else {
+      move(call);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  meet_again(call, error, reduced);
+  if (!call.shared()) return;
+  try {
+    collect_ranges(call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  meet_again(call, error, nullptr);
+}
+
+// Everybody says what they call, where their memory is, and when it may be used.
+void PeerCommunicator::begin(Call& call) {
+  auto ready = std::make_shared<Event>();
+  LOCKSTEP_EDGE(ready->record(call.stream));
+  const Collective& collective = call.collective;
+  call.posts = group_->place().meet(call.meeting, rank(),
+                                    {.fingerprint = fingerprint(collective),
+                                     .input = collective.input,
+                                     .output = collective.output,
+                                     .event = std::move(ready)},
+                                    collective.timeout);
+  group_->place().check_agreement(call.meeting, call.posts);
+}
+
+// Later work of the stream comes after what the other ranks have done with this one's memory so far.
+void PeerCommunicator::meet_again(Call& call, std::exception_ptr own_error, void* output) {
+  auto done = std::make_shared<Event>();
+  try {
+    LOCKSTEP_EDGE(call.stream.wait_for(pulls_));
+    LOCKSTEP_EDGE(done->record(call.stream));
+  } catch (...) {
+    if (!own_error) own_error = std::current_exception();
+    for (Stream* stream : {&pulls_, &call.stream}) settle(stream->backend(), device(), stream->handle());
+  }
+  ++call.meeting.phase;
+  const char* name = to_string(call.collective.kind);
+  call.posts = group_->place().meet(call.meeting, rank(),
+                                    {.fingerprint = fingerprint(call.collective),
+                                     .output = output,
+                                     .event = std::move(done),
+                                     .error = own_error ? describe(own_error) : ""},
+                                    call.collective.timeout);
+  for (int r = 0; r < size(); ++r)
+    if (r != rank() && call.post(r).event) LOCKSTEP_EDGE(call.stream.wait(*call.post(r).event));
+  if (own_error) std::rethrow_exception(own_error);
+  for (int r = 0; r < size(); ++r)
+    if (!call.post(r).error.empty()) throw CommError(r, name, call.post(r).error);
+}
+
+// The copy is ordered by events alone: after what the other rank has said, and before what it is told at the end.
+void PeerCommunicator::pull(const Call& call, int from, const void* source, void* destination, std::size_t bytes) {
+  if (bytes == 0) return;
+  LOCKSTEP_EDGE(pulls_.wait(*call.post(from).event));
+  start_copy({destination, device(), source, group_->device(from), bytes}, group_->idle_stream(from), pulls_);
+}
+
+// Everything but reductions that the ranks share.
+void PeerCommunicator::move(Call& call) {
+  const Collective& c = call.collective;
+  const std::size_t own = static_cast<std::size_t>(rank()) * call.bytes;
+  if (c.kind == Kind::reduce_scatter) return reduce_range(call, rank() * c.count, c.count, c.output);
+  if (c.kind == Kind::send || !c.output) return;
+  LOCKSTEP_EDGE(pulls_.wait_for(call.stream));
+  switch (c.kind) {
+    case Kind::broadcast:
+    case Kind::recv:
+      if (c.peer != rank()) pull(call, c.peer, call.post(c.peer).input, c.output, call.bytes);
+      return;
+    case Kind::scatter:
+      if (c.peer == rank()) return copy_own(c, call.stream);
+      return pull(call, c.peer, at(call.post(c.peer).input, own), c.output, call.bytes);
+    default:
+      break;
+  }
+  for (int i = 1; i < size(); ++i) {
+    const int from = (rank() + i) % size();
+    const void* source = call.post(from).input;
+    if (c.kind == Kind::all_to_all) source = at(source, own);
+    pull(call, from, source, at(c.output, static_cast<std::size_t>(from) * call.bytes), call.bytes);
+  }
+  copy_own(c, call.stream);
+}
+
+// out = the reduced elements [offset, offset + count) of all inputs.
+void PeerCommunicator::reduce_range(Call& call, std::int64_t offset, std::int64_t count, void* out) {
+  if (count == 0) return;
+  const Collective& c = call.collective;
+  const std::size_t element_bytes = size_of(c.dtype);
+  const auto others = static_cast<std::size_t>(size() - 1);
+  // Two sets of pieces: one arrives while the other is added up.
+  constexpr std::int64_t kMultiple = 64;
+  const std::size_t bytes_per_element = 2 * others * element_bytes + 2 * sizeof(double);
+  const std::int64_t fits = static_cast<std::int64_t>(scratch_bytes_ / bytes_per_element) / kMultiple * kMultiple;
+  const std::int64_t chunk = std::min(count, std::max(fits, kMultiple));
+  const std::size_t piece_bytes = (static_cast<std::size_t>(chunk) * element_bytes + 255) / 256 * 256;
+  const std::size_t sets = chunk < count ? 2 : 1;
+  const OwnedBlock scratch(allocate(pulls_, sets * others * piece_bytes + combine_scratch_bytes(c.dtype, chunk)));
+  LOCKSTEP_EDGE(record_use(scratch.get(), call.stream));
+  std::byte* const combining = at(scratch->data, sets * others * piece_bytes);
+
+  std::optional<Event> emptied[2];
+  std::vector<const void*> pieces(static_cast<std::size_t>(size()));
+  for (std::int64_t begin = 0, set = 0; begin < count; begin += chunk, set ^= 1) {
+    const std::int64_t now = std::min(chunk, count - begin);
+    const std::size_t from_byte = static_cast<std::size_t>(offset + begin) * element_bytes;
+    std::optional<Event>& last_use = emptied[set];
+    if (last_use) LOCKSTEP_EDGE(pulls_.wait(*last_use));
+    std::byte* slot = at(scratch->data, static_cast<std::size_t>(set) * others * piece_bytes);
+    pieces[static_cast<std::size_t>(rank())] = at(c.input, from_byte);
+    for (int i = 1; i < size(); ++i, slot += piece_bytes) {
+      const int from = (rank() + i) % size();
+      pull(call, from, at(call.post(from).input, from_byte), slot, static_cast<std::size_t>(now) * element_bytes);
+      pieces[static_cast<std::size_t>(from)] = slot;
+    }
+    LOCKSTEP_EDGE(call.stream.wait_for(pulls_));
+    combine(call.stream, c.reduction, c.dtype, now, pieces, at(out, static_cast<std::size_t>(begin) * element_bytes),
+            combining);
+    if (begin + chunk >= count) break;
+    LOCKSTEP_EDGE(last_use.emplace().record(call.stream));
+  }
+}
+
+// Each rank has reduced a range: they are put together in the output.
+void PeerCommunicator::collect_ranges(Call& call) {
+  const Collective& c = call.collective;
+  if (!c.output) return;
+  // The output is free: each of the others has waited for this rank before it reduced its range.
+  for (int i = 1; i < size(); ++i) {
+    const int from = (rank() + i) % size();
+    const Range range = range_of(from, size(), c.count);
+    const std::size_t element_bytes = size_of(c.dtype);
+    pull(call, from, call.post(from).output, at(c.output, static_cast<std::size_t>(range.begin) * element_bytes),
+         static_cast<std::size_t>(range.count) * element_bytes);
+  }
+}
+
+}  // namespace lockstep::detail

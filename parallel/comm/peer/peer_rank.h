@@ -1,0 +1,45 @@
+// One rank of a PeerGroup. Private to the library.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/peer/peer_group.h"
+#include "lockstep/parallel/comm/peer/peer_communicator.h"
+
+namespace lockstep::detail {
+
+class PeerCommunicator final : public Communicator {
+ public:
+  PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, const PeerOptions& options);
+  ~PeerCommunicator() override;
+  const char* backend() const override { return "peer"; }
+
+ private:
+  struct Call;
+
+  void enqueue(const Collective& collective, Stream& stream) override;
+  std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override;
+  std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
+  void on_broken(const CommError& error) override;
+
+  Meeting next_meeting(const Collective& collective);
+  void run(const Collective& collective, Stream& stream);
+  void copy_own(const Collective& collective, Stream& stream);
+  void begin(Call& call);
+  void move(Call& call);
+  void reduce_range(Call& call, std::int64_t offset, std::int64_t count, void* out);
+  void collect_ranges(Call& call);
+  void pull(const Call& call, int from, const void* source, void* destination, std::size_t bytes);
+  void meet_again(Call& call, std::exception_ptr own_error, void* output);
+
+  const std::shared_ptr<PeerGroup> group_;
+  const std::size_t scratch_bytes_;
+  // What comes from other ranks arrives on it, so that pieces of the next chunk come while this one is added up.
+  Stream pulls_;
+  std::uint64_t meetings_ = 0;  // of the whole group
+};
+
+}  // namespace lockstep::detail

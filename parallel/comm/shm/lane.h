@@ -1,0 +1,67 @@
+// A lane: ranks that go step by step together, and the collectives made of such steps. One algorithm for threads, which
+// reach each other's tensors, and for processes, whose messages go through slots piece by piece.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/shm/board.h"
+#include "lockstep/runtime/error.h"
+
+namespace lockstep::detail {
+
+// One rank's end of a lane. Its calls are numbered from 1; call k waits for call k - 1, whichever thread runs it.
+class Lane {
+ public:
+  // `members`: the ranks of the lane; this one is members[index].
+  Lane(Board& board, Board::Region region, std::vector<int> members, int index);
+
+  // Until the host threads of all members have come to the call; for ranks that share a device, before the collective
+  // goes to its stream. Throws as perform does.
+  void meet_hosts(const Collective& collective);
+  // Carries the collective out with the other members; blocks. A send or recv is a lane of two: sender, receiver.
+  // Throws CommError, and the board has failed then; nobody touches this rank's memory any more.
+  void perform(const Collective& collective);
+  std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
+
+  static constexpr std::size_t kMostExchangeBytes = std::size_t{64} << 20;
+
+ private:
+  struct Call;
+  void begin(Call& call);
+  void end(const Call& call);
+  void arrive(Call& call);
+  void meet(Call& call);  // arrive, and wait until everybody has
+  template <class HasCome>
+  void wait_for_all(const Call& call, HasCome&& has_come);
+  void compare(const Call& call);
+  int astray() const;
+  [[noreturn]] void give_up(const Call& call, int rank, const std::string& text);
+  [[noreturn]] void pass_on_failure(const Call& call);
+  // Throws, unless everybody has come after all: has_come(member).
+  template <class HasCome>
+  void explain(const Call& call, HasCome&& has_come);
+
+  void through_slots(Call& call);
+  void directly(Call& call);
+  void all_reduce_piece(Call& call, std::int64_t begin, std::int64_t length);
+  void offer(const Call& call, std::int64_t begin, std::int64_t length);
+  template <class Source>
+  void take(const Call& call, std::int64_t begin, std::int64_t length, Source&& source);
+  void combine_range(const Call& call);
+  const std::byte* slot(int member) const;
+  const Post& post(const Call& call, int member) const;
+  std::byte* own_slot() { return const_cast<std::byte*>(slot(index_)); }
+
+  Board& board_;
+  const Board::Region region_;
+  const std::vector<int> members_;
+  const int index_, count_;
+  std::uint64_t step_ = 0;              // of this rank
+  std::uint64_t piece_ = 0;             // buffers take turns: a piece uses the one that everybody is done with
+  std::atomic<std::uint64_t> turn_{0};  // calls that are over
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,33 @@
+// Who makes other calls than the others.
+#include "lockstep/parallel/comm/shm/lane.h"
+
+namespace lockstep::detail {
+
+// The member that is not on the way of the others, or -1 while nobody is known to be astray. Two ranks are on different
+// ways when one has made more collectives and fewer exchanges than the other: they wait for each other on two lanes,
+// which ranks that make the same calls in the same order never do. The fewer are astray; of as many, those without rank
+// 0.
+int Lane::astray() const {
+  if (count_ != board_.ranks()) return -1;  // a pair
+  const Seat* const seats = board_.host_region().seats;
+  const auto called = [&](int m) { return seats[m].called.load(std::memory_order_seq_cst); };
+  const std::uint64_t mine = called(index_);
+  int with = 0, against = 0, first_with = -1, first_against = -1;
+  for (int m = 0; m < count_; ++m) {
+    const std::uint64_t theirs = m == index_ ? mine : called(m);
+    const bool more_collectives = theirs >> 32 > mine >> 32, fewer_collectives = theirs >> 32 < mine >> 32;
+    const std::uint64_t exchanges = theirs & 0xffffffff, my_exchanges = mine & 0xffffffff;
+    if (theirs == mine) {
+      if (with++ == 0) first_with = m;
+    } else if ((more_collectives && exchanges < my_exchanges) || (fewer_collectives && exchanges > my_exchanges)) {
+      if (against++ == 0) first_against = m;
+    }
+  }
+  if (against == 0) return -1;
+  if (2 * against > count_) return first_with;
+  if (2 * with > count_) return first_against;
+  if (with + against < count_) return -1;  // it is for the others to say
+  return first_with == 0 ? first_against : first_with;
+}
+
+}  // namespace lockstep::detail

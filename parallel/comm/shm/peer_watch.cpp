@@ -1,0 +1,59 @@
+#include "lockstep/parallel/comm/shm/peer_watch.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "lockstep/runtime/error.h"
+
+namespace lockstep::detail {
+
+PeerWatch::PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched)
+    : board_(std::move(board)), watched_(std::move(watched)), wake_(eventfd(0, EFD_CLOEXEC)), process_(getpid()) {
+  if (!wake_) fail<Error>("[communicator] expected an event descriptor, got ", std::strerror(errno));
+  // Signals belong to the program's own threads: a thread inherits the mask of its maker.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this, wake = wake_.get()] { watch(wake); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "lss-peers");
+}
+
+PeerWatch::~PeerWatch() {
+  if (getpid() != process_) {
+    thread_.detach();
+    return;
+  }
+  const std::uint64_t one = 1;
+  while (write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+}
+
+void PeerWatch::watch(int wake) {
+  std::vector<pollfd> polled{{.fd = wake, .events = POLLIN, .revents = 0}};
+  for (const auto& [descriptor, rank] : watched_)
+    polled.push_back({.fd = descriptor.get(), .events = POLLIN, .revents = 0});
+  for (;;) {
+    if (poll(polled.data(), polled.size(), -1) < 0) continue;  // EINTR
+    if (polled[0].revents) return;
+    for (std::size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      // Nothing is ever sent: what can be read is the end. A rank that has left before stays one that left.
+      board_->set_presence(watched_[i - 1].second, Board::Presence::died);
+      polled[i].fd = -1;  // poll passes over it
+    }
+  }
+}
+
+}  // namespace lockstep::detail

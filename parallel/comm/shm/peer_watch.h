@@ -1,0 +1,36 @@
+// Notices at once when the process of another rank ends.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/comm/shm/board.h"
+#include "lockstep/parallel/comm/store/descriptor.h"
+
+namespace lockstep::detail {
+
+// A thread that sleeps until one of the descriptors (sockets to ranks, descriptors of their processes) says that the
+// other side has ended, and writes it on the board.
+class PeerWatch {
+ public:
+  using Watched = std::pair<Descriptor, int>;  // the rank
+  PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched);
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+  ~PeerWatch();  // in the process that made it; a forked child has no such thread
+
+ private:
+  void watch(int wake);
+
+  std::shared_ptr<Board> board_;
+  std::vector<Watched> watched_;
+  Descriptor wake_;
+  pid_t process_;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,352 @@
+#include "lockstep/parallel/comm/shm/process_group.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/store/socket.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/strings.h"
+#include "lockstep/version.h"
+
+namespace lockstep::detail {
+
+constinit thread_local const std::string* posed_build = nullptr;
+
+namespace {
+
+constexpr char kOp[] = "connect";
+constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+BoardShape shape_of(int size) {
+  return {
+      .ranks = size, .threads = 0, .slot_bytes = 256 << 10, .pair_slot_bytes = 64 << 10, .host_slot_bytes = 64 << 10};
+}
+
+// Whose memory looks alike. Two builds of one version may differ in what they were compiled with.
+std::string build() {
+  if (posed_build) return *posed_build;
+  return cat(LOCKSTEP_VERSION_STRING, " (", sizeof(BoardShape), '.', sizeof(Post), '.', sizeof(Seat), '.',
+             sizeof(Collective), '.', static_cast<int>(Collective::Kind::exchange), '.', kDTypeCount, '.',
+             Board::kMostRanks, ')');
+}
+
+// Begins alike in every version, so that a rank of another one can be told so.
+struct Hello {
+  std::uint64_t magic = kMagic;
+  std::int32_t rank = 0, process = 0;
+  BoardShape shape;
+  char build[64] = {};
+};
+struct Welcome {
+  std::int32_t refused_rank = -1;  // who is at fault; -1: here is the memory
+  char text[500] = {};
+  std::int32_t processes[Board::kMostRanks] = {};  // 0: not known here
+};
+
+// What a rank has when all have come.
+struct Joined {
+  std::shared_ptr<Board> board = {};
+  std::vector<PeerWatch::Watched> watched = {};
+  bool share_devices = false;
+};
+
+// Ranks that are threads of one process may work on one device; the same answer on every rank.
+bool threads_among(const Welcome& welcome, int ranks) {
+  const auto begin = std::begin(welcome.processes), end = begin + ranks;
+  return std::any_of(begin, end, [&](std::int32_t id) { return id != 0 && std::count(begin, end, id) > 1; });
+}
+
+[[noreturn]] void fail_system(int rank, const char* what) {
+  throw CommError(rank, kOp, cat("expected ", what, ", got ", std::strerror(errno)));
+}
+
+// For poll; not for long, as whoever waits looks around now and then.
+int milliseconds_left(const Deadline& deadline) {
+  const auto left = std::chrono::duration_cast<Milliseconds>(deadline.time() - Clock::now()).count();
+  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, kLook.count()));
+}
+
+// Processes of other users are no ranks of this job.
+std::optional<ucred> same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) return std::nullopt;
+  return peer;
+}
+
+Descriptor make_memory(const BoardShape& shape) {
+  Descriptor memory(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory || ftruncate(memory.get(), static_cast<off_t>(Board::bytes_of(shape))) != 0)
+    fail_system(0, "a file in memory");
+  // Nobody can take it away from under the others.
+  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) fail_system(0, "to seal a file in memory");
+  return memory;
+}
+
+void send_welcome(int socket, const Welcome& welcome, int memory) {
+  iovec part{.iov_base = const_cast<Welcome*>(&welcome), .iov_len = sizeof welcome};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (memory >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
+  }
+  sendmsg(socket, &message, MSG_NOSIGNAL);  // who is gone is noticed by its socket
+}
+
+// The memory, and who is there; throws what rank 0 says instead.
+Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
+  pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
+  while (poll(&polled, 1, milliseconds_left(deadline)) <= 0)
+    if (deadline.passed())
+      throw CommError(0, kOp, "expected rank 0 to hand over the memory, got nothing before the deadline");
+  iovec part{.iov_base = &welcome, .iov_len = sizeof welcome};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t length = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  Descriptor memory;
+  if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int number = -1;
+    std::memcpy(&number, CMSG_DATA(header), sizeof number);
+    memory = Descriptor(number);
+  }
+  if (length != static_cast<ssize_t>(sizeof welcome))
+    throw CommError(0, kOp, "rank 0 died, or gave up, while the ranks connected");
+  welcome.text[sizeof welcome.text - 1] = '\0';
+  if (welcome.refused_rank >= 0) throw CommError(welcome.refused_rank, kOp, welcome.text);
+  return memory;
+}
+
+void watch_process(std::vector<PeerWatch::Watched>& watched, Board& board, int rank, int process) {
+  if (process == 0) return;
+  Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  if (descriptor)
+    watched.emplace_back(std::move(descriptor), rank);
+  else if (errno == ESRCH)
+    board.set_presence(rank, Board::Presence::died);
+}
+
+// ---- rank 0
+
+class Host {
+ public:
+  Host(int size, Milliseconds timeout, const Gone& gone)
+      : size_(size), timeout_(timeout), gone_(gone), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
+
+  std::string listen() {
+    const std::string name = cat("lockstep-", to_hex(random_bytes(16)));
+    listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const Endpoint own = abstract_endpoint(name);
+    if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own.address), own.bytes) != 0 ||
+        ::listen(listener_.get(), size_) != 0)
+      fail_system(0, "a socket");
+    return name;
+  }
+
+  // Until every rank has connected; tells all who have when that does not come about.
+  void gather(const Deadline& deadline) {
+    welcome_.processes[0] = getpid();
+    while (present_ < size_ - 1) {
+      std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+      for (const Descriptor& socket : strangers_)
+        polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      const std::size_t ranks_begin = polled.size();
+      for (const Descriptor& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline));
+      if (ready < 0) continue;  // EINTR
+      if (ready == 0) {
+        if (deadline.passed()) refuse_missing();
+        if (gone_) refuse_gone();
+        continue;
+      }
+      for (std::size_t r = 0; r < sockets_.size(); ++r)
+        if (polled[ranks_begin + r].revents)
+          refuse(static_cast<int>(r), cat("rank ", r, " died while the ranks connected"));
+      std::vector<Descriptor> still_strangers;
+      for (std::size_t i = 0; i < strangers_.size(); ++i) {
+        if (polled[1 + i].revents == 0)
+          still_strangers.push_back(std::move(strangers_[i]));
+        else
+          greet(std::move(strangers_[i]));
+      }
+      strangers_ = std::move(still_strangers);
+      if (polled[0].revents) {
+        Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (socket && same_user(socket.get())) strangers_.push_back(std::move(socket));
+      }
+    }
+  }
+
+  Joined hand_over() {
+    Descriptor memory = make_memory(shape_);
+    for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
+    Joined joined{.board = std::make_shared<Board>(shape_, memory.get()),
+                  .share_devices = threads_among(welcome_, size_)};
+    for (int r = 1; r < size_; ++r) {
+      watch_process(joined.watched, *joined.board, r, welcome_.processes[r]);
+      joined.watched.emplace_back(std::move(socket_of(r)), r);
+    }
+    return joined;
+  }
+
+ private:
+  Descriptor& socket_of(int rank) { return sockets_[static_cast<std::size_t>(rank)]; }
+
+  void greet(Descriptor socket) {
+    Hello hello;
+    const ssize_t got = recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
+    if (got < static_cast<ssize_t>(sizeof hello.magic + sizeof hello.rank) || hello.magic != kMagic) return;  // no rank
+    hello.build[sizeof hello.build - 1] = '\0';
+    if (got != static_cast<ssize_t>(sizeof hello) || hello.build != build()) {
+      const std::string its = got == static_cast<ssize_t>(sizeof hello) ? hello.build : "another one";
+      strangers_.push_back(std::move(socket));
+      refuse(std::max(hello.rank, 0),
+             cat("expected all ranks to run one build of Lockstep, ", build(), ", got rank ", hello.rank, " of ", its));
+    }
+    if (hello.shape != shape_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
+      const int rank = hello.rank;
+      strangers_.push_back(std::move(socket));
+      refuse(std::max(rank, 0),
+             hello.shape != shape_
+                 ? cat("expected all ranks to be of ", size_, ", got rank ", rank, " of ", hello.shape.ranks)
+                 : cat("expected ranks from 1 to ", size_ - 1, ", each once, got rank ", rank));
+    }
+    // What it says holds here only if both are in one namespace of processes.
+    const std::optional<ucred> peer = same_user(socket.get());
+    if (peer && peer->pid == hello.process) welcome_.processes[hello.rank] = hello.process;
+    socket_of(hello.rank) = std::move(socket);
+    ++present_;
+  }
+
+  [[noreturn]] void refuse(int rank, const std::string& text) {
+    welcome_.refused_rank = rank;
+    std::memcpy(welcome_.text, text.data(), std::min(text.size(), sizeof welcome_.text - 1));
+    for (const Descriptor& socket : sockets_)
+      if (socket) send_welcome(socket.get(), welcome_, -1);
+    for (const Descriptor& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
+    throw CommError(rank, kOp, text);
+  }
+  void refuse_gone() {
+    for (const EndedRank& each : gone_())
+      if (each.rank > 0 && each.rank < size_ && !socket_of(each.rank))
+        refuse(each.rank, cat("rank ", each.rank, ' ', each.how, " before it joined"));
+  }
+  [[noreturn]] void refuse_missing() {
+    std::string missing;
+    int first = -1;
+    for (int r = 1; r < size_; ++r) {
+      if (socket_of(r)) continue;
+      if (first < 0) first = r;
+      missing += cat(missing.empty() ? "rank " : ", rank ", r);
+    }
+    refuse(first, cat("expected every rank to connect within ", timeout_.count(), " ms, got nothing from ", missing));
+  }
+
+  const int size_;
+  const Milliseconds timeout_;
+  const Gone& gone_;
+  const BoardShape shape_;
+  Descriptor listener_;
+  std::vector<Descriptor> sockets_;  // by rank
+  std::vector<Descriptor> strangers_;
+  int present_ = 0;
+  Welcome welcome_;
+};
+
+Joined host(Store& store, const std::string& key, int size, Milliseconds timeout, const Gone& gone) {
+  Host host(size, timeout, gone);
+  if (size > 1) {
+    store.set(key, host.listen());
+    try {
+      host.gather(Deadline::after(timeout));
+    } catch (...) {
+      store.erase(key);
+      throw;
+    }
+    store.erase(key);
+  }
+  return host.hand_over();
+}
+
+// ---- the others
+
+Descriptor connect_to_host(Store& store, const std::string& key, const Deadline& deadline, const Gone& gone) {
+  for (;;) {
+    std::string name;
+    try {
+      name = get_unless_gone(
+          store, key, deadline, gone, [](int other) { return other == 0; }, kOp);
+    } catch (const TimeoutError& error) {
+      throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
+    }
+    Descriptor connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const Endpoint host = abstract_endpoint(name);
+    if (connection && connect(connection.get(), reinterpret_cast<const sockaddr*>(&host.address), host.bytes) == 0) {
+      if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
+      return connection;
+    }
+    // The name may be that of a group whose rank 0 is gone; or too many connect at once.
+    if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) fail_system(0, "a connection to rank 0");
+    if (deadline.passed()) throw CommError(0, kOp, "expected rank 0 to be there before the deadline, got nothing");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const Gone& gone) {
+  // Rank 0 says at the deadline who is missing: it is given the time to do so.
+  const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
+  Descriptor socket = connect_to_host(store, key, deadline, gone);
+  Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
+  build().copy(hello.build, sizeof hello.build - 1);
+  if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
+  Welcome welcome;
+  const Descriptor memory = receive_welcome(socket.get(), welcome, deadline);
+  struct stat status {};
+  if (!memory || fstat(memory.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(Board::bytes_of(hello.shape)) ||
+      (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
+    throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
+  Joined joined{.board = std::make_shared<Board>(hello.shape, memory.get()),
+                .share_devices = threads_among(welcome, size)};
+  for (int r = 0; r < size; ++r)
+    if (r != rank && (r != 0 || same_user(socket.get())->pid == welcome.processes[0]))
+      watch_process(joined.watched, *joined.board, r, welcome.processes[r]);
+  joined.watched.emplace_back(std::move(socket), 0);
+  return joined;
+}
+
+}  // namespace
+
+std::shared_ptr<SharedGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
+                                                Milliseconds timeout, bool share_devices, const Gone& gone) {
+  const std::string key = name + "/socket";
+  Joined joined = rank == 0 ? host(*store, key, size, timeout, gone) : join(*store, key, rank, size, timeout, gone);
+  share_devices = share_devices || joined.share_devices;
+  return std::make_shared<ProcessGroup>(std::move(joined.board), std::move(joined.watched), std::move(store),
+                                        std::move(name), share_devices);
+}
+
+}  // namespace lockstep::detail

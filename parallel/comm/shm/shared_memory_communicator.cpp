@@ -1,0 +1,116 @@
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/shm/process_group.h"
+#include "lockstep/parallel/comm/shared_by_name.h"
+#include "lockstep/parallel/comm/shm/shared_member.h"
+#include "lockstep/parallel/comm/stream_task.h"
+#include "lockstep/parallel/comm/words.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/strings.h"
+
+namespace lockstep {
+namespace {
+
+using detail::Board;
+using detail::SharedGroup;
+using detail::SharedMember;
+
+static_assert(SharedMemoryCommunicator::kMostRanks == Board::kMostRanks);
+
+class ThreadGroup final : public SharedGroup {
+ public:
+  ThreadGroup(int ranks, bool share_devices)
+      : SharedGroup(std::make_shared<Board>(detail::BoardShape{.ranks = ranks,
+                                                               .threads = 1,
+                                                               .slot_bytes = 16 << 10,
+                                                               .pair_slot_bytes = 4 << 10,
+                                                               .host_slot_bytes = 16 << 10}),
+                    share_devices) {}
+
+  std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int, const std::string& id,
+                                     Milliseconds) override {
+    // Also where these have a device each: what the others do on it may depend on other ranks.
+    return splits_.get(id, members.size(), [&] {
+      return std::make_shared<ThreadGroup>(static_cast<int>(members.size()), share_devices());
+    });
+  }
+
+ private:
+  detail::SharedByName<SharedGroup> splits_;  // that not all members have taken yet
+};
+
+}  // namespace
+
+SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedGroup> group, int rank, Device device,
+                                                   Milliseconds timeout)
+    : Communicator(rank, group->board().ranks(), device, timeout), group_(std::move(group)) {
+  LOCKSTEP_CHECK(device.type() == DeviceType::host, "[SharedMemoryCommunicator] expected a host device, got ", device);
+  member_ = std::make_shared<SharedMember>(group_, rank, *this);
+}
+
+SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
+
+void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
+  member_->announce(collective, &stream);
+  stream.enqueue(detail::StreamTask(member_, collective));
+}
+
+std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {
+  try {
+    member_->announce(collective);
+    hand_over(&group_->board());
+    std::vector<std::string> all = member_->host_lane().exchange(collective, mine);
+    take_over(&group_->board());
+    return all;
+  } catch (const CommError& error) {
+    throw break_with(error);
+  }
+}
+
+std::unique_ptr<Communicator> SharedMemoryCommunicator::make_split(const std::vector<int>& members, int index,
+                                                                   const std::string& id) {
+  return std::make_unique<SharedMemoryCommunicator>(group_->split(members, index, id, timeout()), index, device(),
+                                                    timeout());
+}
+
+void SharedMemoryCommunicator::on_broken(const CommError& error) {
+  group_->board().fail(error.rank, detail::words_of(error));
+}
+
+std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
+                                                             const SharedMemoryOptions& options) {
+  LOCKSTEP_CHECK(!devices.empty() && devices.size() <= SharedMemoryCommunicator::kMostRanks,
+                 "[make_thread_group] expected 1 to ", SharedMemoryCommunicator::kMostRanks, " devices, got ",
+                 devices.size());
+  bool share_devices = false;
+  for (std::size_t r = 1; r < devices.size(); ++r)
+    share_devices = share_devices || std::find(devices.begin(), devices.begin() + r, devices[r]) != devices.begin() + r;
+  const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()), share_devices);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (std::size_t r = 0; r < devices.size(); ++r)
+    ranks.push_back(
+        std::make_unique<SharedMemoryCommunicator>(group, static_cast<int>(r), devices[r], options.timeout));
+  return ranks;
+}
+
+std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<Store>& store, const RankInfo& ranks,
+                                                        Device device, const SharedMemoryOptions& options) {
+  const int rank = ranks.rank, size = ranks.size;
+  LOCKSTEP_CHECK(size > 0 && size <= SharedMemoryCommunicator::kMostRanks && rank >= 0 && rank < size,
+                 "[make_process_communicator] expected a rank below the number of ranks, at most ",
+                 SharedMemoryCommunicator::kMostRanks, ", got rank ", rank, " of ", size);
+  LOCKSTEP_CHECK(store || size == 1, "[make_process_communicator] expected a store, got none");
+  LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_process_communicator] expected a host device, got ", device);
+  return detail::make_in_job(ranks, [&] {
+    const detail::Gone gone = store ? detail::gone_from_job(*store, ranks) : nullptr;
+    return std::make_unique<SharedMemoryCommunicator>(
+        detail::ProcessGroup::make(store, options.name, rank, size, options.timeout, false, gone), rank, device,
+        options.timeout);
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,124 @@
+#include "lockstep/runtime/copy/copy.h"
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/copy/staging.h"
+#include "lockstep/runtime/stream/stream_state.h"
+#include "lockstep/runtime/copy/peer.h"
+
+namespace lockstep {
+namespace {
+
+// The side whose copy stream carries a copy between two devices: the destination's, because a device is filled by one
+// copy at a time. Plain memory has no engine of its own, and only CUDA reaches its own memory.
+Stream& carrier(Stream& destination, Stream& source) {
+  if (destination.device().is_cpu()) return source;
+  if (source.device().type() == DeviceType::cuda && destination.device().type() != DeviceType::cuda) return source;
+  return destination;
+}
+
+// The side of a copy between the host and a CUDA device that is host memory; null for other copies.
+const void* host_side(const CopyArgs& args) {
+  const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
+  const bool from_gpu = args.source_device.type() == DeviceType::cuda;
+  return to_gpu == from_gpu ? nullptr : to_gpu ? args.source : args.destination;
+}
+
+// What the order checker says about the copies of this call.
+class PlaceScope {
+ public:
+  PlaceScope(bool checked, Place place) : checked_(checked) {
+    if (checked_) [[unlikely]]
+      detail::copy_place = place;
+  }
+  PlaceScope(const PlaceScope&) = delete;
+  ~PlaceScope() {
+    if (checked_) [[unlikely]]
+      detail::copy_place = {};
+  }
+
+ private:
+  bool checked_;
+};
+
+// What has been enqueued of a copy that failed is nobody's: the memory on both sides may be given back at once.
+void settle(Stream& stream) noexcept { detail::settle(stream.backend(), stream.device(), stream.handle()); }
+
+void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
+                    Event& done) {
+  Stream& out = detail::copies_of(source_stream);
+  try {
+    LOCKSTEP_EDGE(out.wait_for(source_stream));
+    // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
+    LOCKSTEP_EDGE(out.wait_for(destination_stream));
+    detail::copy_staged(args, out, stream);
+    LOCKSTEP_EDGE(done.record(out));
+    LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+  } catch (...) {
+    settle(out);
+    settle(stream);
+    throw;
+  }
+}
+
+void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
+                      Event& done) try {
+  LOCKSTEP_EDGE(stream.wait_for(source_stream));
+  LOCKSTEP_EDGE(stream.wait_for(destination_stream));
+  if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
+    if (args.source_device.type() == DeviceType::cuda) {
+      detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
+    } else {
+      detail::copy_from_pageable(args, stream);
+      LOCKSTEP_EDGE(destination_stream.wait_for(stream));
+    }
+    return;
+  }
+  stream.backend().copy(args, stream.handle());
+  if (stream == source_stream && stream == destination_stream) return;
+
+  LOCKSTEP_EDGE(done.record(stream));
+  if (stream != destination_stream)
+    LOCKSTEP_EDGE(destination_stream.wait(done));  // a stream of plain memory blocks here
+} catch (...) {
+  settle(stream);
+  throw;
+}
+
+}  // namespace
+
+void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  const Event done = start_copy(args, source_stream, destination_stream, place);
+  try {
+    LOCKSTEP_EDGE(source_stream.wait(done));
+  } catch (...) {
+    settle(destination_stream);  // which waits for the copy
+    throw;
+  }
+}
+
+Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+  Event done;
+  LOCKSTEP_CHECK(args.source_device == source_stream.device() && args.destination_device == destination_stream.device(),
+                 "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
+                 ", got streams of ", source_stream.device(), " and ", destination_stream.device());
+  if (args.bytes == 0) return done;
+  const bool one_device = args.source_device == args.destination_device;
+  const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
+  Stream& stream = one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
+
+  if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
+    stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge
+    return done;
+  }
+  if (!one_device && args.source_device.type() == args.destination_device.type() &&
+      !peer_copies(args.source_device, args.destination_device)) [[unlikely]] {
+    enqueue_staged(args, source_stream, destination_stream, stream, done);
+  } else {
+    enqueue_straight(args, source_stream, destination_stream, stream, done);
+  }
+  return done;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// A build without CUDA.
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/gpu_identity.h"
+#include "lockstep/runtime/versions.h"
+#include "lockstep/runtime/why_no_cuda.h"
+#include "lockstep/runtime/stream/native_stream.h"
+
+namespace lockstep::detail {
+
+Backend* make_cuda_backend() { return nullptr; }
+std::string why_no_cuda() { return "this build of Lockstep has none"; }
+bool cuda_device_lost(Device) noexcept { return false; }
+Version cuda_runtime_version() { return {}; }
+Version cuda_driver_version() { return {}; }
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+namespace {
+[[noreturn]] void refuse(const char* op, Device device) {
+  throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
+}
+}  // namespace
+
+std::string detail::gpu_identity(Device device) { refuse("gpu_identity", device); }
+void* native_stream(const Stream& stream) { refuse("native_stream", stream.device()); }
+void wait_for_native(Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
+void native_waits_for(void*, Stream& stream) { refuse("native_waits_for", stream.device()); }
+int native_ordinal(Device device) { refuse("native_ordinal", device); }
+std::optional<Device> device_at_ordinal(int) { return std::nullopt; }
+
+}  // namespace lockstep

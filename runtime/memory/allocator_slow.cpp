@@ -1,0 +1,230 @@
+// The caching allocator when its bins do not have what is asked for: new memory, blocks that other streams still use.
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator_state.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/memory/poison.h"
+#include "lockstep/runtime/threads.h"
+
+namespace lockstep::detail {
+
+// --- Finding a block -------------------------------------------------------------------------------------------------
+
+MemoryBlock* DeviceAllocator::take_cached(StreamState& stream, int bin) {
+  for (StreamState* owner : {&stream, &ownerless_}) {
+    if (MemoryBlock* block = owner->bins[bin]) {
+      owner->bins[bin] = block->next;
+      block->home = &stream;
+      return block;
+    }
+  }
+  return nullptr;
+}
+
+MemoryBlock* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
+  poll_pending(lock);
+  // One flush is enough, unless other threads take what it gave back.
+  constexpr int kMostFlushes = 3;
+  for (int flushes = 0;; ++flushes) {
+    if (MemoryBlock* block = take_cached(stream, bin)) return block;
+    if (MemoryBlock* block = allocate_raw(lock, stream, bin)) return block;
+    if (flushes == kMostFlushes) return nullptr;
+    const bool freed = flush(lock);
+    if (flushes > 0 && !freed) return nullptr;
+  }
+}
+
+// For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
+MemoryBlock* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
+  poll_pending(lock);
+  flush(lock);
+  Segment* segment = add_segment(lock, class_bytes(bin), bytes);
+  return segment ? carve(*segment, stream, bin) : nullptr;
+}
+
+MemoryBlock* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
+  const std::size_t bytes = class_bytes(bin);
+  if (bin <= kLargestCarvedClass) {
+    if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
+    if (Segment* segment = add_segment(lock, kSegmentBytes, kSegmentBytes)) {
+      Segment* const before = std::exchange(open_, segment);
+      MemoryBlock* const block = carve(*segment, stream, bin);
+      try {
+        if (before) carve_rest(*before, stream);
+      } catch (const std::bad_alloc&) {  // the rest is lost until the segment is wholly free
+      }
+      return block;
+    }
+    // No room for a segment: there may still be some for the block alone.
+  }
+  Segment* segment = add_segment(lock, bytes, bytes);
+  return segment ? carve(*segment, stream, bin) : nullptr;
+}
+
+// Null when the limit or the device says no. Other threads may come in between.
+Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes) {
+  if (limit_bytes_ != 0 && (bytes > limit_bytes_ || raw_bytes_ > limit_bytes_ - bytes)) return nullptr;
+  auto segment = std::make_unique<Segment>();
+  raw_bytes_ += bytes;
+  ++raw_allocations_;
+  lock.unlock();
+  void* memory = nullptr;
+  try {
+    memory = backend_.allocate(device_.index(), std::max<std::size_t>(asked_bytes, 1));
+  } catch (...) {
+    lock.lock();
+    raw_bytes_ -= bytes;
+    throw;
+  }
+  if (memory && poisons_) poison(device_, memory, bytes);
+  lock.lock();
+  if (!memory) {
+    raw_bytes_ -= bytes;
+    return nullptr;
+  }
+  segment->memory = static_cast<std::byte*>(memory);
+  segment->bytes = bytes;
+  try {
+    reserve_spare();  // so that it can be carved
+  } catch (...) {
+    raw_bytes_ -= bytes;
+    lock.unlock();
+    if (poisons_) unpoison(device_, memory, bytes);
+    backend_.free(device_.index(), memory);
+    lock.lock();
+    throw;
+  }
+  return segment.release();
+}
+
+void DeviceAllocator::reserve_spare() {
+  if (spare_) return;
+  constexpr int kSlabBlocks = 64;
+  slabs_.push_back(std::make_unique<MemoryBlock[]>(kSlabBlocks));
+  for (int i = 0; i < kSlabBlocks; ++i) {
+    MemoryBlock* block = &slabs_.back()[static_cast<std::size_t>(i)];
+    block->next = std::exchange(spare_, block);
+  }
+}
+
+MemoryBlock* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
+  reserve_spare();
+  MemoryBlock* block = spare_;
+  spare_ = block->next;
+  block->data = segment.memory + segment.carved_bytes;
+  block->bytes = class_bytes(bin);
+  block->device = device_;
+  block->segment = &segment;
+  block->home = &home;
+  block->next = nullptr;
+  block->bin = static_cast<std::uint8_t>(bin);
+  segment.carved_bytes += block->bytes;
+  ++segment.blocks;
+  return block;
+}
+
+// What is left when a segment cannot hold the next block serves smaller requests.
+void DeviceAllocator::carve_rest(Segment& segment, StreamState& home) {
+  for (int bin = kLargestCarvedClass; bin >= 0; --bin) {
+    while (segment.bytes - segment.carved_bytes >= class_bytes(bin)) put_back(carve(segment, home, bin));
+  }
+}
+
+// --- Blocks that other streams still use -----------------------------------------------------------------------------
+
+void DeviceAllocator::release_slowly(MemoryBlock* block) noexcept {
+  for (BlockUse& use : block->uses->list) {
+    try {
+      use.marked = false;
+      mark_use(use);
+    } catch (...) {
+      settle(*use.stream->backend, use.stream->device, use.stream->handle);
+      use.marked = true;
+    }
+  }
+  Lock lock(mutex_);
+  in_use_bytes_ -= class_bytes(block->bin);
+  block->next = pending_;
+  pending_ = block;
+}
+
+bool DeviceAllocator::mark_use(BlockUse& use) {
+  if (use.marked) return true;
+  try {
+    LOCKSTEP_EDGE(use.event = mark(*use.stream));
+    use.marked = true;
+  } catch (const std::bad_alloc&) {
+    // It is tried again when somebody asks for the block; what has come by then counts too.
+  }
+  return use.marked;
+}
+
+bool DeviceAllocator::uses_over(MemoryBlock* block) {
+  for (BlockUse& use : block->uses->list) {
+    if (!mark_use(use)) return false;
+    if (use.over()) continue;
+    try {
+      LOCKSTEP_EDGE(if (!use.stream->backend->query_event(use.event)) return false);
+    } catch (const DeviceError&) {
+      if (!use.over()) throw;
+    }
+  }
+  return true;
+}
+
+void DeviceAllocator::end_uses(MemoryBlock* block) noexcept {
+  if (checked_) [[unlikely]] OrderChecker::active()->settled(*block);
+  for (const BlockUse& use : block->uses->list) give_event(use.stream->device, use.event);
+  delete std::exchange(block->uses, nullptr);
+}
+
+void DeviceAllocator::poll_pending(Lock& lock) {
+  const RestWithout rest(lock);
+  for (MemoryBlock** link = &pending_; *link;) {
+    MemoryBlock* block = *link;
+    if (uses_over(block)) {
+      *link = block->next;
+      end_uses(block);
+      put_back(block);
+    } else {
+      link = &block->next;
+    }
+  }
+}
+
+Kept DeviceAllocator::kept_uses() {
+  Lock lock(mutex_);
+  Kept kept;
+  for (MemoryBlock* block = pending_; block; block = block->next) {
+    for (const BlockUse& use : block->uses->list) kept.events += !use.over() && use.stream->device != device_;
+  }
+  return kept;
+}
+Kept kept_uses(Device device) { return DeviceAllocator::of(device).kept_uses(); }
+
+// --- Streams ---------------------------------------------------------------------------------------------------------
+
+void DeviceAllocator::add(StreamState* stream) {
+  Lock lock(mutex_);
+  stream->next = streams_;
+  streams_ = stream;
+}
+
+StreamState* register_stream(Device device, Backend& backend, StreamHandle handle) {
+  auto state = std::make_unique<StreamState>();
+  state->device = device;
+  state->backend = &backend;
+  state->allocator = &DeviceAllocator::of(device);
+  state->handle = handle;
+  state->allocator->add(state.get());
+  return state.release();
+}
+
+void synchronize_streams(Device device, Deadline deadline) {
+  LOCKSTEP_EDGE(DeviceAllocator::of(device).synchronize(deadline));
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,111 @@
+// One device's cache; private to the library. The rules:
+//  - A block belongs to the stream it was allocated on, also while it is free: that stream's order makes reuse safe.
+//  - Blocks that other streams used wait on the pending list until those streams have passed.
+//  - What was never used by anybody and is left over stands in `ownerless`.
+//  - The mutex is held for list surgery only, never while the backend allocates or frees or a device is waited for.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/stream/stream_state.h"
+
+namespace lockstep::detail {
+
+// A raw allocation: a row of carved blocks, or one large block.
+struct Segment {
+  std::byte* memory = nullptr;
+  std::size_t bytes = 0;
+  std::size_t carved_bytes = 0;
+  int blocks = 0;
+  int idle = 0;  // during a flush: how many of them are free
+  Segment* next = nullptr;
+};
+
+// What must have happened before a block can be used again.
+struct BlockUse {
+  StreamState* stream;
+  EventHandle event;  // null until the block is released, and where nothing is to be waited for
+  bool marked = true;  // false: the block was released, and there was no memory for the event
+  bool over() const noexcept { return !event || cuda_device_lost(stream->device); }
+};
+struct BlockUses {
+  std::vector<BlockUse> list;
+};
+
+class DeviceAllocator {
+ public:
+  explicit DeviceAllocator(Device device);
+
+  static DeviceAllocator& of(Device device);
+
+  MemoryBlock* allocate(Stream& stream, std::size_t bytes);
+  void release(MemoryBlock* block) noexcept;
+  void record_use(MemoryBlock* block, StreamState& stream);
+
+  void add(StreamState* stream);
+  void synchronize(Deadline deadline);
+
+  MemoryStats stats();
+  void reset_peak();
+  void set_limit(std::size_t bytes);
+  void empty_cache();
+  Kept kept_uses();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // All of these want the lock held; those that take it give it up while the backend works.
+  MemoryBlock* take_cached(StreamState& stream, int bin);
+  MemoryBlock* allocate_slowly(Lock& lock, StreamState& stream, int bin);
+  MemoryBlock* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
+  MemoryBlock* allocate_raw(Lock& lock, StreamState& stream, int bin);
+  Segment* add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes);
+  MemoryBlock* carve(Segment& segment, StreamState& home, int bin);
+  void carve_rest(Segment& segment, StreamState& home);
+  static void put_back(MemoryBlock* block) noexcept {
+    MemoryBlock*& bin = block->home->bins[block->bin];
+    block->next = bin;
+    bin = block;
+  }
+  void reserve_spare();
+  void poll_pending(Lock& lock);
+  void end_uses(MemoryBlock* block) noexcept;
+  bool uses_over(MemoryBlock* block);
+  static bool mark_use(BlockUse& use);
+
+  bool flush(Lock& lock);  // true when memory went back to the device
+  bool free_idle(Lock& lock, MemoryBlock* held, Segment* was_open);
+  void release_slowly(MemoryBlock* block) noexcept;
+
+  const Device device_;
+  Backend& backend_;
+  const bool synchronous_;
+  const bool checked_;  // the order checker watches
+  const bool caches_;   // unless LOCKSTEP_CACHE=off
+  const bool poisons_;  // memory that nobody has, for AddressSanitizer
+
+  std::mutex mutex_;
+  StreamState ownerless_;
+  StreamState* streams_ = nullptr;
+  Segment* open_ = nullptr;  // what blocks are carved from
+  MemoryBlock* pending_ = nullptr;
+  MemoryBlock* spare_ = nullptr;  // objects without memory
+  std::vector<std::unique_ptr<MemoryBlock[]>> slabs_;
+  bool flushing_ = false;
+  std::condition_variable flushed_;
+
+  std::size_t in_use_bytes_ = 0;
+  std::size_t peak_in_use_bytes_ = 0;
+  std::size_t raw_bytes_ = 0;
+  std::size_t limit_bytes_ = 0;
+  std::uint64_t raw_allocations_ = 0;
+  std::uint64_t raw_frees_ = 0;
+};
+
+}  // namespace lockstep::detail

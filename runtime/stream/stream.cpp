@@ -1,0 +1,389 @@
+#include "lockstep/runtime/stream/stream.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/in_flight.h"
+#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/stream_state.h"
+#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/trace/trace.h"
+
+namespace lockstep {
+
+// Lasting streams that no Stream object has at the moment, by device.
+struct StreamPool {
+  std::mutex mutex;
+  std::vector<Stream*> free;
+  std::vector<Stream*> retired;  // of a device with an order checker
+
+  static StreamPool& of(Device device) {
+    static StreamPool* const pools = new StreamPool[kMaxDevices];
+    return pools[ordinal(device)];
+  }
+
+  // One that has nothing to do, so that nobody inherits another's work or errors.
+  Stream* take() {
+    std::vector<Stream*> busy;
+    Stream* found = nullptr;
+    while (Stream* candidate = found ? nullptr : pop()) {
+      if (idle(*candidate))
+        found = candidate;
+      else
+        busy.push_back(candidate);
+    }
+    if (!busy.empty()) {
+      std::lock_guard lock(mutex);
+      free.insert(free.begin(), busy.begin(), busy.end());
+    }
+    return found;
+  }
+  static bool idle(const Stream& stream) {
+    try {
+      const Stream* const copies = stream.state().copies.load(std::memory_order_acquire);
+      return stream.query() && (!copies || copies->query());
+    } catch (const std::exception& error) {
+      log(LogLevel::warning,
+          cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
+      return false;
+    }
+  }
+  Stream* pop() {
+    std::lock_guard lock(mutex);
+    if (free.empty()) return nullptr;
+    Stream* stream = free.back();
+    free.pop_back();
+    return stream;
+  }
+  // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
+  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of CUDA devices, whose
+  // streams still know whom they have waited for.
+  Stream* take_retired() {
+    constexpr std::size_t kLooks = 8;
+    std::unique_lock lock(mutex);
+    const std::size_t count = retired.size(), looks = std::min(kLooks, count);
+    const auto known = std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks),
+                                    [](Stream* stream) {
+                                      const Stream* const copies = stream->state().copies.load(std::memory_order_acquire);
+                                      detail::OrderChecker& checker = *detail::OrderChecker::active();
+                                      return checker.knows_all_of(stream->handle()) &&
+                                             (!copies || checker.knows_all_of(copies->handle()));
+                                    });
+    if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
+    Stream* const stream = *known;
+    retired.erase(std::next(known).base());
+    lock.unlock();
+    if (idle(*stream)) return stream;
+    lock.lock();
+    retired.insert(retired.begin(), stream);
+    return nullptr;
+  }
+  static Stream& take_or_make(Device device) {
+    Stream* stream = of(device).take();
+    if (!stream && device.type() == DeviceType::host) stream = of(device).take_retired();
+    return stream ? *stream : *new Stream(device, Stream::Lasting{});
+  }
+  void give(Stream& stream) noexcept try {
+    std::lock_guard lock(mutex);
+    (stream.checked() ? retired : free).push_back(&stream);
+  } catch (const std::bad_alloc&) {
+  }
+};
+
+namespace {
+
+thread_local StreamScope* innermost_scope = nullptr;
+
+// In traces and reports.
+void name_stream(const Stream& stream, const char* label) {
+  trace::name_lane(stream.handle(), label);
+  if (stream.checked()) detail::OrderChecker::active()->label_stream(stream.handle(), label);
+}
+
+// Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.
+struct StreamTable {
+  const char* label;
+  std::atomic<Stream*> streams[kMaxDevices] = {};
+  std::mutex mutex;
+
+  Stream& at(Device device) {
+    std::atomic<Stream*>& slot = streams[ordinal(device)];
+    Stream* stream = slot.load(std::memory_order_acquire);
+    return stream ? *stream : make(device, slot);
+  }
+
+  [[gnu::noinline, gnu::cold]] Stream& make(Device device, std::atomic<Stream*>& slot) {
+    std::lock_guard lock(mutex);
+    Stream* stream = slot.load(std::memory_order_acquire);
+    if (!stream) {
+      stream = &StreamPool::take_or_make(device);
+      name_stream(*stream, label);
+      slot.store(stream, std::memory_order_release);
+    }
+    return *stream;
+  }
+};
+
+static_assert(std::is_trivially_destructible_v<StreamTable>);
+constinit StreamTable default_streams{.label = "default", .streams = {}, .mutex = {}};
+constinit StreamTable copy_streams{.label = "copies", .streams = {}, .mutex = {}};
+
+struct EventPool {
+  std::mutex mutex;
+  std::vector<EventHandle> free;
+};
+
+EventPool& event_pool(Device device) {
+  static EventPool* const pools = new EventPool[kMaxDevices];
+  return pools[ordinal(device)];
+}
+
+}  // namespace
+
+namespace detail {
+
+EventHandle take_event(Device device) {
+  EventPool& pool = event_pool(device);
+  {
+    std::lock_guard lock(pool.mutex);
+    if (!pool.free.empty()) {
+      EventHandle event = pool.free.back();
+      pool.free.pop_back();
+      return event;
+    }
+  }
+  return backend(device).create_event(device.index(), false);
+}
+
+void give_event(Device device, EventHandle event) noexcept {
+  if (!event) return;
+  try {
+    EventPool& pool = event_pool(device);
+    std::lock_guard lock(pool.mutex);
+    pool.free.push_back(event);
+  } catch (...) {
+    backend(device).destroy_event(event);
+  }
+}
+
+void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
+  if (properties(device).synchronous) return;
+  const Deadline deadline = Deadline::after(kDefaultTimeout);
+  while (!cuda_device_lost(device) && !deadline.passed()) {
+    // Nobody runs what is left on a host device's stream.
+    if (device.type() == DeviceType::host && library_threads.load(std::memory_order_relaxed) != Threads::run) return;
+    try {
+      if (backend.query_stream(stream)) {
+        if (OrderChecker* checker = OrderChecker::active()) [[unlikely]]
+          checker->waited_for(stream);
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    } catch (...) {
+      // The error that brings us here is the one to be told. A host stream throws when it has run everything.
+      if (device.type() == DeviceType::host) return;
+    }
+  }
+}
+
+Stream& copies_of(Stream& stream) {
+  const Device device = stream.device();
+  if (stream == default_stream(device)) return copy_stream(device);
+  std::atomic<Stream*>& slot = stream.state().copies;
+  if (Stream* const found = slot.load(std::memory_order_acquire)) [[likely]]
+    return *found;
+  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may have
+  // to wait for the device, so not under a lock.
+  Stream& made = StreamPool::take_or_make(device);
+  Stream* first = nullptr;
+  if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
+    StreamPool::of(device).give(made);
+    return *first;
+  }
+  name_stream(made, copy_streams.label);
+  return made;
+}
+
+Kept kept_streams(Device device) {
+  Kept kept;
+  for (const StreamTable* table : {&default_streams, &copy_streams}) {
+    kept.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
+  }
+  {
+    StreamPool& pool = StreamPool::of(device);
+    std::lock_guard lock(pool.mutex);
+    for (const auto* list : {&pool.free, &pool.retired})
+      for (const Stream* stream : *list)
+        kept.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
+  }
+  EventPool& pool = event_pool(device);
+  std::lock_guard lock(pool.mutex);
+  kept.events = static_cast<int>(pool.free.size());
+  return kept;
+}
+
+EventHandle mark(const StreamState& stream) {
+  EventHandle event = take_event(stream.device);
+  try {
+    LOCKSTEP_EDGE(stream.backend->record_event(event, stream.handle));
+  } catch (...) {
+    give_event(stream.device, event);
+    throw;
+  }
+  return event;
+}
+
+void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
+  if (!event) return;
+  // Collectives that fail on a device are found out between two looks.
+  constexpr Milliseconds kSlice{10};
+  for (bool in_time = false; !in_time;) {
+    const bool watched = anything_watched();
+    const bool sliced = watched && deadline.time() > Clock::now() + kSlice;
+    const Deadline until = sliced ? Deadline::after(kSlice) : deadline;
+    in_time = true;
+    // Nobody does any more what is on a host stream.
+    const bool over = device.type() == DeviceType::host && library_threads.load(std::memory_order_acquire) != Threads::run;
+    LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, over ? Deadline::after(Milliseconds(0)) : until));
+    if (!in_time && over) fail_without_threads("wait");
+    if (watched) [[unlikely]] {
+      if (!in_time) poll_in_flight();
+      tell_in_flight(device);
+    }
+    if (in_time) return;
+    if (!sliced) break;
+  }
+  throw TimeoutError(cat("[wait] expected the work on ", device, " to finish before the deadline, got none"));
+}
+
+}  // namespace detail
+
+Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)), device_(other.device_) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this != &other) {
+    detail::give_event(device_, handle_);
+    handle_ = std::exchange(other.handle_, nullptr);
+    device_ = other.device_;
+  }
+  return *this;
+}
+
+Event::~Event() { detail::give_event(device_, handle_); }
+
+void Event::record(Stream& stream) try {
+  if (!handle_ || device_ != stream.device()) {
+    EventHandle fresh = detail::take_event(stream.device());
+    detail::give_event(device_, handle_);
+    handle_ = fresh;
+    device_ = stream.device();
+  }
+  LOCKSTEP_EDGE(stream.backend().record_event(handle_, stream.handle()));
+} catch (...) {
+  if (stream.device().type() == DeviceType::cuda) detail::settle(stream.backend(), stream.device(), stream.handle());
+  throw;
+}
+
+bool Event::query() const {
+  if (!handle_) return true;
+  Backend& of_device = backend(device_);
+  bool done = true;
+  LOCKSTEP_EDGE(done = of_device.query_event(handle_));
+  if (!done) return false;
+  // The wait does not block; it throws what the work threw.
+  LOCKSTEP_EDGE(done = of_device.wait_event(handle_, Deadline::after(Milliseconds(0))));
+  return done;
+}
+
+Event::Progress Event::progress() const {
+  if (!handle_) return Progress::done;
+  Backend& of_device = backend(device_);
+  bool done = true;
+  LOCKSTEP_EDGE(done = of_device.query_event(handle_));
+  if (!done) return Progress::pending;
+  return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
+}
+
+Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}
+
+Stream::Stream(Device device, Lasting)
+    : device_(device),
+      synchronous_(properties(device).synchronous),
+      checked_(properties(device).checked),
+      backend_(&lockstep::backend(device)),
+      handle_(backend_->create_stream(device.index())),
+      state_(nullptr),
+      lasting_(this) {
+  try {
+    state_ = detail::register_stream(device, *backend_, handle_);
+  } catch (...) {
+    backend_->destroy_stream(handle_);
+    throw;
+  }
+}
+
+Stream::~Stream() {
+  if (lasting_ != this) StreamPool::of(device_).give(*lasting_);
+}
+
+void Stream::wait(const Event& event) {
+  if (!event.recorded()) return;
+  if (event.device().type() == device_.type()) {
+    LOCKSTEP_EDGE(backend_->stream_wait_event(handle_, event.handle()));
+  } else {
+    // Two kinds of device know nothing of each other: the host stands between them.
+    LOCKSTEP_EDGE(lockstep::wait(event, Deadline::after(kDefaultTimeout)));
+  }
+}
+
+void Stream::wait_for(Stream& other) {
+  if (other == *this) return;
+  Event event;
+  LOCKSTEP_EDGE(event.record(other));
+  LOCKSTEP_EDGE(wait(event));
+}
+
+Stream& default_stream(Device device) { return default_streams.at(device); }
+
+Stream& copy_stream(Device device) { return copy_streams.at(device); }
+
+Stream& current_stream(Device device) {
+  for (StreamScope* scope = innermost_scope; scope; scope = scope->outer_) {
+    if (scope->device_ == device) return scope->stream_;
+  }
+  return default_stream(device);
+}
+
+StreamScope::StreamScope(Stream& stream) : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
+  LOCKSTEP_EDGE(innermost_scope = this);
+}
+
+StreamScope::~StreamScope() { innermost_scope = outer_; }
+
+void wait(const Event& event, Deadline deadline) {
+  LOCKSTEP_EDGE(detail::wait_for_handle(event.device(), event.handle(), deadline));
+}
+
+void synchronize(Stream& stream, Milliseconds timeout) {
+  Event event;
+  LOCKSTEP_EDGE(event.record(stream));
+  LOCKSTEP_EDGE(wait(event, Deadline::after(timeout)));
+}
+
+void synchronize(Device device, Milliseconds timeout) {
+  LOCKSTEP_EDGE(detail::synchronize_streams(device, Deadline::after(timeout)));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+// What stands behind a Stream besides the backend's handle: how the allocator and flushes find it. Private to the
+// library.
+#pragma once
+
+#include <atomic>
+
+#include "lockstep/runtime/memory/size_classes.h"
+#include "lockstep/runtime/stream/stream.h"
+
+namespace lockstep {
+
+struct MemoryBlock;
+
+namespace detail {
+
+class DeviceAllocator;
+
+struct StreamState {
+  Device device;
+  Backend* backend = nullptr;
+  DeviceAllocator* allocator = nullptr;
+  StreamHandle handle = nullptr;
+  std::atomic<Stream*> copies{nullptr};  // copies_of
+
+  // The rest is guarded by the allocator's mutex.
+  MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
+  StreamState* next = nullptr;
+};
+
+// The stream for copies between devices that `stream` is to wait for: the device's copy stream for the default stream,
+// else one that belongs to `stream` for ever. On a stream that others share a copy would wait for their work too, and
+// with it for ranks of theirs, which may wait for ours.
+Stream& copies_of(Stream& stream);
+
+// Events are pooled by device: making one is expensive on some backends.
+EventHandle take_event(Device device);
+void give_event(Device device, EventHandle event) noexcept;
+// Marks the work on the stream so far.
+EventHandle mark(const StreamState& stream);
+
+// After an error: the host waits until a stream has run what it has, in the place of an edge that cannot be made any
+// more. Not beyond the default time-out, nor for a device that is lost; host devices in mode inline have nothing to
+// wait for.
+void settle(Backend& backend, Device device, StreamHandle stream) noexcept;
+
+// The wait behind wait(Event, Deadline).
+void wait_for_handle(Device device, EventHandle event, Deadline deadline);
+
+// For ever: streams that nobody has at the moment are kept for the next.
+StreamState* register_stream(Device device, Backend& backend, StreamHandle handle);
+void synchronize_streams(Device device, Deadline deadline);
+
+}  // namespace detail
+}  // namespace lockstep

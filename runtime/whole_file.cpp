@@ -1,0 +1,123 @@
+#include "lockstep/runtime/whole_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "lockstep/runtime/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+// The result of a call of the system.
+int check(const char* what, int result) {
+  if (result < 0) throw FileError{what, errno};
+  return result;
+}
+
+// Where a file is written that is opened under this name: links are followed, also to what is not there yet.
+std::string without_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the system follows
+  std::filesystem::path target = path;
+  for (int links = 0;; ++links) {
+    std::error_code no_link;
+    const std::filesystem::path next = std::filesystem::read_symlink(target, no_link);
+    if (no_link) return target;
+    if (links == kMostLinks) throw FileError{"write", ELOOP};
+    target = target.parent_path() / next;
+  }
+}
+
+}  // namespace
+
+WholeFile::WholeFile(const std::string& path, Special special) {
+  struct stat old {};
+  const bool replaces = ::stat(path.c_str(), &old) == 0;
+  if (replaces && S_ISDIR(old.st_mode)) throw FileError{"replace", EISDIR};
+  if (replaces && !S_ISREG(old.st_mode)) {
+    // To replace it by a file is not what anybody means.
+    if (special == Special::refused) throw FileError{"replace", EINVAL};
+    // By its name: the links of /proc lead to no path. A pipe that nobody reads is an error and no wait for a reader.
+    file_ = check("open", ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    (void)::fcntl(file_, F_SETFL, 0);
+    return;
+  }
+  target_ = without_links(path);
+  folder_ = target_.substr(0, target_.rfind('/') + 1);
+  create_temporary();
+  // Where that is not allowed the file has the permissions of a new one.
+  if (replaces) (void)!::fchmod(file_, old.st_mode & 0777);
+}
+
+void WholeFile::create_temporary() {
+  static std::atomic<unsigned> counter{0};
+  do {
+    // Short, whatever the length of the final name.
+    temporary_ = cat(folder_, ".lockstep-", ::getpid(), '-', counter.fetch_add(1), ".tmp");
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (file_ < 0 && errno == EEXIST);
+  check("create", file_);
+}
+
+WholeFile::~WholeFile() {
+  if (file_ >= 0) ::close(file_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void WholeFile::write(const void* from, std::size_t bytes) {
+  const auto* in = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t put = ::write(file_, in, bytes);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) throw FileError{"write", put < 0 ? errno : ENOSPC};
+    in += put;
+    bytes -= static_cast<std::size_t>(put);
+  }
+}
+
+void WholeFile::commit() {
+  check("close", ::close(std::exchange(file_, -1)));
+  if (temporary_.empty()) return;
+  check("replace", std::rename(temporary_.c_str(), target_.c_str()));
+  temporary_.clear();
+}
+
+void WholeFile::commit_to_disk() {
+  check("sync", ::fsync(file_));
+  commit();
+  // The new name is on disk only when the folder is; some file systems cannot sync a folder.
+  const int folder = ::open(folder_.empty() ? "." : folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  const int code = ::fsync(folder) == 0 ? 0 : errno;
+  ::close(folder);
+  if (code != 0 && code != EINVAL) throw FileError{"sync the folder of", code};
+}
+
+void write_whole_file(const char* what, const std::string& path, const std::string& text) try {
+  WholeFile file(path, WholeFile::Special::written);
+  file.write(text.data(), text.size());
+  file.commit();
+} catch (const FileError& error) {
+  throw Error(cat('[', what, "] expected to write \"", path, "\", got: ", std::strerror(error.code)));
+}
+
+std::string why_not_writable(const std::string& path) try {
+  struct stat found {};
+  // To open a pipe and close it again would be its end for the reader.
+  if (::stat(path.c_str(), &found) == 0 && S_ISFIFO(found.st_mode))
+    check("open", ::access(path.c_str(), W_OK));
+  else
+    (void)WholeFile(path, WholeFile::Special::written);
+  return "";
+} catch (const FileError& error) {
+  return std::strerror(error.code);
+}
+
+}  // namespace lockstep::detail

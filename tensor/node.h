@@ -1,0 +1,98 @@
+// The graph that operations record for backward: nodes point at the nodes that made their inputs.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lockstep/kernels/layout.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/ref.h"
+
+namespace lockstep {
+
+class Tensor;
+class Node;
+
+using TensorHook = std::function<void(Tensor& gradient)>;  // may replace the gradient
+
+// Where a gradient flows to: output `index` of the operation that `node` differentiates. Null where none is wanted.
+struct Edge {
+  Ref<Node> node;
+  std::uint32_t index = 0;
+};
+
+// Differentiates one operation. Derive from NodeOf<inputs>, name what you save, and override backward and release.
+class LOCKSTEP_API Node : public RefCounted {
+ public:
+  virtual ~Node();
+
+  virtual const char* name() const = 0;
+  // From the gradients of the outputs (undefined where none arrived; at least one did) to those of the inputs. Only
+  // inputs with needs(i) matter; leave the others, and those whose gradient is zero, undefined. Runs with grad mode on
+  // when the gradients must be differentiable themselves: build them from differentiable operations.
+  virtual void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) = 0;
+  // Frees what was saved.
+  virtual void release() {}
+
+  bool needs(int input) const { return edges_[input].node.get() != nullptr; }
+  std::span<Edge> edges() { return {edges_, edge_count_}; }
+  std::span<const Edge> edges() const { return {edges_, edge_count_}; }
+
+  // Leaves and mirrors (the slots of a parameter away from its home) are where a backward ends.
+  enum class Kind : std::uint8_t { operation, leaf, mirror };
+  Kind kind() const { return kind_; }
+  bool is_leaf() const { return kind_ == Kind::leaf; }
+  bool gives_rows() const { return gives_rows_; }  // a RowsNode
+
+  std::uint32_t output_count = 1;
+  std::uint32_t numbering = 0;  // ThreadContext's when it was made
+  std::uint64_t sequence = 0;  // creation number in its thread: later nodes run first
+  Stream* stream = nullptr;    // of the forward operation; backward runs there too
+
+  struct Hook {
+    std::uint64_t id;
+    std::uint32_t output;
+    TensorHook call;
+  };
+  std::unique_ptr<std::vector<Hook>> hooks;
+
+  // Frees the node and what hangs on it alone, without recursion: graphs are deep.
+  static void destroy(Node* node) noexcept;
+
+ protected:
+  Node(Edge* edges, std::uint32_t edge_count) : edges_(edges), edge_count_(edge_count) {}
+  Edge* edges_;
+  std::uint32_t edge_count_;
+  Kind kind_ = Kind::operation;
+  bool gives_rows_ = false;
+};
+
+template <int Inputs>
+class NodeOf : public Node {
+ protected:
+  NodeOf() : Node(inputs_.data(), Inputs) {}
+
+ private:
+  std::array<Edge, Inputs> inputs_;
+};
+
+// For operations with any number of inputs.
+class NodeOfMany : public Node {
+ public:
+  void set_inputs(std::size_t count) {
+    inputs_.resize(count);
+    edges_ = inputs_.data();
+    edge_count_ = static_cast<std::uint32_t>(count);
+  }
+
+ protected:
+  NodeOfMany() : Node(nullptr, 0) {}
+
+ private:
+  std::vector<Edge> inputs_;
+};
+
+}  // namespace lockstep

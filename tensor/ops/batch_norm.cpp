@@ -1,0 +1,139 @@
+// Batch normalisation: one kernel forward and one backward; under create_graph the derivative is built from
+// differentiable operations instead.
+#include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+// x [N, C, L], weight and bias [C]: normalised by the statistics of x itself.
+class BatchNormNode final : public NodeOf<3> {
+ public:
+  const char* name() const override { return "batch_norm"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
+    const Tensor dy = gradients[0].contiguous(), in = x.get(*this), scale = weight.get(*this);
+    Tensor dx = detail::fresh_like(dy), dweight, dbias;
+    const Shape channels{in.shape()[1]};
+    if (needs(1)) dweight = detail::fresh(channels, in.dtype(), in.device());
+    if (needs(2)) dbias = detail::fresh(channels, in.dtype(), in.device());
+    detail::launch(in.device(), &KernelTable::batch_norm_grad,
+                   BatchNormGradArgs{dy.in(), in.in(), scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
+                                     dx.out(), dweight.out(), dbias.out()});
+    inputs[0] = dx;
+    inputs[1] = dweight;
+    inputs[2] = dbias;
+  }
+  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
+
+  void backward_differentiably(const Tensor& dy, std::span<Tensor> inputs) {
+    const Dims over{0, 2};
+    const Tensor in = x.get(*this), scale = weight.get(*this);
+    const Tensor centred = in - in.mean(over, true);
+    const Tensor inverse = rsqrt(square(centred).mean(over, true) + eps);
+    const Tensor normal = centred * inverse;
+    if (needs(0)) {
+      const Tensor g = scale.defined() ? dy * scale.reshape({-1, 1}) : dy;
+      inputs[0] = (g - g.mean(over, true) - normal * (g * normal).mean(over, true)) * inverse;
+    }
+    if (needs(1)) inputs[1] = (dy * normal).sum(over);
+    if (needs(2)) inputs[2] = dy.sum(over);
+  }
+
+  Saved x, weight, mean, inv_std;
+  double eps = 0;
+};
+
+// Normalised by given statistics: affine in x.
+class FixedNormNode final : public NodeOf<3> {
+ public:
+  const char* name() const override { return "batch_norm"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor& dy = gradients[0];
+    const Tensor scale = weight.get(*this), inverse = inv_std.get(*this).reshape({-1, 1});
+    if (needs(0)) inputs[0] = dy * (scale.defined() ? inverse * scale.reshape({-1, 1}) : inverse);
+    if (needs(1)) inputs[1] = (dy * ((x.get(*this) - mean.get(*this).reshape({-1, 1})) * inverse)).sum({0, 2});
+    if (needs(2)) inputs[2] = dy.sum({0, 2});
+  }
+  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
+  Saved x, weight, mean, inv_std;
+};
+
+Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {
+  const Shape channels{x.shape()[1]};
+  const bool own_statistics = state.training || !state.running_mean.defined();
+  Tensor y = detail::fresh_like(x), mean, inv_std;
+  if (own_statistics) {
+    const DType statistics = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    mean = detail::fresh(channels, statistics, x.device());
+    inv_std = detail::fresh(channels, statistics, x.device());
+  }
+  detail::launch(x.device(), &KernelTable::batch_norm,
+                 BatchNormArgs{x.in(), weight.in(), bias.in(), state.running_mean.in_out(), state.running_var.in_out(),
+                               y.out(), mean.out(), inv_std.out(), own_statistics, state.momentum, state.eps});
+  if (own_statistics) {
+    if (state.running_mean.defined()) state.running_mean.mark_changed();
+    if (state.running_var.defined()) state.running_var.mark_changed();
+    if (auto* node = record<BatchNormNode>(y, x, weight, bias)) {
+      node->x.save(x);
+      node->weight.save(weight);
+      node->mean.save(mean);
+      node->inv_std.save(inv_std);
+      node->eps = state.eps;
+    }
+  } else if (auto* node = record<FixedNormNode>(y, x, weight, bias)) {
+    NoGrad no_grad;
+    if (node->needs(1)) node->x.save(x);
+    node->weight.save(weight);
+    // Copies: a later training step writes into the running ones.
+    node->mean.save(state.running_mean.clone());
+    node->inv_std.save(rsqrt(state.running_var + state.eps));
+  }
+  return y;
+}
+
+void check_channels(const char* op, const char* what, const Tensor& x, const Tensor& of_channels) {
+  if (!of_channels.defined()) return;
+  detail::check_floating_alike(op, x, of_channels);
+  LOCKSTEP_CHECK(of_channels.shape() == Shape{x.shape()[1]}, "[", op, "] expected a ", what, " [", x.shape()[1],
+                 "] for ", x, ", got ", of_channels);
+}
+
+Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
+
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {
+  if (detail::widens(x)) [[unlikely]]
+    return batch_norm(detail::widened(x), detail::widened(weight), detail::widened(bias), state);
+  detail::check_floating("batch_norm", x);
+  LOCKSTEP_CHECK(x.rank() >= 2, "[batch_norm] expected an input [batch, channels, ..], got ", x);
+  check_channels("batch_norm", "weight", x, weight);
+  check_channels("batch_norm", "bias", x, bias);
+  check_channels("batch_norm", "running mean", x, state.running_mean);
+  check_channels("batch_norm", "running variance", x, state.running_var);
+  LOCKSTEP_CHECK(state.running_mean.defined() == state.running_var.defined(),
+                 "[batch_norm] expected both a running mean and a running variance or neither, got ",
+                 state.running_mean, " and ", state.running_var);
+  for (const Tensor& running : {state.running_mean, state.running_var})
+    LOCKSTEP_CHECK(!running.defined() || (running.contiguous_layout() && !(running.requires_grad() && state.training)),
+                   "[batch_norm] expected contiguous running statistics without a gradient, got ", running);
+  const std::int64_t channels = x.shape()[1];
+  const std::int64_t per_channel = x.count() / std::max<std::int64_t>(channels, 1);
+  const bool own_statistics = state.training || !state.running_mean.defined();
+  LOCKSTEP_CHECK(!own_statistics || channels == 0 || per_channel != 1,
+                 "[batch_norm] expected more than one value per channel to normalise by, got ", x);
+  if (x.count() == 0) {  // nothing to learn statistics from; weight and bias still get gradients, of zeros
+    Shape of_channels = Shape::filled(x.rank(), 1);
+    of_channels[1] = channels;
+    Tensor y = weight.defined() ? x * weight.reshape(of_channels) : x * 1;
+    return bias.defined() ? y + bias.reshape(of_channels) : y;
+  }
+  const Tensor flat =
+      x.contiguous().reshape({x.shape()[0], channels, per_channel / std::max<std::int64_t>(x.shape()[0], 1)});
+  return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state).reshape(x.shape());
+}
+
+}  // namespace lockstep

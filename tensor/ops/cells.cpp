@@ -1,0 +1,141 @@
+// The cells of recurrent networks: one kernel forward and one backward; under create_graph the derivative is built from
+// differentiable operations instead.
+#include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/sequence_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+// Column block `k` of rows of `size` columns each.
+Tensor part(const Tensor& x, int k, std::int64_t size) { return x.narrow(1, k * size, size); }
+
+Tensor zeros_if_undefined(const Tensor& x, const Tensor& like) {
+  return x.defined() ? x : detail::fresh_zeros(like.shape(), like.dtype(), like.device());
+}
+Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
+
+class LstmCellNode final : public NodeOf<2> {
+ public:
+  const char* name() const override { return "lstm_cell"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(gradients, inputs);
+    const Tensor dh = contiguous_or_undefined(gradients[0]), dc = contiguous_or_undefined(gradients[1]);
+    const Tensor x = activated.get(*this), before = c_before.get(*this);
+    Tensor dgates = detail::fresh_like(x), dbefore;
+    if (needs(1)) dbefore = detail::fresh_like(before);
+    detail::launch(x.device(), &KernelTable::lstm_cell_grad,
+                   LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(),
+                                    dbefore.out()});
+    inputs[0] = dgates, inputs[1] = dbefore;
+  }
+  void release() override { gates.reset(), activated.reset(), c_before.reset(), c.reset(); }
+
+  void backward_differentiably(std::span<Tensor> gradients, std::span<Tensor> inputs) {
+    const Tensor x = gates.get(*this), before = c_before.get(*this);
+    const std::int64_t size = before.size(1);
+    const Tensor i = sigmoid(part(x, 0, size)), f = sigmoid(part(x, 1, size)), g = tanh(part(x, 2, size)),
+                 o = sigmoid(part(x, 3, size));
+    const Tensor squashed = tanh(f * before + i * g);
+    const Tensor dh = zeros_if_undefined(gradients[0], before), dc = zeros_if_undefined(gradients[1], before);
+    const Tensor total = dc + dh * o * (1 - square(squashed));
+    inputs[0] = cat({total * g * i * (1 - i), total * before * f * (1 - f), total * i * (1 - square(g)),
+                     dh * squashed * o * (1 - o)},
+                    1);
+    if (needs(1)) inputs[1] = total * f;
+  }
+
+  Saved gates, activated, c_before, c;
+};
+
+class GruCellNode final : public NodeOf<3> {
+ public:
+  const char* name() const override { return "gru_cell"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
+    const Tensor dh = gradients[0].contiguous(), x = activated.get(*this), before = h_before.get(*this);
+    Tensor dinput = detail::fresh_like(x), dhidden = detail::fresh_like(x), dbefore;
+    if (needs(2)) dbefore = detail::fresh_like(before);
+    detail::launch(x.device(), &KernelTable::gru_cell_grad,
+                   GruCellGradArgs{dh.in(), x.in(), hidden.get(*this).in(), before.in(), dinput.out(), dhidden.out(),
+                                   dbefore.out()});
+    inputs[0] = dinput, inputs[1] = dhidden, inputs[2] = dbefore;
+  }
+  void release() override { input.reset(), hidden.reset(), activated.reset(), h_before.reset(); }
+
+  void backward_differentiably(const Tensor& dh, std::span<Tensor> inputs) {
+    const Tensor x = input.get(*this), y = hidden.get(*this), before = h_before.get(*this);
+    const std::int64_t size = before.size(1);
+    const Tensor hidden_n = part(y, 2, size);
+    const Tensor r = sigmoid(part(x, 0, size) + part(y, 0, size)), z = sigmoid(part(x, 1, size) + part(y, 1, size)),
+                 n = tanh(part(x, 2, size) + r * hidden_n);
+    const Tensor dn = dh * (1 - z) * (1 - square(n));
+    const Tensor dr = dn * hidden_n * r * (1 - r), dz = dh * (before - n) * z * (1 - z);
+    inputs[0] = cat({dr, dz, dn}, 1);
+    inputs[1] = cat({dr, dz, dn * r}, 1);
+    if (needs(2)) inputs[2] = dh * z;
+  }
+
+  Saved input, hidden, activated, h_before;
+};
+
+bool wants_graph(std::initializer_list<const Tensor*> inputs) {
+  if (!GradMode::enabled()) return false;
+  for (const Tensor* input : inputs)
+    if (input->requires_grad()) return true;
+  return false;
+}
+
+void check_gates(const char* op, const Tensor& gates, const Tensor& state, int count) {
+  detail::check_floating_alike(op, gates, state);
+  LOCKSTEP_CHECK(state.rank() == 2 && gates.rank() == 2 && gates.shape()[0] == state.shape()[0] &&
+                     gates.shape()[1] == count * state.shape()[1],
+                 "[", op, "] expected gates [N, ", count, " H] and a state [N, H], got ", gates, " and ", state);
+}
+
+}  // namespace
+
+LstmState lstm_cell(const Tensor& gates, const Tensor& c_before) {
+  if (detail::narrows(gates, c_before)) [[unlikely]]
+    return lstm_cell(detail::narrowed(gates), detail::narrowed(c_before));
+  check_gates("lstm_cell", gates, c_before, 4);
+  const Tensor x = gates.contiguous(), before = c_before.contiguous();
+  Tensor h = detail::fresh_like(before), c = detail::fresh_like(before), activated;
+  const bool graph = wants_graph({&x, &before});
+  if (graph) activated = detail::fresh_like(x);
+  detail::launch(x.device(), &KernelTable::lstm_cell,
+                 LstmCellArgs{x.in(), before.in(), activated.out(), h.out(), c.out()});
+  if (!graph) return {h, c};
+  auto* node = record<LstmCellNode>(h, x, before);
+  node->output_count = 2;
+  detail::attach(*node, c, 1);
+  node->gates.save(x);
+  node->activated.save(activated);
+  node->c_before.save(before);
+  node->c.save_output(c, 1);
+  return {h, c};
+}
+
+Tensor gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& h_before) {
+  if (detail::narrows(input, hidden, h_before)) [[unlikely]]
+    return gru_cell(detail::narrowed(input), detail::narrowed(hidden), detail::narrowed(h_before));
+  check_gates("gru_cell", input, h_before, 3);
+  check_gates("gru_cell", hidden, h_before, 3);
+  const Tensor x = input.contiguous(), y = hidden.contiguous(), before = h_before.contiguous();
+  Tensor h = detail::fresh_like(before), activated;
+  const bool graph = wants_graph({&x, &y, &before});
+  if (graph) activated = detail::fresh_like(x);
+  detail::launch(x.device(), &KernelTable::gru_cell,
+                 GruCellArgs{x.in(), y.in(), before.in(), activated.out(), h.out()});
+  if (!graph) return h;
+  auto* node = record<GruCellNode>(h, x, y, before);
+  node->input.save(x);
+  node->hidden.save(y);
+  node->activated.save(activated);
+  node->h_before.save(before);
+  return h;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,118 @@
+// Group and layer normalisation: one kernel forward and one backward; under create_graph the derivative is built from
+// differentiable operations instead.
+#include <algorithm>
+
+#include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+class GroupNormNode final : public NodeOf<3> {
+ public:
+  const char* name() const override { return op; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    const Tensor in = x.get(*this), scale = weight.get(*this);
+    if (GradMode::enabled()) return backward_differentiably(gradients[0], in, scale, inputs);
+    const Tensor dy = gradients[0].contiguous();
+    Tensor dx = detail::fresh_like(dy), dweight, dbias;
+    if (needs(1)) dweight = detail::fresh(parameters, in.dtype(), in.device());
+    if (needs(2)) dbias = detail::fresh(parameters, in.dtype(), in.device());
+    detail::launch(in.device(), &KernelTable::group_norm_grad,
+                   GroupNormGradArgs{In{detail::view_reshaped(dy, groups)}, In{detail::view_reshaped(in, groups)},
+                                     scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
+                                     Out{detail::view_reshaped(dx, groups)}, dweight.out(), dbias.out()});
+    inputs[0] = dx;
+    inputs[1] = dweight;
+    inputs[2] = dbias;
+  }
+  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
+
+  void backward_differentiably(const Tensor& gradient, const Tensor& in, const Tensor& scale,
+                               std::span<Tensor> inputs) {
+    const Dims row{2, 3}, others{0, 3};
+    const Tensor dy = gradient.reshape(groups), all = in.reshape(groups);
+    const Tensor centred = all - all.mean(row, true);
+    const Tensor inverse = rsqrt(square(centred).mean(row, true) + eps);
+    const Tensor normal = centred * inverse;
+    if (needs(0)) {
+      const Tensor g = scale.defined() ? dy * scale.reshape({groups[1], groups[2], 1}) : dy;
+      inputs[0] = ((g - g.mean(row, true) - normal * (g * normal).mean(row, true)) * inverse).reshape(in.shape());
+    }
+    if (needs(1)) inputs[1] = (dy * normal).sum(others).reshape(parameters);
+    if (needs(2)) inputs[2] = dy.sum(others).reshape(parameters);
+  }
+
+  const char* op = nullptr;
+  Saved x, weight, mean, inv_std;
+  Shape groups;      // [batch, groups, channels, length]
+  Shape parameters;  // of weight and bias
+  double eps = 0;
+};
+
+// Over the last two dimensions of x read as `groups`.
+Tensor normalize(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters, const Tensor& weight,
+                 const Tensor& bias, double eps) {
+  for (const Tensor& affine : {weight, bias}) {
+    if (!affine.defined()) continue;
+    detail::check_floating_alike(op, x, affine);
+    LOCKSTEP_CHECK(affine.shape() == parameters, "[", op, "] expected a weight and a bias ", parameters, ", got ",
+                   affine);
+  }
+  const Tensor in = x.contiguous();
+  const Tensor scale = weight.defined() ? weight.contiguous() : weight,
+               shift = bias.defined() ? bias.contiguous() : bias;
+  Tensor y = detail::fresh_like(in), mean, inv_std;
+  auto* node = record<GroupNormNode>(y, in, scale, shift);
+  if (node) {
+    const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    mean = detail::fresh({groups[0], groups[1]}, dtype, x.device());
+    inv_std = detail::fresh({groups[0], groups[1]}, dtype, x.device());
+  }
+  detail::launch(x.device(), &KernelTable::group_norm,
+                 GroupNormArgs{In{detail::view_reshaped(in, groups)}, scale.in(), shift.in(),
+                               Out{detail::view_reshaped(y, groups)}, mean.out(), inv_std.out(), eps});
+  if (node) {
+    node->op = op;
+    node->x.save(in);
+    node->weight.save(scale);
+    node->mean.save(mean);
+    node->inv_std.save(inv_std);
+    node->groups = groups;
+    node->parameters = parameters;
+    node->eps = eps;
+  }
+  return y;
+}
+
+}  // namespace
+
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias, double eps) {
+  if (detail::widens(x, weight, bias)) [[unlikely]]
+    return group_norm(detail::widened(x), groups, detail::widened(weight), detail::widened(bias), eps);
+  detail::check_floating("group_norm", x);
+  LOCKSTEP_CHECK(x.rank() >= 2 && groups > 0 && x.shape()[1] % groups == 0,
+                 "[group_norm] expected an input [batch, channels, ..] with channels that ", groups,
+                 " groups divide, got ", x);
+  const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
+  const std::int64_t images = std::max<std::int64_t>(batch * channels, 1);
+  return normalize("group_norm", x, {batch, groups, channels / groups, x.count() / images}, {channels}, weight, bias,
+                   eps);
+}
+
+Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight, const Tensor& bias, double eps) {
+  if (detail::widens(x, weight, bias)) [[unlikely]]
+    return layer_norm(detail::widened(x), normalized, detail::widened(weight), detail::widened(bias), eps);
+  detail::check_floating("layer_norm", x);
+  const int missing = x.rank() - normalized.rank();
+  bool fits = missing >= 0 && !normalized.empty();
+  for (int i = 0; fits && i < normalized.rank(); ++i) fits = x.shape()[missing + i] == normalized[i];
+  LOCKSTEP_CHECK(fits, "[layer_norm] expected an input whose last sizes are ", normalized, ", got ", x);
+  const std::int64_t length = element_count(normalized);
+  return normalize("layer_norm", x, {length == 0 ? 0 : x.count() / length, 1, length, 1}, normalized, weight, bias,
+                   eps);
+}
+
+}  // namespace lockstep

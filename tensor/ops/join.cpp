@@ -1,0 +1,181 @@
+// Joining and taking apart along a dimension.
+#include <algorithm>
+
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+class CatNode final : public NodeOfMany {
+ public:
+  const char* name() const override { return "cat"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    std::int64_t start = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      if (needs(static_cast<int>(i))) inputs[i] = gradients[0].narrow(dim, start, lengths[i]);
+      start += lengths[i];
+    }
+  }
+  int dim = 0;
+  std::vector<std::int64_t> lengths;
+};
+
+// One node for all parts, so that backward is one join instead of a padded copy per part.
+class SplitNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "split"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    std::vector<Tensor> parts(gradients.begin(), gradients.end());
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].defined()) continue;
+      Shape part = shape;
+      part[dim] = lengths[i];
+      parts[i] = detail::fresh_zeros(part, dtype, device);
+    }
+    inputs[0] = detail::join(parts, dim);
+  }
+  Shape shape;
+  DType dtype = DType::f32;
+  Device device;
+  int dim = 0;
+  std::vector<std::int64_t> lengths;
+};
+
+class PadNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "pad"; }
+  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+    inputs[0] = gradients[0].narrow(dim, start, length);
+  }
+  int dim = 0;
+  std::int64_t start = 0, length = 0;
+};
+
+// The part of a contiguous tensor from `start` along `dim`, as a kernel writes it.
+Out part_of(const Tensor& whole, int dim, std::int64_t start, std::int64_t length) {
+  Shape shape = whole.shape();
+  shape[dim] = length;
+  return detail::alias(whole, shape, whole.strides(), whole.storage_offset() + start * whole.strides()[dim]).out();
+}
+
+}  // namespace
+
+namespace detail {
+
+Tensor join(std::span<const Tensor> tensors, std::int64_t dim) {
+  LOCKSTEP_CHECK(!tensors.empty(), "[cat] expected at least one tensor, got none");
+  const Tensor& first = tensors[0];
+  check_defined("cat", first);
+  const int along = normalize_dim("cat", dim, first.rank());
+  Shape shape = first.shape();
+  DType dtype = first.dtype();
+  bool promotes = false;
+  for (const Tensor& tensor : tensors.subspan(1)) {
+    check_same_device("cat", first, tensor);
+    bool fits = tensor.rank() == shape.rank();
+    for (int i = 0; fits && i < shape.rank(); ++i) fits = i == along || tensor.shape()[i] == shape[i];
+    LOCKSTEP_CHECK(fits, "[cat] expected tensors that differ along dimension ", along, " only, got ", first, " and ",
+                   tensor);
+    shape[along] += tensor.shape()[along];
+    promotes |= tensor.dtype() != dtype;
+    dtype = promote_types(dtype, tensor.dtype());
+  }
+  if (promotes) {
+    std::vector<Tensor> promoted;
+    for (const Tensor& tensor : tensors) promoted.push_back(tensor.to(dtype));
+    return join(promoted, dim);
+  }
+  Tensor y = fresh(shape, dtype, first.device());
+  std::int64_t start = 0;
+  for (const Tensor& tensor : tensors) {
+    const std::int64_t length = tensor.shape()[along];
+    if (tensor.count() > 0)
+      launch(y.device(), &KernelTable::cast, CastArgs{tensor.in(), part_of(y, along, start, length)});
+    start += length;
+  }
+  if (auto* node = record_many<CatNode>(y, tensors)) {
+    node->dim = along;
+    for (const Tensor& tensor : tensors) node->lengths.push_back(tensor.shape()[along]);
+  }
+  return y;
+}
+
+Tensor join_stacked(std::span<const Tensor> tensors, std::int64_t dim) {
+  LOCKSTEP_CHECK(!tensors.empty(), "[stack] expected at least one tensor, got none");
+  std::vector<Tensor> parts;
+  for (const Tensor& tensor : tensors) {
+    check_same_device("stack", tensors[0], tensor);
+    LOCKSTEP_CHECK(tensor.shape() == tensors[0].shape(), "[stack] expected tensors of one shape, got ", tensors[0],
+                   " and ", tensor);
+    parts.push_back(tensor.unsqueeze(dim));
+  }
+  return join(parts, normalize_dim("stack", dim, parts[0].rank()));
+}
+
+}  // namespace detail
+
+std::vector<Tensor> split_lengths(const Tensor& x, std::span<const std::int64_t> lengths, std::int64_t dim) {
+  detail::check_defined("split", x);
+  const int along = normalize_dim("split", dim, x.rank());
+  std::int64_t total = 0;
+  bool valid = true;
+  for (const std::int64_t length : lengths)
+    valid = valid && length >= 0 && !__builtin_add_overflow(total, length, &total);
+  LOCKSTEP_CHECK(valid && total == x.shape()[along] && !lengths.empty(), "[split] expected lengths that add up to ",
+                 x.shape()[along], ", dimension ", along, " of ", x, ", got ",
+                 lengths.size() <= kMaxRank ? to_string(Dims(lengths)) : cat(lengths.size(), " lengths, ", total));
+  std::vector<Tensor> parts;
+  std::int64_t start = 0;
+  for (const std::int64_t length : lengths) {
+    Shape shape = x.shape();
+    shape[along] = length;
+    parts.push_back(detail::alias(x, shape, x.strides(), x.storage_offset() + start * x.strides()[along]));
+    start += length;
+  }
+  if (auto* node = record<SplitNode>(parts[0], x)) {
+    node->shape = x.shape();
+    node->dtype = x.dtype();
+    node->device = x.device();
+    node->dim = along;
+    node->lengths.assign(lengths.begin(), lengths.end());
+    node->output_count = static_cast<std::uint32_t>(parts.size());
+    for (std::uint32_t i = 1; i < parts.size(); ++i) detail::attach(*node, parts[i], i);
+  }
+  return parts;
+}
+
+std::vector<Tensor> split(const Tensor& x, std::int64_t length, std::int64_t dim) {
+  detail::check_defined("split", x);
+  LOCKSTEP_CHECK(length > 0, "[split] expected a length of at least 1, got ", length);
+  const std::int64_t size = x.size(normalize_dim("split", dim, x.rank()));
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t rest = size; rest > 0; rest -= length) lengths.push_back(std::min(rest, length));
+  if (lengths.empty()) lengths.push_back(0);
+  return split_lengths(x, lengths, dim);
+}
+
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t chunks, std::int64_t dim) {
+  detail::check_defined("chunk", x);
+  LOCKSTEP_CHECK(chunks > 0, "[chunk] expected at least one chunk, got ", chunks);
+  const std::int64_t size = x.size(normalize_dim("chunk", dim, x.rank()));
+  return split(x, std::max<std::int64_t>(1, size / chunks + (size % chunks != 0)), dim);
+}
+
+Tensor pad(const Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t after) {
+  detail::check_defined("pad", x);
+  const int along = normalize_dim("pad", dim, x.rank());
+  LOCKSTEP_CHECK(before >= 0 && after >= 0, "[pad] expected counts of at least 0, got ", before, " and ", after);
+  if (before == 0 && after == 0) return x;
+  const std::int64_t length = x.shape()[along];
+  Shape shape = x.shape();
+  shape[along] = before + length + after;
+  Tensor y = detail::fresh_zeros(shape, x.dtype(), x.device());
+  if (x.count() > 0)
+    detail::launch(y.device(), &KernelTable::cast, CastArgs{x.in(), part_of(y, along, before, length)});
+  if (auto* node = record<PadNode>(y, x)) node->dim = along, node->start = before, node->length = length;
+  return y;
+}
+
+}  // namespace lockstep

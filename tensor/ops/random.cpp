@@ -1,0 +1,90 @@
+#include "lockstep/tensor/ops/random.h"
+
+#include <limits>
+
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+// The finaliser of SplitMix64: a bijection that changes half of the bits whatever bit of the input changes.
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+Tensor drawn(const char* op, RandomKind kind, const Shape& shape, const TensorOptions& options, DType dtype, double a,
+             double b = 0) {
+  LOCKSTEP_CHECK(kind == RandomKind::integer || is_floating(dtype), "[", op, "] expected a floating dtype, got ",
+                 dtype);
+  Tensor tensor = detail::fresh(shape, dtype, options.device);
+  detail::draw(kind, tensor, a, b);
+  if (options.requires_grad) tensor.set_requires_grad();
+  return tensor;
+}
+
+}  // namespace
+
+namespace detail {
+
+RandomState next_random() {
+  ThreadContext& context = thread_context();
+  // Within a stream no two counters meet: adding and mixing are bijections.
+  return {context.random_seed, mix(mix(context.random_stream) + context.random_counter++)};
+}
+
+void draw(RandomKind kind, const Tensor& tensor, double a, double b) {
+  const RandomState state = next_random();
+  if (tensor.count() == 0) return;
+  launch(tensor.device(), &KernelTable::random, RandomArgs{kind, tensor.out(), state.key, state.stream, a, b});
+}
+
+}  // namespace detail
+
+Tensor rand(const Shape& shape, const TensorOptions& options) {
+  return drawn("rand", RandomKind::uniform, shape, options, options.dtype.value_or(DefaultDType::get()), 0, 1);
+}
+Tensor randn(const Shape& shape, const TensorOptions& options) {
+  return drawn("randn", RandomKind::normal, shape, options, options.dtype.value_or(DefaultDType::get()), 0, 1);
+}
+Tensor bernoulli(double p, const Shape& shape, const TensorOptions& options) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[bernoulli] expected a probability, got ", p);
+  return drawn("bernoulli", RandomKind::bernoulli, shape, options, options.dtype.value_or(DefaultDType::get()), p);
+}
+Tensor randint(std::int64_t low, std::int64_t high, const Shape& shape, const TensorOptions& options) {
+  LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
+  return drawn("randint", RandomKind::integer, shape, options, options.dtype.value_or(DType::i64),
+               static_cast<double>(low), static_cast<double>(high));
+}
+Tensor randperm(std::int64_t count, Device device) {
+  LOCKSTEP_CHECK(count >= 0, "[randperm] expected a count of at least 0, got ", count);
+  return argsort(rand({count}, {.dtype = DType::f64, .device = device}));
+}
+
+Tensor multinomial(const Tensor& weights, std::int64_t count, bool replacement) {
+  detail::check_floating("multinomial", weights);
+  LOCKSTEP_CHECK(weights.rank() == 1 || weights.rank() == 2,
+                 "[multinomial] expected weights [classes] or [rows, classes], got ", weights);
+  LOCKSTEP_CHECK(count > 0 && weights.size(-1) > 0 && (replacement || count <= weights.size(-1)),
+                 "[multinomial] expected a count of at least 1", replacement ? "" : " and at most the classes", ", got ",
+                 count, " for ", weights);
+  NoGrad no_grad;
+  // A weight over an exponentially distributed number is the largest with the wanted probability.
+  Tensor chances = weights.to(DType::f64);
+  if (replacement) {
+    Shape shape = chances.shape();
+    shape.insert(chances.rank() - 1, count);
+    chances = chances.unsqueeze(-2).expand(shape);
+  }
+  const TensorOptions options{.dtype = DType::f64, .device = weights.device()};
+  const Tensor waits = clamp(-log1p(-rand(chances.shape(), options)), std::numeric_limits<double>::min());
+  return replacement ? argmax(chances / waits, -1) : topk(chances / waits, count, -1).indices;
+}
+
+Tensor rand_like(const Tensor& like) { return rand(like.shape(), {.dtype = like.dtype(), .device = like.device()}); }
+Tensor randn_like(const Tensor& like) { return randn(like.shape(), {.dtype = like.dtype(), .device = like.device()}); }
+
+}  // namespace lockstep

@@ -1,0 +1,85 @@
+#include "lockstep/runtime/copy/copy.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/error.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+using Bytes = std::vector<unsigned char>;
+
+struct Release {
+  void operator()(MemoryBlock* block) const { release(block); }
+};
+
+// Memory of a device, for work on its current stream.
+class Memory {
+ public:
+  Memory(Device device, std::size_t bytes) : device_(device), block_(allocate(current_stream(device), bytes)) {}
+  unsigned char* data() const { return static_cast<unsigned char*>(block_->data); }
+  void put(const Bytes& bytes) const {
+    copy_bytes({data(), device_, bytes.data(), Device::cpu(), bytes.size()}, current_stream(Device::cpu()),
+               current_stream(device_));
+  }
+  Bytes get(std::size_t count) const {
+    Bytes bytes(count);
+    copy_bytes({bytes.data(), Device::cpu(), data(), device_, count}, current_stream(device_),
+               current_stream(Device::cpu()));
+    return bytes;
+  }
+
+ private:
+  Device device_;
+  std::unique_ptr<MemoryBlock, Release> block_;
+};
+
+}  // namespace
+
+TEST_CASE("host devices copy") {
+  const std::vector<Device> devices{Device::cpu(), Device::host(0), Device::host(5)};
+  for (const Device from : devices) {
+    for (const Device to : devices) {
+      Bytes sent(1000);
+      for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<unsigned char>(i * 7);
+      const Memory source(from, sent.size()), destination(to, sent.size());
+      source.put(sent);
+      destination.put(Bytes(sent.size(), 3));
+      copy_bytes({destination.data(), to, source.data(), from, sent.size()}, current_stream(from), current_stream(to));
+      CHECK(destination.get(sent.size()) == sent);
+    }
+  }
+}
+
+TEST_CASE("pieces of one memory may overlap") {
+  constexpr std::size_t kBytes = 20'000, kMoved = 19'000, kShift = 10;
+  Bytes bytes(kBytes);
+  for (std::size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i % 251);
+  const Device device = Device::host(0);
+  Stream& stream = current_stream(device);
+  for (const bool upwards : {true, false}) {
+    const Memory memory(device, kBytes);
+    memory.put(bytes);
+    const std::size_t from = upwards ? 0 : kShift, to = upwards ? kShift : 0;
+    copy_bytes({memory.data() + to, device, memory.data() + from, device, kMoved}, stream, stream);
+    const Bytes got = memory.get(kBytes);
+    CHECK(std::equal(got.begin() + to, got.begin() + to + kMoved, bytes.begin() + from));
+  }
+}
+
+TEST_CASE("a copy of nothing touches nothing") {
+  Stream& stream = current_stream(Device::host(0));
+  CHECK_NOTHROW(copy_bytes({nullptr, Device::host(0), nullptr, Device::host(0), 0}, stream, stream));
+}
+
+TEST_CASE("the streams must be of the devices") {
+  const Memory source(Device::host(0), 4), destination(Device::host(1), 4);
+  CHECK_THROWS_AS(copy_bytes({destination.data(), Device::host(1), source.data(), Device::host(0), 4},
+                             current_stream(Device::host(1)), current_stream(Device::host(0))),
+                  InvalidArgument);
+}

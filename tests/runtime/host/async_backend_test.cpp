@@ -1,0 +1,426 @@
+// What an asynchronous backend promises (docs/backend-contract.md), asked of the host modes async and strict.
+#include <pthread.h>
+
+#include <csignal>
+#include <cstring>
+#include <future>
+#include <stdexcept>
+#include <thread>
+
+#include "runtime/host_streams.h"
+#include "lockstep/runtime/host/async_backend.h"
+#include "support/catch.h"
+#include "runtime/text.h"
+
+using namespace host_streams;
+
+TEST_CASE("a stream runs its work in order") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    std::vector<int> seen;
+    for (int i = 0; i < 200; ++i) stream.enqueue([&seen, i] { seen.push_back(i); });
+    stream.synchronize();
+    REQUIRE(seen.size() == 200);
+    for (int i = 0; i < 200; ++i) CHECK(seen[static_cast<std::size_t>(i)] == i);
+  }
+}
+
+TEST_CASE("enqueuing does not wait for the work, and streams run side by side") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream first(*backend, 0), second(*backend, 0), elsewhere(*backend, 1);
+    Gate gate;
+    first.enqueue(gate.waits());
+    CHECK_FALSE(first.query());
+    // Each waits for the other: only streams that run at the same time get through.
+    Gate here, there;
+    second.enqueue([&, wait = there.waits()] { here.open(), wait(); });
+    elsewhere.enqueue([&, wait = here.waits()] { there.open(), wait(); });
+    second.synchronize();
+    elsewhere.synchronize();
+    CHECK_FALSE(first.query());
+    gate.open();
+    first.synchronize();
+    CHECK(first.query());
+  }
+}
+
+TEST_CASE("an event marks the work before it and no more") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent event(*backend);
+    Gate before, after;
+    bool done = false;
+    stream.enqueue([&, wait = before.waits()] { wait(), done = true; });
+    stream.record(event);
+    stream.enqueue(after.waits());
+    CHECK_FALSE(event.query());
+    before.open();
+    CHECK(event.wait());
+    CHECK(event.query());
+    CHECK(done);
+    CHECK_FALSE(stream.query());
+  }
+}
+
+TEST_CASE("a stream that waits for an event runs after what it marks") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream first(*backend, 0), second(*backend, 1);
+    TestEvent event(*backend);
+    Gate gate;
+    int value = 0, seen = -1;
+    first.enqueue([&, wait = gate.waits()] { wait(), value = 7; });
+    first.record(event);
+    second.wait(event);
+    second.enqueue([&] { seen = value; });
+    CHECK_FALSE(second.query());
+    gate.open();
+    second.synchronize();
+    CHECK(seen == 7);
+  }
+}
+
+TEST_CASE("waiting for an event that was never recorded holds nobody up") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent event(*backend);
+    stream.wait(event);
+    stream.enqueue([] {});
+    CHECK(event.query());
+    CHECK(event.wait(Deadline::after(Milliseconds(0))));
+    stream.synchronize();
+  }
+}
+
+TEST_CASE("recording again does not disturb who waits for the record before") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream first(*backend, 0), second(*backend, 1);
+    TestEvent event(*backend);
+    Gate early, late;
+    first.enqueue(early.waits());
+    first.record(event);
+    second.wait(event);  // for the first record
+    first.enqueue(late.waits());
+    first.record(event);
+    early.open();
+    second.synchronize();  // never ends if it waits for the second
+    CHECK_FALSE(event.query());
+    late.open();
+    CHECK(event.wait());
+  }
+}
+
+TEST_CASE("an event can go while streams wait for it") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream first(*backend, 0), second(*backend, 1);
+    Gate gate;
+    bool done = false, seen = false;
+    first.enqueue([&, wait = gate.waits()] { wait(), done = true; });
+    second.after(first);
+    second.enqueue([&] { seen = done; });
+    gate.open();
+    second.synchronize();
+    CHECK(seen);
+  }
+}
+
+TEST_CASE("a host wait ends at its deadline, and later with the work") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent event(*backend);
+    Gate gate;
+    stream.enqueue(gate.waits());
+    stream.record(event);
+    CHECK_FALSE(event.wait(Deadline::after(Milliseconds(1))));
+    gate.open();
+    CHECK(event.wait());
+  }
+}
+
+TEST_CASE("a stream does not wait for another for ever") {
+  detail::AsyncBackend* backend =
+      new detail::AsyncBackend({{.memory_bytes = 4096, .multiprocessors = 1}}, {}, {.timeout = Milliseconds(1)});
+  Backends::keep(backend);
+  TestStream first(*backend, 0), second(*backend, 0);
+  Gate gate;
+  first.enqueue(gate.waits());
+  second.after(first);
+  CHECK(message_of<TimeoutError>([&] { second.synchronize(); }) ==
+        "[stream] expected the work that host:0 waits for to finish within 1 ms, got nothing");
+}
+
+TEST_CASE("the first error of a stream keeps its later work from running and surfaces at the wait") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    Gate gate;
+    bool ran = false;
+    stream.enqueue(gate.waits());
+    stream.enqueue([] { throw InvalidArgument("[gather] the first"); });
+    stream.enqueue([&] { ran = true; });
+    stream.enqueue([] { throw InvalidArgument("[gather] the second"); });
+    TestEvent event(*backend);
+    stream.record(event);
+    gate.open();
+    CHECK(message_of<InvalidArgument>([&] { event.wait(); }) == "[gather] the first");
+    CHECK_FALSE(ran);
+    CHECK(message_of<InvalidArgument>([&] { event.wait(); }) == "[gather] the first");  // what it marks stays failed
+    stream.enqueue([&] { ran = true; });
+    stream.synchronize();
+    CHECK(ran);
+  }
+}
+
+TEST_CASE("an error that is not Lockstep's arrives as a DeviceError that holds it") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 2);
+    stream.enqueue([] { throw std::runtime_error("out of paper"); });
+    std::string outer, inner;
+    try {
+      stream.synchronize();
+    } catch (const DeviceError& error) {
+      outer = error.what();
+      CHECK(error.device == Device::host(2));
+      inner = message_of<std::runtime_error>([&] { std::rethrow_if_nested(error); });
+    }
+    CHECK(outer == "[wait] expected the work to succeed, got: out of paper (host:2)");
+    CHECK(inner == "out of paper");
+  }
+}
+
+TEST_CASE("an error travels through events to the streams that wait") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream first(*backend, 0), second(*backend, 1), third(*backend, 2);
+    Gate gate;
+    bool ran = false;
+    first.enqueue(gate.waits());
+    first.enqueue([] { throw InvalidArgument("[gather] bad"); });
+    second.after(first);
+    second.enqueue([&] { ran = true; });
+    third.after(second);
+    third.enqueue([&] { ran = true; });
+    TestEvent end_of_second(*backend), end_of_first(*backend);
+    second.record(end_of_second);
+    first.record(end_of_first);
+    gate.open();
+    CHECK_THROWS_AS(third.synchronize(), InvalidArgument);
+    CHECK_FALSE(ran);
+    // All of them failed, and all of them work again: it is one error, and it has surfaced.
+    CHECK_THROWS_AS(end_of_second.wait(), InvalidArgument);
+    CHECK_THROWS_AS(end_of_first.wait(), InvalidArgument);
+    for (TestStream* stream : {&first, &second, &third}) {
+      ran = false;
+      stream->enqueue([&] { ran = true; });
+      stream->synchronize();
+      CHECK(ran);
+    }
+    // A wait for the failed work itself does not bring the error back.
+    second.wait(end_of_first);
+    second.synchronize();
+  }
+}
+
+TEST_CASE("work that was enqueued before an error surfaced does not run") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    Gate gate;
+    TestEvent event(*backend);
+    bool ran_on_what_failed = false;
+    stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+    stream.record(event);
+    // On another stream, so that this one is past its error before the rest of its work may run.
+    TestStream holder(*backend, 1);
+    holder.enqueue(gate.waits());
+    stream.after(holder);
+    stream.enqueue([&] { ran_on_what_failed = true; });
+    CHECK_THROWS_AS(event.wait(), InvalidArgument);
+    gate.open();
+    bool ran = false;
+    stream.enqueue([&] { ran = true; });
+    stream.synchronize();
+    CHECK(ran);
+    CHECK_FALSE(ran_on_what_failed);
+  }
+}
+
+TEST_CASE("every thread that has lost work to an error is told, not only the first") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent failed(*backend);
+    bool lost = false, built_on_it = false, wrongly_told = false, told = false, ran = false;
+    stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+    stream.record(failed);
+    std::promise<void> enqueued, surfaced;
+    std::thread other([&] {
+      stream.enqueue([&] { lost = true; });
+      enqueued.set_value();
+      surfaced.get_future().wait();
+      stream.enqueue([&] { built_on_it = true; });
+      try {
+        stream.synchronize();
+      } catch (const InvalidArgument&) {
+        told = true;
+      }
+      stream.enqueue([&] { ran = true; });
+      stream.synchronize();
+    });
+    enqueued.get_future().wait();
+    CHECK_THROWS_AS(failed.wait(), InvalidArgument);
+    surfaced.set_value();
+    other.join();
+    CHECK_FALSE(lost);
+    CHECK_FALSE(built_on_it);
+    CHECK(told);
+    CHECK(ran);
+    // Who had nothing to do with it does not hear of it.
+    std::thread third([&] {
+      try {
+        stream.enqueue([] {});
+        stream.synchronize();
+      } catch (const Error&) {
+        wrongly_told = true;
+      }
+    });
+    third.join();
+    CHECK_FALSE(wrongly_told);
+  }
+}
+
+TEST_CASE("asking a stream whether it is done tells of its error, once") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    TestEvent event(*backend);
+    stream.enqueue([] { throw InvalidArgument("[gather] bad"); });
+    stream.record(event);
+    while (!event.query()) std::this_thread::yield();  // finished, which is all that it says
+    CHECK_THROWS_AS(stream.query(), InvalidArgument);
+    CHECK(stream.query());
+  }
+}
+
+TEST_CASE("a stream that is destroyed finishes its work") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestEvent event(*backend);
+    Gate gate;
+    int steps = 0;
+    {
+      TestStream stream(*backend, 0);
+      stream.enqueue(gate.waits());
+      for (int i = 0; i < 10; ++i) stream.enqueue([&] { ++steps; });
+      stream.record(event);
+    }
+    gate.open();
+    CHECK(event.wait());
+    CHECK(steps == 10);
+  }
+}
+
+TEST_CASE("many threads may enqueue on one stream") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    int count = 0;  // only the stream touches it
+    std::vector<std::thread> threads;
+    for (int k = 0; k < 4; ++k) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 100; ++i) stream.enqueue([&] { ++count; });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    stream.synchronize();
+    CHECK(count == 400);
+  }
+}
+
+TEST_CASE("the threads of streams leave signals to the program") {
+  Backends backend({.mode = HostMode::async});
+  TestStream stream(*backend, 0);
+  bool blocked = false;
+  stream.enqueue([&] {
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    blocked = sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGTERM) == 1;
+  });
+  stream.synchronize();
+  CHECK(blocked);
+}
+
+TEST_CASE("copies and fills are work of their stream") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream stream(*backend, 0);
+    Gate gate;
+    std::vector<unsigned char> source(100'000), destination(source.size());
+    stream.enqueue(gate.waits());
+    backend->fill_bytes(source.data(), 3, source.size(), stream.handle());
+    backend->copy({destination.data(), Device::host(0), source.data(), Device::cpu(), source.size()}, stream.handle());
+    CHECK(source[0] == 0);
+    gate.open();
+    stream.synchronize();
+    CHECK(source[99'999] == 3);
+    CHECK(destination == source);
+    // Pieces of one memory may overlap.
+    for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<unsigned char>(i * 7);
+    const std::vector<unsigned char> before = source;
+    backend->copy({source.data() + 1, Device::host(0), source.data(), Device::host(0), source.size() - 1},
+                  stream.handle());
+    stream.synchronize();
+    CHECK(std::equal(source.begin() + 1, source.end(), before.begin()));
+    CHECK_NOTHROW(backend->copy({nullptr, Device::host(0), nullptr, Device::host(0), 0}, stream.handle()));
+    CHECK_NOTHROW(backend->fill_bytes(nullptr, 0, 0, stream.handle()));
+  }
+}
+
+TEST_CASE("timing events measure, at least as long as the link takes") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode,
+                      .bandwidth_bytes_per_second = 10'000'000,
+                      .latency_microseconds = 2000,
+                      .links = {{Device::cpu(), Device::host(1), 0, 0}}});
+    TestStream stream(*backend, 0);
+    TestEvent begin(*backend, true), end(*backend, true), plain(*backend);
+    std::vector<unsigned char> source(100'000), destination(source.size());
+    const auto copy = [&](Device from, Device to, std::size_t bytes) {
+      backend->copy({destination.data(), to, source.data(), from, bytes}, stream.handle());
+    };
+    CHECK_THROWS_AS(backend->elapsed_milliseconds(begin.handle(), end.handle()), InvalidArgument);
+    stream.record(begin);
+    copy(Device::host(1), Device::host(0), source.size());
+    stream.record(end);
+    stream.record(plain);
+    stream.synchronize();
+    CHECK(backend->elapsed_milliseconds(begin.handle(), end.handle()) >= 12);
+    CHECK(backend->elapsed_milliseconds(end.handle(), begin.handle()) <= -12);
+    CHECK_THROWS_AS(backend->elapsed_milliseconds(begin.handle(), plain.handle()), InvalidArgument);
+  }
+  CHECK_THROWS_AS(detail::make_host_backend({.devices = 2, .mode = HostMode::async, .links = {{Device::host(2), Device::cpu()}}}),
+                  InvalidArgument);
+}
+
+TEST_CASE("copies over one link take turns, other links do not mind") {
+  // Times far apart: nothing sleeps here.
+  constexpr std::size_t kHour = 3'600'000'000;
+  constexpr std::chrono::hours hour(1);
+  detail::HostLinks links({.bandwidth_bytes_per_second = 1'000'000, .latency_microseconds = 500}, 3);
+  const auto begin = Clock::now();
+  const auto first = links.finish_time(Device::host(0), Device::host(1), kHour);
+  const auto second = links.finish_time(Device::host(0), Device::host(1), kHour);
+  const auto back = links.finish_time(Device::host(1), Device::host(0), kHour);
+  CHECK(first >= begin + hour + std::chrono::microseconds(500));
+  CHECK(second >= first + hour);
+  CHECK(back < second);
+  CHECK(links.finish_time(Device::host(1), Device::host(1), 1000 * kHour) < first);  // within one memory
+}

@@ -1,0 +1,117 @@
+#include "lockstep/runtime/stream/stream.h"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "lockstep/runtime/error.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+TEST_CASE("a synchronous stream has done its work when the call returns") {
+  Stream stream(Device::cpu());
+  CHECK(stream.device() == Device::cpu());
+  CHECK(stream.synchronous());
+  int steps = 0;
+  stream.enqueue([&] { ++steps; });
+  CHECK(steps == 1);
+  CHECK(stream.query());
+}
+
+TEST_CASE("an event that was never recorded holds nobody up") {
+  Event event;
+  CHECK_FALSE(event.recorded());
+  CHECK(event.query());
+  wait(event, Deadline::after(Milliseconds(0)));
+  for (const Device device : {Device::host(0), Device::cuda(0)}) {
+    Stream stream(device);
+    stream.wait(event);
+    CHECK(stream.query());
+  }
+}
+
+TEST_CASE("each device has one default stream and one copy stream") {
+  for (const Device device : all_devices()) {
+    CHECK(&default_stream(device) == &default_stream(device));
+    CHECK(default_stream(device).device() == device);
+    CHECK(&copy_stream(device) == &copy_stream(device));
+    CHECK(&copy_stream(device) != &default_stream(device));
+    CHECK(copy_stream(device).device() == device);
+    CHECK(&current_stream(device) == &default_stream(device));
+  }
+  CHECK_THROWS_AS(default_stream(Device::host(8)), InvalidArgument);
+  CHECK_THROWS_AS(current_stream(Device::host(8)), InvalidArgument);
+  CHECK_THROWS_AS(Stream(Device::cuda(-1)), InvalidArgument);
+}
+
+TEST_CASE("a scope makes a stream current for its device and its thread") {
+  const Device device = Device::host(1), other = Device::host(2);
+  Stream outer(device), inner(device), elsewhere(other);
+  {
+    StreamScope outer_scope(outer);
+    CHECK(current_stream(device) == outer);
+    {
+      StreamScope inner_scope(inner);
+      StreamScope elsewhere_scope(elsewhere);
+      CHECK(current_stream(device) == inner);
+      CHECK(current_stream(other) == elsewhere);
+      CHECK(&current_stream(Device::cpu()) == &default_stream(Device::cpu()));
+      Stream* seen = nullptr;
+      std::thread([&] { seen = &current_stream(device); }).join();
+      CHECK(seen == &default_stream(device));
+    }
+    CHECK(current_stream(device) == outer);
+    CHECK(&current_stream(other) == &default_stream(other));
+  }
+  CHECK(&current_stream(device) == &default_stream(device));
+}
+
+TEST_CASE("default streams are made once, also by many threads") {
+  const Device device = Device::host(6);
+  Stream* seen[8] = {};
+  std::vector<std::thread> threads;
+  for (Stream*& slot : seen) threads.emplace_back([&slot, device] { slot = &copy_stream(device); });
+  for (std::thread& thread : threads) thread.join();
+  for (Stream* stream : seen) CHECK(stream == seen[0]);
+}
+
+TEST_CASE("waiting for an event is what orders two threads on host devices") {
+  // The flag is relaxed: only the event makes the value visible, and ThreadSanitizer knows.
+  for (int round = 0; round < 50; ++round) {
+    int value = 0, seen = 0;
+    std::atomic<bool> recorded{false};
+    Event event;
+    {
+      Stream warm_up(Device::host(0));
+      event.record(warm_up);
+    }
+    std::thread writer([&] {
+      Stream stream(Device::host(0));
+      stream.enqueue([&] { value = 42; });
+      event.record(stream);
+      recorded.store(true, std::memory_order_relaxed);
+    });
+    while (!recorded.load(std::memory_order_relaxed)) std::this_thread::yield();
+    Stream& stream = default_stream(Device::host(1));
+    stream.wait(event);
+    stream.enqueue([&] { seen = value; });
+    synchronize(stream);
+    CHECK(seen == 42);
+    writer.join();
+  }
+}
+
+TEST_CASE("timing events measure") {
+  Backend& host = backend(DeviceType::host);
+  Stream& stream = default_stream(Device::host(0));
+  EventHandle begin = host.create_event(0, true), end = host.create_event(0, true), plain = host.create_event(0, false);
+  host.record_event(begin, stream.handle());
+  CHECK_THROWS_AS(host.elapsed_milliseconds(begin, end), InvalidArgument);
+  host.record_event(end, stream.handle());
+  host.record_event(plain, stream.handle());
+  CHECK(host.elapsed_milliseconds(begin, end) >= 0);
+  CHECK(host.elapsed_milliseconds(end, begin) <= 0);
+  CHECK_THROWS_AS(host.elapsed_milliseconds(begin, plain), InvalidArgument);
+  for (EventHandle event : {begin, end, plain}) host.destroy_event(event);
+}

@@ -1,0 +1,156 @@
+#include "lockstep/runtime/trace/trace.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "runtime/host_streams.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "support/catch.h"
+#include "support/temporary_folder.h"
+#include "runtime/text.h"
+
+using namespace host_streams;
+
+namespace {
+
+// Off again at the end.
+struct Recording {
+  explicit Recording(std::size_t most = 1000) { trace::start(most); }
+  ~Recording() { trace::stop(); }
+};
+
+}  // namespace
+
+TEST_CASE("nothing is recorded until it is asked for, and nothing after it was stopped") {
+  Stream stream(Device::host(0));
+  trace::start();
+  trace::stop();
+  stream.enqueue([] {});
+  synchronize(stream);
+  CHECK_FALSE(trace::active());
+  CHECK(trace::spans().empty());
+}
+
+TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
+  for (const HostMode mode : kAsyncModes) {
+    Backends backend({.mode = mode});
+    TestStream a(*backend, 0), b(*backend, 1);
+    void *const from = backend->allocate(0, 64), *const to = backend->allocate(1, 64);
+    const Recording recording;
+    Gate gate;
+    a.enqueue(gate.waits());
+    b.after(a);
+    backend->copy({to, Device::host(1), from, Device::host(0), 64}, b.handle());
+    backend->fill_bytes(to, 1, 32, b.handle());
+    while (trace::spans()[0].began == 0) std::this_thread::yield();
+    const std::vector<trace::Span> before = trace::spans();
+    REQUIRE(before.size() == 3);
+    CHECK(before[0].ended == 0);  // it is at the gate, and the others behind it
+    CHECK(before[1].began == 0);
+    gate.open();
+    a.synchronize();
+    b.synchronize();
+    const std::vector<trace::Span> spans = trace::spans();
+    backend->free(0, from);
+    backend->free(1, to);
+    CHECK(std::string(spans[0].work.name) == "task");
+    CHECK(spans[0].device == Device::host(0));
+    CHECK(std::string(spans[1].work.name) == "copy");
+    CHECK(spans[1].work.kind == trace::Kind::copy);
+    CHECK(spans[1].work.bytes == 64);
+    CHECK(spans[1].work.source == Device::host(0));
+    CHECK(spans[1].device == Device::host(1));
+    CHECK(std::string(spans[2].work.name) == "fill");
+    CHECK(spans[1].lane == spans[2].lane);
+    CHECK(spans[0].lane != spans[1].lane);
+    for (const trace::Span& span : spans) {
+      CHECK(span.enqueued < span.began);
+      CHECK(span.began < span.ended);
+      CHECK(span.enqueued_nanoseconds <= span.began_nanoseconds);
+      CHECK(span.began_nanoseconds <= span.ended_nanoseconds);
+    }
+    CHECK(spans[0].ended < spans[1].began);
+    CHECK(spans[1].ended < spans[2].began);
+  }
+}
+
+TEST_CASE("work has the name of the scope it is enqueued in") {
+  Stream stream(Device::host(0));
+  const Recording recording;
+  {
+    const trace::WorkScope scope(stream, {.name = "named", .kind = trace::Kind::kernel});
+    if (!stream.synchronous()) stream.enqueue([] {});
+  }
+  synchronize(stream);
+  const std::vector<trace::Span> spans = trace::spans();
+  REQUIRE(spans.size() == 1);
+  CHECK(std::string(spans[0].work.name) == "named");
+  CHECK(spans[0].work.kind == trace::Kind::kernel);
+  CHECK(spans[0].ended > 0);
+}
+
+TEST_CASE("copies and fills are recorded in every mode") {
+  const Device from = Device::host(0), to = Device::host(1);
+  Stream &source = default_stream(from), &destination = default_stream(to);
+  MemoryBlock* here = allocate(source, 100);
+  MemoryBlock* there = allocate(destination, 100);
+  source.backend().fill_bytes(here->data, 3, 100, source.handle());
+  copy_bytes({there->data, to, here->data, from, 100}, source, destination);  // looks at the link
+  synchronize(destination);
+  const Recording recording;
+  source.backend().fill_bytes(here->data, 4, 100, source.handle());
+  copy_bytes({there->data, to, here->data, from, 100}, source, destination);
+  synchronize(destination);
+  release(here);
+  release(there);
+  const std::vector<trace::Span> spans = trace::spans();
+  REQUIRE(spans.size() == 2);
+  CHECK(std::string(spans[0].work.name) == "fill");
+  CHECK(spans[0].lane == "default");
+  CHECK(spans[1].work.kind == trace::Kind::copy);
+  CHECK(spans[1].device == to);
+  CHECK(spans[1].lane == "copies");
+  CHECK(spans[0].ended < spans[1].began);
+}
+
+TEST_CASE("a full trace counts what it leaves out, and a new one forgets") {
+  Stream stream(Device::host(0));
+  const Recording recording(2);
+  for (int i = 0; i < 5; ++i) const trace::Scope scope("host work");
+  CHECK(trace::spans().size() == 2);
+  CHECK(trace::dropped() == 3);
+  CHECK(trace::spans()[0].device == Device::cpu());
+  const auto late = std::make_unique<trace::Scope>("cut off");
+  trace::start();
+  CHECK(trace::spans().empty());
+  CHECK(trace::dropped() == 0);
+}
+
+TEST_CASE("the file is what trace viewers read") {
+  const test::TemporaryFolder folder;
+  const std::string path = folder / "trace.json";
+  Stream stream(Device::host(2));
+  const Recording recording;
+  {
+    const trace::Scope scope("a \"quoted\\name\"");
+    stream.backend().fill_bytes(nullptr, 0, 0, stream.handle());
+  }
+  const trace::Scope open("unfinished");
+  trace::write(path);
+  const nlohmann::json file = nlohmann::json::parse(std::ifstream(path));
+  const auto& events = file.at("traceEvents");
+  const auto named = [&](const std::string& name) {
+    const auto found = std::find_if(events.begin(), events.end(), [&](const auto& e) { return e.at("name") == name; });
+    REQUIRE(found != events.end());
+    return *found;
+  };
+  CHECK(named("a \"quoted\\name\"").at("ph") == "X");
+  CHECK(named("a \"quoted\\name\"").at("dur").get<double>() >= 0);
+  CHECK(named("unfinished").at("ph") == "B");
+  CHECK(named("process_name").at("args").at("name") == "cpu");
+  CHECK(file.at("otherData").at("dropped") == 0);
+  CHECK_THROWS_AS(trace::write(folder / "absent/trace.json"), Error);
+}

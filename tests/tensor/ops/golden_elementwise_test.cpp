@@ -1,0 +1,90 @@
+#include "lockstep/kernels/dtype.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "support/catch.h"
+#include "support/golden.h"
+
+using namespace lockstep;
+using test::GoldenCase;
+using Results = std::vector<Tensor>;
+
+namespace {
+
+GoldenCase::Function unary(Tensor (*function)(const Tensor&)) {
+  return [function](GoldenCase& c) { return Results{function(c[0])}; };
+}
+GoldenCase::Function binary(Tensor (*function)(const Tensor&, const Tensor&)) {
+  return [function](GoldenCase& c) { return Results{function(c[0], c[1])}; };
+}
+
+DType dtype_named(const std::string& name) {
+  for (DType dtype :
+       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean})
+    if (to_string(dtype) == name) return dtype;
+  throw std::invalid_argument("no dtype is called " + name);
+}
+
+}  // namespace
+
+TEST_CASE("golden: functions of the elements") {
+  test::check_golden("elementwise", Device::host(0),
+                     {{"neg", [](GoldenCase& c) { return Results{-c[0]}; }},
+                      {"abs", unary(abs)},
+                      {"sign", unary(sign)},
+                      {"exp", unary(exp)},
+                      {"square", unary(square)},
+                      {"sin", unary(sin)},
+                      {"cos", unary(cos)},
+                      {"tanh", unary(tanh)},
+                      {"sigmoid", unary(sigmoid)},
+                      {"relu", unary(relu)},
+                      {"log", unary(log)},
+                      {"sqrt", unary(sqrt)},
+                      {"rsqrt", unary(rsqrt)},
+                      {"reciprocal", unary(reciprocal)},
+                      {"softplus", unary(softplus)},
+                      {"silu", unary(silu)},
+                      {"gelu_exact", [](GoldenCase& c) { return Results{gelu(c[0])}; }},
+                      {"gelu_tanh", [](GoldenCase& c) { return Results{gelu(c[0], GeluForm::tanh)}; }},
+                      {"normal_cdf", unary(normal_cdf)},
+                      {"log1p", unary(log1p)},
+                      {"expm1", unary(expm1)},
+                      {"erf", unary(erf)},
+                      {"floor", unary(floor)},
+                      {"ceil", unary(ceil)},
+                      {"round", unary(round)},
+                      {"trunc", unary(trunc)},
+                      {"isnan", unary(isnan)},
+                      {"isinf", unary(isinf)},
+                      {"isfinite", unary(isfinite)},
+                      {"masked_fill",
+                       [](GoldenCase& c) { return Results{masked_fill(c[0], c[1], c.get("number"))}; }},
+                      {"clamp", [](GoldenCase& c) { return Results{clamp(c[0], c.get("low"), c.get("high"))}; }},
+                      {"pow_scalar", [](GoldenCase& c) { return Results{pow(c[0], c.get("exponent"))}; }},
+                      {"scalar_pow", [](GoldenCase& c) { return Results{pow(c.get("base"), c[0])}; }},
+                      {"add", [](GoldenCase& c) { return Results{add(c[0], c[1], c.get("alpha", 1.0))}; }},
+                      {"sub", binary(sub)},
+                      {"mul", binary(mul)},
+                      {"div", binary(div)},
+                      {"maximum", binary(maximum)},
+                      {"minimum", binary(minimum)},
+                      {"pow", binary(pow)},
+                      {"add_scalar", [](GoldenCase& c) { return Results{c[0] + c.get("scalar")}; }},
+                      {"mul_scalar", [](GoldenCase& c) { return Results{c[0] * c.get("scalar")}; }},
+                      {"div_scalar", [](GoldenCase& c) { return Results{c[0] / c.get("scalar")}; }},
+                      {"rsub_scalar", [](GoldenCase& c) { return Results{c.get("scalar") - c[0]}; }},
+                      {"rdiv_scalar", [](GoldenCase& c) { return Results{c.get("scalar") / c[0]}; }},
+                      {"eq", binary(eq)},
+                      {"ne", binary(ne)},
+                      {"lt", binary(lt)},
+                      {"le", binary(le)},
+                      {"gt", binary(gt)},
+                      {"ge", binary(ge)},
+                      {"logical_and", binary(logical_and)},
+                      {"logical_or", binary(logical_or)},
+                      {"logical_xor", binary(logical_xor)},
+                      {"logical_not", unary(logical_not)},
+                      {"floor_divide", binary(floor_divide)},
+                      {"remainder", binary(remainder)},
+                      {"where", [](GoldenCase& c) { return Results{where(c[0], c[1], c[2])}; }},
+                      {"cast", [](GoldenCase& c) { return Results{c[0].to(dtype_named(c.text("dtype")))}; }}});
+}

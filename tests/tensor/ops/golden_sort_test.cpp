@@ -1,0 +1,24 @@
+#include "lockstep/tensor/ops/ops.h"
+#include "support/catch.h"
+#include "support/golden.h"
+
+using namespace lockstep;
+using test::GoldenCase;
+using Results = std::vector<Tensor>;
+
+namespace {
+
+std::int64_t dim(const GoldenCase& c) { return c.get<std::int64_t>("dim"); }
+Results both(const ValuesAndIndices& found) { return {found.values, found.indices}; }
+
+}  // namespace
+
+TEST_CASE("golden: order along a dimension") {
+  test::check_golden(
+      "order", Device::host(0),
+      {{"cumsum", [](GoldenCase& c) { return Results{cumsum(c[0], dim(c))}; }},
+       {"cumprod", [](GoldenCase& c) { return Results{cumprod(c[0], dim(c))}; }},
+       {"sort", [](GoldenCase& c) { return both(sort(c[0], dim(c), c.get<bool>("descending"))); }},
+       {"argsort", [](GoldenCase& c) { return Results{argsort(c[0], dim(c), c.get<bool>("descending"))}; }},
+       {"topk", [](GoldenCase& c) { return both(topk(c[0], c.get<int>("k"), dim(c), c.get<bool>("largest"))); }}});
+}
