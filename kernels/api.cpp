@@ -11,7 +11,8 @@ const KernelTable* installed_tables[3] = {};  // by device type; null: the backe
 }  // namespace
 
 const KernelTable& table(DeviceType type) {
-  if (const KernelTable* installed = installed_tables[static_cast<int>(type)]) [[unlikely]] return *installed;
+  if (const KernelTable* installed = installed_tables[static_cast<int>(type)]) [[unlikely]]
+    return *installed;
   return type == DeviceType::cuda ? cuda::cuda_table() : host::host_table();
 }
 
@@ -30,7 +31,8 @@ void fail_device(const char* op, const View& view, Device stream_device) {
 }
 
 void fail_missing(const char* op, DType dtype, Device device) {
-  lockstep::detail::fail<NotSupported>("[", op, "] expected an operation that ", device, " has, got ", op, " of ", dtype);
+  lockstep::detail::fail<NotSupported>("[", op, "] expected an operation that ", device, " has, got ", op, " of ",
+                                       dtype);
 }
 
 void add_use(std::vector<MemoryUse>& uses, const View& view, bool reads, bool writes) {

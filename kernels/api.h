@@ -24,7 +24,8 @@ LOCKSTEP_API void install_table(DeviceType type, const KernelTable& table);
 [[noreturn]] LOCKSTEP_API void fail_device(const char* op, const View& view, Device stream_device);
 [[noreturn]] LOCKSTEP_API void fail_missing(const char* op, DType dtype, Device device);
 inline void check_view(const char* op, const View& view, Device device) {
-  if (view.present && view.device != device) [[unlikely]] fail_device(op, view, device);
+  if (view.present && view.device != device) [[unlikely]]
+    fail_device(op, view, device);
 }
 
 // For the order checker.
@@ -69,8 +70,10 @@ void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
     if (first && use.view.present) dtype = use.view.dtype, first = false;
   });
   const Kernel<Args> kernel = table(stream.device().type()).*entry;
-  if (kernel == nullptr) [[unlikely]] detail::fail_missing(Args::kName, dtype, stream.device());
-  if (stream.checked()) [[unlikely]] detail::declare_views(stream, args, place);
+  if (kernel == nullptr) [[unlikely]]
+    detail::fail_missing(Args::kName, dtype, stream.device());
+  if (stream.checked()) [[unlikely]]
+    detail::declare_views(stream, args, place);
   if (trace::active()) [[unlikely]]
     return detail::run_traced(stream, kernel, args);
   kernel(stream, args);

@@ -29,13 +29,20 @@ struct Type {
 
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, Half>) return DType::f16;
-  else if constexpr (std::is_same_v<T, BFloat16>) return DType::bf16;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return DType::i32;
-  else if constexpr (std::is_same_v<T, std::int64_t>) return DType::i64;
-  else if constexpr (std::is_same_v<T, std::uint8_t>) return DType::u8;
+  if constexpr (std::is_same_v<T, float>)
+    return DType::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::f64;
+  else if constexpr (std::is_same_v<T, Half>)
+    return DType::f16;
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    return DType::bf16;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return DType::i32;
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return DType::i64;
+  else if constexpr (std::is_same_v<T, std::uint8_t>)
+    return DType::u8;
   else {
     static_assert(std::is_same_v<T, bool>, "not an element type of Lockstep");
     return DType::boolean;
@@ -46,14 +53,22 @@ constexpr DType dtype_of() {
 template <class F>
 decltype(auto) dispatch(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(Type<float>{});
-    case DType::f64: return f(Type<double>{});
-    case DType::f16: return f(Type<Half>{});
-    case DType::bf16: return f(Type<BFloat16>{});
-    case DType::i32: return f(Type<std::int32_t>{});
-    case DType::i64: return f(Type<std::int64_t>{});
-    case DType::u8: return f(Type<std::uint8_t>{});
-    case DType::boolean: break;
+    case DType::f32:
+      return f(Type<float>{});
+    case DType::f64:
+      return f(Type<double>{});
+    case DType::f16:
+      return f(Type<Half>{});
+    case DType::bf16:
+      return f(Type<BFloat16>{});
+    case DType::i32:
+      return f(Type<std::int32_t>{});
+    case DType::i64:
+      return f(Type<std::int64_t>{});
+    case DType::u8:
+      return f(Type<std::uint8_t>{});
+    case DType::boolean:
+      break;
   }
   return f(Type<bool>{});
 }

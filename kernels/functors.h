@@ -25,23 +25,31 @@ inline constexpr bool kInteger = std::is_integral_v<T> && !std::is_same_v<T, boo
 
 template <class T>
 LOCKSTEP_HD constexpr T plus(T x, T y) {
-  if constexpr (kInteger<T>) return static_cast<T>(static_cast<std::uint64_t>(x) + static_cast<std::uint64_t>(y));
-  else return x + y;
+  if constexpr (kInteger<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(x) + static_cast<std::uint64_t>(y));
+  else
+    return x + y;
 }
 template <class T>
 LOCKSTEP_HD constexpr T minus(T x, T y) {
-  if constexpr (kInteger<T>) return static_cast<T>(static_cast<std::uint64_t>(x) - static_cast<std::uint64_t>(y));
-  else return x - y;
+  if constexpr (kInteger<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(x) - static_cast<std::uint64_t>(y));
+  else
+    return x - y;
 }
 template <class T>
 LOCKSTEP_HD constexpr T times(T x, T y) {
-  if constexpr (kInteger<T>) return static_cast<T>(static_cast<std::uint64_t>(x) * static_cast<std::uint64_t>(y));
-  else return x * y;
+  if constexpr (kInteger<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(x) * static_cast<std::uint64_t>(y));
+  else
+    return x * y;
 }
 template <class T>
 LOCKSTEP_HD inline bool is_nan(T x) {
-  if constexpr (std::is_floating_point_v<T>) return x != x;
-  else return false;
+  if constexpr (std::is_floating_point_v<T>)
+    return x != x;
+  else
+    return false;
 }
 // Both propagate NaN.
 template <class T>
@@ -140,56 +148,96 @@ inline constexpr T kGeluCubic = T(0.044715);
 template <class T>
 constexpr bool supports(UnaryOp op) {
   switch (op) {
-    case UnaryOp::logical_not: return true;
-    case UnaryOp::neg: case UnaryOp::abs: case UnaryOp::sign: case UnaryOp::square: case UnaryOp::relu:
-    case UnaryOp::floor: case UnaryOp::ceil: case UnaryOp::round: case UnaryOp::trunc:
-    case UnaryOp::add_scalar: case UnaryOp::mul_scalar: case UnaryOp::pow_scalar: case UnaryOp::clamp:
+    case UnaryOp::logical_not:
+      return true;
+    case UnaryOp::neg:
+    case UnaryOp::abs:
+    case UnaryOp::sign:
+    case UnaryOp::square:
+    case UnaryOp::relu:
+    case UnaryOp::floor:
+    case UnaryOp::ceil:
+    case UnaryOp::round:
+    case UnaryOp::trunc:
+    case UnaryOp::add_scalar:
+    case UnaryOp::mul_scalar:
+    case UnaryOp::pow_scalar:
+    case UnaryOp::clamp:
       return !std::is_same_v<T, bool>;
-    default: return std::is_floating_point_v<Compute<T>>;
+    default:
+      return std::is_floating_point_v<Compute<T>>;
   }
 }
 
 template <UnaryOp op, class T>
 LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
   if constexpr (op == UnaryOp::neg) {
-    if constexpr (kInteger<T>) return minus(T(0), x);
-    else return -x;
+    if constexpr (kInteger<T>)
+      return minus(T(0), x);
+    else
+      return -x;
   } else if constexpr (op == UnaryOp::abs) {
-    if constexpr (kInteger<T>) return x < 0 ? minus(T(0), x) : x;
-    else return std::fabs(x);
+    if constexpr (kInteger<T>)
+      return x < 0 ? minus(T(0), x) : x;
+    else
+      return std::fabs(x);
   } else if constexpr (op == UnaryOp::sign) {
     return x > T(0) ? T(1) : x < T(0) ? T(-1) : x;  // 0 and NaN stay
-  }
-  else if constexpr (op == UnaryOp::exp) return math::exp(x);
-  else if constexpr (op == UnaryOp::log) return math::log(x);
-  else if constexpr (op == UnaryOp::sqrt) return std::sqrt(x);
-  else if constexpr (op == UnaryOp::rsqrt) return T(1) / std::sqrt(x);
-  else if constexpr (op == UnaryOp::reciprocal) return T(1) / x;
-  else if constexpr (op == UnaryOp::square) return times(x, x);
-  else if constexpr (op == UnaryOp::sin) return std::sin(x);
-  else if constexpr (op == UnaryOp::cos) return std::cos(x);
-  else if constexpr (op == UnaryOp::tanh) return math::tanh(x);
-  else if constexpr (op == UnaryOp::sigmoid) return math::sigmoid(x);
-  else if constexpr (op == UnaryOp::relu) return x < T(0) ? T(0) : x;  // NaN stays
-  else if constexpr (op == UnaryOp::softplus) return math::softplus(x);
-  else if constexpr (op == UnaryOp::gelu_exact) return x * math::normal_cdf(x);
+  } else if constexpr (op == UnaryOp::exp)
+    return math::exp(x);
+  else if constexpr (op == UnaryOp::log)
+    return math::log(x);
+  else if constexpr (op == UnaryOp::sqrt)
+    return std::sqrt(x);
+  else if constexpr (op == UnaryOp::rsqrt)
+    return T(1) / std::sqrt(x);
+  else if constexpr (op == UnaryOp::reciprocal)
+    return T(1) / x;
+  else if constexpr (op == UnaryOp::square)
+    return times(x, x);
+  else if constexpr (op == UnaryOp::sin)
+    return std::sin(x);
+  else if constexpr (op == UnaryOp::cos)
+    return std::cos(x);
+  else if constexpr (op == UnaryOp::tanh)
+    return math::tanh(x);
+  else if constexpr (op == UnaryOp::sigmoid)
+    return math::sigmoid(x);
+  else if constexpr (op == UnaryOp::relu)
+    return x < T(0) ? T(0) : x;  // NaN stays
+  else if constexpr (op == UnaryOp::softplus)
+    return math::softplus(x);
+  else if constexpr (op == UnaryOp::gelu_exact)
+    return x * math::normal_cdf(x);
   else if constexpr (op == UnaryOp::gelu_tanh) {
     // 0.5 (1 + tanh(u)) is sigmoid(2 u), which keeps its digits where the sum cancels.
     return x * math::sigmoid(kGeluScale<T> * (x + kGeluCubic<T> * x * x * x));
-  }
-  else if constexpr (op == UnaryOp::silu) return x * math::sigmoid(x);
-  else if constexpr (op == UnaryOp::normal_cdf) return math::normal_cdf(x);
-  else if constexpr (op == UnaryOp::logical_not) return x == T(0);
-  else if constexpr (op == UnaryOp::log1p) return std::log1p(x);
-  else if constexpr (op == UnaryOp::expm1) return std::expm1(x);
-  else if constexpr (op == UnaryOp::erf) return std::erf(x);
-  else if constexpr (op == UnaryOp::floor) return math::floor(x);
-  else if constexpr (op == UnaryOp::ceil) return math::ceil(x);
-  else if constexpr (op == UnaryOp::round) return math::round(x);
-  else if constexpr (op == UnaryOp::trunc) return math::trunc(x);
-  else if constexpr (op == UnaryOp::add_scalar) return plus(x, a);
-  else if constexpr (op == UnaryOp::mul_scalar) return times(x, a);
-  else if constexpr (op == UnaryOp::pow_scalar) return power(x, a);
+  } else if constexpr (op == UnaryOp::silu)
+    return x * math::sigmoid(x);
+  else if constexpr (op == UnaryOp::normal_cdf)
+    return math::normal_cdf(x);
+  else if constexpr (op == UnaryOp::logical_not)
+    return x == T(0);
+  else if constexpr (op == UnaryOp::log1p)
+    return std::log1p(x);
+  else if constexpr (op == UnaryOp::expm1)
+    return std::expm1(x);
+  else if constexpr (op == UnaryOp::erf)
+    return std::erf(x);
+  else if constexpr (op == UnaryOp::floor)
+    return math::floor(x);
+  else if constexpr (op == UnaryOp::ceil)
+    return math::ceil(x);
+  else if constexpr (op == UnaryOp::round)
+    return math::round(x);
+  else if constexpr (op == UnaryOp::trunc)
+    return math::trunc(x);
+  else if constexpr (op == UnaryOp::add_scalar)
+    return plus(x, a);
+  else if constexpr (op == UnaryOp::mul_scalar)
+    return times(x, a);
+  else if constexpr (op == UnaryOp::pow_scalar)
+    return power(x, a);
   else {
     static_assert(op == UnaryOp::clamp);
     const T low = x < a ? a : x;
@@ -200,7 +248,7 @@ inline constexpr int kUnaryOpCount = static_cast<int>(UnaryOp::clamp) + 1;
 
 // What a product applies to its result, which must be something.
 constexpr UnaryOp unary_op(Activation activation) {
-  return activation == Activation::relu ? UnaryOp::relu
+  return activation == Activation::relu   ? UnaryOp::relu
          : activation == Activation::gelu ? UnaryOp::gelu_exact
                                           : UnaryOp::gelu_tanh;
 }
@@ -213,36 +261,63 @@ template <class T>
 constexpr bool supports(BinaryOp op) {
   if (is_predicate(op)) return true;
   switch (op) {
-    case BinaryOp::maximum: case BinaryOp::minimum: return true;
-    case BinaryOp::add: case BinaryOp::sub: case BinaryOp::mul: case BinaryOp::pow:
-    case BinaryOp::floor_div: case BinaryOp::remainder:
+    case BinaryOp::maximum:
+    case BinaryOp::minimum:
+      return true;
+    case BinaryOp::add:
+    case BinaryOp::sub:
+    case BinaryOp::mul:
+    case BinaryOp::pow:
+    case BinaryOp::floor_div:
+    case BinaryOp::remainder:
       return !std::is_same_v<T, bool>;
-    default: return std::is_floating_point_v<Compute<T>>;  // an integer division by zero would end the process
+    default:
+      return std::is_floating_point_v<Compute<T>>;  // an integer division by zero would end the process
   }
 }
 
 template <BinaryOp op, class T>
 LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
-  if constexpr (op == BinaryOp::add) return plus(x, times(alpha, y));
-  else if constexpr (op == BinaryOp::sub) return minus(x, y);
-  else if constexpr (op == BinaryOp::mul) return times(x, y);
-  else if constexpr (op == BinaryOp::div) return x / y;
-  else if constexpr (op == BinaryOp::pow) return power(x, y);
-  else if constexpr (op == BinaryOp::maximum) return larger(x, y);
-  else if constexpr (op == BinaryOp::minimum) return smaller(x, y);
-  else if constexpr (op == BinaryOp::eq) return x == y;
-  else if constexpr (op == BinaryOp::ne) return x != y;
-  else if constexpr (op == BinaryOp::lt) return x < y;
-  else if constexpr (op == BinaryOp::le) return x <= y;
-  else if constexpr (op == BinaryOp::gt) return x > y;
-  else if constexpr (op == BinaryOp::ge) return x >= y;
-  else if constexpr (op == BinaryOp::logical_and) return (x != T(0)) & (y != T(0));
-  else if constexpr (op == BinaryOp::logical_or) return (x != T(0)) | (y != T(0));
-  else if constexpr (op == BinaryOp::logical_xor) return (x != T(0)) ^ (y != T(0));
-  else if constexpr (op == BinaryOp::relu_grad) return math::select(y <= T(0), T(0), x);  // NaN passes
-  else if constexpr (op == BinaryOp::tanh_grad) return x * (T(1) - y * y);
-  else if constexpr (op == BinaryOp::sigmoid_grad) return x * y * (T(1) - y);
-  else if constexpr (op == BinaryOp::softplus_grad) return x * math::sigmoid(y);
+  if constexpr (op == BinaryOp::add)
+    return plus(x, times(alpha, y));
+  else if constexpr (op == BinaryOp::sub)
+    return minus(x, y);
+  else if constexpr (op == BinaryOp::mul)
+    return times(x, y);
+  else if constexpr (op == BinaryOp::div)
+    return x / y;
+  else if constexpr (op == BinaryOp::pow)
+    return power(x, y);
+  else if constexpr (op == BinaryOp::maximum)
+    return larger(x, y);
+  else if constexpr (op == BinaryOp::minimum)
+    return smaller(x, y);
+  else if constexpr (op == BinaryOp::eq)
+    return x == y;
+  else if constexpr (op == BinaryOp::ne)
+    return x != y;
+  else if constexpr (op == BinaryOp::lt)
+    return x < y;
+  else if constexpr (op == BinaryOp::le)
+    return x <= y;
+  else if constexpr (op == BinaryOp::gt)
+    return x > y;
+  else if constexpr (op == BinaryOp::ge)
+    return x >= y;
+  else if constexpr (op == BinaryOp::logical_and)
+    return (x != T(0)) & (y != T(0));
+  else if constexpr (op == BinaryOp::logical_or)
+    return (x != T(0)) | (y != T(0));
+  else if constexpr (op == BinaryOp::logical_xor)
+    return (x != T(0)) ^ (y != T(0));
+  else if constexpr (op == BinaryOp::relu_grad)
+    return math::select(y <= T(0), T(0), x);  // NaN passes
+  else if constexpr (op == BinaryOp::tanh_grad)
+    return x * (T(1) - y * y);
+  else if constexpr (op == BinaryOp::sigmoid_grad)
+    return x * y * (T(1) - y);
+  else if constexpr (op == BinaryOp::softplus_grad)
+    return x * math::sigmoid(y);
   else if constexpr (op == BinaryOp::silu_grad) {
     const T s = math::sigmoid(y);
     return x * (s * (T(1) + y * (T(1) - s)));
@@ -252,9 +327,10 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
     const T s = math::sigmoid(kGeluScale<T> * (y + kGeluCubic<T> * y * y * y));
     // The slope comes last: it grows without bound where the factor before it is 0 long since.
     return x * (s + s * (T(1) - s) * y * (kGeluScale<T> * (T(1) + T(3) * kGeluCubic<T> * y * y)));
-  }
-  else if constexpr (op == BinaryOp::floor_div) return floor_quotient(x, y);
-  else if constexpr (op == BinaryOp::remainder) return remainder(x, y);
+  } else if constexpr (op == BinaryOp::floor_div)
+    return floor_quotient(x, y);
+  else if constexpr (op == BinaryOp::remainder)
+    return remainder(x, y);
   else {
     static_assert(op == BinaryOp::smooth_l1);
     const T d = std::fabs(x - y);

@@ -44,7 +44,7 @@ constexpr std::uint16_t float_to_bfloat_bits(float value) {
 struct Half {
   std::uint16_t bits = 0;
   constexpr Half() = default;
-  constexpr Half(float value) : bits(detail::float_to_half_bits(value)) {}  // NOLINT: converts like a number
+  constexpr Half(float value) : bits(detail::float_to_half_bits(value)) {}       // NOLINT: converts like a number
   constexpr operator float() const { return detail::half_bits_to_float(bits); }  // NOLINT
 };
 
@@ -52,7 +52,7 @@ struct BFloat16 {
   std::uint16_t bits = 0;
   constexpr BFloat16() = default;
   constexpr BFloat16(float value) : bits(detail::float_to_bfloat_bits(value)) {}  // NOLINT
-  constexpr operator float() const {  // NOLINT
+  constexpr operator float() const {                                              // NOLINT
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 };

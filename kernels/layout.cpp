@@ -22,8 +22,8 @@ std::int64_t element_count(const Shape& shape) {
   if (empty) return 0;  // whatever the other sizes multiply to
   std::int64_t count = 1;
   for (const std::int64_t size : shape)
-    LOCKSTEP_CHECK(!__builtin_mul_overflow(count, size, &count), "[shape] expected fewer than 2^63 elements, got shape ",
-                   shape);
+    LOCKSTEP_CHECK(!__builtin_mul_overflow(count, size, &count),
+                   "[shape] expected fewer than 2^63 elements, got shape ", shape);
   return count;
 }
 

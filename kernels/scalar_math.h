@@ -205,23 +205,31 @@ inline float normal_cdf(float x) {
 // Integers are what they are.
 template <class T>
 LOCKSTEP_HD inline T floor(T x) {
-  if constexpr (std::is_integral_v<T>) return x;
-  else return std::floor(x);
+  if constexpr (std::is_integral_v<T>)
+    return x;
+  else
+    return std::floor(x);
 }
 template <class T>
 LOCKSTEP_HD inline T ceil(T x) {
-  if constexpr (std::is_integral_v<T>) return x;
-  else return std::ceil(x);
+  if constexpr (std::is_integral_v<T>)
+    return x;
+  else
+    return std::ceil(x);
 }
 template <class T>
 LOCKSTEP_HD inline T round(T x) {
-  if constexpr (std::is_integral_v<T>) return x;
-  else return std::rint(x);
+  if constexpr (std::is_integral_v<T>)
+    return x;
+  else
+    return std::rint(x);
 }
 template <class T>
 LOCKSTEP_HD inline T trunc(T x) {
-  if constexpr (std::is_integral_v<T>) return x;
-  else return std::trunc(x);
+  if constexpr (std::is_integral_v<T>)
+    return x;
+  else
+    return std::trunc(x);
 }
 
 template <class T>

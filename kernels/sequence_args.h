@@ -10,19 +10,19 @@ namespace lockstep {
 // ---- attention: out = dropout(softmax(scale * q @ k^T, masked)) @ v, without a T x S matrix in memory
 // (FlashAttention-2, Dao, 2023; online softmax, Milakov and Gimelshein, 2018).
 
-// Probability [b, h, i, j] is kept, and divided by 1 - p, where RandomKind::bernoulli with probability 1 - p gives 1 for
-// that element of a contiguous [B, H, T, S].
+// Probability [b, h, i, j] is kept, and divided by 1 - p, where RandomKind::bernoulli with probability 1 - p gives 1
+// for that element of a contiguous [B, H, T, S].
 struct AttentionDropout {
   double p = 0;
   std::uint64_t key = 0, stream = 0;
 };
 
 struct AttentionArgs {
-  In q, k, v;   // [B, H, T, D], [B, H, S, D], [B, H, S, E], one floating dtype, any strides
-  In mask;      // [B, H, T, S], any strides: bool (true takes part) or the dtype of q (is added); or absent
-  Out out;      // [B, H, T, E], contiguous; zeros for a query without a key
-  Out lse;      // [B, H, T], contiguous, f64 for f64, else f32: logarithm of the sum of the exponentials of the scores;
-                // infinite for a query without a key
+  In q, k, v;  // [B, H, T, D], [B, H, S, D], [B, H, S, E], one floating dtype, any strides
+  In mask;     // [B, H, T, S], any strides: bool (true takes part) or the dtype of q (is added); or absent
+  Out out;     // [B, H, T, E], contiguous; zeros for a query without a key
+  Out lse;     // [B, H, T], contiguous, f64 for f64, else f32: logarithm of the sum of the exponentials of the scores;
+               // infinite for a query without a key
   double scale;
   bool causal;  // key j is for the queries i >= j
   AttentionDropout dropout;
@@ -37,9 +37,7 @@ struct AttentionGradArgs {
   bool causal;
   AttentionDropout dropout;
   static constexpr const char* kName = "attention_grad";
-  void views(auto&& f) const {
-    f(dout), f(q), f(k), f(v), f(mask), f(out), f(lse), f(dq), f(dk), f(dv);
-  }
+  void views(auto&& f) const { f(dout), f(q), f(k), f(v), f(mask), f(out), f(lse), f(dq), f(dk), f(dv); }
 };
 
 // ---- cells: everything is contiguous and of one floating dtype

@@ -9,6 +9,7 @@
 
 #include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/layer_args.h"
+#include "lockstep/kernels/optimizer_args.h"
 #include "lockstep/kernels/sequence_args.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/runtime/stream/stream.h"
@@ -18,9 +19,33 @@ namespace lockstep {
 // ---- elementwise. Shapes of all views are equal (broadcast operands have stride 0).
 
 enum class UnaryOp : std::uint8_t {
-  neg, abs, sign, exp, log, sqrt, rsqrt, reciprocal, square, sin, cos, tanh, sigmoid, relu,
-  softplus, gelu_exact, gelu_tanh, silu, normal_cdf, logical_not, log1p, expm1, erf,
-  floor, ceil, round, trunc,  // round: halves to the even neighbour
+  neg,
+  abs,
+  sign,
+  exp,
+  log,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  square,
+  sin,
+  cos,
+  tanh,
+  sigmoid,
+  relu,
+  softplus,
+  gelu_exact,
+  gelu_tanh,
+  silu,
+  normal_cdf,
+  logical_not,
+  log1p,
+  expm1,
+  erf,
+  floor,
+  ceil,
+  round,
+  trunc,       // round: halves to the even neighbour
   add_scalar,  // x + a
   mul_scalar,  // x * a
   pow_scalar,  // x ^ a
@@ -37,15 +62,32 @@ struct UnaryArgs {
 
 enum class BinaryOp : std::uint8_t {
   add,  // x + alpha * y
-  sub, mul, div, pow, maximum, minimum,
-  eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor,  // out is bool
+  sub,
+  mul,
+  div,
+  pow,
+  maximum,
+  minimum,
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+  logical_and,
+  logical_or,
+  logical_xor,  // out is bool
   // Derivatives, fused: x is the incoming gradient, y what the op saved.
   relu_grad,     // y <= 0 ? 0 : x          (y: input or output)
   tanh_grad,     // x * (1 - y * y)         (y: output)
   sigmoid_grad,  // x * y * (1 - y)         (y: output)
-  softplus_grad, silu_grad, gelu_grad, gelu_tanh_grad,  // x times the derivative at y (y: input)
-  floor_div, remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
-  smooth_l1,     // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2
+  softplus_grad,
+  silu_grad,
+  gelu_grad,
+  gelu_tanh_grad,  // x times the derivative at y (y: input)
+  floor_div,
+  remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
+  smooth_l1,  // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2
 };
 struct BinaryArgs {
   BinaryOp op;
@@ -89,7 +131,13 @@ struct ArangeArgs {  // out[i] = start + i * step, out is one-dimensional
 // ---- reductions. `out` has the rank of `in`, with size 1 along every reduced dimension.
 
 enum class ReduceOp : std::uint8_t {
-  sum, mean, max, min, prod, any, all,
+  sum,
+  mean,
+  max,
+  min,
+  prod,
+  any,
+  all,
   norm,  // the root of the sum of the squares
 };
 struct ReduceArgs {
@@ -201,9 +249,7 @@ struct BatchNormArgs {
   bool training;
   double momentum, eps;
   static constexpr const char* kName = "batch_norm";
-  void views(auto&& f) const {
-    f(x), f(weight), f(bias), f(running_mean), f(running_var), f(y), f(mean), f(inv_std);
-  }
+  void views(auto&& f) const { f(x), f(weight), f(bias), f(running_mean), f(running_var), f(y), f(mean), f(inv_std); }
 };
 struct BatchNormGradArgs {  // of the training form
   In dy, x, weight, mean, inv_std;
@@ -275,54 +321,6 @@ struct RandomArgs {
   double a, b;
   static constexpr const char* kName = "random";
   void views(auto&& f) const { f(out); }
-};
-
-// ---- optimizers: one call for many tensors
-
-struct SgdTensor {
-  InOut parameter;
-  In gradient;
-  InOut momentum;  // absent without momentum
-  bool first_step;  // the momentum buffer is written, not read
-};
-struct SgdArgs {
-  std::vector<SgdTensor> tensors;  // contiguous, one dtype each
-  double learning_rate, momentum, dampening, weight_decay;
-  bool nesterov, maximize;
-  static constexpr const char* kName = "sgd";
-  void views(auto&& f) const {
-    for (const SgdTensor& t : tensors) f(t.parameter), f(t.gradient), f(t.momentum);
-  }
-};
-
-struct AdamTensor {
-  InOut parameter;
-  In gradient;
-  InOut exp_avg, exp_avg_sq;
-  InOut max_exp_avg_sq;  // absent without amsgrad
-  std::int64_t step;     // this one, counted from 1: the first writes the three buffers and does not read them
-};
-struct AdamArgs {
-  std::vector<AdamTensor> tensors;  // contiguous, one dtype each
-  double learning_rate, beta1, beta2, eps, weight_decay;
-  bool decoupled;  // weight decay of the parameter itself (AdamW), not by way of the gradient
-  bool maximize;
-  static constexpr const char* kName = "adam";
-  void views(auto&& f) const {
-    for (const AdamTensor& t : tensors)
-      f(t.parameter), f(t.gradient), f(t.exp_avg), f(t.exp_avg_sq), f(t.max_exp_avg_sq);
-  }
-};
-
-struct UnscaleArgs {  // gradient *= factor
-  std::vector<InOut> gradients;  // contiguous, one floating dtype each
-  InOut found_inf;               // f32, one element: becomes 1 where a product is infinite or NaN, else stays
-  double factor;
-  static constexpr const char* kName = "unscale";
-  void views(auto&& f) const {
-    for (const InOut& gradient : gradients) f(gradient);
-    f(found_inf);
-  }
 };
 
 template <class Args>

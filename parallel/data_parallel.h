@@ -340,8 +340,8 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     return run_steps<true>(inputs, targets, stats, finish);
   }
 
-  // The steps up to the outputs of the replicas, of which `finish` makes the result: with the pieces of the targets, the
-  // sizes of both together where the results are `weighted`, and the devices.
+  // The steps up to the outputs of the replicas, of which `finish` makes the result: with the pieces of the targets,
+  // the sizes of both together where the results are `weighted`, and the devices.
   template <bool weighted, class Targets, class Finish>
   auto run_steps(const Inputs& inputs, const Targets& targets, CallStats& stats, Finish&& finish) const {
     const auto source = current_source();

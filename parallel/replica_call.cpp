@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/nn/kept_gradients.h"

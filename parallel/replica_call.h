@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/nn/read_gate.h"
 

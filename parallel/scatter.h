@@ -140,9 +140,9 @@ Pieces<T> scatter_pieces(const T& value, std::span<const Device> devices, std::i
 //
 // A piece on the device where it already is, is a view; the others are copied and usable at once on the caller's
 // current stream of their device. Does not block. Differentiable any number of times.
-// Throws InvalidArgument for a device that comes twice, for a tensor without dimensions (which {cpu} takes as it is), for
-// tensors and containers that give different pieces, for a tensor that has not as many elements as the containers have
-// samples, and for a policy that does not fit.
+// Throws InvalidArgument for a device that comes twice, for a tensor without dimensions (which {cpu} takes as it is),
+// for tensors and containers that give different pieces, for a tensor that has not as many elements as the containers
+// have samples, and for a policy that does not fit.
 template <class T>
 std::vector<T> scatter(const T& value, const std::vector<Device>& devices, std::int64_t dim = 0,
                        const ScatterPolicy& policy = {}) {

@@ -10,8 +10,8 @@
 
 #include "lockstep/parallel/gather_tensor.h"
 #include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/ops/factory.h"

@@ -2,11 +2,11 @@
 
 #include <mutex>
 
-#include "lockstep/runtime/error.h"
-#include "lockstep/runtime/host/host_backend.h"
 #include "lockstep/runtime/cuda_backend.h"
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/host_backend.h"
 #include "lockstep/runtime/keep_loaded.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace_environment.h"

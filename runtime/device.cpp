@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/why_no_cuda.h"
 
 namespace lockstep {
@@ -14,8 +14,8 @@ namespace {
 using detail::trim;
 
 [[gnu::cold, noreturn]] void fail_absent(const char* op, std::string_view got) {
-  const bool no_cuda = got.find("cuda") != got.npos &&
-                       detail::device_table().count[static_cast<int>(DeviceType::cuda)] == 0;
+  const bool no_cuda =
+      got.find("cuda") != got.npos && detail::device_table().count[static_cast<int>(DeviceType::cuda)] == 0;
   throw InvalidArgument(cat("[", op, "] expected one of ", to_string(all_devices()), ", got ", got,
                             no_cuda ? cat("; there are no CUDA devices: ", detail::why_no_cuda()) : ""));
 }

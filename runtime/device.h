@@ -39,7 +39,10 @@ class Device {
  private:
   // Indices that do not fit stay absent instead of wrapping to a device that exists.
   constexpr Device(DeviceType type, int index)
-      : type_(type), index_(index < 0 ? -1 : index > 32767 ? 32767 : static_cast<std::int16_t>(index)) {}
+      : type_(type),
+        index_(index < 0       ? -1
+               : index > 32767 ? 32767
+                               : static_cast<std::int16_t>(index)) {}
   DeviceType type_ = DeviceType::cpu;
   std::int16_t index_ = 0;
 };

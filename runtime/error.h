@@ -80,8 +80,8 @@ class LOCKSTEP_API CommError : public Error {
   std::string collective;
 };
 
-// Two operations use the same memory and nothing orders them (host mode strict; see runtime/order/order.h). The operation that
-// was about to be enqueued was not.
+// Two operations use the same memory and nothing orders them (host mode strict; see runtime/order/order.h). The
+// operation that was about to be enqueued was not.
 class LOCKSTEP_API RaceError : public Error {
  public:
   using Error::Error;
@@ -106,8 +106,8 @@ LOCKSTEP_API std::string describe(const std::exception_ptr& error);  // what(), 
 }  // namespace lockstep
 
 // For the user's errors: stays in release builds. The parts after the condition are concatenated.
-#define LOCKSTEP_CHECK(condition, ...)                                              \
-  do {                                                                              \
-    if (!(condition)) [[unlikely]]                                                  \
-      ::lockstep::detail::fail<::lockstep::InvalidArgument>(__VA_ARGS__);           \
+#define LOCKSTEP_CHECK(condition, ...)                                    \
+  do {                                                                    \
+    if (!(condition)) [[unlikely]]                                        \
+      ::lockstep::detail::fail<::lockstep::InvalidArgument>(__VA_ARGS__); \
   } while (false)

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <mutex>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep {
 namespace {

@@ -30,10 +30,8 @@ void append(std::string& out, T value) {
   out += number_to_string(value);
 }
 template <class T>
-  requires requires(const T& value) { to_string(value); }
-void append(std::string& out, const T& value) {
-  out += to_string(value);
-}
+requires requires(const T& value) { to_string(value); }
+void append(std::string& out, const T& value) { out += to_string(value); }
 }  // namespace detail
 
 // Concatenates strings, numbers and everything that has a `to_string`.

@@ -24,7 +24,8 @@ LOCKSTEP_API extern std::atomic<Threads> library_threads;
 [[noreturn]] LOCKSTEP_API void fail_without_threads(const char* op);
 // Throws Error when work given to a thread of the library would never be done.
 inline void check_threads(const char* op) {
-  if (library_threads.load(std::memory_order_relaxed) != Threads::run) [[unlikely]] fail_without_threads(op);
+  if (library_threads.load(std::memory_order_relaxed) != Threads::run) [[unlikely]]
+    fail_without_threads(op);
 }
 // While a lock is held that the exit may need: fail_without_threads always throws. Where it would not have returned,
 // the end of the outermost of these gives up its lock and does not return.

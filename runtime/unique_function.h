@@ -13,8 +13,8 @@ class UniqueFunction {
   UniqueFunction() = default;
 
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_v<std::decay_t<F>&>)
-  UniqueFunction(F&& callable) {  // NOLINT: implicit like std::function
+  requires(!std::is_same_v<std::remove_cvref_t<F>, UniqueFunction> && std::is_invocable_v<std::decay_t<F>&>)
+      UniqueFunction(F&& callable) {  // NOLINT: implicit like std::function
     using Callable = std::decay_t<F>;
     if constexpr (sizeof(Callable) <= kInlineBytes && alignof(Callable) <= alignof(std::max_align_t) &&
                   std::is_nothrow_move_constructible_v<Callable>) {
@@ -51,13 +51,12 @@ class UniqueFunction {
     void (*destroy)(void*) noexcept;
   };
   template <class F>
-  static constexpr Ops kInlineOps{
-      [](void* p) { (*static_cast<F*>(p))(); },
-      [](void* to, void* from) noexcept {
-        ::new (to) F(std::move(*static_cast<F*>(from)));
-        static_cast<F*>(from)->~F();
-      },
-      [](void* p) noexcept { static_cast<F*>(p)->~F(); }};
+  static constexpr Ops kInlineOps{[](void* p) { (*static_cast<F*>(p))(); },
+                                  [](void* to, void* from) noexcept {
+                                    ::new (to) F(std::move(*static_cast<F*>(from)));
+                                    static_cast<F*>(from)->~F();
+                                  },
+                                  [](void* p) noexcept { static_cast<F*>(p)->~F(); }};
   template <class F>
   static constexpr Ops kHeapOps{[](void* p) { (**static_cast<F**>(p))(); },
                                 [](void* to, void* from) noexcept { ::new (to) F*(*static_cast<F**>(from)); },

@@ -1,5 +1,5 @@
-// What a thread carries from call to call: grad mode, default dtype, training override, autocast, random state. Plain data, so
-// that the engine can hand a caller's context to its device threads.
+// What a thread carries from call to call: grad mode, default dtype, training override, autocast, random state. Plain
+// data, so that the engine can hand a caller's context to its device threads.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct ThreadContext {
   bool grad_enabled = true;
   bool inference = false;
   DType default_dtype = DType::f32;
-  std::int8_t training = -1;  // TrainingScope: 0 evaluation, 1 training, -1 what each module says
-  int module_depth = 0;       // calls of modules in progress
+  std::int8_t training = -1;                     // TrainingScope: 0 evaluation, 1 training, -1 what each module says
+  int module_depth = 0;                          // calls of modules in progress
   const ModuleBase* outermost_module = nullptr;  // of those calls
   const Substitution* substitution = nullptr;
   bool autocast = false;  // Autocast, with its dtype and the casts of parameters of this thread
@@ -29,7 +29,8 @@ struct ThreadContext {
   std::uint64_t random_seed = 0, random_stream = 0, random_counter = 0;
   // Order of creation of graph nodes in this thread; replicas go on from their caller's number.
   std::uint64_t sequence = 0;
-  // Which thread's numbers these are, for those that tell threads apart (0: nobody has asked yet). Goes with `sequence`.
+  // Which thread's numbers these are, for those that tell threads apart (0: nobody has asked yet). Goes with
+  // `sequence`.
   std::uint32_t numbering = 0;
   // The training call this thread works for (0: none); see Parameter.
   std::uint64_t training_call = 0;

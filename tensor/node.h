@@ -49,8 +49,8 @@ class LOCKSTEP_API Node : public RefCounted {
 
   std::uint32_t output_count = 1;
   std::uint32_t numbering = 0;  // ThreadContext's when it was made
-  std::uint64_t sequence = 0;  // creation number in its thread: later nodes run first
-  Stream* stream = nullptr;    // of the forward operation; backward runs there too
+  std::uint64_t sequence = 0;   // creation number in its thread: later nodes run first
+  Stream* stream = nullptr;     // of the forward operation; backward runs there too
 
   struct Hook {
     std::uint64_t id;

@@ -1,7 +1,7 @@
 #include "lockstep/tensor/storage.h"
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep {
 
@@ -16,10 +16,9 @@ Ref<Storage> Storage::allocate(Device device, std::size_t bytes) {
 }
 
 Ref<Storage> Storage::slice(Ref<Storage> parent, std::size_t offset_bytes, std::size_t bytes) {
-  LOCKSTEP_CHECK(offset_bytes <= parent->bytes_ && bytes <= parent->bytes_ - offset_bytes, "[storage] expected a slice of ",
-                 parent->bytes_, " bytes, got ", bytes, " bytes at ", offset_bytes);
-  Ref<Storage> storage(
-      new Storage(parent->device_, static_cast<std::byte*>(parent->data_) + offset_bytes, bytes));
+  LOCKSTEP_CHECK(offset_bytes <= parent->bytes_ && bytes <= parent->bytes_ - offset_bytes,
+                 "[storage] expected a slice of ", parent->bytes_, " bytes, got ", bytes, " bytes at ", offset_bytes);
+  Ref<Storage> storage(new Storage(parent->device_, static_cast<std::byte*>(parent->data_) + offset_bytes, bytes));
   storage->parent_ = std::move(parent);
   return storage;
 }

@@ -103,7 +103,7 @@ template <class T>
 std::vector<T> Tensor::to_vector() const {
   return convert<T>(*this);
 }
-#define LOCKSTEP_INSTANTIATE(T)                      \
+#define LOCKSTEP_INSTANTIATE(T)                    \
   template LOCKSTEP_API T Tensor::item<T>() const; \
   template LOCKSTEP_API std::vector<T> Tensor::to_vector<T>() const;
 LOCKSTEP_INSTANTIATE(float)
@@ -125,8 +125,8 @@ bool Tensor::is_leaf() const { return !impl().edge.node || impl_->edge.node->is_
 
 Tensor& Tensor::set_requires_grad(bool wanted) {
   if (wanted == requires_grad()) return *this;
-  LOCKSTEP_CHECK(is_leaf(), "[set_requires_grad] expected a leaf, got the result of '", impl_->edge.node->name(),
-                 "', ", describe(), "; detach() it first");
+  LOCKSTEP_CHECK(is_leaf(), "[set_requires_grad] expected a leaf, got the result of '", impl_->edge.node->name(), "', ",
+                 describe(), "; detach() it first");
   if (!wanted) {
     set_edge({});
     return *this;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "lockstep/kernels/view.h"
-#include "lockstep/tensor/node.h"
 #include "lockstep/tensor/context.h"
+#include "lockstep/tensor/node.h"
 #include "lockstep/tensor/storage.h"
 
 namespace lockstep {
@@ -173,11 +173,13 @@ class LOCKSTEP_API Tensor {
 
  private:
   TensorImpl& impl() const {
-    if (!impl_) [[unlikely]] fail_undefined();
+    if (!impl_) [[unlikely]]
+      fail_undefined();
     return *impl_;
   }
   void* raw_data() const {
-    return static_cast<std::byte*>(impl().storage->data()) + impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
+    return static_cast<std::byte*>(impl().storage->data()) +
+           impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
   }
   [[noreturn]] static void fail_undefined();
   void check_dtype(DType wanted) const;

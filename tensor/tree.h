@@ -1,5 +1,6 @@
-// Structured values: tensors inside tuples, vectors, maps, optionals, variants and structs that list their fields. Hooks,
-// scatter and gather walk them with the functions here (gather no variants: which alternative would the whole have?).
+// Structured values: tensors inside tuples, vectors, maps, optionals, variants and structs that list their fields.
+// Hooks, scatter and gather walk them with the functions here (gather no variants: which alternative would the whole
+// have?).
 //
 // A user's struct takes part by listing its fields once:
 //
@@ -28,7 +29,9 @@ struct Probe {
   void operator()(T&...) const {}
 };
 template <class T>
-concept HasFields = requires(T& value, Probe& probe) { value.fields(probe); };
+concept HasFields = requires(T& value, Probe& probe) {
+  value.fields(probe);
+};
 
 template <class T>
 struct Kind {
@@ -91,15 +94,14 @@ struct AnyValue {
 template <bool tensors, class... In>
 struct AnyWith {
   template <class T>
-    requires(holds_tensors<T, In...>() == tensors)
-  operator T() const;
+  requires(holds_tensors<T, In...>() == tensors) operator T() const;
 };
-// Whether the aggregate T has a member with tensors among its first ones. One that takes anything, as std::any does, says
-// nothing.
+// Whether the aggregate T has a member with tensors among its first ones. One that takes anything, as std::any does,
+// says nothing.
 template <class T, class... In, std::size_t... Before>
 consteval bool takes_tensors_after(std::index_sequence<Before...>) {
-  return requires { T{(static_cast<void>(Before), AnyValue{})..., AnyWith<true, T, In...>{}}; } &&
-         !requires { T{(static_cast<void>(Before), AnyValue{})..., AnyWith<false, T, In...>{}}; };
+  return requires { T{(static_cast<void>(Before), AnyValue{})..., AnyWith<true, T, In...>{}}; }
+  &&!requires { T{(static_cast<void>(Before), AnyValue{})..., AnyWith<false, T, In...>{}}; };
 }
 template <class T, class... In, std::size_t... At>
 consteval bool takes_tensors(std::index_sequence<At...>) {
@@ -128,7 +130,8 @@ struct ElementsOf<std::array<T, N>> : ElementsOf<Types<T>> {};
 // Whether for_each_tensor may find tensors in values of type T.
 template <class T, class... In>
 consteval bool finds_tensors() {
-  if constexpr (std::is_same_v<T, Tensor> || HasFields<T> || requires(T& value, Probe& f) { value.for_each_tensor(f); })
+  if constexpr (std::is_same_v<T, Tensor> || HasFields<T> ||
+                requires(T & value, Probe & f) { value.for_each_tensor(f); })
     return true;
   else if constexpr (IsTuple<T> || IsList<T> || IsMap<T> || IsOptional<T> || is_variant<T>)
     return ElementsOf<T>::template find<In...>();
@@ -148,11 +151,15 @@ template <class T, class... In>
 consteval bool hides_tensors() {
   if constexpr ((std::is_same_v<T, In> || ...))
     return false;
-  else if constexpr (std::is_same_v<T, Tensor> || requires(T& value, Probe& f) { value.for_each_tensor(f); } || HasFields<T>)
+  else if constexpr (std::is_same_v<T, Tensor> || requires(T & value, Probe & f) { value.for_each_tensor(f); } ||
+                     HasFields<T>)
     return false;
   else if constexpr (IsTuple<T> || IsList<T> || IsMap<T> || IsOptional<T> || is_variant<T>)
     return ElementsOf<T>::template hide<In...>();
-  else if constexpr (requires { typename T::value_type; std::declval<T&>().begin(); })
+  else if constexpr (requires {
+                       typename T::value_type;
+                       std::declval<T&>().begin();
+                     })
     return !std::is_same_v<typename T::value_type, T> && holds_tensors<typename T::value_type, In...>();
   else if constexpr (std::is_class_v<T> && std::is_aggregate_v<T>)
     return takes_tensors<T, In...>(std::make_index_sequence<16>{});

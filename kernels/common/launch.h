@@ -10,8 +10,10 @@ namespace lockstep::kernels::host {
 // the arguments.
 template <class Args, class Kernel>
 void launch(Stream& stream, const Args& args, Kernel kernel) {
-  if (stream.synchronous()) kernel(args);
-  else stream.enqueue([args, kernel] { kernel(args); });
+  if (stream.synchronous())
+    kernel(args);
+  else
+    stream.enqueue([args, kernel] { kernel(args); });
 }
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_dtype(const char* op, DType dtype, const Stream& stream) {
@@ -21,17 +23,22 @@ void launch(Stream& stream, const Args& args, Kernel kernel) {
 
 // Throws NotSupported for everything but f32, f64, f16 and bf16.
 inline void check_floating(const char* op, DType dtype, const Stream& stream) {
-  if (!is_floating(dtype)) [[unlikely]] fail_dtype(op, dtype, stream);
+  if (!is_floating(dtype)) [[unlikely]]
+    fail_dtype(op, dtype, stream);
 }
 
 // As lockstep::dispatch, for the floating dtypes alone: fewer instantiations.
 template <class F>
 decltype(auto) dispatch_floating(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64: return f(Type<double>{});
-    case DType::f16: return f(Type<Half>{});
-    case DType::bf16: return f(Type<BFloat16>{});
-    default: return f(Type<float>{});
+    case DType::f64:
+      return f(Type<double>{});
+    case DType::f16:
+      return f(Type<Half>{});
+    case DType::bf16:
+      return f(Type<BFloat16>{});
+    default:
+      return f(Type<float>{});
   }
 }
 
@@ -39,10 +46,14 @@ decltype(auto) dispatch_floating(DType dtype, F&& f) {
 template <class F>
 decltype(auto) dispatch_size(DType dtype, F&& f) {
   switch (size_of(dtype)) {
-    case 1: return f(Type<Bits<std::uint8_t>>{});
-    case 2: return f(Type<Bits<std::uint16_t>>{});
-    case 4: return f(Type<Bits<std::uint32_t>>{});
-    default: return f(Type<Bits<std::uint64_t>>{});
+    case 1:
+      return f(Type<Bits<std::uint8_t>>{});
+    case 2:
+      return f(Type<Bits<std::uint16_t>>{});
+    case 4:
+      return f(Type<Bits<std::uint32_t>>{});
+    default:
+      return f(Type<Bits<std::uint64_t>>{});
   }
 }
 

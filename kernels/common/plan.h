@@ -12,9 +12,9 @@ namespace lockstep::kernels::host {
 
 template <int N>
 struct Plan {
-  int rank = 0;                   // 0: one element
-  bool empty = false;             // no elements at all
-  std::int64_t sizes[kMaxRank];   // innermost first
+  int rank = 0;                       // 0: one element
+  bool empty = false;                 // no elements at all
+  std::int64_t sizes[kMaxRank];       // innermost first
   std::int64_t strides[kMaxRank][N];  // elements
 
   std::int64_t inner_size() const { return rank == 0 ? 1 : sizes[0]; }

@@ -1,6 +1,6 @@
-// What the kernels of attention share. A block of threads takes a tile of kTile queries (backward for keys and values: of
-// keys) of one head and goes through the tiles of the other side. kLanes neighbouring threads work on one row: each has
-// kEach elements of the row of scores, and every kLanes-th element of the rows of vectors. All tiles are in shared
+// What the kernels of attention share. A block of threads takes a tile of kTile queries (backward for keys and values:
+// of keys) of one head and goes through the tiles of the other side. kLanes neighbouring threads work on one row: each
+// has kEach elements of the row of scores, and every kLanes-th element of the rows of vectors. All tiles are in shared
 // memory, in the type that computes; their rows are one element longer than they must be, against bank conflicts.
 #pragma once
 
@@ -61,7 +61,7 @@ struct AttentionProblem {
         value_size(static_cast<int>(a.v.view.shape[3])),
         scale(static_cast<C>(a.scale)),
         causal(a.causal),
-        mask_kind(!a.mask.view.present                   ? MaskKind::none
+        mask_kind(!a.mask.view.present                  ? MaskKind::none
                   : a.mask.view.dtype == DType::boolean ? MaskKind::allowed
                                                         : MaskKind::added),
         mask(a.mask.view.data),

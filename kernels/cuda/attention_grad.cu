@@ -1,6 +1,6 @@
 // Attention, backward: the probabilities are made again from the saved logarithms of the rows' sums. One kernel for the
-// gradient of the queries, by tiles of queries, and one for those of keys and values, by tiles of keys: no sum is shared
-// between blocks, so its order is fixed (FlashAttention-2, Dao, 2023, does the first with atomic additions).
+// gradient of the queries, by tiles of queries, and one for those of keys and values, by tiles of keys: no sum is
+// shared between blocks, so its order is fixed (FlashAttention-2, Dao, 2023, does the first with atomic additions).
 #include "lockstep/kernels/cuda/attention.cuh"
 #include "lockstep/kernels/cuda/cuda_table.h"
 
@@ -159,9 +159,8 @@ void attention_grad(Stream& stream, const AttentionGradArgs& args) {
       launch(stream, kName, attention_grad_query_kernel<T>, grid(heads * query_tiles, 3 * d + 2 * e + P::kTile + 1),
              problem, dout, out, lse, deltas, data<T>(args.dq), query_tiles);
     if (heads * key_tiles > 0 && (args.dk.view.present || args.dv.view.present))
-      launch(stream, kName, attention_grad_key_kernel<T>,
-             grid(heads * key_tiles, 3 * d + 3 * e + 2 * (P::kTile + 1)), problem, dout, lse,
-             static_cast<const C*>(deltas), data<T>(args.dk), data<T>(args.dv), key_tiles);
+      launch(stream, kName, attention_grad_key_kernel<T>, grid(heads * key_tiles, 3 * d + 3 * e + 2 * (P::kTile + 1)),
+             problem, dout, lse, static_cast<const C*>(deltas), data<T>(args.dk), data<T>(args.dv), key_tiles);
   });
 }
 

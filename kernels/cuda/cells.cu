@@ -60,10 +60,10 @@ __global__ void __launch_bounds__(kThreads)
   using C = Compute<T>;
   for_each_state(count, by_size, size, 4, [&](std::int64_t at, std::int64_t gates_at) {
     C before;
-    store_lstm(functors::lstm_cell_grad(dh ? widen(dh[at]) : C(0), dc ? widen(dc[at]) : C(0),
-                                        load_lstm(activated + gates_at, size), widen(c_before[at]), widen(c[at]),
-                                        &before),
-               dgates + gates_at, size);
+    store_lstm(
+        functors::lstm_cell_grad(dh ? widen(dh[at]) : C(0), dc ? widen(dc[at]) : C(0),
+                                 load_lstm(activated + gates_at, size), widen(c_before[at]), widen(c[at]), &before),
+        dgates + gates_at, size);
     if (dc_before) dc_before[at] = narrow<T>(before);
   });
 }
@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(kThreads)
                     std::int64_t size, const Splitter by_size) {
   using C = Compute<T>;
   for_each_state(count, by_size, size, 3, [&](std::int64_t at, std::int64_t gates_at) {
-    const GruGates<C> x =
-        functors::gru_activate(load_gru(input + gates_at, size), load_gru(hidden + gates_at, size));
+    const GruGates<C> x = functors::gru_activate(load_gru(input + gates_at, size), load_gru(hidden + gates_at, size));
     h[at] = narrow<T>(functors::gru_cell(x, widen(h_before[at])));
     if (activated) store_gru(x, activated + gates_at, size);
   });

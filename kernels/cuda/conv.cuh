@@ -1,9 +1,9 @@
 // What the kernels of convolution share.
 #pragma once
 
+#include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
-#include "lockstep/kernels/common/conv.h"
 
 namespace lockstep::kernels::cuda {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::kernels::cuda {
 namespace {

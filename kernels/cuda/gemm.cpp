@@ -7,11 +7,11 @@
 #include <mutex>
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 
 namespace lockstep::kernels::cuda {
 namespace {

@@ -24,7 +24,7 @@ struct Gemm {
   GemmMatrix a, b, c;
   std::int64_t batches = 1;
   double alpha = 1, beta = 0;
-  const void* bias = nullptr;  // contiguous, one element per column, or none; see can_add_bias
+  const void* bias = nullptr;                // contiguous, one element per column, or none; see can_add_bias
   Activation activation = Activation::none;  // see can_activate
 };
 

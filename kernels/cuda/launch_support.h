@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/kernels/cuda/offsets.h"
 #include "lockstep/kernels/common/launch.h"
+#include "lockstep/kernels/cuda/offsets.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
 

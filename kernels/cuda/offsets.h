@@ -1,12 +1,12 @@
-// From the position of an element to where it lies in memory, on either side: the plan of kernels/common/plan.h in a form
-// that a kernel takes as an argument. Positions below 2^31 are split by multiplications, larger ones by divisions.
+// From the position of an element to where it lies in memory, on either side: the plan of kernels/common/plan.h in a
+// form that a kernel takes as an argument. Positions below 2^31 are split by multiplications, larger ones by divisions.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "lockstep/kernels/hd.h"
 #include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/hd.h"
 
 namespace lockstep::kernels::cuda {
 

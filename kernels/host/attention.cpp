@@ -25,7 +25,8 @@ constexpr C kInfinity = std::numeric_limits<C>::infinity();
 template <class C>
 Matrix<C> head(const View& v, std::int64_t b, std::int64_t h, C* copy) {
   const std::int64_t rows = v.shape[2], columns = v.shape[3], begin = b * v.strides[0] + h * v.strides[1];
-  if (v.dtype == dtype_of<C>()) return {static_cast<const C*>(v.data) + begin, rows, columns, v.strides[2], v.strides[3]};
+  if (v.dtype == dtype_of<C>())
+    return {static_cast<const C*>(v.data) + begin, rows, columns, v.strides[2], v.strides[3]};
   dispatch_floating(v.dtype, [&]<class T>(Type<T>) {
     const T* from = static_cast<const T*>(v.data) + begin;
     for (std::int64_t i = 0; i < rows; ++i)
@@ -115,8 +116,7 @@ void make_factors(const Problem& p, const Tile& t, C* factors) {
     const std::int64_t begin = ((t.b * p.heads + t.h) * p.queries + t.query + r) * p.keys + t.key;
     for (std::int64_t j = 0; j < t.columns;) {
       const std::int64_t at = begin + j;
-      const philox::Block block =
-          philox::block(static_cast<std::uint64_t>(at / 4), p.dropout.stream, p.dropout.key);
+      const philox::Block block = philox::block(static_cast<std::uint64_t>(at / 4), p.dropout.stream, p.dropout.key);
       for (std::int64_t w = at % 4; w < 4 && j < t.columns; ++w, ++j)
         factors[r * t.columns + j] = block.words[w] < threshold ? kept : C(0);
     }
@@ -141,8 +141,7 @@ void store_rows(const View& to, std::int64_t b, std::int64_t h, std::int64_t fir
       const C factor = row_factors ? row_factors[r] : C(1);
       LOCKSTEP_INDEPENDENT
       for (std::int64_t j = 0; j < columns; ++j)
-        out[r * columns + j] =
-            static_cast<T>(static_cast<functors::Compute<T>>(from[r * columns + j] * factor));
+        out[r * columns + j] = static_cast<T>(static_cast<functors::Compute<T>>(from[r * columns + j] * factor));
     }
   });
 }

@@ -100,7 +100,8 @@ void forward(const BatchNormArgs& a) {
   }
   mean.finish();
   inv_std.finish();
-  for_each_element(s, y.data(), [=](std::int64_t i, std::int64_t c) { return (x[i] - centre[c]) * scale[c] + shift[c]; });
+  for_each_element(s, y.data(),
+                   [=](std::int64_t i, std::int64_t c) { return (x[i] - centre[c]) * scale[c] + shift[c]; });
   y.finish();
 }
 

@@ -1,8 +1,8 @@
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/common/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -22,8 +22,10 @@ template <class T, std::size_t... I>
 constexpr std::array<Loop<2>, sizeof...(I)> make_loops(std::index_sequence<I...>) {
   const auto entry = [](auto index) -> Loop<2> {
     constexpr auto op = static_cast<BinaryOp>(index());
-    if constexpr (functors::supports<T>(op)) return loop<op, T>;
-    else return nullptr;
+    if constexpr (functors::supports<T>(op))
+      return loop<op, T>;
+    else
+      return nullptr;
   };
   return {entry(std::integral_constant<std::size_t, I>{})...};
 }
@@ -40,7 +42,8 @@ Loop<2> find_loop(BinaryOp op, DType dtype) {
 
 void binary(Stream& stream, const BinaryArgs& args) {
   const Loop<2> loop = find_loop(args.op, args.x.view.dtype);
-  if (!loop) [[unlikely]] fail_dtype(BinaryArgs::kName, args.x.view.dtype, stream);
+  if (!loop) [[unlikely]]
+    fail_dtype(BinaryArgs::kName, args.x.view.dtype, stream);
   launch(stream, args, [loop](const BinaryArgs& a) {
     elementwise<2>({&a.x.view, &a.y.view}, a.out.view, HalfAs::floats, loop, {a.alpha, 0});
   });

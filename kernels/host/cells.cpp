@@ -29,8 +29,8 @@ void lstm_forward(const LstmCellArgs& a) {
     C *h = all_h.data() + at, *c = all_c.data() + at, *y = memory ? memory : activated.data() + gates_at;
     LOCKSTEP_INDEPENDENT
     for (std::int64_t j = 0; j < size; ++j) {
-      const LstmGates<C> x = functors::lstm_activate(
-          LstmGates<C>{gates[j], gates[size + j], gates[2 * size + j], gates[3 * size + j]});
+      const LstmGates<C> x =
+          functors::lstm_activate(LstmGates<C>{gates[j], gates[size + j], gates[2 * size + j], gates[3 * size + j]});
       functors::lstm_cell(x, before[j], &h[j], &c[j]);
       y[j] = x.i, y[size + j] = x.f, y[2 * size + j] = x.g, y[3 * size + j] = x.o;
     }

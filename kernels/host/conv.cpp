@@ -1,7 +1,8 @@
 // Convolution as matrix products: the windows of an image become the columns of a matrix.
+#include "lockstep/kernels/common/conv.h"
+
 #include <algorithm>
 
-#include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/onednn.h"
@@ -40,7 +41,8 @@ void image_to_columns(const Sizes& s, const T* image, T* columns) {
     const Range range = inside(offset, stride, s.width, s.out_width);
     const T* from = image + line * s.width + offset;
     std::fill(to, to + range.begin, T(0));
-    if (stride == 1) std::copy(from + range.begin, from + range.end, to + range.begin);
+    if (stride == 1)
+      std::copy(from + range.begin, from + range.end, to + range.begin);
     else
       for (std::int64_t i = range.begin; i < range.end; ++i) to[i] = from[i * stride];
     std::fill(to + range.end, to + s.out_width, T(0));
@@ -127,8 +129,8 @@ void conv2d(Stream& stream, const Conv2dArgs& args) {
     dispatch_compute(a.x.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> y(scratch, a.y);
-      forward<C>(Sizes(a.x.view.shape, a.y.view.shape, a.window, a.groups), read<C>(scratch, a.x), read<C>(scratch, a.w),
-                 read<C>(scratch, a.bias), y.data());
+      forward<C>(Sizes(a.x.view.shape, a.y.view.shape, a.window, a.groups), read<C>(scratch, a.x),
+                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data());
       y.finish();
     });
   });

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/common/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -48,7 +48,8 @@ void fill_view(const View& out, T value) {
   const std::int64_t size = plan.inner_size(), stride = plan.inner_stride(0);
   for_each_row(plan, [&](const std::array<std::int64_t, 1>& offsets) {
     T* row = static_cast<T*>(out.data) + offsets[0];
-    if (stride == 1) std::fill_n(row, size, value);
+    if (stride == 1)
+      std::fill_n(row, size, value);
     else
       for (std::int64_t i = 0; i < size; ++i) row[i * stride] = value;
   });
@@ -58,8 +59,7 @@ void fill_view(const View& out, T value) {
 
 void where(Stream& stream, const WhereArgs& args) {
   launch(stream, args, [](const WhereArgs& a) {
-    const Loop<3> loop =
-        dispatch_size(a.out.view.dtype, []<class T>(Type<T>) -> Loop<3> { return where_loop<T>; });
+    const Loop<3> loop = dispatch_size(a.out.view.dtype, []<class T>(Type<T>) -> Loop<3> { return where_loop<T>; });
     elementwise<3>({&a.condition.view, &a.x.view, &a.y.view}, a.out.view, HalfAs::bits, loop, {});
   });
 }
@@ -73,14 +73,17 @@ void cast(Stream& stream, const CastArgs& args) {
 void fill(Stream& stream, const FillArgs& args) {
   launch(stream, args, [](const FillArgs& a) {
     dispatch(a.out.view.dtype, [&]<class T>(Type<T>) {
-      if constexpr (std::is_same_v<T, std::int64_t>) fill_view<T>(a.out.view, a.integer);
-      else fill_view<T>(a.out.view, functors::convert<T>(a.value));
+      if constexpr (std::is_same_v<T, std::int64_t>)
+        fill_view<T>(a.out.view, a.integer);
+      else
+        fill_view<T>(a.out.view, functors::convert<T>(a.value));
     });
   });
 }
 
 void arange(Stream& stream, const ArangeArgs& args) {
-  if (args.out.view.dtype == DType::boolean) [[unlikely]] fail_dtype(ArangeArgs::kName, DType::boolean, stream);
+  if (args.out.view.dtype == DType::boolean) [[unlikely]]
+    fail_dtype(ArangeArgs::kName, DType::boolean, stream);
   launch(stream, args, [](const ArangeArgs& a) {
     const View& out = a.out.view;
     dispatch(out.dtype, [&]<class T>(Type<T>) {

@@ -6,8 +6,8 @@
 namespace lockstep::kernels::host {
 namespace {
 
-// A block is a few KiB per operand, well inside the first-level cache: a part of a row, or, with a transposed operand, a
-// tile, so that the cache lines and pages of both sides are used whole.
+// A block is a few KiB per operand, well inside the first-level cache: a part of a row, or, with a transposed operand,
+// a tile, so that the cache lines and pages of both sides are used whole.
 constexpr std::int64_t kTileRows = 16, kTileColumns = 64, kBlock = kTileRows * kTileColumns;
 
 // One operand: where its elements come from or go to.
@@ -37,7 +37,8 @@ class Blocks {
       : plan_(plan), loop_(loop), scalars_(scalars) {
     bring_transposed_rows_next();
     const auto row_stride = [&](int v) { return plan.rank > 1 ? plan.strides[1][v] : 0; };
-    for (int v = 0; v < Inputs; ++v) inputs_[v] = make_operand(*in[v], plan.inner_stride(v + 1), row_stride(v + 1), half);
+    for (int v = 0; v < Inputs; ++v)
+      inputs_[v] = make_operand(*in[v], plan.inner_stride(v + 1), row_stride(v + 1), half);
     output_ = make_operand(out, plan.inner_stride(0), row_stride(0), half);
   }
 
@@ -94,8 +95,9 @@ class Blocks {
     }
     std::byte* to = output_.at(offsets[0] + row * output_.row_stride + column * output_.stride);
     std::byte* target = output_.direct ? to : buffers_[Inputs];
-    const std::int64_t target_step = output_.direct ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
-                                                    : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
+    const std::int64_t target_step = output_.direct
+                                         ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
+                                         : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
     std::array<const void*, Inputs> arguments;
     for (std::int64_t r = 0; r < tile.rows; ++r, target += target_step) {
       for (int v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];

@@ -16,7 +16,8 @@ void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void
     return;
   }
   for (std::int64_t r = 0; r < tile.rows; ++r, source += row_stride, target += tile.columns) {
-    if (stride == 0) std::fill_n(target, tile.columns, static_cast<To>(*source));
+    if (stride == 0)
+      std::fill_n(target, tile.columns, static_cast<To>(*source));
     else if (stride == 1)
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c]);
     else
@@ -45,10 +46,14 @@ Mover find_mover(DType dtype, HalfAs half) {
   if (half == HalfAs::floats && dtype == DType::f16) return kMover<Half, float>;
   if (half == HalfAs::floats && dtype == DType::bf16) return kMover<BFloat16, float>;
   switch (size_of(dtype)) {
-    case 1: return kMover<Bits<std::uint8_t>, Bits<std::uint8_t>>;
-    case 2: return kMover<Bits<std::uint16_t>, Bits<std::uint16_t>>;
-    case 4: return kMover<Bits<std::uint32_t>, Bits<std::uint32_t>>;
-    default: return kMover<Bits<std::uint64_t>, Bits<std::uint64_t>>;
+    case 1:
+      return kMover<Bits<std::uint8_t>, Bits<std::uint8_t>>;
+    case 2:
+      return kMover<Bits<std::uint16_t>, Bits<std::uint16_t>>;
+    case 4:
+      return kMover<Bits<std::uint32_t>, Bits<std::uint32_t>>;
+    default:
+      return kMover<Bits<std::uint64_t>, Bits<std::uint64_t>>;
   }
 }
 

@@ -32,8 +32,8 @@ struct Target {  // where a tile goes: c = alpha * tile + keep * c
 // c += a @ b for a tile of Rows x 2 vectors, of which `width` columns exist. Row k of b is at b + k * b_stride and has
 // two full vectors.
 template <int Rows, class T>
-[[gnu::noinline]] void multiply_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_column, const T* b,
-                   std::int64_t b_stride, const Target<T>& target, std::int64_t width) {
+[[gnu::noinline]] void multiply_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_column,
+                                     const T* b, std::int64_t b_stride, const Target<T>& target, std::int64_t width) {
   Vector<T> sums[Rows][2] = {};
   // Unrolled by hand, here and below: the accumulators must be registers, and registers have no index.
   const auto for_rows = [](auto&& f) {
@@ -72,12 +72,18 @@ template <class T>
 void multiply_rows(std::int64_t rows, std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_column,
                    const T* b, std::int64_t b_stride, const Target<T>& target, std::int64_t width) {
   switch (rows) {
-    case 1: return multiply_tile<1>(depth, a, a_row, a_column, b, b_stride, target, width);
-    case 2: return multiply_tile<2>(depth, a, a_row, a_column, b, b_stride, target, width);
-    case 3: return multiply_tile<3>(depth, a, a_row, a_column, b, b_stride, target, width);
-    case 4: return multiply_tile<4>(depth, a, a_row, a_column, b, b_stride, target, width);
-    case 5: return multiply_tile<5>(depth, a, a_row, a_column, b, b_stride, target, width);
-    default: return multiply_tile<6>(depth, a, a_row, a_column, b, b_stride, target, width);
+    case 1:
+      return multiply_tile<1>(depth, a, a_row, a_column, b, b_stride, target, width);
+    case 2:
+      return multiply_tile<2>(depth, a, a_row, a_column, b, b_stride, target, width);
+    case 3:
+      return multiply_tile<3>(depth, a, a_row, a_column, b, b_stride, target, width);
+    case 4:
+      return multiply_tile<4>(depth, a, a_row, a_column, b, b_stride, target, width);
+    case 5:
+      return multiply_tile<5>(depth, a, a_row, a_column, b, b_stride, target, width);
+    default:
+      return multiply_tile<6>(depth, a, a_row, a_column, b, b_stride, target, width);
   }
 }
 
@@ -185,8 +191,10 @@ void gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T
   if constexpr (std::is_same_v<T, float>)
     if (m * n * k > kSmallFloat && onednn_gemm(a, b, c, c_stride, alpha, beta)) return;
   // Packing pays when its result is used often enough: by several tiles in both directions.
-  if (m <= 2 * kTileRows || m * n * k <= 48 * 48 * 48) small_gemm(a, b, c, c_stride, alpha, beta);
-  else blocked_gemm(a, b, c, c_stride, alpha, beta);
+  if (m <= 2 * kTileRows || m * n * k <= 48 * 48 * 48)
+    small_gemm(a, b, c, c_stride, alpha, beta);
+  else
+    blocked_gemm(a, b, c, c_stride, alpha, beta);
 }
 
 template void gemm<float>(const Matrix<float>&, const Matrix<float>&, float*, std::int64_t, float, float);

@@ -1,10 +1,10 @@
 // Indexing. Every index is checked before the first element is written.
 #include <cstring>
 
-#include "lockstep/kernels/functors.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/host_table.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -70,9 +70,9 @@ void gather_views(const GatherArgs& a) {
   const T* x = data<T>(a.in);
   const auto* positions = data<std::int64_t>(a.index);
   T* y = data<T>(a.out);
-  for_each_in_order(index.shape, {&a.out.view, &index, &rest}, [=](std::int64_t to, std::int64_t at, std::int64_t from) {
-    y[to] = x[from + positions[at] * stride];
-  });
+  for_each_in_order(
+      index.shape, {&a.out.view, &index, &rest},
+      [=](std::int64_t to, std::int64_t at, std::int64_t from) { y[to] = x[from + positions[at] * stride]; });
 }
 
 template <class T>
@@ -120,7 +120,8 @@ void index_select_views(const IndexSelectArgs& a) {
     for (std::int64_t i = 0; i < index.shape[0]; ++i) {
       T* to = data<T>(a.out) + at[0] + i * out.strides[a.dim];
       const T* from = data<T>(a.in) + at[1] + positions[i * index.strides[0]] * in.strides[a.dim];
-      if (to_stride == 1 && from_stride == 1) std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(T));
+      if (to_stride == 1 && from_stride == 1)
+        std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(T));
       else
         for (std::int64_t j = 0; j < size; ++j) to[j * to_stride] = from[j * from_stride];
     }
@@ -148,7 +149,8 @@ void index_add_views(const IndexAddArgs& a) {
 
 template <class Args>
 void check_addable(const Args& args, const Stream& stream) {
-  if (args.out.view.dtype == DType::boolean) [[unlikely]] fail_dtype(Args::kName, DType::boolean, stream);
+  if (args.out.view.dtype == DType::boolean) [[unlikely]]
+    fail_dtype(Args::kName, DType::boolean, stream);
 }
 
 // As lockstep::dispatch without bool.

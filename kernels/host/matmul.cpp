@@ -1,10 +1,10 @@
 #include <algorithm>
 
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/host_table.h"
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {
@@ -46,7 +46,7 @@ struct Batch {
     return batch;
   }
   template <class U>
-    requires std::is_same_v<const U, T>
+  requires std::is_same_v<const U, T>
   explicit Batch(const Batch<U>& other)  // of the same elements, to read
       : data(other.data),
         batches(other.batches),

@@ -1,5 +1,5 @@
-// What Lockstep takes from oneDNN: single-precision matrix products and convolutions. Every function returns false, with
-// nothing done, where oneDNN is not the better way or not in the build; the caller then has its own.
+// What Lockstep takes from oneDNN: single-precision matrix products and convolutions. Every function returns false,
+// with nothing done, where oneDNN is not the better way or not in the build; the caller then has its own.
 #pragma once
 
 #include "lockstep/kernels/common/conv.h"

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <map>
+#include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -11,7 +12,6 @@
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/runtime/threads.h"
-#include <oneapi/dnnl/dnnl.hpp>
 
 namespace lockstep::kernels::host {
 namespace {
@@ -64,16 +64,17 @@ memory::desc description(const memory::dims& dims, memory::format_tag tag) {
 
 Convolution::Convolution(Kind kind, const ConvSizes& s, bool has_bias) {
   const bool grouped = s.groups > 1;
-  const memory::dims w_dims = grouped ? memory::dims{s.groups, s.group_outputs, s.group_channels, s.window.kernel[0],
-                                                     s.window.kernel[1]}
-                                      : memory::dims{s.outputs, s.channels, s.window.kernel[0], s.window.kernel[1]};
+  const memory::dims w_dims =
+      grouped ? memory::dims{s.groups, s.group_outputs, s.group_channels, s.window.kernel[0], s.window.kernel[1]}
+              : memory::dims{s.outputs, s.channels, s.window.kernel[0], s.window.kernel[1]};
   const auto describe = [&](bool plain) {
     using tag = memory::format_tag;
-    return Descriptions{
-        description({s.batch, s.channels, s.height, s.width}, plain ? tag::nchw : tag::any),
-        description(w_dims, !plain ? tag::any : grouped ? tag::goihw : tag::oihw),
-        has_bias ? description({s.outputs}, tag::x) : memory::desc(),
-        description({s.batch, s.outputs, s.out_height, s.out_width}, plain ? tag::nchw : tag::any)};
+    return Descriptions{description({s.batch, s.channels, s.height, s.width}, plain ? tag::nchw : tag::any),
+                        description(w_dims, !plain    ? tag::any
+                                            : grouped ? tag::goihw
+                                                      : tag::oihw),
+                        has_bias ? description({s.outputs}, tag::x) : memory::desc(),
+                        description({s.batch, s.outputs, s.out_height, s.out_width}, plain ? tag::nchw : tag::any)};
   };
   const Descriptions plain = describe(true), any = describe(false);
   const Window2d& w = s.window;
@@ -155,9 +156,24 @@ std::optional<Convolution>& find(Kind kind, const ConvSizes& s, bool has_bias) {
   static thread_local std::map<Key, std::optional<Convolution>> cache;
   constexpr std::size_t kMost = 256;
   const Window2d& w = s.window;
-  const Key key{static_cast<std::int64_t>(kind), s.batch,      s.channels,   s.height,      s.width,       s.outputs,
-                s.out_height,                    s.out_width,  s.groups,     w.kernel[0],   w.kernel[1],   w.stride[0],
-                w.stride[1],                     w.padding[0], w.padding[1], w.dilation[0], w.dilation[1], has_bias};
+  const Key key{static_cast<std::int64_t>(kind),
+                s.batch,
+                s.channels,
+                s.height,
+                s.width,
+                s.outputs,
+                s.out_height,
+                s.out_width,
+                s.groups,
+                w.kernel[0],
+                w.kernel[1],
+                w.stride[0],
+                w.stride[1],
+                w.padding[0],
+                w.padding[1],
+                w.dilation[0],
+                w.dilation[1],
+                has_bias};
   if (const auto found = cache.find(key); found != cache.end()) return found->second;
   if (cache.size() >= kMost) cache.clear();
   std::optional<Convolution>& entry = cache[key];

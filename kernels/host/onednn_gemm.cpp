@@ -3,6 +3,7 @@
 #if defined(LOCKSTEP_HAVE_ONEDNN)
 
 #include <oneapi/dnnl/dnnl.h>
+
 #include <algorithm>
 
 #include "lockstep/kernels/host/one_thread.h"

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/common/conv.h"
+#include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/widen.h"

@@ -7,10 +7,10 @@
 #include <immintrin.h>
 #endif
 
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/philox.h"
 
 namespace lockstep::kernels::host {
@@ -18,7 +18,8 @@ namespace {
 
 using philox::Block;
 
-constexpr std::int64_t kBatch = 64;  // blocks whose words are made together, so that the compiler makes vector code of it
+constexpr std::int64_t kBatch =
+    64;  // blocks whose words are made together, so that the compiler makes vector code of it
 
 struct Words {
   std::uint32_t words[4][kBatch];
@@ -127,8 +128,7 @@ template <class T>
 void bernoulli(const RandomArgs& args) {
   const std::uint64_t threshold = philox::threshold(args.a);
   for_each_block<4, T>(args, [threshold](const Words& w, std::int64_t block, T* to) {
-    for (int j = 0; j < 4; ++j)
-      to[j] = functors::convert<T>(static_cast<std::int32_t>(w.words[j][block] < threshold));
+    for (int j = 0; j < 4; ++j) to[j] = functors::convert<T>(static_cast<std::int32_t>(w.words[j][block] < threshold));
   });
 }
 

@@ -11,12 +11,12 @@
 #include <cstring>
 #include <limits>
 
-#include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/common/gather.h"
-#include "lockstep/kernels/host/host_table.h"
-#include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/vector.h"
 
@@ -94,7 +94,9 @@ void join(const void* from, std::int64_t count, void* accumulators) {
 }
 
 template <class J>
-concept Sums = requires { J::kSums; };
+concept Sums = requires {
+  J::kSums;
+};
 
 // As many floats as a register has doubles.
 inline Vector<double> widened(const float* x) {

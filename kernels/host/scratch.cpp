@@ -14,7 +14,7 @@ constexpr std::size_t kSmallest = std::size_t{1} << 18;
 constexpr std::size_t kKept = std::size_t{1} << 28;  // more than this is returned to the system after the call
 
 struct Free {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{kAlignment}); }
+  void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{kAlignment}); }
 };
 struct Block {
   std::unique_ptr<std::byte, Free> memory;
@@ -40,9 +40,9 @@ Pool& calling_pool() {
 }
 
 Block make_block(std::size_t bytes) {
-  return {std::unique_ptr<std::byte, Free>(
-              static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment}))),
-          bytes};
+  return {
+      std::unique_ptr<std::byte, Free>(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment}))),
+      bytes};
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
+#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
-#include "lockstep/kernels/common/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -20,8 +20,10 @@ template <class T, std::size_t... I>
 constexpr std::array<Loop<1>, sizeof...(I)> make_loops(std::index_sequence<I...>) {
   const auto entry = [](auto index) -> Loop<1> {
     constexpr auto op = static_cast<UnaryOp>(index());
-    if constexpr (functors::supports<T>(op)) return loop<op, T>;
-    else return nullptr;
+    if constexpr (functors::supports<T>(op))
+      return loop<op, T>;
+    else
+      return nullptr;
   };
   return {entry(std::integral_constant<std::size_t, I>{})...};
 }
@@ -40,7 +42,8 @@ void unary(Stream& stream, const UnaryArgs& args) {
   UnaryOp op = args.op;
   if (op == UnaryOp::pow_scalar && args.a == 2) op = UnaryOp::square;  // the same value, and vectorised
   const Loop<1> loop = unary_loop(op, args.in.view.dtype);
-  if (!loop) [[unlikely]] fail_dtype(UnaryArgs::kName, args.in.view.dtype, stream);
+  if (!loop) [[unlikely]]
+    fail_dtype(UnaryArgs::kName, args.in.view.dtype, stream);
   launch(stream, args, [loop](const UnaryArgs& a) {
     elementwise<1>({&a.in.view}, a.out.view, HalfAs::floats, loop, {a.a, a.b});
   });

@@ -105,8 +105,8 @@ std::string context_json(const std::string& program, const Settings& settings, c
 std::string context_line() {
   const BuildInfo info = build_info();
   const double busy = load();
-  std::string line = cat("Lockstep ", info.version, info.commit.empty() ? "" : " (" + info.commit + ")", ", ", info.build_type, ", ", processor(), ", ",
-                         cores(), cores() == 1 ? " core" : " cores");
+  std::string line = cat("Lockstep ", info.version, info.commit.empty() ? "" : " (" + info.commit + ")", ", ",
+                         info.build_type, ", ", processor(), ", ", cores(), cores() == 1 ? " core" : " cores");
   if (busy > 0.5 * static_cast<double>(cores()))
     line += cat("; the machine is busy: load ", decimals(std::round(busy * 10) / 10));
   return line + "\n";

@@ -44,8 +44,9 @@ std::int64_t Session::calls_lasting(double seconds, const Calls& run) {
                    " s: the compiler has found that it does nothing");
     // Past the goal by a little; from times too short to trust, by a factor of ten.
     const auto now = static_cast<double>(count);
-    count = std::min(kMostCalls, static_cast<std::int64_t>(
-                                     std::clamp(now * seconds * 1.2 / std::max(took, 1e-9), now + 1, now * 10)));
+    count =
+        std::min(kMostCalls,
+                 static_cast<std::int64_t>(std::clamp(now * seconds * 1.2 / std::max(took, 1e-9), now + 1, now * 10)));
   }
 }
 
@@ -68,8 +69,8 @@ void Session::add_text(std::string lines) {
 }
 
 std::string Session::output(const std::string& program) const {
-  LOCKSTEP_CHECK(settings_.filter.empty() || wanted_ > 0, "[--filter] expected a pattern that fits one of ",
-                 figures_, " figures (see --list), got '", settings_.filter, "'");
+  LOCKSTEP_CHECK(settings_.filter.empty() || wanted_ > 0, "[--filter] expected a pattern that fits one of ", figures_,
+                 " figures (see --list), got '", settings_.filter, "'");
   std::string out;
   if (settings_.list || settings_.format == Format::text) {
     if (!settings_.list && !bare_ && !parts_.empty()) out = context_line();

@@ -7,8 +7,8 @@
 #include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/told.h"
 #include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {

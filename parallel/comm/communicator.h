@@ -103,7 +103,7 @@ class LOCKSTEP_API Communicator {
   Device device_;
   Milliseconds timeout_;
   std::uint64_t sequence_ = 0, exchanges_ = 0, splits_ = 0;
-  const std::uint64_t generation_;  // of the process: a forked child has neither its threads nor its place
+  const std::uint64_t generation_;              // of the process: a forked child has neither its threads nor its place
   std::vector<std::uint64_t> sent_, received_;  // by rank
   std::vector<int> ranks_of_job_;
   std::atomic<bool> broken_{false};

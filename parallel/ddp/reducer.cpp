@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
 

@@ -128,12 +128,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<int> order_;        // variables as they became ready in this iteration
   std::vector<int> last_order_;
   std::map<Forward, std::uint64_t> forwards_;  // whose gradients are to be reduced: nodes from that number on
-  std::uint64_t forward_first_ = 0;  // node of the one in progress
-  std::vector<std::uint64_t> open_;  // backwards in progress that reduce
-  std::uint64_t last_local_ = 0;     // the last one that does not
-  bool started_ = false;             // an iteration, by its first gradient
-  int backwards_ = 0;                // of this iteration
-  std::uint64_t reductions_ = 0;  // iterations that are finished
+  std::uint64_t forward_first_ = 0;            // node of the one in progress
+  std::vector<std::uint64_t> open_;            // backwards in progress that reduce
+  std::uint64_t last_local_ = 0;               // the last one that does not
+  bool started_ = false;                       // an iteration, by its first gradient
+  int backwards_ = 0;                          // of this iteration
+  std::uint64_t reductions_ = 0;               // iterations that are finished
   bool rebuilt_ = false, layout_changed_ = false;
   Tensor used_map_;  // i32 by variable: how many ranks used it
   std::vector<bool> last_unused_;

@@ -23,8 +23,7 @@ namespace detail {
 
 // What there may be tensors in is scattered; the rest is handed over as it is.
 template <class T>
-concept ScatteredArgument =
-    tree::finds_tensors<std::remove_cv_t<T>>() && std::copy_constructible<std::remove_cv_t<T>>;
+concept ScatteredArgument = tree::finds_tensors<std::remove_cv_t<T>>() && std::copy_constructible<std::remove_cv_t<T>>;
 
 // An argument of a step among those that are scattered: itself, or a reference.
 template <class T>

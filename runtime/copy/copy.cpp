@@ -1,11 +1,11 @@
 #include "lockstep/runtime/copy/copy.h"
 
-#include "lockstep/runtime/error.h"
-#include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/copy/staging.h"
-#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/copy/peer.h"
+#include "lockstep/runtime/copy/staging.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/stream_state.h"
 
 namespace lockstep {
 namespace {

@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/memory/allocator.h"
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/kept.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/threads.h"

@@ -8,15 +8,15 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
-#include "lockstep/runtime/caller.h"
-#include "lockstep/runtime/cuda_backend.h"
-#include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/cuda/nvtx.h"
+#include "lockstep/runtime/cuda_backend.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/trace/trace_environment.h"
 #include "lockstep/runtime/trace/trace.h"
+#include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -37,7 +37,7 @@ struct CudaEvent {
   CudaDevice& device;
   cudaEvent_t native = nullptr;
   bool timing;
-  std::atomic<DeviceSet> depends_on{0};  // none until it is recorded
+  std::atomic<DeviceSet> depends_on{0};               // none until it is recorded
   std::atomic<std::uint64_t> sequence{0}, caller{0};  // of the last record
 };
 
@@ -165,9 +165,7 @@ class CudaBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cuda; }
   int device_count() const noexcept override { return cuda_layout().count; }
-  const DeviceProperties& properties(int index) const override {
-    return cuda_device(Device::cuda(index)).properties;
-  }
+  const DeviceProperties& properties(int index) const override { return cuda_device(Device::cuda(index)).properties; }
 
   void bind_thread(int index) override {
     CudaDevice& device = started(index);
@@ -278,7 +276,8 @@ class CudaBackend final : public Backend {
       const CurrentDevice current(stream.device.device);
       LOCKSTEP_CUDA(stream.device.device, cudaStreamWaitEvent(stream.native, event.native, cudaEventWaitDefault));
     } catch (...) {
-      // The caller gives up what it has enqueued for good, as if it were in order: the host waits in the stream's place.
+      // The caller gives up what it has enqueued for good, as if it were in order: the host waits in the stream's
+      // place.
       wait_until_over(event);
       throw;
     }
@@ -328,16 +327,14 @@ class CudaBackend final : public Backend {
     const CurrentDevice current(device);
     const trace::detail::RangeScope range("copy");
     const TraceSpan span(
-        stream, handle,
-        {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
+        stream, handle, {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
     const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
     const bool from_gpu = args.source_device.type() == DeviceType::cuda;
     if (to_gpu && from_gpu) {
       const int to = static_cast<int>(ordinal_of(args.destination_device));
       const int from = static_cast<int>(ordinal_of(args.source_device));
       if (to == from) return copy_within(args, stream);
-      LOCKSTEP_CUDA(device,
-                    cudaMemcpyPeerAsync(args.destination, to, args.source, from, args.bytes, stream.native));
+      LOCKSTEP_CUDA(device, cudaMemcpyPeerAsync(args.destination, to, args.source, from, args.bytes, stream.native));
       return;
     }
     const cudaMemcpyKind kind = to_gpu     ? cudaMemcpyHostToDevice
@@ -372,8 +369,10 @@ class CudaBackend final : public Backend {
     const CurrentDevice current(accessing.device);
     const detail::GrowthLock alone;
     const cudaError_t result = cudaDeviceEnablePeerAccess(static_cast<int>(accessed.ordinal), 0);
-    if (result == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();  // by the program around us, or before
-    else check(result, accessing.device, "cudaDeviceEnablePeerAccess");
+    if (result == cudaErrorPeerAccessAlreadyEnabled)
+      (void)cudaGetLastError();  // by the program around us, or before
+    else
+      check(result, accessing.device, "cudaDeviceEnablePeerAccess");
   }
 
   void enqueue(StreamHandle handle, UniqueFunction task) override {
@@ -382,9 +381,9 @@ class CudaBackend final : public Backend {
     // Of work in a WorkScope the scope is the span.
     const bool traced = trace::active() && !trace::detail::in_work_scope();
     const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
-    auto host_task = std::make_unique<HostTask>(std::move(task), stream.device,
-                                                stream.depends_on.load(std::memory_order_relaxed),
-                                                detail::next_sequence(), detail::caller(), token);
+    auto host_task =
+        std::make_unique<HostTask>(std::move(task), stream.device, stream.depends_on.load(std::memory_order_relaxed),
+                                   detail::next_sequence(), detail::caller(), token);
     LOCKSTEP_CUDA(stream.device.device, cudaLaunchHostFunc(stream.native, run_host_task, host_task.get()));
     (void)host_task.release();  // run_host_task has it
   }

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep::cuda {
@@ -38,24 +38,26 @@ bool loses_the_device(cudaError_t error) {
     case cudaErrorMpsClientTerminated:
     case cudaErrorExternalDevice:
     case cudaErrorContextIsDestroyed:
-    case cudaErrorUnknown: return true;
-    default: return false;
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return false;
   }
 }
 
-std::atomic<const std::string*>& loss_of(Device device) {
-  return losses[static_cast<std::size_t>(ordinal_of(device))];
-}
+std::atomic<const std::string*>& loss_of(Device device) { return losses[static_cast<std::size_t>(ordinal_of(device))]; }
 
 }  // namespace
 
 void check(cudaError_t result, Device device, const char* call) {
-  if (result == cudaSuccess) [[likely]] return;
+  if (result == cudaSuccess) [[likely]]
+    return;
   (void)cudaGetLastError();  // it has been noticed: the next call must not be blamed for it
   const std::string_view text(call);
   const std::string_view name = text.substr(0, std::min(text.find('('), text.size()));
-  std::string message = cat("[", name.substr(name.rfind(':') == name.npos ? 0 : name.rfind(':') + 1),
-                            "] expected success, got ", cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");
+  std::string message =
+      cat("[", name.substr(name.rfind(':') == name.npos ? 0 : name.rfind(':') + 1), "] expected success, got ",
+          cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");
   if (loses_the_device(result)) {
     const std::string* none = nullptr;
     const auto* loss = new std::string(cat(message, "; the device is lost for this process"));
@@ -71,7 +73,8 @@ const char* lost(Device device) noexcept {
 }
 
 void throw_if_lost(Device device) {
-  if (const char* loss = lost(device)) [[unlikely]] throw DeviceError(device, 0, cat("[cuda] earlier: ", loss));
+  if (const char* loss = lost(device)) [[unlikely]]
+    throw DeviceError(device, 0, cat("[cuda] earlier: ", loss));
 }
 
 }  // namespace lockstep::cuda

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
-#include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 
 namespace lockstep::cuda {

@@ -6,11 +6,11 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/gpu_identity.h"
+#include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/native_stream.h"
 #include "lockstep/runtime/versions.h"
 #include "lockstep/runtime/why_no_cuda.h"
-#include "lockstep/runtime/log.h"
-#include "lockstep/runtime/stream/native_stream.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -43,7 +43,8 @@ cudaDeviceProp properties_of(int ordinal) {
 
 CudaLayout make_layout() {
   const std::string_view wanted = detail::environment("LOCKSTEP_CUDA_DEVICES");
-  const int limit = wanted.empty() ? kMostDevices : detail::parse_count("LOCKSTEP_CUDA_DEVICES", wanted, 0, kMostDevices);
+  const int limit =
+      wanted.empty() ? kMostDevices : detail::parse_count("LOCKSTEP_CUDA_DEVICES", wanted, 0, kMostDevices);
   if (limit == 0) return {};
   const int gpus = gpu_count();
   const int count = gpus == 0 ? 0 : wanted.empty() ? std::min(gpus, kMostDevices) : limit;

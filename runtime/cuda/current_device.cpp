@@ -42,7 +42,8 @@ CurrentDevice::CurrentDevice(Device device) {
   const int wanted = static_cast<int>(ordinal_of(device));
   int current = -1;
   LOCKSTEP_CUDA(device, cudaGetDevice(&current));
-  if (current == wanted && has_context(current)) [[likely]] return;
+  if (current == wanted && has_context(current)) [[likely]]
+    return;
   // Also where the thread has never chosen a GPU and this one is its default: the context is made here and not by
   // whatever call comes first.
   const bool give_back = current != wanted && has_context(current);

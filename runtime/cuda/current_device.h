@@ -5,8 +5,8 @@
 
 namespace lockstep::cuda {
 
-// A CUDA ordinal, as the process sees it. Only runtime/cuda and kernels/cuda deal in them; everything else names logical
-// devices, of which several may share one GPU.
+// A CUDA ordinal, as the process sees it. Only runtime/cuda and kernels/cuda deal in them; everything else names
+// logical devices, of which several may share one GPU.
 enum class Ordinal : int {};
 
 Ordinal ordinal_of(Device device);

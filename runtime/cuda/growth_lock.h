@@ -1,7 +1,7 @@
 // Raw memory calls, and whatever else makes a device or its driver stop and look around (handles, modules, pools), must
-// not happen while a collective that spins on the device waits for other devices: the call would wait for the collective
-// and the collective for what comes after the call. So growth waits until no collective is on its way, and a collective
-// until nobody grows. Private to the library.
+// not happen while a collective that spins on the device waits for other devices: the call would wait for the
+// collective and the collective for what comes after the call. So growth waits until no collective is on its way, and a
+// collective until nobody grows. Private to the library.
 //
 // This does not deadlock: who grows waits for collectives that are all on their devices, never the other way round for
 // growth that only waits its turn. Ranks that are threads of one process meet before they begin a collective, so none

@@ -1,5 +1,6 @@
-// How a kernel says that an index was out of range: in memory that both sides see. The host looks at it after every wait
-// and throws InvalidArgument; a device-side assertion instead would lose the GPU for the process. Private to the library.
+// How a kernel says that an index was out of range: in memory that both sides see. The host looks at it after every
+// wait and throws InvalidArgument; a device-side assertion instead would lose the GPU for the process. Private to the
+// library.
 #pragma once
 
 #include "lockstep/runtime/device.h"

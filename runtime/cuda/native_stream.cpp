@@ -9,8 +9,7 @@ namespace lockstep {
 namespace {
 
 void check_cuda(const char* op, Device device) {
-  if (device.type() != DeviceType::cuda)
-    throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
+  if (device.type() != DeviceType::cuda) throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
 }
 
 // An event for one wait: CUDA gives its resources back once the wait is over.

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
@@ -130,8 +130,8 @@ bool AsyncBackend::wait_event(EventHandle event, Deadline deadline) {
 
 double AsyncBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
   const std::shared_ptr<Completion> first = as_event(begin).last(), last = as_event(end).last();
-  const bool measured = as_event(begin).timing && as_event(end).timing && first && last && first->finished() &&
-                        last->finished();
+  const bool measured =
+      as_event(begin).timing && as_event(end).timing && first && last && first->finished() && last->finished();
   LOCKSTEP_CHECK(measured, "[elapsed_milliseconds] expected two recorded timing events, got one that is not");
   return std::chrono::duration<double, std::milli>(last->time() - first->time()).count();
 }

@@ -13,9 +13,9 @@ namespace lockstep::detail {
 class OrderChecker;
 
 struct AsyncOptions {
-  std::uint64_t seed = 0;               // 0: streams run as the machine lets them
+  std::uint64_t seed = 0;                  // 0: streams run as the machine lets them
   Milliseconds timeout = kDefaultTimeout;  // of waits between streams
-  OrderChecker* checker = nullptr;      // mode strict
+  OrderChecker* checker = nullptr;         // mode strict
 };
 
 class AsyncBackend final : public HostBackend {

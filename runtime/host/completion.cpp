@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
 

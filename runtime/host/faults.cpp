@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "lockstep/runtime/deadline.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
 namespace {
@@ -95,13 +95,14 @@ void HostFaults::inject(std::string_view text, int devices) {
     if (key == "deny" || key == "lose") {
       const auto dash = value.find('-');
       const int from = parse_count(kName, value.substr(0, dash), 0, devices - 1);
-      const int to = parse_count(kName, dash == value.npos ? std::string_view() : value.substr(dash + 1), 0, devices - 1);
+      const int to =
+          parse_count(kName, dash == value.npos ? std::string_view() : value.substr(dash + 1), 0, devices - 1);
       key == "deny" ? deny_peer(from, to) : lose_writes(from, to);
       continue;
     }
     const bool known = key == "allocation" || key == "throw" || key == "delay" || key == "hang" || key == "seed";
-    LOCKSTEP_CHECK(known, "[", kName, "] expected allocation=, throw=, delay=, hang=, deny=, lose= or seed=, got \"", item,
-                   "\"");
+    LOCKSTEP_CHECK(known, "[", kName, "] expected allocation=, throw=, delay=, hang=, deny=, lose= or seed=, got \"",
+                   item, "\"");
     const int count = parse_count(kName, value, key == "seed" ? 0 : 1, kLargestCount);
     if (key == "allocation") fail_allocation(count);
     if (key == "throw") throw_in_task(count);
@@ -118,11 +119,16 @@ void HostFaults::inject(std::uint64_t seed, int devices) {
   const int kind = below(devices > 1 ? 5 : 3), count = 1 + below(64), first = below(devices);
   const int second = (first + 1 + below(std::max(devices - 1, 1))) % devices;
   switch (kind) {
-    case 0: return fail_allocation(1 + below(8));
-    case 1: return throw_in_task(count);
-    case 2: return delay_task(count, kDelay);
-    case 3: return deny_peer(first, second);
-    default: return lose_writes(first, second);
+    case 0:
+      return fail_allocation(1 + below(8));
+    case 1:
+      return throw_in_task(count);
+    case 2:
+      return delay_task(count, kDelay);
+    case 3:
+      return deny_peer(first, second);
+    default:
+      return lose_writes(first, second);
   }
 }
 

@@ -27,7 +27,9 @@ class HostFaults {
   // Device `from` cannot reach the memory of device `to`.
   void deny_peer(int from, int to) { links_[from][to].store(kDenied, std::memory_order_relaxed); }
   // Copies from one device straight to the other claim success and write nothing.
-  void lose_writes(int source, int destination) { links_[source][destination].store(kLossy, std::memory_order_relaxed); }
+  void lose_writes(int source, int destination) {
+    links_[source][destination].store(kLossy, std::memory_order_relaxed);
+  }
 
   // "allocation=3,throw=10,delay=5,hang=9,deny=0-1,lose=2-3": any of these; or "seed=7", which draws one of them for
   // `devices` devices. Throws InvalidArgument for other text.

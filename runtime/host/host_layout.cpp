@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <thread>
 
+#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/async_backend.h"
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
-#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {

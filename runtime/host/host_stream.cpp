@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/service_thread.h"
 #include "lockstep/runtime/threads.h"
 

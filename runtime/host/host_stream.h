@@ -27,7 +27,8 @@ struct StreamTicks {
 // order with every seed. Seed 0: never.
 class Schedule {
  public:
-  Schedule(std::uint64_t seed, std::uint64_t stream_number) : on_(seed != 0), state_(seed * 0x9E3779B97F4A7C15u + stream_number) {}
+  Schedule(std::uint64_t seed, std::uint64_t stream_number)
+      : on_(seed != 0), state_(seed * 0x9E3779B97F4A7C15u + stream_number) {}
   void pause();
 
  private:

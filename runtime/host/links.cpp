@@ -16,8 +16,9 @@ HostLinks::HostLinks(const HostOptions& options, int devices)
   for (Link& link : links_) set(link, options.bandwidth_bytes_per_second, options.latency_microseconds);
   for (const HostLink& each : options.links) {
     for (const Device device : {each.source, each.destination}) {
-      LOCKSTEP_CHECK(device.is_cpu() || (device.type() == DeviceType::host && device.index() >= 0 && device.index() < devices),
-                     "[configure_host] expected links between cpu and ", devices, " host devices, got one of ", device);
+      LOCKSTEP_CHECK(
+          device.is_cpu() || (device.type() == DeviceType::host && device.index() >= 0 && device.index() < devices),
+          "[configure_host] expected links between cpu and ", devices, " host devices, got one of ", device);
     }
     set(links_[place(each.source) * places_ + place(each.destination)], each.bandwidth_bytes_per_second,
         each.latency_microseconds);

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <atomic>
 
-#include "lockstep/runtime/error.h"
-#include "lockstep/runtime/memory/allocator_state.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/environment.h"
-#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator_state.h"
 #include "lockstep/runtime/memory/poison.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep {
 namespace detail {
@@ -91,7 +91,8 @@ MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
 void DeviceAllocator::release(MemoryBlock* block) noexcept {
   // Where work is in flight, the block is still in use, and only the order checker can tell who may use it.
   if (poisons_) poison(device_, block->data, class_bytes(block->bin));
-  if (checked_) [[unlikely]] OrderChecker::active()->released(*block);
+  if (checked_) [[unlikely]]
+    OrderChecker::active()->released(*block);
   {
     Lock lock(mutex_);
     if (!block->uses) [[likely]] {
@@ -147,7 +148,8 @@ void release(MemoryBlock* block) noexcept {
 
 void record_use(MemoryBlock* block, Stream& stream) {
   if (stream.synchronous() || &stream.state() == block->home) return;
-  if (stream.checked()) [[unlikely]] detail::OrderChecker::active()->used(*block, stream);
+  if (stream.checked()) [[unlikely]]
+    detail::OrderChecker::active()->used(*block, stream);
   LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));
 }
 

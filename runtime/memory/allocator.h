@@ -17,9 +17,9 @@ struct BlockUses;
 // A piece of device memory, at least 256-byte aligned. Made by allocate(), given back by release().
 struct MemoryBlock {
   void* data = nullptr;
-  std::size_t bytes = 0;      // usable, at least what was asked for
+  std::size_t bytes = 0;  // usable, at least what was asked for
   Device device;
-  Stream* stream = nullptr;   // the stream whose order governs reuse
+  Stream* stream = nullptr;  // the stream whose order governs reuse
   // The rest belongs to the allocator.
   detail::Segment* segment = nullptr;
   detail::StreamState* home = nullptr;
@@ -38,8 +38,8 @@ LOCKSTEP_API void release(MemoryBlock* block) noexcept;
 LOCKSTEP_API void record_use(MemoryBlock* block, Stream& stream);
 
 struct MemoryStats {
-  std::size_t in_use_bytes = 0;      // in blocks handed out
-  std::size_t cached_bytes = 0;      // kept for reuse
+  std::size_t in_use_bytes = 0;  // in blocks handed out
+  std::size_t cached_bytes = 0;  // kept for reuse
   std::size_t peak_in_use_bytes = 0;
   std::uint64_t raw_allocations = 0;  // calls to the backend since the start
   std::uint64_t raw_frees = 0;

@@ -4,9 +4,9 @@
 #include <exception>
 #include <utility>
 
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator_state.h"
-#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/memory/poison.h"
 #include "lockstep/runtime/threads.h"
 

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator_state.h"
-#include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/memory/poison.h"
+#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
@@ -176,7 +176,8 @@ bool DeviceAllocator::uses_over(MemoryBlock* block) {
 }
 
 void DeviceAllocator::end_uses(MemoryBlock* block) noexcept {
-  if (checked_) [[unlikely]] OrderChecker::active()->settled(*block);
+  if (checked_) [[unlikely]]
+    OrderChecker::active()->settled(*block);
   for (const BlockUse& use : block->uses->list) give_event(use.stream->device, use.event);
   delete std::exchange(block->uses, nullptr);
 }

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/kept.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
@@ -30,7 +30,7 @@ struct Segment {
 // What must have happened before a block can be used again.
 struct BlockUse {
   StreamState* stream;
-  EventHandle event;  // null until the block is released, and where nothing is to be waited for
+  EventHandle event;   // null until the block is released, and where nothing is to be waited for
   bool marked = true;  // false: the block was released, and there was no memory for the event
   bool over() const noexcept { return !event || cuda_device_lost(stream->device); }
 };

@@ -35,8 +35,12 @@ struct MemoryUse {
   std::int64_t sizes[kMaxRank] = {};
   std::int64_t byte_strides[kMaxRank] = {};
 
-  static MemoryUse read(const void* data, std::size_t bytes, Device device) { return {data, device, true, false, bytes}; }
-  static MemoryUse write(const void* data, std::size_t bytes, Device device) { return {data, device, false, true, bytes}; }
+  static MemoryUse read(const void* data, std::size_t bytes, Device device) {
+    return {data, device, true, false, bytes};
+  }
+  static MemoryUse write(const void* data, std::size_t bytes, Device device) {
+    return {data, device, false, true, bytes};
+  }
 };
 
 // Says what the operation that is enqueued on `stream` next reads and writes. Does nothing for streams that are not
@@ -53,7 +57,7 @@ LOCKSTEP_API void hand_over(const void* address) noexcept;
 LOCKSTEP_API void take_over(const void* address) noexcept;
 
 struct OrderStats {
-  std::uint64_t operations = 0;  // checked since the start
+  std::uint64_t operations = 0;    // checked since the start
   std::uint64_t skipped_uses = 0;  // with too many separate ranges to follow: not checked
   // Conflicts that were in order only if the host threads had handed over in a way the checker does not know; they are
   // not reported as races.

@@ -7,8 +7,8 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_stream.h"
-#include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep {
 namespace detail {
@@ -234,8 +234,9 @@ void OrderChecker::fill(StreamHandle handle, Device device, const void* memory, 
 void OrderChecker::check_memory(const Operation& operation, const MemoryUse& use, ByteRun bounds) const {
   const Memory* memory = holding(memories_, bounds.begin);
   if (!memory) return;  // the caller's own
-  LOCKSTEP_CHECK(memory->anybodys || memory->device == use.device, "[", operation.name, "] expected memory of ", use.device, ", got ",
-                 bounds.end - bounds.begin, " bytes in the memory of ", memory->device, ": ", describe(operation));
+  LOCKSTEP_CHECK(memory->anybodys || memory->device == use.device, "[", operation.name, "] expected memory of ",
+                 use.device, ", got ", bounds.end - bounds.begin, " bytes in the memory of ", memory->device, ": ",
+                 describe(operation));
   std::uintptr_t end = memory->end;
   if (const BlockInfo* block = holding(blocks_, bounds.begin)) end = block->end;
   LOCKSTEP_CHECK(bounds.end <= end, "[", operation.name, "] expected to use at most the ", end - bounds.begin,

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "lockstep/runtime/memory/allocator.h"
-#include "lockstep/runtime/order/shadow_memory.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/order/shadow_memory.h"
 
 namespace lockstep::detail {
 
@@ -130,9 +130,9 @@ class OrderChecker {
   OrderStats stats_;
 };
 
-// What a host thread is to the checker. Guarded by the checker's mutex, and never freed: whatever else a thread destroys
-// when it ends may still come by. Everybody knows what a thread did that has ended, so that the next one is its sequel:
-// clocks are as long as there are threads at a time.
+// What a host thread is to the checker. Guarded by the checker's mutex, and never freed: whatever else a thread
+// destroys when it ends may still come by. Everybody knows what a thread did that has ended, so that the next one is
+// its sequel: clocks are as long as there are threads at a time.
 struct HostThread {
   ActorId actor = 0;
   std::uint64_t tick = 0;

@@ -50,15 +50,16 @@ std::string OrderChecker::race_text(const Operation& second, bool second_writes,
 
 std::string OrderChecker::released_text(const Operation& operation, bool writes, const Operation& release,
                                         ByteRun bytes) const {
-  return cat("[", operation.name, "] expected memory that is in use, got memory after its release: ",
-             describe(operation), " ", verb(writes), " ", bytes_text(bytes), " given back by ", describe(release));
+  return cat("[", operation.name,
+             "] expected memory that is in use, got memory after its release: ", describe(operation), " ", verb(writes),
+             " ", bytes_text(bytes), " given back by ", describe(release));
 }
 
 std::string OrderChecker::release_text(const Operation& release, const Operation& user, bool reuse,
                                        ByteRun bytes) const {
-  return cat("[", release.name, "] expected ", edge_text(user, release), reuse ? "" : " or a record_use", ", got none: ",
-             describe(release), reuse ? " hands out " : " gives back ", bytes_text(bytes), " that ", describe(user),
-             " may still be using");
+  return cat("[", release.name, "] expected ", edge_text(user, release), reuse ? "" : " or a record_use",
+             ", got none: ", describe(release), reuse ? " hands out " : " gives back ", bytes_text(bytes), " that ",
+             describe(user), " may still be using");
 }
 
 std::string OrderChecker::free_text(const Operation& user, const HostThread& thread, ByteRun bytes) const {

@@ -1,6 +1,6 @@
 // What the library keeps of a device until the process ends, on purpose: streams and events that are made once and used
-// again, pinned memory whose release would stop the device. For tests that look for what was left behind. Private to the
-// library.
+// again, pinned memory whose release would stop the device. For tests that look for what was left behind. Private to
+// the library.
 #pragma once
 
 #include "lockstep/runtime/device.h"

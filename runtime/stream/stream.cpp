@@ -10,15 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/cuda_backend.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/stream/in_flight.h"
 #include "lockstep/runtime/stream/kept.h"
-#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/threads.h"
-#include "lockstep/runtime/log.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {
@@ -74,13 +74,12 @@ struct StreamPool {
     constexpr std::size_t kLooks = 8;
     std::unique_lock lock(mutex);
     const std::size_t count = retired.size(), looks = std::min(kLooks, count);
-    const auto known = std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks),
-                                    [](Stream* stream) {
-                                      const Stream* const copies = stream->state().copies.load(std::memory_order_acquire);
-                                      detail::OrderChecker& checker = *detail::OrderChecker::active();
-                                      return checker.knows_all_of(stream->handle()) &&
-                                             (!copies || checker.knows_all_of(copies->handle()));
-                                    });
+    const auto known =
+        std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks), [](Stream* stream) {
+          const Stream* const copies = stream->state().copies.load(std::memory_order_acquire);
+          detail::OrderChecker& checker = *detail::OrderChecker::active();
+          return checker.knows_all_of(stream->handle()) && (!copies || checker.knows_all_of(copies->handle()));
+        });
     if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
     Stream* const stream = *known;
     retired.erase(std::next(known).base());
@@ -204,8 +203,8 @@ Stream& copies_of(Stream& stream) {
   std::atomic<Stream*>& slot = stream.state().copies;
   if (Stream* const found = slot.load(std::memory_order_acquire)) [[likely]]
     return *found;
-  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may have
-  // to wait for the device, so not under a lock.
+  // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may
+  // have to wait for the device, so not under a lock.
   Stream& made = StreamPool::take_or_make(device);
   Stream* first = nullptr;
   if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
@@ -255,7 +254,8 @@ void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
     const Deadline until = sliced ? Deadline::after(kSlice) : deadline;
     in_time = true;
     // Nobody does any more what is on a host stream.
-    const bool over = device.type() == DeviceType::host && library_threads.load(std::memory_order_acquire) != Threads::run;
+    const bool over =
+        device.type() == DeviceType::host && library_threads.load(std::memory_order_acquire) != Threads::run;
     LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, over ? Deadline::after(Milliseconds(0)) : until));
     if (!in_time && over) fail_without_threads("wait");
     if (watched) [[unlikely]] {
@@ -366,7 +366,8 @@ Stream& current_stream(Device device) {
   return default_stream(device);
 }
 
-StreamScope::StreamScope(Stream& stream) : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
+StreamScope::StreamScope(Stream& stream)
+    : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
   LOCKSTEP_EDGE(innermost_scope = this);
 }
 

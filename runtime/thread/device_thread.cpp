@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/futex.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/service_thread.h"
 #include "lockstep/runtime/threads.h"
-#include "lockstep/runtime/log.h"
-#include "lockstep/runtime/order/order.h"
 
 namespace lockstep {
 namespace {
@@ -248,7 +248,8 @@ std::string detail::wait_for_device_threads(Deadline deadline) {
     std::string running;
     for_each_thread([&](const ThreadTable& table, const DeviceThread& thread) {
       if (thread.idle()) return;
-      running += cat(running.empty() ? "" : ", ", &table == &lanes() ? "a backward on " : "a replica on ", thread.device());
+      running +=
+          cat(running.empty() ? "" : ", ", &table == &lanes() ? "a backward on " : "a replica on ", thread.device());
     });
     // One that was idle when it was looked at may have been given work since, by one that is idle now.
     if (running.empty() && posts() != before) running = "replicas that give each other work";

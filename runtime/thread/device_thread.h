@@ -42,7 +42,7 @@ class LOCKSTEP_API DeviceThread {
   struct State;
   bool idle() const;             // nothing runs, and nothing waits to run
   std::uint32_t posted() const;  // changes with every task that is posted
-  void wake() const noexcept;  // to see that shutdown() has been called
+  void wake() const noexcept;    // to see that shutdown() has been called
   Device device_;
   State* state_;  // never freed: the thread outlives main
 };
@@ -56,7 +56,7 @@ LOCKSTEP_API DeviceThread& backward_lane(Device device);
 class LOCKSTEP_API Join {
  public:
   explicit Join(int count);
-  void done();                  // by each task, once
+  void done();                   // by each task, once
   bool wait(Deadline deadline);  // false at the deadline
   int remaining() const;
 

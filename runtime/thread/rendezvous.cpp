@@ -26,12 +26,14 @@ void Rendezvous::arrive_and_wait(int participant, Deadline deadline) {
   LOCKSTEP_CHECK(!(word & bit), "[Rendezvous] expected each participant once, got ", participant, " a second time");
   word |= bit;
   OrderChecker* const checker = OrderChecker::active();
-  if (checker) [[unlikely]] checker->hand_over(this);
+  if (checker) [[unlikely]]
+    checker->hand_over(this);
   if (++arrived_ == participants_) {
     arrived_ = 0;
     ++generation_;
     std::fill(std::begin(present_), std::end(present_), 0);
-    if (checker) [[unlikely]] checker->take_over(this);
+    if (checker) [[unlikely]]
+      checker->take_over(this);
     lock.unlock();
     changed_.notify_all();
     return;
@@ -40,7 +42,8 @@ void Rendezvous::arrive_and_wait(int participant, Deadline deadline) {
   const std::uint64_t mine = generation_;
   const bool over = changed_.wait_until(lock, deadline.time(), [&] { return generation_ != mine || aborted_; });
   if (generation_ != mine) {
-    if (checker) [[unlikely]] checker->take_over(this);
+    if (checker) [[unlikely]]
+      checker->take_over(this);
     return;
   }
   if (over) throw Error(reason_);

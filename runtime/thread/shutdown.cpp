@@ -4,12 +4,12 @@
 #include <atomic>
 #include <string>
 
-#include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/thread/device_thread.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep {
 namespace {

@@ -11,12 +11,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 #include "lockstep/runtime/whole_file.h"
-#include "lockstep/runtime/log.h"
 
 namespace lockstep::trace {
 namespace {
@@ -256,8 +256,10 @@ WorkScope::WorkScope(Stream& stream, const Work& work) : stream_(stream), before
   const bool on_cuda = stream.device().type() == DeviceType::cuda;
   if (stream.synchronous() || on_cuda) token_ = enqueued(stream.handle(), stream.device(), work);
   if (token_ != 0) {
-    if (on_cuda) tell(stream, token_, began);
-    else began(token_);
+    if (on_cuda)
+      tell(stream, token_, began);
+    else
+      began(token_);
   }
   if (push_range(work.name)) token_ |= kRange;
 }
@@ -305,8 +307,7 @@ void start_from_environment() {
   if (path->empty()) return;
   // What cannot be written is better known now than when the work is done.
   if (const std::string reason = lockstep::detail::why_not_writable(*path); !reason.empty())
-    throw InvalidArgument(
-        cat("[LOCKSTEP_TRACE] expected a file that can be written, got \"", *path, "\": ", reason));
+    throw InvalidArgument(cat("[LOCKSTEP_TRACE] expected a file that can be written, got \"", *path, "\": ", reason));
   start();
   static const pid_t process = ::getpid();
   std::atexit([] {

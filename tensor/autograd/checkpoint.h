@@ -1,11 +1,11 @@
-// Checkpointing: what the operations of a function would save for backward is not kept, but computed again when backward
-// first asks for it (Chen et al., 2016, "Training deep nets with sublinear memory cost").
+// Checkpointing: what the operations of a function would save for backward is not kept, but computed again when
+// backward first asks for it (Chen et al., 2016, "Training deep nets with sublinear memory cost").
 //
 //   for (const Block& block : blocks) x = checkpoint(block, x);
 //
 // The graph is the ordinary one, so backward(), grad(), create_graph, hooks, parameters and replicas are as without. In
-// backward a copy of the function runs with the random numbers, modes, substitutes, autocast and stream it had, and must
-// do the same: let it capture by value what will be gone. Side effects (running statistics) happen twice.
+// backward a copy of the function runs with the random numbers, modes, substitutes, autocast and stream it had, and
+// must do the same: let it capture by value what will be gone. Side effects (running statistics) happen twice.
 #pragma once
 
 #include <functional>
@@ -63,9 +63,10 @@ class LOCKSTEP_API CheckpointFrame final : public RefCounted {
 
 }  // namespace detail
 
-// function(inputs...), without what it saves for backward until backward needs it. Inputs and result may be of any type;
-// the function is called with copies of the inputs again. Throws Error in backward when a tensor among the inputs was
-// changed in place since, the function did not do the same again, or it calls a backward. Grad mode off: just the call.
+// function(inputs...), without what it saves for backward until backward needs it. Inputs and result may be of any
+// type; the function is called with copies of the inputs again. Throws Error in backward when a tensor among the inputs
+// was changed in place since, the function did not do the same again, or it calls a backward. Grad mode off: just the
+// call.
 template <class F, class... Inputs>
 auto checkpoint(const F& function, const Inputs&... inputs) {
   if (!GradMode::enabled()) return function(inputs...);

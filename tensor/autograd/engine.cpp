@@ -38,9 +38,9 @@ std::vector<detail::GraphTask::Root> make_roots(const char* op, std::span<const 
 
 void backward(std::span<const Tensor> tensors, std::span<const Tensor> gradients, BackwardOptions options) {
   const trace::Scope span("backward");
-  auto task = std::make_shared<detail::GraphTask>(
-      make_roots("backward", tensors, gradients), std::vector<Edge>{},
-      detail::GraphTask::Mode{true, options.create_graph, options.retain_graph});
+  auto task =
+      std::make_shared<detail::GraphTask>(make_roots("backward", tensors, gradients), std::vector<Edge>{},
+                                          detail::GraphTask::Mode{true, options.create_graph, options.retain_graph});
   task->run();
 }
 
@@ -53,13 +53,14 @@ std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor
     LOCKSTEP_CHECK(input.requires_grad(), "[grad] expected inputs that require a gradient, got ", input.describe());
     captures.push_back(input.edge());
   }
-  auto task = std::make_shared<detail::GraphTask>(
-      std::move(roots), std::move(captures),
-      detail::GraphTask::Mode{false, options.create_graph, options.retain_graph});
+  auto task =
+      std::make_shared<detail::GraphTask>(std::move(roots), std::move(captures),
+                                          detail::GraphTask::Mode{false, options.create_graph, options.retain_graph});
   if (!options.allow_unused)
     for (std::size_t i = 0; i < inputs.size(); ++i)
       LOCKSTEP_CHECK(task->capture_reached[i], "[grad] expected outputs that depend on every input, but input ", i,
-                     ", ", inputs[i].describe(), ", does not take part; pass allow_unused = true for an undefined gradient");
+                     ", ", inputs[i].describe(),
+                     ", does not take part; pass allow_unused = true for an undefined gradient");
   task->run();
   return std::move(task->captured);
 }

@@ -205,7 +205,8 @@ void GraphTask::execute(std::uint32_t index) {
     if (!state.contributions.empty()) gather_contributions(state);
     const std::span<Tensor> outputs =
         state.gradients.empty() ? std::span<Tensor>(&state.gradient, 1) : std::span<Tensor>(state.gradients);
-    if (state.gets_rows) [[unlikely]] receive_rows(index, outputs[0]);
+    if (state.gets_rows) [[unlikely]]
+      receive_rows(index, outputs[0]);
     const bool arrived = std::any_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); });
     if (arrived) {
       // The hooks of a replicated parameter wait for the sum over the replicas.

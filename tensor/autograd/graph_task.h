@@ -51,26 +51,26 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   struct Contribution {
     std::uint32_t output;
     std::uint64_t sequence;
-    int origin;          // device, or replica index for mirrors
+    int origin;  // device, or replica index for mirrors
     std::uint32_t edge;
     Tensor gradient;
   };
   struct State {
     Node* node;
-    std::uint32_t pending = 0;      // edges that have not delivered yet
-    std::uint32_t first_edge = 0;   // into targets_
-    std::uint32_t delivered = 0;    // edges served so far
+    std::uint32_t pending = 0;     // edges that have not delivered yet
+    std::uint32_t first_edge = 0;  // into targets_
+    std::uint32_t delivered = 0;   // edges served so far
     std::uint16_t lane = 0;
     bool needed = true;
-    bool runs = true;               // else what arrives is captured, and goes nowhere
+    bool runs = true;  // else what arrives is captured, and goes nowhere
     // Of a mirror that ends here, and of a leaf with such mirrors: what arrives is summed over the replicas at the end.
     ParameterBody* body = nullptr;
     int replica = 0;  // of a mirror
     bool captured = false;
-    bool summed = false;            // `gradient` is a sum of ours: may be added to in place
-    bool gets_rows = false;         // some are on their way, in rows_
-    Tensor gradient;                // of the only output
-    std::vector<Tensor> gradients;  // of several outputs
+    bool summed = false;                      // `gradient` is a sum of ours: may be added to in place
+    bool gets_rows = false;                   // some are on their way, in rows_
+    Tensor gradient;                          // of the only output
+    std::vector<Tensor> gradients;            // of several outputs
     std::vector<Contribution> contributions;  // with several lanes: summed in a fixed order when all are there
   };
   // The gradient of a RowsNode on its way into a leaf or mirror.
@@ -132,14 +132,14 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   Mode mode_;
   ThreadContext context_;
   std::vector<State> states_;
-  std::vector<std::int32_t> targets_;  // state index by edge; -1: nowhere
+  std::vector<std::int32_t> targets_;                   // state index by edge; -1: nowhere
   std::vector<std::pair<Node*, std::uint32_t>> index_;  // open addressing
   std::vector<std::unique_ptr<Lane>> lanes_;
   Claims claims_;
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
   std::atomic<std::uint32_t> refused_{0};  // counts what became ready on lanes that were
-  std::mutex mutex_;  // error_, replicated_, kept_, rows_
+  std::mutex mutex_;                       // error_, replicated_, kept_, rows_
   std::exception_ptr error_;
   std::vector<ReplicaGradient> replicated_;
   std::vector<KeptGradients::Gradient> kept_;  // in place of replicated_, in replicas

@@ -102,16 +102,18 @@ SparseGradient LeafNode::brought_home(SparseGradient rows) const {
 }
 
 void LeafNode::accumulate(Tensor gradient) {
-  LOCKSTEP_CHECK(gradient.shape() == shape && gradient.dtype() == dtype,
-                 "[backward] expected an operation that gives ", parameter ? parameter->describe() : "a leaf",
-                 " a gradient of ", dtype, shape, ", got ", gradient.describe());
+  LOCKSTEP_CHECK(gradient.shape() == shape && gradient.dtype() == dtype, "[backward] expected an operation that gives ",
+                 parameter ? parameter->describe() : "a leaf", " a gradient of ", dtype, shape, ", got ",
+                 gradient.describe());
   {
     std::lock_guard lock(mutex);
     if (sparse.defined()) grad = std::exchange(sparse, {}).to_dense();
     if (grad.defined()) {
       // Differentiable gradients must not be written over; others are, which keeps views of slabs in place.
-      if (GradMode::enabled()) grad = grad + gradient;
-      else grad.add_(gradient);
+      if (GradMode::enabled())
+        grad = grad + gradient;
+      else
+        grad.add_(gradient);
     } else if (GradMode::enabled() || !gradient.contiguous_layout() || !gradient.sole_owner()) {
       grad = gradient.clone();  // somebody else sees these elements
     } else {

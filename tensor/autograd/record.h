@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-// A tensor that a node keeps for backward, or computes again then (checkpoint.h). Reading it after an in-place write, or
-// after it was freed, is an Error.
+// A tensor that a node keeps for backward, or computes again then (checkpoint.h). Reading it after an in-place write,
+// or after it was freed, is an Error.
 class LOCKSTEP_API Saved {
  public:
   void save(const Tensor& input);  // an input of the operation, or any tensor outside its result
@@ -110,7 +110,7 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
     std::function<void()> call;
   };
   std::vector<AfterAccumulate> after_accumulate;  // once per backward that reached the leaf
-  std::mutex mutex;  // several threads may add at once
+  std::mutex mutex;                               // several threads may add at once
 };
 
 }  // namespace lockstep

@@ -45,8 +45,8 @@ void CheckpointFrame::forget(std::size_t number) {
 void CheckpointFrame::run_again() {
   for (std::size_t i = 0; i < inputs_.size(); ++i)
     if (inputs_[i].version() != versions_[i])
-      throw Error(cat("[checkpoint] expected inputs that stay as they are until backward, but input ", i, ", ", inputs_[i],
-                      ", was changed in place"));
+      throw Error(cat("[checkpoint] expected inputs that stay as they are until backward, but input ", i, ", ",
+                      inputs_[i], ", was changed in place"));
   ThreadContext context = context_;
   context.training_call = thread_context().training_call;
   context.kept_gradients = thread_context().kept_gradients;
@@ -149,8 +149,9 @@ void Saved::reset() {
 Tensor Saved::computed_again(Node& self) const {
   const Tensor value = frame_->get(version_);
   if (value.shape() != tensor_.shape() || value.dtype() != tensor_.dtype())
-    throw Error(cat("[", self.name(), "] expected the checkpointed function to do the same again in backward: it saved ",
-                    tensor_.dtype(), tensor_.shape(), " at first and ", value, " then"));
+    throw Error(cat("[", self.name(),
+                    "] expected the checkpointed function to do the same again in backward: it saved ", tensor_.dtype(),
+                    tensor_.shape(), " at first and ", value, " then"));
   Tensor result = value.detach();
   if (state_ == State::input)
     result.set_edge(tensor_.edge());

@@ -180,9 +180,9 @@ typename Collated<T>::type collate_column(const Column<T>& column, [[maybe_unuse
       for (std::size_t i = 0; i < column.size(); ++i)
         if (column[i]->find(key) == column[i]->end()) fail_collate("maps with the same keys", 1, i, 0);
       const auto& name = key;
-      result.emplace(name, collate_parts(
-                               column, per_device,
-                               [&name](const T& value) -> const auto& { return value.find(name)->second; }));
+      result.emplace(
+          name, collate_parts(
+                    column, per_device, [&name](const T& value) -> const auto& { return value.find(name)->second; }));
     }
     return result;
   } else if constexpr (tree::IsOptional<T>) {

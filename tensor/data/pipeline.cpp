@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -37,7 +37,7 @@ struct Pipeline::State {
   std::int64_t next = 0;      // to be begun
   std::int64_t released = 0;  // items before this one are gone
   bool stopping = false;
-  int running = 0;            // workers
+  int running = 0;  // workers
   const std::uint64_t generation = fork_generation();
   std::vector<Place> places;  // of item i: i mod window
   std::vector<std::thread> threads;

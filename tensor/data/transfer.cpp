@@ -7,10 +7,10 @@
 #include <map>
 #include <utility>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/stream/kept.h"
 
 namespace lockstep::detail {
 namespace {

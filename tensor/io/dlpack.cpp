@@ -64,7 +64,7 @@ struct Export {
     Stream after(tensor.device());
     wait_for_native(after, consumer);
     tensor.storage()->record_use(after);  // on CUDA alone
-  } catch (const Error&) {  // NOLINT: the device is lost, and its memory with it
+  } catch (const Error&) {                // NOLINT: the device is lost, and its memory with it
   }
 };
 
@@ -88,14 +88,14 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
   out->managed.manager_context = out.get();
   out->managed.deleter = &Export<Managed>::destroy;
   // Like most libraries, with the offset in the pointer: not all consumers look at byte_offset.
-  out->managed.tensor = {.data = const_cast<void*>(tensor.data()),  // NOLINT: the consumer may write
-                         .device = on_cuda ? dlpack::DeviceId{dlpack::kCuda, native_ordinal(device)}
-                                           : dlpack::DeviceId{dlpack::kCpu, 0},
-                         .rank = tensor.rank(),
-                         .dtype = to_type(tensor.dtype()),
-                         .shape = out->shape.begin(),
-                         .strides = out->strides.begin(),
-                         .byte_offset = 0};
+  out->managed.tensor = {
+      .data = const_cast<void*>(tensor.data()),  // NOLINT: the consumer may write
+      .device = on_cuda ? dlpack::DeviceId{dlpack::kCuda, native_ordinal(device)} : dlpack::DeviceId{dlpack::kCpu, 0},
+      .rank = tensor.rank(),
+      .dtype = to_type(tensor.dtype()),
+      .shape = out->shape.begin(),
+      .strides = out->strides.begin(),
+      .byte_offset = 0};
   Stream& stream = current_stream(device);
   if (options.stream) {
     LOCKSTEP_EDGE(options.stream->wait_for(stream));
@@ -132,8 +132,10 @@ std::size_t span_bytes(const Shape& shape, const Strides& strides, std::size_t e
 Device device_of(const dlpack::DeviceId& id) {
   if (id.type == dlpack::kCpu || id.type == dlpack::kCudaHost) return Device::cpu();
   if (id.type != dlpack::kCuda)
-    throw NotSupported(cat("[from_dlpack] expected a tensor in host memory (device type 1 or 3) or on a GPU (2), got "
-                           "device type ", id.type));
+    throw NotSupported(
+        cat("[from_dlpack] expected a tensor in host memory (device type 1 or 3) or on a GPU (2), got "
+            "device type ",
+            id.type));
   const std::optional<Device> device = device_at_ordinal(id.id);
   if (!device) throw NotSupported(cat("[from_dlpack] expected a GPU that is a device here, got number ", id.id));
   return *device;

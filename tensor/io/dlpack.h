@@ -94,9 +94,9 @@ struct DLPackImportOptions {
 // A tensor over the elements of another library's tensor: on cpu (kDLCPU, kDLCUDAHost), where they must be ready for
 // the host to use (the producer sees to that), or on the first logical device of a GPU (kDLCUDA). Takes ownership:
 // `deleter`, which may be null, is called when the last tensor is gone, in the thread that drops it, or at once after a
-// copy. What throws leaves the capsule to the caller: InvalidArgument for a struct that makes no sense; NotSupported for
-// another major version (nothing but its deleter may be used then), other devices, dtypes that Lockstep does not have,
-// vectors (lanes), negative strides, elements that are not aligned, more than 8 dimensions.
+// copy. What throws leaves the capsule to the caller: InvalidArgument for a struct that makes no sense; NotSupported
+// for another major version (nothing but its deleter may be used then), other devices, dtypes that Lockstep does not
+// have, vectors (lanes), negative strides, elements that are not aligned, more than 8 dimensions.
 LOCKSTEP_API Tensor from_dlpack(dlpack::ManagedTensorVersioned* managed, const DLPackImportOptions& options = {});
 LOCKSTEP_API Tensor from_dlpack(dlpack::ManagedTensor* managed, const DLPackImportOptions& options = {});
 

@@ -145,8 +145,9 @@ class HeaderParser {
         ++at_;
       }
       if (at_ == at) fail(at, "expected a size that is not negative in 'shape'");
-      if (text_[at] == '0' && size != 0) fail(at, "expected a size without leading zeros in 'shape'");  // as Python does
-      if (at_ < text_.size() && text_[at_] == 'L') ++at_;  // as Python 2 writes it
+      if (text_[at] == '0' && size != 0)
+        fail(at, "expected a size without leading zeros in 'shape'");  // as Python does
+      if (at_ < text_.size() && text_[at_] == 'L') ++at_;              // as Python 2 writes it
       header_.sizes.push_back(size);
       comma = accept(',');
     }

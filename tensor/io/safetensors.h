@@ -19,8 +19,8 @@ struct Safetensors {
 
 // Writes the tensors (any device, dtype and layout) in the order in which the reference implementation does: larger
 // dtypes first, then by name. The file appears under `path` complete and synced, or not at all; a file that stood
-// there is replaced and keeps its permissions, links are followed. Blocks. Throws InvalidArgument for a name that is used twice, reserved or not UTF-8 and for an undefined
-// tensor; Error when the system cannot write.
+// there is replaced and keeps its permissions, links are followed. Blocks. Throws InvalidArgument for a name that is
+// used twice, reserved or not UTF-8 and for an undefined tensor; Error when the system cannot write.
 LOCKSTEP_API void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                                    const std::map<std::string, std::string>& metadata = {});
 

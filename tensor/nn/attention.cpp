@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
@@ -81,7 +81,8 @@ MultiheadAttention::Projected MultiheadAttention::project(const Tensor& query, c
   else
     weights = {q_proj_weight.on(device), k_proj_weight.on(device), v_proj_weight.on(device)};
   if (bias.defined()) biases = chunk(bias, 3, 0);
-  return {linear(query, weights[0], biases[0]), linear(key, weights[1], biases[1]), linear(value, weights[2], biases[2])};
+  return {linear(query, weights[0], biases[0]), linear(key, weights[1], biases[1]),
+          linear(value, weights[2], biases[2])};
 }
 
 Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -131,9 +132,8 @@ AttentionWithWeights MultiheadAttention::attend(const Tensor& query, const Tenso
                    "[MultiheadAttention] expected a padding mask [", batch, ", ", keys, "], got ", padding);
     padding = padding.reshape({batch, 1, 1, keys});
   }
-  const AttentionOptions options{.mask = both(mask, padding, q.dtype()),
-                                 .causal = masks.causal,
-                                 .dropout = is_training() ? options_.dropout : 0};
+  const AttentionOptions options{
+      .mask = both(mask, padding, q.dtype()), .causal = masks.causal, .dropout = is_training() ? options_.dropout : 0};
   AttentionResult attended;
   if (with_weights)
     attended = attention_with_weights(q, k, v, options);

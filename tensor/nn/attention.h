@@ -30,8 +30,8 @@ struct AttentionWithWeights {
 };
 
 // query [T, B, size], key [S, B, key_size], value [S, B, value_size] -> [T, B, size]; with batch_first the batch comes
-// first; without a batch, matrices. The probabilities are never formed, unless forward_with_weights is asked for them. A
-// query that sees no key attends to nothing: it gets the bias of out_proj.
+// first; without a batch, matrices. The probabilities are never formed, unless forward_with_weights is asked for them.
+// A query that sees no key attends to nothing: it gets the bias of out_proj.
 //
 // in_proj_weight [3 size, size] (or q_proj_weight, k_proj_weight, v_proj_weight where sizes differ), in_proj_bias
 // [3 size], out_proj.weight, out_proj.bias.
@@ -48,8 +48,8 @@ class LOCKSTEP_API MultiheadAttention : public Module<MultiheadAttention> {
     return Module::operator()(query, key, value, masks);
   }
   Tensor operator()(const Tensor& x, const AttentionMasks& masks) const { return Module::operator()(x, masks); }
-  // With the probabilities too (in training: after the dropout), whose gradients flow like others'; takes T x S matrices.
-  // A function of its own: hooks of the module do not see it.
+  // With the probabilities too (in training: after the dropout), whose gradients flow like others'; takes T x S
+  // matrices. A function of its own: hooks of the module do not see it.
   AttentionWithWeights forward_with_weights(const Tensor& query, const Tensor& key, const Tensor& value,
                                             const AttentionMasks& masks = {}, bool average_weights = true) const;
   void members(Members& m) override;

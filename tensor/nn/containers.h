@@ -64,8 +64,8 @@ class DictOf : public ModuleBase {
 
   // Throws InvalidArgument for a key that is there already, is empty, or has a dot (which separates names).
   void insert(std::string key, T item) {
-    LOCKSTEP_CHECK(!key.empty() && key.find('.') == std::string::npos, "[dict] expected a key without a dot, got '", key,
-                   "'");
+    LOCKSTEP_CHECK(!key.empty() && key.find('.') == std::string::npos, "[dict] expected a key without a dot, got '",
+                   key, "'");
     LOCKSTEP_CHECK(!contains(key), "[dict] expected a new key, got '", key, "'");
     items_.emplace_back(std::move(key), std::move(item));
   }

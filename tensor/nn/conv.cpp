@@ -1,7 +1,7 @@
 #include "lockstep/tensor/nn/conv.h"
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 

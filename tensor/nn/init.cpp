@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "lockstep/tensor/ops/support.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::init {
 namespace {

@@ -26,8 +26,8 @@ LOCKSTEP_API void trunc_normal(const Tensor& tensor, double mean = 0, double dev
 LOCKSTEP_API void eye(const Tensor& matrix);
 // Kernels of a convolution that pass each input channel on to an output channel, per group, as far as there are both.
 LOCKSTEP_API void dirac(const Tensor& weight, std::int64_t groups = 1);
-// `gain` times a matrix [out, in ..] whose rows (or columns, where there are fewer) are orthogonal and of length 1 (Saxe
-// et al., 2013): the first factor of a QR decomposition of a normal matrix. Blocks until it is written.
+// `gain` times a matrix [out, in ..] whose rows (or columns, where there are fewer) are orthogonal and of length 1
+// (Saxe et al., 2013): the first factor of a QR decomposition of a normal matrix. Blocks until it is written.
 LOCKSTEP_API void orthogonal(const Tensor& weight, double gain = 1);
 // Normal with this deviation, and in each column ceil(sparsity * rows) zeros at random places (Martens, 2010).
 LOCKSTEP_API void sparse(const Tensor& matrix, double sparsity, double deviation = 0.01);

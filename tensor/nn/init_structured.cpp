@@ -4,10 +4,10 @@
 #include <numeric>
 #include <vector>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/ops/support.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::init {
 namespace {
@@ -16,7 +16,8 @@ std::vector<double> uniforms(std::int64_t count) { return rand({count}, {.dtype 
 
 void write(const Tensor& tensor, const std::vector<double>& values) {
   const NoGrad no_grad;
-  detail::copy_elements(tensor, from_data(values, tensor.shape(), {.dtype = tensor.dtype(), .device = tensor.device()}));
+  detail::copy_elements(tensor,
+                        from_data(values, tensor.shape(), {.dtype = tensor.dtype(), .device = tensor.device()}));
   tensor.mark_changed();
 }
 
@@ -41,8 +42,8 @@ double quantile(double u) {
                                    39307.895800092710610,
                                    28729.085735721942674,
                                    5226.4952788528545610};
-  static constexpr double kC[8] = {1.42343711074968357734,     4.63033784615654529590,     5.76949722146069140550,
-                                   3.64784832476320460504,     1.27045825245236838258,     0.241780725177450611770,
+  static constexpr double kC[8] = {1.42343711074968357734,   4.63033784615654529590,   5.76949722146069140550,
+                                   3.64784832476320460504,   1.27045825245236838258,   0.241780725177450611770,
                                    0.0227238449892691845833, 7.74545014278341407640e-4};
   static constexpr double kD[8] = {1,
                                    2.05319162663775882187,
@@ -52,8 +53,8 @@ double quantile(double u) {
                                    0.0151986665636164571966,
                                    5.47593808499534494600e-4,
                                    1.05075007164441684324e-9};
-  static constexpr double kE[8] = {6.65790464350110377720,      5.46378491116411436990,    1.78482653991729133580,
-                                   0.296560571828504891230,     0.0265321895265761230930,  0.00124266094738807843860,
+  static constexpr double kE[8] = {6.65790464350110377720,    5.46378491116411436990,   1.78482653991729133580,
+                                   0.296560571828504891230,   0.0265321895265761230930, 0.00124266094738807843860,
                                    2.71155556874348757815e-5, 2.01033439929228813265e-7};
   static constexpr double kF[8] = {1,
                                    0.599832206555887937690,

@@ -1,13 +1,12 @@
 #include "lockstep/tensor/nn/linear.h"
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
 #include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 
-Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options)
-    : activation_(options.activation) {
+Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options) : activation_(options.activation) {
   LOCKSTEP_CHECK(inputs >= 0 && outputs >= 0, "[Linear] expected sizes of at least 0, got ", inputs, " and ", outputs);
   const Tensor w = empty({outputs, inputs}), b = options.bias ? empty({outputs}) : Tensor();
   init::default_affine(w, b);

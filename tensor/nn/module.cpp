@@ -283,8 +283,12 @@ auto remove(HookList<Hook>& list, std::uint64_t id) {
 std::uint64_t ModuleBase::add_forward_pre_hook(ForwardPreHook hook) {
   return add(*state_, state_->forward_pre_hooks, std::move(hook));
 }
-std::uint64_t ModuleBase::add_forward_hook(ForwardHook hook) { return add(*state_, state_->forward_hooks, std::move(hook)); }
-std::uint64_t ModuleBase::add_backward_hook(BackwardHook hook) { return add(*state_, state_->backward_hooks, std::move(hook)); }
+std::uint64_t ModuleBase::add_forward_hook(ForwardHook hook) {
+  return add(*state_, state_->forward_hooks, std::move(hook));
+}
+std::uint64_t ModuleBase::add_backward_hook(BackwardHook hook) {
+  return add(*state_, state_->backward_hooks, std::move(hook));
+}
 
 void ModuleBase::remove_hook(std::uint64_t id) {
   ModuleState& state = *state_;
@@ -392,9 +396,9 @@ void separate(ModuleBase& copy) {
     ParameterBody* old = member.body();
     std::shared_ptr<ParameterBody>& fresh = copies[old];
     if (!fresh) {
-      fresh = old->home.defined() ? std::make_shared<ParameterBody>(old->home.detach().clone(), is_buffer,
-                                                                    old->home.requires_grad())
-                                  : std::make_shared<ParameterBody>(old->shape, old->dtype);
+      fresh = old->home.defined()
+                  ? std::make_shared<ParameterBody>(old->home.detach().clone(), is_buffer, old->home.requires_grad())
+                  : std::make_shared<ParameterBody>(old->shape, old->dtype);
       fresh->name = old->name;
       fresh->listed = old->listed;
       fresh->placed = old->placed;

@@ -10,7 +10,7 @@ namespace lockstep {
 struct BatchNormOptions {
   double eps = 1e-5;
   std::optional<double> momentum = 0.1;  // of the new value in the running statistics; none: their plain average so far
-  bool affine = true;     // with weight and bias
+  bool affine = true;                    // with weight and bias
   bool track_running_stats = true;
 };
 

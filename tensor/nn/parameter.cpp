@@ -96,10 +96,10 @@ Tensor ParameterBody::on(Device device) {
     for (Device other : all_devices())
       if (const Slot* s = this->slot(ordinal(other)); s && s->filled.load(std::memory_order_acquire))
         have.push_back(other);
-    throw InvalidArgument(
-        cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have, "; ",
-            name.empty() ? "list it in the members() of its module, which then can be moved and replicated"
-                         : "move the module or the input, or replicate the module"));
+    throw InvalidArgument(cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have, "; ",
+                              name.empty()
+                                  ? "list it in the members() of its module, which then can be moved and replicated"
+                                  : "move the module or the input, or replicate the module"));
   }
   Stream& stream = current_stream(device);
   Tensor handle = slot->value.detach();
@@ -126,8 +126,8 @@ Tensor ParameterBody::on(Device device) {
 void ParameterBody::claim(std::uint64_t call) {
   std::lock_guard lock(claim_mutex_);
   if (claims_ > 0 && claimed_by_ != call)
-    throw Error(cat("[train] expected one training call at a time, but ", describe(),
-                    " is being trained by another thread"));
+    throw Error(
+        cat("[train] expected one training call at a time, but ", describe(), " is being trained by another thread"));
   claimed_by_ = call;
   ++claims_;
 }
@@ -156,7 +156,8 @@ Parameter Parameter::uninitialized(const Shape& shape, DType dtype) {
 
 namespace {
 ParameterBody& checked(const std::shared_ptr<ParameterBody>& body) {
-  LOCKSTEP_CHECK(body != nullptr, "[parameter] expected a parameter, got an absent one (never set, or its module was moved from)");
+  LOCKSTEP_CHECK(body != nullptr,
+                 "[parameter] expected a parameter, got an absent one (never set, or its module was moved from)");
   return *body;
 }
 ParameterBody& initialised(const std::shared_ptr<ParameterBody>& body) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/nn/mirror.h"
 
 namespace lockstep {

@@ -29,8 +29,8 @@ class LOCKSTEP_API ReadGate {
   ReadGate& operator=(const ReadGate&) = delete;
 
   Of of() const { return of_; }
-  // Waits, with the default deadline, while a writer is inside or, unless `passing`, waits; no longer for one that waits
-  // than until no reader has left for the patience.
+  // Waits, with the default deadline, while a writer is inside or, unless `passing`, waits; no longer for one that
+  // waits than until no reader has left for the patience.
   void enter(bool passing = false);
   void leave() noexcept;
   // Waits until nobody is inside any of `gates`. False at the deadline: then none is closed.

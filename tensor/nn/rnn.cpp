@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 
 namespace lockstep {
@@ -81,8 +81,8 @@ RecurrentLayers::Result RecurrentLayers::run(const Cell& cell, const Tensor& inp
       continue;
     }
     const Tensor full = batched ? state : state.unsqueeze(1);
-    LOCKSTEP_CHECK(full.shape() == state_shape, "[", name_, "] expected a state ", state_shape, " for the input ", input,
-                   ", got ", state);
+    LOCKSTEP_CHECK(full.shape() == state_shape, "[", name_, "] expected a state ", state_shape, " for the input ",
+                   input, ", got ", state);
     given.push_back(full);
   }
   std::vector<std::vector<Tensor>> last(given.size());  // by kind of state, then layer and direction
@@ -99,7 +99,8 @@ RecurrentLayers::Result RecurrentLayers::run(const Cell& cell, const Tensor& inp
     x = directions == 1 ? outputs[0] : lockstep::cat(outputs, 2);
   }
   Result result{!batched ? x.squeeze(1) : options.batch_first ? x.transpose(0, 1) : x, {}};
-  for (const std::vector<Tensor>& states : last) result.states.push_back(batched ? stack(states) : stack(states).squeeze(1));
+  for (const std::vector<Tensor>& states : last)
+    result.states.push_back(batched ? stack(states) : stack(states).squeeze(1));
   return result;
 }
 
@@ -128,8 +129,8 @@ LSTM::LSTM(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options)
     : layers_("LSTM", 4, inputs, hidden, options) {}
 
 LstmResult LSTM::forward(const Tensor& x, const LstmState& state) const {
-  LOCKSTEP_CHECK(state.h.defined() == state.c.defined(), "[LSTM] expected both h and c or neither, got ", state.h, " and ",
-                 state.c);
+  LOCKSTEP_CHECK(state.h.defined() == state.c.defined(), "[LSTM] expected both h and c or neither, got ", state.h,
+                 " and ", state.c);
   RecurrentLayers::Result result = layers_.run(kLstm, x, {state.h, state.c}, is_training());
   return {result.output, result.states[0], result.states[1]};
 }

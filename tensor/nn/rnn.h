@@ -1,6 +1,6 @@
-// Recurrent layers. Parameters begin on cpu, in DefaultDType, uniform in ±1 / sqrt(hidden size), with PyTorch's names and
-// layouts: weight_ih_l0 [gates * H, I], weight_hh_l0 [gates * H, H], bias_ih_l0, bias_hh_l0 [gates * H], then the same
-// with _reverse for the other direction, then the next layer (whose input is the output of the one before).
+// Recurrent layers. Parameters begin on cpu, in DefaultDType, uniform in ±1 / sqrt(hidden size), with PyTorch's names
+// and layouts: weight_ih_l0 [gates * H, I], weight_hh_l0 [gates * H, H], bias_ih_l0, bias_hh_l0 [gates * H], then the
+// same with _reverse for the other direction, then the next layer (whose input is the output of the one before).
 #pragma once
 
 #include <string>

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
@@ -68,7 +68,8 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
     if (slab == set->slabs.end())
       slab = set->slabs.insert(slab, Slab{body->dtype, body->is_buffer, body->sparse, 0, {}, {}, {}, {}});
     slab->entries.push_back(static_cast<int>(set->entries.size()));
-    set->entries.push_back({body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
+    set->entries.push_back(
+        {body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
     slab->bytes += (body->home.bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
   const int home = ordinal(set->home_);
@@ -77,8 +78,8 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
   for (std::size_t i = 0; i < set->entries.size(); ++i) {
     Entry& entry = set->entries[i];
     ParameterBody& body = *entry.body;
-    entry.home = Storage::slice(set->slabs[static_cast<std::size_t>(entry.slab)].values[home], entry.offset_bytes,
-                                entry.bytes);
+    entry.home =
+        Storage::slice(set->slabs[static_cast<std::size_t>(entry.slab)].values[home], entry.offset_bytes, entry.bytes);
     Tensor::over(entry.home, body.dtype, body.shape, contiguous_strides(body.shape)).copy_(body.home.detach());
     entry.home->set_version(body.home.version());  // what graphs have saved stays valid
     body.home.set_storage(entry.home, 0);
@@ -241,7 +242,8 @@ bool ModuleSlots::form_slabs() const {
   for (const auto* list : {&parameters_, &buffers_})
     for (const Parameter& member : *list) {
       ParameterBody* body = member.body();
-      if (body->slabs && body->home.storage() != body->slabs->entries[static_cast<std::size_t>(body->slab_entry)].home) {
+      if (body->slabs &&
+          body->home.storage() != body->slabs->entries[static_cast<std::size_t>(body->slab_entry)].home) {
         detail::leave_slabs(*body);
         body->drop_slots();
       }
@@ -253,7 +255,7 @@ bool ModuleSlots::form_slabs() const {
 
 // The slots on one device are replaced between the same calls, whatever sets they are of.
 void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const {
-  Reading reading;  // of home
+  Reading reading;                                                         // of home
   std::map<std::shared_ptr<SlabSet>, std::vector<ParameterBody*>> by_set;  // in one order for all threads
   for (const auto* list : {&parameters_, &buffers_})
     for (const Parameter& member : *list) by_set[member.body()->slabs].push_back(member.body());

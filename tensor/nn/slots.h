@@ -15,9 +15,9 @@
 namespace lockstep {
 
 struct TransferStats {
-  std::uint64_t bytes = 0;         // payload, without padding
-  std::uint64_t copies = 0;        // runs
-  std::uint64_t nanoseconds = 0;   // host time
+  std::uint64_t bytes = 0;        // payload, without padding
+  std::uint64_t copies = 0;       // runs
+  std::uint64_t nanoseconds = 0;  // host time
 };
 
 // The parameters and buffers of one module, found once.

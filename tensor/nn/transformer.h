@@ -1,5 +1,5 @@
-// Layers of transformers (Vaswani et al., 2017). Parameters begin on cpu, in DefaultDType, with PyTorch's names, layouts
-// and distributions.
+// Layers of transformers (Vaswani et al., 2017). Parameters begin on cpu, in DefaultDType, with PyTorch's names,
+// layouts and distributions.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,8 @@ struct TransformerEncoderLayerOptions {
   bool bias = true;
 };
 
-// Self-attention, then two affine maps, each with a way around it and a norm: self_attn, linear1, linear2, norm1, norm2.
+// Self-attention, then two affine maps, each with a way around it and a norm: self_attn, linear1, linear2, norm1,
+// norm2.
 class LOCKSTEP_API TransformerEncoderLayer : public Module<TransformerEncoderLayer> {
  public:
   TransformerEncoderLayer(std::int64_t size, std::int64_t heads, const TransformerEncoderLayerOptions& options = {});

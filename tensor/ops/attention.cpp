@@ -5,9 +5,9 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/ops/sequence_ops.h"
 #include "lockstep/tensor/ops/support.h"
-#include "lockstep/tensor/ops/random.h"
 
 namespace lockstep {
 namespace {
@@ -25,8 +25,7 @@ struct Settings {
 Tensor seen_keys(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal) {
   const NoGrad no_grad;
   Tensor seen;
-  if (mask.defined())
-    seen = mask.dtype() == DType::boolean ? mask : gt(mask, -std::numeric_limits<double>::infinity());
+  if (mask.defined()) seen = mask.dtype() == DType::boolean ? mask : gt(mask, -std::numeric_limits<double>::infinity());
   if (causal) {
     const TensorOptions options{.device = q.device()};
     const Tensor past = arange(q.size(2), options).unsqueeze(1) >= arange(k.size(2), options);
@@ -160,13 +159,13 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
     return matmul(dropped(probabilities(q, k, options.mask, settings), dropout_factors(q, k, settings.dropout)), v);
 
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
-  const Tensor mask = options.mask.defined() ? options.mask.detach().expand({rows[0], rows[1], rows[2], k.shape()[2]})
-                                             : Tensor();
+  const Tensor mask =
+      options.mask.defined() ? options.mask.detach().expand({rows[0], rows[1], rows[2], k.shape()[2]}) : Tensor();
   Tensor y = detail::fresh({rows[0], rows[1], rows[2], v.shape()[3]}, q.dtype(), q.device());
   Tensor lse = detail::fresh(rows, q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device());
   detail::launch(q.device(), &KernelTable::attention,
-                 AttentionArgs{q.in(), k.in(), v.in(), mask.in(), y.out(), lse.out(), settings.scale,
-                               settings.causal, settings.dropout});
+                 AttentionArgs{q.in(), k.in(), v.in(), mask.in(), y.out(), lse.out(), settings.scale, settings.causal,
+                               settings.dropout});
   if (auto* node = record<AttentionNode>(y, q, k, v)) {
     node->q.save(q);
     node->k.save(k);

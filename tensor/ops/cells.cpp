@@ -26,9 +26,9 @@ class LstmCellNode final : public NodeOf<2> {
     const Tensor x = activated.get(*this), before = c_before.get(*this);
     Tensor dgates = detail::fresh_like(x), dbefore;
     if (needs(1)) dbefore = detail::fresh_like(before);
-    detail::launch(x.device(), &KernelTable::lstm_cell_grad,
-                   LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(),
-                                    dbefore.out()});
+    detail::launch(
+        x.device(), &KernelTable::lstm_cell_grad,
+        LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(), dbefore.out()});
     inputs[0] = dgates, inputs[1] = dbefore;
   }
   void release() override { gates.reset(), activated.reset(), c_before.reset(), c.reset(); }

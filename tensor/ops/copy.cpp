@@ -1,5 +1,6 @@
 // The members of Tensor that copy: to another device, another dtype, contiguous memory.
 #include "lockstep/runtime/copy/copy.h"
+
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"

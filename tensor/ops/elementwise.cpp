@@ -52,9 +52,17 @@ bool is_predicate(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::lo
 // Of functions that 16 bits would overflow or blur.
 bool wide_under_autocast(UnaryOp op) {
   switch (op) {
-    case UnaryOp::exp: case UnaryOp::log: case UnaryOp::log1p: case UnaryOp::expm1: case UnaryOp::pow_scalar:
-    case UnaryOp::reciprocal: case UnaryOp::rsqrt: case UnaryOp::softplus: return true;
-    default: return false;
+    case UnaryOp::exp:
+    case UnaryOp::log:
+    case UnaryOp::log1p:
+    case UnaryOp::expm1:
+    case UnaryOp::pow_scalar:
+    case UnaryOp::reciprocal:
+    case UnaryOp::rsqrt:
+    case UnaryOp::softplus:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -81,10 +81,11 @@ void check_writable(const char* op, const Tensor& self, const Tensor& other = {}
                  "gradient, ",
                  self, "; write into it under NoGrad");
   const bool is_view = self.identity()->is_view;
-  LOCKSTEP_CHECK(!is_view && self.storage()->use_count() == 1, "[", op,
-                 "] expected a tensor that shares its elements with no other while it is part of a graph, got ", self,
-                 is_view ? ", which is a view" : ", whose elements another tensor has too or the graph keeps for backward",
-                 "; use the operation that is not in place, or clone() first");
+  LOCKSTEP_CHECK(
+      !is_view && self.storage()->use_count() == 1, "[", op,
+      "] expected a tensor that shares its elements with no other while it is part of a graph, got ", self,
+      is_view ? ", which is a view" : ", whose elements another tensor has too or the graph keeps for backward",
+      "; use the operation that is not in place, or clone() first");
 }
 
 // `other` read as a part of `self` would change while it is read.

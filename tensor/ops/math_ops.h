@@ -3,9 +3,9 @@
 // Everything that has a derivative is differentiable, any number of times. Shapes broadcast by NumPy's rules. dtypes
 // meet in result_type; a C++ number never promotes a floating tensor. An integer tensor that meets a number with a
 // fraction, a true division or a function such as exp becomes DefaultDType first; a whole number that it cannot hold
-// wraps, but is compared by its value. A tensor of rank 0 has one dimension where an operation asks for one. All tensors
-// of a call must be on one device. What does not fit is an InvalidArgument, thrown before anything is computed. Results
-// are contiguous, and are computed on the current stream of the device without blocking the host.
+// wraps, but is compared by its value. A tensor of rank 0 has one dimension where an operation asks for one. All
+// tensors of a call must be on one device. What does not fit is an InvalidArgument, thrown before anything is computed.
+// Results are contiguous, and are computed on the current stream of the device without blocking the host.
 #pragma once
 
 #include <limits>

@@ -69,8 +69,8 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, bool replacement) 
   LOCKSTEP_CHECK(weights.rank() == 1 || weights.rank() == 2,
                  "[multinomial] expected weights [classes] or [rows, classes], got ", weights);
   LOCKSTEP_CHECK(count > 0 && weights.size(-1) > 0 && (replacement || count <= weights.size(-1)),
-                 "[multinomial] expected a count of at least 1", replacement ? "" : " and at most the classes", ", got ",
-                 count, " for ", weights);
+                 "[multinomial] expected a count of at least 1", replacement ? "" : " and at most the classes",
+                 ", got ", count, " for ", weights);
   NoGrad no_grad;
   // A weight over an exponentially distributed number is the largest with the wanted probability.
   Tensor chances = weights.to(DType::f64);

@@ -155,8 +155,7 @@ ValuesAndIndices extreme(const char* name, ArgReduceOp op, const Tensor& x, std:
 Tensor extreme(const char* name, ReduceOp op, const Tensor& x) {
   detail::check_defined(name, x);
   LOCKSTEP_CHECK(x.count() > 0, "[", name, "] expected elements to choose from, got ", x);
-  if (!(GradMode::enabled() && x.requires_grad()))
-    return reduce(op, x, reduced(name, x, every_dim(name, x)), false);
+  if (!(GradMode::enabled() && x.requires_grad())) return reduce(op, x, reduced(name, x, every_dim(name, x)), false);
   return extreme(name, op == ReduceOp::max ? ArgReduceOp::max : ArgReduceOp::min, x.reshape({x.count()}), 0, false)
       .values;
 }
@@ -285,8 +284,7 @@ Tensor vector_norm(const Tensor& x, double p, const Dims& dims, bool keep_dims) 
     return keep_dims ? extremes : extremes.reshape(shapes.dropped);
   }
   // Powers of 16 bits would overflow.
-  if (size_of(values.dtype()) == 2)
-    return vector_norm(values.to(DType::f32), p, dims, keep_dims).to(values.dtype());
+  if (size_of(values.dtype()) == 2) return vector_norm(values.to(DType::f32), p, dims, keep_dims).to(values.dtype());
   const bool differentiates = GradMode::enabled() && x.requires_grad();
   Tensor powers = pow(magnitudes, p);
   if (differentiates && p < 1) {  // the slope of the power at 0 is infinite: put its value there in

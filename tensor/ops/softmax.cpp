@@ -4,9 +4,9 @@
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
-#include "lockstep/tensor/ops/random.h"
 
 namespace lockstep {
 namespace {

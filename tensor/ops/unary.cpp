@@ -68,8 +68,8 @@ constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Keep::output, [](Of of
                                if (!GradMode::enabled()) return fused("sigmoid", BinaryOp::sigmoid_grad, of);
                                return of.g * of.kept * (1 - of.kept);
                              }};
-constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output, [](Of of) { return detail::relu_backward(of.g, of.kept); },
-                          false};
+constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output,
+                          [](Of of) { return detail::relu_backward(of.g, of.kept); }, false};
 constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input, [](Of of) {
                                 if (!GradMode::enabled()) return fused("softplus", BinaryOp::softplus_grad, of);
                                 return composed(of, [](const Tensor& x) { return sigmoid(x); });

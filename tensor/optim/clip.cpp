@@ -3,11 +3,11 @@
 #include <cmath>
 #include <vector>
 
+#include "lockstep/tensor/autograd/sparse_gradient.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
-#include "lockstep/tensor/autograd/sparse_gradient.h"
 
 namespace lockstep {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "lockstep/tensor/autograd/sparse_gradient.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
-#include "lockstep/tensor/autograd/sparse_gradient.h"
 
 namespace lockstep {
 namespace {

@@ -58,7 +58,8 @@ void CosineAnnealingLR::check() const {
 
 double CosineAnnealingWarmRestarts::operator()(double base_lr, std::int64_t epoch) const {
   std::int64_t length = T_0, place = epoch;
-  if (T_mult == 1) place %= T_0;
+  if (T_mult == 1)
+    place %= T_0;
   else
     for (; place >= length; length *= T_mult) place -= length;
   return CosineAnnealingLR{.T_max = length, .eta_min = eta_min}(base_lr, place);

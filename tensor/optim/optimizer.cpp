@@ -4,8 +4,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {

@@ -185,9 +185,12 @@ class GroupedOptimizer : public Optimizer {
 
  private:
   static double* momentum_in(Options& options) {
-    if constexpr (requires { options.momentum; }) return &options.momentum;
-    else if constexpr (requires { options.betas.first; }) return &options.betas.first;
-    else return nullptr;
+    if constexpr (requires { options.momentum; })
+      return &options.momentum;
+    else if constexpr (requires { options.betas.first; })
+      return &options.betas.first;
+    else
+      return nullptr;
   }
 
   Options defaults_;

@@ -8,13 +8,13 @@
 #include <cstring>
 #include <fstream>
 
-#include "subcommand.h"
 #include "bench_ranks.h"
 #include "collective_case.h"
 #include "collective_options.h"
 #include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "subcommand.h"
 
 namespace {
 
@@ -192,8 +192,8 @@ void run(const char* name, Kind kind, bench::Session& session) {
   session.add_data(std::move(table));
   char bandwidth[32];
   std::snprintf(bandwidth, sizeof bandwidth, "%g", average);
-  session.add_text(cat("# Out of bounds values : ", wrong, wrong == 0 ? " OK" : " FAILED", "\n# Avg bus bandwidth    : ",
-                       bandwidth, "\n#\n# Collective test concluded: ", name));
+  session.add_text(cat("# Out of bounds values : ", wrong, wrong == 0 ? " OK" : " FAILED",
+                       "\n# Avg bus bandwidth    : ", bandwidth, "\n#\n# Collective test concluded: ", name));
   session.add_data(std::move(summary));
 }
 

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "subcommand.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/lockstep.h"
+#include "subcommand.h"
 
 namespace {
 

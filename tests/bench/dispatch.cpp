@@ -4,11 +4,11 @@
 #include <memory>
 #include <thread>
 
-#include "subcommand.h"
-#include "lockstep/runtime/memory/allocator.h"
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/thread/device_thread.h"
+#include "subcommand.h"
 
 namespace {
 

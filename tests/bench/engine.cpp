@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "subcommand.h"
 #include "lockstep/parallel/lockstep.h"
+#include "subcommand.h"
 
 namespace {
 

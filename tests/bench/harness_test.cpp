@@ -68,7 +68,8 @@ TEST_CASE("JSON: numbers are numbers, and every sample is there") {
   CHECK(json["context"]["memory_bytes"].get<std::int64_t>() > 0);
   CHECK(json["context"]["repetitions"] == 3);
   CHECK(json["context"]["devices"].contains("cpu"));
-  for (const char* name : {"date", "host", "processor", "lockstep", "commit", "build_type", "compiler", "libraries", "environment"})
+  for (const char* name :
+       {"date", "host", "processor", "lockstep", "commit", "build_type", "compiler", "libraries", "environment"})
     CHECK(json["context"].contains(name));
   CHECK_FALSE(json.contains("empty"));
   const auto& rows = json["times"];

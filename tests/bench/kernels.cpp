@@ -2,14 +2,14 @@
 // device's memory, products and convolutions against the largest product of the run.
 #include <CLI/CLI.hpp>
 
-#include "subcommand.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
+#include "subcommand.h"
 
 namespace {
 
@@ -86,7 +86,8 @@ void measure_arithmetic(bench::Session& session, Device device) {
   };
   const double n = static_cast<double>(size), operations = 2 * n * n * n;
   const auto product = [&](const char* name, DType dtype) {
-    const Tensor a = rand({size, size}, {.device = device}).to(dtype), b = rand({size, size}, {.device = device}).to(dtype);
+    const Tensor a = rand({size, size}, {.device = device}).to(dtype),
+                 b = rand({size, size}, {.device = device}).to(dtype);
     add(name, operations, [&] { matmul(a, b); });
   };
   product("matmul f32", DType::f32);
@@ -97,7 +98,8 @@ void measure_arithmetic(bench::Session& session, Device device) {
   // As Linear multiplies: few rows, by a weight that lies the other way.
   constexpr std::int64_t kRows = 8;
   const auto linear = [&](const char* name, DType dtype) {
-    const Tensor x = rand({kRows, size}, {.device = device}).to(dtype), w = rand({size, size}, {.device = device}).to(dtype);
+    const Tensor x = rand({kRows, size}, {.device = device}).to(dtype),
+                 w = rand({size, size}, {.device = device}).to(dtype);
     add(name, operations / n * kRows, [&] { matmul(x, w.transpose(0, 1)); });
   };
   linear("linear f32, 8 rows", DType::f32);
@@ -124,10 +126,12 @@ void run(bench::Session& session) {
 
 void options(CLI::App& app) {
   app.add_option("--device", device_text, "Device; default: the first accelerator");
-  app.add_option("--elements", elements, "Elements of the memory-bound kernels; default: 64Mi on a GPU, 4Mi on the host");
+  app.add_option("--elements", elements,
+                 "Elements of the memory-bound kernels; default: 64Mi on a GPU, 4Mi on the host");
   app.add_option("--size", size, "Side of the matrices; default: 4096 on a GPU, 512 on the host");
 }
 
-const bench::Subcommand command("kernels", "Kernels against what the device's memory and arithmetic give", options, run);
+const bench::Subcommand command("kernels", "Kernels against what the device's memory and arithmetic give", options,
+                                run);
 
 }  // namespace

@@ -10,12 +10,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "subcommand.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/nn/linear.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
+#include "subcommand.h"
 #if defined(LOCKSTEP_BENCH_ONEDNN)
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>

@@ -1,10 +1,10 @@
 // Which devices there are, which of them reach each other, and how fast copies between them are.
 #include <CLI/CLI.hpp>
 
-#include "subcommand.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "subcommand.h"
 
 namespace {
 
@@ -14,7 +14,8 @@ std::string device_list;
 std::uint64_t bytes = std::uint64_t{16} << 20;
 
 bench::Table describe(const std::vector<Device>& devices) {
-  bench::Table table("devices", "devices", {"device", "name", "memory", "multiprocessors", "synchronous", "stages pageable"});
+  bench::Table table("devices", "devices",
+                     {"device", "name", "memory", "multiprocessors", "synchronous", "stages pageable"});
   for (const Device& device : devices) {
     const DeviceProperties& properties = lockstep::properties(device);
     table.add({to_string(device), properties.name, bench::Table::Cell::bytes(properties.total_memory_bytes),
@@ -102,7 +103,8 @@ void options(CLI::App& app) {
 }
 
 const bench::Subcommand list(
-    "devices", "Devices alone", [](CLI::App&) {}, [](bench::Session& session) { session.add(describe(all_devices())); });
+    "devices", "Devices alone", [](CLI::App&) {},
+    [](bench::Session& session) { session.add(describe(all_devices())); });
 const bench::Subcommand command("topology", "Devices, their links, and copy speed between them", options, run);
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include "judge.h"
 #include "lockstep/runtime/backend.h"
-#include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/copy/peer.h"
+#include "lockstep/runtime/host/faults.h"
 #include "plan.h"
 
 namespace drill {

@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "judge.h"
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "net.h"
 

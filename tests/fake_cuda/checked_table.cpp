@@ -32,10 +32,10 @@ bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view)
   if (extent_bytes(view) == 0) return true;
   for (int i = 0; i < layout.count; ++i) {
     if (i == device.index() || !layout.devices[i]->owns(view.data)) continue;
-    record_failure(Rule::foreign_memory, kernel,
-                   lockstep::cat("an operand: expected memory that ", device, " allocated, got ",
-                                 lockstep::Device::cuda(i), "'s"),
-                   device.index(), lockstep::cuda::native(stream));
+    record_failure(
+        Rule::foreign_memory, kernel,
+        lockstep::cat("an operand: expected memory that ", device, " allocated, got ", lockstep::Device::cuda(i), "'s"),
+        device.index(), lockstep::cuda::native(stream));
     return false;
   }
   return true;

@@ -69,8 +69,8 @@ cudaError_t enqueue_copy(Call& call, Side to, Side from, std::size_t bytes, cuda
     if (side.device == kHostMemory) continue;
     if (!by_peer_copy && machine.piece_at(side.memory)->second.pool && call.thread.current != stream->device) {
       return call.fail(Rule::wrong_device,
-                       lockstep::cat("memory of a pool is copied on a stream of device ", stream->device, " with device ",
-                                     call.thread.current, " current"));
+                       lockstep::cat("memory of a pool is copied on a stream of device ", stream->device,
+                                     " with device ", call.thread.current, " current"));
     }
     make_context(call, side.device);
   }

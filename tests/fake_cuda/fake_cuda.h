@@ -125,8 +125,8 @@ class KeepsCurrentDevice {
   std::uint64_t generation_ = 0;
 };
 
-// NCCL, where the programs were built with its header (nccl.h). Collectives spin on their streams until every rank's has
-// come to them, then compute on the host what NCCL would.
+// NCCL, where the programs were built with its header (nccl.h). Collectives spin on their streams until every rank's
+// has come to them, then compute on the host what NCCL would.
 //
 // From now on communicators of the device report the error (a ncclResult_t) when they are asked.
 void fail_nccl(int device, int error);
@@ -163,8 +163,8 @@ class NothingLeft {
   Alive kept_, before_;
 };
 
-// What may be alive when the program ends; asked then, so that it can give back caches first, and again while threads may
-// still be about to give something back. Without one a program's end is not checked.
+// What may be alive when the program ends; asked then, so that it can give back caches first, and again while threads
+// may still be about to give something back. Without one a program's end is not checked.
 void keep_at_end(std::function<Alive()> kept);
 // By main(), when the tests are through: writes down what is left.
 void check_end(int patience_milliseconds = 10'000);

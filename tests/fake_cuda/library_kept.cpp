@@ -1,11 +1,11 @@
 #include "fake_cuda/library_kept.h"
 
 #include "lockstep/kernels/cuda/gemm.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/kept.h"
 #include "lockstep/tensor/data/transfer.h"
 

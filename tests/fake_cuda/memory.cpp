@@ -67,8 +67,10 @@ cudaError_t give_back(Call& call, void* memory, bool pinned) {
   std::lock_guard lock(call.machine.mutex);
   auto* found = call.machine.piece_at(memory);
   if (!found || found->second.freed) return call.fail(Rule::use_after_free, "it was freed by another thread");
-  if (found->second.pool) return_to_pool(call.machine, found->second);
-  else if (!pinned) call.machine.devices[static_cast<std::size_t>(device)].used_bytes -= found->second.bytes;
+  if (found->second.pool)
+    return_to_pool(call.machine, found->second);
+  else if (!pinned)
+    call.machine.devices[static_cast<std::size_t>(device)].used_bytes -= found->second.bytes;
   bury(call.machine, found->first, found->second);
   return cudaSuccess;
 }

@@ -1,4 +1,5 @@
-// Memory pools: memory in the order of streams, and who has access to it. Peer access between devices says nothing here.
+// Memory pools: memory in the order of streams, and who has access to it. Peer access between devices says nothing
+// here.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -66,8 +67,8 @@ cudaError_t take(Call& call, void** memory, std::size_t bytes, const void* handl
   return cudaSuccess;
 }
 
-// Later uses are refused from now on: nothing that is enqueued after the free can be ordered before it. Earlier ones must
-// be ordered before it, as before a write.
+// Later uses are refused from now on: nothing that is enqueued after the free can be ordered before it. Earlier ones
+// must be ordered before it, as before a write.
 cudaError_t give_back(Call& call, void* memory, cudaStream_t handle) {
   State& machine = call.machine;
   std::lock_guard lock(machine.mutex);
@@ -86,7 +87,8 @@ cudaError_t give_back(Call& call, void* memory, cudaStream_t handle) {
   piece.freed = true;
   stream->host->run([&machine, memory, piece] {
     std::lock_guard guard(machine.mutex);
-    // Its contents go. The addresses stay mapped: a use that nothing ordered was reported, and must not end the program.
+    // Its contents go. The addresses stay mapped: a use that nothing ordered was reported, and must not end the
+    // program.
     madvise(memory, piece.mapped_bytes, MADV_DONTNEED);
     return_to_pool(machine, piece);
   });
@@ -171,7 +173,8 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t handle, const cudaMemAccessDesc* 
     const auto& denied = call.machine.options.no_peer;
     for (const cudaMemAccessDesc& each : std::span(list, count)) {
       const int device = each.location.id;
-      if (each.location.type != cudaMemLocationTypeDevice || !exists(call.machine, device)) return cudaErrorInvalidValue;
+      if (each.location.type != cudaMemLocationTypeDevice || !exists(call.machine, device))
+        return cudaErrorInvalidValue;
       const bool gives = each.flags == cudaMemAccessFlagsProtReadWrite;
       if (!gives && each.flags != cudaMemAccessFlagsProtNone) return cudaErrorInvalidValue;
       if (device == pool->device && !gives) return cudaErrorInvalidValue;  // its own device always has access

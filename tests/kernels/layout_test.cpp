@@ -67,8 +67,7 @@ TEST_CASE("broadcasting", "[layout]") {
 TEST_CASE("normalize_dim", "[layout]") {
   CHECK(normalize_dim("sum", -1, 3) == 2);
   CHECK(normalize_dim("sum", 0, 3) == 0);
-  CHECK_THROWS_WITH(normalize_dim("sum", 3, 3),
-                    "[sum] expected a dimension in [-3, 3) for a tensor of rank 3, got 3");
+  CHECK_THROWS_WITH(normalize_dim("sum", 3, 3), "[sum] expected a dimension in [-3, 3) for a tensor of rank 3, got 3");
   CHECK_THROWS_AS(normalize_dim("sum", -4, 3), InvalidArgument);
   CHECK_THROWS_AS(normalize_dim("sum", 0, 0), InvalidArgument);
 }

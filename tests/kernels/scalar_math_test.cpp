@@ -50,17 +50,40 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
   };
   using functors::unary;
   const auto apply = []<UnaryOp op>() { return [](float x) { return unary<op>(x, 0.0f, 0.0f); }; };
-  check("exp", worst(apply.operator()<UnaryOp::exp>(), [](double x) { return std::exp(x); }, -kInf, kInf), 1.5);
-  check("log", worst(apply.operator()<UnaryOp::log>(), [](double x) { return std::log(x); }, 0, kInf), 1.5);
-  check("tanh", worst(apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kInf, kInf), 2);
-  check("sigmoid", worst(apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf), 2.5);
-  check("softplus", worst(apply.operator()<UnaryOp::softplus>(),
-                          [](double x) { return x > 30 ? x : std::log1p(std::exp(x)); }, -87, kInf), 2.5);
-  check("silu", worst(apply.operator()<UnaryOp::silu>(), [](double x) { return x / (1 + std::exp(-x)); }, -80, 1e30f), 3);
-  check("normal_cdf", worst([](float x) { return math::normal_cdf(x); },
-                            [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, kInf), 7);
-  check("gelu_exact", worst(apply.operator()<UnaryOp::gelu_exact>(),
-                            [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, 1e30f), 7);
+  check("exp",
+        worst(
+            apply.operator()<UnaryOp::exp>(), [](double x) { return std::exp(x); }, -kInf, kInf),
+        1.5);
+  check("log",
+        worst(
+            apply.operator()<UnaryOp::log>(), [](double x) { return std::log(x); }, 0, kInf),
+        1.5);
+  check("tanh",
+        worst(
+            apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kInf, kInf),
+        2);
+  check("sigmoid",
+        worst(
+            apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf),
+        2.5);
+  check("softplus",
+        worst(
+            apply.operator()<UnaryOp::softplus>(), [](double x) { return x > 30 ? x : std::log1p(std::exp(x)); }, -87,
+            kInf),
+        2.5);
+  check("silu",
+        worst(
+            apply.operator()<UnaryOp::silu>(), [](double x) { return x / (1 + std::exp(-x)); }, -80, 1e30f),
+        3);
+  check("normal_cdf",
+        worst([](float x) { return math::normal_cdf(x); },
+              [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, kInf),
+        7);
+  check("gelu_exact",
+        worst(
+            apply.operator()<UnaryOp::gelu_exact>(), [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); },
+            -12.5f, 1e30f),
+        7);
 }
 
 TEST_CASE("conversion is defined for every number", "[scalar_math]") {

@@ -1,4 +1,5 @@
-// Kernels on streams that are threads, and what the order checker knows of their views. Each host mode asks what it can.
+// Kernels on streams that are threads, and what the order checker knows of their views. Each host mode asks what it
+// can.
 #include <cstring>
 
 #include "lockstep/kernels/api.h"
@@ -26,8 +27,12 @@ class Matrix {  // f32 on one host device, for work on one stream
  private:
   View view(std::int64_t first, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
             std::int64_t column_stride) const {
-    return {static_cast<float*>(block_->data) + first, {rows, columns}, {row_stride, column_stride}, DType::f32,
-            block_->device, true};
+    return {static_cast<float*>(block_->data) + first,
+            {rows, columns},
+            {row_stride, column_stride},
+            DType::f32,
+            block_->device,
+            true};
   }
   MemoryBlock* block_;
 };

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "lockstep/parallel/comm/store/sha256.h"
 #include "lockstep/parallel/comm/factory/make_communicator.h"
+#include "lockstep/parallel/comm/store/sha256.h"
 #include "parallel/ddp/scenarios.h"
 
 namespace {

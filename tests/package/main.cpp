@@ -5,7 +5,8 @@
 #include "lockstep/lockstep.h"
 #include "lockstep/version.h"
 
-static_assert(LOCKSTEP_VERSION == LOCKSTEP_VERSION_MAJOR * 10000 + LOCKSTEP_VERSION_MINOR * 100 + LOCKSTEP_VERSION_PATCH);
+static_assert(LOCKSTEP_VERSION ==
+              LOCKSTEP_VERSION_MAJOR * 10000 + LOCKSTEP_VERSION_MINOR * 100 + LOCKSTEP_VERSION_PATCH);
 
 using namespace lockstep;
 

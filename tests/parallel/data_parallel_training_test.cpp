@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
 using namespace test;
@@ -140,7 +140,8 @@ TEST_CASE("stats count the gradients that are summed, not what lies between them
   struct Uneven : Module<Uneven> {
     Parameter a, b, c;
     Uneven(std::int64_t large, std::int64_t small)
-        : a(zeros({large}, {.dtype = DType::f64})), b(zeros({small}, {.dtype = DType::f64})),
+        : a(zeros({large}, {.dtype = DType::f64})),
+          b(zeros({small}, {.dtype = DType::f64})),
           c(zeros({large}, {.dtype = DType::f64})) {}
     Tensor forward(const Tensor& x) const {
       const auto on = [&](const Parameter& p) { return p.on(x.device()).sum(); };

@@ -37,8 +37,8 @@ TEST_CASE("any dimension, also from the end, from tensors that are not contiguou
 
 TEST_CASE("pieces that are at home already and not contiguous are gathered in their own order") {
   const Device home = Device::host(0);
-  const Tensor turned = counting({2, 3}, home).t();                   // 1 4, 2 5, 3 6
-  const Tensor column = counting({4, 3}, home, 20).narrow(1, 1, 2);   // 21 22, 24 25, …
+  const Tensor turned = counting({2, 3}, home).t();                  // 1 4, 2 5, 3 6
+  const Tensor column = counting({4, 3}, home, 20).narrow(1, 1, 2);  // 21 22, 24 25, …
   const Tensor spread = counting({1, 2}, home, 90).expand({2, 2});
   CHECK(values(gather(std::vector{turned, column, spread}, home)) ==
         Doubles{1, 4, 2, 5, 3, 6, 21, 22, 24, 25, 27, 28, 30, 31, 90, 91, 90, 91});

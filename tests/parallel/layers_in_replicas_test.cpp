@@ -4,9 +4,9 @@
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/sgd.h"
-#include "lockstep/tensor/ops/random.h"
 #include "parallel/support.h"
 
 using namespace test;

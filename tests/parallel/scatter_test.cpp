@@ -131,9 +131,9 @@ TEST_CASE("what a copy still reads when its time is up is kept until the copy is
   {
     lockstep::detail::Departures departures(Milliseconds(1));
     const lockstep::detail::Departures::Scope scope(departures);
-    const Tensor x = Tensor::over(Storage::external(Device::cpu(), elements.data(), elements.size() * sizeof(double),
-                                                    [&] { given_back = true; }),
-                                  DType::f64, {1 << 12}, {1});
+    const Tensor x = Tensor::over(
+        Storage::external(Device::cpu(), elements.data(), elements.size() * sizeof(double), [&] { given_back = true; }),
+        DType::f64, {1 << 12}, {1});
     try {
       (void)scatter(x, hosts(2));
     } catch (const DeviceError&) {

@@ -59,7 +59,6 @@ inline std::vector<std::int64_t> sizes(const std::vector<Tensor>& pieces, std::i
   return result;
 }
 
-
 // Collects what is logged while it lives.
 class CapturedLog {
  public:

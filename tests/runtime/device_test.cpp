@@ -4,11 +4,11 @@
 #include <set>
 
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
-#include "lockstep/runtime/environment.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 

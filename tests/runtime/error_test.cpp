@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <limits>
 
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 

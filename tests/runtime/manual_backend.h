@@ -33,7 +33,7 @@ class ManualBackend final : public lockstep::Backend {
   int records = 0;
   bool fail_records = false, fail_allocations = false;
   bool all_pageable = false;  // host memory
-  bool waits_help = true;  // a host wait runs what it waits for, and no more; else it ends at its deadline at once
+  bool waits_help = true;     // a host wait runs what it waits for, and no more; else it ends at its deadline at once
   int host_waits = 0;
   std::function<void()> on_host_wait;  // called by the next host wait: what other threads do meanwhile
 

@@ -1,7 +1,7 @@
-// The devices that tests name, in the programs that run them on CUDA devices: the tests know of eight, of which number 6
-// has half the memory of the others and number 7 half the multiprocessors; a machine may have fewer, and equal ones. A case
-// that names a device which is not there ends with a sentence instead of a verdict. To be called by the thread that runs
-// the case.
+// The devices that tests name, in the programs that run them on CUDA devices: the tests know of eight, of which number
+// 6 has half the memory of the others and number 7 half the multiprocessors; a machine may have fewer, and equal ones.
+// A case that names a device which is not there ends with a sentence instead of a verdict. To be called by the thread
+// that runs the case.
 #pragma once
 
 #include <string>

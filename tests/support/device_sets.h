@@ -46,21 +46,29 @@ inline bool device_exists([[maybe_unused]] int index) {
 // For what expects device 6 to have less memory and device 7 fewer multiprocessors than the others.
 inline void needs_unequal_devices() {
 #ifdef LOCKSTEP_TESTS_ON_CUDA
-  if (lockstep::properties(cuda_device(6)).total_memory_bytes == lockstep::properties(cuda_device(0)).total_memory_bytes ||
+  if (lockstep::properties(cuda_device(6)).total_memory_bytes ==
+          lockstep::properties(cuda_device(0)).total_memory_bytes ||
       lockstep::properties(cuda_device(7)).multiprocessors == lockstep::properties(cuda_device(0)).multiprocessors) {
     skip("unequal devices expected, equal ones found");
   }
 #endif
 }
 
-// 1, 2, 3, 5 and 8 devices; shuffled ones, which have another home than the first device; unequal memories. Without those
-// that name devices which are not there.
+// 1, 2, 3, 5 and 8 devices; shuffled ones, which have another home than the first device; unequal memories. Without
+// those that name devices which are not there.
 inline const std::vector<std::vector<lockstep::Device>>& device_sets() {
   static const auto sets = [] {
     std::vector<std::vector<lockstep::Device>> made;
-    for (const auto& indices : std::initializer_list<std::initializer_list<int>>{
-             {0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5, 6, 7},
-             {2}, {3, 1}, {4, 0, 2}, {6, 0, 5}, {5, 2, 7, 0, 3, 6, 1, 4}}) {
+    for (const auto& indices : std::initializer_list<std::initializer_list<int>>{{0},
+                                                                                 {0, 1},
+                                                                                 {0, 1, 2},
+                                                                                 {0, 1, 2, 3, 4},
+                                                                                 {0, 1, 2, 3, 4, 5, 6, 7},
+                                                                                 {2},
+                                                                                 {3, 1},
+                                                                                 {4, 0, 2},
+                                                                                 {6, 0, 5},
+                                                                                 {5, 2, 7, 0, 3, 6, 1, 4}}) {
       if (std::all_of(indices.begin(), indices.end(), device_exists)) made.push_back(hosts(indices));
     }
     return made;

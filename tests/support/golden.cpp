@@ -5,8 +5,8 @@
 #include <set>
 
 #include "lockstep/runtime/strings.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
 
 namespace lockstep::test {

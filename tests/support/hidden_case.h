@@ -8,8 +8,8 @@
 
 namespace lockstep::test {
 
-// Whether the case passed. `variables` ("A=1 B=2") are set for it. Throws when there is no such case: Catch2 2 exits with
-// 0 then.
+// Whether the case passed. `variables` ("A=1 B=2") are set for it. Throws when there is no such case: Catch2 2 exits
+// with 0 then.
 inline bool run_hidden_case(const std::string& name, const std::string& variables) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::FILE* const pipe = ::popen((variables + " '" + program + "' '" + name + "' 2>&1").c_str(), "r");

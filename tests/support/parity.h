@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
 #include "support/views.h"
 

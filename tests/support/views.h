@@ -36,16 +36,21 @@ inline constexpr DType kFloatingDTypes[] = {DType::f32, DType::f64, DType::f16, 
 // What one rounding to the dtype may change, relative.
 inline double epsilon(DType dtype) {
   switch (dtype) {
-    case DType::f32: return 0x1p-23;
-    case DType::f64: return 0x1p-52;
-    case DType::f16: return 0x1p-10;
-    case DType::bf16: return 0x1p-7;
-    default: return 0;
+    case DType::f32:
+      return 0x1p-23;
+    case DType::f64:
+      return 0x1p-52;
+    case DType::f16:
+      return 0x1p-10;
+    case DType::bf16:
+      return 0x1p-7;
+    default:
+      return 0;
   }
 }
 
-// The device that kernels are tested on: LOCKSTEP_TEST_DEVICE, default cpu. With host:0 and LOCKSTEP_HOST_MODE=async the
-// tests go through the queue of a stream.
+// The device that kernels are tested on: LOCKSTEP_TEST_DEVICE, default cpu. With host:0 and LOCKSTEP_HOST_MODE=async
+// the tests go through the queue of a stream.
 inline Device test_device() {
   static const Device device = [] {
     const char* text = std::getenv("LOCKSTEP_TEST_DEVICE");
@@ -78,9 +83,7 @@ class TestTensor {
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
   std::int64_t count() const { return element_count(shape_); }
-  View view() const {
-    return {const_cast<std::byte*>(element(0)), shape_, strides_, dtype_, device_, true};
-  }
+  View view() const { return {const_cast<std::byte*>(element(0)), shape_, strides_, dtype_, device_, true}; }
   In in() const { return {view()}; }
   Out out() { return {view()}; }
   InOut inout() { return {view()}; }
@@ -97,8 +100,10 @@ class TestTensor {
     std::byte* memory = element(offset_of(position));
     dispatch(dtype_, [&]<class T>(Type<T>) {
       T stored;
-      if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>) stored = T(static_cast<float>(value));
-      else stored = static_cast<T>(value);
+      if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>)
+        stored = T(static_cast<float>(value));
+      else
+        stored = static_cast<T>(value);
       std::memcpy(memory, &stored, sizeof stored);
     });
   }
@@ -194,10 +199,14 @@ class TestTensor {
 // `value` as the dtype would store it.
 inline double rounded(DType dtype, double value) {
   switch (dtype) {
-    case DType::f32: return static_cast<float>(value);
-    case DType::f16: return Half(static_cast<float>(value));
-    case DType::bf16: return BFloat16(static_cast<float>(value));
-    default: return value;
+    case DType::f32:
+      return static_cast<float>(value);
+    case DType::f16:
+      return Half(static_cast<float>(value));
+    case DType::bf16:
+      return BFloat16(static_cast<float>(value));
+    default:
+      return value;
   }
 }
 

@@ -9,8 +9,8 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
-#include "tensor/optim/optim_support.h"
 #include "support/temporary_folder.h"
+#include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;

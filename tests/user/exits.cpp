@@ -21,8 +21,8 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/thread/shutdown.h"
 #include "lockstep/tensor/data/data_loader.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 
@@ -173,11 +173,10 @@ using Loader = decltype(DataLoader(NumbersOfDevice(), DataLoaderOptions()));
 std::optional<Loader> kept_loader;
 std::optional<decltype(kept_loader->begin())> kept_batches;
 void load(Device device) {
-  kept_loader.emplace(NumbersOfDevice{device},
-                      DataLoaderOptions{.batch_size = 4,
-                                        .workers = 2,
-                                        .prefetch_factor = 10'000,  // never done
-                                        .timeout = Milliseconds(1'000'000'000)});
+  kept_loader.emplace(NumbersOfDevice{device}, DataLoaderOptions{.batch_size = 4,
+                                                                 .workers = 2,
+                                                                 .prefetch_factor = 10'000,  // never done
+                                                                 .timeout = Milliseconds(1'000'000'000)});
   kept_batches.emplace(kept_loader->begin());
 }
 

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 
 namespace {
@@ -96,7 +96,8 @@ void serve(const char* way, long answers, Counts& counts, const std::function<Te
   for (int i = 0; i < 2; ++i) {
     const double expected = load(), got = answer(0).to_vector<double>().at(0);
     if (got != expected)
-      counts.failed(Error(cat(way, ": expected an answer of version ", expected, ", which was loaded, got one of ", got)));
+      counts.failed(
+          Error(cat(way, ": expected an answer of version ", expected, ", which was loaded, got one of ", got)));
   }
   std::printf("%-24s %ld answers, %ld torn, %ld loads\n", way, answers * kCallers, counts.torn - torn_before,
               counts.loads - loads_before);

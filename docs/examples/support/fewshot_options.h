@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/lockstep.h"
 #include "command_line.h"
+#include "lockstep/lockstep.h"
 
 namespace example {
 

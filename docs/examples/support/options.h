@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/lockstep.h"
 #include "command_line.h"
+#include "lockstep/lockstep.h"
 
 namespace example {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/lockstep.h"
 #include "command_line.h"
+#include "lockstep/lockstep.h"
 
 namespace example {
 
@@ -50,7 +50,8 @@ inline std::optional<ShapesOptions> parse_shapes_options(int argc, char** argv) 
   number("--test-images", o.test_images, "Images of the test");
   number("--batch-size", o.batch_size, "Images per step, over all ranks; a multiple of their number");
   number("--width", o.width, "Channels at full size; a multiple of 4");
-  app.add_option("--lr", o.learning_rate, "Learning rate, reached after a warm-up; it falls to a twentieth over the epochs")
+  app.add_option("--lr", o.learning_rate,
+                 "Learning rate, reached after a warm-up; it falls to a twentieth over the epochs")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   number("--workers", o.workers, "Threads of each rank that draw images ahead", 0);

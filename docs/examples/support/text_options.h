@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/lockstep.h"
 #include "command_line.h"
+#include "lockstep/lockstep.h"
 
 namespace example {
 
@@ -50,18 +50,23 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   number("--layers", o.layers, "Transformer blocks");
   number("--heads", o.heads, "Attention heads of a block");
   number("--width", o.width, "Size of a character's vector; a multiple of the heads");
-  app.add_option("--lr", o.learning_rate, "Learning rate, reached after 20 steps")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", o.learning_rate, "Learning rate, reached after 20 steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--dropout", o.dropout, "Share of the features that is dropped in training")
-      ->check(CLI::Range(0.0, 0.9))->capture_default_str();
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
   number("--seed", o.seed, "Same seed, same number of ranks: same bits", 0);
   app.add_option("--checkpoint", o.checkpoint, "File that rank 0 writes model, optimizer and random state to");
   number("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; there is one at the end too");
   app.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit as if there had been no break");
   number("--sample", o.sample, "Characters to write at the end", 0);
   app.add_option("--temperature", o.temperature, "Of the sampling; smaller is more careful")
-      ->check(CLI::PositiveNumber)->capture_default_str();
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--stall-seconds", o.stall_seconds, "How long a rank waits for the others")
-      ->check(CLI::Range(1, 86400))->capture_default_str();
+      ->check(CLI::Range(1, 86400))
+      ->capture_default_str();
   app.add_flag("--json", o.json, "Print one JSON object instead of text");
   app.add_flag("--quiet", o.quiet, "Print only the last line");
   app.add_flag("--no-progress", o.no_progress, "No progress bar");

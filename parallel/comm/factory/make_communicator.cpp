@@ -4,12 +4,12 @@
 
 #include <fstream>
 
-#include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/factory/rank_choice.h"
+#include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/mpi/mpi_communicator.h"
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/gpu_identity.h"

@@ -7,8 +7,8 @@
 #include "lockstep/parallel/comm/mpi/mpi_library.h"
 #include "lockstep/parallel/comm/mpi/mpi_member.h"
 #include "lockstep/parallel/comm/stream_task.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep {
 namespace {

@@ -32,9 +32,9 @@ inline bool mpi_available() { return why_no_mpi().empty(); }
 // that, it makes no MPI calls while a communicator is in use.
 //
 // After a failure the surviving ranks can use the communicators that are not broken, to save what they have. But an MPI
-// job cannot be mended: start it again. Most launchers end all ranks when one dies. A rank that has seen a failure waits
-// for the others at its exit: two minutes for those that speak, two seconds for those that had been silent. Then it
-// leaves MPI to the launcher, which ends them.
+// job cannot be mended: start it again. Most launchers end all ranks when one dies. A rank that has seen a failure
+// waits for the others at its exit: two minutes for those that speak, two seconds for those that had been silent. Then
+// it leaves MPI to the launcher, which ends them.
 //
 // Throws NotSupported without the plug-in, CommError when MPI cannot be initialised or not all ranks have come
 // before the deadline.

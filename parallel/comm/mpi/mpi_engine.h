@@ -61,7 +61,6 @@ class MpiEngine {
   // The process's engine. The first call starts it, and MPI; all ranks must make it.
   static MpiEngine& instance(Milliseconds timeout);
 
-
   int rank() const { return rank_; }  // in MPI_COMM_WORLD
   int size() const { return size_; }
 
@@ -116,7 +115,7 @@ class MpiEngine {
   bool started_ = false, stopped_ = false, failed_ = false;
   std::set<int> silent_;                // ranks of MPI_COMM_WORLD
   std::shared_ptr<MpiChannel> ending_;  // of all processes: who leaves it has nothing more to do
-  std::string problem_;  // why it could not start
+  std::string problem_;                 // why it could not start
 };
 
 }  // namespace lockstep::detail

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::mpi {
 namespace {

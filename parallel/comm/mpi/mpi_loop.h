@@ -45,9 +45,9 @@ class MpiEngine::Loop {
     std::unique_ptr<std::string> text;  // what is being sent, where it is the engine's
   };
 
-  bool take_orders();  // false: stop
+  bool take_orders();    // false: stop
   bool await_endings();  // of the other processes; false: some do not come
-  bool listen();       // these return whether anything has happened
+  bool listen();         // these return whether anything has happened
   bool advance(Active& active);
   bool send_leftovers();
   void post(Active& active);

@@ -1,6 +1,6 @@
 // A build without CUDA.
-#include "lockstep/parallel/comm/nccl/nccl_version.h"
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
+#include "lockstep/parallel/comm/nccl/nccl_version.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep {

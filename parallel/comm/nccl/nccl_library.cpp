@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::nccl {
 namespace {

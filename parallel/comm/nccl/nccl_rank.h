@@ -9,9 +9,9 @@
 #include <mutex>
 #include <optional>
 
+#include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/nccl/nccl_board.h"
 #include "lockstep/parallel/comm/nccl/nccl_library.h"
-#include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/runtime/stream/in_flight.h"
 
 namespace lockstep::nccl {

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "lockstep/parallel/comm/peer/rank_order.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
 namespace lockstep::detail {
@@ -41,8 +41,8 @@ struct PeerCommunicator::Call {
   Stream& stream;
   Meeting meeting;
   std::vector<Contribution> posts = {};  // of the last meeting
-  std::size_t bytes = 0;         // of one rank's part
-  OwnedBlock reduced = nullptr;  // this rank's range, where it has no output of its own
+  std::size_t bytes = 0;                 // of one rank's part
+  OwnedBlock reduced = nullptr;          // this rank's range, where it has no output of its own
 
   bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
   const Contribution& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }

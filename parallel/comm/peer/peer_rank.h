@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/peer/peer_group.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/comm/peer/peer_group.h"
 
 namespace lockstep::detail {
 

@@ -1,7 +1,7 @@
 #include <atomic>
 
-#include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/ranks/rank_info.h"
+#include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"

@@ -32,7 +32,7 @@ struct alignas(128) Seat {
   // In the seats of the host lane: how many collectives of the stream lane (high half) and exchanges (low half) the
   // rank's host thread has called. In those of the other lanes: the last call that it has come to, where hosts meet.
   std::atomic<std::uint64_t> called;
-  Post posts[2];                       // calls take turns: who is one call ahead does not disturb who still reads
+  Post posts[2];  // calls take turns: who is one call ahead does not disturb who still reads
 };
 
 // What the ranks of a group agree on before they have the memory.

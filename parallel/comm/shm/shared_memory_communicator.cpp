@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/parallel/comm/shm/process_group.h"
 #include "lockstep/parallel/comm/shared_by_name.h"
+#include "lockstep/parallel/comm/shm/process_group.h"
 #include "lockstep/parallel/comm/shm/shared_member.h"
 #include "lockstep/parallel/comm/stream_task.h"
 #include "lockstep/parallel/comm/words.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/parallel/comm/store/store.h"
+#include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {

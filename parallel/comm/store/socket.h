@@ -46,7 +46,8 @@ struct Endpoint {
   socklen_t bytes = 0;
   bool loopback() const;
 };
-// Of the system's abstract namespace, where nothing is to clean up, whoever dies. Throws Error for a name that is too long.
+// Of the system's abstract namespace, where nothing is to clean up, whoever dies. Throws Error for a name that is too
+// long.
 LOCKSTEP_API Endpoint abstract_endpoint(std::string_view name);
 // Looks the host up; a name may take as long as the system's resolver does. Throws CommError for one that is unknown.
 std::vector<Endpoint> resolve(const HostPort& address);

@@ -16,8 +16,8 @@
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/parallel/comm/store/store_wire.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep {
 namespace {

@@ -16,9 +16,9 @@
 #include <utility>
 
 #include "lockstep/parallel/openmmlab/data/data_preprocessor.h"
-#include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
 #include "lockstep/parallel/openmmlab/model/parse_losses.h"
 #include "lockstep/parallel/openmmlab/model/run_forward.h"
+#include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
 
 namespace lockstep {
 

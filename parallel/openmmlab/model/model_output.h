@@ -37,11 +37,12 @@ struct LossOutput {
 template <class Raw = Tensor, class Predictions = std::vector<Tensor>>
 class ModelOutput {
  public:
-  ModelOutput(Raw raw) : content_(std::in_place_index<0>, std::move(raw)) {}            // NOLINT: any of the three
+  ModelOutput(Raw raw) : content_(std::in_place_index<0>, std::move(raw)) {}               // NOLINT: any of the three
   ModelOutput(LossOutput losses) : content_(std::in_place_index<1>, std::move(losses)) {}  // NOLINT
-  ModelOutput(Losses losses) : ModelOutput(LossOutput(std::move(losses))) {}            // NOLINT
-  ModelOutput(Predictions predictions)                                                  // NOLINT
-  requires(!std::is_same_v<Raw, Predictions>) : content_(std::in_place_index<2>, std::move(predictions)) {}
+  ModelOutput(Losses losses) : ModelOutput(LossOutput(std::move(losses))) {}               // NOLINT
+  ModelOutput(Predictions predictions)                                                     // NOLINT
+      requires(!std::is_same_v<Raw, Predictions>)
+      : content_(std::in_place_index<2>, std::move(predictions)) {}
 
   Mode mode() const { return static_cast<Mode>(content_.index()); }
   // Throw InvalidArgument, naming both modes, when forward ran in another one.

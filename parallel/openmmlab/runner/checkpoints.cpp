@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/parallel/openmmlab/runner/checkpoint_file.h"
-#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <utility>
 
-#include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/parallel/openmmlab/runner/checkpoint_file.h"
-#include "lockstep/runtime/whole_file.h"
+#include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep {
 namespace {

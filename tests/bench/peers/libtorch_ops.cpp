@@ -1,5 +1,5 @@
-// The small operations of `lockstep-bench ops`, by libtorch, for comparison. Not part of the build: scripts/bench_libtorch
-// compiles it against a Python installation of PyTorch and runs both.
+// The small operations of `lockstep-bench ops`, by libtorch, for comparison. Not part of the build:
+// scripts/bench_libtorch compiles it against a Python installation of PyTorch and runs both.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -43,9 +43,9 @@ int main() {
   print("add, 16 floats, recorded", microseconds(kCalls, [&] { torch::add(leaf, b); }));
   const torch::Tensor ones = torch::ones({16});
   print("chain of 1,000 adds, forward and backward, per add", microseconds(5, [&] {
-          torch::Tensor x = leaf;
-          for (int i = 0; i < kChain; ++i) x = x + b;
-          x.backward(ones);
-          leaf.mutable_grad().reset();
-        }) / kChain);
+                                                                torch::Tensor x = leaf;
+                                                                for (int i = 0; i < kChain; ++i) x = x + b;
+                                                                x.backward(ones);
+                                                                leaf.mutable_grad().reset();
+                                                              }) / kChain);
 }

@@ -20,8 +20,8 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 
@@ -121,7 +121,8 @@ const std::vector<Phase>& phases() {
       {"replica",
        [](State& s) {
          const NoGrad no_grad;
-         for (const Parameter& parameter : s.parameters()) parameter.tensor().mul_(1);  // to be refreshed; the same values
+         for (const Parameter& parameter : s.parameters())
+           parameter.tensor().mul_(1);  // to be refreshed; the same values
          const auto replicas = replicate(s.net->module(), s.devices);
          s.answer = replicas.back()(s.ids.to(s.devices.back()));
        },
@@ -391,7 +392,8 @@ int main(int argc, char** argv) {
         for (std::int64_t begin = 1;;) {
           draw = draw * 6364136223846793005u + 1442695040888963407u;
           const std::int64_t k =
-              options.k ? options.k : begin + static_cast<std::int64_t>((draw >> 33) % static_cast<std::uint64_t>(among));
+              options.k ? options.k
+                        : begin + static_cast<std::int64_t>((draw >> 33) % static_cast<std::uint64_t>(among));
           current_k = k;
           ++trials;
           Outcome outcome;

@@ -8,8 +8,8 @@
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/kernels/api.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/memory/allocator.h"
 
 namespace drill {
 namespace {

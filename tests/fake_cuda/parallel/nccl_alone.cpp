@@ -33,7 +33,8 @@ TEST_CASE("NCCL alone: one rank does what every communicator must do") {
   for (const conformance::Check& check : conformance::checks()) {
     const std::string name = check.name;
     // Two and more ranks are what these are about.
-    if (name.find("rounded once") != std::string::npos || name.find("order of the ranks") != std::string::npos) continue;
+    if (name.find("rounded once") != std::string::npos || name.find("order of the ranks") != std::string::npos)
+      continue;
     DYNAMIC_SECTION(check.name) { check.run(one); }
   }
 }

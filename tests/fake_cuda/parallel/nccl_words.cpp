@@ -8,8 +8,8 @@ using namespace lockstep;
 TEST_CASE("nccl: the words of a failure come back as they were") {
   for (const CommError& error :
        {CommError(-1, "store", "the store is gone"), CommError(3, "all_reduce", "first line\nsecond: line\n"),
-        CommError(0, "send", ""),
-        CommError(2, "abort", "rank 2 aborted: out of ideas"), CommError(2, "abort", "rank 2: rank 2 "), CommError(1'000'000, "make_nccl_communicator", "[x] rank 1: y")}) {
+        CommError(0, "send", ""), CommError(2, "abort", "rank 2 aborted: out of ideas"),
+        CommError(2, "abort", "rank 2: rank 2 "), CommError(1'000'000, "make_nccl_communicator", "[x] rank 1: y")}) {
     const auto store = make_local_store();
     nccl::Board(store, 0, 2).report(error);
     const std::optional<CommError> got = nccl::Board(store, 1, 2).failure();

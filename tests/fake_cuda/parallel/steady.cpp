@@ -1,8 +1,8 @@
 // A step beside a collective that spins on the devices must not do what waits for it.
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/parallel/data_parallel.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"

@@ -8,11 +8,11 @@
 
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/copy/peer.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/copy/peer.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
 
@@ -231,7 +231,8 @@ TEST_CASE("logical devices of one GPU do not use each other's memory", "[.logica
   const Owned mine(allocate(stream, 64)), others(allocate(default_stream(other), 64));
   const auto fill = [&](void* memory) {
     fake_cuda::checked_table().fill(
-        stream, {.out = {{.data = memory, .shape = {16}, .strides = {1}, .device = device, .present = true}}, .value = 1});
+        stream,
+        {.out = {{.data = memory, .shape = {16}, .strides = {1}, .device = device, .present = true}}, .value = 1});
     synchronize(stream);
     return fake_cuda::take_failures();
   };

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
 

@@ -1,5 +1,6 @@
 // The index arithmetic of the CUDA kernels, which also runs on the host.
 #include "lockstep/kernels/cuda/offsets.h"
+
 #include "support/catch.h"
 
 using namespace lockstep;

@@ -11,13 +11,11 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
     std::int64_t keys, value_size;
     Layout layout;
   };
-  const std::vector<Problem> problems = {{{1, 1, 1, 1}, 1, 1, Layout::contiguous},
-                                         {{2, 3, 33, 20}, 47, 12, Layout::transposed},
-                                         {{1, 2, 70, 16}, 65, 40, Layout::slice},
-                                         {{1, 1, 5, 256}, 40, 256, Layout::contiguous},
-                                         {{2, 2, 9, 3}, 7, 5, Layout::broadcast},
-                                         {{2, 1, 3, 4}, 0, 5, Layout::contiguous},
-                                         {{2, 1, 0, 4}, 3, 5, Layout::contiguous}};
+  const std::vector<Problem> problems = {
+      {{1, 1, 1, 1}, 1, 1, Layout::contiguous}, {{2, 3, 33, 20}, 47, 12, Layout::transposed},
+      {{1, 2, 70, 16}, 65, 40, Layout::slice},  {{1, 1, 5, 256}, 40, 256, Layout::contiguous},
+      {{2, 2, 9, 3}, 7, 5, Layout::broadcast},  {{2, 1, 3, 4}, 0, 5, Layout::contiguous},
+      {{2, 1, 0, 4}, 3, 5, Layout::contiguous}};
   enum class Mask { none, allowed, added };
   for (const Problem& p : problems)
     for (const DType dtype : kFloatingDTypes)
@@ -44,10 +42,10 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
                                .causal = causal,
                                .dropout = {dropout, 5, 6}};
             if (kind != Mask::none) args.mask = mask.in();
-            const std::string what =
-                cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind), causal ? " causal" : "",
-                    " dropout ", dropout);
-            check_parity(compare_with_host(&KernelTable::attention, args, {&q, &k, &v, &mask, &out, &lse}, 16, 4), what);
+            const std::string what = cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind),
+                                         causal ? " causal" : "", " dropout ", dropout);
+            check_parity(compare_with_host(&KernelTable::attention, args, {&q, &k, &v, &mask, &out, &lse}, 16, 4),
+                         what);
             const AttentionGradArgs grad{.dout = dout.in(),
                                          .q = q.in(),
                                          .k = k.in(),
@@ -102,20 +100,22 @@ TEST_CASE("CUDA parity: cells of recurrent networks", "[cuda][parity]") {
         TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, four), dbefore(dtype, state);
         gates.fill_random(1, -4, 4), before.fill_random(2), dh.fill_random(3), dc.fill_random(4);
         LstmCellArgs args{gates.in(), before.in(), activated.out(), h.out(), c.out()};
-        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &activated, &h, &c}, 8, 1), what);
+        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &activated, &h, &c}, 8, 1),
+                     what);
         args.activated = {};
         check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &h, &c}, 8, 1), what);
-        LstmCellGradArgs grad{dh.in(),        dc.in(),        {activated.view()}, before.in(),
+        LstmCellGradArgs grad{dh.in(),    dc.in(),      {activated.view()}, before.in(),
                               {c.view()}, dgates.out(), dbefore.out()};
         check_parity(compare_with_host(&KernelTable::lstm_cell_grad, grad,
                                        {&dh, &dc, &activated, &before, &c, &dgates, &dbefore}, 16, 1),
                      what + " grad");
         grad.dc = {}, grad.dc_before = {};
-        check_parity(compare_with_host(&KernelTable::lstm_cell_grad, grad, {&dh, &activated, &before, &c, &dgates}, 16,
-                                       1),
-                     what + " grad of h");
+        check_parity(
+            compare_with_host(&KernelTable::lstm_cell_grad, grad, {&dh, &activated, &before, &c, &dgates}, 16, 1),
+            what + " grad of h");
       }
-      TestTensor input(dtype, three), hidden(dtype, three), before(dtype, state), activated(dtype, three), h(dtype, state);
+      TestTensor input(dtype, three), hidden(dtype, three), before(dtype, state), activated(dtype, three),
+          h(dtype, state);
       TestTensor dh(dtype, state), dinput(dtype, three), dhidden(dtype, three), dbefore(dtype, state);
       input.fill_random(1, -4, 4), hidden.fill_random(2), before.fill_random(3), dh.fill_random(4);
       GruCellArgs args{input.in(), hidden.in(), before.in(), activated.out(), h.out()};
@@ -123,7 +123,7 @@ TEST_CASE("CUDA parity: cells of recurrent networks", "[cuda][parity]") {
                    what);
       args.activated = {};
       check_parity(compare_with_host(&KernelTable::gru_cell, args, {&input, &hidden, &before, &h}, 8, 1), what);
-      GruCellGradArgs grad{dh.in(),      {activated.view()}, hidden.in(), before.in(),
+      GruCellGradArgs grad{dh.in(),      {activated.view()}, hidden.in(),  before.in(),
                            dinput.out(), dhidden.out(),      dbefore.out()};
       check_parity(compare_with_host(&KernelTable::gru_cell_grad, grad,
                                      {&dh, &activated, &hidden, &before, &dinput, &dhidden, &dbefore}, 16, 1),

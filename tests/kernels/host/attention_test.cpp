@@ -80,10 +80,12 @@ Naive naive(const AttentionArgs& a, const TestTensor& q, const TestTensor& k, co
 
 void check_attention(DType dtype, const Problem& p, Mask kind, Layout layout, double dropout) {
   TestTensor q(dtype, {p.batch, p.heads, p.queries, p.key_size}, layout),
-      k(dtype, {p.batch, p.heads, p.keys, p.key_size}, layout), v(dtype, {p.batch, p.heads, p.keys, p.value_size}, layout),
+      k(dtype, {p.batch, p.heads, p.keys, p.key_size}, layout),
+      v(dtype, {p.batch, p.heads, p.keys, p.value_size}, layout),
       dout(dtype, {p.batch, p.heads, p.queries, p.value_size}, layout);
   TestTensor mask(kind == Mask::allowed ? DType::boolean : dtype, {p.batch, p.heads, p.queries, p.keys}, layout);
-  TestTensor out(dtype, dout.shape()), lse(dtype == DType::f64 ? DType::f64 : DType::f32, {p.batch, p.heads, p.queries});
+  TestTensor out(dtype, dout.shape()),
+      lse(dtype == DType::f64 ? DType::f64 : DType::f32, {p.batch, p.heads, p.queries});
   TestTensor dq(dtype, q.shape()), dk(dtype, k.shape()), dv(dtype, v.shape());
   q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(4), mask.fill_random(5);
   AttentionArgs args{.q = q.in(),
@@ -97,8 +99,8 @@ void check_attention(DType dtype, const Problem& p, Mask kind, Layout layout, do
                      .dropout = {dropout, 7, 11}};
   if (kind == Mask::allowed || kind == Mask::added) args.mask = mask.in();
   const Naive want = naive(args, q, k, v, mask, dout);
-  INFO(cat(dtype, " ", out.shape(), " keys ", p.keys, " mask ", static_cast<int>(kind), " ", name_of(layout), " dropout ",
-           dropout));
+  INFO(cat(dtype, " ", out.shape(), " keys ", p.keys, " mask ", static_cast<int>(kind), " ", name_of(layout),
+           " dropout ", dropout));
   const auto of = [](const std::vector<double>& values) {
     return [&values](std::int64_t i) { return values[static_cast<std::size_t>(i)]; };
   };
@@ -150,14 +152,14 @@ TEST_CASE("attention goes through several tiles of queries and keys") {
 
 TEST_CASE("attention of nothing") {
   for (const Problem& p : {Problem{0, 2, 3, 4, 5, 6}, Problem{2, 2, 0, 4, 5, 6}, Problem{2, 1, 3, 0, 5, 6}})
-    for (const DType dtype : {DType::f32, DType::bf16})
-      check_attention(dtype, p, Mask::none, Layout::contiguous, 0);
+    for (const DType dtype : {DType::f32, DType::bf16}) check_attention(dtype, p, Mask::none, Layout::contiguous, 0);
 }
 
 TEST_CASE("a query that sees no key gets zeros and gives none") {
   for (const DType dtype : kFloatingDTypes) {
     const Shape shape{1, 1, 3, 2};
-    TestTensor q(dtype, shape), k(dtype, shape), v(dtype, shape), dout(dtype, shape), mask(DType::boolean, {1, 1, 3, 3});
+    TestTensor q(dtype, shape), k(dtype, shape), v(dtype, shape), dout(dtype, shape),
+        mask(DType::boolean, {1, 1, 3, 3});
     TestTensor out(dtype, shape), lse(dtype == DType::f64 ? DType::f64 : DType::f32, {1, 1, 3});
     TestTensor dq(dtype, shape), dk(dtype, shape), dv(dtype, shape);
     q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(4);

@@ -59,7 +59,8 @@ void for_each_product(const Problem& p, F&& f) {
 
 std::string compare(const TestTensor& got, const std::vector<double>& want, double terms) {
   const double tolerance = size_of(got.dtype()) == 2 ? 4 : 4 + terms / 2;
-  return mismatch(got, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance);
+  return mismatch(
+      got, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance);
 }
 
 }  // namespace

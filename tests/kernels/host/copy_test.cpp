@@ -52,7 +52,8 @@ TEST_CASE("fill writes every element and nothing else", "[fill]") {
         TestTensor y(dtype, shape, layout);
         run(&KernelTable::fill, {.out = y.out(), .value = 3.5, .integer = 3});
         const double want = is_floating(dtype) ? 3.5 : dtype == DType::boolean ? 1 : 3;
-        CHECK(mismatch(y, [&](std::int64_t) { return want; }, 0) == "");
+        CHECK(mismatch(
+                  y, [&](std::int64_t) { return want; }, 0) == "");
       }
   TestTensor big(DType::i64, {3});
   run(&KernelTable::fill, {.out = big.out(), .value = 0, .integer = (std::int64_t{1} << 62) + 1});
@@ -65,7 +66,8 @@ TEST_CASE("arange", "[arange]") {
     for (const Layout layout : {Layout::contiguous, Layout::slice}) {
       TestTensor y(dtype, {50}, layout);
       run(&KernelTable::arange, {.out = y.out(), .start = 3, .step = 2});
-      CHECK(mismatch(y, [](std::int64_t i) { return 3.0 + 2.0 * i; }, 0) == "");
+      CHECK(mismatch(
+                y, [](std::int64_t i) { return 3.0 + 2.0 * i; }, 0) == "");
     }
   }
   TestTensor y(DType::f64, {4}), empty(DType::f32, {0}), exact(DType::i64, {3});

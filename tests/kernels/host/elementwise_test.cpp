@@ -7,14 +7,17 @@ using namespace support;
 
 namespace {
 
-const std::vector<Shape> kShapes = {{},     {0},       {1},          {7},       {33},          {1027},
-                                    {3, 5}, {2, 3, 4}, {17, 1, 9},   {4, 0, 3}, {2, 1, 3, 600}};
+const std::vector<Shape> kShapes = {{},     {0},       {1},        {7},       {33},          {1027},
+                                    {3, 5}, {2, 3, 4}, {17, 1, 9}, {4, 0, 3}, {2, 1, 3, 600}};
 
 std::int64_t wrap(DType dtype, std::int64_t value) {
   switch (dtype) {
-    case DType::i32: return static_cast<std::int32_t>(static_cast<std::uint32_t>(value));
-    case DType::u8: return static_cast<std::uint8_t>(value);
-    default: return value;
+    case DType::i32:
+      return static_cast<std::int32_t>(static_cast<std::uint32_t>(value));
+    case DType::u8:
+      return static_cast<std::uint8_t>(value);
+    default:
+      return value;
   }
 }
 
@@ -31,7 +34,9 @@ constexpr double kA = 1.5, kB = 1.75;  // the scalars of the ops that have them
 const std::vector<UnaryCase> kUnary = {
     {UnaryOp::neg, "neg", [](double x) { return -x; }, -2, 2, true},
     {UnaryOp::abs, "abs", [](double x) { return std::fabs(x); }, -5, 5, true},
-    {UnaryOp::sign, "sign", [](double x) { return x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0; }, -3, 3, true},
+    {UnaryOp::sign, "sign", [](double x) { return x > 0   ? 1.0
+                                                  : x < 0 ? -1.0
+                                                          : 0.0; }, -3, 3, true},
     {UnaryOp::exp, "exp", [](double x) { return std::exp(x); }, -5, 5, false, 2},
     {UnaryOp::log, "log", [](double x) { return std::log(x); }, 0.01, 9, false, 2},
     {UnaryOp::sqrt, "sqrt", [](double x) { return std::sqrt(x); }, 0, 9, false, 1},
@@ -44,10 +49,11 @@ const std::vector<UnaryCase> kUnary = {
     {UnaryOp::sigmoid, "sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }, -9, 9, false, 3},
     {UnaryOp::relu, "relu", [](double x) { return std::max(x, 0.0); }, -3, 3, true},
     {UnaryOp::softplus, "softplus", [](double x) { return std::log1p(std::exp(x)); }, -9, 9, false, 3},
-    {UnaryOp::gelu_exact, "gelu_exact", [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }, -4, 4, false, 24},  // erfc magnifies the rounding of its argument
+    {UnaryOp::gelu_exact, "gelu_exact", [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }, -4, 4, false,
+     24},  // erfc magnifies the rounding of its argument
     {UnaryOp::gelu_tanh, "gelu_tanh",
-     [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); }, -3, 3,
-     false, 12},  // the polynomial's rounding is amplified by exp
+     [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); }, -3,
+     3, false, 12},  // the polynomial's rounding is amplified by exp
     {UnaryOp::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }, -9, 9, false, 3},
     {UnaryOp::log1p, "log1p", [](double x) { return std::log1p(x); }, -0.9, 9, false, 2},
     {UnaryOp::expm1, "expm1", [](double x) { return std::expm1(x); }, -5, 5, false, 2},
@@ -202,24 +208,35 @@ const std::vector<BinaryCase> kBinary = {
     {BinaryOp::logical_xor, "logical_xor", [](double x, double y) { return (x != 0) != (y != 0) ? 1.0 : 0.0; },
      BinaryCase::all, true},
     {BinaryOp::relu_grad, "relu_grad", [](double x, double y) { return y <= 0 ? 0.0 : x; }, BinaryCase::floats},
-    {BinaryOp::tanh_grad, "tanh_grad", [](double x, double y) { return x * (1 - y * y); }, BinaryCase::floats, false, 16},
+    {BinaryOp::tanh_grad, "tanh_grad", [](double x, double y) { return x * (1 - y * y); }, BinaryCase::floats, false,
+     16},
     {BinaryOp::sigmoid_grad, "sigmoid_grad", [](double x, double y) { return x * y * (1 - y); }, BinaryCase::floats,
      false, 16},
     {BinaryOp::softplus_grad, "softplus_grad", [](double x, double y) { return x / (1 + std::exp(-y)); },
      BinaryCase::floats, false, 16},
-    {BinaryOp::silu_grad, "silu_grad", [](double x, double y) {
+    {BinaryOp::silu_grad, "silu_grad",
+     [](double x, double y) {
        const double s = 1 / (1 + std::exp(-y));
-       return x * s * (1 + y * (1 - s)); }, BinaryCase::floats, false, 16},
-    {BinaryOp::gelu_grad, "gelu_grad", [](double x, double y) {
-       return x * (0.5 * std::erfc(-y / std::sqrt(2)) + y * std::exp(-y * y / 2) / std::sqrt(2 * std::acos(-1.0))); },
+       return x * s * (1 + y * (1 - s));
+     },
      BinaryCase::floats, false, 16},
-    {BinaryOp::gelu_tanh_grad, "gelu_tanh_grad", [](double x, double y) {
+    {BinaryOp::gelu_grad, "gelu_grad",
+     [](double x, double y) {
+       return x * (0.5 * std::erfc(-y / std::sqrt(2)) + y * std::exp(-y * y / 2) / std::sqrt(2 * std::acos(-1.0)));
+     },
+     BinaryCase::floats, false, 16},
+    {BinaryOp::gelu_tanh_grad, "gelu_tanh_grad",
+     [](double x, double y) {
        const double k = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(k * (y + 0.044715 * y * y * y));
-       return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y)); },
+       return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y));
+     },
      BinaryCase::floats, false, 16},
-    {BinaryOp::smooth_l1, "smooth_l1", [](double x, double y) {
+    {BinaryOp::smooth_l1, "smooth_l1",
+     [](double x, double y) {
        const double d = std::fabs(x - y);
-       return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2; }, BinaryCase::floats, false, 16},
+       return d < kAlpha ? d * d / (2 * kAlpha) : d - kAlpha / 2;
+     },
+     BinaryCase::floats, false, 16},
 };
 
 bool legal(const BinaryCase& c, DType dtype) {
@@ -236,30 +253,30 @@ TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
       for (const Shape& shape : kShapes)
         for (const Layout x_layout : kInputLayouts)
           for (const Layout y_layout : kInputLayouts) {
-              // Every pair of one input's layout with the output's, and of the inputs' layouts.
-              const Layout out_layout = kOutputLayouts[(static_cast<int>(x_layout) + static_cast<int>(y_layout)) % 3];
-              TestTensor x(dtype, shape, x_layout), y(dtype, shape, y_layout);
-              TestTensor z(c.predicate ? DType::boolean : dtype, shape, out_layout);
-              const bool positive = c.op == BinaryOp::pow || c.op == BinaryOp::div;
-              // Few values for predicates, so that equal ones occur.
-              x.fill_random(3, positive ? 0.5 : -2, 2);
-              y.fill_random(11, positive ? 0.5 : -2, 2);
-              if (c.predicate) {
-                x.fill([&, copy = x.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
-                y.fill([&, copy = y.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
-              }
-              run(&KernelTable::binary, {.op = c.op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = kAlpha});
-              const auto want = [&](std::int64_t i) {
-                const double value = c.reference(x[i], y[i]);
-                return c.predicate || is_floating(dtype) || dtype == DType::boolean
-                           ? value
-                           : static_cast<double>(wrap(dtype, static_cast<std::int64_t>(value)));
-              };
-              // The absolute part covers sums that cancel.
-              const std::string error = mismatch(z, want, c.tolerance, c.tolerance);
-              INFO(c.name << " " << name_of(x_layout) << ", " << name_of(y_layout) << " to " << name_of(out_layout));
-              if (!error.empty()) FAIL(error);
+            // Every pair of one input's layout with the output's, and of the inputs' layouts.
+            const Layout out_layout = kOutputLayouts[(static_cast<int>(x_layout) + static_cast<int>(y_layout)) % 3];
+            TestTensor x(dtype, shape, x_layout), y(dtype, shape, y_layout);
+            TestTensor z(c.predicate ? DType::boolean : dtype, shape, out_layout);
+            const bool positive = c.op == BinaryOp::pow || c.op == BinaryOp::div;
+            // Few values for predicates, so that equal ones occur.
+            x.fill_random(3, positive ? 0.5 : -2, 2);
+            y.fill_random(11, positive ? 0.5 : -2, 2);
+            if (c.predicate) {
+              x.fill([&, copy = x.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
+              y.fill([&, copy = y.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
             }
+            run(&KernelTable::binary, {.op = c.op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = kAlpha});
+            const auto want = [&](std::int64_t i) {
+              const double value = c.reference(x[i], y[i]);
+              return c.predicate || is_floating(dtype) || dtype == DType::boolean
+                         ? value
+                         : static_cast<double>(wrap(dtype, static_cast<std::int64_t>(value)));
+            };
+            // The absolute part covers sums that cancel.
+            const std::string error = mismatch(z, want, c.tolerance, c.tolerance);
+            INFO(c.name << " " << name_of(x_layout) << ", " << name_of(y_layout) << " to " << name_of(out_layout));
+            if (!error.empty()) FAIL(error);
+          }
     }
 }
 
@@ -281,7 +298,8 @@ TEST_CASE("binary edges", "[elementwise]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const DType dtype : kFloatingDTypes) {
     const auto apply = [&](BinaryOp op, double a, double b) {
-      TestTensor x(dtype, {9}), y(dtype, {9}), z(op >= BinaryOp::eq && op <= BinaryOp::ge ? DType::boolean : dtype, {9});
+      TestTensor x(dtype, {9}), y(dtype, {9}),
+          z(op >= BinaryOp::eq && op <= BinaryOp::ge ? DType::boolean : dtype, {9});
       x.fill([&](std::int64_t) { return a; });
       y.fill([&](std::int64_t) { return b; });
       run(&KernelTable::binary, {.op = op, .x = x.in(), .y = y.in(), .out = z.out()});
@@ -341,7 +359,8 @@ TEST_CASE("floor_div, remainder and smooth_l1", "[elementwise]") {
   const double least = std::numeric_limits<std::int32_t>::min();
   CHECK(binary(BinaryOp::floor_div, DType::i32, {least, 5, -5}, {-1, 0, 0}) == Doubles{least, 0, 0});
   CHECK(binary(BinaryOp::remainder, DType::i32, {least, 5, -5}, {-1, 0, 0}) == Doubles{0, 5, -5});
-  CHECK(binary(BinaryOp::floor_div, DType::f64, {1, -1, 0.7, std::numeric_limits<double>::infinity()}, {0, 0, 0.1, 1})[0] == std::numeric_limits<double>::infinity());
+  CHECK(binary(BinaryOp::floor_div, DType::f64, {1, -1, 0.7, std::numeric_limits<double>::infinity()},
+               {0, 0, 0.1, 1})[0] == std::numeric_limits<double>::infinity());
   CHECK(binary(BinaryOp::floor_div, DType::f64, {-1}, {0})[0] == -std::numeric_limits<double>::infinity());
   // 0.7 / 0.1 rounds to 7, but 0.7 is less than 7 times 0.1: what is left of it is almost 0.1.
   CHECK(binary(BinaryOp::floor_div, DType::f64, {0.7}, {0.1})[0] == 6);
@@ -368,7 +387,8 @@ TEST_CASE("where picks elements of every dtype", "[elementwise]") {
             x.fill_random(2);
             y.fill_random(3);
             run(&KernelTable::where, {.condition = condition.in(), .x = x.in(), .y = y.in(), .out = z.out()});
-            const std::string error = mismatch(z, [&](std::int64_t i) { return condition[i] != 0 ? x[i] : y[i]; }, 0);
+            const std::string error = mismatch(
+                z, [&](std::int64_t i) { return condition[i] != 0 ? x[i] : y[i]; }, 0);
             if (!error.empty()) FAIL(error);
           }
 }

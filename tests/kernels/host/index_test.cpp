@@ -30,7 +30,12 @@ struct Problem {
   int dim;
 };
 const std::vector<Problem> kProblems = {
-    {{5}, {9}, 0}, {{5}, {0}, 0}, {{4, 6}, {4, 3}, 1}, {{4, 6}, {2, 6}, 0}, {{3, 4, 5}, {3, 7, 5}, 1}, {{3, 4, 5}, {2, 4, 1}, 2},
+    {{5}, {9}, 0},
+    {{5}, {0}, 0},
+    {{4, 6}, {4, 3}, 1},
+    {{4, 6}, {2, 6}, 0},
+    {{3, 4, 5}, {3, 7, 5}, 1},
+    {{3, 4, 5}, {2, 4, 1}, 2},
 };
 
 }  // namespace
@@ -51,7 +56,8 @@ TEST_CASE("gather and scatter_add agree with one element at a time", "[index]") 
               at[p.dim] = index.integer(i);
               return at;
             };
-            const std::string error = mismatch(y, [&](std::int64_t i) { return x.at(source(i)); }, 0);
+            const std::string error = mismatch(
+                y, [&](std::int64_t i) { return x.at(source(i)); }, 0);
             if (!error.empty()) FAIL(error);
 
             if (dtype == DType::boolean) continue;
@@ -59,10 +65,11 @@ TEST_CASE("gather and scatter_add agree with one element at a time", "[index]") 
             add.fill([](std::int64_t i) { return static_cast<double>(i % 5); });
             sums.fill([](std::int64_t i) { return static_cast<double>(i % 3); });
             std::vector<double> want = sums.values();
-            for (std::int64_t i = 0; i < add.count(); ++i) want[static_cast<std::size_t>(row_major(source(i), p.in))] += add[i];
+            for (std::int64_t i = 0; i < add.count(); ++i)
+              want[static_cast<std::size_t>(row_major(source(i), p.in))] += add[i];
             run(&KernelTable::scatter_add, {.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = p.dim});
-            const std::string sum_error =
-                mismatch(sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
+            const std::string sum_error = mismatch(
+                sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
             if (!sum_error.empty()) FAIL("scatter_add: " << sum_error);
           }
 }
@@ -76,7 +83,8 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
             for (const Layout out_layout : kOutputLayouts) {
               Shape selected = shape;
               selected[dim] = count;
-              TestTensor x(dtype, shape, layout), index(DType::i64, {count}, Layout::slice), y(dtype, selected, out_layout);
+              TestTensor x(dtype, shape, layout), index(DType::i64, {count}, Layout::slice),
+                  y(dtype, selected, out_layout);
               x.fill_random(1);
               fill_indices(index, shape[dim]);
               const auto source = [&](std::int64_t i) {
@@ -86,7 +94,8 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
               };
               INFO(to_string(dtype) << " " << to_string(shape) << " dim " << dim << " count " << count);
               run(&KernelTable::index_select, {.in = x.in(), .index = index.in(), .out = y.out(), .dim = dim});
-              const std::string error = mismatch(y, [&](std::int64_t i) { return x.at(source(i)); }, 0);
+              const std::string error = mismatch(
+                  y, [&](std::int64_t i) { return x.at(source(i)); }, 0);
               if (!error.empty()) FAIL(error);
 
               if (dtype == DType::boolean) continue;
@@ -94,10 +103,11 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
               add.fill([](std::int64_t i) { return static_cast<double>(i % 5); });
               sums.fill([](std::int64_t i) { return static_cast<double>(i % 3); });
               std::vector<double> want = sums.values();
-              for (std::int64_t i = 0; i < add.count(); ++i) want[static_cast<std::size_t>(row_major(source(i), shape))] += add[i];
+              for (std::int64_t i = 0; i < add.count(); ++i)
+                want[static_cast<std::size_t>(row_major(source(i), shape))] += add[i];
               run(&KernelTable::index_add, {.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = dim});
-              const std::string sum_error =
-                  mismatch(sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
+              const std::string sum_error = mismatch(
+                  sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
               if (!sum_error.empty()) FAIL("index_add: " << sum_error);
             }
 }

@@ -10,9 +10,9 @@ struct Problem {
   std::int64_t batch, m, n, k;
 };
 const std::vector<Problem> kProblems = {
-    {1, 1, 1, 1},   {1, 4, 5, 3},    {1, 16, 16, 16}, {1, 7, 17, 33},  {1, 1, 64, 40}, {1, 64, 1, 40}, {2, 3, 4, 5},
-    {3, 30, 20, 50}, {1, 33, 65, 300}, {1, 130, 70, 20}, {1, 5, 2100, 9}, {0, 3, 3, 3}, {1, 0, 3, 3},   {1, 3, 0, 3},
-    {2, 3, 4, 0},   {1, 128, 128, 600},
+    {1, 1, 1, 1}, {1, 4, 5, 3},    {1, 16, 16, 16},  {1, 7, 17, 33},     {1, 1, 64, 40},  {1, 64, 1, 40},
+    {2, 3, 4, 5}, {3, 30, 20, 50}, {1, 33, 65, 300}, {1, 130, 70, 20},   {1, 5, 2100, 9}, {0, 3, 3, 3},
+    {1, 0, 3, 3}, {1, 3, 0, 3},    {2, 3, 4, 0},     {1, 128, 128, 600},
 };
 
 // [batch, m, n] in double.
@@ -49,7 +49,8 @@ TEST_CASE("matmul agrees with the sum over k", "[matmul]") {
         for (const Layout b_layout : kInputLayouts)
           for (const Layout out_layout : kOutputLayouts) {
             const bool big = p.m * p.n * p.k > 100000;
-            if (big && (a_layout == Layout::broadcast || out_layout != Layout::contiguous) && dtype != DType::f32) continue;
+            if (big && (a_layout == Layout::broadcast || out_layout != Layout::contiguous) && dtype != DType::f32)
+              continue;
             TestTensor a(dtype, {p.batch, p.m, p.k}, a_layout), b(dtype, {p.batch, p.k, p.n}, b_layout);
             TestTensor out(dtype, {p.batch, p.m, p.n}, out_layout), bias(dtype, {p.n}, Layout::slice);
             a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3, -1, 1);
@@ -145,6 +146,7 @@ TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]"
     top.shape[1] = rows;
     TestTensor part(DType::f64, {1, rows, 30});
     run(&KernelTable::matmul, {.a = {top}, .b = b.in(), .out = part.inout()});
-    CHECK(mismatch(part, [&](std::int64_t i) { return out[i]; }, 0) == "");
+    CHECK(mismatch(
+              part, [&](std::int64_t i) { return out[i]; }, 0) == "");
   }
 }

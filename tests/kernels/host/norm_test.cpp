@@ -17,7 +17,8 @@ Statistics statistics(const TestTensor& x, std::int64_t channel) {
   for (std::int64_t n = 0; n < batch; ++n)
     for (std::int64_t l = 0; l < length; ++l) mean += x.at({n, channel, l}) / count;
   for (std::int64_t n = 0; n < batch; ++n)
-    for (std::int64_t l = 0; l < length; ++l) squares += (x.at({n, channel, l}) - mean) * (x.at({n, channel, l}) - mean);
+    for (std::int64_t l = 0; l < length; ++l)
+      squares += (x.at({n, channel, l}) - mean) * (x.at({n, channel, l}) - mean);
   return {static_cast<double>(mean), static_cast<double>(squares / count)};
 }
 
@@ -40,23 +41,40 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
         x.fill_random(1, 0, 4), weight.fill_random(2, 0.5, 1.5), bias.fill_random(3);
         running_mean.fill_random(4), running_var.fill_random(5, 1, 2);
         const TestTensor old_mean = running_mean, old_var = running_var;
-        BatchNormArgs args{.x = x.in(), .running_mean = running_mean.inout(), .running_var = running_var.inout(),
-                           .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(), .training = true,
-                           .momentum = kMomentum, .eps = kEps};
+        BatchNormArgs args{.x = x.in(),
+                           .running_mean = running_mean.inout(),
+                           .running_var = running_var.inout(),
+                           .y = y.out(),
+                           .mean = mean.out(),
+                           .inv_std = inv_std.out(),
+                           .training = true,
+                           .momentum = kMomentum,
+                           .eps = kEps};
         if (affine) args.weight = weight.in(), args.bias = bias.in();
         run(&KernelTable::batch_norm, args);
         const auto channel = [&](std::int64_t i) { return i / length % channels; };
         INFO(to_string(dtype) << " " << to_string(shape));
-        CHECK(mismatch(mean, [&](std::int64_t c) { return statistics(x, c).mean; }, 4, 4) == "");
-        CHECK(mismatch(inv_std, [&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); }, 8) == "");
-        CHECK(mismatch(running_mean, [&](std::int64_t c) {
-          return 0.9 * old_mean[c] + kMomentum * statistics(x, c).mean; }, 4, 4) == "");
-        CHECK(mismatch(running_var, [&](std::int64_t c) {
-          return 0.9 * old_var[c] + kMomentum * statistics(x, c).variance * count / (count - 1); }, 4, 4) == "");
-        CHECK(mismatch(y, [&](std::int64_t i) {
-          const Statistics s = statistics(x, channel(i));
-          const double normal = (x[i] - s.mean) / std::sqrt(s.variance + kEps);
-          return affine ? normal * weight[channel(i)] + bias[channel(i)] : normal; }, 8, 16) == "");
+        CHECK(mismatch(
+                  mean, [&](std::int64_t c) { return statistics(x, c).mean; }, 4, 4) == "");
+        CHECK(mismatch(
+                  inv_std, [&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); }, 8) == "");
+        CHECK(mismatch(
+                  running_mean, [&](std::int64_t c) { return 0.9 * old_mean[c] + kMomentum * statistics(x, c).mean; },
+                  4, 4) == "");
+        CHECK(mismatch(
+                  running_var,
+                  [&](std::int64_t c) {
+                    return 0.9 * old_var[c] + kMomentum * statistics(x, c).variance * count / (count - 1);
+                  },
+                  4, 4) == "");
+        CHECK(mismatch(
+                  y,
+                  [&](std::int64_t i) {
+                    const Statistics s = statistics(x, channel(i));
+                    const double normal = (x[i] - s.mean) / std::sqrt(s.variance + kEps);
+                    return affine ? normal * weight[channel(i)] + bias[channel(i)] : normal;
+                  },
+                  8, 16) == "");
 
         // The same without running statistics, and in evaluation with them.
         const auto trained = y.values();
@@ -69,10 +87,14 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
         const auto kept = running_var.values();
         run(&KernelTable::batch_norm, args);
         CHECK(running_var.values() == kept);
-        CHECK(mismatch(y, [&](std::int64_t i) {
-          const std::int64_t c = channel(i);
-          const double normal = (x[i] - running_mean[c]) / std::sqrt(running_var[c] + kEps);
-          return affine ? normal * weight[c] + bias[c] : normal; }, 8, 16) == "");
+        CHECK(mismatch(
+                  y,
+                  [&](std::int64_t i) {
+                    const std::int64_t c = channel(i);
+                    const double normal = (x[i] - running_mean[c]) / std::sqrt(running_var[c] + kEps);
+                    return affine ? normal * weight[c] + bias[c] : normal;
+                  },
+                  8, 16) == "");
       }
 }
 
@@ -88,8 +110,13 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
         x.fill_random(1, 0, 4), dy.fill_random(2, -1, 1), weight.fill_random(3, 0.5, 1.5);
         mean.fill([&](std::int64_t c) { return statistics(x, c).mean; });
         inv_std.fill([&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); });
-        BatchNormGradArgs args{.dy = dy.in(), .x = x.in(), .mean = mean.in(), .inv_std = inv_std.in(), .dx = dx.out(),
-                               .dweight = dweight.out(), .dbias = dbias.out()};
+        BatchNormGradArgs args{.dy = dy.in(),
+                               .x = x.in(),
+                               .mean = mean.in(),
+                               .inv_std = inv_std.in(),
+                               .dx = dx.out(),
+                               .dweight = dweight.out(),
+                               .dbias = dbias.out()};
         if (affine) args.weight = weight.in();
         run(&KernelTable::batch_norm_grad, args);
         std::vector<double> sums(static_cast<std::size_t>(channels)), products(sums.size());
@@ -101,8 +128,10 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
         }
         const auto at = [&](const std::vector<double>& v, std::int64_t c) { return v[static_cast<std::size_t>(c)]; };
         INFO(to_string(dtype) << " " << to_string(shape));
-        CHECK(mismatch(dbias, [&](std::int64_t c) { return at(sums, c); }, 2, 2 * std::sqrt(count)) == "");
-        CHECK(mismatch(dweight, [&](std::int64_t c) { return at(products, c); }, 4, 4 * std::sqrt(count)) == "");
+        CHECK(mismatch(
+                  dbias, [&](std::int64_t c) { return at(sums, c); }, 2, 2 * std::sqrt(count)) == "");
+        CHECK(mismatch(
+                  dweight, [&](std::int64_t c) { return at(products, c); }, 4, 4 * std::sqrt(count)) == "");
         const auto want_dx = [&](std::int64_t i) {
           const std::int64_t c = channel(i);
           return (affine ? weight[c] : 1.0) * inv_std[c] *
@@ -119,8 +148,13 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
 TEST_CASE("batch_norm statistics survive a large mean", "[batch_norm]") {
   TestTensor x(DType::f32, {64, 1, 100}), y(DType::f32, {64, 1, 100}), mean(DType::f32, {1}), inv_std(DType::f32, {1});
   x.fill([](std::int64_t i) { return 10000.0 + (i % 2 ? 0.25 : -0.25); });
-  run(&KernelTable::batch_norm, {.x = x.in(), .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(),
-                                 .training = true, .momentum = 0, .eps = 0});
+  run(&KernelTable::batch_norm, {.x = x.in(),
+                                 .y = y.out(),
+                                 .mean = mean.out(),
+                                 .inv_std = inv_std.out(),
+                                 .training = true,
+                                 .momentum = 0,
+                                 .eps = 0});
   CHECK(mean[0] == 10000);
   CHECK(inv_std[0] == 4);
 }

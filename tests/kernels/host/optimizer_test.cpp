@@ -45,7 +45,9 @@ TEST_CASE("sgd follows PyTorch's formulas", "[sgd]") {
         parameters.emplace_back(dtype, Shape{count}).fill_random(1);
         gradients.emplace_back(dtype, Shape{count});
         // What stands in the buffer before the first step must not matter.
-        buffers.emplace_back(dtype, Shape{count}).fill([](std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
+        buffers.emplace_back(dtype, Shape{count}).fill([](std::int64_t) {
+          return std::numeric_limits<double>::quiet_NaN();
+        });
         wanted.push_back(parameters.back().values());
         wanted_buffers.emplace_back(static_cast<std::size_t>(count));
       }
@@ -53,10 +55,11 @@ TEST_CASE("sgd follows PyTorch's formulas", "[sgd]") {
         SgdArgs args{{}, s.rate, s.momentum, s.dampening, s.decay, s.nesterov, s.maximize};
         for (std::size_t t = 0; t < parameters.size(); ++t) {
           gradients[t].fill_random(static_cast<std::uint64_t>(step) + 5);
-          args.tensors.push_back({parameters[t].inout(), gradients[t].in(),
-                                  s.momentum != 0 ? buffers[t].inout() : InOut{}, step == 0});
+          args.tensors.push_back(
+              {parameters[t].inout(), gradients[t].in(), s.momentum != 0 ? buffers[t].inout() : InOut{}, step == 0});
           for (std::size_t i = 0; i < wanted[t].size(); ++i) {
-            reference_step(s, step == 0, gradients[t][static_cast<std::int64_t>(i)], wanted[t][i], wanted_buffers[t][i]);
+            reference_step(s, step == 0, gradients[t][static_cast<std::int64_t>(i)], wanted[t][i],
+                           wanted_buffers[t][i]);
             // The state is stored in the dtype.
             wanted[t][i] = rounded(dtype, wanted[t][i]);
             if (size_of(dtype) == 2) wanted_buffers[t][i] = rounded(dtype, wanted_buffers[t][i]);
@@ -65,11 +68,13 @@ TEST_CASE("sgd follows PyTorch's formulas", "[sgd]") {
         run(&KernelTable::sgd, args);
         for (std::size_t t = 0; t < parameters.size(); ++t) {
           const double tolerance = 4 * (step + 1);
-          CHECK(mismatch(parameters[t], [&](std::int64_t i) { return wanted[t][static_cast<std::size_t>(i)]; }, tolerance,
-                         tolerance) == "");
+          CHECK(mismatch(
+                    parameters[t], [&](std::int64_t i) { return wanted[t][static_cast<std::size_t>(i)]; }, tolerance,
+                    tolerance) == "");
           if (s.momentum != 0)
-            CHECK(mismatch(buffers[t], [&](std::int64_t i) { return wanted_buffers[t][static_cast<std::size_t>(i)]; },
-                           tolerance, tolerance) == "");
+            CHECK(mismatch(
+                      buffers[t], [&](std::int64_t i) { return wanted_buffers[t][static_cast<std::size_t>(i)]; },
+                      tolerance, tolerance) == "");
         }
       }
     }

@@ -93,7 +93,7 @@ TEST_CASE("normal numbers", "[random]") {
     double one = 0, two = 0, far = 0;
     for (const double v : y.values()) {
       const double z = std::fabs(v - 2) / 3;
-      one += z < 1, two += z < 2, far += z > 4;
+      one += z < 1, two += z<2, far += z> 4;
     }
     CHECK(one / kCount == Approx(0.6827).margin(dtype == DType::bf16 ? 0.01 : 0.006));
     CHECK(two / kCount == Approx(0.9545).margin(dtype == DType::bf16 ? 0.006 : 0.003));
@@ -123,8 +123,9 @@ TEST_CASE("bernoulli and integers", "[random]") {
   CHECK(std::fabs(wide.mean) < 0x1p52 * 0.0065);
   CHECK(wide.lowest < -0x1p52 * 0.999);
   TestTensor y(DType::i64, {1});
-  CHECK_THROWS_AS(run(&KernelTable::random, {.kind = RandomKind::integer, .out = y.out(), .key = 1, .stream = 0, .a = 3, .b = 3}),
-                  InvalidArgument);
+  CHECK_THROWS_AS(
+      run(&KernelTable::random, {.kind = RandomKind::integer, .out = y.out(), .key = 1, .stream = 0, .a = 3, .b = 3}),
+      InvalidArgument);
 }
 
 TEST_CASE("an element depends on key, stream and position alone", "[random]") {

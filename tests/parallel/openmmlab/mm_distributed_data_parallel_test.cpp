@@ -2,8 +2,8 @@
 // they must.
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
 
-#include "lockstep/parallel/openmmlab/optim/amp_optim_wrapper.h"
 #include "lockstep/parallel/openmmlab/model/model_wrapper.h"
+#include "lockstep/parallel/openmmlab/optim/amp_optim_wrapper.h"
 #include "parallel/openmmlab/training_support.h"
 #include "support/watched.h"
 

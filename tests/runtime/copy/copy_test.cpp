@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
 
 using namespace lockstep;

@@ -1,4 +1,6 @@
 // What an asynchronous backend promises (docs/backend-contract.md), asked of the host modes async and strict.
+#include "lockstep/runtime/host/async_backend.h"
+
 #include <pthread.h>
 
 #include <csignal>
@@ -8,9 +10,8 @@
 #include <thread>
 
 #include "runtime/host_streams.h"
-#include "lockstep/runtime/host/async_backend.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace host_streams;
 
@@ -406,8 +407,9 @@ TEST_CASE("timing events measure, at least as long as the link takes") {
     CHECK(backend->elapsed_milliseconds(end.handle(), begin.handle()) <= -12);
     CHECK_THROWS_AS(backend->elapsed_milliseconds(begin.handle(), plain.handle()), InvalidArgument);
   }
-  CHECK_THROWS_AS(detail::make_host_backend({.devices = 2, .mode = HostMode::async, .links = {{Device::host(2), Device::cpu()}}}),
-                  InvalidArgument);
+  CHECK_THROWS_AS(
+      detail::make_host_backend({.devices = 2, .mode = HostMode::async, .links = {{Device::host(2), Device::cpu()}}}),
+      InvalidArgument);
 }
 
 TEST_CASE("copies over one link take turns, other links do not mind") {

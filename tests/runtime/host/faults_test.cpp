@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <thread>
 
-#include "runtime/host_streams.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/log.h"
 #include "lockstep/runtime/copy/peer.h"
-#include "support/catch.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "runtime/host_streams.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace host_streams;
 using detail::host_faults;
@@ -282,7 +282,8 @@ TEST_CASE("a trial that does not end in time keeps its memory until it does") {
   detail::forget_peers(Milliseconds(5));
   host_faults().hang_task(1);
   CHECK_FALSE(peer_copies(Device::host(4), Device::host(6)));
-  while (!host_faults().struck(4) && !host_faults().struck(6)) std::this_thread::yield();  // the trial, and nothing else
+  while (!host_faults().struck(4) && !host_faults().struck(6))
+    std::this_thread::yield();  // the trial, and nothing else
   Stream other(Device::host(4));
   MemoryBlock* block = nullptr;
   CHECK_NOTHROW(block = allocate(other, 64 << 10));  // not the trial's

@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
 #include "runtime/manual_backend.h"
 #include "support/catch.h"
 

@@ -10,8 +10,8 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/poison.h"
 #include "lockstep/runtime/memory/size_classes.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 

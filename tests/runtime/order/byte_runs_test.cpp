@@ -36,7 +36,8 @@ std::set<std::uintptr_t> bytes_by_hand(const MemoryUse& use) {
 TEST_CASE("the runs of a strided use are exactly its bytes") {
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {
-    MemoryUse use{.data = at(10'000), .element_bytes = std::size_t{1} << random() % 4, .rank = static_cast<int>(random() % 5)};
+    MemoryUse use{
+        .data = at(10'000), .element_bytes = std::size_t{1} << random() % 4, .rank = static_cast<int>(random() % 5)};
     for (int d = 0; d < use.rank; ++d) {
       use.sizes[d] = 1 + static_cast<int>(random() % 5);
       use.byte_strides[d] = static_cast<std::int64_t>(random() % 9 * (random() % 3 == 0 ? 1 : use.element_bytes));
@@ -64,7 +65,8 @@ TEST_CASE("dense uses are one run, whatever the order of their dimensions") {
   CHECK(count({.data = at(64), .element_bytes = 100}) == 1);
   CHECK(count({.data = at(64), .element_bytes = 4, .rank = 2, .sizes = {8, 16}, .byte_strides = {64, 4}}) == 1);
   CHECK(count({.data = at(64), .element_bytes = 4, .rank = 2, .sizes = {16, 8}, .byte_strides = {4, 64}}) == 1);
-  CHECK(count({.data = at(64), .element_bytes = 4, .rank = 3, .sizes = {8, 1000, 16}, .byte_strides = {64, 0, 4}}) == 1);
+  CHECK(count({.data = at(64), .element_bytes = 4, .rank = 3, .sizes = {8, 1000, 16}, .byte_strides = {64, 0, 4}}) ==
+        1);
   CHECK(count({.data = at(64), .element_bytes = 4, .rank = 2, .sizes = {8, 15}, .byte_strides = {64, 4}}) == 8);
 }
 
@@ -75,7 +77,10 @@ TEST_CASE("a use of nothing has no bytes, and one too scattered is not followed"
   const MemoryUse many{.data = at(64), .element_bytes = 4, .rank = 2, .sizes = {300, 300}, .byte_strides = {4000, 8}};
   CHECK_FALSE(append_runs(many, runs));
   CHECK(runs.empty());
-  const MemoryUse overflowing{.data = at(64), .element_bytes = 1, .rank = 2, .sizes = {std::int64_t{1} << 40, std::int64_t{1} << 40},
+  const MemoryUse overflowing{.data = at(64),
+                              .element_bytes = 1,
+                              .rank = 2,
+                              .sizes = {std::int64_t{1} << 40, std::int64_t{1} << 40},
                               .byte_strides = {8, 4}};
   CHECK_FALSE(append_runs(overflowing, runs));
 }

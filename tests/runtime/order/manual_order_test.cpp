@@ -4,15 +4,15 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/copy/peer.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/stream_state.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "runtime/manual_backend.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 

@@ -1,15 +1,14 @@
 // The order checker on programs that are right and on programs that lack one edge, each under many schedules.
-#include "lockstep/runtime/order/order.h"
-
 #include <functional>
 #include <thread>
 
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/thread/rendezvous.h"
 #include "runtime/order/order_programs.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace host_streams;
 
@@ -25,9 +24,7 @@ struct World {
   StrictStream a{*backend, 0}, other{*backend, 0}, b{*backend, 1}, copies{*backend, 1};
   DeviceMemory on_a{*backend, 0, kBytes}, on_b{*backend, 1, kBytes};
 
-  void copy() {
-    backend->copy({on_b, Device::host(1), on_a, Device::host(0), kBytes}, copies.handle());
-  }
+  void copy() { backend->copy({on_b, Device::host(1), on_a, Device::host(0), kBytes}, copies.handle()); }
   void finish() {
     for (StrictStream* stream : {&a, &other, &b, &copies}) stream->synchronize();
   }
@@ -187,8 +184,13 @@ TEST_CASE("reads do not conflict with each other, nor bytes with their neighbour
           w.other.run("right", {w.other.write(w.on_a + 100, 156)});
           // Even and odd columns of a matrix of 8 rows of 16 bytes.
           const auto columns = [&](int first) {
-            return MemoryUse{.data = w.on_b + 2 * first, .device = Device::host(1), .writes = true, .element_bytes = 2,
-                             .rank = 2, .sizes = {16, 4}, .byte_strides = {16, 4}};
+            return MemoryUse{.data = w.on_b + 2 * first,
+                             .device = Device::host(1),
+                             .writes = true,
+                             .element_bytes = 2,
+                             .rank = 2,
+                             .sizes = {16, 4},
+                             .byte_strides = {16, 4}};
           };
           w.b.run("even", {columns(0)});
           w.copies.run("odd", {columns(1)});
@@ -213,8 +215,9 @@ TEST_CASE("each read since the last write must be waited for") {
 
 TEST_CASE("work on another device's memory is refused, outside copies") {
   World w(1);
-  CHECK(contains(message_of<InvalidArgument>([&] { w.b.run("consume", {w.b.read(w.on_a, kBytes)}); }),
-                 "[consume] expected memory of host:1, got 256 bytes in the memory of host:0: 'consume' (test.cpp:1) on "));
+  CHECK(contains(
+      message_of<InvalidArgument>([&] { w.b.run("consume", {w.b.read(w.on_a, kBytes)}); }),
+      "[consume] expected memory of host:1, got 256 bytes in the memory of host:0: 'consume' (test.cpp:1) on "));
   CHECK(contains(message_of<InvalidArgument>([&] {
                    w.backend->copy({w.on_a, Device::host(1), w.on_b, Device::host(1), 8}, w.b.handle());
                  }),
@@ -359,8 +362,13 @@ TEST_CASE("a use that is too scattered is skipped and counted") {
   DeviceMemory large(*w.backend, 0, std::size_t{1} << 21);
   const std::uint64_t skipped = order_stats().skipped_uses;
   const std::uint64_t operations = order_stats().operations;
-  w.a.run("scatter", {{.data = large.data(), .device = Device::host(0), .writes = true, .element_bytes = 1, .rank = 1,
-                       .sizes = {1 << 20}, .byte_strides = {2}}});
+  w.a.run("scatter", {{.data = large.data(),
+                       .device = Device::host(0),
+                       .writes = true,
+                       .element_bytes = 1,
+                       .rank = 1,
+                       .sizes = {1 << 20},
+                       .byte_strides = {2}}});
   CHECK(order_stats().skipped_uses == skipped + 1);
   CHECK(order_stats().operations == operations + 1);
   w.finish();

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "runtime/order/order_programs.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace host_streams;
 
@@ -72,9 +72,16 @@ struct RandomUse {
 RandomUse random_use(std::mt19937& random, std::byte* memory, bool writes) {
   RandomUse made;
   const std::size_t begin = random() % kBytes;
-  made.use = {.data = memory + begin, .device = Device::host(0), .reads = !writes, .writes = writes, .element_bytes = 1, .rank = 1};
+  made.use = {.data = memory + begin,
+              .device = Device::host(0),
+              .reads = !writes,
+              .writes = writes,
+              .element_bytes = 1,
+              .rank = 1};
   made.use.byte_strides[0] = 1 + static_cast<int>(random() % 5);
-  made.use.sizes[0] = 1 + static_cast<std::int64_t>(random() % ((kBytes - begin - 1) / static_cast<std::size_t>(made.use.byte_strides[0]) + 1));
+  made.use.sizes[0] =
+      1 + static_cast<std::int64_t>(random() %
+                                    ((kBytes - begin - 1) / static_cast<std::size_t>(made.use.byte_strides[0]) + 1));
   for (std::int64_t i = 0; i < made.use.sizes[0]; ++i) {
     made.bytes.insert(begin + static_cast<std::size_t>(i * made.use.byte_strides[0]));
   }
@@ -152,7 +159,8 @@ TEST_CASE("programs with all their edges are never reported and compute what the
     for (int i = 0; i < kBuffers; ++i) {
       writer[i] = i % kStreams;
       expected[i] = static_cast<unsigned char>(i);
-      backend->fill_bytes(buffers[static_cast<std::size_t>(i)]->data(), i, 64, streams[static_cast<std::size_t>(i % kStreams)]->handle());
+      backend->fill_bytes(buffers[static_cast<std::size_t>(i)]->data(), i, 64,
+                          streams[static_cast<std::size_t>(i % kStreams)]->handle());
     }
     for (int step = 0; step < 60; ++step) {
       const int from = static_cast<int>(random() % kBuffers), to = static_cast<int>(random() % kBuffers);

@@ -5,8 +5,8 @@
 #include <span>
 #include <string>
 
-#include "runtime/host_streams.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "runtime/host_streams.h"
 
 namespace host_streams {
 

@@ -1,19 +1,19 @@
-// The order checker where the library itself calls it: streams, the caching allocator, copies. Only mode strict has one:
-// in the other modes these cases have nothing to ask.
+// The order checker where the library itself calls it: streams, the caching allocator, copies. Only mode strict has
+// one: in the other modes these cases have nothing to ask.
 #include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/stream/kept.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "runtime/order/order_programs.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 using host_streams::contains;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "support/catch.h"
 #include "runtime/text.h"
+#include "support/catch.h"
 
 using namespace lockstep;
 

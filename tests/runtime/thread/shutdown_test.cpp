@@ -5,9 +5,9 @@
 #include <string>
 #include <thread>
 
-#include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "support/catch.h"
 #include "support/hidden_case.h"
 

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/whole_file.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/trace/trace.h"
+#include "lockstep/runtime/whole_file.h"
 #include "support/catch.h"
 #include "support/hidden_case.h"
 #include "support/temporary_folder.h"

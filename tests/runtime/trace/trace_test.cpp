@@ -5,12 +5,12 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "runtime/host_streams.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "runtime/host_streams.h"
+#include "runtime/text.h"
 #include "support/catch.h"
 #include "support/temporary_folder.h"
-#include "runtime/text.h"
 
 using namespace host_streams;
 

@@ -4,12 +4,12 @@
 #include <cmath>
 
 #include "lockstep/tensor/autograd/checkpoint.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/grad_scaler.h"
-#include "lockstep/tensor/optim/sgd.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/grad_scaler.h"
+#include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
 #include "support/compare.h"
 
@@ -32,9 +32,10 @@ TEST_CASE("under autocast products compute in 16 bits, and what needs more in f3
     CHECK(gru_cell(randn({2, 6}), randn({2, 6}), randn({2, 2})).dtype() == dtype);
     for (const Tensor& wide :
          {exp(half), log(half), pow(half, 2.0), pow(half, half), rsqrt(half), reciprocal(half), softplus(half),
-          softmax(half, 1), log_softmax(half, 1), half.sum(), half.sum({1}), prod(half), layer_norm(half, {6}, ones({6})),
-          batch_norm(half, ones({6}), zeros({6}), {.training = true}), mse_loss(half, half), l1_loss(half, x),
-          bce_with_logits(half, half), cross_entropy(square_half, i64), nll_loss(square_half, i64)})
+          softmax(half, 1), log_softmax(half, 1), half.sum(), half.sum({1}), prod(half),
+          layer_norm(half, {6}, ones({6})), batch_norm(half, ones({6}), zeros({6}), {.training = true}),
+          mse_loss(half, half), l1_loss(half, x), bce_with_logits(half, half), cross_entropy(square_half, i64),
+          nll_loss(square_half, i64)})
       CHECK(wide.dtype() == DType::f32);
     CHECK((half + half).dtype() == dtype);
     CHECK((half + x).dtype() == DType::f32);

@@ -5,8 +5,8 @@
 
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/autograd/autocast.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
@@ -161,7 +161,8 @@ TEST_CASE("checkpointing tells when the second run is not like the first") {
   const Tensor x = random_leaf({3}, 1);
   int calls = 0;
   const auto more = [&calls](const Tensor& in) { return ++calls == 1 ? exp(in) : exp(exp(in)); };
-  CHECK_THROWS_WITH(checkpoint(more, x).sum().backward(), Contains("[checkpoint]") && Contains("1 tensors at first and 2"));
+  CHECK_THROWS_WITH(checkpoint(more, x).sum().backward(),
+                    Contains("[checkpoint]") && Contains("1 tensors at first and 2"));
   calls = 0;
   const auto wider = [&calls](const Tensor& in) { return ++calls == 1 ? exp(in) : exp(cat({in, in})); };
   CHECK_THROWS_WITH(checkpoint(wider, x).sum().backward(), Contains("f64[3] at first and f64[6]"));

@@ -1,7 +1,8 @@
 // The engine: what flows where, in which order, and what is an error.
+#include "lockstep/tensor/autograd/engine.h"
+
 #include <thread>
 
-#include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"

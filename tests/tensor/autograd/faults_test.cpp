@@ -3,8 +3,8 @@
 
 #include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/device_sets.h"

@@ -5,8 +5,8 @@
 
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/linear.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "tensor/optim/optim_support.h"
 

@@ -7,10 +7,10 @@
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/autograd/engine.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 

@@ -2,8 +2,8 @@
 
 #include <thread>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/parameter.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/counter.h"

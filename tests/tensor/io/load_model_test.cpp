@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
 #include "support/temporary_folder.h"
 

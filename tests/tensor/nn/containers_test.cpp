@@ -1,8 +1,8 @@
 // Lists and dictionaries of modules and parameters.
 #include "lockstep/tensor/nn/containers.h"
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
 
 using namespace lockstep;

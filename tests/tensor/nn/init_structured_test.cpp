@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"

@@ -2,9 +2,9 @@
 #include <filesystem>
 #include <vector>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/temporary_folder.h"
@@ -76,8 +76,8 @@ TEST_CASE("a forgotten members() is named as such") {
 
 TEST_CASE("an argument that does not fit names the module by its place in the tree") {
   const Deep net;
-  CHECK_THROWS_WITH(net(ones({1, 4})), Contains("[linear]") && Contains("f32[1, 2]") &&
-                                           Contains("(in the module 'blocks.1.narrow')"));
+  CHECK_THROWS_WITH(net(ones({1, 4})),
+                    Contains("[linear]") && Contains("f32[1, 2]") && Contains("(in the module 'blocks.1.narrow')"));
   CHECK_THROWS_WITH(net.blocks[1](ones({1, 4})), Contains("(in the module 'narrow')"));
   CHECK_THROWS_WITH(net.blocks[1].narrow(ones({1, 3})), !Contains("in the module"));
   CHECK_THROWS_WITH(Linear(4, 2)(ones({1, 3})), Contains("[linear]") && !Contains("in the module"));

@@ -109,11 +109,10 @@ TEST_CASE("mode: a default per module, for subtrees, overridden by a scope, not 
 TEST_CASE("hooks run around forward and with the gradients of the results") {
   Net net;
   std::vector<std::string> order;
-  net.register_forward_pre_hook([&](const ModuleBase&, std::span<const Tensor> in) {
-    order.push_back(cat("pre ", in.size()));
-  });
-  const auto id = net.first.register_forward_hook(
-      [&](const ModuleBase&, std::span<const Tensor> in, std::span<const Tensor> out) {
+  net.register_forward_pre_hook(
+      [&](const ModuleBase&, std::span<const Tensor> in) { order.push_back(cat("pre ", in.size())); });
+  const auto id =
+      net.first.register_forward_hook([&](const ModuleBase&, std::span<const Tensor> in, std::span<const Tensor> out) {
         order.push_back(cat("first ", in.size(), out[0].to_vector<double>()[1] == 3 ? " 3" : " ?"));
       });
   net.first.register_backward_hook([&](const ModuleBase& m, std::span<const Tensor> g) {
@@ -188,7 +187,8 @@ TEST_CASE("load_state_dict changes nothing unless everything fits") {
   }
   auto wrong = state;
   wrong[0].name = "frist.weight";
-  CHECK_THROWS_WITH(net.load_state_dict(wrong), Contains("missing: first.weight") && Contains("unexpected: frist.weight"));
+  CHECK_THROWS_WITH(net.load_state_dict(wrong),
+                    Contains("missing: first.weight") && Contains("unexpected: frist.weight"));
   CHECK(net.second.weight.tensor().to_vector<double>() == std::vector<double>{2, 3});
   net.load_state_dict(wrong, false);
   CHECK(net.first.weight.tensor().to_vector<double>() == std::vector<double>{2, 3});

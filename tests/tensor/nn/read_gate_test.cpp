@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 

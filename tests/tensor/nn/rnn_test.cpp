@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
 #include "support/compare.h"
@@ -12,9 +12,9 @@
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::difference;
 using support::gradcheck;
 using support::random_leaf;
-using support::difference;
 using support::state_names;
 
 namespace {
@@ -42,7 +42,8 @@ Naive naive_gru(const Tensor& x, Tensor h, const Tensor&, const std::vector<Tens
   std::vector<Tensor> outputs(static_cast<std::size_t>(x.size(0)));
   for (std::int64_t step = 0; step < x.size(0); ++step) {
     const std::int64_t t = reverse ? x.size(0) - 1 - step : step;
-    const std::vector<Tensor> a = chunk(matmul(x[t], p[0].t()) + p[2], 3, 1), b = chunk(matmul(h, p[1].t()) + p[3], 3, 1);
+    const std::vector<Tensor> a = chunk(matmul(x[t], p[0].t()) + p[2], 3, 1),
+                              b = chunk(matmul(h, p[1].t()) + p[3], 3, 1);
     const Tensor r = sigmoid(a[0] + b[0]), z = sigmoid(a[1] + b[1]), n = tanh(a[2] + r * b[2]);
     h = (1 - z) * n + z * h;
     outputs[static_cast<std::size_t>(t)] = h;
@@ -51,7 +52,8 @@ Naive naive_gru(const Tensor& x, Tensor h, const Tensor&, const std::vector<Tens
 }
 
 template <class Step>
-Naive naive(Step step, const ModuleBase& module, int layers, int directions, Tensor x, const Tensor& h, const Tensor& c) {
+Naive naive(Step step, const ModuleBase& module, int layers, int directions, Tensor x, const Tensor& h,
+            const Tensor& c) {
   std::vector<Tensor> p, last_h, last_c;
   for (const Parameter& parameter : module.parameters()) p.push_back(parameter.tensor());
   for (int layer = 0; layer < layers; ++layer) {
@@ -70,11 +72,10 @@ Naive naive(Step step, const ModuleBase& module, int layers, int directions, Ten
 
 TEST_CASE("recurrent layers have the names and shapes of PyTorch's") {
   CHECK(state_names(LSTM(3, 5, {.layers = 2, .bidirectional = true})) ==
-        Names{"weight_ih_l0[20, 3]",          "weight_hh_l0[20, 5]",          "bias_ih_l0[20]",
-              "bias_hh_l0[20]",               "weight_ih_l0_reverse[20, 3]",  "weight_hh_l0_reverse[20, 5]",
-              "bias_ih_l0_reverse[20]",       "bias_hh_l0_reverse[20]",       "weight_ih_l1[20, 10]",
-              "weight_hh_l1[20, 5]",          "bias_ih_l1[20]",               "bias_hh_l1[20]",
-              "weight_ih_l1_reverse[20, 10]", "weight_hh_l1_reverse[20, 5]", "bias_ih_l1_reverse[20]",
+        Names{"weight_ih_l0[20, 3]", "weight_hh_l0[20, 5]", "bias_ih_l0[20]", "bias_hh_l0[20]",
+              "weight_ih_l0_reverse[20, 3]", "weight_hh_l0_reverse[20, 5]", "bias_ih_l0_reverse[20]",
+              "bias_hh_l0_reverse[20]", "weight_ih_l1[20, 10]", "weight_hh_l1[20, 5]", "bias_ih_l1[20]",
+              "bias_hh_l1[20]", "weight_ih_l1_reverse[20, 10]", "weight_hh_l1_reverse[20, 5]", "bias_ih_l1_reverse[20]",
               "bias_hh_l1_reverse[20]"});
   CHECK(state_names(GRU(3, 5, {.bias = false})) == Names{"weight_ih_l0[15, 3]", "weight_hh_l0[15, 5]"});
   manual_seed(0);
@@ -147,7 +148,8 @@ TEST_CASE("derivatives of recurrent layers") {
     for (const Parameter& p : module.parameters()) inputs.push_back(p.tensor());
     return inputs;
   };
-  const Tensor x = random_leaf({3, 2, 2}, 1, -1, 1), h = random_leaf({4, 2, 2}, 2, -1, 1), c = random_leaf({4, 2, 2}, 3, -1, 1);
+  const Tensor x = random_leaf({3, 2, 2}, 1, -1, 1), h = random_leaf({4, 2, 2}, 2, -1, 1),
+               c = random_leaf({4, 2, 2}, 3, -1, 1);
   CHECK(gradcheck(
             [&](const std::vector<Tensor>& in) {
               const LstmResult r = lstm(in[0], {in[1], in[2]});

@@ -5,9 +5,9 @@
 #include <thread>
 
 #include "lockstep/runtime/host/faults.h"
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/mirror.h"
 #include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/device_sets.h"
@@ -326,9 +326,7 @@ TEST_CASE("a gradient somebody holds is not written over by the next backward") 
   Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
-  const auto step = [&](double factor) {
-    (net.b.on(three_devices()[1]) * factor).to(three_devices()[0]).backward();
-  };
+  const auto step = [&](double factor) { (net.b.on(three_devices()[1]) * factor).to(three_devices()[0]).backward(); };
   step(2);
   Tensor held = net.b.grad();
   net.zero_grad();

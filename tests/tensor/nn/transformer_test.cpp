@@ -4,19 +4,19 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/adam.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/adam.h"
 #include "support/catch.h"
 #include "support/compare.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::difference;
 using support::gradcheck;
 using support::random_leaf;
-using support::difference;
 using support::state_names;
 
 namespace {
@@ -37,7 +37,8 @@ M scrambled(M module) {
 Tensor naive_attention(const MultiheadAttention& module, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Tensor& hidden) {  // hidden [B, T, S]: what is not seen
   const std::int64_t size = q.size(2), heads = module.heads(), each = size / heads;
-  const std::vector<Tensor> w = chunk(module.in_proj_weight.tensor(), 3, 0), b = chunk(module.in_proj_bias.tensor(), 3, 0);
+  const std::vector<Tensor> w = chunk(module.in_proj_weight.tensor(), 3, 0),
+                            b = chunk(module.in_proj_bias.tensor(), 3, 0);
   std::vector<Tensor> batches;
   for (std::int64_t n = 0; n < q.size(0); ++n) {
     std::vector<Tensor> parts;
@@ -62,10 +63,10 @@ TEST_CASE("attention and transformer layers have the names and shapes of PyTorch
   CHECK(state_names(MultiheadAttention(4, 2, {.bias = false, .key_size = 3, .value_size = 5})) ==
         Names{"q_proj_weight[4, 4]", "k_proj_weight[4, 3]", "v_proj_weight[4, 5]", "out_proj.weight[4, 4]"});
   const TransformerEncoderLayer layer(4, 2, {.feedforward = 6});
-  CHECK(state_names(layer) == Names{"self_attn.in_proj_weight[12, 4]", "self_attn.in_proj_bias[12]",
-                                    "self_attn.out_proj.weight[4, 4]", "self_attn.out_proj.bias[4]",
-                                    "linear1.weight[6, 4]", "linear1.bias[6]", "linear2.weight[4, 6]", "linear2.bias[4]",
-                                    "norm1.weight[4]", "norm1.bias[4]", "norm2.weight[4]", "norm2.bias[4]"});
+  CHECK(state_names(layer) ==
+        Names{"self_attn.in_proj_weight[12, 4]", "self_attn.in_proj_bias[12]", "self_attn.out_proj.weight[4, 4]",
+              "self_attn.out_proj.bias[4]", "linear1.weight[6, 4]", "linear1.bias[6]", "linear2.weight[4, 6]",
+              "linear2.bias[4]", "norm1.weight[4]", "norm1.bias[4]", "norm2.weight[4]", "norm2.bias[4]"});
   const TransformerEncoder encoder(layer, 2, LayerNorm(4));
   const Names names = state_names(encoder);
   CHECK(names.size() == 2 * 12 + 2);
@@ -110,7 +111,8 @@ TEST_CASE("attention with inputs of other sizes projects each") {
   same.in_proj_weight.assign(cat({module.q_proj_weight.tensor(), eye(4), eye(4)}));
   same.in_proj_bias.assign(module.in_proj_bias.tensor());
   same.out_proj = module.out_proj;
-  const Tensor want = same(q, matmul(k, module.k_proj_weight.tensor().t()), matmul(v, module.v_proj_weight.tensor().t()));
+  const Tensor want =
+      same(q, matmul(k, module.k_proj_weight.tensor().t()), matmul(v, module.v_proj_weight.tensor().t()));
   CHECK(difference(module(q, k, v), want) < 1e-12);
 }
 

@@ -12,12 +12,12 @@
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::difference;
 using support::Function;
 using support::gradcheck;
 using support::gradgradcheck;
 using support::random_leaf;
 using support::random_transposed_leaf;
-using support::difference;
 
 namespace {
 
@@ -29,9 +29,7 @@ void check(const std::string& name, const Function& f, const std::vector<Tensor>
   CHECK(gradgradcheck(f, inputs) == "");
 }
 
-Tensor lower_triangle(std::int64_t rows, std::int64_t columns) {
-  return arange(rows).unsqueeze(1) >= arange(columns);
-}
+Tensor lower_triangle(std::int64_t rows, std::int64_t columns) { return arange(rows).unsqueeze(1) >= arange(columns); }
 
 // The operations that attention stands for; every query sees a key.
 Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
@@ -80,7 +78,8 @@ TEST_CASE("attention in single and half precision is close to the same in double
   const Tensor q = randn({1, 2, 100, 32}, {.dtype = DType::f64}), k = randn({1, 2, 300, 32}, {.dtype = DType::f64}),
                v = randn({1, 2, 300, 32}, {.dtype = DType::f64});
   const Tensor want = scaled_dot_product_attention(q, k, v, {.causal = true});
-  for (const auto& [dtype, bound] : {std::pair{DType::f32, 2e-6}, std::pair{DType::f16, 4e-3}, std::pair{DType::bf16, 3e-2}}) {
+  for (const auto& [dtype, bound] :
+       {std::pair{DType::f32, 2e-6}, std::pair{DType::f16, 4e-3}, std::pair{DType::bf16, 3e-2}}) {
     const Tensor got = scaled_dot_product_attention(q.to(dtype), k.to(dtype), v.to(dtype), {.causal = true});
     CHECK(got.dtype() == dtype);
     CHECK(difference(got.to(DType::f64), want) < bound);
@@ -94,15 +93,17 @@ TEST_CASE("derivatives of attention") {
       return scaled_dot_product_attention(in[0], in[1], in[2], options);
     };
   };
-  const std::vector<Tensor> inputs{random_leaf({2, 2, 3, 4}, 1), random_leaf({2, 2, 5, 4}, 2), random_leaf({2, 2, 5, 3}, 3)};
+  const std::vector<Tensor> inputs{random_leaf({2, 2, 3, 4}, 1), random_leaf({2, 2, 5, 4}, 2),
+                                   random_leaf({2, 2, 5, 3}, 3)};
   check("plain", with({}), inputs);
   check("causal", with({.causal = true}), inputs);
   check("keys allowed", with({.mask = from_data({true, false, true, true, false}, {5})}), inputs);
   check("a query without a key", with({.mask = from_data({true, false, true}, {3, 1})}), inputs);
-  check("added, a query without a key", with({.mask = from_data({0.5, -kInfinity, -1.0}, {3, 1}, {.dtype = DType::f64})}),
-        inputs);
+  check("added, a query without a key",
+        with({.mask = from_data({0.5, -kInfinity, -1.0}, {3, 1}, {.dtype = DType::f64})}), inputs);
   check("dropout", with({.scale = 0.3, .dropout = 0.5}), inputs);
-  check("one head", with({.causal = true}), {random_leaf({2, 3, 4}, 1), random_leaf({2, 3, 4}, 2), random_leaf({2, 3, 2}, 3)});
+  check("one head", with({.causal = true}),
+        {random_leaf({2, 3, 4}, 1), random_leaf({2, 3, 4}, 2), random_leaf({2, 3, 2}, 3)});
   check("not contiguous", with({}),
         {random_transposed_leaf({1, 2, 3, 2}, 1), random_transposed_leaf({1, 2, 4, 2}, 2),
          random_transposed_leaf({1, 2, 4, 3}, 3)});
@@ -111,7 +112,8 @@ TEST_CASE("derivatives of attention") {
           manual_seed(1);
           return scaled_dot_product_attention(in[0], in[1], in[2], {.mask = in[3], .causal = true, .dropout = 0.25});
         },
-        {random_leaf({1, 2, 3, 2}, 1), random_leaf({1, 2, 4, 2}, 2), random_leaf({1, 2, 4, 2}, 3), random_leaf({2, 1, 4}, 4)});
+        {random_leaf({1, 2, 3, 2}, 1), random_leaf({1, 2, 4, 2}, 2), random_leaf({1, 2, 4, 2}, 3),
+         random_leaf({2, 1, 4}, 4)});
 }
 
 TEST_CASE("attention gives gradients to those who want one") {
@@ -130,10 +132,12 @@ TEST_CASE("attention refuses what does not fit") {
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, zeros({2, 3, 4, 6}), v), Contains("[B, H, S, D]"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, zeros({2, 1, 4, 5}), v), Contains("[B, H, S, D]"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, zeros({2, 3, 7, 5}), v), Contains("[B, H, S, E]"));
-  CHECK_THROWS_WITH(scaled_dot_product_attention(zeros({4, 5}), zeros({4, 5}), zeros({4, 5})), Contains("[B, H, T, D]"));
+  CHECK_THROWS_WITH(scaled_dot_product_attention(zeros({4, 5}), zeros({4, 5}), zeros({4, 5})),
+                    Contains("[B, H, T, D]"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, q.to(DType::f64), v), Contains("one floating dtype"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, {}, v), Contains("undefined"));
-  CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 5})}), Contains("broadcasts to [2, 3, 4, 4]"));
+  CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 5})}),
+                    Contains("broadcasts to [2, 3, 4, 4]"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({1, 2, 3, 4, 4})}), Contains("broadcasts"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 4}, {.dtype = DType::i64})}),
                     Contains("mask of bool"));
@@ -158,16 +162,23 @@ TEST_CASE("cells compute what their names say") {
 
 TEST_CASE("derivatives of the cells of recurrent networks") {
   const std::vector<Tensor> lstm{random_leaf({2, 12}, 1), random_leaf({2, 3}, 2)};
-  check("lstm", [](const std::vector<Tensor>& in) { return cat({lstm_cell(in[0], in[1]).h, lstm_cell(in[0], in[1]).c}); },
-        lstm);
-  check("lstm, h and c of one step",
-        [](const std::vector<Tensor>& in) {
-          const LstmState s = lstm_cell(in[0], in[1]);
-          return s.h * s.c;
-        },
-        lstm);
-  check("lstm, h alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).h; }, lstm);
-  check("lstm, c alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).c; }, lstm);
+  check(
+      "lstm",
+      [](const std::vector<Tensor>& in) {
+        return cat({lstm_cell(in[0], in[1]).h, lstm_cell(in[0], in[1]).c});
+      },
+      lstm);
+  check(
+      "lstm, h and c of one step",
+      [](const std::vector<Tensor>& in) {
+        const LstmState s = lstm_cell(in[0], in[1]);
+        return s.h * s.c;
+      },
+      lstm);
+  check(
+      "lstm, h alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).h; }, lstm);
+  check(
+      "lstm, c alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).c; }, lstm);
   const Tensor fixed = random_leaf({2, 3}, 2).detach();
   check("lstm, a fixed state", [&](const std::vector<Tensor>& in) { return lstm_cell(in[0], fixed).h; },
         {random_transposed_leaf({2, 12}, 1)});
@@ -181,5 +192,6 @@ TEST_CASE("cells refuse gates that do not fit the state") {
   CHECK_THROWS_WITH(lstm_cell(zeros({2, 8}), zeros({2, 3})), Contains("[N, 4 H]"));
   CHECK_THROWS_WITH(lstm_cell(zeros({3, 8}), zeros({2, 2})), Contains("[N, 4 H]"));
   CHECK_THROWS_WITH(gru_cell(zeros({2, 6}), zeros({2, 8}), zeros({2, 2})), Contains("[N, 3 H]"));
-  CHECK_THROWS_WITH(gru_cell(zeros({2, 6}), zeros({2, 6}), zeros({2, 2}, {.dtype = DType::f64})), Contains("one floating"));
+  CHECK_THROWS_WITH(gru_cell(zeros({2, 6}), zeros({2, 6}), zeros({2, 2}, {.dtype = DType::f64})),
+                    Contains("one floating"));
 }

@@ -1,8 +1,8 @@
 // The probabilities of attention, for those who ask for them.
 #include <limits>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"

@@ -1,6 +1,6 @@
 // First and second derivatives of the functions of neural networks.
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"

@@ -93,11 +93,13 @@ TEST_CASE("in a graph, in-place operations differentiate like their counterparts
          return y.mul_(y) * in[1];
        }},
       {"div_", [](const std::vector<Tensor>& in) { return square(in[0]).div_(square(in[1]) + 1) * in[0]; }},
-      {"div_ by itself", [](const std::vector<Tensor>& in) {
+      {"div_ by itself",
+       [](const std::vector<Tensor>& in) {
          Tensor y = square(in[0]) + 1;
          return y.div_(y) * in[1];
        }},
-      {"operators", [](const std::vector<Tensor>& in) {
+      {"operators",
+       [](const std::vector<Tensor>& in) {
          Tensor y = square(in[0]);
          y += in[1], y *= in[0], y -= in[1], y /= 3, y -= 0.5, y *= 2, y += 1;
          return (y /= square(in[1]) + 1) * in[0];
@@ -171,7 +173,8 @@ TEST_CASE("views that are part of a graph are not written") {
   // Nor is their base while they are there: their origin would be wrong.
   {
     const Tensor view = y[0];
-    CHECK_THROWS_WITH(y.mul_(2), Contains("[mul_]") && Contains("whose elements another tensor has too") && !Contains("view"));
+    CHECK_THROWS_WITH(y.mul_(2),
+                      Contains("[mul_]") && Contains("whose elements another tensor has too") && !Contains("view"));
   }
   // A view of a plain tensor becomes part of no graph either: its base would not know.
   Tensor plain = zeros({4}, {.dtype = DType::f64});

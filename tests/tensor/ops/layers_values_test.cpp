@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"

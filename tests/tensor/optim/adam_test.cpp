@@ -1,8 +1,9 @@
 // Adam and AdamW against PyTorch's formulas.
+#include "lockstep/tensor/optim/adam.h"
+
 #include <cmath>
 
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/ops/random.h"
 #include "tensor/optim/optim_golden.h"
 #include "tensor/optim/optim_support.h"

@@ -1,15 +1,16 @@
 // Saving an optimizer and going on from there.
+#include "lockstep/tensor/optim/checkpoint.h"
+
 #include <bit>
 
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/optim/adam.h"
-#include "lockstep/tensor/optim/checkpoint.h"
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/sgd.h"
-#include "lockstep/tensor/ops/random.h"
-#include "tensor/optim/optim_support.h"
 #include "support/temporary_folder.h"
+#include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;

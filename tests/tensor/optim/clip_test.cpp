@@ -1,8 +1,9 @@
 // Clipping gradients.
+#include "lockstep/tensor/optim/clip.h"
+
 #include <cmath>
 #include <limits>
 
-#include "lockstep/tensor/optim/clip.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;

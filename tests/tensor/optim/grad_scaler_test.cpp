@@ -1,11 +1,12 @@
 // GradScaler: what is scaled, what is skipped, and how the scale moves.
+#include "lockstep/tensor/optim/grad_scaler.h"
+
 #include <cmath>
 
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/clip.h"
-#include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "tensor/optim/optim_support.h"
 

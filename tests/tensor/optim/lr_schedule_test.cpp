@@ -1,7 +1,8 @@
 // Learning rates against those that PyTorch's schedulers step through.
+#include "lockstep/tensor/optim/lr_schedule.h"
+
 #include <cmath>
 
-#include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/optim/reduce_lr_on_plateau.h"
 #include "lockstep/tensor/optim/sgd.h"

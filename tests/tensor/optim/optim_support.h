@@ -1,8 +1,8 @@
 // What the tests of optimizers share.
 #pragma once
 
-#include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/nn/parameter.h"
+#include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
 
 namespace lockstep::test {

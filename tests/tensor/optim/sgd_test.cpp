@@ -1,10 +1,11 @@
 // What all optimizers do, by the example of SGD: values, groups, parameters on several devices.
+#include "lockstep/tensor/optim/sgd.h"
+
 #include <cmath>
 
 #include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/optim/adam.h"
-#include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/adam.h"
 #include "tensor/optim/optim_golden.h"
 #include "tensor/optim/optim_support.h"
 

@@ -1,4 +1,6 @@
 // Optimizers, clipping and scaling with gradients that are rows.
+#include "lockstep/tensor/optim/sparse_adam.h"
+
 #include <cmath>
 #include <limits>
 #include <map>
@@ -9,7 +11,6 @@
 #include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/sgd.h"
-#include "lockstep/tensor/optim/sparse_adam.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;

@@ -1,6 +1,6 @@
-#include <cstdio>
-
 #include "lockstep/runtime/trace/trace.h"
+
+#include <cstdio>
 
 void run() {
   Tensor batch;

@@ -187,16 +187,14 @@ TEST_CASE("peer: ranks that call different things are told who calls what, all o
     return disagree(all_reduce, other);
   };
   CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x.narrow(0, 0, 4)); }),
-                      {"[all_reduce] rank 1", "all_reduce(sum, f32, 12 elements), number 2 from rank 0",
-                       "all_reduce(sum, f32, 4 elements), number 2 from rank 1"}) == "");
+                {"[all_reduce] rank 1", "all_reduce(sum, f32, 12 elements), number 2 from rank 0",
+                 "all_reduce(sum, f32, 4 elements), number 2 from rank 1"}) == "");
   CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x, RedOp::max); }), {"all_reduce(max"}) == "");
   CHECK(missing(text([](auto& c, auto& x) { c.all_reduce(x.to(DType::f64)); }), {"f64"}) == "");
-  CHECK(missing(text([](auto& c, auto& x) { c.broadcast(x, 0); }), {"broadcast(f32, 12 elements, root 0)"}) ==
-        "");
+  CHECK(missing(text([](auto& c, auto& x) { c.broadcast(x, 0); }), {"broadcast(f32, 12 elements, root 0)"}) == "");
   CHECK(missing(text([](auto& c, auto&) { c.barrier(); }), {"exchange(), number 1 from rank 1"}) == "");
-  CHECK(
-      missing(disagree([](auto& c, auto& x) { c.broadcast(x, 0); }, [](auto& c, auto& x) { c.broadcast(x, 2); }),
-                    {"root 0", "root 2"}) == "");
+  CHECK(missing(disagree([](auto& c, auto& x) { c.broadcast(x, 0); }, [](auto& c, auto& x) { c.broadcast(x, 2); }),
+                {"root 0", "root 2"}) == "");
 }
 
 TEST_CASE("peer: sender and receiver must agree on what is sent") {
@@ -210,7 +208,7 @@ TEST_CASE("peer: sender and receiver must agree on what is sent") {
   });
   for (const Outcome& outcome : outcomes)
     CHECK(missing(outcome.message, {"[send] rank 1", "send(f32, 3 elements), number 1 from rank 0",
-                                          "recv(f32, 4 elements), number 1 from rank 1"}) == "");
+                                    "recv(f32, 4 elements), number 1 from rank 1"}) == "");
 }
 
 TEST_CASE("peer: the deadline names who did not come and what it did last") {
@@ -228,8 +226,7 @@ TEST_CASE("peer: the deadline names who did not come and what it did last") {
     CHECK(outcome.comm_error);
     CHECK(outcome.rank == 2);
     CHECK(outcome.collective == "all_reduce");
-    CHECK(missing(outcome.message, {"rank 2 did not come", "broadcast(f32, 8 elements, root 1), number 1"}) ==
-          "");
+    CHECK(missing(outcome.message, {"rank 2 did not come", "broadcast(f32, 8 elements, root 1), number 1"}) == "");
   }
   CHECK(missing(message_of<CommError>([&] { group[2]->barrier(); }), {"rank 2 did not come"}) == "");
 }
@@ -339,7 +336,7 @@ TEST_CASE("peer: ranks find each other through a store, again and again") {
   strange->set("peer/1/process/1", "somebody else");
   strange->set("peer/1/device/1", "host:0");
   CHECK(missing(message_of<CommError>([&] { make_peer_communicator(strange, 0, 2, devices[0]); }),
-                      {"rank 1", "one process"}) == "");
+                {"rank 1", "one process"}) == "");
 }
 
 TEST_CASE("peer: two groups on the same devices do not wait for each other") {
@@ -352,8 +349,8 @@ TEST_CASE("peer: two groups on the same devices do not wait for each other") {
         Stream stream(c.device());
         const StreamScope scope(stream);
         for (int round = 1; round <= 10; ++round) {
-          const Tensor x = from_data(std::vector<float>(1000, static_cast<float>(c.rank() + round)), {1000},
-                                     {.device = c.device()});
+          const Tensor x =
+              from_data(std::vector<float>(1000, static_cast<float>(c.rank() + round)), {1000}, {.device = c.device()});
           c.all_reduce(x);
           expect_all(x.to(Device::cpu()), static_cast<float>(3 + 3 * round), "the sum");
         }

@@ -7,11 +7,11 @@
 using namespace lockstep;
 
 TEST_CASE("communicator: peers") {
-  const conformance::Ranks peers{.name = "peers",
-                                 .run = [](int count, Milliseconds timeout, const conformance::Body& body) {
-                                   return conformance::run_on_threads(
-                                       make_peer_group(support::hosts(count), {.timeout = timeout}), body);
-                                 }};
-  for (const conformance::Check& check : conformance::checks())
-    DYNAMIC_SECTION(check.name) { check.run(peers); }
+  const conformance::Ranks peers{
+      .name = "peers", .run = [](int count, Milliseconds timeout, const conformance::Body& body) {
+        return conformance::run_on_threads(make_peer_group(support::hosts(count), {.timeout = timeout}), body);
+      }};
+  for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
+      check.run(peers);
+    }
 }

@@ -55,7 +55,6 @@ inline void expect(bool condition, const std::string& what) {
   if (!condition) throw Error("unexpected: " + what);
 }
 
-
 inline void check_all_well(const std::vector<Outcome>& outcomes) {
   for (std::size_t r = 0; r < outcomes.size(); ++r) {
     INFO("rank " << r);

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/factory/make_communicator.h"
+#include "lockstep/parallel/comm/store/socket.h"
 #include "support/catch.h"
 
 using namespace lockstep;

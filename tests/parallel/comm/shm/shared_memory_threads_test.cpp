@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "lockstep/parallel/comm/shm/process_group.h"
 #include "lockstep/parallel/comm/factory/run_ranks.h"
+#include "lockstep/parallel/comm/shm/process_group.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/ops/factory.h"

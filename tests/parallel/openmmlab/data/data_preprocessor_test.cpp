@@ -1,8 +1,8 @@
 // What happens to a batch between the loader and the model.
 #include "lockstep/parallel/openmmlab/data/data_preprocessor.h"
 
-#include "lockstep/parallel/openmmlab/model/base_model.h"
 #include "lockstep/parallel/openmmlab/data/data_sample.h"
+#include "lockstep/parallel/openmmlab/model/base_model.h"
 #include "parallel/support.h"
 
 using namespace test;

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/openmmlab/fewshot/episodes.h"
 #include "lockstep/parallel/openmmlab/fewshot/baseline.h"
+#include "lockstep/parallel/openmmlab/fewshot/episodes.h"
 #include "lockstep/parallel/openmmlab/fewshot/maml.h"
-#include "lockstep/parallel/openmmlab/fewshot/proto_net.h"
 #include "lockstep/parallel/openmmlab/fewshot/meta_test.h"
+#include "lockstep/parallel/openmmlab/fewshot/proto_net.h"
 #include "lockstep/tensor/nn/simple_layers.h"
 #include "parallel/openmmlab/fewshot/fewshot_support.h"
 #include "support/gradcheck.h"

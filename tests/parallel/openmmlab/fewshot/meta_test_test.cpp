@@ -9,8 +9,8 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/openmmlab/fewshot/episodes.h"
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
-#include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/adam.h"
 #include "parallel/support.h"
 
 namespace {

@@ -1,5 +1,6 @@
 // AveragedModel and ExponentialMovingAverage without a Runner.
 #include "lockstep/parallel/openmmlab/model/averaged_model.h"
+
 #include "lockstep/parallel/openmmlab/mm_data_parallel.h"
 #include "parallel/openmmlab/model/averages_support.h"
 

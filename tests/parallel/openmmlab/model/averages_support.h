@@ -1,4 +1,5 @@
-// Trainings and models whose weights are averaged, and what the averages must be, for the tests of hooks and averaged models.
+// Trainings and models whose weights are averaged, and what the averages must be, for the tests of hooks and averaged
+// models.
 #pragma once
 
 #include <algorithm>

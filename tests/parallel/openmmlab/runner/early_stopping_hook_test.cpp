@@ -1,5 +1,6 @@
 // EarlyStoppingHook: when a training ends, and what it says then.
 #include "lockstep/parallel/openmmlab/runner/early_stopping_hook.h"
+
 #include "parallel/openmmlab/model/averages_support.h"
 
 using namespace runner_test;

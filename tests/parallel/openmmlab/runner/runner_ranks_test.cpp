@@ -38,7 +38,8 @@ std::vector<std::string> train(const std::string& folder, std::int64_t stop_at =
     runner.train(loader, val, metric);
     const NamedValues metrics = runner.val(val, metric);
     return cat(all_of(model.module().state_dict()), all_of(optim.state_dict()), runner.iter(), " best ",
-               runner.best_score().value_or(-1), " mse ", metrics.at("mse").as_number(), " of ", metrics.at("samples").as_number());
+               runner.best_score().value_or(-1), " mse ", metrics.at("mse").as_number(), " of ",
+               metrics.at("samples").as_number());
   });
 }
 

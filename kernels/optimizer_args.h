@@ -1,0 +1,57 @@
+// The arguments of the optimizers' kernels: one call for many tensors.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/kernels/view.h"
+
+namespace lockstep {
+
+struct SgdTensor {
+  InOut parameter;
+  In gradient;
+  InOut momentum;   // absent without momentum
+  bool first_step;  // the momentum buffer is written, not read
+};
+struct SgdArgs {
+  std::vector<SgdTensor> tensors;  // contiguous, one dtype each
+  double learning_rate, momentum, dampening, weight_decay;
+  bool nesterov, maximize;
+  static constexpr const char* kName = "sgd";
+  void views(auto&& f) const {
+    for (const SgdTensor& t : tensors) f(t.parameter), f(t.gradient), f(t.momentum);
+  }
+};
+
+struct AdamTensor {
+  InOut parameter;
+  In gradient;
+  InOut exp_avg, exp_avg_sq;
+  InOut max_exp_avg_sq;  // absent without amsgrad
+  std::int64_t step;     // this one, counted from 1: the first writes the three buffers and does not read them
+};
+struct AdamArgs {
+  std::vector<AdamTensor> tensors;  // contiguous, one dtype each
+  double learning_rate, beta1, beta2, eps, weight_decay;
+  bool decoupled;  // weight decay of the parameter itself (AdamW), not by way of the gradient
+  bool maximize;
+  static constexpr const char* kName = "adam";
+  void views(auto&& f) const {
+    for (const AdamTensor& t : tensors)
+      f(t.parameter), f(t.gradient), f(t.exp_avg), f(t.exp_avg_sq), f(t.max_exp_avg_sq);
+  }
+};
+
+struct UnscaleArgs {             // gradient *= factor
+  std::vector<InOut> gradients;  // contiguous, one floating dtype each
+  InOut found_inf;               // f32, one element: becomes 1 where a product is infinite or NaN, else stays
+  double factor;
+  static constexpr const char* kName = "unscale";
+  void views(auto&& f) const {
+    for (const InOut& gradient : gradients) f(gradient);
+    f(found_inf);
+  }
+};
+
+}  // namespace lockstep
