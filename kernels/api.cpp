@@ -1,8 +1,5 @@
 #include "lockstep/kernels/api.h"
 
-#include "lockstep/kernels/cuda/cuda_table.h"
-#include "lockstep/kernels/host/host_table.h"
-
 namespace lockstep::kernels {
 namespace {
 
@@ -13,7 +10,7 @@ const KernelTable* installed_tables[3] = {};  // by device type; null: the backe
 const KernelTable& table(DeviceType type) {
   if (const KernelTable* installed = installed_tables[static_cast<int>(type)]) [[unlikely]]
     return *installed;
-  return type == DeviceType::cuda ? cuda::cuda_table() : host::host_table();
+  return type == DeviceType::cuda ? cuda::kernel_table() : host::kernel_table();
 }
 
 void prepare(Device device) {

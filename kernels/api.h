@@ -1,4 +1,4 @@
-// The checked way to a kernel: `kernels::run(stream, &KernelTable::unary, UnaryArgs{…})`.
+// The checked way to a kernel: `kernels::launch(stream, UnaryArgs{…})`.
 #pragma once
 
 #include <vector>
@@ -40,7 +40,7 @@ template <class Args>
   declare(stream, Args::kName, uses, place);
 }
 
-// What a trace calls it: the operation, where an entry of the table does several.
+// What a trace calls it: the operation, where a kernel does several.
 template <class Args>
 const char* traced_name(const Args& args) {
   if constexpr (requires { op_name(args.op); })
@@ -61,15 +61,14 @@ template <class Args>
 // NotSupported, naming op, dtype and device, when the device has no such kernel. A checked stream also throws what
 // declare() does.
 template <class Args>
-void run(Stream& stream, Kernel<Args> KernelTable::*entry, const Args& args,
-         Place place = {__builtin_FILE(), __builtin_LINE()}) {
+void launch(Stream& stream, const Args& args, Place place = {__builtin_FILE(), __builtin_LINE()}) {
   DType dtype = DType::f32;
   bool first = true;
   args.views([&](const auto& use) {
     detail::check_view(Args::kName, use.view, stream.device());
     if (first && use.view.present) dtype = use.view.dtype, first = false;
   });
-  const Kernel<Args> kernel = table(stream.device().type()).*entry;
+  const Kernel<Args> kernel = table(stream.device().type()).template entry<Args>();
   if (kernel == nullptr) [[unlikely]]
     detail::fail_missing(Args::kName, dtype, stream.device());
   if (stream.checked()) [[unlikely]]

@@ -7,10 +7,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "lockstep/kernels/args.h"
 #include "lockstep/kernels/dtype.h"
 #include "lockstep/kernels/hd.h"
 #include "lockstep/kernels/scalar_math.h"
-#include "lockstep/kernels/table.h"
 
 namespace lockstep::functors {
 
@@ -244,7 +244,6 @@ LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
     return low > b ? b : low;
   }
 }
-inline constexpr int kUnaryOpCount = static_cast<int>(UnaryOp::clamp) + 1;
 
 // What a product applies to its result, which must be something.
 constexpr UnaryOp unary_op(Activation activation) {
@@ -338,6 +337,5 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
     return math::select(d < alpha, T(0.5) * d * d / alpha, d - T(0.5) * alpha);
   }
 }
-inline constexpr int kBinaryOpCount = static_cast<int>(BinaryOp::smooth_l1) + 1;
 
 }  // namespace lockstep::functors

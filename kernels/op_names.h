@@ -1,7 +1,7 @@
-// What the operations that share an entry of the kernel table are called in traces.
+// What the operations that share a kernel are called in traces.
 #pragma once
 
-#include "lockstep/kernels/table.h"
+#include "lockstep/kernels/args.h"
 
 namespace lockstep {
 
@@ -40,8 +40,9 @@ constexpr const char* op_name(UnaryOp op) {
     case UnaryOp::mul_scalar: return "mul";
     case UnaryOp::pow_scalar: return "pow";
     case UnaryOp::clamp: return "clamp";
+    case UnaryOp::count: break;
   }
-  return "?";
+  return nullptr;
 }
 constexpr const char* op_name(BinaryOp op) {
   switch (op) {
@@ -71,8 +72,9 @@ constexpr const char* op_name(BinaryOp op) {
     case BinaryOp::floor_div: return "floor_divide";
     case BinaryOp::remainder: return "remainder";
     case BinaryOp::smooth_l1: return "smooth_l1";
+    case BinaryOp::count: break;
   }
-  return "?";
+  return nullptr;
 }
 constexpr const char* op_name(ReduceOp op) {
   switch (op) {
@@ -84,15 +86,17 @@ constexpr const char* op_name(ReduceOp op) {
     case ReduceOp::any: return "any";
     case ReduceOp::all: return "all";
     case ReduceOp::norm: return "norm";
+    case ReduceOp::count: break;
   }
-  return "?";
+  return nullptr;
 }
 constexpr const char* op_name(ArgReduceOp op) {
   switch (op) {
     case ArgReduceOp::max: return "argmax";
     case ArgReduceOp::min: return "argmin";
+    case ArgReduceOp::count: break;
   }
-  return "?";
+  return nullptr;
 }
 constexpr const char* op_name(RandomKind op) {
   switch (op) {
@@ -100,9 +104,19 @@ constexpr const char* op_name(RandomKind op) {
     case RandomKind::normal: return "normal";
     case RandomKind::bernoulli: return "bernoulli";
     case RandomKind::integer: return "randint";
+    case RandomKind::count: break;
   }
-  return "?";
+  return nullptr;
 }
 // clang-format on
+
+template <class Op>
+consteval bool all_named() {
+  for (std::size_t i = 0; i < kCountOf<Op>; ++i)
+    if (!op_name(static_cast<Op>(i))) return false;
+  return true;
+}
+static_assert(all_named<UnaryOp>() && all_named<BinaryOp>() && all_named<ReduceOp>() && all_named<ArgReduceOp>() &&
+              all_named<RandomKind>());
 
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "lockstep/kernels/table.h"
+#include "lockstep/kernels/args.h"
 
 namespace lockstep::kernels::host {
 

@@ -1,5 +1,5 @@
 // Adam, and the unscaling of gradients: many tensors in one launch, as in optimizer.cu.
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/optimizer_functors.h"
@@ -257,12 +257,12 @@ void run_unscale(Stream& stream, const UnscaleArgs& args) {
 
 }  // namespace
 
-void adam(Stream& stream, const AdamArgs& args) {
+void Kernels::run(Stream& stream, const AdamArgs& args) {
   for (const AdamTensor& t : args.tensors) check_floating(AdamArgs::kName, t.parameter.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_adam<T>(stream, args); });
 }
 
-void unscale(Stream& stream, const UnscaleArgs& args) {
+void Kernels::run(Stream& stream, const UnscaleArgs& args) {
   for (const InOut& gradient : args.gradients) check_floating(UnscaleArgs::kName, gradient.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_unscale<T>(stream, args); });
 }

@@ -2,7 +2,7 @@
 // long ones are sorted all together, by value and then, stably, by line.
 #include <bit>
 
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/cuda/sort.cuh"
 #include "lockstep/kernels/sort_key.h"
@@ -110,7 +110,7 @@ void run(Stream& stream, const ArgsortArgs& args) {
 
 }  // namespace
 
-void argsort(Stream& stream, const ArgsortArgs& args) {
+void Kernels::run(Stream& stream, const ArgsortArgs& args) {
   dispatch(args.x.view.dtype, [&]<class T>(Type<T>) { run<T>(stream, args); });
 }
 

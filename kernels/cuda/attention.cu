@@ -1,6 +1,6 @@
 // Attention, forward: a block per tile of queries, with the online softmax of Milakov and Gimelshein (2018).
 #include "lockstep/kernels/cuda/attention.cuh"
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void attention(Stream& stream, const AttentionArgs& args) {
+void Kernels::run(Stream& stream, const AttentionArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionArgs::kName, dtype, stream);
   check_head_size(args, stream);

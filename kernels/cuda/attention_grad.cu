@@ -2,7 +2,7 @@
 // gradient of the queries, by tiles of queries, and one for those of keys and values, by tiles of keys: no sum is
 // shared between blocks, so its order is fixed (FlashAttention-2, Dao, 2023, does the first with atomic additions).
 #include "lockstep/kernels/cuda/attention.cuh"
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void attention_grad(Stream& stream, const AttentionGradArgs& args) {
+void Kernels::run(Stream& stream, const AttentionGradArgs& args) {
   const DType dtype = args.q.view.dtype;
   constexpr const char* kName = AttentionGradArgs::kName;
   check_floating(kName, dtype, stream);

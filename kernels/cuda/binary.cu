@@ -1,5 +1,5 @@
-#include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/cuda/elementwise.cuh"
+#include "lockstep/kernels/cuda/kernels.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -31,7 +31,7 @@ struct Binary {
   }
   __device__ void operator()(const Pack<T, kElements>& x, const Pack<T, kElements>& y,
                              Pack<Output, kElements>& z) const {
-    choose(x, y, z, std::make_index_sequence<functors::kBinaryOpCount>{});
+    choose(x, y, z, std::make_index_sequence<kCountOf<BinaryOp>>{});
   }
 };
 
@@ -43,7 +43,7 @@ void run(Stream& stream, const BinaryArgs& args) {
 
 }  // namespace
 
-void binary(Stream& stream, const BinaryArgs& args) {
+void Kernels::run(Stream& stream, const BinaryArgs& args) {
   const DType dtype = args.x.view.dtype;
   dispatch(dtype, [&]<class T>(Type<T>) {
     if (!functors::supports<Compute<T>>(args.op)) fail_dtype(BinaryArgs::kName, dtype, stream);

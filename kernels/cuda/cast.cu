@@ -1,5 +1,5 @@
-#include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/cuda/elementwise.cuh"
+#include "lockstep/kernels/cuda/kernels.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -35,7 +35,7 @@ struct Move {
 
 }  // namespace
 
-void cast(Stream& stream, const CastArgs& args) {
+void Kernels::run(Stream& stream, const CastArgs& args) {
   const View& in = args.in.view;
   const View& out = args.out.view;
   if (in.dtype == out.dtype)

@@ -1,6 +1,6 @@
 // The cells of recurrent networks: a thread per state element, after the matrix products.
 #include "lockstep/kernels/cell_functors.h"
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
 
@@ -105,28 +105,28 @@ void run(Stream& stream, const char* op, const View& state, auto kernel, Pointer
 
 }  // namespace
 
-void lstm_cell(Stream& stream, const LstmCellArgs& a) {
+void Kernels::run(Stream& stream, const LstmCellArgs& a) {
   check_floating(LstmCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellArgs::kName, a.h.view, lstm_cell_kernel<T>, data<T>(a.gates), data<T>(a.c_before),
         data<T>(a.activated), data<T>(a.h), data<T>(a.c));
   });
 }
-void lstm_cell_grad(Stream& stream, const LstmCellGradArgs& a) {
+void Kernels::run(Stream& stream, const LstmCellGradArgs& a) {
   check_floating(LstmCellGradArgs::kName, a.c.view.dtype, stream);
   dispatch_floating(a.c.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellGradArgs::kName, a.c.view, lstm_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.dc),
         data<T>(a.activated), data<T>(a.c_before), data<T>(a.c), data<T>(a.dgates), data<T>(a.dc_before));
   });
 }
-void gru_cell(Stream& stream, const GruCellArgs& a) {
+void Kernels::run(Stream& stream, const GruCellArgs& a) {
   check_floating(GruCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellArgs::kName, a.h.view, gru_cell_kernel<T>, data<T>(a.input), data<T>(a.hidden),
         data<T>(a.h_before), data<T>(a.activated), data<T>(a.h));
   });
 }
-void gru_cell_grad(Stream& stream, const GruCellGradArgs& a) {
+void Kernels::run(Stream& stream, const GruCellGradArgs& a) {
   check_floating(GruCellGradArgs::kName, a.dh.view.dtype, stream);
   dispatch_floating(a.dh.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellGradArgs::kName, a.dh.view, gru_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.activated),

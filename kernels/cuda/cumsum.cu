@@ -1,6 +1,6 @@
 // Running sums over the middle of [outer, size, inner]. Where there are too few lines to occupy the device they are
 // split into chunks: the sums of the chunks come first, then what is before each of them, then the elements.
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/lines.cuh"
 
 namespace lockstep::kernels::cuda {
@@ -98,7 +98,7 @@ void run(Stream& stream, const CumsumArgs& args) {
 
 }  // namespace
 
-void cumsum(Stream& stream, const CumsumArgs& args) {
+void Kernels::run(Stream& stream, const CumsumArgs& args) {
   const DType dtype = args.x.view.dtype;
   if (dtype == DType::i64) return run<std::int64_t>(stream, args);
   check_floating(CumsumArgs::kName, dtype, stream);

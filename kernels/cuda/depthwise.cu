@@ -1,6 +1,6 @@
 // Convolutions in which each group has one input channel, computed directly.
 #include "lockstep/kernels/cuda/conv.cuh"
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/reduce.cuh"
 
 namespace lockstep::kernels::cuda {

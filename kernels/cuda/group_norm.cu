@@ -4,7 +4,7 @@
 // are a fold over the channels.
 #include <cmath>
 
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/lines.cuh"
 #include "lockstep/kernels/cuda/norm.cuh"
 
@@ -151,11 +151,11 @@ void backward(Stream& stream, const GroupNormGradArgs& a) {
 
 }  // namespace
 
-void group_norm(Stream& stream, const GroupNormArgs& args) {
+void Kernels::run(Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
 }
-void group_norm_grad(Stream& stream, const GroupNormGradArgs& args) {
+void Kernels::run(Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
 }

@@ -1,7 +1,7 @@
 // Indexing. An index out of range is reported, and its element is skipped (or zero, where it would have been read).
 // Additions happen in index order and no two threads add to one element: either one thread walks a line, or the indices
 // are sorted and one thread walks the entries of one target.
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/cuda/report.cuh"
 #include "lockstep/kernels/cuda/sort.cuh"
@@ -177,18 +177,18 @@ void dispatch_addable(DType dtype, F&& f) {
 
 }  // namespace
 
-void gather(Stream& stream, const GatherArgs& args) {
+void Kernels::run(Stream& stream, const GatherArgs& args) {
   gather_views(stream, GatherArgs::kName, args.in.view, args.index.view, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_gather, stream), args.dim);
 }
 
-void index_select(Stream& stream, const IndexSelectArgs& args) {
+void Kernels::run(Stream& stream, const IndexSelectArgs& args) {
   const View index = spread(args.index.view, args.out.view.shape, args.dim);
   gather_views(stream, IndexSelectArgs::kName, args.in.view, index, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_index_select, stream), args.dim);
 }
 
-void scatter_add(Stream& stream, const ScatterAddArgs& args) {
+void Kernels::run(Stream& stream, const ScatterAddArgs& args) {
   check_addable(args, stream);
   const View& index = args.index.view;
   const View& out = args.out.view;
@@ -208,7 +208,7 @@ void scatter_add(Stream& stream, const ScatterAddArgs& args) {
   });
 }
 
-void index_add(Stream& stream, const IndexAddArgs& args) {
+void Kernels::run(Stream& stream, const IndexAddArgs& args) {
   check_addable(args, stream);
   const View& in = args.in.view;
   const View& out = args.out.view;

@@ -1,7 +1,7 @@
 #include <atomic>
 
-#include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/cuda/gemm.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
@@ -12,12 +12,7 @@ namespace {
 
 std::vector<const void*> all_kernels() {
   KernelList list;
-  for (const auto add :
-       {list_unary,     list_binary,         list_copy,     list_cast,          list_reduce, list_batch_norm,
-        list_softmax,   list_group_norm,     list_resample, list_cross_entropy, list_cumsum, list_argsort,
-        list_attention, list_attention_grad, list_cells,    list_pool,          list_index,  list_sort,
-        list_random,    list_optimizer,      list_adam,     list_matmul,        list_conv,   list_depthwise})
-    add(list);
+  for (ListKernels* const add : kAllLists) add(list);
   return list.all();
 }
 

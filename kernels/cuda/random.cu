@@ -1,6 +1,6 @@
 // Random numbers; kernels/philox.h has the mapping from counters to elements. A thread makes the elements of one block
 // of words.
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/philox.h"
@@ -85,7 +85,7 @@ void run(Stream& stream, const RandomArgs& args, const Numbers& numbers) {
 
 }  // namespace
 
-void random(Stream& stream, const RandomArgs& args) {
+void Kernels::run(Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   Numbers numbers{args.key, args.stream, args.a, args.b, 0, 0, 0};
   switch (args.kind) {

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/reduce.cuh"
 
 namespace lockstep::kernels::cuda {
@@ -113,7 +113,7 @@ void run(Stream& stream, const ReduceArgs& args) {
 
 }  // namespace
 
-void reduce(Stream& stream, const ReduceArgs& args) {
+void Kernels::run(Stream& stream, const ReduceArgs& args) {
   const View& in = args.in.view;
   const ReduceOp op = args.op;
   const bool logical = op == ReduceOp::any || op == ReduceOp::all, extreme = op == ReduceOp::max || op == ReduceOp::min;
@@ -138,7 +138,7 @@ void reduce(Stream& stream, const ReduceArgs& args) {
   });
 }
 
-void arg_reduce(Stream& stream, const ArgReduceArgs& args) {
+void Kernels::run(Stream& stream, const ArgReduceArgs& args) {
   const View& in = args.in.view;
   LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
                  "[arg_reduce] expected at least one element, got shape ", in.shape);

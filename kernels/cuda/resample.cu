@@ -1,6 +1,6 @@
 // Resampling: a thread for every element that is written. In the adjoint each element of the source collects from the
 // elements of the result that are made of it, in their order, so nothing is added by two threads.
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/resample.h"
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void resample2d(Stream& stream, const Resample2dArgs& args) {
+void Kernels::run(Stream& stream, const Resample2dArgs& args) {
   check_floating(Resample2dArgs::kName, args.x.view.dtype, stream);
   const std::int64_t count = element_count(args.y.view.shape);
   if (count == 0) return;

@@ -1,6 +1,6 @@
 #include <bit>
 
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/sort.cuh"
 
 namespace lockstep::kernels::cuda {

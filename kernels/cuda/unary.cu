@@ -1,5 +1,5 @@
-#include "lockstep/kernels/cuda/cuda_table.h"
 #include "lockstep/kernels/cuda/elementwise.cuh"
+#include "lockstep/kernels/cuda/kernels.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -26,13 +26,13 @@ struct Unary {
     ((op == static_cast<UnaryOp>(I) ? apply<static_cast<UnaryOp>(I)>(x, y) : void()), ...);
   }
   __device__ void operator()(const Pack<T, kElements>& x, Pack<T, kElements>& y) const {
-    choose(x, y, std::make_index_sequence<functors::kUnaryOpCount>{});
+    choose(x, y, std::make_index_sequence<kCountOf<UnaryOp>>{});
   }
 };
 
 }  // namespace
 
-void unary(Stream& stream, const UnaryArgs& args) {
+void Kernels::run(Stream& stream, const UnaryArgs& args) {
   const DType dtype = args.in.view.dtype;
   if (args.op == UnaryOp::logical_not) return logical_not(stream, args);
   dispatch(dtype, [&]<class T>(Type<T>) {

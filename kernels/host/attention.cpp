@@ -6,8 +6,8 @@
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/gemm.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
@@ -288,12 +288,12 @@ void backward(const AttentionGradArgs& a) {
 
 }  // namespace
 
-void attention(Stream& stream, const AttentionArgs& args) {
+void Kernels::run(Stream& stream, const AttentionArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionArgs::kName, dtype, stream);
   dispatch_compute(dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void attention_grad(Stream& stream, const AttentionGradArgs& args) {
+void Kernels::run(Stream& stream, const AttentionGradArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionGradArgs::kName, dtype, stream);
   dispatch_compute(dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });

@@ -1,8 +1,8 @@
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -33,14 +33,14 @@ constexpr std::array<Loop<2>, sizeof...(I)> make_loops(std::index_sequence<I...>
 Loop<2> find_loop(BinaryOp op, DType dtype) {
   return dispatch(dtype, [op]<class T>(Type<T>) {
     using C = functors::Compute<T>;
-    static constexpr auto kLoops = make_loops<C>(std::make_index_sequence<functors::kBinaryOpCount>{});
+    static constexpr auto kLoops = make_loops<C>(std::make_index_sequence<kCountOf<BinaryOp>>{});
     return kLoops[static_cast<std::size_t>(op)];
   });
 }
 
 }  // namespace
 
-void binary(Stream& stream, const BinaryArgs& args) {
+void Kernels::run(Stream& stream, const BinaryArgs& args) {
   const Loop<2> loop = find_loop(args.op, args.x.view.dtype);
   if (!loop) [[unlikely]]
     fail_dtype(BinaryArgs::kName, args.x.view.dtype, stream);

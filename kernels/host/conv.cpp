@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "lockstep/kernels/host/gemm.h"
-#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/onednn.h"
 #include "lockstep/kernels/host/widen.h"
 
@@ -123,7 +123,7 @@ void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
 
 }  // namespace
 
-void conv2d(Stream& stream, const Conv2dArgs& args) {
+void Kernels::run(Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
   launch(stream, args, [](const Conv2dArgs& a) {
     dispatch_compute(a.x.view.dtype, [&]<class C>(Type<C>) {
@@ -136,7 +136,7 @@ void conv2d(Stream& stream, const Conv2dArgs& args) {
   });
 }
 
-void conv2d_grad_input(Stream& stream, const Conv2dGradInputArgs& args) {
+void Kernels::run(Stream& stream, const Conv2dGradInputArgs& args) {
   check_floating(Conv2dGradInputArgs::kName, args.dy.view.dtype, stream);
   launch(stream, args, [](const Conv2dGradInputArgs& a) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
@@ -149,7 +149,7 @@ void conv2d_grad_input(Stream& stream, const Conv2dGradInputArgs& args) {
   });
 }
 
-void conv2d_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args) {
+void Kernels::run(Stream& stream, const Conv2dGradWeightArgs& args) {
   check_floating(Conv2dGradWeightArgs::kName, args.dy.view.dtype, stream);
   launch(stream, args, [](const Conv2dGradWeightArgs& a) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {

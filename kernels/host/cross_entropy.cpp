@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
@@ -139,11 +139,11 @@ void backward(const CrossEntropyGradArgs& a) {
 
 }  // namespace
 
-void cross_entropy(Stream& stream, const CrossEntropyArgs& args) {
+void Kernels::run(Stream& stream, const CrossEntropyArgs& args) {
   check_floating(CrossEntropyArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void cross_entropy_grad(Stream& stream, const CrossEntropyGradArgs& args) {
+void Kernels::run(Stream& stream, const CrossEntropyGradArgs& args) {
   check_floating(CrossEntropyGradArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

@@ -4,9 +4,9 @@
 // per dtype, whatever the layouts.
 #pragma once
 
+#include "lockstep/kernels/args.h"
 #include "lockstep/kernels/common/gather.h"
 #include "lockstep/kernels/common/plan.h"
-#include "lockstep/kernels/table.h"
 
 namespace lockstep::kernels::host {
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <initializer_list>
 
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/vector.h"
 #include "lockstep/kernels/host/widen.h"
@@ -260,11 +260,11 @@ void backward(const GroupNormGradArgs& a) {
 
 }  // namespace
 
-void group_norm(Stream& stream, const GroupNormArgs& args) {
+void Kernels::run(Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void group_norm_grad(Stream& stream, const GroupNormGradArgs& args) {
+void Kernels::run(Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

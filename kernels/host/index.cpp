@@ -4,7 +4,7 @@
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/common/plan.h"
 #include "lockstep/kernels/functors.h"
-#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/kernels.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -163,17 +163,17 @@ void dispatch_addable(DType dtype, F&& f) {
 
 }  // namespace
 
-void gather(Stream& stream, const GatherArgs& args) {
+void Kernels::run(Stream& stream, const GatherArgs& args) {
   dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, gather_views<T>); });
 }
-void scatter_add(Stream& stream, const ScatterAddArgs& args) {
+void Kernels::run(Stream& stream, const ScatterAddArgs& args) {
   check_addable(args, stream);
   dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, scatter_add_views<T>); });
 }
-void index_select(Stream& stream, const IndexSelectArgs& args) {
+void Kernels::run(Stream& stream, const IndexSelectArgs& args) {
   dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_select_views<T>); });
 }
-void index_add(Stream& stream, const IndexAddArgs& args) {
+void Kernels::run(Stream& stream, const IndexAddArgs& args) {
   check_addable(args, stream);
   dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_add_views<T>); });
 }

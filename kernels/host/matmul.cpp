@@ -4,7 +4,7 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/gemm.h"
-#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {
@@ -200,7 +200,7 @@ void matmul_views(const MatmulArgs& args) {
 
 }  // namespace
 
-void matmul(Stream& stream, const MatmulArgs& args) {
+void Kernels::run(Stream& stream, const MatmulArgs& args) {
   const DType dtype = args.out.view.dtype;
   check_floating(MatmulArgs::kName, dtype, stream);
   dispatch_floating(dtype, [&]<class T>(Type<T>) { launch(stream, args, matmul_views<T>); });

@@ -9,8 +9,8 @@
 
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/philox.h"
 
 namespace lockstep::kernels::host {
@@ -144,7 +144,7 @@ void integer(const RandomArgs& args) {
 
 }  // namespace
 
-void random(Stream& stream, const RandomArgs& args) {
+void Kernels::run(Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   switch (args.kind) {
     case RandomKind::uniform:

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -107,7 +107,7 @@ void resample(const Resample2dArgs& a) {
 
 }  // namespace
 
-void resample2d(Stream& stream, const Resample2dArgs& args) {
+void Kernels::run(Stream& stream, const Resample2dArgs& args) {
   check_floating(Resample2dArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, resample<C>); });
 }

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "lockstep/kernels/functors.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
@@ -116,11 +116,11 @@ void backward(const SoftmaxGradArgs& a) {
 
 }  // namespace
 
-void softmax(Stream& stream, const SoftmaxArgs& args) {
+void Kernels::run(Stream& stream, const SoftmaxArgs& args) {
   check_floating(SoftmaxArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void softmax_grad(Stream& stream, const SoftmaxGradArgs& args) {
+void Kernels::run(Stream& stream, const SoftmaxGradArgs& args) {
   check_floating(SoftmaxGradArgs::kName, args.y.view.dtype, stream);
   dispatch_compute(args.y.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

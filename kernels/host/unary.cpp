@@ -1,8 +1,8 @@
 #include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
-#include "lockstep/kernels/host/host_table.h"
 #include "lockstep/kernels/host/independent.h"
+#include "lockstep/kernels/host/kernels.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -33,12 +33,12 @@ constexpr std::array<Loop<1>, sizeof...(I)> make_loops(std::index_sequence<I...>
 Loop<1> unary_loop(UnaryOp op, DType dtype) {
   return dispatch(dtype, [op]<class T>(Type<T>) {
     using C = functors::Compute<T>;
-    static constexpr auto kLoops = make_loops<C>(std::make_index_sequence<functors::kUnaryOpCount>{});
+    static constexpr auto kLoops = make_loops<C>(std::make_index_sequence<kCountOf<UnaryOp>>{});
     return kLoops[static_cast<std::size_t>(op)];
   });
 }
 
-void unary(Stream& stream, const UnaryArgs& args) {
+void Kernels::run(Stream& stream, const UnaryArgs& args) {
   UnaryOp op = args.op;
   if (op == UnaryOp::pow_scalar && args.a == 2) op = UnaryOp::square;  // the same value, and vectorised
   const Loop<1> loop = unary_loop(op, args.in.view.dtype);

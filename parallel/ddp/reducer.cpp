@@ -153,7 +153,7 @@ void Reducer::store(Variable& variable) {
     if (variable.unused && in_bucket(variable)) variable.kept = place.clone();
     const Tensor gradient = held.detach();
     launch(
-        place.device(), &KernelTable::unary,
+        place.device(),
         UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = 1.0 / communicator_.size()});
     place.mark_changed();
   }

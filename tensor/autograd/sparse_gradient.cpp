@@ -16,7 +16,7 @@ Tensor first_of_equals(const Tensor& indices) {
 }
 
 void add_rows(const Tensor& matrix, const Tensor& indices, const Tensor& values) {
-  launch(matrix.device(), &KernelTable::index_add, IndexAddArgs{values.in(), indices.in(), matrix.in_out(), 0});
+  launch(matrix.device(), IndexAddArgs{values.in(), indices.in(), matrix.in_out(), 0});
   matrix.mark_changed();
 }
 

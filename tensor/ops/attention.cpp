@@ -50,7 +50,7 @@ Tensor dropout_factors(const Tensor& q, const Tensor& k, const AttentionDropout&
   const NoGrad no_grad;
   Tensor factors = detail::fresh({q.size(0), q.size(1), q.size(2), k.size(2)}, q.dtype(), q.device());
   if (factors.count() > 0)
-    detail::launch(q.device(), &KernelTable::random,
+    detail::launch(q.device(),
                    RandomArgs{RandomKind::bernoulli, factors.out(), dropout.key, dropout.stream, 1 - dropout.p, 0});
   return dropout.p < 1 ? factors * (1 / (1 - dropout.p)) : factors;
 }
@@ -67,10 +67,9 @@ class AttentionNode final : public NodeOf<3> {
     if (needs(0)) dq = detail::fresh(query.shape(), query.dtype(), query.device());
     if (needs(1)) dk = detail::fresh(key.shape(), key.dtype(), key.device());
     if (needs(2)) dv = detail::fresh(value.shape(), value.dtype(), value.device());
-    detail::launch(query.device(), &KernelTable::attention_grad,
-                   AttentionGradArgs{gradients[0].in(), query.in(), key.in(), value.in(), bias.in(),
-                                     out.get(*this).in(), lse.get(*this).in(), dq.out(), dk.out(), dv.out(),
-                                     settings.scale, settings.causal, settings.dropout});
+    detail::launch(query.device(), AttentionGradArgs{gradients[0].in(), query.in(), key.in(), value.in(), bias.in(),
+                                                     out.get(*this).in(), lse.get(*this).in(), dq.out(), dk.out(),
+                                                     dv.out(), settings.scale, settings.causal, settings.dropout});
     inputs[0] = dq, inputs[1] = dk, inputs[2] = dv;
   }
   void release() override { q.reset(), k.reset(), v.reset(), mask.reset(), out.reset(), lse.reset(); }
@@ -163,9 +162,8 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
       options.mask.defined() ? options.mask.detach().expand({rows[0], rows[1], rows[2], k.shape()[2]}) : Tensor();
   Tensor y = detail::fresh({rows[0], rows[1], rows[2], v.shape()[3]}, q.dtype(), q.device());
   Tensor lse = detail::fresh(rows, q.dtype() == DType::f64 ? DType::f64 : DType::f32, q.device());
-  detail::launch(q.device(), &KernelTable::attention,
-                 AttentionArgs{q.in(), k.in(), v.in(), mask.in(), y.out(), lse.out(), settings.scale, settings.causal,
-                               settings.dropout});
+  detail::launch(q.device(), AttentionArgs{q.in(), k.in(), v.in(), mask.in(), y.out(), lse.out(), settings.scale,
+                                           settings.causal, settings.dropout});
   if (auto* node = record<AttentionNode>(y, q, k, v)) {
     node->q.save(q);
     node->k.save(k);

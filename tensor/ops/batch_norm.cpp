@@ -19,9 +19,8 @@ class BatchNormNode final : public NodeOf<3> {
     const Shape channels{in.shape()[1]};
     if (needs(1)) dweight = detail::fresh(channels, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(channels, in.dtype(), in.device());
-    detail::launch(in.device(), &KernelTable::batch_norm_grad,
-                   BatchNormGradArgs{dy.in(), in.in(), scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
-                                     dx.out(), dweight.out(), dbias.out()});
+    detail::launch(in.device(), BatchNormGradArgs{dy.in(), in.in(), scale.in(), mean.get(*this).in(),
+                                                  inv_std.get(*this).in(), dx.out(), dweight.out(), dbias.out()});
     inputs[0] = dx;
     inputs[1] = dweight;
     inputs[2] = dbias;
@@ -70,7 +69,7 @@ Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, cons
     mean = detail::fresh(channels, statistics, x.device());
     inv_std = detail::fresh(channels, statistics, x.device());
   }
-  detail::launch(x.device(), &KernelTable::batch_norm,
+  detail::launch(x.device(),
                  BatchNormArgs{x.in(), weight.in(), bias.in(), state.running_mean.in_out(), state.running_var.in_out(),
                                y.out(), mean.out(), inv_std.out(), own_statistics, state.momentum, state.eps});
   if (own_statistics) {

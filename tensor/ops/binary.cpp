@@ -168,9 +168,8 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   Shape shape = detail::broadcast("where", a, b);
   if (condition.shape() != shape) shape = broadcast_shapes("where", condition.shape(), shape);
   Tensor y = detail::fresh(shape, a.dtype(), a.device());
-  detail::launch(a.device(), &KernelTable::where,
-                 WhereArgs{In{detail::view_as(condition, shape)}, In{detail::view_as(a, shape)},
-                           In{detail::view_as(b, shape)}, y.out()});
+  detail::launch(a.device(), WhereArgs{In{detail::view_as(condition, shape)}, In{detail::view_as(a, shape)},
+                                       In{detail::view_as(b, shape)}, y.out()});
   if (auto* node = record<WhereNode>(y, a, b)) {
     node->condition.save(condition);
     node->shape_a = a.shape();

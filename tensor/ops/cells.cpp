@@ -26,9 +26,8 @@ class LstmCellNode final : public NodeOf<2> {
     const Tensor x = activated.get(*this), before = c_before.get(*this);
     Tensor dgates = detail::fresh_like(x), dbefore;
     if (needs(1)) dbefore = detail::fresh_like(before);
-    detail::launch(
-        x.device(), &KernelTable::lstm_cell_grad,
-        LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(), dbefore.out()});
+    detail::launch(x.device(), LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(),
+                                                dbefore.out()});
     inputs[0] = dgates, inputs[1] = dbefore;
   }
   void release() override { gates.reset(), activated.reset(), c_before.reset(), c.reset(); }
@@ -58,9 +57,8 @@ class GruCellNode final : public NodeOf<3> {
     const Tensor dh = gradients[0].contiguous(), x = activated.get(*this), before = h_before.get(*this);
     Tensor dinput = detail::fresh_like(x), dhidden = detail::fresh_like(x), dbefore;
     if (needs(2)) dbefore = detail::fresh_like(before);
-    detail::launch(x.device(), &KernelTable::gru_cell_grad,
-                   GruCellGradArgs{dh.in(), x.in(), hidden.get(*this).in(), before.in(), dinput.out(), dhidden.out(),
-                                   dbefore.out()});
+    detail::launch(x.device(), GruCellGradArgs{dh.in(), x.in(), hidden.get(*this).in(), before.in(), dinput.out(),
+                                               dhidden.out(), dbefore.out()});
     inputs[0] = dinput, inputs[1] = dhidden, inputs[2] = dbefore;
   }
   void release() override { input.reset(), hidden.reset(), activated.reset(), h_before.reset(); }
@@ -105,8 +103,7 @@ LstmState lstm_cell(const Tensor& gates, const Tensor& c_before) {
   Tensor h = detail::fresh_like(before), c = detail::fresh_like(before), activated;
   const bool graph = wants_graph({&x, &before});
   if (graph) activated = detail::fresh_like(x);
-  detail::launch(x.device(), &KernelTable::lstm_cell,
-                 LstmCellArgs{x.in(), before.in(), activated.out(), h.out(), c.out()});
+  detail::launch(x.device(), LstmCellArgs{x.in(), before.in(), activated.out(), h.out(), c.out()});
   if (!graph) return {h, c};
   auto* node = record<LstmCellNode>(h, x, before);
   node->output_count = 2;
@@ -127,8 +124,7 @@ Tensor gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& h_befor
   Tensor h = detail::fresh_like(before), activated;
   const bool graph = wants_graph({&x, &y, &before});
   if (graph) activated = detail::fresh_like(x);
-  detail::launch(x.device(), &KernelTable::gru_cell,
-                 GruCellArgs{x.in(), y.in(), before.in(), activated.out(), h.out()});
+  detail::launch(x.device(), GruCellArgs{x.in(), y.in(), before.in(), activated.out(), h.out()});
   if (!graph) return h;
   auto* node = record<GruCellNode>(h, x, y, before);
   node->input.save(x);

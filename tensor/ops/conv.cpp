@@ -121,9 +121,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
   const Tensor input = x.contiguous(), filters = weight.contiguous(),
                offset = bias.defined() ? bias.contiguous() : bias;
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
-  detail::launch(
-      x.device(), &KernelTable::conv2d,
-      Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(), window_of(weight.shape(), geometry), geometry.groups});
+  detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
+                                        window_of(weight.shape(), geometry), geometry.groups});
   keep(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
   return y;
 }
@@ -136,9 +135,8 @@ Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Sha
                               weight.shape(), geometry));
   const Tensor dy = gradient.contiguous(), filters = weight.contiguous();
   Tensor dx = detail::fresh(input_shape, gradient.dtype(), gradient.device());
-  detail::launch(
-      dy.device(), &KernelTable::conv2d_grad_input,
-      Conv2dGradInputArgs{dy.in(), filters.in(), dx.out(), window_of(weight.shape(), geometry), geometry.groups});
+  detail::launch(dy.device(), Conv2dGradInputArgs{dy.in(), filters.in(), dx.out(), window_of(weight.shape(), geometry),
+                                                  geometry.groups});
   keep(record<Conv2dGradInputNode>(dx, dy, filters), dy, filters, geometry);
   return dx;
 }
@@ -151,9 +149,8 @@ Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& 
       output_shape("conv2d_grad_weight", x.describe(), x.shape(), to_string(weight_shape), weight_shape, geometry));
   const Tensor dy = gradient.contiguous(), input = x.contiguous();
   Tensor dw = detail::fresh(weight_shape, gradient.dtype(), gradient.device());
-  detail::launch(
-      dy.device(), &KernelTable::conv2d_grad_weight,
-      Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry), geometry.groups});
+  detail::launch(dy.device(), Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry),
+                                                   geometry.groups});
   keep(record<Conv2dGradWeightNode>(dw, dy, input), dy, input, geometry);
   return dw;
 }

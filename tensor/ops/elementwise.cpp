@@ -77,7 +77,7 @@ Tensor apply(const UnaryRule& rule, const Tensor& x, double a, double b) {
     LOCKSTEP_CHECK(x.dtype() != DType::boolean, "[", rule.name, "] expected numbers, got ", x);
   }
   Tensor y = fresh_like(x);
-  launch(x.device(), &KernelTable::unary, UnaryArgs{rule.op, x.in(), y.out(), a, b});
+  launch(x.device(), UnaryArgs{rule.op, x.in(), y.out(), a, b});
   if (auto* node = record<UnaryNode>(y, x)) {
     node->rule = &rule;
     node->a = a;
@@ -92,13 +92,12 @@ Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor&
   const DType dtype = is_predicate(op) ? DType::boolean : a.dtype();
   if (a.shape() == b.shape()) [[likely]] {
     Tensor y = fresh_like(a, dtype);
-    launch(a.device(), &KernelTable::binary, BinaryArgs{op, a.in(), b.in(), y.out(), alpha});
+    launch(a.device(), BinaryArgs{op, a.in(), b.in(), y.out(), alpha});
     return y;
   }
   const Shape shape = broadcast(name, a, b);
   Tensor y = fresh(shape, dtype, a.device());
-  launch(a.device(), &KernelTable::binary,
-         BinaryArgs{op, In{view_as(a, shape)}, In{view_as(b, shape)}, y.out(), alpha});
+  launch(a.device(), BinaryArgs{op, In{view_as(a, shape)}, In{view_as(b, shape)}, y.out(), alpha});
   return y;
 }
 

@@ -66,7 +66,7 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
   check("linspace", dtype_of(options), options);
   Tensor tensor = detail::fresh({steps}, dtype_of(options), options.device);
   const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
-  if (steps > 0) detail::launch(options.device, &KernelTable::arange, ArangeArgs{tensor.out(), start, step});
+  if (steps > 0) detail::launch(options.device, ArangeArgs{tensor.out(), start, step});
   if (steps > 1) detail::fill(tensor.select(0, -1), end);  // free of rounding
   return finished(std::move(tensor), options);
 }
@@ -80,7 +80,7 @@ Tensor arange(double start, double end, double step, DType dtype, const TensorOp
   dtype = options.dtype.value_or(dtype);
   check("arange", dtype, options);
   Tensor tensor = fresh({steps > 0 ? static_cast<std::int64_t>(steps) : 0}, dtype, options.device);
-  if (tensor.count() > 0) launch(options.device, &KernelTable::arange, ArangeArgs{tensor.out(), start, step});
+  if (tensor.count() > 0) launch(options.device, ArangeArgs{tensor.out(), start, step});
   return finished(std::move(tensor), options);
 }
 

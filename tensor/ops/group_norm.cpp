@@ -20,7 +20,7 @@ class GroupNormNode final : public NodeOf<3> {
     Tensor dx = detail::fresh_like(dy), dweight, dbias;
     if (needs(1)) dweight = detail::fresh(parameters, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(parameters, in.dtype(), in.device());
-    detail::launch(in.device(), &KernelTable::group_norm_grad,
+    detail::launch(in.device(),
                    GroupNormGradArgs{In{detail::view_reshaped(dy, groups)}, In{detail::view_reshaped(in, groups)},
                                      scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
                                      Out{detail::view_reshaped(dx, groups)}, dweight.out(), dbias.out()});
@@ -71,9 +71,8 @@ Tensor normalize(const char* op, const Tensor& x, const Shape& groups, const Sha
     mean = detail::fresh({groups[0], groups[1]}, dtype, x.device());
     inv_std = detail::fresh({groups[0], groups[1]}, dtype, x.device());
   }
-  detail::launch(x.device(), &KernelTable::group_norm,
-                 GroupNormArgs{In{detail::view_reshaped(in, groups)}, scale.in(), shift.in(),
-                               Out{detail::view_reshaped(y, groups)}, mean.out(), inv_std.out(), eps});
+  detail::launch(x.device(), GroupNormArgs{In{detail::view_reshaped(in, groups)}, scale.in(), shift.in(),
+                                           Out{detail::view_reshaped(y, groups)}, mean.out(), inv_std.out(), eps});
   if (node) {
     node->op = op;
     node->x.save(in);

@@ -112,7 +112,7 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
   Shape shape = x.shape();
   shape[along] = positions.count();
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
-  detail::launch(x.device(), &KernelTable::index_select, IndexSelectArgs{x.in(), positions.in(), y.out(), along});
+  detail::launch(x.device(), IndexSelectArgs{x.in(), positions.in(), y.out(), along});
   keep(record<IndexSelectNode>(y, x), x, along, positions);
   return y;
 }
@@ -131,7 +131,7 @@ Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const
   shape[along] = positions.count();
   check_source("index_add", x, source, shape);
   Tensor y = copy_of(x);
-  detail::launch(x.device(), &KernelTable::index_add, IndexAddArgs{source.in(), positions.in(), y.in_out(), along});
+  detail::launch(x.device(), IndexAddArgs{source.in(), positions.in(), y.in_out(), along});
   keep(record<IndexAddNode>(y, x, source), x, along, positions);
   return y;
 }
@@ -142,7 +142,7 @@ Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& indices) {
   if (x.rank() == 0) return gather(x.reshape({1}), 0, indices.reshape({1})).reshape({});
   const Tensor positions = detail::to_indices("gather", indices);
   Tensor y = detail::fresh(positions.shape(), x.dtype(), x.device());
-  detail::launch(x.device(), &KernelTable::gather, GatherArgs{x.in(), positions.in(), y.out(), along});
+  detail::launch(x.device(), GatherArgs{x.in(), positions.in(), y.out(), along});
   keep(record<GatherNode>(y, x), x, along, positions);
   return y;
 }
@@ -159,7 +159,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& indices, con
   const Tensor positions = detail::to_indices("scatter_add", indices);
   check_source("scatter_add", x, source, positions.shape());
   Tensor y = copy_of(x);
-  detail::launch(x.device(), &KernelTable::scatter_add, ScatterAddArgs{source.in(), positions.in(), y.in_out(), along});
+  detail::launch(x.device(), ScatterAddArgs{source.in(), positions.in(), y.in_out(), along});
   keep(record<ScatterAddNode>(y, x, source), x, along, positions);
   return y;
 }
@@ -189,7 +189,7 @@ Tensor flip(const Tensor& x, const Dims& dims) {
     if (!seen[along]) continue;
     const std::int64_t size = x.shape()[along];
     Tensor backwards = detail::fresh({size}, DType::i64, x.device());
-    detail::launch(x.device(), &KernelTable::arange, ArangeArgs{backwards.out(), static_cast<double>(size - 1), -1});
+    detail::launch(x.device(), ArangeArgs{backwards.out(), static_cast<double>(size - 1), -1});
     y = index_select(y, along, backwards);
   }
   return y;

@@ -109,8 +109,7 @@ Tensor operand(const char* op, const Tensor& self, const Tensor& other) {
 }
 
 void write(BinaryOp op, const Tensor& self, const Tensor& other, double alpha) {
-  detail::launch(self.device(), &KernelTable::binary,
-                 BinaryArgs{op, self.in(), In{detail::view_as(other, self.shape())}, self.out(), alpha});
+  detail::launch(self.device(), BinaryArgs{op, self.in(), In{detail::view_as(other, self.shape())}, self.out(), alpha});
   self.mark_changed();
 }
 
@@ -155,7 +154,7 @@ Tensor& Tensor::mul_(const Tensor& other) {
 
 Tensor& Tensor::add_(double value) {
   const double number = checked_number("add_", *this, value);
-  detail::launch(device(), &KernelTable::unary, UnaryArgs{UnaryOp::add_scalar, in(), out(), number});
+  detail::launch(device(), UnaryArgs{UnaryOp::add_scalar, in(), out(), number});
   mark_changed();
   record<ScaleInPlaceNode>(*this, *this);
   return *this;
@@ -163,7 +162,7 @@ Tensor& Tensor::add_(double value) {
 
 Tensor& Tensor::mul_(double value) {
   const double number = checked_number("mul_", *this, value);
-  detail::launch(device(), &KernelTable::unary, UnaryArgs{UnaryOp::mul_scalar, in(), out(), number});
+  detail::launch(device(), UnaryArgs{UnaryOp::mul_scalar, in(), out(), number});
   mark_changed();
   if (auto* node = record<ScaleInPlaceNode>(*this, *this)) node->factor = number;
   return *this;

@@ -91,8 +91,7 @@ Tensor join(std::span<const Tensor> tensors, std::int64_t dim) {
   std::int64_t start = 0;
   for (const Tensor& tensor : tensors) {
     const std::int64_t length = tensor.shape()[along];
-    if (tensor.count() > 0)
-      launch(y.device(), &KernelTable::cast, CastArgs{tensor.in(), part_of(y, along, start, length)});
+    if (tensor.count() > 0) launch(y.device(), CastArgs{tensor.in(), part_of(y, along, start, length)});
     start += length;
   }
   if (auto* node = record_many<CatNode>(y, tensors)) {
@@ -172,8 +171,7 @@ Tensor pad(const Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t 
   Shape shape = x.shape();
   shape[along] = before + length + after;
   Tensor y = detail::fresh_zeros(shape, x.dtype(), x.device());
-  if (x.count() > 0)
-    detail::launch(y.device(), &KernelTable::cast, CastArgs{x.in(), part_of(y, along, before, length)});
+  if (x.count() > 0) detail::launch(y.device(), CastArgs{x.in(), part_of(y, along, before, length)});
   if (auto* node = record<PadNode>(y, x)) node->dim = along, node->start = before, node->length = length;
   return y;
 }

@@ -94,7 +94,7 @@ class CrossEntropyNode final : public NodeOf<1> {
     const Tensor dloss = gradients[0].contiguous();
     const Shape shape = detail::folded(in.shape(), 1);
     inputs[0] = detail::fresh_like(in);
-    detail::launch(in.device(), &KernelTable::cross_entropy_grad,
+    detail::launch(in.device(),
                    CrossEntropyGradArgs{dloss.in(), In{detail::view_reshaped(in, shape)}, classes.in(), weights.in(),
                                         own.get(*this).in(), log_sum.get(*this).in(),
                                         Out{detail::view_reshaped(inputs[0], shape)}, ignore_index, smoothing});
@@ -176,10 +176,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   const DType wide = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
   Tensor loss = detail::fresh(targets.shape(), wide, logits.device());
   const Tensor own = detail::fresh_like(loss), log_sum = detail::fresh({2, loss.count()}, wide, loss.device());
-  detail::launch(
-      in.device(), &KernelTable::cross_entropy,
-      CrossEntropyArgs{In{detail::view_reshaped(in, detail::folded(in.shape(), 1))}, classes.in(), weight.in(),
-                       loss.out(), own.out(), log_sum.out(), options.ignore_index, options.label_smoothing});
+  detail::launch(in.device(), CrossEntropyArgs{In{detail::view_reshaped(in, detail::folded(in.shape(), 1))},
+                                               classes.in(), weight.in(), loss.out(), own.out(), log_sum.out(),
+                                               options.ignore_index, options.label_smoothing});
   if (auto* node = record<CrossEntropyNode>(loss, in)) {
     node->x.save(in);
     node->targets.save(classes);

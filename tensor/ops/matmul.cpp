@@ -48,8 +48,7 @@ View stacked(const Tensor& x) {
 
 void multiply(const View& a, const View& b, const View& bias, const View& out, Device device,
               Activation activation = Activation::none) {
-  detail::launch(device, &KernelTable::matmul,
-                 MatmulArgs{.a = {a}, .b = {b}, .bias = {bias}, .out = {out}, .activation = activation});
+  detail::launch(device, MatmulArgs{.a = {a}, .b = {b}, .bias = {bias}, .out = {out}, .activation = activation});
 }
 
 // [M, K] @ [K, N], or [B, M, K] @ [B, K, N]. Shapes have been checked.

@@ -37,7 +37,7 @@ class UnpoolNode final : public NodeOf<1> {
 Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape) {
   const Tensor in = values.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
-  detail::launch(in.device(), &KernelTable::max_unpool2d, MaxUnpool2dArgs{in.in(), indices.in(), y.out()});
+  detail::launch(in.device(), MaxUnpool2dArgs{in.in(), indices.in(), y.out()});
   if (auto* node = record<UnpoolNode>(y, in)) node->indices.save(indices);
   return y;
 }
@@ -67,8 +67,7 @@ class AvgPool2dGradNode final : public NodeOf<1> {
 Tensor spread(const Tensor& gradient, const Averages& averages, const Shape& shape) {
   const Tensor dy = gradient.contiguous();
   Tensor dx = detail::fresh(shape, dy.dtype(), dy.device());
-  detail::launch(dy.device(), &KernelTable::avg_pool2d_grad,
-                 AvgPool2dGradArgs{dy.in(), dx.out(), averages.window, averages.mean});
+  detail::launch(dy.device(), AvgPool2dGradArgs{dy.in(), dx.out(), averages.window, averages.mean});
   if (auto* node = record<AvgPool2dGradNode>(dx, dy)) node->averages = averages, node->shape = dy.shape();
   return dx;
 }
@@ -86,8 +85,7 @@ class AvgPool2dNode final : public NodeOf<1> {
 Tensor average(const Tensor& x, const Averages& averages, const Shape& shape) {
   const Tensor in = x.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
-  detail::launch(in.device(), &KernelTable::avg_pool2d,
-                 AvgPool2dArgs{in.in(), y.out(), averages.window, averages.mean});
+  detail::launch(in.device(), AvgPool2dArgs{in.in(), y.out(), averages.window, averages.mean});
   if (auto* node = record<AvgPool2dNode>(y, in)) node->averages = averages, node->shape = in.shape();
   return y;
 }
@@ -133,7 +131,7 @@ Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   const Tensor in = x.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
   Tensor indices = detail::fresh(shape, DType::i64, in.device());
-  detail::launch(in.device(), &KernelTable::max_pool2d, MaxPool2dArgs{in.in(), y.out(), indices.out(), window});
+  detail::launch(in.device(), MaxPool2dArgs{in.in(), y.out(), indices.out(), window});
   if (auto* node = record<MaxPool2dNode>(y, in)) node->indices.save(indices), node->shape = in.shape();
   return y;
 }

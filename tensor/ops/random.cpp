@@ -39,7 +39,7 @@ RandomState next_random() {
 void draw(RandomKind kind, const Tensor& tensor, double a, double b) {
   const RandomState state = next_random();
   if (tensor.count() == 0) return;
-  launch(tensor.device(), &KernelTable::random, RandomArgs{kind, tensor.out(), state.key, state.stream, a, b});
+  launch(tensor.device(), RandomArgs{kind, tensor.out(), state.key, state.stream, a, b});
 }
 
 }  // namespace detail

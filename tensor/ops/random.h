@@ -6,7 +6,7 @@
 // gets a random_stream of its own from the engine, hence masks of its own, the same in every run.
 #pragma once
 
-#include "lockstep/kernels/table.h"
+#include "lockstep/kernels/args.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {

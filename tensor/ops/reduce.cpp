@@ -47,7 +47,7 @@ Dims every_dim(const char* op, const Tensor& x) {
 
 Tensor reduce(ReduceOp op, const Tensor& x, const Reduced& shapes, bool keep_dims) {
   Tensor y = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, x.dtype(), x.device());
-  detail::launch(x.device(), &KernelTable::reduce, ReduceArgs{op, x.in(), Out{detail::view_reshaped(y, shapes.kept)}});
+  detail::launch(x.device(), ReduceArgs{op, x.in(), Out{detail::view_reshaped(y, shapes.kept)}});
   return y;
 }
 
@@ -139,8 +139,7 @@ Tensor arg_reduce(const char* name, ArgReduceOp op, const Tensor& x, std::int64_
   LOCKSTEP_CHECK(x.shape()[along] > 0, "[", name, "] expected elements to choose from along dimension ", along,
                  ", got ", x);
   Tensor indices = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, DType::i64, x.device());
-  detail::launch(x.device(), &KernelTable::arg_reduce,
-                 ArgReduceArgs{op, along, x.in(), Out{detail::view_reshaped(indices, shapes.kept)}});
+  detail::launch(x.device(), ArgReduceArgs{op, along, x.in(), Out{detail::view_reshaped(indices, shapes.kept)}});
   return indices;
 }
 

@@ -31,8 +31,7 @@ class ResampleNode final : public NodeOf<1> {
 Tensor resample(const Tensor& x, const Map& map, bool adjoint, const Shape& shape) {
   const Tensor in = x.contiguous();
   Tensor y = detail::fresh(shape, in.dtype(), in.device());
-  detail::launch(in.device(), &KernelTable::resample2d,
-                 Resample2dArgs{in.in(), y.out(), map.kind, map.step, map.align_corners, adjoint});
+  detail::launch(in.device(), Resample2dArgs{in.in(), y.out(), map.kind, map.step, map.align_corners, adjoint});
   if (auto* node = record<ResampleNode>(y, in)) node->map = map, node->adjoint = adjoint, node->shape = in.shape();
   return y;
 }

@@ -25,7 +25,7 @@ class SoftmaxNode final : public NodeOf<1> {
     const Tensor dy = gradients[0].contiguous();
     const Shape shape = detail::folded(out.shape(), dim);
     inputs[0] = detail::fresh_like(dy);
-    detail::launch(dy.device(), &KernelTable::softmax_grad,
+    detail::launch(dy.device(),
                    SoftmaxGradArgs{In{detail::view_reshaped(dy, shape)}, In{detail::view_reshaped(out, shape)},
                                    Out{detail::view_reshaped(inputs[0], shape)}, log});
   }
@@ -44,7 +44,7 @@ Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
   const Tensor in = x.contiguous();
   const Shape shape = detail::folded(in.shape(), along);
   Tensor y = detail::fresh_like(in);
-  detail::launch(in.device(), &KernelTable::softmax,
+  detail::launch(in.device(),
                  SoftmaxArgs{In{detail::view_reshaped(in, shape)}, Out{detail::view_reshaped(y, shape)}, log});
   if (auto* node = record<SoftmaxNode>(y, in)) {
     node->y.save_output(y);

@@ -23,7 +23,7 @@ Tensor running_sum(const Tensor& x, int dim, bool reverse) {
   const Tensor in = x.contiguous();
   const Shape shape = detail::folded(in.shape(), dim);
   Tensor y = detail::fresh_like(in);
-  detail::launch(in.device(), &KernelTable::cumsum,
+  detail::launch(in.device(),
                  CumsumArgs{In{detail::view_reshaped(in, shape)}, Out{detail::view_reshaped(y, shape)}, reverse});
   if (auto* node = record<CumsumNode>(y, in)) node->dim = dim, node->reverse = reverse;
   return y;
@@ -41,9 +41,8 @@ Tensor order(const Tensor& x, int dim, std::int64_t count, bool descending) {
   Shape shape = in.shape();
   if (x.rank() > 0) shape[dim] = count;
   Tensor indices = detail::fresh(shape, DType::i64, in.device());
-  detail::launch(in.device(), &KernelTable::argsort,
-                 ArgsortArgs{In{detail::view_reshaped(in, from)},
-                             Out{detail::view_reshaped(indices, {from[0], count, from[2]})}, descending});
+  detail::launch(in.device(), ArgsortArgs{In{detail::view_reshaped(in, from)},
+                                          Out{detail::view_reshaped(indices, {from[0], count, from[2]})}, descending});
   return indices;
 }
 

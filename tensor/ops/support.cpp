@@ -106,14 +106,12 @@ void fill(const Tensor& tensor, double value) {
   value = wrapped(value, tensor.dtype());
   constexpr double kTwoTo63 = 0x1p63;
   const bool fits = value >= -kTwoTo63 && value < kTwoTo63;
-  launch(tensor.device(), &KernelTable::fill,
-         FillArgs{tensor.out(), value, fits ? static_cast<std::int64_t>(value) : 0});
+  launch(tensor.device(), FillArgs{tensor.out(), value, fits ? static_cast<std::int64_t>(value) : 0});
 }
 
 void copy_elements(const Tensor& destination, const Tensor& source) {
   if (destination.count() == 0) return;
-  launch(destination.device(), &KernelTable::cast,
-         CastArgs{In{view_as(source, destination.shape())}, destination.out()});
+  launch(destination.device(), CastArgs{In{view_as(source, destination.shape())}, destination.out()});
 }
 
 void fail_undefined(const char* op) {

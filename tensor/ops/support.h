@@ -22,8 +22,8 @@ LOCKSTEP_API Tensor alias(const Tensor& base, const Shape& shape, const Strides&
 
 // On the current stream of `device`.
 template <class Args>
-void launch(Device device, Kernel<Args> KernelTable::*entry, const Args& args) {
-  kernels::run(current_stream(device), entry, args);
+void launch(Device device, const Args& args) {
+  kernels::launch(current_stream(device), args);
 }
 // What a kernel sees of `tensor` read as `shape`, which it must broadcast to.
 LOCKSTEP_API View view_as(const Tensor& tensor, const Shape& shape);

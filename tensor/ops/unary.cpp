@@ -165,7 +165,7 @@ Tensor isfinite(const Tensor& x) {
 Tensor logical_not(const Tensor& x) {
   detail::check_defined("logical_not", x);
   Tensor y = detail::fresh_like(x, DType::boolean);
-  detail::launch(x.device(), &KernelTable::unary, UnaryArgs{UnaryOp::logical_not, x.in(), y.out()});
+  detail::launch(x.device(), UnaryArgs{UnaryOp::logical_not, x.in(), y.out()});
   return y;
 }
 

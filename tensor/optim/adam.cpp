@@ -83,7 +83,7 @@ void Adam::step() {
   }
   for (std::size_t b = 0; b < all.size(); ++b) {
     const Batch& batch = all[b];
-    detail::launch(batch.device, &KernelTable::adam, moves[b].args);
+    detail::launch(batch.device, moves[b].args);
     // Not before: after an error the next step must not take unwritten buffers for moments.
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       parameters()[batch.indices[i]].tensor().mark_changed();

@@ -83,8 +83,7 @@ void clip_grad_value(std::span<const Parameter> parameters, double limit) {
       gradient.parameter.set_sparse_grad(sums);
       elements = sums.values;
     }
-    detail::launch(elements.device(), &KernelTable::unary,
-                   UnaryArgs{UnaryOp::clamp, elements.in(), elements.out(), -limit, limit});
+    detail::launch(elements.device(), UnaryArgs{UnaryOp::clamp, elements.in(), elements.out(), -limit, limit});
     elements.mark_changed();
   }
 }

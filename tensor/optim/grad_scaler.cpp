@@ -69,7 +69,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
     const Share& share = shares[s];
     UnscaleArgs args{{}, progress.found[s].in_out(), 1 / scale_};
     for (const Tensor& dense : share.dense) args.gradients.push_back(dense.in_out());
-    detail::launch(share.device, &KernelTable::unscale, args);
+    detail::launch(share.device, args);
     for (std::size_t i = 0; i < share.gradients.size(); ++i) {
       Tensor gradient = share.gradients[i];
       if (share.dense[i].identity() != gradient.identity())

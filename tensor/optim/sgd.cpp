@@ -76,7 +76,7 @@ void SGD::step() {
   for (std::size_t b = 0; b < all.size(); ++b) {
     const Batch& batch = all[b];
     std::vector<Tensor>& momenta = moves[b].momenta;
-    detail::launch(batch.device, &KernelTable::sgd, moves[b].args);
+    detail::launch(batch.device, moves[b].args);
     // Not before: after an error the next step must not take an unwritten buffer for a momentum.
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       parameters()[batch.indices[i]].tensor().mark_changed();

@@ -8,12 +8,12 @@ using namespace support;
 
 namespace {
 
-// Runs the entry of the emulated kernels and the host's; empty when `out` is the same.
+// Runs the emulated kernel and the host's; empty when `out` is the same.
 template <class Args>
-std::string compare(Kernel<Args> KernelTable::*entry, const Args& args, TestTensor& out, double tolerance) {
-  run(entry, args);
+std::string compare(const Args& args, TestTensor& out, double tolerance) {
+  run(args);
   const TestTensor got = out;
-  (kernels::table(DeviceType::host).*entry)(current_stream(Device::cpu()), args);
+  kernels::table(DeviceType::host).entry<Args>()(current_stream(Device::cpu()), args);
   return mismatch(
       got, [&](std::int64_t i) { return out[i]; }, tolerance, tolerance);
 }
@@ -33,14 +33,11 @@ TEST_CASE("convolution in chunks", "[conv][chunks]") {
           TestTensor dx(dtype, x.shape()), dw(dtype, w.shape());
           x.fill_random(1, -1, 1), w.fill_random(2, -1, 1), bias.fill_random(3);
           INFO(to_string(dtype) << " groups " << groups << " batch " << batch << " bytes " << bytes);
-          CHECK(compare(&KernelTable::conv2d, Conv2dArgs{x.in(), w.in(), bias.in(), y.out(), window, groups}, y, 16) ==
-                "");
-          CHECK(compare(&KernelTable::conv2d, Conv2dArgs{x.in(), w.in(), {}, y.out(), window, groups}, y, 16) == "");
+          CHECK(compare(Conv2dArgs{x.in(), w.in(), bias.in(), y.out(), window, groups}, y, 16) == "");
+          CHECK(compare(Conv2dArgs{x.in(), w.in(), {}, y.out(), window, groups}, y, 16) == "");
           y.fill_random(4, -1, 1);
-          CHECK(compare(&KernelTable::conv2d_grad_input, Conv2dGradInputArgs{y.in(), w.in(), dx.out(), window, groups},
-                        dx, 16) == "");
-          CHECK(compare(&KernelTable::conv2d_grad_weight,
-                        Conv2dGradWeightArgs{y.in(), x.in(), dw.out(), window, groups}, dw, 64) == "");
+          CHECK(compare(Conv2dGradInputArgs{y.in(), w.in(), dx.out(), window, groups}, dx, 16) == "");
+          CHECK(compare(Conv2dGradWeightArgs{y.in(), x.in(), dw.out(), window, groups}, dw, 64) == "");
         }
   kernels::cuda::columns_bytes = before;
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "lockstep/kernels/api.h"
-#include "lockstep/kernels/cuda/cuda_table.h"
+#include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/current_device.h"
@@ -162,6 +162,6 @@ namespace lockstep::kernels::cuda {
 void prepare(Device) {}
 
 // The tests of tests/kernels run on the cpu device, with these kernels in place of the host's.
-const bool installed = (lockstep::kernels::detail::install_table(DeviceType::cpu, cuda_table()), true);
+const bool installed = (lockstep::kernels::detail::install_table(DeviceType::cpu, kernel_table()), true);
 
 }  // namespace lockstep::kernels::cuda

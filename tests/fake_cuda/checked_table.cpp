@@ -1,8 +1,7 @@
 #include "fake_cuda/checked_table.h"
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/kernels/cuda/cuda_table.h"
-#include "lockstep/kernels/host/host_table.h"
+#include "lockstep/kernels/table.h"
 #include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/strings.h"
@@ -10,7 +9,6 @@
 namespace fake_cuda {
 namespace {
 
-using lockstep::Kernel;
 using lockstep::KernelTable;
 using lockstep::View;
 
@@ -41,46 +39,32 @@ bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view)
   return true;
 }
 
-template <auto entry>
-struct Checked;
-template <class Args, Kernel<Args> KernelTable::*entry>
-struct Checked<entry> {
-  static void run(lockstep::Stream& stream, const Args& args) {
-    bool sound = true;
-    args.views([&](const auto& use) {
-      if (!use.view.present) return;
-      sound = sound &&
-              check_kernel_memory(Args::kName, lockstep::cuda::native(stream), use.view.data, extent_bytes(use.view)) &&
-              check_owner(Args::kName, stream, use.view);
-    });
-    // What the real entry refuses, it refuses before anything runs.
-    (lockstep::kernels::cuda::cuda_table().*entry)(stream, args);
-    if (sound) (lockstep::kernels::host::host_table().*entry)(stream, args);
-  }
-};
+template <class Args>
+void run_checked(lockstep::Stream& stream, const Args& args) {
+  bool sound = true;
+  args.views([&](const auto& use) {
+    if (!use.view.present) return;
+    sound = sound &&
+            check_kernel_memory(Args::kName, lockstep::cuda::native(stream), use.view.data, extent_bytes(use.view)) &&
+            check_owner(Args::kName, stream, use.view);
+  });
+  // What the real kernel refuses, it refuses before anything runs.
+  lockstep::kernels::cuda::kernel_table().entry<Args>()(stream, args);
+  if (sound) lockstep::kernels::host::kernel_table().entry<Args>()(stream, args);
+}
 
 // A null entry stays one: the device has no such kernel.
-template <auto... entries>
-KernelTable table_of() {
-  KernelTable made;
-  const KernelTable& real = lockstep::kernels::cuda::cuda_table();
-  ((made.*entries = real.*entries ? Checked<entries>::run : nullptr), ...);
-  made.prepare = real.prepare;
+template <class... Args>
+KernelTable checked(lockstep::ArgsList<Args...>) {
+  KernelTable made = lockstep::kernels::cuda::kernel_table();
+  ((made.entry<Args>() = made.entry<Args>() ? run_checked<Args> : nullptr), ...);
   return made;
 }
 
 }  // namespace
 
 const KernelTable& checked_table() {
-  using T = KernelTable;
-  static const KernelTable table =
-      table_of<&T::unary, &T::binary, &T::where, &T::cast, &T::fill, &T::arange, &T::reduce, &T::arg_reduce, &T::matmul,
-               &T::conv2d, &T::conv2d_grad_input, &T::conv2d_grad_weight, &T::max_pool2d, &T::max_unpool2d,
-               &T::avg_pool2d, &T::avg_pool2d_grad, &T::batch_norm, &T::batch_norm_grad, &T::softmax, &T::softmax_grad,
-               &T::group_norm, &T::group_norm_grad, &T::resample2d, &T::cross_entropy, &T::cross_entropy_grad,
-               &T::cumsum, &T::argsort, &T::attention, &T::attention_grad, &T::lstm_cell, &T::lstm_cell_grad,
-               &T::gru_cell, &T::gru_cell_grad, &T::gather, &T::scatter_add, &T::index_select, &T::index_add,
-               &T::random, &T::sgd, &T::adam, &T::unscale>();
+  static const KernelTable table = checked(lockstep::AllArgs());
   return table;
 }
 

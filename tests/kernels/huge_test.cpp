@@ -25,12 +25,12 @@ class Huge {  // [2, 3] of f32 or i64
   Out out() const { return {view()}; }
   InOut inout() const { return {view()}; }
   Huge& fill(const TestTensor& from) {
-    run(&KernelTable::cast, CastArgs{from.in(), out()});
+    run(CastArgs{from.in(), out()});
     return *this;
   }
   std::vector<double> values() const {
     TestTensor small(dtype_, {2, 3});
-    run(&KernelTable::cast, CastArgs{in(), small.out()});
+    run(CastArgs{in(), small.out()});
     return small.values();
   }
 
@@ -57,32 +57,32 @@ TEST_CASE("kernels reach elements beyond 2^31", "[huge]") {
   CHECK(static_cast<const float*>(x.view().data)[kGap + 2] == -6);
   CHECK(x.values() == Doubles{1, -2, 3, -4, 5, -6});
 
-  run(&KernelTable::unary, UnaryArgs{.op = UnaryOp::neg, .in = x.in(), .out = y.out()});
+  run(UnaryArgs{.op = UnaryOp::neg, .in = x.in(), .out = y.out()});
   CHECK(y.values() == Doubles{-1, 2, -3, 4, -5, 6});
-  run(&KernelTable::binary, BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = y.out()});
+  run(BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = y.out()});
   CHECK(y.values() == Doubles{-1, -4, -9, -16, -25, -36});
   TestTensor flags = numbers(DType::boolean, {2, 3}, {1, 0, 1, 0, 1, 0});
-  run(&KernelTable::where, WhereArgs{flags.in(), x.in(), y.in(), y.out()});
+  run(WhereArgs{flags.in(), x.in(), y.in(), y.out()});
   CHECK(y.values() == Doubles{1, -4, 3, -16, 5, -36});
 
   TestTensor columns(DType::f32, {1, 3}), rows(DType::f32, {2, 1}), where(DType::i64, {1, 3});
-  run(&KernelTable::reduce, ReduceArgs{ReduceOp::sum, x.in(), columns.out()});
+  run(ReduceArgs{ReduceOp::sum, x.in(), columns.out()});
   CHECK(columns.values() == Doubles{-3, 3, -3});
-  run(&KernelTable::reduce, ReduceArgs{ReduceOp::max, x.in(), rows.out()});
+  run(ReduceArgs{ReduceOp::max, x.in(), rows.out()});
   CHECK(rows.values() == Doubles{3, 5});
-  run(&KernelTable::arg_reduce, ArgReduceArgs{ArgReduceOp::max, 0, x.in(), where.out()});
+  run(ArgReduceArgs{ArgReduceOp::max, 0, x.in(), where.out()});
   CHECK(where.values() == Doubles{0, 1, 0});
 
   TestTensor index = numbers(DType::i64, {2, 3}, {1, 0, 1, 0, 1, 1}), picked(DType::f32, {2, 3});
-  run(&KernelTable::gather, GatherArgs{x.in(), index.in(), picked.out(), 0});
+  run(GatherArgs{x.in(), index.in(), picked.out(), 0});
   CHECK(picked.values() == Doubles{-4, -2, -6, 1, 5, -6});
-  run(&KernelTable::fill, FillArgs{y.out(), 10});
-  run(&KernelTable::scatter_add, ScatterAddArgs{small.in(), index.in(), y.inout(), 0});
+  run(FillArgs{y.out(), 10});
+  run(ScatterAddArgs{small.in(), index.in(), y.inout(), 0});
   CHECK(y.values() == Doubles{6, 8, 10, 11, 15, 7});
   TestTensor lines = numbers(DType::i64, {2}, {1, 1});
-  run(&KernelTable::index_select, IndexSelectArgs{x.in(), lines.in(), picked.out(), 0});
+  run(IndexSelectArgs{x.in(), lines.in(), picked.out(), 0});
   CHECK(picked.values() == Doubles{-4, 5, -6, -4, 5, -6});
-  run(&KernelTable::index_add, IndexAddArgs{small.in(), lines.in(), x.inout(), 0});
+  run(IndexAddArgs{small.in(), lines.in(), x.inout(), 0});
   CHECK(x.values() == Doubles{1, -2, 3, -7, 8, -9});
 
   // Transposed: the large step is the inner one.
@@ -92,11 +92,11 @@ TEST_CASE("kernels reach elements beyond 2^31", "[huge]") {
     return v;
   };
   TestTensor plain(DType::f32, {3, 2});
-  run(&KernelTable::unary, UnaryArgs{.op = UnaryOp::abs, .in = In{turned(x)}, .out = plain.out()});
+  run(UnaryArgs{.op = UnaryOp::abs, .in = In{turned(x)}, .out = plain.out()});
   CHECK(plain.values() == Doubles{1, 7, 2, 8, 3, 9});
-  run(&KernelTable::cast, CastArgs{plain.in(), Out{turned(y)}});
+  run(CastArgs{plain.in(), Out{turned(y)}});
   CHECK(y.values() == Doubles{1, 2, 3, 7, 8, 9});
   Huge whole(DType::i64);
-  run(&KernelTable::cast, CastArgs{y.in(), whole.out()});
+  run(CastArgs{y.in(), whole.out()});
   CHECK(whole.values() == Doubles{1, 2, 3, 7, 8, 9});
 }

@@ -37,11 +37,9 @@ class Matrix {  // f32 on one host device, for work on one stream
   MemoryBlock* block_;
 };
 
-void fill(Stream& stream, const View& view, double value) {
-  kernels::run(stream, &KernelTable::fill, FillArgs{Out{view}, value});
-}
+void fill(Stream& stream, const View& view, double value) { kernels::launch(stream, FillArgs{Out{view}, value}); }
 void double_in_place(Stream& stream, const View& view) {
-  kernels::run(stream, &KernelTable::unary, UnaryArgs{UnaryOp::mul_scalar, In{view}, Out{view}, 2});
+  kernels::launch(stream, UnaryArgs{UnaryOp::mul_scalar, In{view}, Out{view}, 2});
 }
 
 std::string report_of(void (*program)(Stream&, Stream&, const Matrix&)) {
@@ -88,8 +86,7 @@ TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") 
   fill(stream, matrix.all(), 1);
   const View positions{index->data, {1}, {1}, DType::i64, device, true};
   const auto select = [&] {
-    kernels::run(stream, &KernelTable::index_select,
-                 IndexSelectArgs{In{matrix.all()}, In{positions}, Out{result.columns(0, 1)}, 1});
+    kernels::launch(stream, IndexSelectArgs{In{matrix.all()}, In{positions}, Out{result.columns(0, 1)}, 1});
     synchronize(stream);
   };
   CHECK_THROWS_AS(select(), InvalidArgument);

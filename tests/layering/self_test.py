@@ -97,18 +97,14 @@ BROKEN_NAMES = [
 ]
 
 SOUND_ENTRIES = {
-    "kernels/table.h": "struct KernelTable {\n  Kernel<FillArgs> fill = nullptr;\n};\n",
-    "kernels/host/host_table.cpp": "      .fill = fill,\n",
-    "kernels/cuda/cuda_table.cpp": "      .fill = fill,\n",
-    "tests/kernels/host/copy_test.cpp": "run(&KernelTable::fill, args);\n",
-    "tests/kernels/cuda/parity_test.cpp": "compare_with_host(&KernelTable::fill, args);\n",
+    "kernels/table.h": "using AllArgs =\n    ArgsList<FillArgs>;\n",
+    "tests/kernels/host/copy_test.cpp": "run(FillArgs{});\n",
+    "tests/kernels/cuda/parity_test.cpp": "compare_with_host(FillArgs{});\n",
 }
 BROKEN_ENTRIES = [
-    ("kernels/cuda/cuda_table.cpp", ".filler = fill,\n", "'fill' is missing in kernels/cuda's table"),
-    ("kernels/host/host_table.cpp", "\n", "'fill' is missing in kernels/host's table"),
-    ("tests/kernels/host/copy_test.cpp", "// fill\n", "'fill' is missing in a test"),
-    ("tests/kernels/cuda/parity_test.cpp", "compare_with_host(&KernelTable::fill2);\n", "missing in a comparison"),
-    ("kernels/table.h", "struct KernelTable {};\n", "no entries found"),
+    ("tests/kernels/host/copy_test.cpp", "// fill\n", "FillArgs has no test"),
+    ("tests/kernels/cuda/parity_test.cpp", "compare_with_host(Fill2Args{});\n", "FillArgs is not compared"),
+    ("kernels/table.h", "struct KernelTable {};\n", "no kernels found"),
 ]
 
 

@@ -61,11 +61,11 @@ class Mirror {
   MemoryBlock* block_;
 };
 
-// Runs the entry on both; empty when all tensors agree afterwards. `tolerance` counts epsilons, relative to the larger
+// Runs the kernel on both; empty when all tensors agree afterwards. `tolerance` counts epsilons, relative to the larger
 // of the number and `scale`.
 template <class Args>
-std::string compare_with_host(Kernel<Args> KernelTable::*entry, const Args& args,
-                              std::initializer_list<TestTensor*> tensors, double tolerance = 0, double scale = 1) {
+std::string compare_with_host(const Args& args, std::initializer_list<TestTensor*> tensors, double tolerance = 0,
+                              double scale = 1) {
   const Device device = *parity_device();
   Stream& stream = current_stream(device);
   std::vector<std::unique_ptr<Mirror>> mirrors;
@@ -82,9 +82,9 @@ std::string compare_with_host(Kernel<Args> KernelTable::*entry, const Args& args
       }
     throw std::logic_error("a view of a tensor that is not in the list");
   });
-  kernels::run(stream, entry, there);
+  kernels::launch(stream, there);
   if (!stream.synchronous()) synchronize(stream);
-  (kernels::table(DeviceType::host).*entry)(current_stream(Device::cpu()), args);
+  kernels::table(DeviceType::host).entry<Args>()(current_stream(Device::cpu()), args);
   std::size_t which = 0;
   for (TestTensor* want : tensors) {
     const TestTensor got = mirrors[which]->download(stream);

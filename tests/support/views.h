@@ -232,9 +232,9 @@ std::string mismatch(const TestTensor& got, Want&& want, double relative = 2, do
 
 // Runs a kernel and waits for it. Throws what it throws, at the call or at the wait.
 template <class Args>
-void run(Kernel<Args> KernelTable::*entry, const Args& args) {
+void run(const Args& args) {
   Stream& stream = current_stream(test_device());
-  kernels::run(stream, entry, args);
+  kernels::launch(stream, args);
   if (!stream.synchronous()) synchronize(stream);
 }
 

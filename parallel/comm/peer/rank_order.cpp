@@ -33,16 +33,14 @@ class Combiner {
     return {const_cast<void*>(data), Shape{count_}, Strides{stride}, dtype_, stream_.device(), true};
   }
   void binary(BinaryOp op, const View& x, const View& y, const View& out) const {
-    kernels::run(stream_, &KernelTable::binary, BinaryArgs{.op = op, .x = {x}, .y = {y}, .out = {out}});
+    kernels::launch(stream_, BinaryArgs{.op = op, .x = {x}, .y = {y}, .out = {out}});
   }
-  void cast(const View& from, const View& to) const {
-    kernels::run(stream_, &KernelTable::cast, CastArgs{.in = {from}, .out = {to}});
-  }
+  void cast(const View& from, const View& to) const { kernels::launch(stream_, CastArgs{.in = {from}, .out = {to}}); }
   // x /= number, which `one` has room for.
   void divide(const View& x, double number, void* one) const {
     View divisor = view(one);
     divisor.shape = Shape{1};
-    kernels::run(stream_, &KernelTable::fill, FillArgs{.out = {divisor}, .value = number});
+    kernels::launch(stream_, FillArgs{.out = {divisor}, .value = number});
     binary(BinaryOp::div, x, view(one, 0), x);
   }
 

@@ -20,18 +20,17 @@ TEST_CASE("CUDA parity: matmul", "[cuda][parity]") {
             MatmulArgs args{.a = x.in(), .b = y.in(), .bias = {}, .out = z.inout(), .alpha = 1.5, .beta = 0};
             const double scale = 4 + static_cast<double>(k) / 8;
             const std::string what = cat(dtype, " ", p, " ", name_of(left), " ", name_of(right), " ", name_of(layout));
-            check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &z}, 4, scale), what);
+            check_parity(compare_with_host(args, {&x, &y, &z}, 4, scale), what);
             args.bias = bias.in();
-            check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &bias, &z}, 4, scale), what + " bias");
+            check_parity(compare_with_host(args, {&x, &y, &bias, &z}, 4, scale), what + " bias");
             args.beta = -0.5;
-            check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &bias, &z}, 4, scale),
-                         what + " bias beta");
+            check_parity(compare_with_host(args, {&x, &y, &bias, &z}, 4, scale), what + " bias beta");
             if (m * n * k > 100000) continue;
             for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh})
               for (const bool with_bias : {false, true}) {
                 args.activation = activation;
                 args.bias = with_bias ? bias.in() : In{};
-                check_parity(compare_with_host(&KernelTable::matmul, args, {&x, &y, &bias, &z}, 8, scale),
+                check_parity(compare_with_host(args, {&x, &y, &bias, &z}, 8, scale),
                              cat(what, " activation ", static_cast<int>(activation), with_bias ? " bias" : ""));
               }
           }
@@ -71,19 +70,17 @@ TEST_CASE("CUDA parity: convolution", "[cuda][parity]") {
         Conv2dArgs args{.x = x.in(), .w = w.in(), .bias = {}, .y = y.out(), .window = p.window, .groups = p.groups};
         if (with_bias) args.bias = bias.in();
         const double scale = terms(element_count(w_shape) / p.outputs);
-        check_parity(compare_with_host(&KernelTable::conv2d, args, {&x, &w, &bias, &y}, kEpsilons, scale), what);
+        check_parity(compare_with_host(args, {&x, &w, &bias, &y}, kEpsilons, scale), what);
         if (with_bias) continue;
         TestTensor dx(dtype, p.x), dw(dtype, w_shape);
         y.fill_random(5, -1, 1);
         check_parity(
             compare_with_host(
-                &KernelTable::conv2d_grad_input,
                 Conv2dGradInputArgs{.dy = y.in(), .w = w.in(), .dx = dx.out(), .window = p.window, .groups = p.groups},
                 {&y, &w, &dx}, kEpsilons, 4 * scale * terms(p.outputs)),
             what + " grad_input");
         check_parity(
             compare_with_host(
-                &KernelTable::conv2d_grad_weight,
                 Conv2dGradWeightArgs{.dy = y.in(), .x = x.in(), .dw = dw.out(), .window = p.window, .groups = p.groups},
                 {&y, &x, &dw}, kEpsilons, 4 * scale * terms(p.x[0] * size(0) * size(1))),
             what + " grad_weight");
@@ -106,20 +103,14 @@ TEST_CASE("CUDA parity: pooling", "[cuda][parity]") {
         x.fill_random(1, -4, 4);
         if (x.count() > 50) x.set(40, std::numeric_limits<double>::quiet_NaN());
         const std::string what = cat(dtype, " ", shape);
-        check_parity(compare_with_host(&KernelTable::max_pool2d, MaxPool2dArgs{x.in(), y.out(), indices.out(), w},
-                                       {&x, &y, &indices}),
-                     what);
+        check_parity(compare_with_host(MaxPool2dArgs{x.in(), y.out(), indices.out(), w}, {&x, &y, &indices}), what);
         y.fill_random(2);
-        check_parity(compare_with_host(&KernelTable::max_unpool2d, MaxUnpool2dArgs{y.in(), indices.in(), dx.out()},
-                                       {&y, &indices, &dx}),
-                     what);
+        check_parity(compare_with_host(MaxUnpool2dArgs{y.in(), indices.in(), dx.out()}, {&y, &indices, &dx}), what);
         x.fill_random(3);
         for (const PoolMean mean : {PoolMean{}, PoolMean{.padding = false}, PoolMean{.divisor = -3}}) {
           const AvgPool2dArgs forward{x.in(), y.out(), w, mean};
-          check_parity(compare_with_host(&KernelTable::avg_pool2d, forward, {&x, &y}, 4), what);
-          check_parity(compare_with_host(&KernelTable::avg_pool2d_grad, AvgPool2dGradArgs{y.in(), dx.out(), w, mean},
-                                         {&y, &dx}, 4),
-                       what);
+          check_parity(compare_with_host(forward, {&x, &y}, 4), what);
+          check_parity(compare_with_host(AvgPool2dGradArgs{y.in(), dx.out(), w, mean}, {&y, &dx}, 4), what);
         }
       }
 }
@@ -150,14 +141,13 @@ TEST_CASE("CUDA parity: batch_norm and softmax", "[cuda][parity]") {
                            .eps = 1e-5};
         if (training) args.mean = mean.out(), args.inv_std = inv_std.out();
         const std::string what = cat(dtype, " ", shape);
-        check_parity(compare_with_host(&KernelTable::batch_norm, args,
-                                       {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
-                     what);
+        check_parity(
+            compare_with_host(args, {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
+            what);
         if (!training) continue;
         const BatchNormGradArgs grad{y.in(),       x.in(),   weight.in(),   mean.in(),
                                      inv_std.in(), dx.out(), dweight.out(), dbias.out()};
-        check_parity(compare_with_host(&KernelTable::batch_norm_grad, grad,
-                                       {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
+        check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
                      what + " grad");
       }
   for (const Shape& shape :
@@ -166,11 +156,9 @@ TEST_CASE("CUDA parity: batch_norm and softmax", "[cuda][parity]") {
       for (const bool log : {false, true}) {
         TestTensor x(dtype, shape), y(dtype, shape), dy(dtype, shape), dx(dtype, shape);
         x.fill_random(1, -9, 9), dy.fill_random(2);
-        check_parity(
-            compare_with_host(&KernelTable::softmax, SoftmaxArgs{x.in(), y.out(), log}, {&x, &y}, 4, log ? 16 : 1),
-            cat(dtype, " ", shape));
-        check_parity(compare_with_host(&KernelTable::softmax_grad, SoftmaxGradArgs{dy.in(), y.in(), dx.out(), log},
-                                       {&dy, &y, &dx}, 8, 64),
+        check_parity(compare_with_host(SoftmaxArgs{x.in(), y.out(), log}, {&x, &y}, 4, log ? 16 : 1),
+                     cat(dtype, " ", shape));
+        check_parity(compare_with_host(SoftmaxGradArgs{dy.in(), y.in(), dx.out(), log}, {&dy, &y, &dx}, 8, 64),
                      cat(dtype, " ", shape));
       }
 }
@@ -194,13 +182,9 @@ TEST_CASE("CUDA parity: indexing", "[cuda][parity]") {
         x.fill_random(1), y.fill_random(2, -3, 3);
         index.fill([&](std::int64_t i) { return static_cast<double>(i * 7919 % 1009 % p.in[p.dim]); });
         const std::string what = cat(dtype, " ", p.in, " ", p.index, " ", name_of(layout));
-        check_parity(
-            compare_with_host(&KernelTable::gather, GatherArgs{x.in(), index.in(), y.out(), p.dim}, {&x, &index, &y}),
-            what);
+        check_parity(compare_with_host(GatherArgs{x.in(), index.in(), y.out(), p.dim}, {&x, &index, &y}), what);
         if (dtype == DType::boolean || layout == Layout::broadcast) continue;
-        check_parity(compare_with_host(&KernelTable::scatter_add, ScatterAddArgs{y.in(), index.in(), x.inout(), p.dim},
-                                       {&y, &index, &x}),
-                     what);
+        check_parity(compare_with_host(ScatterAddArgs{y.in(), index.in(), x.inout(), p.dim}, {&y, &index, &x}), what);
       }
   for (const auto& [rows, count] : {std::pair{7, 5}, std::pair{50, 300}, std::pair{3, 5000}, std::pair{9000, 5000}})
     for (const DType dtype : kAllDTypes)
@@ -211,13 +195,9 @@ TEST_CASE("CUDA parity: indexing", "[cuda][parity]") {
         x.fill_random(1), y.fill_random(2, -3, 3);
         index.fill([&, rows = rows](std::int64_t i) { return static_cast<double>(i * 7919 % 10007 % rows); });
         const std::string what = cat(dtype, " ", in, " ", count, " dim ", dim);
-        check_parity(compare_with_host(&KernelTable::index_select, IndexSelectArgs{x.in(), index.in(), y.out(), dim},
-                                       {&x, &index, &y}),
-                     what);
+        check_parity(compare_with_host(IndexSelectArgs{x.in(), index.in(), y.out(), dim}, {&x, &index, &y}), what);
         if (dtype == DType::boolean) continue;
-        check_parity(compare_with_host(&KernelTable::index_add, IndexAddArgs{y.in(), index.in(), x.inout(), dim},
-                                       {&y, &index, &x}),
-                     what);
+        check_parity(compare_with_host(IndexAddArgs{y.in(), index.in(), x.inout(), dim}, {&y, &index, &x}), what);
       }
 }
 
@@ -234,8 +214,8 @@ TEST_CASE("CUDA: an index out of range is reported, and the device works on", "[
     view.device = device;
     return view;
   };
-  kernels::run(
-      stream, &KernelTable::gather,
+  kernels::launch(
+      stream,
       GatherArgs{
           {on_device(x.view(), there_x)}, {on_device(index.view(), there_index)}, {on_device(y.view(), there_y)}, 0});
   CHECK_THROWS_WITH(synchronize(stream), Catch::Matchers::Contains("gather") && Catch::Matchers::Contains("9"));

@@ -30,11 +30,9 @@ TEST_CASE("CUDA parity: group_norm", "[cuda][parity][group_norm]") {
                                .dbias = dbias.out()};
         if (affine) args.weight = grad.weight = weight.in(), args.bias = bias.in();
         const std::string what = cat(dtype, " ", shape, " ", affine);
-        check_parity(compare_with_host(&KernelTable::group_norm, args, {&x, &weight, &bias, &y, &mean, &inv_std}, 8, 8),
-                     what);
+        check_parity(compare_with_host(args, {&x, &weight, &bias, &y, &mean, &inv_std}, 8, 8), what);
         y.fill_random(4, -1, 1);
-        check_parity(compare_with_host(&KernelTable::group_norm_grad, grad,
-                                       {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 16),
+        check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 16),
                      what + " grad");
       }
 }
@@ -66,13 +64,11 @@ TEST_CASE("CUDA parity: resample2d", "[cuda][parity][resample]") {
       x.fill_random(1);
       const std::string what = cat(dtype, " ", p.source, " ", p.result);
       check_parity(
-          compare_with_host(&KernelTable::resample2d,
-                            Resample2dArgs{x.in(), y.out(), p.kind, p.step, p.align_corners, false}, {&x, &y}, 4, 4),
+          compare_with_host(Resample2dArgs{x.in(), y.out(), p.kind, p.step, p.align_corners, false}, {&x, &y}, 4, 4),
           what);
       y.fill_random(2);
       check_parity(
-          compare_with_host(&KernelTable::resample2d,
-                            Resample2dArgs{y.in(), x.out(), p.kind, p.step, p.align_corners, true}, {&y, &x}, 8, 8),
+          compare_with_host(Resample2dArgs{y.in(), x.out(), p.kind, p.step, p.align_corners, true}, {&y, &x}, 8, 8),
           what + " adjoint");
     }
 }
@@ -105,11 +101,8 @@ TEST_CASE("CUDA parity: cross_entropy", "[cuda][parity][cross_entropy]") {
                                     .label_smoothing = smoothing};
           if (weighted) args.weight = grad.weight = weight.in();
           const std::string what = cat(dtype, " ", shape, " ", weighted, " ", smoothing);
-          check_parity(compare_with_host(&KernelTable::cross_entropy, args,
-                                         {&x, &targets, &weight, &loss, &own, &log_sum}, 16, 16),
-                       what);
-          check_parity(compare_with_host(&KernelTable::cross_entropy_grad, grad,
-                                         {&loss, &x, &targets, &weight, &own, &log_sum, &dx}, 16, 32),
+          check_parity(compare_with_host(args, {&x, &targets, &weight, &loss, &own, &log_sum}, 16, 16), what);
+          check_parity(compare_with_host(grad, {&loss, &x, &targets, &weight, &own, &log_sum, &dx}, 16, 32),
                        what + " grad");
         }
 }
@@ -122,9 +115,9 @@ TEST_CASE("CUDA parity: cumsum", "[cuda][parity][cumsum]") {
       for (const bool reverse : {false, true}) {
         TestTensor x(dtype, shape), y(dtype, shape);
         x.fill_random(1, -1, 1);
-        check_parity(compare_with_host(&KernelTable::cumsum, CumsumArgs{x.in(), y.out(), reverse}, {&x, &y}, 2,
-                                       dtype == DType::f64 ? 500 : 1),
-                     cat(dtype, " ", shape, " ", reverse));
+        check_parity(
+            compare_with_host(CumsumArgs{x.in(), y.out(), reverse}, {&x, &y}, 2, dtype == DType::f64 ? 500 : 1),
+            cat(dtype, " ", shape, " ", reverse));
       }
 }
 
@@ -139,8 +132,7 @@ TEST_CASE("CUDA parity: argsort", "[cuda][parity][argsort]") {
         x.fill_random(1, -50, 50);
         for (std::int64_t i = 0; i < x.count(); i += 3) x.set(i, std::floor(std::fabs(x[i])));
         if (is_floating(dtype) && x.count() > 9) x.set(9, std::numeric_limits<double>::quiet_NaN());
-        check_parity(
-            compare_with_host(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), descending}, {&x, &indices}),
-            cat(dtype, " ", shape, " ", descending));
+        check_parity(compare_with_host(ArgsortArgs{x.in(), indices.out(), descending}, {&x, &indices}),
+                     cat(dtype, " ", shape, " ", descending));
       }
 }

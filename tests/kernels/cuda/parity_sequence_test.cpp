@@ -44,8 +44,7 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
             if (kind != Mask::none) args.mask = mask.in();
             const std::string what = cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind),
                                          causal ? " causal" : "", " dropout ", dropout);
-            check_parity(compare_with_host(&KernelTable::attention, args, {&q, &k, &v, &mask, &out, &lse}, 16, 4),
-                         what);
+            check_parity(compare_with_host(args, {&q, &k, &v, &mask, &out, &lse}, 16, 4), what);
             const AttentionGradArgs grad{.dout = dout.in(),
                                          .q = q.in(),
                                          .k = k.in(),
@@ -59,13 +58,10 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
                                          .scale = args.scale,
                                          .causal = causal,
                                          .dropout = args.dropout};
-            check_parity(compare_with_host(&KernelTable::attention_grad, grad,
-                                           {&dout, &q, &k, &v, &mask, &out, &lse, &dq, &dk, &dv}, 32, 16),
-                         what);
+            check_parity(compare_with_host(grad, {&dout, &q, &k, &v, &mask, &out, &lse, &dq, &dk, &dv}, 32, 16), what);
             AttentionGradArgs partly = grad;
             partly.dq = {}, partly.dv = {};
-            check_parity(compare_with_host(&KernelTable::attention_grad, partly,
-                                           {&dout, &q, &k, &v, &mask, &out, &lse, &dk}, 32, 16),
+            check_parity(compare_with_host(partly, {&dout, &q, &k, &v, &mask, &out, &lse, &dk}, 32, 16),
                          what + ", of the keys");
           }
 }
@@ -76,16 +72,15 @@ TEST_CASE("CUDA: heads of attention have a largest size", "[cuda]") {
   const Shape shape{1, 1, 1, 257};
   TestTensor q(DType::f32, shape, Layout::contiguous, device), out(DType::f32, shape, Layout::contiguous, device),
       lse(DType::f32, {1, 1, 1}, Layout::contiguous, device);
-  CHECK_THROWS_AS(kernels::run(current_stream(device), &KernelTable::attention,
-                               AttentionArgs{.q = q.in(),
-                                             .k = q.in(),
-                                             .v = q.in(),
-                                             .mask = {},
-                                             .out = out.out(),
-                                             .lse = lse.out(),
-                                             .scale = 1,
-                                             .causal = false,
-                                             .dropout = {}}),
+  CHECK_THROWS_AS(kernels::launch(current_stream(device), AttentionArgs{.q = q.in(),
+                                                                        .k = q.in(),
+                                                                        .v = q.in(),
+                                                                        .mask = {},
+                                                                        .out = out.out(),
+                                                                        .lse = lse.out(),
+                                                                        .scale = 1,
+                                                                        .causal = false,
+                                                                        .dropout = {}}),
                   NotSupported);
 }
 
@@ -100,37 +95,30 @@ TEST_CASE("CUDA parity: cells of recurrent networks", "[cuda][parity]") {
         TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, four), dbefore(dtype, state);
         gates.fill_random(1, -4, 4), before.fill_random(2), dh.fill_random(3), dc.fill_random(4);
         LstmCellArgs args{gates.in(), before.in(), activated.out(), h.out(), c.out()};
-        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &activated, &h, &c}, 8, 1),
-                     what);
+        check_parity(compare_with_host(args, {&gates, &before, &activated, &h, &c}, 8, 1), what);
         args.activated = {};
-        check_parity(compare_with_host(&KernelTable::lstm_cell, args, {&gates, &before, &h, &c}, 8, 1), what);
+        check_parity(compare_with_host(args, {&gates, &before, &h, &c}, 8, 1), what);
         LstmCellGradArgs grad{dh.in(),    dc.in(),      {activated.view()}, before.in(),
                               {c.view()}, dgates.out(), dbefore.out()};
-        check_parity(compare_with_host(&KernelTable::lstm_cell_grad, grad,
-                                       {&dh, &dc, &activated, &before, &c, &dgates, &dbefore}, 16, 1),
+        check_parity(compare_with_host(grad, {&dh, &dc, &activated, &before, &c, &dgates, &dbefore}, 16, 1),
                      what + " grad");
         grad.dc = {}, grad.dc_before = {};
-        check_parity(
-            compare_with_host(&KernelTable::lstm_cell_grad, grad, {&dh, &activated, &before, &c, &dgates}, 16, 1),
-            what + " grad of h");
+        check_parity(compare_with_host(grad, {&dh, &activated, &before, &c, &dgates}, 16, 1), what + " grad of h");
       }
       TestTensor input(dtype, three), hidden(dtype, three), before(dtype, state), activated(dtype, three),
           h(dtype, state);
       TestTensor dh(dtype, state), dinput(dtype, three), dhidden(dtype, three), dbefore(dtype, state);
       input.fill_random(1, -4, 4), hidden.fill_random(2), before.fill_random(3), dh.fill_random(4);
       GruCellArgs args{input.in(), hidden.in(), before.in(), activated.out(), h.out()};
-      check_parity(compare_with_host(&KernelTable::gru_cell, args, {&input, &hidden, &before, &activated, &h}, 8, 1),
-                   what);
+      check_parity(compare_with_host(args, {&input, &hidden, &before, &activated, &h}, 8, 1), what);
       args.activated = {};
-      check_parity(compare_with_host(&KernelTable::gru_cell, args, {&input, &hidden, &before, &h}, 8, 1), what);
+      check_parity(compare_with_host(args, {&input, &hidden, &before, &h}, 8, 1), what);
       GruCellGradArgs grad{dh.in(),      {activated.view()}, hidden.in(),  before.in(),
                            dinput.out(), dhidden.out(),      dbefore.out()};
-      check_parity(compare_with_host(&KernelTable::gru_cell_grad, grad,
-                                     {&dh, &activated, &hidden, &before, &dinput, &dhidden, &dbefore}, 16, 1),
+      check_parity(compare_with_host(grad, {&dh, &activated, &hidden, &before, &dinput, &dhidden, &dbefore}, 16, 1),
                    what + " grad");
       grad.dh_before = {};
-      check_parity(compare_with_host(&KernelTable::gru_cell_grad, grad,
-                                     {&dh, &activated, &hidden, &before, &dinput, &dhidden}, 16, 1),
+      check_parity(compare_with_host(grad, {&dh, &activated, &hidden, &before, &dinput, &dhidden}, 16, 1),
                    what + " grad without state");
     }
 }

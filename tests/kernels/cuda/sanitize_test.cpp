@@ -19,14 +19,12 @@ TEST_CASE("CUDA, small: elementwise", "[.sanitize]") {
       const Shape shape{33, 129};
       TestTensor x(dtype, shape, layout), y(dtype, shape), z(dtype, shape);
       x.fill_random(1, -3, 3), y.fill_random(2, -3, 3);
-      check_parity(compare_with_host(&KernelTable::unary, UnaryArgs{.op = UnaryOp::neg, .in = x.in(), .out = z.out()},
-                                     {&x, &z}, 1),
+      check_parity(compare_with_host(UnaryArgs{.op = UnaryOp::neg, .in = x.in(), .out = z.out()}, {&x, &z}, 1),
                    "unary");
       check_parity(
-          compare_with_host(&KernelTable::binary,
-                            BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = z.out()}, {&x, &y, &z}, 1),
+          compare_with_host(BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = z.out()}, {&x, &y, &z}, 1),
           "binary");
-      check_parity(compare_with_host(&KernelTable::cast, CastArgs{x.in(), z.out()}, {&x, &z}), "copy");
+      check_parity(compare_with_host(CastArgs{x.in(), z.out()}, {&x, &z}), "copy");
     }
 }
 
@@ -38,14 +36,11 @@ TEST_CASE("CUDA, small: reductions", "[.sanitize][shared]") {
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
         TestTensor x(dtype, shape), y(dtype, out);
         x.fill_random(5, -2, 2);
-        check_parity(compare_with_host(&KernelTable::reduce, ReduceArgs{op, x.in(), y.out()}, {&x, &y}, 2, 4),
-                     "reduce");
+        check_parity(compare_with_host(ReduceArgs{op, x.in(), y.out()}, {&x, &y}, 2, 4), "reduce");
       }
   TestTensor x(DType::f32, {5, 700}), y(DType::i64, {5, 1});
   x.fill_random(6, -20, 20);
-  check_parity(
-      compare_with_host(&KernelTable::arg_reduce, ArgReduceArgs{ArgReduceOp::max, 1, x.in(), y.out()}, {&x, &y}),
-      "arg_reduce");
+  check_parity(compare_with_host(ArgReduceArgs{ArgReduceOp::max, 1, x.in(), y.out()}, {&x, &y}), "arg_reduce");
 }
 
 TEST_CASE("CUDA, small: softmax and the loss of classes", "[.sanitize][shared]") {
@@ -58,10 +53,8 @@ TEST_CASE("CUDA, small: softmax and the loss of classes", "[.sanitize][shared]")
       TestTensor log_sum(DType::f32, {2, shape[0], shape[2]});
       x.fill_random(1, -9, 9), dy.fill_random(2);
       targets.fill([&](std::int64_t i) { return static_cast<double>(i * 7 % shape[1]); });
-      check_parity(compare_with_host(&KernelTable::softmax, SoftmaxArgs{x.in(), y.out(), false}, {&x, &y}, 4, 1),
-                   "softmax");
-      check_parity(compare_with_host(&KernelTable::softmax_grad, SoftmaxGradArgs{dy.in(), y.in(), dx.out(), false},
-                                     {&dy, &y, &dx}, 8, 64),
+      check_parity(compare_with_host(SoftmaxArgs{x.in(), y.out(), false}, {&x, &y}, 4, 1), "softmax");
+      check_parity(compare_with_host(SoftmaxGradArgs{dy.in(), y.in(), dx.out(), false}, {&dy, &y, &dx}, 8, 64),
                    "softmax_grad");
       const CrossEntropyArgs args{.x = x.in(),
                                   .targets = targets.in(),
@@ -70,8 +63,7 @@ TEST_CASE("CUDA, small: softmax and the loss of classes", "[.sanitize][shared]")
                                   .log_sum = log_sum.out(),
                                   .ignore_index = -100,
                                   .label_smoothing = 0};
-      check_parity(compare_with_host(&KernelTable::cross_entropy, args, {&x, &targets, &loss, &own, &log_sum}, 16, 16),
-                   "cross_entropy");
+      check_parity(compare_with_host(args, {&x, &targets, &loss, &own, &log_sum}, 16, 16), "cross_entropy");
     }
 }
 
@@ -95,13 +87,11 @@ TEST_CASE("CUDA, small: norms", "[.sanitize][shared]") {
                              .training = true,
                              .momentum = 0.1,
                              .eps = 1e-5};
-    check_parity(compare_with_host(&KernelTable::batch_norm, args,
-                                   {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
+    check_parity(compare_with_host(args, {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
                  "batch_norm");
     const BatchNormGradArgs grad{y.in(),       x.in(),   weight.in(),   mean.in(),
                                  inv_std.in(), dx.out(), dweight.out(), dbias.out()};
-    check_parity(compare_with_host(&KernelTable::batch_norm_grad, grad,
-                                   {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
+    check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
                  "batch_norm_grad");
   }
   for (const Shape& shape : {Shape{5, 1, 1500, 1}, Shape{2, 3, 4, 50}}) {
@@ -117,8 +107,7 @@ TEST_CASE("CUDA, small: norms", "[.sanitize][shared]") {
                              .mean = mean.out(),
                              .inv_std = inv_std.out(),
                              .eps = 1e-5};
-    check_parity(compare_with_host(&KernelTable::group_norm, args, {&x, &weight, &bias, &y, &mean, &inv_std}, 8, 8),
-                 "group_norm");
+    check_parity(compare_with_host(args, {&x, &weight, &bias, &y, &mean, &inv_std}, 8, 8), "group_norm");
     const GroupNormGradArgs grad{.dy = y.in(),
                                  .x = x.in(),
                                  .weight = weight.in(),
@@ -127,8 +116,7 @@ TEST_CASE("CUDA, small: norms", "[.sanitize][shared]") {
                                  .dx = dx.out(),
                                  .dweight = dweight.out(),
                                  .dbias = dbias.out()};
-    check_parity(compare_with_host(&KernelTable::group_norm_grad, grad,
-                                   {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 16),
+    check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 16),
                  "group_norm_grad");
   }
 }
@@ -149,7 +137,7 @@ TEST_CASE("CUDA, small: attention", "[.sanitize][shared]") {
                              .scale = 0.3,
                              .causal = true,
                              .dropout = {}};
-    check_parity(compare_with_host(&KernelTable::attention, args, {&q, &k, &v, &out, &lse}, 16, 4), "attention");
+    check_parity(compare_with_host(args, {&q, &k, &v, &out, &lse}, 16, 4), "attention");
     const AttentionGradArgs grad{.dout = dout.in(),
                                  .q = q.in(),
                                  .k = k.in(),
@@ -163,9 +151,7 @@ TEST_CASE("CUDA, small: attention", "[.sanitize][shared]") {
                                  .scale = 0.3,
                                  .causal = true,
                                  .dropout = {}};
-    check_parity(
-        compare_with_host(&KernelTable::attention_grad, grad, {&dout, &q, &k, &v, &out, &lse, &dq, &dk, &dv}, 32, 16),
-        "attention_grad");
+    check_parity(compare_with_host(grad, {&dout, &q, &k, &v, &out, &lse, &dq, &dk, &dv}, 32, 16), "attention_grad");
   }
 }
 
@@ -174,9 +160,8 @@ TEST_CASE("CUDA, small: running sums and sorting", "[.sanitize][shared]") {
   for (const Shape& shape : {Shape{3, 3000, 1}, Shape{2, 33, 20}}) {
     TestTensor x(DType::f32, shape), y(DType::f32, shape), indices(DType::i64, shape);
     x.fill_random(1, -1, 1);
-    check_parity(compare_with_host(&KernelTable::cumsum, CumsumArgs{x.in(), y.out(), false}, {&x, &y}, 2, 1), "cumsum");
-    check_parity(compare_with_host(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), true}, {&x, &indices}),
-                 "argsort");
+    check_parity(compare_with_host(CumsumArgs{x.in(), y.out(), false}, {&x, &y}, 2, 1), "cumsum");
+    check_parity(compare_with_host(ArgsortArgs{x.in(), indices.out(), true}, {&x, &indices}), "argsort");
   }
 }
 
@@ -186,22 +171,17 @@ TEST_CASE("CUDA, small: pooling and indexing", "[.sanitize][shared]") {
   const Shape shape{2, 3, 12, 14}, out{2, 3, 6, 7};
   TestTensor x(DType::f32, shape), y(DType::f32, out), indices(DType::i64, out), dx(DType::f32, shape);
   x.fill_random(1, -4, 4);
-  check_parity(compare_with_host(&KernelTable::max_pool2d, MaxPool2dArgs{x.in(), y.out(), indices.out(), window},
-                                 {&x, &y, &indices}),
+  check_parity(compare_with_host(MaxPool2dArgs{x.in(), y.out(), indices.out(), window}, {&x, &y, &indices}),
                "max_pool2d");
-  check_parity(compare_with_host(&KernelTable::max_unpool2d, MaxUnpool2dArgs{y.in(), indices.in(), dx.out()},
-                                 {&y, &indices, &dx}),
-               "max_unpool2d");
+  check_parity(compare_with_host(MaxUnpool2dArgs{y.in(), indices.in(), dx.out()}, {&y, &indices, &dx}), "max_unpool2d");
   TestTensor table(DType::f32, {50, 6}), index(DType::i64, {300}), picked(DType::f32, {300, 6});
   table.fill_random(1), index.fill([](std::int64_t i) { return static_cast<double>(i * 7919 % 10007 % 50); });
-  check_parity(compare_with_host(&KernelTable::index_select, IndexSelectArgs{table.in(), index.in(), picked.out(), 0},
-                                 {&table, &index, &picked}),
+  check_parity(compare_with_host(IndexSelectArgs{table.in(), index.in(), picked.out(), 0}, {&table, &index, &picked}),
                "index_select");
   TestTensor into(DType::f32, {100}), at(DType::i64, {900}), values(DType::f32, {900});
   into.fill_random(1), values.fill_random(2, -3, 3),
       at.fill([](std::int64_t i) { return static_cast<double>(i * 31 % 100); });
-  check_parity(compare_with_host(&KernelTable::scatter_add, ScatterAddArgs{values.in(), at.in(), into.inout(), 0},
-                                 {&values, &at, &into}),
+  check_parity(compare_with_host(ScatterAddArgs{values.in(), at.in(), into.inout(), 0}, {&values, &at, &into}),
                "scatter_add");
 }
 
@@ -211,16 +191,13 @@ TEST_CASE("CUDA, small: products and convolution", "[.sanitize]") {
     TestTensor a(dtype, {2, 17, 65}), b(dtype, {2, 65, 33}), bias(dtype, {33}), z(dtype, {2, 17, 33});
     a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3);
     const MatmulArgs product{.a = a.in(), .b = b.in(), .bias = bias.in(), .out = z.inout(), .alpha = 1, .beta = 0};
-    check_parity(compare_with_host(&KernelTable::matmul, product, {&a, &b, &bias, &z}, 4, 16), "matmul");
+    check_parity(compare_with_host(product, {&a, &b, &bias, &z}, 4, 16), "matmul");
     const Window2d window{.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
     TestTensor x(dtype, {2, 4, 12, 11}), w(dtype, {6, 4, 3, 3}), y(dtype, {2, 6, 12, 11}), dx(dtype, x.shape());
     x.fill_random(1, -1, 1), w.fill_random(2, -1, 1);
-    check_parity(compare_with_host(&KernelTable::conv2d, Conv2dArgs{x.in(), w.in(), {}, y.out(), window, 1},
-                                   {&x, &w, &y}, 4, 16),
-                 "conv2d");
+    check_parity(compare_with_host(Conv2dArgs{x.in(), w.in(), {}, y.out(), window, 1}, {&x, &w, &y}, 4, 16), "conv2d");
     y.fill_random(4, -1, 1);
-    check_parity(compare_with_host(&KernelTable::conv2d_grad_input,
-                                   Conv2dGradInputArgs{y.in(), w.in(), dx.out(), window, 1}, {&y, &w, &dx}, 4, 16),
+    check_parity(compare_with_host(Conv2dGradInputArgs{y.in(), w.in(), dx.out(), window, 1}, {&y, &w, &dx}, 4, 16),
                  "conv2d_grad_input");
   }
 }

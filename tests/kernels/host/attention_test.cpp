@@ -104,7 +104,7 @@ void check_attention(DType dtype, const Problem& p, Mask kind, Layout layout, do
   const auto of = [](const std::vector<double>& values) {
     return [&values](std::int64_t i) { return values[static_cast<std::size_t>(i)]; };
   };
-  support::run(&KernelTable::attention, args);
+  support::run(args);
   CHECK(mismatch(out, of(want.out), 8, 8) == "");
   CHECK(mismatch(lse, of(want.lse), 16, 16) == "");
   const AttentionGradArgs grad{.dout = dout.in(),
@@ -120,7 +120,7 @@ void check_attention(DType dtype, const Problem& p, Mask kind, Layout layout, do
                                .scale = args.scale,
                                .causal = args.causal,
                                .dropout = args.dropout};
-  support::run(&KernelTable::attention_grad, grad);
+  support::run(grad);
   // Sums over all queries, of numbers that were rounded to the dtype.
   const double scale = 64 + static_cast<double>(p.queries);
   CHECK(mismatch(dq, of(want.dq), 8, scale) == "");
@@ -164,33 +164,33 @@ TEST_CASE("a query that sees no key gets zeros and gives none") {
     TestTensor dq(dtype, shape), dk(dtype, shape), dv(dtype, shape);
     q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(4);
     mask.fill([](std::int64_t i) { return i == 1 ? 1.0 : 0.0; });  // query 0 sees key 1, the others nothing
-    support::run(&KernelTable::attention, AttentionArgs{.q = q.in(),
-                                                        .k = k.in(),
-                                                        .v = v.in(),
-                                                        .mask = mask.in(),
-                                                        .out = out.out(),
-                                                        .lse = lse.out(),
-                                                        .scale = 1,
-                                                        .causal = false,
-                                                        .dropout = {}});
+    support::run(AttentionArgs{.q = q.in(),
+                               .k = k.in(),
+                               .v = v.in(),
+                               .mask = mask.in(),
+                               .out = out.out(),
+                               .lse = lse.out(),
+                               .scale = 1,
+                               .causal = false,
+                               .dropout = {}});
     for (const int e : {0, 1}) {
       CHECK(out[e] == v[2 + e]);
       CHECK(out[2 + e] == 0);
       CHECK(out[4 + e] == 0);
     }
-    support::run(&KernelTable::attention_grad, AttentionGradArgs{.dout = dout.in(),
-                                                                 .q = q.in(),
-                                                                 .k = k.in(),
-                                                                 .v = v.in(),
-                                                                 .mask = mask.in(),
-                                                                 .out = {out.view()},
-                                                                 .lse = {lse.view()},
-                                                                 .dq = dq.out(),
-                                                                 .dk = dk.out(),
-                                                                 .dv = dv.out(),
-                                                                 .scale = 1,
-                                                                 .causal = false,
-                                                                 .dropout = {}});
+    support::run(AttentionGradArgs{.dout = dout.in(),
+                                   .q = q.in(),
+                                   .k = k.in(),
+                                   .v = v.in(),
+                                   .mask = mask.in(),
+                                   .out = {out.view()},
+                                   .lse = {lse.view()},
+                                   .dq = dq.out(),
+                                   .dk = dk.out(),
+                                   .dv = dv.out(),
+                                   .scale = 1,
+                                   .causal = false,
+                                   .dropout = {}});
     for (std::int64_t i = 0; i < 6; ++i) {
       CHECK(std::fabs(dq[i]) <= epsilon(dtype));  // one key: its probability is 1 whatever the query
       CHECK(std::fabs(dk[i]) <= epsilon(dtype));

@@ -38,15 +38,14 @@ TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
       TestTensor gates(dtype, gates_shape), before(dtype, state), activated(dtype, gates_shape);
       TestTensor h(dtype, state), c(dtype, state), plain_h(dtype, state), plain_c(dtype, state);
       gates.fill_random(1), before.fill_random(2);
-      run(&KernelTable::lstm_cell, {gates.in(), before.in(), activated.out(), h.out(), c.out()});
-      run(&KernelTable::lstm_cell, {gates.in(), before.in(), {}, plain_h.out(), plain_c.out()});
+      run(LstmCellArgs{gates.in(), before.in(), activated.out(), h.out(), c.out()});
+      run(LstmCellArgs{gates.in(), before.in(), {}, plain_h.out(), plain_c.out()});
       CHECK(plain_h.values() == h.values());
       CHECK(plain_c.values() == c.values());
 
       TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, gates_shape), dbefore(dtype, state);
       dh.fill_random(3), dc.fill_random(4);
-      run(&KernelTable::lstm_cell_grad,
-          {dh.in(), dc.in(), activated.in(), before.in(), c.in(), dgates.out(), dbefore.out()});
+      run(LstmCellGradArgs{dh.in(), dc.in(), activated.in(), before.in(), c.in(), dgates.out(), dbefore.out()});
 
       auto want_h = zeros_like(h), want_c = zeros_like(c), want_dgates = zeros_like(gates),
            want_dbefore = zeros_like(h);
@@ -77,14 +76,14 @@ TEST_CASE("gru_cell and its gradient follow the formulas", "[cells]") {
       TestTensor input(dtype, gates_shape), hidden(dtype, gates_shape), before(dtype, state);
       TestTensor activated(dtype, gates_shape), h(dtype, state), plain(dtype, state);
       input.fill_random(1), hidden.fill_random(2), before.fill_random(3);
-      run(&KernelTable::gru_cell, {input.in(), hidden.in(), before.in(), activated.out(), h.out()});
-      run(&KernelTable::gru_cell, {input.in(), hidden.in(), before.in(), {}, plain.out()});
+      run(GruCellArgs{input.in(), hidden.in(), before.in(), activated.out(), h.out()});
+      run(GruCellArgs{input.in(), hidden.in(), before.in(), {}, plain.out()});
       CHECK(plain.values() == h.values());
 
       TestTensor dh(dtype, state), dinput(dtype, gates_shape), dhidden(dtype, gates_shape), dbefore(dtype, state);
       dh.fill_random(4);
-      run(&KernelTable::gru_cell_grad,
-          {dh.in(), activated.in(), hidden.in(), before.in(), dinput.out(), dhidden.out(), dbefore.out()});
+      run(GruCellGradArgs{dh.in(), activated.in(), hidden.in(), before.in(), dinput.out(), dhidden.out(),
+                          dbefore.out()});
 
       auto want_h = zeros_like(h), want_dinput = zeros_like(input), want_dhidden = zeros_like(input),
            want_dbefore = zeros_like(h);

@@ -86,18 +86,16 @@ TEST_CASE("convolution and its gradients agree with loops over every tap", "[con
       const double plane = static_cast<double>(y_shape[2] * y_shape[3]);
 
       TestTensor y(dtype, y_shape), dx(dtype, x_shape), dw(dtype, w_shape);
-      run(&KernelTable::conv2d, {.x = x.in(), .w = w.in(), .y = y.out(), .window = p.window, .groups = p.groups});
+      run(Conv2dArgs{.x = x.in(), .w = w.in(), .y = y.out(), .window = p.window, .groups = p.groups});
       CHECK(compare(y, want_y, taps) == "");
-      run(&KernelTable::conv2d_grad_input,
-          {.dy = dy.in(), .w = w.in(), .dx = dx.out(), .window = p.window, .groups = p.groups});
+      run(Conv2dGradInputArgs{.dy = dy.in(), .w = w.in(), .dx = dx.out(), .window = p.window, .groups = p.groups});
       CHECK(compare(dx, want_dx, taps * static_cast<double>(p.outputs) / static_cast<double>(p.channels)) == "");
-      run(&KernelTable::conv2d_grad_weight,
-          {.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = p.window, .groups = p.groups});
+      run(Conv2dGradWeightArgs{.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = p.window, .groups = p.groups});
       CHECK(compare(dw, want_dw, plane * static_cast<double>(p.batch)) == "");
       for (std::size_t i = 0; i < want_y.size(); ++i)
         want_y[i] += bs[i / static_cast<std::size_t>(plane) % static_cast<std::size_t>(p.outputs)];
-      run(&KernelTable::conv2d,
-          {.x = x.in(), .w = w.in(), .bias = bias.in(), .y = y.out(), .window = p.window, .groups = p.groups});
+      run(Conv2dArgs{
+          .x = x.in(), .w = w.in(), .bias = bias.in(), .y = y.out(), .window = p.window, .groups = p.groups});
       CHECK(compare(y, want_y, taps) == "");
     }
 }
@@ -107,8 +105,8 @@ TEST_CASE("the gradients of a convolution are the same bits every time", "[conv]
   x.fill_random(1), dy.fill_random(2);
   const auto gradient = [&] {
     TestTensor dw(DType::f32, {24, 8, 3, 3});
-    run(&KernelTable::conv2d_grad_weight,
-        {.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = {.kernel = {3, 3}, .padding = {1, 1}}});
+    run(Conv2dGradWeightArgs{
+        .dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = {.kernel = {3, 3}, .padding = {1, 1}}});
     return dw.values();
   };
   const auto first = gradient();

@@ -55,6 +55,8 @@ const std::vector<UnaryCase> kUnary = {
      [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); }, -3,
      3, false, 12},  // the polynomial's rounding is amplified by exp
     {UnaryOp::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }, -9, 9, false, 3},
+    {UnaryOp::normal_cdf, "normal_cdf", [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -4, 4, false,
+     24},  // as gelu_exact
     {UnaryOp::log1p, "log1p", [](double x) { return std::log1p(x); }, -0.9, 9, false, 2},
     {UnaryOp::expm1, "expm1", [](double x) { return std::expm1(x); }, -5, 5, false, 2},
     {UnaryOp::erf, "erf", [](double x) { return std::erf(x); }, -3, 3, false, 2},
@@ -69,7 +71,21 @@ const std::vector<UnaryCase> kUnary = {
     {UnaryOp::clamp, "clamp", [](double x) { return std::min(std::max(x, kA), kB); }, -3, 3, false},
 };
 
+// The operations without a row; empty when there are none.
+template <class Op>
+std::string without_row(const auto& rows) {
+  std::string missing;
+  for (std::size_t i = 0; i < kCountOf<Op>; ++i) {
+    const auto op = static_cast<Op>(i);
+    if (std::none_of(rows.begin(), rows.end(), [op](const auto& row) { return row.op == op; }))
+      missing += cat(missing.empty() ? "" : ", ", op_name(op));
+  }
+  return missing;
+}
+
 }  // namespace
+
+TEST_CASE("every unary operation has a row", "[elementwise]") { CHECK(without_row<UnaryOp>(kUnary) == ""); }
 
 TEST_CASE("unary agrees with one scalar at a time", "[elementwise]") {
   for (const UnaryCase& c : kUnary)
@@ -82,7 +98,7 @@ TEST_CASE("unary agrees with one scalar at a time", "[elementwise]") {
           for (const Layout out_layout : kOutputLayouts) {
             TestTensor x(dtype, shape, in_layout), y(out_dtype, shape, out_layout);
             x.fill_random(7, c.low, c.high);
-            run(&KernelTable::unary, {.op = c.op, .in = x.in(), .out = y.out(), .a = kA, .b = kB});
+            run(UnaryArgs{.op = c.op, .in = x.in(), .out = y.out(), .a = kA, .b = kB});
             const auto want = [&](std::int64_t i) {
               const double value = c.reference(x[i]);
               return is_floating(dtype) || out_dtype == DType::boolean
@@ -100,29 +116,29 @@ TEST_CASE("unary scalars on integers", "[elementwise]") {
   for (const DType dtype : {DType::i32, DType::i64, DType::u8}) {
     TestTensor x(dtype, {9}), y(dtype, {9});
     x.fill([](std::int64_t i) { return static_cast<double>(i); });
-    run(&KernelTable::unary, {.op = UnaryOp::add_scalar, .in = x.in(), .out = y.out(), .a = 3});
+    run(UnaryArgs{.op = UnaryOp::add_scalar, .in = x.in(), .out = y.out(), .a = 3});
     CHECK(mismatch(y, [](std::int64_t i) { return i + 3.0; }) == "");
-    run(&KernelTable::unary, {.op = UnaryOp::mul_scalar, .in = x.in(), .out = y.out(), .a = 3});
+    run(UnaryArgs{.op = UnaryOp::mul_scalar, .in = x.in(), .out = y.out(), .a = 3});
     CHECK(mismatch(y, [](std::int64_t i) { return i * 3.0; }) == "");
-    run(&KernelTable::unary, {.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = 2});
+    run(UnaryArgs{.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = 2});
     CHECK(mismatch(y, [](std::int64_t i) { return static_cast<double>(i * i); }) == "");
-    run(&KernelTable::unary, {.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = 0});
+    run(UnaryArgs{.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = 0});
     CHECK(mismatch(y, [](std::int64_t) { return 1.0; }) == "");
-    run(&KernelTable::unary, {.op = UnaryOp::clamp, .in = x.in(), .out = y.out(), .a = 2, .b = 5});
+    run(UnaryArgs{.op = UnaryOp::clamp, .in = x.in(), .out = y.out(), .a = 2, .b = 5});
     CHECK(mismatch(y, [](std::int64_t i) { return std::min(std::max(i + 0.0, 2.0), 5.0); }) == "");
   }
   SECTION("a negative power of an integer is 0, except of 1 and -1") {
     TestTensor x(DType::i64, {5}), y(DType::i64, {5});
     x.fill([](std::int64_t i) { return static_cast<double>(i - 2); });
-    run(&KernelTable::unary, {.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = -3});
+    run(UnaryArgs{.op = UnaryOp::pow_scalar, .in = x.in(), .out = y.out(), .a = -3});
     CHECK(y.values() == std::vector<double>{0, -1, 0, 1, 0});
   }
   SECTION("the lowest integer has no negative: it wraps") {
     TestTensor x(DType::i32, {1}), y(DType::i32, {1});
     x.set(0, std::numeric_limits<std::int32_t>::min());
-    run(&KernelTable::unary, {.op = UnaryOp::neg, .in = x.in(), .out = y.out()});
+    run(UnaryArgs{.op = UnaryOp::neg, .in = x.in(), .out = y.out()});
     CHECK(y[0] == std::numeric_limits<std::int32_t>::min());
-    run(&KernelTable::unary, {.op = UnaryOp::square, .in = x.in(), .out = y.out()});
+    run(UnaryArgs{.op = UnaryOp::square, .in = x.in(), .out = y.out()});
     CHECK(y[0] == 0);
   }
 }
@@ -134,7 +150,7 @@ TEST_CASE("unary at the edges of the floating-point numbers", "[elementwise]") {
     const auto apply = [&](UnaryOp op, double value, double a = 0, double b = 0) {
       TestTensor x(dtype, {19}), y(dtype, {19});  // vector part and tail
       x.fill([&](std::int64_t) { return value; });
-      run(&KernelTable::unary, {.op = op, .in = x.in(), .out = y.out(), .a = a, .b = b});
+      run(UnaryArgs{.op = op, .in = x.in(), .out = y.out(), .a = a, .b = b});
       for (std::int64_t i = 1; i < 19; ++i)
         if (std::isnan(y[0]) ? !std::isnan(y[i]) : y[i] != y[0]) return -12345.0;
       return y[0];
@@ -246,6 +262,8 @@ bool legal(const BinaryCase& c, DType dtype) {
 
 }  // namespace
 
+TEST_CASE("every binary operation has a row", "[elementwise]") { CHECK(without_row<BinaryOp>(kBinary) == ""); }
+
 TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
   for (const BinaryCase& c : kBinary)
     for (const DType dtype : kAllDTypes) {
@@ -265,7 +283,7 @@ TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
               x.fill([&, copy = x.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
               y.fill([&, copy = y.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
             }
-            run(&KernelTable::binary, {.op = c.op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = kAlpha});
+            run(BinaryArgs{.op = c.op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = kAlpha});
             const auto want = [&](std::int64_t i) {
               const double value = c.reference(x[i], y[i]);
               return c.predicate || is_floating(dtype) || dtype == DType::boolean
@@ -288,9 +306,9 @@ TEST_CASE("binary in place", "[elementwise]") {
         x.fill_random(5, 0, 9);
         y.fill_random(6, 0, 9);
         const TestTensor before = x;
-        run(&KernelTable::binary, {.op = BinaryOp::add, .x = x.in(), .y = y.in(), .out = x.out()});
+        run(BinaryArgs{.op = BinaryOp::add, .x = x.in(), .y = y.in(), .out = x.out()});
         CHECK(mismatch(x, [&](std::int64_t i) { return before[i] + y[i]; }) == "");
-        run(&KernelTable::unary, {.op = UnaryOp::square, .in = y.in(), .out = y.out()});
+        run(UnaryArgs{.op = UnaryOp::square, .in = y.in(), .out = y.out()});
       }
 }
 
@@ -302,7 +320,7 @@ TEST_CASE("binary edges", "[elementwise]") {
           z(op >= BinaryOp::eq && op <= BinaryOp::ge ? DType::boolean : dtype, {9});
       x.fill([&](std::int64_t) { return a; });
       y.fill([&](std::int64_t) { return b; });
-      run(&KernelTable::binary, {.op = op, .x = x.in(), .y = y.in(), .out = z.out()});
+      run(BinaryArgs{.op = op, .x = x.in(), .y = y.in(), .out = z.out()});
       return z[8];
     };
     CAPTURE(to_string(dtype));
@@ -328,11 +346,11 @@ TEST_CASE("binary edges", "[elementwise]") {
     TestTensor x(DType::i64, {3}), y(DType::i64, {3}), z(DType::i64, {3});
     constexpr std::int64_t kBig = (std::int64_t{1} << 60) + 1;
     for (int i = 0; i < 3; ++i) x.set_integer(i, kBig), y.set_integer(i, 3);
-    run(&KernelTable::binary, {.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = z.out()});
+    run(BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = y.in(), .out = z.out()});
     CHECK(z.integer(2) == kBig * 3);
-    run(&KernelTable::binary, {.op = BinaryOp::add, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = -1});
+    run(BinaryArgs{.op = BinaryOp::add, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = -1});
     CHECK(z.integer(2) == kBig - 3);
-    run(&KernelTable::binary, {.op = BinaryOp::pow, .x = y.in(), .y = y.in(), .out = z.out()});
+    run(BinaryArgs{.op = BinaryOp::pow, .x = y.in(), .y = y.in(), .out = z.out()});
     CHECK(z.integer(2) == 27);
   }
 }
@@ -343,7 +361,7 @@ TEST_CASE("floor_div, remainder and smooth_l1", "[elementwise]") {
     TestTensor x(dtype, {count}), y(dtype, {count}), z(dtype, {count});
     x.fill([&](std::int64_t i) { return a[static_cast<std::size_t>(i)]; });
     y.fill([&](std::int64_t i) { return b[static_cast<std::size_t>(i)]; });
-    run(&KernelTable::binary, BinaryArgs{.op = op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = alpha});
+    run(BinaryArgs{.op = op, .x = x.in(), .y = y.in(), .out = z.out(), .alpha = alpha});
     return z.values();
   };
   using Doubles = std::vector<double>;
@@ -386,7 +404,7 @@ TEST_CASE("where picks elements of every dtype", "[elementwise]") {
             condition.fill_random(1);
             x.fill_random(2);
             y.fill_random(3);
-            run(&KernelTable::where, {.condition = condition.in(), .x = x.in(), .y = y.in(), .out = z.out()});
+            run(WhereArgs{.condition = condition.in(), .x = x.in(), .y = y.in(), .out = z.out()});
             const std::string error = mismatch(
                 z, [&](std::int64_t i) { return condition[i] != 0 ? x[i] : y[i]; }, 0);
             if (!error.empty()) FAIL(error);

@@ -50,7 +50,7 @@ TEST_CASE("gather and scatter_add agree with one element at a time", "[index]") 
             x.fill_random(1);
             fill_indices(index, p.in[p.dim]);
             INFO(to_string(dtype) << " " << to_string(p.in) << " " << to_string(p.index) << " dim " << p.dim);
-            run(&KernelTable::gather, {.in = x.in(), .index = index.in(), .out = y.out(), .dim = p.dim});
+            run(GatherArgs{.in = x.in(), .index = index.in(), .out = y.out(), .dim = p.dim});
             const auto source = [&](std::int64_t i) {
               Dims at = position_of(i, p.index);
               at[p.dim] = index.integer(i);
@@ -67,7 +67,7 @@ TEST_CASE("gather and scatter_add agree with one element at a time", "[index]") 
             std::vector<double> want = sums.values();
             for (std::int64_t i = 0; i < add.count(); ++i)
               want[static_cast<std::size_t>(row_major(source(i), p.in))] += add[i];
-            run(&KernelTable::scatter_add, {.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = p.dim});
+            run(ScatterAddArgs{.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = p.dim});
             const std::string sum_error = mismatch(
                 sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
             if (!sum_error.empty()) FAIL("scatter_add: " << sum_error);
@@ -93,7 +93,7 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
                 return at;
               };
               INFO(to_string(dtype) << " " << to_string(shape) << " dim " << dim << " count " << count);
-              run(&KernelTable::index_select, {.in = x.in(), .index = index.in(), .out = y.out(), .dim = dim});
+              run(IndexSelectArgs{.in = x.in(), .index = index.in(), .out = y.out(), .dim = dim});
               const std::string error = mismatch(
                   y, [&](std::int64_t i) { return x.at(source(i)); }, 0);
               if (!error.empty()) FAIL(error);
@@ -105,7 +105,7 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
               std::vector<double> want = sums.values();
               for (std::int64_t i = 0; i < add.count(); ++i)
                 want[static_cast<std::size_t>(row_major(source(i), shape))] += add[i];
-              run(&KernelTable::index_add, {.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = dim});
+              run(IndexAddArgs{.in = add.in(), .index = index.in(), .out = sums.inout(), .dim = dim});
               const std::string sum_error = mismatch(
                   sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0);
               if (!sum_error.empty()) FAIL("index_add: " << sum_error);
@@ -125,16 +125,15 @@ TEST_CASE("an index out of range is named, and nothing is written", "[index]") {
       const auto message = [&](const char* op, int position) {
         return cat("[", op, "] expected indices in [0, 4), got ", bad, " at position ", position);
       };
-      CHECK_THROWS_WITH(run(&KernelTable::gather, {.in = x.in(), .index = index.in(), .out = y.out(), .dim = 1}),
+      CHECK_THROWS_WITH(run(GatherArgs{.in = x.in(), .index = index.in(), .out = y.out(), .dim = 1}),
                         message("gather", 4));
-      CHECK_THROWS_WITH(run(&KernelTable::scatter_add, {.in = y.in(), .index = index.in(), .out = x.inout(), .dim = 1}),
+      CHECK_THROWS_WITH(run(ScatterAddArgs{.in = y.in(), .index = index.in(), .out = x.inout(), .dim = 1}),
                         message("scatter_add", 4));
-      CHECK_THROWS_WITH(run(&KernelTable::index_select, {.in = x.in(), .index = line.in(), .out = y.out(), .dim = 1}),
+      CHECK_THROWS_WITH(run(IndexSelectArgs{.in = x.in(), .index = line.in(), .out = y.out(), .dim = 1}),
                         message("index_select", 2));
-      CHECK_THROWS_WITH(run(&KernelTable::index_add, {.in = y.in(), .index = line.in(), .out = x.inout(), .dim = 1}),
+      CHECK_THROWS_WITH(run(IndexAddArgs{.in = y.in(), .index = line.in(), .out = x.inout(), .dim = 1}),
                         message("index_add", 2));
-      CHECK_THROWS_AS(run(&KernelTable::gather, {.in = x.in(), .index = index.in(), .out = y.out(), .dim = 1}),
-                      InvalidArgument);
+      CHECK_THROWS_AS(run(GatherArgs{.in = x.in(), .index = index.in(), .out = y.out(), .dim = 1}), InvalidArgument);
       CHECK(x.bytes() == x_before);
       CHECK(y.bytes() == y_before);
     }

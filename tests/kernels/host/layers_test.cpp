@@ -59,8 +59,8 @@ TEST_CASE("group_norm and its gradient", "[group_norm]") {
                                .dweight = dweight.out(),
                                .dbias = dbias.out()};
         if (affine) args.weight = grad.weight = weight.in(), args.bias = bias.in();
-        run(&KernelTable::group_norm, args);
-        run(&KernelTable::group_norm_grad, grad);
+        run(args);
+        run(grad);
         const auto average = [&](std::int64_t r, auto&& f) {
           long double sum = 0;
           for (std::int64_t i = r * row; i < (r + 1) * row; ++i) sum += f(i);
@@ -107,8 +107,8 @@ TEST_CASE("group_norm and its gradient", "[group_norm]") {
         // Without what is optional.
         const auto values = y.values(), gradients = dx.values();
         args.mean = args.inv_std = {}, grad.dweight = grad.dbias = {};
-        run(&KernelTable::group_norm, args);
-        run(&KernelTable::group_norm_grad, grad);
+        run(args);
+        run(grad);
         CHECK(y.values() == values);
         CHECK(dx.values() == gradients);
       }
@@ -118,8 +118,7 @@ TEST_CASE("group_norm statistics survive a large mean", "[group_norm]") {
   TestTensor x(DType::f32, {2, 1, 1000, 1}), y(DType::f32, {2, 1, 1000, 1}), mean(DType::f32, {2, 1}),
       inv_std(DType::f32, {2, 1});
   x.fill([](std::int64_t i) { return 10000.0 + (i % 2 ? 0.25 : -0.25); });
-  run(&KernelTable::group_norm,
-      GroupNormArgs{.x = x.in(), .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(), .eps = 0});
+  run(GroupNormArgs{.x = x.in(), .y = y.out(), .mean = mean.out(), .inv_std = inv_std.out(), .eps = 0});
   CHECK(mean[1] == 10000);
   CHECK(inv_std[1] == 4);
   CHECK(y[0] == -1);
@@ -153,7 +152,7 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       TestTensor x(dtype, p.source), y(dtype, p.result), dx(dtype, p.source);
       x.fill_random(1);
       Resample2dArgs args{x.in(), y.out(), p.kind, p.step, p.align_corners, false};
-      run(&KernelTable::resample2d, args);
+      run(args);
       std::vector<double> matrix[2];  // [result][source]
       for (int axis = 0; axis < 2; ++axis)
         for (std::int64_t i = 0; i < p.result[2 + axis]; ++i)
@@ -175,7 +174,7 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       CHECK(mismatch(y, want, 4, 16) == "");
       y.fill_random(2);
       args.x = y.in(), args.y = dx.out(), args.adjoint = true;
-      run(&KernelTable::resample2d, args);
+      run(args);
       const auto want_dx = [&](std::int64_t i) {
         const std::int64_t c = i % p.source[3], r = i / p.source[3] % p.source[2],
                            plane = i / p.source[3] / p.source[2];
@@ -220,8 +219,8 @@ TEST_CASE("cross_entropy and its gradient", "[cross_entropy]") {
                                     .ignore_index = kIgnored,
                                     .label_smoothing = smoothing};
           if (weighted) args.weight = grad.weight = weight.in();
-          run(&KernelTable::cross_entropy, args);
-          run(&KernelTable::cross_entropy_grad, grad);
+          run(args);
+          run(grad);
           const auto score = [&](std::int64_t line, std::int64_t c) {
             return x[(line / inner * classes + c) * inner + line % inner];
           };
@@ -266,23 +265,23 @@ TEST_CASE("cross_entropy of large numbers", "[cross_entropy]") {
   const double values[] = {1e4, 1e4 + 0.5, -kInf, 3e38, 1, 2};
   x.fill([&](std::int64_t i) { return values[i]; });
   targets.fill([](std::int64_t) { return 0; }), dloss.fill([](std::int64_t) { return 1; });
-  run(&KernelTable::cross_entropy, CrossEntropyArgs{.x = x.in(),
-                                                    .targets = targets.in(),
-                                                    .loss = loss.out(),
-                                                    .target_weight = own.out(),
-                                                    .log_sum = log_sum.out(),
-                                                    .ignore_index = -100,
-                                                    .label_smoothing = 0});
+  run(CrossEntropyArgs{.x = x.in(),
+                       .targets = targets.in(),
+                       .loss = loss.out(),
+                       .target_weight = own.out(),
+                       .log_sum = log_sum.out(),
+                       .ignore_index = -100,
+                       .label_smoothing = 0});
   CHECK(loss[0] == Approx(std::log(1 + std::exp(0.5))).epsilon(1e-6));
   CHECK(loss[1] == 0);
-  run(&KernelTable::cross_entropy_grad, CrossEntropyGradArgs{.dloss = dloss.in(),
-                                                             .x = x.in(),
-                                                             .targets = targets.in(),
-                                                             .target_weight = own.in(),
-                                                             .log_sum = log_sum.in(),
-                                                             .dx = dx.out(),
-                                                             .ignore_index = -100,
-                                                             .label_smoothing = 0});
+  run(CrossEntropyGradArgs{.dloss = dloss.in(),
+                           .x = x.in(),
+                           .targets = targets.in(),
+                           .target_weight = own.in(),
+                           .log_sum = log_sum.in(),
+                           .dx = dx.out(),
+                           .ignore_index = -100,
+                           .label_smoothing = 0});
   CHECK(dx[1] == Approx(1 / (1 + std::exp(-0.5))).epsilon(1e-6));
   CHECK(dx[0] == Approx(1 / (1 + std::exp(0.5)) - 1).epsilon(1e-6));
   CHECK(dx[2] == 0);
@@ -294,13 +293,13 @@ TEST_CASE("cross_entropy refuses indices of classes that do not exist", "[cross_
   const auto before = loss.bytes();
   for (const double bad : {3.0, -1.0}) {
     targets.fill([&](std::int64_t i) { return i == 1 ? bad : 0; });
-    CHECK_THROWS_WITH(run(&KernelTable::cross_entropy, CrossEntropyArgs{.x = x.in(),
-                                                                        .targets = targets.in(),
-                                                                        .loss = loss.out(),
-                                                                        .target_weight = own.out(),
-                                                                        .log_sum = log_sum.out(),
-                                                                        .ignore_index = -100,
-                                                                        .label_smoothing = 0}),
+    CHECK_THROWS_WITH(run(CrossEntropyArgs{.x = x.in(),
+                                           .targets = targets.in(),
+                                           .loss = loss.out(),
+                                           .target_weight = own.out(),
+                                           .log_sum = log_sum.out(),
+                                           .ignore_index = -100,
+                                           .label_smoothing = 0}),
                       Catch::Matchers::Contains("[cross_entropy]") && Catch::Matchers::Contains("[0, 3)"));
     CHECK(loss.bytes() == before);
   }

@@ -59,20 +59,19 @@ TEST_CASE("matmul agrees with the sum over k", "[matmul]") {
                                   << name_of(a_layout) << " " << name_of(b_layout) << " " << name_of(out_layout));
             // With beta 0 the output is not read: NaN stays out.
             out.fill([](std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
-            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout()});
+            run(MatmulArgs{.a = a.in(), .b = b.in(), .out = out.inout()});
             std::string error = wrong(out, want, p.k);
             if (!error.empty()) FAIL(error);
             if (big && dtype != DType::f32) continue;
-            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout()});
+            run(MatmulArgs{.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout()});
             error = wrong(out, want, p.k, 1, 0, nullptr, &bias);
             if (!error.empty()) FAIL("bias: " << error);
             const TestTensor before = out.fill_random(4, -1, 1);
-            run(&KernelTable::matmul,
-                {.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout(), .alpha = 0.5, .beta = -2});
+            run(MatmulArgs{.a = a.in(), .b = b.in(), .bias = bias.in(), .out = out.inout(), .alpha = 0.5, .beta = -2});
             error = wrong(out, want, p.k, 0.5, -2, &before, &bias);
             if (!error.empty()) FAIL("bias, alpha, beta: " << error);
             out.fill_random(4, -1, 1);
-            run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = 0.5, .beta = 3});
+            run(MatmulArgs{.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = 0.5, .beta = 3});
             error = wrong(out, want, p.k, 0.5, 3, &before);
             if (!error.empty()) FAIL("alpha, beta: " << error);
           }
@@ -107,7 +106,7 @@ TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
               const std::vector<double> sums = product(a, b);
               MatmulArgs args{.a = a.in(), .b = b.in(), .out = out.inout(), .beta = 0.5, .activation = c.activation};
               if (with_bias) args.bias = bias.in();
-              run(&KernelTable::matmul, args);
+              run(args);
               INFO(to_string(dtype) << " " << p.batch << "x" << p.m << "x" << p.n << "x" << p.k << " "
                                     << name_of(layout) << (with_bias ? " bias" : "")
                                     << (transposed ? " transposed" : ""));
@@ -129,7 +128,7 @@ TEST_CASE("one right-hand side serves a batch", "[matmul]") {
     View repeated = b.view();
     repeated.shape[0] = 6;
     repeated.strides[0] = 0;
-    run(&KernelTable::matmul, {.a = a.in(), .b = {repeated}, .out = out.inout()});
+    run(MatmulArgs{.a = a.in(), .b = {repeated}, .out = out.inout()});
     TestTensor copies(dtype, {6, 20, 15});
     copies.fill([&](std::int64_t i) { return b[i % 300]; });
     CHECK(wrong(out, product(a, copies), 20) == "");
@@ -140,12 +139,12 @@ TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]"
   // Exactly so without oneDNN; with it for f64.
   TestTensor a(DType::f64, {1, 50, 400}), b(DType::f64, {1, 400, 30}), out(DType::f64, {1, 50, 30});
   a.fill_random(1), b.fill_random(2);
-  run(&KernelTable::matmul, {.a = a.in(), .b = b.in(), .out = out.inout()});
+  run(MatmulArgs{.a = a.in(), .b = b.in(), .out = out.inout()});
   for (const std::int64_t rows : {1, 2, 13}) {
     View top = a.view();
     top.shape[1] = rows;
     TestTensor part(DType::f64, {1, rows, 30});
-    run(&KernelTable::matmul, {.a = {top}, .b = b.in(), .out = part.inout()});
+    run(MatmulArgs{.a = {top}, .b = b.in(), .out = part.inout()});
     CHECK(mismatch(
               part, [&](std::int64_t i) { return out[i]; }, 0) == "");
   }

@@ -51,7 +51,7 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
                            .momentum = kMomentum,
                            .eps = kEps};
         if (affine) args.weight = weight.in(), args.bias = bias.in();
-        run(&KernelTable::batch_norm, args);
+        run(args);
         const auto channel = [&](std::int64_t i) { return i / length % channels; };
         INFO(to_string(dtype) << " " << to_string(shape));
         CHECK(mismatch(
@@ -79,13 +79,13 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
         // The same without running statistics, and in evaluation with them.
         const auto trained = y.values();
         args.running_mean = args.running_var = {};
-        run(&KernelTable::batch_norm, args);
+        run(args);
         CHECK(y.values() == trained);
         args.running_mean = running_mean.inout(), args.running_var = running_var.inout();
         args.mean = args.inv_std = {};
         args.training = false;
         const auto kept = running_var.values();
-        run(&KernelTable::batch_norm, args);
+        run(args);
         CHECK(running_var.values() == kept);
         CHECK(mismatch(
                   y,
@@ -118,7 +118,7 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
                                .dweight = dweight.out(),
                                .dbias = dbias.out()};
         if (affine) args.weight = weight.in();
-        run(&KernelTable::batch_norm_grad, args);
+        run(args);
         std::vector<double> sums(static_cast<std::size_t>(channels)), products(sums.size());
         const auto channel = [&](std::int64_t i) { return i / length % channels; };
         const auto normal = [&](std::int64_t i) { return (x[i] - mean[channel(i)]) * inv_std[channel(i)]; };
@@ -140,7 +140,7 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
         CHECK(mismatch(dx, want_dx, 8, 64) == "");
         const auto values = dx.values();
         args.dweight = args.dbias = {};
-        run(&KernelTable::batch_norm_grad, args);
+        run(args);
         CHECK(dx.values() == values);
       }
 }
@@ -148,13 +148,13 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
 TEST_CASE("batch_norm statistics survive a large mean", "[batch_norm]") {
   TestTensor x(DType::f32, {64, 1, 100}), y(DType::f32, {64, 1, 100}), mean(DType::f32, {1}), inv_std(DType::f32, {1});
   x.fill([](std::int64_t i) { return 10000.0 + (i % 2 ? 0.25 : -0.25); });
-  run(&KernelTable::batch_norm, {.x = x.in(),
-                                 .y = y.out(),
-                                 .mean = mean.out(),
-                                 .inv_std = inv_std.out(),
-                                 .training = true,
-                                 .momentum = 0,
-                                 .eps = 0});
+  run(BatchNormArgs{.x = x.in(),
+                    .y = y.out(),
+                    .mean = mean.out(),
+                    .inv_std = inv_std.out(),
+                    .training = true,
+                    .momentum = 0,
+                    .eps = 0});
   CHECK(mean[0] == 10000);
   CHECK(inv_std[0] == 4);
 }
@@ -162,10 +162,10 @@ TEST_CASE("batch_norm statistics survive a large mean", "[batch_norm]") {
 TEST_CASE("batch_norm refuses what has no statistics", "[batch_norm]") {
   TestTensor x(DType::f32, {2, 3, 4}), y(DType::f32, {2, 3, 4}), one(DType::f32, {1, 3, 1});
   BatchNormArgs args{.x = x.in(), .y = y.out(), .training = false, .momentum = 0, .eps = 0};
-  CHECK_THROWS_AS(run(&KernelTable::batch_norm, args), InvalidArgument);
+  CHECK_THROWS_AS(run(args), InvalidArgument);
   args.training = true;
   args.x = one.in(), args.y = one.out();
-  CHECK_THROWS_AS(run(&KernelTable::batch_norm, args), InvalidArgument);
+  CHECK_THROWS_AS(run(args), InvalidArgument);
 }
 
 TEST_CASE("softmax and its gradient", "[softmax]") {
@@ -182,14 +182,14 @@ TEST_CASE("softmax and its gradient", "[softmax]") {
           for (std::int64_t k = 0; k < size; ++k) f(first + k * inner);
         };
         INFO(to_string(dtype) << " " << to_string(shape) << (log ? " log" : ""));
-        run(&KernelTable::softmax, {.x = x.in(), .y = y.out(), .log = log});
+        run(SoftmaxArgs{.x = x.in(), .y = y.out(), .log = log});
         const auto want = [&](std::int64_t i) {
           double sum = 0;
           peers(i, [&](std::int64_t j) { sum += std::exp(x[j]); });
           return log ? x[i] - std::log(sum) : std::exp(x[i]) / sum;
         };
         CHECK(mismatch(y, want, 8, log ? 8 : 0) == "");
-        run(&KernelTable::softmax_grad, {.dy = dy.in(), .y = y.in(), .dx = dx.out(), .log = log});
+        run(SoftmaxGradArgs{.dy = dy.in(), .y = y.in(), .dx = dx.out(), .log = log});
         const auto want_dx = [&](std::int64_t i) {
           double sum = 0;
           peers(i, [&](std::int64_t j) { sum += log ? dy[j] : dy[j] * y[j]; });
@@ -205,7 +205,7 @@ TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
     for (const bool log : {false, true}) {
       TestTensor x(DType::f32, shape), y(DType::f32, shape);
       x.fill([&](std::int64_t i) { return i / shape[2] == 1 ? -kInf : 1e30; });
-      run(&KernelTable::softmax, {.x = x.in(), .y = y.out(), .log = log});
+      run(SoftmaxArgs{.x = x.in(), .y = y.out(), .log = log});
       CHECK(y[0] == Approx(log ? -std::log(3.0) : 1 / 3.0));
       CHECK(y[shape[2]] == (log ? -kInf : 0));
     }

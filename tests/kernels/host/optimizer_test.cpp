@@ -65,7 +65,7 @@ TEST_CASE("sgd follows PyTorch's formulas", "[sgd]") {
             if (size_of(dtype) == 2) wanted_buffers[t][i] = rounded(dtype, wanted_buffers[t][i]);
           }
         }
-        run(&KernelTable::sgd, args);
+        run(args);
         for (std::size_t t = 0; t < parameters.size(); ++t) {
           const double tolerance = 4 * (step + 1);
           CHECK(mismatch(
@@ -85,11 +85,11 @@ TEST_CASE("sgd without weight decay or momentum does not multiply by zero", "[sg
   p.fill([](std::int64_t) { return std::numeric_limits<double>::infinity(); });
   g.fill([](std::int64_t) { return 1.0; });
   SgdArgs args{{{p.inout(), g.in(), {}, true}}, 0.1, 0, 0, 0, false, false};
-  run(&KernelTable::sgd, args);
+  run(args);
   CHECK(p[8] == std::numeric_limits<double>::infinity());
   args.tensors[0].momentum = m.inout();
   args.momentum = 0.9;
-  run(&KernelTable::sgd, args);
+  run(args);
   CHECK(p[8] == std::numeric_limits<double>::infinity());
   CHECK(m[8] == 1);
 }
@@ -171,7 +171,7 @@ TEST_CASE("adam follows PyTorch's formulas", "[adam]") {
             r = {rounded(dtype, r.p), rounded(dtype, r.m), rounded(dtype, r.v), rounded(dtype, r.largest)};
           }
         }
-        run(&KernelTable::adam, args);
+        run(args);
         for (std::size_t t = 0; t < tensors.size(); ++t) {
           const auto check = [&](const TestTensor& got, double AdamReference::*want) {
             CHECK(mismatch(
@@ -195,8 +195,7 @@ TEST_CASE("adam takes each tensor's own step, and does not multiply by zero", "[
   }
   late.exp_avg.fill([](std::int64_t) { return 0.0; });
   late.exp_avg_sq.fill([](std::int64_t) { return 0.0; });
-  run(&KernelTable::adam,
-      AdamArgs{{early.args(false, 1), late.args(false, 10)}, 0.1, 0.9, 0.999, 1e-8, 0, false, false});
+  run(AdamArgs{{early.args(false, 1), late.args(false, 10)}, 0.1, 0.9, 0.999, 1e-8, 0, false, false});
   CHECK(early.parameter[0] == Approx(-0.1));
   const double m = 0.1 / (1 - std::pow(0.9, 10)), v = 0.001 / (1 - std::pow(0.999, 10));
   CHECK(late.parameter[0] == Approx(-0.1 * m / std::sqrt(v)));
@@ -208,7 +207,7 @@ TEST_CASE("adam's first moment arrives at the gradient where it keeps nothing", 
   AdamTensors t(DType::f64, 5);
   t.gradient.fill([](std::int64_t) { return 1.0; });
   for (TestTensor* state : {&t.exp_avg, &t.exp_avg_sq}) state->fill([](std::int64_t) { return 1e20; });
-  run(&KernelTable::adam, AdamArgs{{t.args(false, 2)}, 0.1, 0, 0.9, 1e-8, 0, false, false});
+  run(AdamArgs{{t.args(false, 2)}, 0.1, 0, 0.9, 1e-8, 0, false, false});
   CHECK(t.exp_avg[4] == 1);
 }
 
@@ -230,13 +229,13 @@ TEST_CASE("adam and unscale on many tensors are what they are on one", "[adam][u
     const auto step = static_cast<std::int64_t>(1 + i % 5);
     AdamArgs one = all;
     one.tensors = {alone[i].args(i % 2 == 0, step)};
-    run(&KernelTable::adam, one);
-    run(&KernelTable::unscale, UnscaleArgs{{alone[i].gradient.inout()}, found.inout(), 0.3});
+    run(one);
+    run(UnscaleArgs{{alone[i].gradient.inout()}, found.inout(), 0.3});
     all.tensors.push_back(together[i].args(i % 2 == 0, step));
     scaled.gradients.push_back(together[i].gradient.inout());
   }
-  run(&KernelTable::adam, all);
-  run(&KernelTable::unscale, scaled);
+  run(all);
+  run(scaled);
   CHECK(found[0] == 0);
   for (std::size_t i = 0; i < together.size(); ++i) {
     INFO(i);
@@ -248,7 +247,7 @@ TEST_CASE("adam and unscale on many tensors are what they are on one", "[adam][u
   }
   // The last element of the last tensor counts too.
   together.back().gradient.set(together.back().gradient.count() - 1, std::numeric_limits<double>::infinity());
-  run(&KernelTable::unscale, scaled);
+  run(scaled);
   CHECK(found[0] == 1);
 }
 
@@ -261,7 +260,7 @@ TEST_CASE("unscale multiplies and finds what is not finite", "[unscale]") {
         a.fill([&](std::int64_t i) { return i == place ? bad : static_cast<double>(i % 7) - 3; });
         b.fill([](std::int64_t i) { return static_cast<double>(i); });
         found.set(0, 0);
-        run(&KernelTable::unscale, UnscaleArgs{{b.inout(), empty.inout(), a.inout()}, found.inout(), 0.25});
+        run(UnscaleArgs{{b.inout(), empty.inout(), a.inout()}, found.inout(), 0.25});
         CHECK(found[0] == (bad == 0 ? 0 : 1));
         CHECK(mismatch(
                   b, [](std::int64_t i) { return static_cast<double>(i) / 4; }, 0) == "");
@@ -269,7 +268,7 @@ TEST_CASE("unscale multiplies and finds what is not finite", "[unscale]") {
                   a, [&](std::int64_t i) { return (i == place ? bad : static_cast<double>(i % 7) - 3) / 4; }, 0) == "");
         // It does not take back what was found before.
         b.fill([](std::int64_t) { return 1.0; });
-        run(&KernelTable::unscale, UnscaleArgs{{b.inout()}, found.inout(), 0.25});
+        run(UnscaleArgs{{b.inout()}, found.inout(), 0.25});
         CHECK(found[0] == (bad == 0 ? 0 : 1));
       }
 }

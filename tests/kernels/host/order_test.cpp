@@ -20,7 +20,7 @@ TEST_CASE("cumsum", "[cumsum]") {
         const std::int64_t size = shape[1], inner = shape[2];
         TestTensor x(dtype, shape), y(dtype, shape);
         x.fill_random(1, -1, 1);
-        run(&KernelTable::cumsum, CumsumArgs{x.in(), y.out(), reverse});
+        run(CumsumArgs{x.in(), y.out(), reverse});
         INFO(to_string(dtype) << " " << to_string(shape) << " " << reverse);
         const auto want = [&](std::int64_t i) {
           const std::int64_t at = i / inner % size, first = i - at * inner;
@@ -32,7 +32,7 @@ TEST_CASE("cumsum", "[cumsum]") {
       }
   TestTensor wrapping(DType::i64, {1, 2, 1}), y(DType::i64, {1, 2, 1});
   for (const std::int64_t i : {0, 1}) wrapping.set_integer(i, std::numeric_limits<std::int64_t>::max());
-  run(&KernelTable::cumsum, CumsumArgs{wrapping.in(), y.out(), false});
+  run(CumsumArgs{wrapping.in(), y.out(), false});
   CHECK(y.integer(1) == -2);
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("argsort is stable, and NaN is greater than all numbers", "[argsort]")
             const double special[] = {0.0, -0.0, kNaN, kInf, -kInf, -kNaN};
             if (i % 11 == 5) x.set(i, special[i % 6]);
           }
-        run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), descending});
+        run(ArgsortArgs{x.in(), indices.out(), descending});
         INFO(to_string(dtype) << " " << to_string(shape) << " " << descending);
         bool right = indices.guards_intact();
         for (std::int64_t line = 0; line < shape[0] * inner; ++line) {
@@ -77,8 +77,8 @@ TEST_CASE("argsort of the ends of the integers", "[argsort]") {
   const std::int64_t values[] = {std::numeric_limits<std::int64_t>::max(), -1, 0,
                                  std::numeric_limits<std::int64_t>::min()};
   for (std::int64_t i = 0; i < 4; ++i) x.set_integer(i, values[i]);
-  run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), false});
+  run(ArgsortArgs{x.in(), indices.out(), false});
   CHECK(indices.values() == std::vector<double>{3, 1, 2, 0});
-  run(&KernelTable::argsort, ArgsortArgs{x.in(), indices.out(), true});
+  run(ArgsortArgs{x.in(), indices.out(), true});
   CHECK(indices.values() == std::vector<double>{0, 2, 1, 3});
 }

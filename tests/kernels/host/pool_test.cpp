@@ -88,10 +88,10 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       const auto element = [](const std::vector<double>& v) {
         return [&v](std::int64_t i) { return v[static_cast<std::size_t>(i)]; };
       };
-      run(&KernelTable::max_pool2d, {.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
+      run(MaxPool2dArgs{.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
       CHECK(mismatch(y, element(best), 0) == "");
       CHECK(mismatch(indices, element(where), 0) == "");
-      run(&KernelTable::avg_pool2d, {.x = x.in(), .y = y.out(), .window = p.window, .mean = p.mean});
+      run(AvgPool2dArgs{.x = x.in(), .y = y.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(y, element(mean), 8) == "");
 
       TestTensor dy(dtype, y_shape), dx(dtype, p.x);
@@ -100,14 +100,14 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t) {
         want[static_cast<std::size_t>(at)] += dy[i] / divisor(p, y_shape, i);
       });
-      run(&KernelTable::avg_pool2d_grad, {.dy = dy.in(), .dx = dx.out(), .window = p.window, .mean = p.mean});
+      run(AvgPool2dGradArgs{.dy = dy.in(), .dx = dx.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(dx, element(want), 16, 8) == "");
 
       std::fill(want.begin(), want.end(), 0.0);
       const std::int64_t plane = p.x[2] * p.x[3], out_plane = y_shape[2] * y_shape[3];
       for (std::int64_t i = 0; i < dy.count(); ++i)
         want[static_cast<std::size_t>(i / out_plane * plane + indices.integer(i))] += dy[i];
-      run(&KernelTable::max_unpool2d, {.in = dy.in(), .indices = indices.in(), .out = dx.out()});
+      run(MaxUnpool2dArgs{.in = dy.in(), .indices = indices.in(), .out = dx.out()});
       CHECK(mismatch(dx, element(want), 2) == "");
     }
 }
@@ -116,8 +116,8 @@ TEST_CASE("max_pool2d propagates NaN", "[pool]") {
   TestTensor x(DType::f32, {1, 1, 4, 4}), y(DType::f32, {1, 1, 2, 2}), indices(DType::i64, {1, 1, 2, 2});
   x.fill_random(1);
   x.set(5, std::numeric_limits<double>::quiet_NaN());
-  run(&KernelTable::max_pool2d,
-      {.x = x.in(), .y = y.out(), .indices = indices.out(), .window = {.kernel = {2, 2}, .stride = {2, 2}}});
+  run(MaxPool2dArgs{
+      .x = x.in(), .y = y.out(), .indices = indices.out(), .window = {.kernel = {2, 2}, .stride = {2, 2}}});
   CHECK(std::isnan(y[0]));
   CHECK(indices[0] == 5);
   CHECK_FALSE(std::isnan(y[1]));
@@ -130,7 +130,7 @@ TEST_CASE("max_unpool2d refuses indices beyond the plane and writes nothing", "[
     indices.fill([](std::int64_t i) { return static_cast<double>(i); });
     indices.set_integer(6, bad);
     const auto before = out.bytes();
-    CHECK_THROWS_WITH(run(&KernelTable::max_unpool2d, {.in = x.in(), .indices = indices.in(), .out = out.out()}),
+    CHECK_THROWS_WITH(run(MaxUnpool2dArgs{.in = x.in(), .indices = indices.in(), .out = out.out()}),
                       "[max_unpool2d] expected indices in [0, 16), got " + std::to_string(bad) + " at position 6");
     CHECK(out.bytes() == before);
   }

@@ -39,7 +39,7 @@ constexpr std::int64_t kCount = 200'001;
 TestTensor draw(RandomKind kind, DType dtype, double a, double b, std::int64_t count = kCount, std::uint64_t stream = 0,
                 std::uint64_t key = 42) {
   TestTensor y(dtype, {count});
-  run(&KernelTable::random, {.kind = kind, .out = y.out(), .key = key, .stream = stream, .a = a, .b = b});
+  run(RandomArgs{.kind = kind, .out = y.out(), .key = key, .stream = stream, .a = a, .b = b});
   CHECK(y.guards_intact());
   return y;
 }
@@ -123,9 +123,8 @@ TEST_CASE("bernoulli and integers", "[random]") {
   CHECK(std::fabs(wide.mean) < 0x1p52 * 0.0065);
   CHECK(wide.lowest < -0x1p52 * 0.999);
   TestTensor y(DType::i64, {1});
-  CHECK_THROWS_AS(
-      run(&KernelTable::random, {.kind = RandomKind::integer, .out = y.out(), .key = 1, .stream = 0, .a = 3, .b = 3}),
-      InvalidArgument);
+  CHECK_THROWS_AS(run(RandomArgs{.kind = RandomKind::integer, .out = y.out(), .key = 1, .stream = 0, .a = 3, .b = 3}),
+                  InvalidArgument);
 }
 
 TEST_CASE("an element depends on key, stream and position alone", "[random]") {

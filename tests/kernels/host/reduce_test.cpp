@@ -53,7 +53,7 @@ TEST_CASE("reduce agrees with one element at a time", "[reduce]") {
           TestTensor x(dtype, p.shape, in_layout), y(dtype, out, out_layout);
           x.fill_random(21, -2, 2);
           const auto check = [&](ReduceOp op, const std::vector<double>& want, double tolerance = 1) {
-            run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = y.out()});
+            run(ReduceArgs{.op = op, .in = x.in(), .out = y.out()});
             const std::string error = mismatch(
                 y, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance * 30);
             INFO("op " << static_cast<int>(op) << " " << to_string(p.shape) << " to " << to_string(out) << " "
@@ -100,12 +100,12 @@ TEST_CASE("f32 sums are accurate", "[reduce]") {
   constexpr std::int64_t kCount = 1 << 20;
   TestTensor x(DType::f32, {kCount}), total(DType::f32, {1});
   x.fill([](std::int64_t) { return 0.1; });
-  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = x.in(), .out = total.out()});
+  run(ReduceArgs{.op = ReduceOp::sum, .in = x.in(), .out = total.out()});
   CHECK(total[0] == static_cast<float>(static_cast<double>(0.1f) * kCount));
   // Columns too: 2^19 rows of 2.
   TestTensor columns(DType::f32, {kCount / 2, 2}), totals(DType::f32, {1, 2});
   columns.fill([](std::int64_t) { return 0.1; });
-  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = columns.in(), .out = totals.out()});
+  run(ReduceArgs{.op = ReduceOp::sum, .in = columns.in(), .out = totals.out()});
   CHECK(totals[1] == static_cast<float>(static_cast<double>(0.1f) * kCount / 2));
 }
 
@@ -121,7 +121,7 @@ TEST_CASE("a sum does not depend on where its elements start", "[reduce]") {
       every_third.strides = {3};
       const auto sum = [&](const In& in) {
         TestTensor y(dtype, {1});
-        run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = in, .out = y.out()});
+        run(ReduceArgs{.op = ReduceOp::sum, .in = in, .out = y.out()});
         return y[0];
       };
       CHECK(sum(plain.in()) == sum(shifted.in()));
@@ -133,7 +133,7 @@ TEST_CASE("reductions of nothing", "[reduce]") {
   for (const DType dtype : kFloatingDTypes) {
     TestTensor x(dtype, {3, 0, 2}), y(dtype, {3, 1, 2});
     const auto apply = [&](ReduceOp op) {
-      run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = y.out()});
+      run(ReduceArgs{.op = op, .in = x.in(), .out = y.out()});
       return y[5];
     };
     CHECK(apply(ReduceOp::sum) == 0);
@@ -142,12 +142,12 @@ TEST_CASE("reductions of nothing", "[reduce]") {
     CHECK_THROWS_AS(apply(ReduceOp::max), InvalidArgument);
     CHECK_THROWS_AS(apply(ReduceOp::min), InvalidArgument);
     TestTensor none(dtype, {3, 0, 1});  // no output either: nothing to complain about
-    run(&KernelTable::reduce, {.op = ReduceOp::max, .in = x.in(), .out = none.out()});
+    run(ReduceArgs{.op = ReduceOp::max, .in = x.in(), .out = none.out()});
   }
   TestTensor x(DType::boolean, {0}), y(DType::boolean, {1});
-  run(&KernelTable::reduce, {.op = ReduceOp::all, .in = x.in(), .out = y.out()});
+  run(ReduceArgs{.op = ReduceOp::all, .in = x.in(), .out = y.out()});
   CHECK(y[0] == 1);
-  run(&KernelTable::reduce, {.op = ReduceOp::any, .in = x.in(), .out = y.out()});
+  run(ReduceArgs{.op = ReduceOp::any, .in = x.in(), .out = y.out()});
   CHECK(y[0] == 0);
 }
 
@@ -159,10 +159,10 @@ TEST_CASE("max and min propagate NaN from every position", "[reduce]") {
         x.fill_random(8);
         x.set(2 * at, std::numeric_limits<double>::quiet_NaN());
         for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
-          run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = columns.out()});
+          run(ReduceArgs{.op = op, .in = x.in(), .out = columns.out()});
           CHECK(std::isnan(columns[0]));
           CHECK_FALSE(std::isnan(columns[1]));
-          run(&KernelTable::reduce, {.op = op, .in = x.in(), .out = rows.out()});
+          run(ReduceArgs{.op = op, .in = x.in(), .out = rows.out()});
           CHECK(std::isnan(rows[at]));
         }
       }
@@ -171,7 +171,7 @@ TEST_CASE("max and min propagate NaN from every position", "[reduce]") {
 TEST_CASE("integer sums wrap to the dtype", "[reduce]") {
   TestTensor x(DType::i32, {4}), y(DType::i32, {1});
   x.fill([](std::int64_t) { return std::numeric_limits<std::int32_t>::max(); });
-  run(&KernelTable::reduce, {.op = ReduceOp::sum, .in = x.in(), .out = y.out()});
+  run(ReduceArgs{.op = ReduceOp::sum, .in = x.in(), .out = y.out()});
   CHECK(y[0] == -4);
 }
 
@@ -189,7 +189,7 @@ TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
               x.fill_random(31, -4, 4);
               if (dtype == DType::f32)
                 x.fill([&, v = x.values()](std::int64_t i) { return std::trunc(v[static_cast<std::size_t>(i)]); });
-              run(&KernelTable::arg_reduce, {.op = op, .dim = dim, .in = x.in(), .out = y.out()});
+              run(ArgReduceArgs{.op = op, .dim = dim, .in = x.in(), .out = y.out()});
               const Strides strides = contiguous_strides(shape);
               const auto want = [&](std::int64_t i) {
                 std::int64_t at = 0, rest = i, best = 0;
@@ -210,9 +210,9 @@ TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
   x.fill_random(1);
   x.set(17, std::numeric_limits<double>::quiet_NaN());
   x.set(30, std::numeric_limits<double>::quiet_NaN());
-  run(&KernelTable::arg_reduce, {.op = ArgReduceOp::min, .dim = 0, .in = x.in(), .out = y.out()});
+  run(ArgReduceArgs{.op = ArgReduceOp::min, .dim = 0, .in = x.in(), .out = y.out()});
   CHECK(y[0] == 17);
   TestTensor empty(DType::f32, {0}), one(DType::i64, {1});
-  CHECK_THROWS_AS(run(&KernelTable::arg_reduce, {.op = ArgReduceOp::max, .dim = 0, .in = empty.in(), .out = one.out()}),
+  CHECK_THROWS_AS(run(ArgReduceArgs{.op = ArgReduceOp::max, .dim = 0, .in = empty.in(), .out = one.out()}),
                   InvalidArgument);
 }

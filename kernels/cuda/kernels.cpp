@@ -1,0 +1,14 @@
+#include "lockstep/kernels/cuda/kernels.h"
+
+namespace lockstep::kernels::cuda {
+
+const KernelTable& kernel_table() {
+  static constexpr KernelTable kTable = [] {
+    KernelTable table = table_of<Kernels>();
+    table.prepare = prepare;
+    return table;
+  }();
+  return kTable;
+}
+
+}  // namespace lockstep::kernels::cuda

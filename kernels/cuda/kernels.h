@@ -1,0 +1,74 @@
+// The list of the CUDA backend's kernels.
+#pragma once
+
+#include "lockstep/kernels/table.h"
+
+namespace lockstep::kernels::cuda {
+
+// The kernels of the CUDA backend. Each checks the dtypes in the calling thread and enqueues; none waits. Sums have an
+// order that the shapes and the number of multiprocessors fix, so the same input gives the same bits.
+struct Kernels {
+  using Absent = ArgsList<>;
+
+  static void run(Stream& stream, const UnaryArgs& args);
+  static void run(Stream& stream, const BinaryArgs& args);
+  static void run(Stream& stream, const WhereArgs& args);
+  static void run(Stream& stream, const CastArgs& args);
+  static void run(Stream& stream, const FillArgs& args);
+  static void run(Stream& stream, const ArangeArgs& args);
+  static void run(Stream& stream, const ReduceArgs& args);
+  static void run(Stream& stream, const ArgReduceArgs& args);
+  static void run(Stream& stream, const MatmulArgs& args);
+  static void run(Stream& stream, const Conv2dArgs& args);
+  static void run(Stream& stream, const Conv2dGradInputArgs& args);
+  static void run(Stream& stream, const Conv2dGradWeightArgs& args);
+  static void run(Stream& stream, const MaxPool2dArgs& args);
+  static void run(Stream& stream, const MaxUnpool2dArgs& args);
+  static void run(Stream& stream, const AvgPool2dArgs& args);
+  static void run(Stream& stream, const AvgPool2dGradArgs& args);
+  static void run(Stream& stream, const BatchNormArgs& args);
+  static void run(Stream& stream, const BatchNormGradArgs& args);
+  static void run(Stream& stream, const SoftmaxArgs& args);
+  static void run(Stream& stream, const SoftmaxGradArgs& args);
+  static void run(Stream& stream, const GroupNormArgs& args);
+  static void run(Stream& stream, const GroupNormGradArgs& args);
+  static void run(Stream& stream, const Resample2dArgs& args);
+  static void run(Stream& stream, const CrossEntropyArgs& args);
+  static void run(Stream& stream, const CrossEntropyGradArgs& args);
+  static void run(Stream& stream, const CumsumArgs& args);
+  static void run(Stream& stream, const ArgsortArgs& args);
+  static void run(Stream& stream, const AttentionArgs& args);
+  static void run(Stream& stream, const AttentionGradArgs& args);
+  static void run(Stream& stream, const LstmCellArgs& args);
+  static void run(Stream& stream, const LstmCellGradArgs& args);
+  static void run(Stream& stream, const GruCellArgs& args);
+  static void run(Stream& stream, const GruCellGradArgs& args);
+  static void run(Stream& stream, const GatherArgs& args);
+  static void run(Stream& stream, const ScatterAddArgs& args);
+  static void run(Stream& stream, const IndexSelectArgs& args);
+  static void run(Stream& stream, const IndexAddArgs& args);
+  static void run(Stream& stream, const RandomArgs& args);
+  static void run(Stream& stream, const SgdArgs& args);
+  static void run(Stream& stream, const AdamArgs& args);
+  static void run(Stream& stream, const UnscaleArgs& args);
+};
+
+// Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
+void prepare(Device device);
+
+// Part of UnaryArgs, in the file of casts: its result is a boolean.
+void logical_not(Stream& stream, const UnaryArgs& args);
+
+// The kernels of each file, for prepare().
+class KernelList;
+using ListKernels = void(KernelList& list);
+ListKernels list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_group_norm,
+    list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad, list_cells,
+    list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_matmul, list_conv, list_depthwise;
+inline constexpr ListKernels* kAllLists[] = {
+    list_unary,     list_binary,         list_copy,     list_cast,          list_reduce, list_batch_norm,
+    list_softmax,   list_group_norm,     list_resample, list_cross_entropy, list_cumsum, list_argsort,
+    list_attention, list_attention_grad, list_cells,    list_pool,          list_index,  list_sort,
+    list_random,    list_optimizer,      list_adam,     list_matmul,        list_conv,   list_depthwise};
+
+}  // namespace lockstep::kernels::cuda
