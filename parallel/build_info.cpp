@@ -4,7 +4,7 @@
 #include "lockstep/parallel/comm/mpi/mpi_library.h"
 #include "lockstep/parallel/comm/nccl/nccl_version.h"
 #include "lockstep/runtime/strings.h"
-#include "lockstep/runtime/versions.h"
+#include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/version.h"
 
 namespace lockstep {

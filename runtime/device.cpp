@@ -6,7 +6,7 @@
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/why_no_cuda.h"
+#include "lockstep/runtime/cuda/why_no_cuda.h"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
 // A build without CUDA.
-#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/gpu_identity.h"
-#include "lockstep/runtime/stream/native_stream.h"
-#include "lockstep/runtime/versions.h"
-#include "lockstep/runtime/why_no_cuda.h"
+#include "lockstep/runtime/cuda/gpu_identity.h"
+#include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/cuda/why_no_cuda.h"
 
 namespace lockstep::detail {
 

@@ -13,7 +13,7 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/nvtx.h"
-#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/runtime/trace/trace_environment.h"

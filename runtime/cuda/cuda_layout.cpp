@@ -5,12 +5,12 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/environment.h"
-#include "lockstep/runtime/gpu_identity.h"
+#include "lockstep/runtime/cuda/gpu_identity.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/stream/native_stream.h"
-#include "lockstep/runtime/versions.h"
-#include "lockstep/runtime/why_no_cuda.h"
+#include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/cuda/why_no_cuda.h"
 
 namespace lockstep::cuda {
 namespace {

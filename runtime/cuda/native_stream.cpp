@@ -1,4 +1,4 @@
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 
 #include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/cuda_check.h"

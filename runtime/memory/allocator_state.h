@@ -10,9 +10,9 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/memory/allocator.h"
-#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
 namespace lockstep::detail {

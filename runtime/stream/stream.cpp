@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/stream/in_flight.h"
-#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace.h"

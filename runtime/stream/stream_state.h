@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "lockstep/runtime/memory/size_classes.h"
+#include "lockstep/runtime/size_classes.h"
 #include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep {

@@ -60,7 +60,7 @@ set(headers_for_users
   runtime/backend.h
   runtime/copy/peer.h
   runtime/order/order.h
-  runtime/stream/native_stream.h
+  runtime/cuda/native_stream.h
   runtime/thread/device_thread.h
   runtime/trace/trace.h
   tensor/autograd/record.h

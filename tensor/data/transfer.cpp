@@ -10,7 +10,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
-#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/retained.h"
 
 namespace lockstep::detail {
 namespace {

@@ -31,7 +31,7 @@ class LOCKSTEP_API Transfer {
   Stream stream_;
 };
 
-// Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/stream/kept.h).
+// Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/retained.h).
 Kept kept_transfers(Device device);
 
 }  // namespace lockstep::detail

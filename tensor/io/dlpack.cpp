@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {

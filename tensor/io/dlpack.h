@@ -61,7 +61,7 @@ struct DLPackExportOptions {
   // computed.
   Stream* stream = nullptr;
   // For a CUDA tensor, instead: the consumer's own stream, as the array API hands it over (a cudaStream_t, or 1 and 2
-  // for the default ones; see runtime/stream/native_stream.h). It must live until the deleter has run.
+  // for the default ones; see runtime/cuda/native_stream.h). It must live until the deleter has run.
   void* native_stream = nullptr;
   // Tells the consumer not to write. Versioned capsules only.
   bool read_only = false;

@@ -7,7 +7,7 @@
 #include "lockstep/parallel/comm/shared_by_name.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 
 namespace lockstep::nccl {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/cuda_devices.h"
 #include "support/watched.h"

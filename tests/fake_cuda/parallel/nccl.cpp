@@ -8,7 +8,7 @@
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"

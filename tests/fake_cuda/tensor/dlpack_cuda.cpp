@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/stream/native_stream.h"
+#include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"

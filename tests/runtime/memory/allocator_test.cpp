@@ -9,7 +9,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/poison.h"
-#include "lockstep/runtime/memory/size_classes.h"
+#include "lockstep/runtime/size_classes.h"
 #include "runtime/text.h"
 #include "support/catch.h"
 

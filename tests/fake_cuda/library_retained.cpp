@@ -6,7 +6,7 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
-#include "lockstep/runtime/stream/kept.h"
+#include "lockstep/runtime/retained.h"
 #include "lockstep/tensor/data/transfer.h"
 
 namespace fake_cuda {

@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "lockstep/runtime/cuda_backend.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
