@@ -5,8 +5,8 @@
 
 #include "lockstep/kernels/op_names.h"
 #include "lockstep/kernels/table.h"
-#include "lockstep/runtime/order/order.h"
-#include "lockstep/runtime/trace/trace.h"
+#include "lockstep/runtime/stream/declare.h"
+#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels {
 

@@ -54,17 +54,17 @@ class KernelTable {
   decltype(entries_of(AllArgs())) entries_{};
 };
 
-// The table of a backend's list: a class with `static void run(Stream&, const XArgs&)` for each kernel it has, and
+// The table of a backend's list: a class with `static void enqueue(Stream&, const XArgs&)` for each kernel it has, and
 // `Absent`, the ArgsList of those it lacks.
 template <class Kernels>
 constexpr KernelTable table_of() {
   KernelTable table;
   const auto fill = [&]<class Args>(ArgsList<Args>) {
     constexpr bool kAbsent = Kernels::Absent::template contains<Args>;
-    constexpr bool kThere = requires(Stream & stream, const Args& args) { Kernels::run(stream, args); };
+    constexpr bool kThere = requires(Stream & stream, const Args& args) { Kernels::enqueue(stream, args); };
     static_assert(kThere || kAbsent, "a backend has a kernel for these arguments, or lists them as absent");
     static_assert(!kThere || !kAbsent, "a backend lists these arguments as absent, and has a kernel for them");
-    if constexpr (kThere) table.entry<Args>() = static_cast<Kernel<Args>>(&Kernels::run);
+    if constexpr (kThere) table.entry<Args>() = static_cast<Kernel<Args>>(&Kernels::enqueue);
   };
   [&]<class... Args>(ArgsList<Args...>) { (fill(ArgsList<Args>()), ...); }(AllArgs());
   return table;

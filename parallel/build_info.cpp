@@ -3,8 +3,8 @@
 #include "lockstep/kernels/host/onednn_version.h"
 #include "lockstep/parallel/comm/mpi/mpi_library.h"
 #include "lockstep/parallel/comm/nccl/nccl_version.h"
-#include "lockstep/runtime/strings.h"
 #include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/strings.h"
 #include "lockstep/version.h"
 
 namespace lockstep {

@@ -5,8 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
@@ -70,6 +68,16 @@ class LOCKSTEP_API Backend {
   virtual bool wait_event(EventHandle event, Deadline deadline) = 0;
   virtual double elapsed_milliseconds(EventHandle begin, EventHandle end) = 0;
 
+  // True when an error has ruined the device for the process: nothing runs on it any more, and every call throws.
+  virtual bool is_lost(int /*index*/) const noexcept { return false; }
+  // True when a stream works again after its error has surfaced.
+  virtual bool recovers() const noexcept { return false; }
+  // True when what is on the streams will never run: the library's threads have ended.
+  virtual bool abandoned() const noexcept { return false; }
+  // True when a trace learns by host tasks, before and after a piece of work, when it began and ended on the device.
+  // False when the backend reports that itself (runtime/trace/trace.h).
+  virtual bool traced_by_tasks() const noexcept { return false; }
+
   // Copies and fills, ordered by `stream` alone: the edges to other streams are added by runtime/copy.
   virtual void copy(const CopyArgs& args, StreamHandle stream) = 0;
   virtual void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) = 0;
@@ -85,40 +93,6 @@ class LOCKSTEP_API Backend {
 // The backend of a device type; throws NotSupported when this build or machine has none.
 LOCKSTEP_API Backend& backend(DeviceType type);
 inline Backend& backend(Device device) { return backend(device.type()); }
-
-// When work on the virtual host devices runs.
-enum class HostMode : std::uint8_t {
-  automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict), else inline
-  inlined,    // at once, in the thread that enqueues it: the fast way
-  async,      // in a thread per stream, as on a device that works on its own
-  strict,     // as async, in an order that varies with the seed, and watched: see runtime/order/order.h
-};
-
-// How long copies over one link take, in modes async and strict.
-struct HostLink {
-  Device source, destination;                  // host devices, or cpu
-  std::size_t bandwidth_bytes_per_second = 0;  // 0: what the machine gives
-  int latency_microseconds = 0;
-};
-
-// How the virtual host devices are laid out. Zero or empty fields take the value of the environment variable, then the
-// default.
-struct HostOptions {
-  int devices = 0;                             // LOCKSTEP_HOST_DEVICES; default: cores, at most 8
-  std::vector<std::size_t> memory_bytes = {};  // LOCKSTEP_HOST_MEMORY ("8G", "2G,1G"); per device (the last one
-                                               // repeats); default: an equal share of the machine
-  std::vector<int> multiprocessors = {};       // per device (the last one repeats); default 1
-  HostMode mode = HostMode::automatic;         // LOCKSTEP_HOST_MODE
-  // Which order independent streams run in: LOCKSTEP_HOST_SEED; default 1 in mode strict, 0 (whatever the machine
-  // makes of it) in mode async.
-  std::uint64_t seed = 0;
-  std::size_t bandwidth_bytes_per_second = 0;  // of every link: LOCKSTEP_HOST_BANDWIDTH ("10G"); default: the machine's
-  int latency_microseconds = 0;                // of every copy between devices: LOCKSTEP_HOST_LATENCY; default 0
-  std::vector<HostLink> links = {};            // those that differ
-  std::string faults = {};                     // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
-};
-// Must be called before anything uses a device; throws Error when it is too late.
-LOCKSTEP_API void configure_host(const HostOptions& options);
 
 namespace detail {
 // Puts a backend (which must live for ever) in the place of its device type. Must be called before anything uses a

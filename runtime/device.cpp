@@ -6,7 +6,6 @@
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/cuda/why_no_cuda.h"
 
 namespace lockstep {
 namespace {
@@ -17,7 +16,7 @@ using detail::trim;
   const bool no_cuda =
       got.find("cuda") != got.npos && detail::device_table().count[static_cast<int>(DeviceType::cuda)] == 0;
   throw InvalidArgument(cat("[", op, "] expected one of ", to_string(all_devices()), ", got ", got,
-                            no_cuda ? cat("; there are no CUDA devices: ", detail::why_no_cuda()) : ""));
+                            no_cuda ? cat("; there are no CUDA devices: ", detail::device_table().why_no_cuda()) : ""));
 }
 
 bool parse_type(std::string_view text, DeviceType& type) {

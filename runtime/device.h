@@ -69,6 +69,8 @@ struct DeviceProperties {
   std::string name;
   std::size_t total_memory_bytes = 0;
   int multiprocessors = 1;
+  // Its memory is memory of the host: the host reads and writes it, and so do streams of other host devices.
+  bool host_memory = false;
   // Work is finished when the call that enqueued it returns; nothing is ever in flight.
   bool synchronous = false;
   // An order checker watches what is enqueued (host mode strict).

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
@@ -14,10 +16,14 @@ struct DeviceTable {
   int count[kTypes] = {};
   int first[kTypes] = {};  // ordinal of index 0
   std::vector<Device> all;
+  std::string (*why_no_cuda)() = nullptr;  // for messages; asks the driver
 };
 
 inline constinit std::atomic<const DeviceTable*> the_device_table{nullptr};
+// In runtime/start/, above the backends that it makes.
 const DeviceTable& build_device_table();
+// What settings of the devices are changed under. Throws Error when it is too late for that.
+std::unique_lock<std::mutex> before_first_use(const char* op);
 
 // Built on first use and never destroyed: no lock afterwards.
 inline const DeviceTable& device_table() {

@@ -7,21 +7,21 @@
 
 namespace lockstep::detail {
 
-struct Kept {
+struct Retained {
   int streams = 0, events = 0, pinned = 0;
 
-  Kept& operator+=(const Kept& other) {
+  Retained& operator+=(const Retained& other) {
     streams += other.streams, events += other.events, pinned += other.pinned;
     return *this;
   }
 };
 
 // The device's own streams, those that no Stream object has at the moment, and events likewise.
-Kept kept_streams(Device device);
+Retained retained_streams(Device device);
 // Events of other devices that released memory of the device waits for: for good when the device is lost.
-Kept kept_uses(Device device);
+Retained retained_uses(Device device);
 // What copies go through on their way between a device and pageable memory, or into a device that does not reach the
 // source. While no such copy is under way.
-Kept kept_staging(Device device);
+Retained retained_staging(Device device);
 
 }  // namespace lockstep::detail

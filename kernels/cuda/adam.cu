@@ -257,12 +257,12 @@ void run_unscale(Stream& stream, const UnscaleArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const AdamArgs& args) {
+void Kernels::enqueue(Stream& stream, const AdamArgs& args) {
   for (const AdamTensor& t : args.tensors) check_floating(AdamArgs::kName, t.parameter.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_adam<T>(stream, args); });
 }
 
-void Kernels::run(Stream& stream, const UnscaleArgs& args) {
+void Kernels::enqueue(Stream& stream, const UnscaleArgs& args) {
   for (const InOut& gradient : args.gradients) check_floating(UnscaleArgs::kName, gradient.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_unscale<T>(stream, args); });
 }

@@ -110,7 +110,7 @@ void run(Stream& stream, const ArgsortArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const ArgsortArgs& args) {
+void Kernels::enqueue(Stream& stream, const ArgsortArgs& args) {
   dispatch(args.x.view.dtype, [&]<class T>(Type<T>) { run<T>(stream, args); });
 }
 

@@ -189,7 +189,7 @@ void backward(Stream& stream, const BatchNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const BatchNormArgs& args) {
+void Kernels::enqueue(Stream& stream, const BatchNormArgs& args) {
   check_floating(BatchNormArgs::kName, args.x.view.dtype, stream);
   LOCKSTEP_CHECK(args.training || (args.running_mean.view.present && args.running_var.view.present),
                  "[batch_norm] expected running statistics in evaluation, got none");
@@ -198,7 +198,7 @@ void Kernels::run(Stream& stream, const BatchNormArgs& args) {
                  "[batch_norm] expected more than one value per channel in training, got shape ", shape);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
 }
-void Kernels::run(Stream& stream, const BatchNormGradArgs& args) {
+void Kernels::enqueue(Stream& stream, const BatchNormGradArgs& args) {
   check_floating(BatchNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
 }

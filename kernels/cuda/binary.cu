@@ -43,7 +43,7 @@ void run(Stream& stream, const BinaryArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const BinaryArgs& args) {
+void Kernels::enqueue(Stream& stream, const BinaryArgs& args) {
   const DType dtype = args.x.view.dtype;
   dispatch(dtype, [&]<class T>(Type<T>) {
     if (!functors::supports<Compute<T>>(args.op)) fail_dtype(BinaryArgs::kName, dtype, stream);

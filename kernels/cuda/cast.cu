@@ -35,7 +35,7 @@ struct Move {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const CastArgs& args) {
+void Kernels::enqueue(Stream& stream, const CastArgs& args) {
   const View& in = args.in.view;
   const View& out = args.out.view;
   if (in.dtype == out.dtype)

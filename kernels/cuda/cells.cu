@@ -105,28 +105,28 @@ void run(Stream& stream, const char* op, const View& state, auto kernel, Pointer
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const LstmCellArgs& a) {
+void Kernels::enqueue(Stream& stream, const LstmCellArgs& a) {
   check_floating(LstmCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellArgs::kName, a.h.view, lstm_cell_kernel<T>, data<T>(a.gates), data<T>(a.c_before),
         data<T>(a.activated), data<T>(a.h), data<T>(a.c));
   });
 }
-void Kernels::run(Stream& stream, const LstmCellGradArgs& a) {
+void Kernels::enqueue(Stream& stream, const LstmCellGradArgs& a) {
   check_floating(LstmCellGradArgs::kName, a.c.view.dtype, stream);
   dispatch_floating(a.c.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellGradArgs::kName, a.c.view, lstm_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.dc),
         data<T>(a.activated), data<T>(a.c_before), data<T>(a.c), data<T>(a.dgates), data<T>(a.dc_before));
   });
 }
-void Kernels::run(Stream& stream, const GruCellArgs& a) {
+void Kernels::enqueue(Stream& stream, const GruCellArgs& a) {
   check_floating(GruCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellArgs::kName, a.h.view, gru_cell_kernel<T>, data<T>(a.input), data<T>(a.hidden),
         data<T>(a.h_before), data<T>(a.activated), data<T>(a.h));
   });
 }
-void Kernels::run(Stream& stream, const GruCellGradArgs& a) {
+void Kernels::enqueue(Stream& stream, const GruCellGradArgs& a) {
   check_floating(GruCellGradArgs::kName, a.dh.view.dtype, stream);
   dispatch_floating(a.dh.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellGradArgs::kName, a.dh.view, gru_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.activated),

@@ -114,7 +114,7 @@ GemmMatrix gradient_rows(Stream& stream, const ConvSizes& s, const View& dy, con
   source.strides = {s.out_plane(), s.outputs * s.out_plane(), 1};
   target.data = memory;
   target.strides = contiguous_strides(target.shape);
-  Kernels::run(stream, CastArgs{.in = {source}, .out = {target}});
+  Kernels::enqueue(stream, CastArgs{.in = {source}, .out = {target}});
   return {memory, s.group_outputs, width, width, 1, s.group_outputs * width};
 }
 
@@ -276,14 +276,14 @@ void grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSiz
   View from = args.dw.view;
   from.data = sums;
   from.dtype = dtype_of<C>();
-  Kernels::run(stream, CastArgs{.in = {from}, .out = args.dw});
+  Kernels::enqueue(stream, CastArgs{.in = {from}, .out = args.dw});
 }
 
-void fill_zero(Stream& stream, const Out& out) { Kernels::run(stream, FillArgs{.out = out, .value = 0}); }
+void fill_zero(Stream& stream, const Out& out) { Kernels::enqueue(stream, FillArgs{.out = out, .value = 0}); }
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const Conv2dArgs& args) {
+void Kernels::enqueue(Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
   const ConvSizes s(args.x.view.shape, args.y.view.shape, args.window, args.groups);
   if (element_count(args.y.view.shape) == 0) return;
@@ -291,7 +291,7 @@ void Kernels::run(Stream& stream, const Conv2dArgs& args) {
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args, s); });
 }
 
-void Kernels::run(Stream& stream, const Conv2dGradInputArgs& args) {
+void Kernels::enqueue(Stream& stream, const Conv2dGradInputArgs& args) {
   check_floating(Conv2dGradInputArgs::kName, args.dy.view.dtype, stream);
   const ConvSizes s(args.dx.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dx.view.shape) == 0) return;
@@ -301,7 +301,7 @@ void Kernels::run(Stream& stream, const Conv2dGradInputArgs& args) {
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) { grad_input<T>(stream, args, s); });
 }
 
-void Kernels::run(Stream& stream, const Conv2dGradWeightArgs& args) {
+void Kernels::enqueue(Stream& stream, const Conv2dGradWeightArgs& args) {
   check_floating(Conv2dGradWeightArgs::kName, args.dy.view.dtype, stream);
   const ConvSizes s(args.x.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dw.view.shape) == 0) return;

@@ -98,7 +98,7 @@ void run(Stream& stream, const CumsumArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const CumsumArgs& args) {
+void Kernels::enqueue(Stream& stream, const CumsumArgs& args) {
   const DType dtype = args.x.view.dtype;
   if (dtype == DType::i64) return run<std::int64_t>(stream, args);
   check_floating(CumsumArgs::kName, dtype, stream);

@@ -302,7 +302,7 @@ void prepare_gemm(Device device) {
   release(allocate(default_stream(device), kWorkspaceBytes));  // stays in the cache
 }
 
-int kept_handles(Device device) {
+int retained_handles(Device device) {
   Engine& engine = engine_of(device);
   const std::lock_guard lock(engine.mutex);
   int count = engine.handle != nullptr;

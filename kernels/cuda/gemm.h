@@ -42,6 +42,6 @@ void gemm(Stream& stream, const char* op, const Gemm& gemm);
 // The handle of the device and its largest workspace. Nothing without cuBLASLt: the first product says what is missing.
 void prepare_gemm(Device device);
 // How many handles and descriptions of cuBLASLt the device has: they are kept for the products to come.
-int kept_handles(Device device);
+int retained_handles(Device device);
 
 }  // namespace lockstep::kernels::cuda

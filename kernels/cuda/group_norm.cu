@@ -151,11 +151,11 @@ void backward(Stream& stream, const GroupNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const GroupNormArgs& args) {
+void Kernels::enqueue(Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
 }
-void Kernels::run(Stream& stream, const GroupNormGradArgs& args) {
+void Kernels::enqueue(Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
 }

@@ -177,18 +177,18 @@ void dispatch_addable(DType dtype, F&& f) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const GatherArgs& args) {
+void Kernels::enqueue(Stream& stream, const GatherArgs& args) {
   gather_views(stream, GatherArgs::kName, args.in.view, args.index.view, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_gather, stream), args.dim);
 }
 
-void Kernels::run(Stream& stream, const IndexSelectArgs& args) {
+void Kernels::enqueue(Stream& stream, const IndexSelectArgs& args) {
   const View index = spread(args.index.view, args.out.view.shape, args.dim);
   gather_views(stream, IndexSelectArgs::kName, args.in.view, index, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_index_select, stream), args.dim);
 }
 
-void Kernels::run(Stream& stream, const ScatterAddArgs& args) {
+void Kernels::enqueue(Stream& stream, const ScatterAddArgs& args) {
   check_addable(args, stream);
   const View& index = args.index.view;
   const View& out = args.out.view;
@@ -208,7 +208,7 @@ void Kernels::run(Stream& stream, const ScatterAddArgs& args) {
   });
 }
 
-void Kernels::run(Stream& stream, const IndexAddArgs& args) {
+void Kernels::enqueue(Stream& stream, const IndexAddArgs& args) {
   check_addable(args, stream);
   const View& in = args.in.view;
   const View& out = args.out.view;

@@ -32,7 +32,7 @@ void scale(Stream& stream, const View& out, const View& bias, double beta) {
 
 void activate(Stream& stream, const View& out, Activation activation) {
   if (activation == Activation::none) return;
-  Kernels::run(stream, UnaryArgs{.op = functors::unary_op(activation), .in = {out}, .out = {out}});
+  Kernels::enqueue(stream, UnaryArgs{.op = functors::unary_op(activation), .in = {out}, .out = {out}});
 }
 
 GemmMatrix matrix_of(const View& v) {
@@ -52,7 +52,7 @@ View packed(const View& v, Scratch& scratch) {
 }
 void copy(Stream& stream, View from, View to) {
   if (to.strides[0] == 0) from.shape[0] = to.shape[0] = 1;
-  Kernels::run(stream, CastArgs{.in = {from}, .out = {to}});
+  Kernels::enqueue(stream, CastArgs{.in = {from}, .out = {to}});
 }
 View usable(Stream& stream, const View& v, Scratch& scratch) {
   if (has_unit_stride(matrix_of(v))) return v;
@@ -63,7 +63,7 @@ View usable(Stream& stream, const View& v, Scratch& scratch) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const MatmulArgs& args) {
+void Kernels::enqueue(Stream& stream, const MatmulArgs& args) {
   const DType dtype = args.out.view.dtype;
   check_floating(MatmulArgs::kName, dtype, stream);
   const View& out = args.out.view;

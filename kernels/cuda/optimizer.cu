@@ -127,7 +127,7 @@ void run(Stream& stream, const SgdArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const SgdArgs& args) {
+void Kernels::enqueue(Stream& stream, const SgdArgs& args) {
   for (const SgdTensor& t : args.tensors) check_floating(SgdArgs::kName, t.parameter.view.dtype, stream);
   for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
     for (const SgdTensor& t : args.tensors) {

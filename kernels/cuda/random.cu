@@ -85,7 +85,7 @@ void run(Stream& stream, const RandomArgs& args, const Numbers& numbers) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const RandomArgs& args) {
+void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   Numbers numbers{args.key, args.stream, args.a, args.b, 0, 0, 0};
   switch (args.kind) {

@@ -113,7 +113,7 @@ void run(Stream& stream, const ReduceArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const ReduceArgs& args) {
+void Kernels::enqueue(Stream& stream, const ReduceArgs& args) {
   const View& in = args.in.view;
   const ReduceOp op = args.op;
   const bool logical = op == ReduceOp::any || op == ReduceOp::all, extreme = op == ReduceOp::max || op == ReduceOp::min;
@@ -138,7 +138,7 @@ void Kernels::run(Stream& stream, const ReduceArgs& args) {
   });
 }
 
-void Kernels::run(Stream& stream, const ArgReduceArgs& args) {
+void Kernels::enqueue(Stream& stream, const ArgReduceArgs& args) {
   const View& in = args.in.view;
   LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
                  "[arg_reduce] expected at least one element, got shape ", in.shape);

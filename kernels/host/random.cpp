@@ -144,7 +144,7 @@ void integer(const RandomArgs& args) {
 
 }  // namespace
 
-void Kernels::run(Stream& stream, const RandomArgs& args) {
+void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   switch (args.kind) {
     case RandomKind::uniform:

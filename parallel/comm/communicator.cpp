@@ -7,9 +7,9 @@
 #include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/told.h"
 #include "lockstep/runtime/edge.h"
-#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/stream/declare.h"
+#include "lockstep/runtime/stream/work_scope.h"
 #include "lockstep/runtime/threads.h"
-#include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {
 namespace {

@@ -10,18 +10,19 @@
 namespace lockstep {
 namespace {
 
+bool in_host_memory(Device device) { return properties(device).host_memory; }
+
 // The side whose copy stream carries a copy between two devices: the destination's, because a device is filled by one
-// copy at a time. Plain memory has no engine of its own, and only CUDA reaches its own memory.
+// copy at a time. Plain memory has no engine of its own, and nobody else reaches the memory of a GPU.
 Stream& carrier(Stream& destination, Stream& source) {
   if (destination.device().is_cpu()) return source;
-  if (source.device().type() == DeviceType::cuda && destination.device().type() != DeviceType::cuda) return source;
+  if (!in_host_memory(source.device()) && in_host_memory(destination.device())) return source;
   return destination;
 }
 
-// The side of a copy between the host and a CUDA device that is host memory; null for other copies.
+// The side of a copy between the host and a GPU that is host memory; null for other copies.
 const void* host_side(const CopyArgs& args) {
-  const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
-  const bool from_gpu = args.source_device.type() == DeviceType::cuda;
+  const bool to_gpu = !in_host_memory(args.destination_device), from_gpu = !in_host_memory(args.source_device);
   return to_gpu == from_gpu ? nullptr : to_gpu ? args.source : args.destination;
 }
 
@@ -67,7 +68,7 @@ void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& desti
   LOCKSTEP_EDGE(stream.wait_for(source_stream));
   LOCKSTEP_EDGE(stream.wait_for(destination_stream));
   if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
-    if (args.source_device.type() == DeviceType::cuda) {
+    if (!in_host_memory(args.source_device)) {
       detail::copy_to_pageable(args, stream);  // the copy is over, also for the source's stream
     } else {
       detail::copy_from_pageable(args, stream);

@@ -156,23 +156,23 @@ void copy_to_pageable(const CopyArgs& args, Stream& stream) {
   while (!underway.empty()) arrive();
 }
 
-Kept kept_staging(Device device) {
-  Kept kept;
+Retained retained_staging(Device device) {
+  Retained all;
   {
     Ring& ring = ring_into(device);
     std::lock_guard lock(ring.mutex);
     for (const Ring::Piece& piece : ring.pieces) {
-      kept.pinned += piece.memory != nullptr;
-      kept.events += piece.filled.recorded() + piece.emptied.recorded();
+      all.pinned += piece.memory != nullptr;
+      all.events += piece.filled.recorded() + piece.emptied.recorded();
     }
   }
   PiecePool& pool = PiecePool::of(device);
   std::lock_guard lock(pool.mutex);
   for (const Piece& piece : pool.idle) {
-    kept.pinned += piece.memory != nullptr;
-    kept.events += piece.used.recorded();
+    all.pinned += piece.memory != nullptr;
+    all.events += piece.used.recorded();
   }
-  return kept;
+  return all;
 }
 
 }  // namespace lockstep::detail

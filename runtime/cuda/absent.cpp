@@ -1,16 +1,15 @@
 // A build without CUDA.
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
-#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/cuda/gpu_identity.h"
+#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
+#include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
 
 Backend* make_cuda_backend() { return nullptr; }
 std::string why_no_cuda() { return "this build of Lockstep has none"; }
-bool cuda_device_lost(Device) noexcept { return false; }
 Version cuda_runtime_version() { return {}; }
 Version cuda_driver_version() { return {}; }
 

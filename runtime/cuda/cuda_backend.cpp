@@ -12,10 +12,10 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
-#include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/cuda/make_cuda_backend.h"
+#include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/trace/trace.h"
+#include "lockstep/runtime/stream/work_scope.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::cuda {
@@ -231,6 +231,9 @@ class CudaBackend final : public Backend {
   } catch (...) {
   }
 
+  bool is_lost(int index) const noexcept override { return lost(Device::cuda(index)); }
+  bool traced_by_tasks() const noexcept override { return true; }
+
   bool query_stream(StreamHandle handle) override {
     CudaStream& stream = as_stream(handle);
     const CurrentDevice current(stream.device.device);
@@ -445,11 +448,6 @@ Backend* make_cuda_backend() {
   static auto* const backend = new cuda::CudaBackend;
   callers_matter.store(true, std::memory_order_relaxed);
   return backend;
-}
-
-bool cuda_device_lost(Device device) noexcept {
-  // Another backend may stand in the place of this one.
-  return device.type() == DeviceType::cuda && device.index() < cuda::cuda_layout().count && cuda::lost(device);
 }
 
 }  // namespace lockstep::detail

@@ -4,13 +4,13 @@
 
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
-#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/cuda/gpu_identity.h"
-#include "lockstep/runtime/log.h"
-#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
+#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
-#include "lockstep/runtime/strings.h"
 #include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/strings.h"
 
 namespace lockstep::detail {
 namespace {

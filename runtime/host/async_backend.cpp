@@ -8,6 +8,7 @@
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {
@@ -70,6 +71,10 @@ void* AsyncBackend::allocate_pinned(std::size_t bytes) {
 void AsyncBackend::free_pinned(void* memory) noexcept {
   if (async_.checker) async_.checker->remove_memory(memory);
   HostBackend::free_pinned(memory);
+}
+
+bool AsyncBackend::abandoned() const noexcept {
+  return library_threads.load(std::memory_order_acquire) != Threads::run;
 }
 
 StreamHandle AsyncBackend::create_stream(int index) {

@@ -27,6 +27,8 @@ class AsyncBackend final : public HostBackend {
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
 
+  bool abandoned() const noexcept override;
+
   StreamHandle create_stream(int index) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   bool query_stream(StreamHandle stream) override;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 
 namespace lockstep::detail {
 
@@ -36,6 +37,8 @@ class HostBackend : public Backend {
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
 
+  bool recovers() const noexcept override { return true; }
+
   bool can_access_peer(int, int) const override { return true; }
   void enable_peer_access(int, int) override {}
 
@@ -52,8 +55,8 @@ class HostBackend : public Backend {
   std::vector<std::unique_ptr<DeviceMemory>> devices_;
 };
 
-// Throws InvalidArgument for options that cannot be.
-void check_host_options(const HostOptions& options);
+// What configure_host() was given.
+const HostOptions& configured_host();
 
 // The virtual devices, and the one cpu device, which works in the calling thread whatever their mode and is watched
 // when they are.

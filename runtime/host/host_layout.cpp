@@ -77,17 +77,6 @@ T at_or_last(const std::vector<T>& list, int index) {
 
 }  // namespace
 
-void check_host_options(const HostOptions& options) {
-  LOCKSTEP_CHECK(options.devices >= 0 && options.devices <= kMaxHostDevices, "[configure_host] expected from 1 to ",
-                 kMaxHostDevices, " devices, or 0 for the default, got ", options.devices);
-  for (const std::size_t bytes : options.memory_bytes) {
-    LOCKSTEP_CHECK(bytes > 0, "[configure_host] expected a positive number of bytes per device, got ", bytes);
-  }
-  for (const int count : options.multiprocessors) {
-    LOCKSTEP_CHECK(count > 0, "[configure_host] expected a positive number of multiprocessors, got ", count);
-  }
-}
-
 Backend* make_host_backend(const HostOptions& options) {
   const HostMode mode = find_mode(options.mode);
   int devices = options.devices;

@@ -13,15 +13,11 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/host/completion.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/runtime/unique_function.h"
 
 namespace lockstep::detail {
-
-// How far a stream's operations have been enqueued and have run, in the order checker's count.
-struct StreamTicks {
-  std::atomic<std::uint64_t> issued{0}, completed{0};
-};
 
 // Decides by seed when a stream pauses between two pieces of work, so that streams that nothing orders run in another
 // order with every seed. Seed 0: never.

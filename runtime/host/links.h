@@ -4,7 +4,8 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/deadline.h"
+#include "lockstep/runtime/host/host_options.h"
 
 namespace lockstep::detail {
 

@@ -77,7 +77,7 @@ MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
   if (poisons_) unpoison(device_, block->data, bytes);
   if (checked_) [[unlikely]] {
     try {
-      OrderChecker::active()->allocated(*block);
+      OrderChecker::active()->allocated(checked(*block));
     } catch (...) {  // a race, or no memory to note it: nobody gets the block
       Lock lock(mutex_);
       in_use_bytes_ -= class_bytes(bin);
@@ -92,7 +92,7 @@ void DeviceAllocator::release(MemoryBlock* block) noexcept {
   // Where work is in flight, the block is still in use, and only the order checker can tell who may use it.
   if (poisons_) poison(device_, block->data, class_bytes(block->bin));
   if (checked_) [[unlikely]]
-    OrderChecker::active()->released(*block);
+    OrderChecker::active()->released(checked(*block));
   {
     Lock lock(mutex_);
     if (!block->uses) [[likely]] {
@@ -149,7 +149,7 @@ void release(MemoryBlock* block) noexcept {
 void record_use(MemoryBlock* block, Stream& stream) {
   if (stream.synchronous() || &stream.state() == block->home) return;
   if (stream.checked()) [[unlikely]]
-    detail::OrderChecker::active()->used(*block, stream);
+    detail::OrderChecker::active()->used(detail::checked(*block), stream.handle());
   LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));
 }
 

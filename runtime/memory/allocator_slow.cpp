@@ -177,7 +177,7 @@ bool DeviceAllocator::uses_over(MemoryBlock* block) {
 
 void DeviceAllocator::end_uses(MemoryBlock* block) noexcept {
   if (checked_) [[unlikely]]
-    OrderChecker::active()->settled(*block);
+    OrderChecker::active()->settled(checked(*block));
   for (const BlockUse& use : block->uses->list) give_event(use.stream->device, use.event);
   delete std::exchange(block->uses, nullptr);
 }
@@ -196,15 +196,15 @@ void DeviceAllocator::poll_pending(Lock& lock) {
   }
 }
 
-Kept DeviceAllocator::kept_uses() {
+Retained DeviceAllocator::retained_uses() {
   Lock lock(mutex_);
-  Kept kept;
+  Retained all;
   for (MemoryBlock* block = pending_; block; block = block->next) {
-    for (const BlockUse& use : block->uses->list) kept.events += !use.over() && use.stream->device != device_;
+    for (const BlockUse& use : block->uses->list) all.events += !use.over() && use.stream->device != device_;
   }
-  return kept;
+  return all;
 }
-Kept kept_uses(Device device) { return DeviceAllocator::of(device).kept_uses(); }
+Retained retained_uses(Device device) { return DeviceAllocator::of(device).retained_uses(); }
 
 // --- Streams ---------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
@@ -32,11 +32,14 @@ struct BlockUse {
   StreamState* stream;
   EventHandle event;   // null until the block is released, and where nothing is to be waited for
   bool marked = true;  // false: the block was released, and there was no memory for the event
-  bool over() const noexcept { return !event || cuda_device_lost(stream->device); }
+  bool over() const noexcept { return !event || stream->backend->is_lost(stream->device.index()); }
 };
 struct BlockUses {
   std::vector<BlockUse> list;
 };
+
+// For the order checker.
+inline CheckedBlock checked(const MemoryBlock& block) { return {block.data, block.bytes, block.stream->handle()}; }
 
 class DeviceAllocator {
  public:
@@ -55,7 +58,7 @@ class DeviceAllocator {
   void reset_peak();
   void set_limit(std::size_t bytes);
   void empty_cache();
-  Kept kept_uses();
+  Retained retained_uses();
 
  private:
   using Lock = std::unique_lock<std::mutex>;

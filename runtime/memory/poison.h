@@ -22,10 +22,10 @@ namespace lockstep::detail {
 #ifdef LOCKSTEP_POISONS
 inline constexpr bool kPoisons = true;
 inline void poison(Device device, const void* memory, std::size_t bytes) noexcept {
-  if (device.type() != DeviceType::cuda) __asan_poison_memory_region(memory, bytes);
+  if (properties(device).host_memory) __asan_poison_memory_region(memory, bytes);
 }
 inline void unpoison(Device device, const void* memory, std::size_t bytes) noexcept {
-  if (device.type() != DeviceType::cuda) __asan_unpoison_memory_region(memory, bytes);
+  if (properties(device).host_memory) __asan_unpoison_memory_region(memory, bytes);
 }
 #else
 inline constexpr bool kPoisons = false;

@@ -4,7 +4,7 @@
 // the answer does not depend on how the threads were scheduled.
 //
 // Kernels and copies are reported by Lockstep. Work that goes to a stream as a bare task (Stream::enqueue) is not known
-// to it unless declare() says what the task touches.
+// to it unless declare() (runtime/stream/declare.h) says what the task touches.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 #include <span>
 
 #include "lockstep/runtime/api.h"
-#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/device.h"
 
 namespace lockstep {
 
@@ -42,13 +42,6 @@ struct MemoryUse {
     return {data, device, false, true, bytes};
   }
 };
-
-// Says what the operation that is enqueued on `stream` next reads and writes. Does nothing for streams that are not
-// checked(). Throws RaceError when it is not ordered after an operation it conflicts with or when it uses memory that
-// has been released, InvalidArgument when the memory is another device's or the use goes beyond an allocation; it must
-// not be enqueued then. `operation` must live for ever.
-LOCKSTEP_API void declare(Stream& stream, const char* operation, std::span<const MemoryUse> uses,
-                          Place place = {__builtin_FILE(), __builtin_LINE()});
 
 // Host threads know of each other's waits when they hand over work through Lockstep (device threads, joins,
 // rendezvous, cpu events) or when one starts or ends. For other ways: what this thread knows now, whoever takes over at

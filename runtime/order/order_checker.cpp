@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/host/host_stream.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/threads.h"
 
@@ -16,7 +15,7 @@ namespace {
 
 std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-ByteRun bytes_of(const MemoryBlock& block) { return {address(block.data), address(block.data) + block.bytes}; }
+ByteRun bytes_of(const CheckedBlock& block) { return {address(block.data), address(block.data) + block.bytes}; }
 
 // The entry of a map of ranges that holds `at`, or null.
 template <class Map>
@@ -303,10 +302,10 @@ void OrderChecker::remove_memory(const void* memory) noexcept try {
 } catch (const std::bad_alloc&) {
 }
 
-void OrderChecker::allocated(const MemoryBlock& block) {
+void OrderChecker::allocated(const CheckedBlock& block) {
   std::lock_guard lock(mutex_);
   const ByteRun bytes = bytes_of(block);
-  const Current current = begin(block.stream->handle(), "allocate", {});
+  const Current current = begin(block.stream, "allocate", {});
   if (actors_[current.actor].is_thread) {
     shadow_.clear(bytes);  // work on plain memory is done when it returns, and what others did has been waited for
   } else {
@@ -324,14 +323,14 @@ void OrderChecker::allocated(const MemoryBlock& block) {
 
 // Other streams' uses must be known to the block's stream (an edge back to it), to the thread (it has waited), or to a
 // stream that record_use has named, for which the allocator waits.
-void OrderChecker::released(const MemoryBlock& block) noexcept try {
+void OrderChecker::released(const CheckedBlock& block) noexcept try {
   std::unique_lock lock(mutex_);
   const ByteRun bytes = bytes_of(block);
   const auto info = blocks_.find(bytes.begin);
   if (info == blocks_.end()) return;
   const std::vector<ActorId> users = std::move(info->second.users);
   blocks_.erase(info);
-  const Current current = begin(block.stream->handle(), "release", {});
+  const Current current = begin(block.stream, "release", {});
   const bool on_stream = !actors_[current.actor].is_thread;
   ShadowMemory::Cell after{.end = bytes.end, .write = {}, .reads = {}, .released = current.operation};
   std::string problem;
@@ -357,14 +356,14 @@ void OrderChecker::released(const MemoryBlock& block) noexcept try {
 } catch (const std::bad_alloc&) {
 }
 
-void OrderChecker::used(const MemoryBlock& block, const Stream& stream) {
+void OrderChecker::used(const CheckedBlock& block, StreamHandle user) {
   std::lock_guard lock(mutex_);
   const auto info = blocks_.find(address(block.data));
-  const auto found = streams_.find(stream.handle());
+  const auto found = streams_.find(user);
   if (info != blocks_.end() && found != streams_.end()) info->second.users.push_back(found->second);
 }
 
-void OrderChecker::settled(const MemoryBlock& block) noexcept try {
+void OrderChecker::settled(const CheckedBlock& block) noexcept try {
   std::lock_guard lock(mutex_);
   shadow_.forget(bytes_of(block), [this](const Access& access) {
     const StreamTicks* ticks = actors_[access.actor].ticks;
@@ -393,15 +392,6 @@ OrderStats OrderChecker::stats() {
 }
 
 }  // namespace detail
-
-void declare(Stream& stream, const char* operation, std::span<const MemoryUse> uses, Place place) {
-  if (!stream.checked()) return;
-  for (const MemoryUse& use : uses) {
-    LOCKSTEP_CHECK(use.device == stream.device(), "[", operation, "] expected memory of ", stream.device(), ", got ",
-                   use.device);
-  }
-  detail::OrderChecker::active()->use(stream.handle(), operation, uses, place);
-}
 
 void hand_over(const void* address) noexcept try {
   if (detail::OrderChecker* checker = detail::OrderChecker::active()) checker->hand_over(address);

@@ -15,14 +15,25 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/shadow_memory.h"
 
 namespace lockstep::detail {
 
-struct StreamTicks;
 struct HostThread;
+
+// How far a stream's operations have been enqueued and have run, in the checker's count.
+struct StreamTicks {
+  std::atomic<std::uint64_t> issued{0}, completed{0};
+};
+
+// A block of the allocator, as the checker sees it.
+struct CheckedBlock {
+  const void* data;
+  std::size_t bytes;
+  StreamHandle stream;  // whose order governs reuse
+};
 
 class OrderChecker {
  public:
@@ -49,10 +60,10 @@ class OrderChecker {
   void use(StreamHandle handle, const char* operation, std::span<const MemoryUse> uses, Place place);
 
   // From the allocator. What is wrong about a release is thrown by the next operation or host wait of any thread.
-  void allocated(const MemoryBlock& block);
-  void released(const MemoryBlock& block) noexcept;
-  void used(const MemoryBlock& block, const Stream& stream);
-  void settled(const MemoryBlock& block) noexcept;  // what other streams did with it has run
+  void allocated(const CheckedBlock& block);
+  void released(const CheckedBlock& block) noexcept;
+  void used(const CheckedBlock& block, StreamHandle user);
+  void settled(const CheckedBlock& block) noexcept;  // what other streams did with it has run
 
   // Between host threads.
   VectorClock known();  // to the calling thread

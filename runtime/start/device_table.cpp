@@ -1,23 +1,21 @@
-#include "lockstep/runtime/backend.h"
+// What happens when a device is first used: the backends are made, and with them the table of devices.
+#include "lockstep/runtime/device_table.h"
 
 #include <mutex>
 
 #include "lockstep/runtime/cuda/make_cuda_backend.h"
-#include "lockstep/runtime/device_table.h"
-#include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
 #include "lockstep/runtime/keep_loaded.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
-namespace lockstep {
-namespace detail {
+namespace lockstep::detail {
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  HostOptions host_options;
   Backend* installed[DeviceTable::kTypes] = {};
 };
 
@@ -26,13 +24,15 @@ Registry& registry() {
   return *made;
 }
 
-void require_unused(const char* op) {
+}  // namespace
+
+std::unique_lock<std::mutex> before_first_use(const char* op) {
+  std::unique_lock lock(registry().mutex);
   if (the_device_table.load(std::memory_order_acquire)) {
     throw Error(cat("[", op, "] expected to be called before anything uses a device, got a call after that"));
   }
+  return lock;
 }
-
-}  // namespace
 
 // The backends that were made stay when a later one throws (a bad environment variable), so that a second attempt
 // does not make them twice.
@@ -45,7 +45,7 @@ const DeviceTable& build_device_table() {
   Backend*& host = registered.installed[static_cast<int>(DeviceType::host)];
   Backend*& cuda = registered.installed[static_cast<int>(DeviceType::cuda)];
   if (!cuda) cuda = make_cuda_backend();
-  if (!host) host = make_host_backend(registered.host_options);
+  if (!host) host = make_host_backend(configured_host());
   if (!cpu) cpu = make_cpu_backend();
 
   trace::detail::start_from_environment();
@@ -67,31 +67,14 @@ const DeviceTable& build_device_table() {
   for (int i = 0; i < table->count[0]; ++i) table->all.push_back(Device::cpu());
   for (int i = 0; i < table->count[1]; ++i) table->all.push_back(Device::host(i));
   for (int i = 0; i < table->count[2]; ++i) table->all.push_back(Device::cuda(i));
+  table->why_no_cuda = why_no_cuda;
   the_device_table.store(table, std::memory_order_release);
   return *table;
 }
 
 void install_backend(Backend& backend) {
-  std::lock_guard lock(registry().mutex);
-  require_unused("install_backend");
+  const auto lock = before_first_use("install_backend");
   registry().installed[static_cast<int>(backend.type())] = &backend;
 }
 
-}  // namespace detail
-
-void configure_host(const HostOptions& options) {
-  detail::check_host_options(options);
-  std::lock_guard lock(detail::registry().mutex);
-  detail::require_unused("configure_host");
-  detail::registry().host_options = options;
-}
-
-Backend& backend(DeviceType type) {
-  Backend* found = detail::device_table().backends[static_cast<int>(type)];
-  if (!found) [[unlikely]] {
-    throw NotSupported(cat("[backend] expected a device type that this build and machine have, got ", type));
-  }
-  return *found;
-}
-
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -10,13 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/stream/in_flight.h"
 #include "lockstep/runtime/retained.h"
+#include "lockstep/runtime/stream/in_flight.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -68,7 +67,7 @@ struct StreamPool {
     return stream;
   }
   // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
-  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of CUDA devices, whose
+  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose
   // streams still know whom they have waited for.
   Stream* take_retired() {
     constexpr std::size_t kLooks = 8;
@@ -91,7 +90,7 @@ struct StreamPool {
   }
   static Stream& take_or_make(Device device) {
     Stream* stream = of(device).take();
-    if (!stream && device.type() == DeviceType::host) stream = of(device).take_retired();
+    if (!stream && properties(device).host_memory) stream = of(device).take_retired();
     return stream ? *stream : *new Stream(device, Stream::Lasting{});
   }
   void give(Stream& stream) noexcept try {
@@ -180,9 +179,8 @@ void give_event(Device device, EventHandle event) noexcept {
 void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
   if (properties(device).synchronous) return;
   const Deadline deadline = Deadline::after(kDefaultTimeout);
-  while (!cuda_device_lost(device) && !deadline.passed()) {
-    // Nobody runs what is left on a host device's stream.
-    if (device.type() == DeviceType::host && library_threads.load(std::memory_order_relaxed) != Threads::run) return;
+  while (!backend.is_lost(device.index()) && !deadline.passed()) {
+    if (backend.abandoned()) return;
     try {
       if (backend.query_stream(stream)) {
         if (OrderChecker* checker = OrderChecker::active()) [[unlikely]]
@@ -191,8 +189,8 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     } catch (...) {
-      // The error that brings us here is the one to be told. A host stream throws when it has run everything.
-      if (device.type() == DeviceType::host) return;
+      // The error that brings us here is the one to be told. A stream that recovers throws when it has run everything.
+      if (backend.recovers()) return;
     }
   }
 }
@@ -215,22 +213,22 @@ Stream& copies_of(Stream& stream) {
   return made;
 }
 
-Kept kept_streams(Device device) {
-  Kept kept;
+Retained retained_streams(Device device) {
+  Retained all;
   for (const StreamTable* table : {&default_streams, &copy_streams}) {
-    kept.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
+    all.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
   }
   {
     StreamPool& pool = StreamPool::of(device);
     std::lock_guard lock(pool.mutex);
     for (const auto* list : {&pool.free, &pool.retired})
       for (const Stream* stream : *list)
-        kept.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
+        all.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
   }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);
-  kept.events = static_cast<int>(pool.free.size());
-  return kept;
+  all.events = static_cast<int>(pool.free.size());
+  return all;
 }
 
 EventHandle mark(const StreamState& stream) {
@@ -248,15 +246,14 @@ void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
   if (!event) return;
   // Collectives that fail on a device are found out between two looks.
   constexpr Milliseconds kSlice{10};
+  Backend& of_device = backend(device);
   for (bool in_time = false; !in_time;) {
     const bool watched = anything_watched();
     const bool sliced = watched && deadline.time() > Clock::now() + kSlice;
     const Deadline until = sliced ? Deadline::after(kSlice) : deadline;
     in_time = true;
-    // Nobody does any more what is on a host stream.
-    const bool over =
-        device.type() == DeviceType::host && library_threads.load(std::memory_order_acquire) != Threads::run;
-    LOCKSTEP_EDGE(in_time = backend(device).wait_event(event, over ? Deadline::after(Milliseconds(0)) : until));
+    const bool over = of_device.abandoned();
+    LOCKSTEP_EDGE(in_time = of_device.wait_event(event, over ? Deadline::after(Milliseconds(0)) : until));
     if (!in_time && over) fail_without_threads("wait");
     if (watched) [[unlikely]] {
       if (!in_time) poll_in_flight();
@@ -292,7 +289,7 @@ void Event::record(Stream& stream) try {
   }
   LOCKSTEP_EDGE(stream.backend().record_event(handle_, stream.handle()));
 } catch (...) {
-  if (stream.device().type() == DeviceType::cuda) detail::settle(stream.backend(), stream.device(), stream.handle());
+  if (!stream.backend().recovers()) detail::settle(stream.backend(), stream.device(), stream.handle());
   throw;
 }
 

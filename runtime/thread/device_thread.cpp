@@ -14,6 +14,7 @@
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/service_thread.h"
+#include "lockstep/runtime/thread_device.h"
 #include "lockstep/runtime/threads.h"
 
 namespace lockstep {
@@ -81,6 +82,7 @@ struct DeviceThread::State {
 
 void DeviceThread::State::work(DeviceThread* self, Device device) {
   calling_thread = self;
+  detail::thread_device = device;
   try {
     LOCKSTEP_EDGE(backend(device).bind_thread(device.index()));
   } catch (...) {

@@ -11,10 +11,11 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/runtime/thread/device_thread.h"
+#include "lockstep/runtime/thread_device.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 #include "lockstep/runtime/whole_file.h"
 
@@ -243,44 +244,12 @@ void name_lane(const void* stream, const char* name) {
   r.lanes[static_cast<std::size_t>(r.lane(stream, "stream"))] = name;
 }
 
-namespace {
-// In the order of the stream. On a device that is lost nothing runs any more: the span does not begin, or end.
-void tell(Stream& stream, Token token, void (*what)(Token)) noexcept try {
-  stream.enqueue([=] { what(token); });
-} catch (...) {
-}
-}  // namespace
-
-WorkScope::WorkScope(Stream& stream, const Work& work) : stream_(stream), before_(std::exchange(current_work, work)) {
-  if (!active()) return;
-  const bool on_cuda = stream.device().type() == DeviceType::cuda;
-  if (stream.synchronous() || on_cuda) token_ = enqueued(stream.handle(), stream.device(), work);
-  if (token_ != 0) {
-    if (on_cuda)
-      tell(stream, token_, began);
-    else
-      began(token_);
-  }
-  if (push_range(work.name)) token_ |= kRange;
-}
-
-WorkScope::~WorkScope() {
-  if ((token_ & ~kRange) != 0 && stream_.device().type() == DeviceType::cuda) {
-    tell(stream_, token_ & ~kRange, ended);
-    token_ &= kRange;
-  }
-  ended(token_);
-  current_work = before_;
-}
-
 Token Scope::begin(const char* name) {
-  const DeviceThread* thread = DeviceThread::current();
   Recorder& r = recorder();
   Token token = 0;
   if (recording.load(std::memory_order_relaxed)) {
     std::lock_guard lock(r.mutex);
-    token =
-        r.add(&thread_lane, "thread", thread ? thread->device() : Device::cpu(), {.name = name, .kind = Kind::host});
+    token = r.add(&thread_lane, "thread", lockstep::detail::thread_device, {.name = name, .kind = Kind::host});
   }
   began(token);
   return push_range(name) ? token | kRange : token;
@@ -298,6 +267,12 @@ RangeScope::RangeScope(const char* name) : pushed_(push_range(name)) {}
 RangeScope::~RangeScope() {
   if (pushed_) ranges.pop();
 }
+
+Work exchange_work(const Work& work) { return std::exchange(current_work, work); }
+
+Token push_work_range(const char* name, Token token) { return push_range(name) ? token | kRange : token; }
+
+Token without_range(Token token) { return token & ~kRange; }
 
 bool in_work_scope() { return current_work.name != nullptr; }
 

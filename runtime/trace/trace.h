@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/device.h"
 
 namespace lockstep::trace {
 
@@ -59,27 +60,12 @@ inline bool active() { return detail::on.load(std::memory_order_relaxed); }
 // Names a recorded span; 0 when nothing is recorded.
 using Token = std::uint64_t;
 // Work that is enqueued on a stream (any address that stands for it). Without a name it has that of the innermost
-// WorkScope of the thread.
+// WorkScope of the thread (runtime/stream/work_scope.h).
 LOCKSTEP_API Token enqueued(const void* stream, Device device, Work work = {});
 LOCKSTEP_API void began(Token token);
 LOCKSTEP_API void ended(Token token);
 // What the lane of the stream is called.
 LOCKSTEP_API void name_lane(const void* stream, const char* name);
-
-// The work that this thread enqueues on `stream` until the scope ends; on a synchronous stream, and on one of a CUDA
-// device, the scope is its span.
-class LOCKSTEP_API WorkScope {
- public:
-  WorkScope(Stream& stream, const Work& work);
-  WorkScope(const WorkScope&) = delete;
-  WorkScope& operator=(const WorkScope&) = delete;
-  ~WorkScope();
-
- private:
-  Stream& stream_;
-  Token token_ = 0;
-  Work before_;
-};
 
 // A span of the calling thread: `trace::Scope scope("load batch");`
 class Scope {

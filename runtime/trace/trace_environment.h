@@ -1,6 +1,8 @@
 // Private to the library.
 #pragma once
 
+#include "lockstep/runtime/trace/trace.h"
+
 namespace lockstep::trace::detail {
 
 // With LOCKSTEP_TRACE set: records from now on and writes the file when the process ends. Once, when devices are made.
@@ -25,6 +27,12 @@ class RangeScope {
  private:
   bool pushed_;
 };
+
+// For WorkScope: what the calling thread's work is called from now on; gives what it was called before. A token that
+// also stands for a range of the thread, if there are ranges, and the token without it.
+Work exchange_work(const Work& work);
+Token push_work_range(const char* name, Token token);
+Token without_range(Token token);
 
 // Whether what the calling thread enqueues belongs to a WorkScope.
 bool in_work_scope();

@@ -18,6 +18,7 @@ set(headers_for_users
   runtime/deadline.h
   runtime/device.h
   runtime/error.h
+  runtime/host/host_options.h
   runtime/log.h
   runtime/copy/copy.h
   runtime/memory/allocator.h
@@ -59,7 +60,10 @@ set(headers_for_users
   parallel/comm/store/tcp_store.h
   runtime/backend.h
   runtime/copy/peer.h
+  runtime/cuda/native_stream.h
   runtime/order/order.h
+  runtime/stream/declare.h
+  runtime/stream/work_scope.h
   runtime/cuda/native_stream.h
   runtime/thread/device_thread.h
   runtime/trace/trace.h

@@ -139,15 +139,15 @@ void Transfer::receive(const Event& sent, const std::vector<Tensor*>& tensors) c
     if (tensor->device() == device_) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));
 }
 
-Kept kept_transfers(Device device) {
+Retained retained_transfers(Device device) {
   BufferPool& pool = BufferPool::of(device);
   std::lock_guard lock(pool.mutex);
-  Kept kept;
+  Retained all;
   for (const auto& [bytes, list] : pool.idle) {
-    kept.pinned += static_cast<int>(list.size());
-    for (const Buffer& buffer : list) kept.events += buffer.used.recorded();
+    all.pinned += static_cast<int>(list.size());
+    for (const Buffer& buffer : list) all.events += buffer.used.recorded();
   }
-  return kept;
+  return all;
 }
 
 }  // namespace lockstep::detail

@@ -9,7 +9,7 @@
 
 namespace lockstep::detail {
 
-struct Kept;
+struct Retained;
 
 class LOCKSTEP_API Transfer {
  public:
@@ -32,6 +32,6 @@ class LOCKSTEP_API Transfer {
 };
 
 // Pinned memory that is kept for the batches to come, with its events (lockstep/runtime/retained.h).
-Kept kept_transfers(Device device);
+Retained retained_transfers(Device device);
 
 }  // namespace lockstep::detail

@@ -5,8 +5,8 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep {

@@ -7,6 +7,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/copy/peer.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "plan.h"
 
 namespace drill {

@@ -1,4 +1,4 @@
-#include "fake_cuda/library_kept.h"
+#include "fake_cuda/library_retained.h"
 
 #include "lockstep/kernels/cuda/gemm.h"
 #include "lockstep/runtime/backend.h"
@@ -11,19 +11,19 @@
 
 namespace fake_cuda {
 
-Alive library_kept() {
+Alive library_retained() {
   using namespace lockstep;
   const cuda::CudaLayout& layout = cuda::cuda_layout();
   Alive all;
   for (int i = 0; i < layout.count; ++i) {
     if (!layout.devices[i]->started()) continue;
     const Device device = Device::cuda(i);
-    detail::Kept kept{.pinned = 1};  // where kernels report
-    kept += detail::kept_staging(device);
-    kept += detail::kept_transfers(device);
+    detail::Retained kept{.pinned = 1};  // where kernels report
+    kept += detail::retained_staging(device);
+    kept += detail::retained_transfers(device);
     all.pinned_allocations += kept.pinned;
     if (cuda::lost(device)) {  // what is the device's went with the context
-      all.events += detail::kept_uses(device).events;
+      all.events += detail::retained_uses(device).events;
       continue;
     }
     try {
@@ -31,10 +31,10 @@ Alive library_kept() {
     } catch (const Error&) {  // that nobody has waited for
       empty_cache(device);
     }
-    kept += detail::kept_streams(device);
+    kept += detail::retained_streams(device);
     all.streams += kept.streams;
     all.events += kept.events;
-    all.handles += kernels::cuda::kept_handles(device);
+    all.handles += kernels::cuda::retained_handles(device);
   }
   return all;
 }

@@ -6,6 +6,6 @@
 namespace fake_cuda {
 
 // Lets the library give back its caches; returns what it keeps on purpose after that (docs/testing.md has the list).
-Alive library_kept();
+Alive library_retained();
 
 }  // namespace fake_cuda

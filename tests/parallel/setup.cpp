@@ -1,6 +1,7 @@
 // The devices of this program: 8 virtual host devices. Device 6 has half the memory of the others, device 7 half the
 // multiprocessors. Warnings are off unless a test captures them.
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/log.h"
 
 namespace {

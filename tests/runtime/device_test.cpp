@@ -7,6 +7,7 @@
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "runtime/text.h"
 #include "support/catch.h"
 

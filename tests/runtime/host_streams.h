@@ -7,6 +7,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "runtime/gate.h"
 
 namespace host_streams {

@@ -1,5 +1,6 @@
 // The devices of this program: 8 virtual host devices of which the last is small, and 2 manual ones (manual_backend).
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 
 namespace {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 
 namespace support {
 

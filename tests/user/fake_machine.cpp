@@ -7,7 +7,7 @@
 
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
-#include "fake_cuda/library_kept.h"
+#include "fake_cuda/library_retained.h"
 #include "lockstep/kernels/api.h"
 
 namespace {
@@ -21,7 +21,7 @@ void report() {
 }
 
 const bool configured =
-    (fake_cuda::reset_from_environment({}), fake_cuda::keep_at_end(fake_cuda::library_kept),
+    (fake_cuda::reset_from_environment({}), fake_cuda::keep_at_end(fake_cuda::library_retained),
      lockstep::kernels::detail::install_table(lockstep::DeviceType::cuda, fake_cuda::checked_table()),
      std::atexit(report), true);
 

@@ -5,7 +5,7 @@ set(user_programs --host $<TARGET_FILE:user-job> --run $<TARGET_FILE:lockstep-ru
 if(LOCKSTEP_HAVE_CUDA)
   # The same program on CUDA devices of the fake.
   add_executable(user-job-fake "${CMAKE_CURRENT_LIST_DIR}/job.cpp" "${CMAKE_CURRENT_LIST_DIR}/fake_machine.cpp"
-                 "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/checked_table.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/library_kept.cpp")
+                 "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/checked_table.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/library_retained.cpp")
   target_link_libraries(user-job-fake PRIVATE lockstep_fake_cuda ${layer_objects} lockstep_flags)
   target_include_directories(user-job-fake SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   set_target_properties(user-job-fake PROPERTIES ENABLE_EXPORTS ON)

@@ -11,8 +11,8 @@
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
-#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/cuda/gpu_identity.h"
+#include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"
 
 namespace lockstep {

@@ -19,6 +19,7 @@
 #include "failing_new.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/factory.h"

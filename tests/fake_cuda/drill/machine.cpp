@@ -9,6 +9,7 @@
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/backend.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/memory/allocator.h"
 
 namespace drill {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/runtime/stream/stream.h"
-#include "lockstep/runtime/trace/trace.h"
+#include "lockstep/runtime/stream/work_scope.h"
 #include "support/catch.h"
 
 using namespace lockstep;

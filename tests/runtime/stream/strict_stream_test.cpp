@@ -151,13 +151,13 @@ TEST_CASE("a stream comes back to who knows all that happened on it, and to nobo
     CHECK(contains(message_of<RaceError>([&] { fill(other, block->data); }), "expected an event edge from stream "));
   }
   synchronize(device);
-  const int kept = detail::kept_streams(device).streams;
+  const int kept = detail::retained_streams(device).streams;
   for (int round = 0; round < kRounds; ++round) {
     Stream stream(device);
     fill(stream, block->data);
     synchronize(stream);
   }
-  CHECK(detail::kept_streams(device).streams <= kept + 1);
+  CHECK(detail::retained_streams(device).streams <= kept + 1);
   release(block);
 }
 

@@ -1,5 +1,3 @@
-#include "lockstep/runtime/trace/trace.h"
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -7,6 +5,7 @@
 
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/work_scope.h"
 #include "runtime/host_streams.h"
 #include "runtime/text.h"
 #include "support/catch.h"

@@ -1,0 +1,33 @@
+#include "lockstep/runtime/host/host_options.h"
+
+#include "lockstep/runtime/device_table.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/host_backend.h"
+
+namespace lockstep {
+namespace {
+
+HostOptions& configured() {
+  static HostOptions* const options = new HostOptions;
+  return *options;
+}
+
+}  // namespace
+
+const HostOptions& detail::configured_host() { return configured(); }
+
+void configure_host(const HostOptions& options) {
+  using detail::kMaxHostDevices;
+  LOCKSTEP_CHECK(options.devices >= 0 && options.devices <= kMaxHostDevices, "[configure_host] expected from 1 to ",
+                 kMaxHostDevices, " devices, or 0 for the default, got ", options.devices);
+  for (const std::size_t bytes : options.memory_bytes) {
+    LOCKSTEP_CHECK(bytes > 0, "[configure_host] expected a positive number of bytes per device, got ", bytes);
+  }
+  for (const int count : options.multiprocessors) {
+    LOCKSTEP_CHECK(count > 0, "[configure_host] expected a positive number of multiprocessors, got ", count);
+  }
+  const auto lock = detail::before_first_use("configure_host");
+  configured() = options;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// How the virtual host devices are laid out and when their work runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/runtime/api.h"
+#include "lockstep/runtime/device.h"
+
+namespace lockstep {
+
+// When work on the virtual host devices runs.
+enum class HostMode : std::uint8_t {
+  automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict), else inline
+  inlined,    // at once, in the thread that enqueues it: the fast way
+  async,      // in a thread per stream, as on a device that works on its own
+  strict,     // as async, in an order that varies with the seed, and watched: see runtime/order/order.h
+};
+
+// How long copies over one link take, in modes async and strict.
+struct HostLink {
+  Device source, destination;                  // host devices, or cpu
+  std::size_t bandwidth_bytes_per_second = 0;  // 0: what the machine gives
+  int latency_microseconds = 0;
+};
+
+// How the virtual host devices are laid out. Zero or empty fields take the value of the environment variable, then the
+// default.
+struct HostOptions {
+  int devices = 0;                             // LOCKSTEP_HOST_DEVICES; default: cores, at most 8
+  std::vector<std::size_t> memory_bytes = {};  // LOCKSTEP_HOST_MEMORY ("8G", "2G,1G"); per device (the last one
+                                               // repeats); default: an equal share of the machine
+  std::vector<int> multiprocessors = {};       // per device (the last one repeats); default 1
+  HostMode mode = HostMode::automatic;         // LOCKSTEP_HOST_MODE
+  // Which order independent streams run in: LOCKSTEP_HOST_SEED; default 1 in mode strict, 0 (whatever the machine
+  // makes of it) in mode async.
+  std::uint64_t seed = 0;
+  std::size_t bandwidth_bytes_per_second = 0;  // of every link: LOCKSTEP_HOST_BANDWIDTH ("10G"); default: the machine's
+  int latency_microseconds = 0;                // of every copy between devices: LOCKSTEP_HOST_LATENCY; default 0
+  std::vector<HostLink> links = {};            // those that differ
+  std::string faults = {};                     // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
+};
+// Must be called before anything uses a device; throws Error when it is too late.
+LOCKSTEP_API void configure_host(const HostOptions& options);
+
+}  // namespace lockstep
