@@ -169,6 +169,9 @@ void keep_at_end(std::function<Alive()> kept);
 // By main(), when the tests are through: writes down what is left.
 void check_end(int patience_milliseconds = 10'000);
 
+// For a setup to set: each test leaves the device that is current in the main thread as it found it.
+inline bool tests_keep_device = false;
+
 // For failures to say which test ran; and a look at the errors that this thread has left at its end.
 void begin_test(std::string name);
 void end_test();

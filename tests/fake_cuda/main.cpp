@@ -16,16 +16,16 @@ using Listener = Catch::TestEventListenerBase;
 
 namespace {
 
-// Tells the fake which test runs, and holds the tests to leave the main thread's device as it was.
+// Tells the fake which test runs, and holds the tests to leave the main thread's device as it was (tests_keep_device).
 class FakeListener : public Listener {
  public:
   using Listener::Listener;
   void testCaseStarting(const Catch::TestCaseInfo& info) override {
     Listener::testCaseStarting(info);
     fake_cuda::begin_test(info.name);
-#ifndef LOCKSTEP_TESTS_CHOOSE_DEVICES
-    current_ = std::make_unique<fake_cuda::KeepsCurrentDevice>("the end of the test");
-#endif
+    if (fake_cuda::tests_keep_device) {
+      current_ = std::make_unique<fake_cuda::KeepsCurrentDevice>("the end of the test");
+    }
   }
   void testCaseEnded(const Catch::TestCaseStats& stats) override {
     current_.reset();

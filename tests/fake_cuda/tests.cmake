@@ -14,18 +14,35 @@ add_library(lockstep_contract_kernels OBJECT "${here}/../cuda_contract/kernels.c
 target_link_libraries(lockstep_contract_kernels PRIVATE lockstep_flags)
 target_include_directories(lockstep_contract_kernels PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 
+# What programs have that use the library on the fake: kernels that look at their memory, and what may be left at the end.
+add_library(lockstep_fake_tables OBJECT "${here}/checked_table.cpp" "${here}/library_retained.cpp")
+# The machine of the layers' tests.
+add_library(lockstep_fake_setup OBJECT "${here}/setup_layers.cpp")
+add_library(lockstep_fake_main OBJECT "${here}/main.cpp")
+target_link_libraries(lockstep_fake_main PRIVATE lockstep_test_support)
+foreach(objects lockstep_fake_tables lockstep_fake_setup lockstep_fake_main)
+  target_link_libraries(${objects} PRIVATE lockstep_flags)
+  target_include_directories(${objects} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_include_directories(${objects} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+endforeach()
+
+# on_the_fake(<target>): its CUDA runtime is the fake.
+function(on_the_fake target)
+  target_link_libraries(${target} PRIVATE lockstep_fake_cuda lockstep_flags)
+  target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
+endfunction()
+
 # fake_cuda_program(<name> <source>...): a test program whose CUDA runtime is the fake.
 function(fake_cuda_program name)
-  add_executable(${name} "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/main.cpp" ${ARGN})
-  target_link_libraries(${name} PRIVATE lockstep_fake_cuda lockstep_test_support)
-  target_include_directories(${name} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-  set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
+  add_executable(${name} ${ARGN})
+  on_the_fake(${name})
+  target_link_libraries(${name} PRIVATE lockstep_fake_main lockstep_test_support)
 endfunction()
 
 file(GLOB sources CONFIGURE_DEPENDS "${here}/*_test.cpp")
 fake_cuda_program(lockstep-tests-fake-cuda ${sources})
 target_link_libraries(lockstep-tests-fake-cuda PRIVATE lockstep_runtime lockstep_contract_kernels)
-target_compile_definitions(lockstep-tests-fake-cuda PRIVATE LOCKSTEP_TESTS_CHOOSE_DEVICES)
 if(LOCKSTEP_SANITIZE STREQUAL "thread")  # that case is a data race, on purpose
   set(left_out_of_rules "~NCCL: what a collective reads and writes is ordered")
 endif()
@@ -36,7 +53,7 @@ file(GLOB sources CONFIGURE_DEPENDS "${here}/../cuda_contract/*.cpp")
 if(sources)
   fake_cuda_program(lockstep-fake-cuda-contract ${sources} "${here}/setup_contract.cpp")
   target_link_libraries(lockstep-fake-cuda-contract PRIVATE lockstep_runtime lockstep_contract_kernels)
-  target_compile_definitions(lockstep-fake-cuda-contract PRIVATE LOCKSTEP_FAKE_CUDA LOCKSTEP_TESTS_CHOOSE_DEVICES)
+  target_compile_definitions(lockstep-fake-cuda-contract PRIVATE LOCKSTEP_FAKE_CUDA)
   add_test(NAME fake_cuda/contract COMMAND lockstep-fake-cuda-contract)
   set_tests_properties(fake_cuda/contract PROPERTIES LABELS fake_cuda TIMEOUT ${case_timeout})
 
@@ -49,51 +66,25 @@ if(sources)
                        SKIP_REGULAR_EXPRESSION "GPUs expected, 0[ \n]+found")
 endif()
 
-# The layers' own tests with CUDA devices in the place of the host devices that they name.
-# fake_cuda_layer(<layer> <source>...)
+# The layers' cases that hold on every kind of device, on CUDA's, and the CUDA backend's own.
 function(fake_cuda_layer layer)
-  set(made "")
-  file(GLOB headers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/comm/peer/*.h"
-       "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/optim/*.h" "${CMAKE_CURRENT_SOURCE_DIR}/${layer}/order/*.h")
-  foreach(source IN LISTS headers ARGN)
-    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/${layer}" OUTPUT_VARIABLE name)
-    if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
-      set(source "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/${name}")
-    endif()
-    set(to "${CMAKE_CURRENT_BINARY_DIR}/on_cuda/${layer}/${name}")
-    # The same text in every clone: compilers' caches are shared.
-    cmake_path(RELATIVE_PATH source BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE line)
-    set(rules "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/on_cuda.sed")
-    set(needs "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/needs.awk")
-    add_custom_command(OUTPUT "${to}" DEPENDS "${source}" "${rules}" "${needs}"
-                       COMMAND sed -E -f "${rules}" -e "1i #include \"support/cuda_devices.h\"" -e "1i #line 1 \"${line}\"" "${source}"
-                               | awk -f "${needs}" > "${to}" VERBATIM)
-    list(APPEND made "${to}")
-    cmake_path(GET to PARENT_PATH folder)
-    file(MAKE_DIRECTORY "${folder}")
-  endforeach()
-  set(support checked_table.cpp library_retained.cpp setup_layers.cpp)
-  file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/*.cpp")
-  list(TRANSFORM support PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/")
-  fake_cuda_program(lockstep-fake-${layer} ${made} ${own} ${support})
-  target_include_directories(lockstep-fake-${layer} BEFORE PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/on_cuda")
-  if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
-    file(GLOB real CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/fake_cuda/${layer}/nccl_alone.cpp")  # needs no fake
-    add_executable(lockstep-cuda-${layer} ${made} ${real} "${CMAKE_CURRENT_SOURCE_DIR}/cuda_contract/setup_gpu.cc")
-    target_link_libraries(lockstep-cuda-${layer} PRIVATE ${layer_objects} lockstep_test_support CUDA::cudart_static)
-    target_include_directories(lockstep-cuda-${layer} BEFORE PRIVATE "${CMAKE_CURRENT_BINARY_DIR}/on_cuda")
-    target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-    target_compile_definitions(lockstep-cuda-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
-    list(TRANSFORM left_out_of_real_${layer} REPLACE "(.+)" "~\"\\1\"" OUTPUT_VARIABLE cases)
-    list(JOIN cases "" cases)
-    add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer} "~[.]${cases}")
-    set_tests_properties(cuda/${layer} PROPERTIES LABELS cuda TIMEOUT 1800 ENVIRONMENT LOCKSTEP_CUDA_DEVICES=8)
-  endif()
-  target_compile_definitions(lockstep-fake-${layer} PRIVATE LOCKSTEP_TESTS_ON_CUDA)
+  set(cases $<TARGET_OBJECTS:lockstep_device_cases_${layer}>)
+  file(GLOB own CONFIGURE_DEPENDS "${here}/${layer}/*.cpp")
+  fake_cuda_program(lockstep-fake-${layer} ${cases} ${own})
   # Every layer: the setup brings the kernels.
-  target_link_libraries(lockstep-fake-${layer} PRIVATE ${layer_objects})
-  if(ONEDNN_FOUND)  # and none of its options: the same sources for real GPUs are then the same objects
+  target_link_libraries(lockstep-fake-${layer} PRIVATE lockstep_fake_tables lockstep_fake_setup ${layer_objects}
+                        $<$<STREQUAL:${layer},parallel>:lockstep_test_ranks>)
+  if(ONEDNN_FOUND)
     target_link_libraries(lockstep-fake-${layer} PRIVATE $<LINK_ONLY:OneDNN::OneDNN>)
+  endif()
+  if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
+    file(GLOB real CONFIGURE_DEPENDS "${here}/${layer}/nccl_alone.cpp")  # needs no fake
+    test_program(lockstep-cuda-${layer} ${cases} ${real} "${here}/../cuda_contract/setup_gpu.cc")
+    target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    list(TRANSFORM left_out_of_real_${layer} REPLACE "(.+)" "~\"\\1\"" OUTPUT_VARIABLE patterns)
+    list(JOIN patterns "" patterns)
+    add_test(NAME cuda/${layer} COMMAND lockstep-cuda-${layer} "~[.]${patterns}")
+    set_tests_properties(cuda/${layer} PROPERTIES LABELS cuda TIMEOUT 1800 ENVIRONMENT LOCKSTEP_CUDA_DEVICES=8)
   endif()
 endfunction()
 
@@ -127,25 +118,12 @@ if(LOCKSTEP_SANITIZE)  # the host's arithmetic, and ranks over copies, which the
        "backward in replicas*")
 endif()
 
-file(GLOB_RECURSE tensor_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/tensor/*.cpp")
-list(FILTER tensor_sources EXCLUDE REGEX "/setup\\.cpp$|/tensor/io/|/out_of_memory")  # files, memory of the host, its faults
-file(GLOB parallel_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/parallel/*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/peer/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/parallel/openmmlab/data/data_container_scatter_test.cpp")
-list(FILTER parallel_sources EXCLUDE REGEX "/setup\\.cpp$")
-# Not: what runs on the manual devices alone (manual_order, allocator_async), what knows no device (rendezvous, errors,
-# logs, functions, the checker by itself), and the host devices' own options and faults.
-set(runtime_sources "")
-foreach(name memory/allocator memory/allocator_uncached host/async_backend copy/copy thread/device_thread stream/stream
-             stream/strict_stream trace/trace)
-  list(APPEND runtime_sources "${CMAKE_CURRENT_SOURCE_DIR}/runtime/${name}_test.cpp")
-endforeach()
 set(fake_layers runtime tensor parallel)
 if(LOCKSTEP_SANITIZE)  # threads are the business of runtime and parallel
   list(REMOVE_ITEM fake_layers tensor)
 endif()
 foreach(layer IN LISTS fake_layers)
-  fake_cuda_layer(${layer} ${${layer}_sources})
+  fake_cuda_layer(${layer})
   list(TRANSFORM left_out_of_${layer} REPLACE "(.+)" "~\"\\1\"")
   list(JOIN left_out_of_${layer} "" cases_of_${layer})
   fake_cuda_test(${layer} ${layer} "~[.]${cases_of_${layer}}")
@@ -153,9 +131,6 @@ foreach(layer IN LISTS fake_layers)
     fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases_of_${layer}}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
   endif()
 endforeach()
-
-target_sources(lockstep-fake-parallel PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/scenarios.cpp"
-               "${CMAKE_CURRENT_SOURCE_DIR}/parallel/ddp/rank_scenarios.cpp")
 
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
@@ -189,14 +164,12 @@ foreach(program digits bench)
     set(of lockstep-bench)
   endif()
   if(TARGET ${of})
-    add_executable(lockstep-fake-${program} $<TARGET_OBJECTS:${of}> "${here}/checked_table.cpp"
-                   "${here}/library_retained.cpp" "${here}/setup_layers.cpp")
+    add_executable(lockstep-fake-${program} $<TARGET_OBJECTS:${of}>)
     if(program STREQUAL "bench" AND TARGET lockstep_bench)
       target_sources(lockstep-fake-bench PRIVATE $<TARGET_OBJECTS:lockstep_bench>)
     endif()
-    target_link_libraries(lockstep-fake-${program} PRIVATE lockstep_fake_cuda ${layer_objects} lockstep_flags)
-    target_include_directories(lockstep-fake-${program} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-    set_target_properties(lockstep-fake-${program} PROPERTIES ENABLE_EXPORTS ON)
+    on_the_fake(lockstep-fake-${program})
+    target_link_libraries(lockstep-fake-${program} PRIVATE lockstep_fake_tables lockstep_fake_setup ${layer_objects})
     if(ONEDNN_FOUND)
       target_link_libraries(lockstep-fake-${program} PRIVATE $<LINK_ONLY:OneDNN::OneDNN>)
     endif()
@@ -207,10 +180,9 @@ endforeach()
 file(GLOB sources CONFIGURE_DEPENDS "${here}/drill/*.cpp")
 set(fake_drill ${drill})
 list(FILTER fake_drill EXCLUDE REGEX "/host_machine\\.cpp$")
-add_executable(lockstep-fake-drill ${fake_drill} ${sources} "${here}/checked_table.cpp")
-target_link_libraries(lockstep-fake-drill PRIVATE lockstep_fake_cuda ${layer_objects} lockstep_flags)
-target_include_directories(lockstep-fake-drill SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-set_target_properties(lockstep-fake-drill PROPERTIES ENABLE_EXPORTS ON)
+add_executable(lockstep-fake-drill ${fake_drill} ${sources})
+on_the_fake(lockstep-fake-drill)
+target_link_libraries(lockstep-fake-drill PRIVATE lockstep_fake_tables ${layer_objects})
 if(ONEDNN_FOUND)
   target_link_libraries(lockstep-fake-drill PRIVATE OneDNN::OneDNN)
 endif()

@@ -8,6 +8,13 @@
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/store/sha256.h"
 #include "parallel/ddp/scenarios.h"
+#include "support/devices.h"
+
+namespace support {
+
+lockstep::DeviceType device_type() { return lockstep::DeviceType::host; }
+
+}  // namespace support
 
 namespace {
 

@@ -21,10 +21,8 @@ add_test(NAME launch/drill COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST
          $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-drill> --failures 12)
 set_tests_properties(launch/drill PROPERTIES LABELS "host;drill" TIMEOUT 900 PROCESSORS 2)
 # DistributedDataParallel by threads, by lockstep-run and by mpirun.
-add_executable(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp" "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/scenarios.cpp"
-               "${CMAKE_CURRENT_LIST_DIR}/../parallel/ddp/rank_scenarios.cpp")
-target_link_libraries(ddp_ranks PRIVATE ${layer_objects} lockstep_test_support
-                      $<$<BOOL:${LOCKSTEP_HAVE_CUDA}>:CUDA::cudart_static>)
+test_program(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp")
+target_link_libraries(ddp_ranks PRIVATE lockstep_test_ranks)
 if(ONEDNN_FOUND)
   target_link_libraries(ddp_ranks PRIVATE OneDNN::OneDNN)
 endif()

@@ -1,9 +1,7 @@
 # Ranks that are processes of mpirun.
-file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp"
-                                    "${CMAKE_CURRENT_SOURCE_DIR}/parallel/comm/conformance*.cpp")
-add_executable(lockstep-tests-mpi ${sources})
-target_link_libraries(lockstep-tests-mpi PRIVATE ${layer_objects} lockstep_test_support
-                      $<$<BOOL:${LOCKSTEP_HAVE_CUDA}>:CUDA::cudart_static>)
+file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/*.cpp")
+test_program(lockstep-tests-mpi ${sources})
+target_link_libraries(lockstep-tests-mpi PRIVATE lockstep_test_ranks)
 add_dependencies(lockstep-tests-mpi lockstep_mpi)
 if(MPIEXEC_EXECUTABLE)
   # mpi_test(<name> <ranks> <mode>)

@@ -74,7 +74,7 @@ const float big = 1e8f;
 }  // namespace
 
 TEST_CASE("backward in replicas: the sum has the same bits, whoever comes first") {
-  for (const auto& devices : {hosts({0, 1, 2}), hosts({3, 1, 2})}) {
+  for (const auto& devices : {devices_at({0, 1, 2}), devices_at({3, 1, 2})}) {
     for (const auto& [create_graph, by_hand] : {std::pair{false, false}, {true, false}, {false, true}}) {
       auto net = DataParallel(SelfTaught{ones({1}, {.dtype = DType::f32})}, {.devices = devices});
       SelfTaught& module = net.module();
@@ -101,7 +101,7 @@ TEST_CASE("backward in replicas: the sum has the same bits, whoever comes first"
 TEST_CASE("backward in replicas: several by each add up, in every form, on streams of all kinds") {
   for (const bool create_graph : {false, true}) {
     for (const bool by_hand : {false, true}) {
-      const std::vector<Device> devices = hosts({1, 0, 2});
+      const std::vector<Device> devices = devices_at({1, 0, 2});
       auto net = DataParallel(SelfTaught{counting({256})}, {.devices = devices});
       SelfTaught& module = net.module();
       module.backwards = 3;
@@ -139,7 +139,7 @@ TEST_CASE("backward in replicas: rows stay rows, and mix with matrices") {
     void members(Members& m) override { m("table", table); }
     bool mixed = false;
   };
-  auto net = DataParallel(Table{}, {.devices = hosts(3)});
+  auto net = DataParallel(Table{}, {.devices = first_devices(3)});
   const Tensor words = from_data(std::vector<std::int64_t>{1, 2, 2, 0, 1, 1}, {3, 2});
   const Parameter& weight = net.module().table.weight;
   net(words, floats({0, 1, 2}));
@@ -153,8 +153,8 @@ TEST_CASE("backward in replicas: rows stay rows, and mix with matrices") {
 }
 
 TEST_CASE("backward in replicas: home's replica sees its own gradient, hooks see home's and the sum of the others'") {
-  const auto replicas = [](const SelfTaught& module) { return replicate(module, hosts(3)); };
-  SelfTaught module{tensor({1}, {1}, hosts(1)[0])};
+  const auto replicas = [](const SelfTaught& module) { return replicate(module, first_devices(3)); };
+  SelfTaught module{tensor({1}, {1}, first_devices(1)[0])};
   std::vector<double> seen;
   module.weight.tensor().register_hook([&](Tensor& gradient) { seen.push_back(gradient.item<double>()); });
   const Turns turns({0, 1, 2});
@@ -162,7 +162,7 @@ TEST_CASE("backward in replicas: home's replica sees its own gradient, hooks see
   using Input = std::tuple<Tensor, Tensor>;
   std::vector<Input> inputs;
   for (int i = 0; i < 3; ++i)
-    inputs.push_back({tensor({10.0 + i}, {1}, hosts(3)[static_cast<std::size_t>(i)]), tensor({1.0 * i}, {1})});
+    inputs.push_back({tensor({10.0 + i}, {1}, first_devices(3)[static_cast<std::size_t>(i)]), tensor({1.0 * i}, {1})});
   // Without a wrapper too, where nobody has claimed the parameters for the call.
   parallel_apply(replicas(module), inputs);
   CHECK(seen == Doubles{10, 23});
@@ -170,7 +170,7 @@ TEST_CASE("backward in replicas: home's replica sees its own gradient, hooks see
 }
 
 TEST_CASE("backward in replicas: when one fails, what the others have for home is dropped") {
-  auto net = DataParallel(SelfTaught{tensor({1}, {1})}, {.devices = hosts(3)});
+  auto net = DataParallel(SelfTaught{tensor({1}, {1})}, {.devices = first_devices(3)});
   net.module().failing = 2;
   CHECK_THROWS_AS(net(counting({3, 1}), counting({3, 1}, Device::cpu(), 0)), ReplicaError);
   CHECK(values(net.module().weight.grad()) == Doubles{1});  // home's own

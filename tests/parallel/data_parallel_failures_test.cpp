@@ -23,7 +23,7 @@ struct Trouble : Module<Trouble> {
 
   Tensor forward(const Tensor& x) const {
     ++shared->entered;
-    if (shared->kind != Kind::none && (shared->device < 0 || x.device() == Device::host(shared->device))) {
+    if (shared->kind != Kind::none && (shared->device < 0 || x.device() == device_at(shared->device))) {
       if (shared->kind == Kind::throws) throw std::runtime_error("trouble on " + to_string(x.device()));
       if (shared->kind == Kind::waits) shared->latch.wait();
       if (shared->kind == Kind::allocates) empty({64 << 20}, {.device = x.device()});
@@ -44,24 +44,25 @@ const Doubles kExpected{1, 4, 3, 8, 5, 12, 7, 16};
 
 TEST_CASE("devices: duplicates, absent ones and bad options are errors") {
   CHECK(missing(message_of<InvalidArgument>([] {
-                  DataParallel(Mlp{}, {.devices = hosts({0, 1, 0})});
+                  DataParallel(Mlp{}, {.devices = devices_at({0, 1, 0})});
                 }),
-                {"host:0", "twice"}) == "");
-  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = hosts({0, 99})}), InvalidArgument);
-  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = hosts(2), .output_device = Device::host(99)}), InvalidArgument);
-  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = hosts(2), .timeout = Milliseconds(0)}), InvalidArgument);
+                {device_name(0), "twice"}) == "");
+  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = devices_at({0, 99})}), InvalidArgument);
+  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = first_devices(2), .output_device = device_at(99)}), InvalidArgument);
+  CHECK_THROWS_AS(DataParallel(Mlp{}, {.devices = first_devices(2), .timeout = Milliseconds(0)}), InvalidArgument);
 }
 
 TEST_CASE("placement is checked at every call") {
-  auto net = DataParallel(Trouble{}, {.devices = hosts({2, 1})});
+  auto net = DataParallel(Trouble{}, {.devices = devices_at({2, 1})});
   net(batch());
-  net.to(Device::host(0));
-  CHECK(missing(message_of<InvalidArgument>([&] { net(batch()); }),
-                {"module must have its parameters and buffers on device host:2 (devices[0]) but found '",
-                 "weight' on device host:0"}) == "");
-  net.to(Device::host(2));
+  net.to(device_at(0));
+  CHECK(
+      missing(message_of<InvalidArgument>([&] { net(batch()); }),
+              {"module must have its parameters and buffers on device " + device_name(2) + " (devices[0]) but found '",
+               "weight' on device " + device_name(0)}) == "");
+  net.to(device_at(2));
   CHECK(values(net(batch())) == kExpected);
-  const auto single = DataParallel(Trouble{}, {.devices = hosts({2})});
+  const auto single = DataParallel(Trouble{}, {.devices = devices_at({2})});
   const_cast<Trouble&>(single.module()).to(Device::cpu());  // NOLINT: the test's business
   CHECK_THROWS_AS(single(batch()), InvalidArgument);
 }
@@ -100,22 +101,22 @@ TEST_CASE("outputs that do not fit together, and inputs that do not, leave the w
   struct Ragged : Module<Ragged> {
     Tensor forward(const Tensor& x) const { return x.sum({0}).expand({x.size(0), x.device().index() + 1}); }
   };
-  const auto ragged = DataParallel(Ragged{}, {.devices = hosts(2)});
+  const auto ragged = DataParallel(Ragged{}, {.devices = first_devices(2)});
   CHECK(missing(message_of<InvalidArgument>([&] {
                   ragged(counting({4, 1}));
                 }),
                 {"replica 1", "f64[2, 1]", "f64[2, 2]"}) == "");
-  const auto net = DataParallel(Trouble{}, {.devices = hosts(2)});
+  const auto net = DataParallel(Trouble{}, {.devices = first_devices(2)});
   CHECK_THROWS_AS(net(full({}, 1)), InvalidArgument);
   CHECK(values(net(batch())) == kExpected);
 }
 
 TEST_CASE("a replica that is late: TimeoutError; its device answers DeviceError until it returns") {
-  auto net = DataParallel(Trouble{}, {.devices = hosts(2), .timeout = Milliseconds(400)});
-  const auto other = DataParallel(Trouble{}, {.devices = hosts({2, 1})});
+  auto net = DataParallel(Trouble{}, {.devices = first_devices(2), .timeout = Milliseconds(400)});
+  const auto other = DataParallel(Trouble{}, {.devices = devices_at({2, 1})});
   net(batch());
   net.module().shared->kind = Kind::waits;
-  CHECK(missing(message_of<TimeoutError>([&] { net(batch()); }), {"replica 1 on host:1", "400 ms"}) == "");
+  CHECK(missing(message_of<TimeoutError>([&] { net(batch()); }), {"replica 1 on " + device_name(1), "400 ms"}) == "");
   {
     const NoGrad off;
     net.module().weight.tensor().add_(0);  // stale mirrors: a refresh would wait for the late reader
@@ -123,16 +124,16 @@ TEST_CASE("a replica that is late: TimeoutError; its device answers DeviceError 
   CHECK_THROWS_AS(net(batch()), DeviceError);
   CHECK_THROWS_AS(other(batch()), DeviceError);
   const auto shared = net.module().shared;
-  net = DataParallel(Trouble{}, {.devices = hosts({0, 3})});  // the late replica keeps the module
+  net = DataParallel(Trouble{}, {.devices = devices_at({0, 3})});  // the late replica keeps the module
   CHECK(values(net(batch())) == kExpected);
   shared->latch.open();
-  while (device_thread(Device::host(1)).lost()) std::this_thread::yield();
+  while (device_thread(device_at(1)).lost()) std::this_thread::yield();
   CHECK(values(other(batch())) == kExpected);
 }
 
 TEST_CASE("a replica that runs out of memory: ReplicaError around OutOfMemory, the next call works") {
-  const auto net = DataParallel(Trouble{}, {.devices = hosts({0, 5})});
-  const Device device = Device::host(5);
+  const auto net = DataParallel(Trouble{}, {.devices = devices_at({0, 5})});
+  const Device device = device_at(5);
   net(batch());
   empty_cache(device);
   const MemoryStats stats = memory_stats(device);
@@ -153,8 +154,8 @@ TEST_CASE("a replica that runs out of memory: ReplicaError around OutOfMemory, t
 
 TEST_CASE("two wrappers over one module, called from two threads in inference, are correct") {
   Mlp module;
-  const auto a = DataParallel(module, {.devices = hosts({0, 1, 2})}),
-             b = DataParallel(module, {.devices = hosts({0, 2, 3})});
+  const auto a = DataParallel(module, {.devices = devices_at({0, 1, 2})}),
+             b = DataParallel(module, {.devices = devices_at({0, 2, 3})});
   const Tensor x = noise({9, 3}, 1), y = noise({5, 3}, 2);
   for (int round = 0; round < 5; ++round) {
     std::array<int, 2> wrong{};
@@ -162,8 +163,8 @@ TEST_CASE("two wrappers over one module, called from two threads in inference, a
     {
       const NoGrad off;
       for (const Parameter& parameter : module.parameters()) parameter.tensor().mul_(1.25);  // everything is stale
-      expected_x = values(module(x.to(Device::host(0))));
-      expected_y = values(module(y.to(Device::host(0))));
+      expected_x = values(module(x.to(device_at(0))));
+      expected_y = values(module(y.to(device_at(0))));
     }
     const auto use = [&](const auto& net, const Tensor& input, const Doubles& expected, int& failures) {
       const NoGrad off;
@@ -180,7 +181,7 @@ TEST_CASE("two wrappers over one module, called from two threads in inference, a
 }
 
 TEST_CASE("one wrapper, called from several threads in inference") {
-  const auto net = DataParallel(Mlp{}, {.devices = hosts(3)});
+  const auto net = DataParallel(Mlp{}, {.devices = first_devices(3)});
   std::vector<int> wrong(3);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < wrong.size(); ++t) {
@@ -199,8 +200,8 @@ TEST_CASE("one wrapper, called from several threads in inference") {
 TEST_CASE("training through one body from two threads at once throws") {
   for (const int count : {1, 2}) {
     const Trouble module;
-    const auto a = DataParallel(module, {.devices = hosts(count)}),
-               b = DataParallel(module, {.devices = hosts({0, 3})});
+    const auto a = DataParallel(module, {.devices = first_devices(count)}),
+               b = DataParallel(module, {.devices = devices_at({0, 3})});
     const auto shared = module.shared;
     const int before = shared->entered;
     shared->kind = Kind::waits;
@@ -213,7 +214,7 @@ TEST_CASE("training through one body from two threads at once throws") {
     {
       // Inference is allowed at the same time (a lone replica: the device threads are taken).
       const NoGrad off;
-      CHECK(values(DataParallel(module, {.devices = hosts(1)})(batch())) == kExpected);
+      CHECK(values(DataParallel(module, {.devices = first_devices(1)})(batch())) == kExpected);
     }
     shared->latch.open();
     other.join();
@@ -223,7 +224,7 @@ TEST_CASE("training through one body from two threads at once throws") {
 }
 
 TEST_CASE("a call from inside a replica throws") {
-  const auto inner = std::make_shared<DataParallel<Mlp>>(Mlp{}, DataParallelOptions{.devices = hosts({4, 5})});
+  const auto inner = std::make_shared<DataParallel<Mlp>>(Mlp{}, DataParallelOptions{.devices = devices_at({4, 5})});
   struct Outer : Module<Outer> {
     std::shared_ptr<DataParallel<Mlp>> net;
     Tensor forward(const Tensor& x) const { return (*net)(x); }
@@ -231,7 +232,7 @@ TEST_CASE("a call from inside a replica throws") {
   Outer module;
   module.net = inner;
   for (const int count : {1, 2}) {
-    const auto outer = DataParallel(module, {.devices = hosts(count)});
+    const auto outer = DataParallel(module, {.devices = first_devices(count)});
     try {
       outer(noise({4, 3}, 1));
       FAIL("no error");
@@ -244,12 +245,12 @@ TEST_CASE("a call from inside a replica throws") {
 }
 
 TEST_CASE("nothing is left behind by calls that fail") {
-  const auto net = DataParallel(Trouble{}, {.devices = hosts(3)});
-  const Tensor x = counting({9, 2}, Device::host(0));
+  const auto net = DataParallel(Trouble{}, {.devices = first_devices(3)});
+  const Tensor x = counting({9, 2}, device_at(0));
   net.module().shared->device = 2;
   const auto in_use = [] {
     std::size_t bytes = 0;
-    for (const Device device : hosts(3)) bytes += memory_stats(device).in_use_bytes;
+    for (const Device device : first_devices(3)) bytes += memory_stats(device).in_use_bytes;
     return bytes;
   };
   net(x);

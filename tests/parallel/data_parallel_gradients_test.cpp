@@ -61,10 +61,10 @@ TEST_CASE("the sum over the replicas is formed in replica order, home first") {
     double sum;  // in f32, from the first to the last
   };
   for (const Case& one :
-       {Case{hosts({0, 1, 2}), {big, 1, -big}, 0}, Case{hosts({0, 1, 2}), {big, -big, 1}, 1},
-        Case{hosts({0, 1, 2}), {1, big, -big}, 0}, Case{hosts({3, 1, 2}), {big, 1, -big}, 0},
-        Case{hosts({3, 1, 2}), {big, -big, 1}, 1}, Case{hosts({2, 1, 0}), {big, -big, 1}, 1},
-        Case{hosts({4, 7, 0, 5}), {big, -big, 1, 1}, 2}, Case{hosts({4, 7, 0, 5}), {1, big, -big, 1}, 1}}) {
+       {Case{devices_at({0, 1, 2}), {big, 1, -big}, 0}, Case{devices_at({0, 1, 2}), {big, -big, 1}, 1},
+        Case{devices_at({0, 1, 2}), {1, big, -big}, 0}, Case{devices_at({3, 1, 2}), {big, 1, -big}, 0},
+        Case{devices_at({3, 1, 2}), {big, -big, 1}, 1}, Case{devices_at({2, 1, 0}), {big, -big, 1}, 1},
+        Case{devices_at({4, 7, 0, 5}), {big, -big, 1, 1}, 2}, Case{devices_at({4, 7, 0, 5}), {1, big, -big, 1}, 1}}) {
     struct F32 : Module<F32> {
       Parameter weight{ones({1}, {.dtype = DType::f32})};
       Tensor forward(const Tensor& x) const { return x * weight.on(x.device()); }
@@ -153,7 +153,7 @@ TEST_CASE("gradients of the parameters themselves can be differentiated") {
 }
 
 TEST_CASE("under no-grad nothing is recorded; frozen modules give no graph") {
-  auto net = DataParallel(Mlp{}, {.devices = hosts(3)});
+  auto net = DataParallel(Mlp{}, {.devices = first_devices(3)});
   {
     const NoGrad off;
     CHECK_FALSE(net(noise({5, 3}, 1)).requires_grad());
@@ -183,11 +183,11 @@ TEST_CASE("a parameter used by some replicas only") {
     Parameter always{tensor({2}, {1})}, sometimes{tensor({3}, {1})};
     Tensor forward(const Tensor& x) const {
       const Tensor y = x * always.on(x.device());
-      return x.device() == Device::host(1) ? y * sometimes.on(x.device()) : y;
+      return x.device() == device_at(1) ? y * sometimes.on(x.device()) : y;
     }
     void members(Members& m) override { m("always", always), m("sometimes", sometimes); }
   };
-  const auto net = DataParallel(Picky{}, {.devices = hosts(3)});
+  const auto net = DataParallel(Picky{}, {.devices = first_devices(3)});
   net(counting({3})).sum().backward();
   CHECK(values(net.module().always.grad()) == Doubles{1 + 2 * 3 + 3});
   CHECK(values(net.module().sometimes.grad()) == Doubles{2 * 2});
@@ -199,13 +199,13 @@ TEST_CASE("buffers that require gradients") {
     Tensor forward(const Tensor& x) const { return x * scale.on(x.device()); }
     void members(Members& m) override { m("scale", scale); }
   };
-  const auto net = DataParallel(Learned{}, {.devices = hosts(3)});
+  const auto net = DataParallel(Learned{}, {.devices = first_devices(3)});
   net(counting({6})).sum().backward();
   CHECK(values(net.module().scale.grad()) == Doubles{21});
 }
 
 TEST_CASE("gradient hooks of a parameter see the sum over the replicas once") {
-  const auto net = DataParallel(Small({1, 1, 1}), {.devices = hosts(3)});
+  const auto net = DataParallel(Small({1, 1, 1}), {.devices = first_devices(3)});
   int calls = 0;
   Doubles seen;
   net.module().weight.tensor().register_hook([&](Tensor& gradient) {
@@ -227,7 +227,7 @@ TEST_CASE("create_graph over replicas sums in one order, whichever replica is fi
     Tensor forward(const Tensor& x) const { return x * a.on(x.device()) + x * b.on(x.device()); }
     void members(Members& m) override { m("a", a), m("b", b); }
   };
-  const auto devices = hosts(5);
+  const auto devices = first_devices(5);
   const auto net = DataParallel(Pair{}, {.devices = devices});
   const std::vector<float> numbers{1e8f, 1, -1e8f, 3, 7};
   const Tensor x = from_data(numbers, {5, 1});

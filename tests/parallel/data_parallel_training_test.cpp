@@ -55,7 +55,7 @@ TEST_CASE("steps with changing batch sizes: the parameters of one device") {
 
 TEST_CASE("running statistics: those of devices[0] persist") {
   Normed module = normed();
-  auto net = DataParallel(deep_copy(module), {.devices = hosts({3, 1})});
+  auto net = DataParallel(deep_copy(module), {.devices = devices_at({3, 1})});
   const Tensor x = noise({8, 3}, 1);
   // On home alone, with the first half of the batch.
   for (int i = 0; i < 3; ++i) {
@@ -88,7 +88,7 @@ TEST_CASE("steady-state inference replicates nothing and allocates no raw memory
 }
 
 TEST_CASE("training allocates no raw memory after warm-up") {
-  for (const auto& devices : {hosts(2), hosts({4, 0, 2})}) {
+  for (const auto& devices : {first_devices(2), devices_at({4, 0, 2})}) {
     auto net = DataParallel(normed(), {.devices = devices});
     SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
     const Tensor x = noise({12, 3}, 1, devices[0]), t = noise({12, 2}, 2, devices[0]);
@@ -105,7 +105,7 @@ TEST_CASE("training allocates no raw memory after warm-up") {
 }
 
 TEST_CASE("after a step exactly the changed parameters and buffers are copied to every mirror") {
-  for (const auto& devices : {hosts(2), hosts(3), hosts({4, 0, 2, 7, 1})}) {
+  for (const auto& devices : {first_devices(2), first_devices(3), devices_at({4, 0, 2, 7, 1})}) {
     auto net = DataParallel(normed(), {.devices = devices});
     net.module().out.weight.set_requires_grad(false);
     std::vector<Parameter> trained;
@@ -150,7 +150,7 @@ TEST_CASE("stats count the gradients that are summed, not what lies between them
     void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
   };
   const auto reduced = [](Uneven module, int devices) {
-    const auto net = DataParallel(std::move(module), {.devices = hosts(devices)});
+    const auto net = DataParallel(std::move(module), {.devices = first_devices(devices)});
     net(counting({devices, 1})).sum().backward();
     return net.stats().last.reduce.bytes;
   };
@@ -161,9 +161,9 @@ TEST_CASE("stats count the gradients that are summed, not what lies between them
 }
 
 TEST_CASE("stats count bytes and time by phase, of the last call and in total") {
-  auto net = DataParallel(Scale({1, 2}), {.devices = hosts(2)});
+  auto net = DataParallel(Scale({1, 2}), {.devices = first_devices(2)});
   CHECK(net.stats().calls == 0);
-  const Tensor x = counting({4, 2}, Device::host(0));
+  const Tensor x = counting({4, 2}, device_at(0));
   const Tensor y = net(x);
   DataParallelStats stats = net.stats();
   CHECK(stats.calls == 1);
@@ -199,7 +199,7 @@ TEST_CASE("random masks depend on seed, replica and call, not on timing") {
       return dropout(y, 0.5, is_training());
     }
   };
-  for (const auto& devices : {hosts(1), hosts(3), hosts({4, 0})}) {
+  for (const auto& devices : {first_devices(1), first_devices(3), devices_at({4, 0})}) {
     const auto net = DataParallel(Dropping{}, {.devices = devices});
     const Tensor x = ones({12, 16}, {.dtype = DType::f64});
     std::vector<Doubles> first;
@@ -235,7 +235,7 @@ TEST_CASE("hooks of modules run once per replica, on its thread, in order per de
       events.push_back({std::move(what), x.size(0), x.device(), thread ? thread->device() : Device::cpu()});
     }
   } recorder;
-  auto net = DataParallel(Mlp{}, {.devices = hosts({3, 1, 2})});
+  auto net = DataParallel(Mlp{}, {.devices = devices_at({3, 1, 2})});
   const auto listen = [&](ModuleBase& module, const std::string& name) {
     module.register_forward_pre_hook([&recorder, name](const ModuleBase&, std::span<const Tensor> inputs) {
       recorder.add("before " + name, inputs[0]);
@@ -254,8 +254,8 @@ TEST_CASE("hooks of modules run once per replica, on its thread, in order per de
   for (int run = 0; run < 5; ++run) {
     recorder.events.clear();
     net(noise({7, 3}, 1)).sum().backward();
-    for (const auto& [device, rows] : std::vector<std::pair<Device, std::int64_t>>{
-             {Device::host(3), 3}, {Device::host(1), 3}, {Device::host(2), 1}}) {
+    for (const auto& [device, rows] :
+         std::vector<std::pair<Device, std::int64_t>>{{device_at(3), 3}, {device_at(1), 3}, {device_at(2), 1}}) {
       std::vector<Event> there, expected;
       for (const Event& event : recorder.events) {
         if (event.device == device) there.push_back(event);
@@ -274,7 +274,7 @@ TEST_CASE("hooks of modules run once per replica, on its thread, in order per de
 }
 
 TEST_CASE("hooks of the wrapper itself run once per call, in the caller's thread") {
-  auto net = DataParallel(Mlp{}, {.devices = hosts(3)});
+  auto net = DataParallel(Mlp{}, {.devices = first_devices(3)});
   std::vector<std::int64_t> rows;
   bool here = true;
   net.register_forward_hook([&](const ModuleBase&, std::span<const Tensor> inputs, std::span<const Tensor> outputs) {

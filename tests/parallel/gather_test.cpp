@@ -15,7 +15,7 @@ TEST_CASE("tensors are concatenated along dim on the device, in replica order") 
       expected.insert(expected.end(), part.begin(), part.end());
       rows += count;
     }
-    for (const Device target : {devices[0], Device::host(6), Device::cpu()}) {
+    for (const Device target : {devices[0], device_at(6), Device::cpu()}) {
       const Tensor joined = gather(outputs, target);
       CHECK(joined.device() == target);
       CHECK(joined.shape() == Shape{rows, 2});
@@ -25,18 +25,18 @@ TEST_CASE("tensors are concatenated along dim on the device, in replica order") 
 }
 
 TEST_CASE("any dimension, also from the end, from tensors that are not contiguous") {
-  const std::vector<Tensor> outputs{counting({2, 3}, Device::host(1)), counting({4, 2}, Device::host(0), 50).t()};
+  const std::vector<Tensor> outputs{counting({2, 3}, device_at(1)), counting({4, 2}, device_at(0), 50).t()};
   for (const std::int64_t dim : {1, -1}) {
-    const Tensor joined = gather(outputs, Device::host(0), dim);
+    const Tensor joined = gather(outputs, device_at(0), dim);
     CHECK(joined.shape() == Shape{2, 7});
     CHECK(values(joined) == Doubles{1, 2, 3, 50, 52, 54, 56, 4, 5, 6, 51, 53, 55, 57});
   }
-  const std::vector<Tensor> rows{counting({2, 3}, Device::host(1)).t(), counting({1, 2}, Device::host(0), 50)};
-  CHECK(values(gather(rows, Device::host(0))) == Doubles{1, 4, 2, 5, 3, 6, 50, 51});
+  const std::vector<Tensor> rows{counting({2, 3}, device_at(1)).t(), counting({1, 2}, device_at(0), 50)};
+  CHECK(values(gather(rows, device_at(0))) == Doubles{1, 4, 2, 5, 3, 6, 50, 51});
 }
 
 TEST_CASE("pieces that are at home already and not contiguous are gathered in their own order") {
-  const Device home = Device::host(0);
+  const Device home = device_at(0);
   const Tensor turned = counting({2, 3}, home).t();                  // 1 4, 2 5, 3 6
   const Tensor column = counting({4, 3}, home, 20).narrow(1, 1, 2);  // 21 22, 24 25, …
   const Tensor spread = counting({1, 2}, home, 90).expand({2, 2});
@@ -46,27 +46,26 @@ TEST_CASE("pieces that are at home already and not contiguous are gathered in th
 
 TEST_CASE("all dtypes keep their bits") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
-    const Tensor x = counting({5}, Device::host(0)).to(dtype);
-    const Tensor back = gather(scatter(x, hosts(3)), Device::host(0));
+    const Tensor x = counting({5}, device_at(0)).to(dtype);
+    const Tensor back = gather(scatter(x, first_devices(3)), device_at(0));
     CHECK(back.dtype() == dtype);
     CHECK(values(back) == values(x));
   }
 }
 
 TEST_CASE("a single output is taken to the device; at home it is itself") {
-  const Tensor x = counting({3}, Device::host(1));
-  CHECK(gather(std::vector{x}, Device::host(1)).data() == x.data());
+  const Tensor x = counting({3}, device_at(1));
+  CHECK(gather(std::vector{x}, device_at(1)).data() == x.data());
   CHECK(gather(std::vector{x}, Device::cpu()).device() == Device::cpu());
-  CHECK(gather(std::vector{full({}, 4, {.device = Device::host(1)})}, Device::host(1)).shape() == Shape{1});
+  CHECK(gather(std::vector{full({}, 4, {.device = device_at(1)})}, device_at(1)).shape() == Shape{1});
 }
 
 TEST_CASE("scalars become a vector with one element per replica, and one warning per process") {
   detail::scalar_warning_given() = false;
   CapturedLog log;
   for (int i = 0; i < 3; ++i) {
-    const std::vector<Tensor> losses{full({}, 4, {.device = Device::host(0)}),
-                                     full({}, 5, {.device = Device::host(2)})};
-    const Tensor joined = gather(losses, Device::host(1));
+    const std::vector<Tensor> losses{full({}, 4, {.device = device_at(0)}), full({}, 5, {.device = device_at(2)})};
+    const Tensor joined = gather(losses, device_at(1));
     CHECK(joined.shape() == Shape{2});
     CHECK(values(joined) == Doubles{4, 5});
   }
@@ -85,15 +84,14 @@ TEST_CASE("scalars with another dim are an error") {
 TEST_CASE("outputs that do not fit are an error that names the replica and both sides") {
   const auto message = [](const Tensor& second, std::int64_t dim = 0) {
     return message_of<InvalidArgument>([&] {
-      gather(std::vector{counting({2, 3}, Device::host(0)), counting({1, 3}, Device::host(1)), second}, Device::host(0),
-             dim);
+      gather(std::vector{counting({2, 3}, device_at(0)), counting({1, 3}, device_at(1)), second}, device_at(0), dim);
     });
   };
-  const std::string first = "f64[2, 3] on host:0";
-  CHECK(missing(message(counting({4}, Device::host(2))), {first, "f64[4] on host:2", "replica 2"}) == "");
-  CHECK(missing(message(counting({2, 4}, Device::host(2))), {first, "f64[2, 4] on host:2", "replica 2"}) == "");
+  const std::string first = "f64[2, 3] on " + device_name(0);
+  CHECK(missing(message(counting({4}, device_at(2))), {first, "f64[4] on " + device_name(2), "replica 2"}) == "");
+  CHECK(missing(message(counting({2, 4}, device_at(2))), {first, "f64[2, 4] on " + device_name(2), "replica 2"}) == "");
   CHECK(missing(message(counting({2, 3}).to(DType::f32)), {first, "f32[2, 3] on cpu", "replica 2"}) == "");
-  CHECK(missing(message(counting({2, 3}), 1), {first, "f64[1, 3] on host:1", "replica 1"}) == "");
+  CHECK(missing(message(counting({2, 3}), 1), {first, "f64[1, 3] on " + device_name(1), "replica 1"}) == "");
   CHECK(missing(message(Tensor()), {first, "undefined", "replica 2"}) == "");
   CHECK_THROWS_AS(gather(std::vector{full({}, 1), counting({1}).to(DType::f32)}, Device::cpu()), InvalidArgument);
   CHECK_THROWS_AS(gather(std::vector{counting({1})}, Device::cpu(), 1), InvalidArgument);
@@ -105,9 +103,9 @@ TEST_CASE("no outputs are an error, undefined ones stay undefined") {
 }
 
 TEST_CASE("steady-state gathering allocates no raw memory") {
-  const std::vector<Tensor> pieces = scatter(counting({8, 4}, Device::host(0)), hosts(4));
-  for (int i = 0; i < 3; ++i) gather(pieces, Device::host(0));
-  const std::uint64_t before = memory_stats(Device::host(0)).raw_allocations;
-  for (int i = 0; i < 20; ++i) gather(pieces, Device::host(0));
-  CHECK(memory_stats(Device::host(0)).raw_allocations == before);
+  const std::vector<Tensor> pieces = scatter(counting({8, 4}, device_at(0)), first_devices(4));
+  for (int i = 0; i < 3; ++i) gather(pieces, device_at(0));
+  const std::uint64_t before = memory_stats(device_at(0)).raw_allocations;
+  for (int i = 0; i < 20; ++i) gather(pieces, device_at(0));
+  CHECK(memory_stats(device_at(0)).raw_allocations == before);
 }

@@ -47,7 +47,7 @@ static_assert(gathers_to<Detection, Detection>);
 static_assert(gathers_to<std::vector<Report>, std::vector<GatheredReport>>);
 static_assert(std::is_void_v<gathered_t<void>>);
 
-Tensor on(int device, double first) { return counting({2}, Device::host(device), first); }
+Tensor on(int device, double first) { return counting({2}, device_at(device), first); }
 
 }  // namespace
 
@@ -62,9 +62,9 @@ TEST_CASE("containers are gathered element by element") {
   using Output = std::tuple<Tensor, int, std::vector<Tensor>, std::array<Tensor, 1>, std::pair<Tensor, std::string>>;
   const std::vector<Output> outputs{{on(0, 1), 7, {on(0, 10), on(0, 20)}, {on(0, 30)}, {on(0, 40), "a"}},
                                     {on(1, 3), 8, {on(1, 12), on(1, 22)}, {on(1, 32)}, {on(1, 42), "b"}}};
-  const auto joined = gather(outputs, Device::host(3));
+  const auto joined = gather(outputs, device_at(3));
   CHECK(values(std::get<0>(joined)) == Doubles{1, 2, 3, 4});
-  CHECK(std::get<0>(joined).device() == Device::host(3));
+  CHECK(std::get<0>(joined).device() == device_at(3));
   CHECK(std::get<1>(joined) == std::vector<int>{7, 8});
   CHECK(values(std::get<2>(joined)[1]) == Doubles{20, 21, 22, 23});
   CHECK(values(std::get<3>(joined)[0]) == Doubles{30, 31, 32, 33});
@@ -105,7 +105,7 @@ TEST_CASE("optionals: all, none, or an error that names the replicas") {
 
 TEST_CASE("a struct of tensors gathers to itself") {
   const std::vector<Detection> outputs{{on(0, 1), on(0, 10), {on(0, 20)}}, {on(1, 3), on(1, 12), {on(1, 22)}}};
-  const Detection joined = gather(outputs, Device::host(2));
+  const Detection joined = gather(outputs, device_at(2));
   CHECK(values(joined.boxes) == Doubles{1, 2, 3, 4});
   CHECK(values(*joined.masks) == Doubles{10, 11, 12, 13});
   CHECK(values(joined.levels[0]) == Doubles{20, 21, 22, 23});
@@ -113,18 +113,18 @@ TEST_CASE("a struct of tensors gathers to itself") {
 
 TEST_CASE("a struct with numbers gathers to the struct it names") {
   const std::vector<Report> outputs{{on(0, 1), 0.25, "a"}, {on(1, 3), 0.5, "b"}};
-  const GatheredReport joined = gather(outputs, Device::host(0));
+  const GatheredReport joined = gather(outputs, device_at(0));
   CHECK(values(joined.logits) == Doubles{1, 2, 3, 4});
   CHECK(joined.accuracy == Doubles{0.25, 0.5});
   CHECK(joined.notes == std::vector<std::string>{"a", "b"});
-  CHECK(gather(std::vector<Report>{outputs[0]}, Device::host(0)).accuracy == Doubles{0.25});
+  CHECK(gather(std::vector<Report>{outputs[0]}, device_at(0)).accuracy == Doubles{0.25});
 }
 
 TEST_CASE("run-time values") {
   const auto output = [](int device, double first, std::string note) {
     return Value(Value::Map{{"x", on(device, first)}, {"n", Value::List{device, std::move(note), Value()}}});
   };
-  const Value joined = gather(std::vector{output(0, 1, "a"), output(1, 3, "b")}, Device::host(1));
+  const Value joined = gather(std::vector{output(0, 1, "a"), output(1, 3, "b")}, device_at(1));
   CHECK(values(joined.at("x").as_tensor()) == Doubles{1, 2, 3, 4});
   CHECK(joined.at("n").at(0).at(1).as_integer() == 1);
   CHECK(joined.at("n").at(1).at(0).as_string() == "a");

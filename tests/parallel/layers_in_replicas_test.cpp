@@ -77,7 +77,7 @@ double distance(const Doubles& a, const Doubles& b) {
 TEST_CASE("layers of every kind in replicas: outputs and gradients of one device, also checkpointed") {
   Mixed reference = make_mixed();
   reference.eval();
-  for (const auto& devices : {hosts(1), hosts(2), hosts({2, 0, 1}), hosts(5)}) {
+  for (const auto& devices : {first_devices(1), first_devices(2), devices_at({2, 0, 1}), first_devices(5)}) {
     for (const bool checkpointed : {false, true}) {
       Mixed copy = deep_copy(reference);
       copy.checkpointed = checkpointed;
@@ -98,7 +98,7 @@ TEST_CASE("layers of every kind in replicas: outputs and gradients of one device
 TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, also checkpointed") {
   const Mixed first = make_mixed();
   const Batch in = batch(7);
-  for (const auto& devices : {hosts(1), hosts({1, 0, 2})}) {
+  for (const auto& devices : {first_devices(1), devices_at({1, 0, 2})}) {
     std::vector<Doubles> seen;
     for (const bool checkpointed : {false, true, false}) {
       Mixed copy = deep_copy(first);

@@ -79,7 +79,7 @@ const std::vector<Change>& changes() {
        }},
       {"replicated in another order",
        [](Mlp& m, Device home, Device other) {
-         replicate(m, {home, support::numbered_device(7), other});
+         replicate(m, {home, support::device_at(7), other});
        }},
       {"copied deeply", [](Mlp& m, Device, Device) { deep_copy(m).to(Device::cpu()); }},
       {"frozen and thawed",
@@ -95,7 +95,7 @@ const std::vector<Change>& changes() {
 
 TEST_CASE("a module that is moved between forward and backward gets whole gradients where it is") {
   for (const Change& change : changes()) {
-    for (const auto& devices : {hosts({0, 1, 2}), hosts({2, 0, 1, 4, 3})}) {
+    for (const auto& devices : {devices_at({0, 1, 2}), devices_at({2, 0, 1, 4, 3})}) {
       INFO(change.name << ", " << devices.size() << " devices");
       Mlp module;
       const Wrapped net(module, {.devices = devices});
@@ -117,7 +117,7 @@ TEST_CASE("one backward through graphs from before and after a move") {
   for (const Change& change : changes()) {
     INFO(change.name);
     Mlp module;
-    const auto devices = hosts(3);
+    const auto devices = first_devices(3);
     const Wrapped net(module, {.devices = devices});
     const Tensor before = loss_of(net);
     change.make(module, devices[0], devices[2]);
@@ -133,14 +133,14 @@ TEST_CASE("a module that is moved between forward and backward: grad, create_gra
     if (change.tolerance > 1e-10) continue;  // the second derivative would need what the conversion has taken away
     INFO(change.name);
     Mlp module, plain;
-    const Wrapped net(module, {.devices = hosts(3)});
+    const Wrapped net(module, {.devices = first_devices(3)});
     const auto handles = [](const Mlp& m) {
       std::vector<Tensor> tensors;
       for (const Parameter& parameter : m.parameters()) tensors.push_back(parameter.tensor());
       return tensors;
     };
     const Tensor loss = loss_of(net), plain_loss = (plain(expected().x) * expected().c).sum();
-    change.make(module, Device::host(0), Device::host(2));
+    change.make(module, device_at(0), device_at(2));
     const auto got = grad(loss, handles(module), {.create_graph = true}),
                wanted = grad(plain_loss, handles(plain), {.create_graph = true});
     Tensor got_sum, wanted_sum;
@@ -174,7 +174,7 @@ TEST_CASE("after a module is gone: backward, with and without create_graph, and 
     std::vector<Tensor> handles;
     std::optional<Parameter> kept;
     {
-      auto net = std::make_unique<Wrapped>(Mlp(), DataParallelOptions{.devices = hosts(3)});
+      auto net = std::make_unique<Wrapped>(Mlp(), DataParallelOptions{.devices = first_devices(3)});
       loss = loss_of(*net);
       for (const Parameter& parameter : net->parameters()) handles.push_back(parameter.tensor());
       if (kind == 2) kept = net->module().second.bias;
@@ -198,14 +198,14 @@ TEST_CASE("after a module is gone: backward, with and without create_graph, and 
     for (Tensor& handle : handles) handle.zero_grad();
   }
   Tensor loss;
-  loss = loss_of(Wrapped(Mlp(), {.devices = hosts(3)}));
+  loss = loss_of(Wrapped(Mlp(), {.devices = first_devices(3)}));
   loss.backward();  // gradients for nobody
 }
 
 TEST_CASE("values that are loaded between forward and backward are an error, not a mixture of gradients") {
   Mlp module;
   const Mlp other = deep_copy(module);
-  const Wrapped net(module, {.devices = hosts(3)});
+  const Wrapped net(module, {.devices = first_devices(3)});
   const Tensor loss = loss_of(net);
   module.load_state_dict(other.state_dict());
   CHECK_THROWS_WITH(loss.backward(), Catch::Matchers::Contains("changed in place"));
@@ -230,7 +230,7 @@ TEST_CASE("a layer that leaves its list before backward has its gradients still"
   Growing plain, module;
   const Tensor x = noise({7, 3}, 4);
   plain(x).sum().backward();
-  auto net = DataParallel(module, {.devices = hosts(3)});
+  auto net = DataParallel(module, {.devices = first_devices(3)});
   const Tensor loss = net(x).sum();
   const Affine last = module.layers.back();
   module.layers.pop_back();
@@ -244,13 +244,13 @@ TEST_CASE("a module that a hook moves while its gradients are summed") {
   // In the thread of the backward, when the sum over the replicas is there.
   for (const bool after : {false, true}) {
     Mlp module;
-    const Wrapped net(module, {.devices = hosts(3)});
+    const Wrapped net(module, {.devices = first_devices(3)});
     const Tensor loss = loss_of(net);
     int calls = 0;
     const auto move = [&] {
       ++calls;
       CHECK(net.stats().calls == 1);  // a figure is no reason to wait either
-      module.to(Device::host(2));
+      module.to(device_at(2));
     };
     Tensor first = module.first.weight.tensor();
     if (after)
@@ -280,10 +280,10 @@ TEST_CASE("rows of a weight that has moved since forward arrive as rows") {
   for (const int kind : {0, 1, 2}) {
     INFO("kind " << kind);
     Words module = deep_copy(first);
-    auto net = std::make_unique<DataParallel<Words>>(module, DataParallelOptions{.devices = hosts(3)});
-    const Tensor loss = ((*net)(input)*c.to(hosts(1)[0])).sum();
+    auto net = std::make_unique<DataParallel<Words>>(module, DataParallelOptions{.devices = first_devices(3)});
+    const Tensor loss = ((*net)(input)*c.to(first_devices(1)[0])).sum();
     Tensor handle = module.words.weight.tensor();
-    if (kind == 0) module.to(Device::host(1));
+    if (kind == 0) module.to(device_at(1));
     if (kind == 1) module.to(Device::cpu());
     if (kind == 2) net.reset(), module = Words();
     loss.backward();
@@ -296,19 +296,19 @@ TEST_CASE("rows of a weight that has moved since forward arrive as rows") {
 TEST_CASE("the gradient of a moved parameter can be clipped and stepped") {
   for (const bool wrapped : {false, true}) {
     Mlp module;
-    module.to(Device::host(0));
+    module.to(device_at(0));
     Tensor loss;
     if (wrapped)
-      loss = loss_of(Wrapped(module, {.devices = hosts(2)}));
+      loss = loss_of(Wrapped(module, {.devices = first_devices(2)}));
     else
-      loss = (module(expected().x.to(Device::host(0))) * expected().c.to(Device::host(0))).sum();
-    module.to(Device::host(1));
+      loss = (module(expected().x.to(device_at(0))) * expected().c.to(device_at(0))).sum();
+    module.to(device_at(1));
     loss.backward();
     CHECK(whole(module.parameters()));
     clip_grad_norm(module.parameters(), 1e-3);
     SGD optimizer(module.parameters(), {.lr = 0.5});
     optimizer.step();
-    CHECK(module.first.weight.device() == Device::host(1));
+    CHECK(module.first.weight.device() == device_at(1));
   }
 }
 
@@ -318,17 +318,17 @@ TEST_CASE("an uninitialised parameter remembers where its module was moved to") 
     void members(Members& m) override { m("ready", ready), m("later", later); }
   };
   Lazy module;
-  module.to(Device::host(1));
+  module.to(device_at(1));
   Lazy copy = deep_copy(module), elsewhere = deep_copy(module);
   module.later.assign(counting({2}));
-  CHECK(module.later.device() == Device::host(1));
+  CHECK(module.later.device() == device_at(1));
   copy.load_state_dict({{"ready", counting({2})}, {"later", counting({2})}});
-  CHECK(copy.later.device() == Device::host(1));
+  CHECK(copy.later.device() == device_at(1));
   CHECK(values(copy.later.tensor().detach()) == Doubles{1, 2});
   elsewhere.to(Device::cpu());
-  elsewhere.later.assign(counting({2}, Device::host(2)));
+  elsewhere.later.assign(counting({2}, device_at(2)));
   CHECK(elsewhere.later.device() == Device::cpu());
   Lazy never;
-  never.later.assign(counting({2}, Device::host(2)));
-  CHECK(never.later.device() == Device::host(2));
+  never.later.assign(counting({2}, device_at(2)));
+  CHECK(never.later.device() == device_at(2));
 }

@@ -76,22 +76,18 @@ struct Overlap {
 
 // From when on a copy is under way. On CUDA devices a host function says so, and may itself be what hangs.
 std::uint64_t under_way(const trace::Span& copy) {
-#if defined(LOCKSTEP_TESTS_ON_CUDA)
-  return copy.enqueued;
-#else
-  return copy.began;
-#endif
+  return support::device_type() == DeviceType::cuda ? copy.enqueued : copy.began;
 }
 
 const Doubles kProducts{1, 4, 3, 8, 5, 12, 7, 16, 9, 20, 11, 24};
 
-bool asynchronous() { return !default_stream(Device::host(0)).synchronous(); }
+bool asynchronous() { return !default_stream(device_at(0)).synchronous(); }
 
 }  // namespace
 
 TEST_CASE("the first replica computes while the next piece is on its way") {
   if (!asynchronous()) return;
-  for (const auto& devices : {hosts(2), hosts({3, 1})}) {
+  for (const auto& devices : {first_devices(2), devices_at({3, 1})}) {
     const Overlap run(devices, devices[0]);
     CHECK(run.kernel_came_first);
     CHECK(run.result == kProducts);
@@ -106,11 +102,11 @@ TEST_CASE("the first replica computes while the next piece is on its way") {
 
 TEST_CASE("pieces from plain memory arrive side by side, and whoever has one computes") {
   if (!asynchronous()) return;
-  const Overlap run(hosts(3), Device::cpu());
+  const Overlap run(first_devices(3), Device::cpu());
   CHECK(run.kernel_came_first);
   CHECK(run.result == kProducts);
   int overlapped = 0;
-  for (const Device device : hosts(3)) {
+  for (const Device device : first_devices(3)) {
     const trace::Span* copy = run.copy(Device::cpu(), device);
     REQUIRE(copy != nullptr);
     for (const trace::Span& kernel : run.spans) {
@@ -122,8 +118,8 @@ TEST_CASE("pieces from plain memory arrive side by side, and whoever has one com
 }
 
 TEST_CASE("the batch may be written when the call has returned") {
-  for (const Device source : {Device::cpu(), Device::host(0), Device::host(5)}) {
-    const auto net = DataParallel(Scale({1, 2}), {.devices = hosts(3)});
+  for (const Device source : {Device::cpu(), device_at(0), device_at(5)}) {
+    const auto net = DataParallel(Scale({1, 2}), {.devices = first_devices(3)});
     for (int round = 0; round < 20; ++round) {
       const NoGrad off;
       Tensor x = counting({6, 2}, source);
@@ -136,12 +132,12 @@ TEST_CASE("the batch may be written when the call has returned") {
 }
 
 TEST_CASE("a replica that fails leaves no copy without an edge") {
-  for (const Device source : {Device::cpu(), Device::host(0)}) {
+  for (const Device source : {Device::cpu(), device_at(0)}) {
     const auto net = DataParallel(Calling([](const Tensor& x, const Tensor& weight) -> Tensor {
-                                    if (x.device() == Device::host(0)) throw std::runtime_error("no");
+                                    if (x.device() == device_at(0)) throw std::runtime_error("no");
                                     return x * weight;
                                   }),
-                                  {.devices = hosts(3)});
+                                  {.devices = first_devices(3)});
     for (int round = 0; round < 20; ++round) {
       const NoGrad off;
       Tensor x = counting({6, 2}, source);

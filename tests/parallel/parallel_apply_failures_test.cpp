@@ -59,7 +59,7 @@ TEST_CASE("a failure comes as ReplicaError with the original nested, after all h
 TEST_CASE("what is not an exception of the standard library is reported too") {
   const auto work = [](int i) -> int { throw i; };
   try {
-    parallel_apply(std::vector{work, work}, std::vector{3, 4}, hosts(2));
+    parallel_apply(std::vector{work, work}, std::vector{3, 4}, first_devices(2));
     FAIL("no error");
   } catch (const ReplicaError& error) {
     CHECK(error.failures.size() == 2);
@@ -74,53 +74,52 @@ TEST_CASE("a replica that does not return in time makes a TimeoutError; it keeps
   const std::weak_ptr<int> watch = kept;
   using Input = std::tuple<Tensor, std::shared_ptr<int>>;
   const auto work = [latch, seen](const Tensor& x, const std::shared_ptr<int>& number) {
-    if (x.device() == Device::host(1)) {
+    if (x.device() == device_at(1)) {
       latch->wait();
       *seen = x.sum().item<double>() + *number;
     }
   };
   const std::string message = message_of<TimeoutError>([&] {
-    std::vector<Input> inputs{{counting({3}, Device::host(0)), nullptr},
-                              {counting({3}, Device::host(1)), std::move(kept)}};
+    std::vector<Input> inputs{{counting({3}, device_at(0)), nullptr}, {counting({3}, device_at(1)), std::move(kept)}};
     parallel_apply(std::vector{work, work}, std::move(inputs), std::nullopt, Milliseconds(300));
   });
-  CHECK(missing(message, {"replica 1 on host:1", "300 ms"}) == "");
+  CHECK(missing(message, {"replica 1 on " + device_name(1), "300 ms"}) == "");
   CHECK(message.find("replica 0") == std::string::npos);
 
   // Its device answers DeviceError at once, before anything runs elsewhere; other devices work.
   std::atomic<int> ran{0};
   const auto count = [&](int) { ++ran; };
   CHECK(missing(message_of<DeviceError>([&] {
-                  parallel_apply(std::vector{count, count}, std::vector{0, 1}, hosts({2, 1}));
+                  parallel_apply(std::vector{count, count}, std::vector{0, 1}, devices_at({2, 1}));
                 }),
-                {"replica 1 on host:1"}) == "");
+                {"replica 1 on " + device_name(1)}) == "");
   CHECK(ran == 0);
-  CHECK(parallel_apply(identities(2), std::vector{0, 1}, hosts({2, 0})) == std::vector<int>{0, 1});
+  CHECK(parallel_apply(identities(2), std::vector{0, 1}, devices_at({2, 0})) == std::vector<int>{0, 1});
 
   CHECK_FALSE(watch.expired());
   latch->open();
-  wait_until_found(Device::host(1));
+  wait_until_found(device_at(1));
   CHECK(*seen == 6 + 41);
-  CHECK(parallel_apply(identities(2), std::vector{0, 1}, hosts({2, 1})) == std::vector<int>{0, 1});
+  CHECK(parallel_apply(identities(2), std::vector{0, 1}, devices_at({2, 1})) == std::vector<int>{0, 1});
   CHECK(watch.expired());  // dropped when it returned
 }
 
 TEST_CASE("a late replica outlives the substitutes of its caller") {
   const auto latch = std::make_shared<Latch>();
   const auto seen = std::make_shared<std::atomic<double>>(0);
-  const Parameter weight(tensor({1, 2}, {2}, Device::host(1)));
+  const Parameter weight(tensor({1, 2}, {2}, device_at(1)));
   const auto work = [=](int i) {
     if (i == 0) return;
     latch->wait();
-    *seen = weight.on(Device::host(1)).sum().item<double>();
+    *seen = weight.on(device_at(1)).sum().item<double>();
   };
   {
-    const SubstituteScope scope({weight}, {tensor({30, 40}, {2}, Device::host(1))});
-    CHECK_THROWS_AS(parallel_apply(std::vector{work, work}, std::vector{0, 1}, hosts(2), Milliseconds(100)),
+    const SubstituteScope scope({weight}, {tensor({30, 40}, {2}, device_at(1))});
+    CHECK_THROWS_AS(parallel_apply(std::vector{work, work}, std::vector{0, 1}, first_devices(2), Milliseconds(100)),
                     TimeoutError);
   }
   latch->open();
-  wait_until_found(Device::host(1));
+  wait_until_found(device_at(1));
   CHECK(*seen == 70);
 }
 
@@ -132,46 +131,47 @@ TEST_CASE("a late replica that throws in the end harms nobody; the failures of t
     throw Odd("late");
   };
   const std::string message = message_of<TimeoutError>([&] {
-    parallel_apply(std::vector{work, work}, std::vector{0, 1}, hosts(2), Milliseconds(300));
+    parallel_apply(std::vector{work, work}, std::vector{0, 1}, first_devices(2), Milliseconds(300));
   });
-  CHECK(missing(message, {"replica 0 on host:0", "replica 1 on host:1 threw", "early"}) == "");
+  CHECK(missing(message, {"replica 0 on " + device_name(0), "replica 1 on " + device_name(1) + " threw", "early"}) ==
+        "");
   latch->open();
-  wait_until_found(Device::host(0));
-  CHECK(parallel_apply(identities(2), std::vector{0, 1}, hosts(2)) == std::vector<int>{0, 1});
+  wait_until_found(device_at(0));
+  CHECK(parallel_apply(identities(2), std::vector{0, 1}, first_devices(2)) == std::vector<int>{0, 1});
 }
 
 TEST_CASE("a task that waits behind a late one is not run after its call has given up") {
   const auto latch = std::make_shared<Latch>();
   const auto ran = std::make_shared<std::atomic<bool>>(false);
-  device_thread(Device::host(3)).post([latch] { latch->wait(); });
+  device_thread(device_at(3)).post([latch] { latch->wait(); });
   const auto work = [ran](int i) {
     if (i == 1) *ran = true;
   };
   CHECK(missing(message_of<TimeoutError>([&] {
-                  parallel_apply(std::vector{work, work}, std::vector{0, 1}, hosts({2, 3}), Milliseconds(100));
+                  parallel_apply(std::vector{work, work}, std::vector{0, 1}, devices_at({2, 3}), Milliseconds(100));
                 }),
-                {"replica 1 on host:3"}) == "");
+                {"replica 1 on " + device_name(3)}) == "");
   latch->open();
-  wait_until_found(Device::host(3));
-  CHECK(parallel_apply(identities(2), std::vector{0, 1}, hosts({2, 3})) == std::vector<int>{0, 1});
+  wait_until_found(device_at(3));
+  CHECK(parallel_apply(identities(2), std::vector{0, 1}, devices_at({2, 3})) == std::vector<int>{0, 1});
   CHECK_FALSE(*ran);
 }
 
 TEST_CASE("a replica that runs out of memory") {
-  const Device device = Device::host(5);
+  const Device device = device_at(5);
   empty_cache(device);
   const MemoryStats stats = memory_stats(device);
   set_memory_limit(device, stats.in_use_bytes + stats.cached_bytes + (std::size_t{1} << 20));
-  const auto work = [](int i) { return empty({i == 1 ? 64 << 20 : 1}, {.device = Device::host(4 + i)}).count(); };
+  const auto work = [](int i) { return empty({i == 1 ? 64 << 20 : 1}, {.device = device_at(4 + i)}).count(); };
   try {
-    parallel_apply(std::vector{work, work}, std::vector{0, 1}, hosts({4, 5}));
+    parallel_apply(std::vector{work, work}, std::vector{0, 1}, devices_at({4, 5}));
     FAIL("no error");
   } catch (const ReplicaError& error) {
     CHECK(error.replica() == 1);
     CHECK_THROWS_AS(std::rethrow_if_nested(error), OutOfMemory);
   }
   set_memory_limit(device, 0);
-  CHECK(parallel_apply(std::vector{work, work}, std::vector{0, 1}, hosts({4, 5}))[1] == 64 << 20);
+  CHECK(parallel_apply(std::vector{work, work}, std::vector{0, 1}, devices_at({4, 5}))[1] == 64 << 20);
   empty_cache(device);
 }
 
@@ -179,10 +179,10 @@ TEST_CASE("inputs and outputs are gone when the call is over") {
   const auto number = std::make_shared<int>(3);
   const auto work = [](const std::shared_ptr<int>& given) { return given; };
   for (int round = 0; round < 50; ++round) {
-    parallel_apply(std::vector{work, work}, std::vector{number, number}, hosts(2));
+    parallel_apply(std::vector{work, work}, std::vector{number, number}, first_devices(2));
     REQUIRE(number.use_count() == 1);
     CHECK_THROWS_AS(parallel_apply(std::vector(2, [](const std::shared_ptr<int>&) -> int { throw 1; }),
-                                   std::vector{number, number}, hosts(2)),
+                                   std::vector{number, number}, first_devices(2)),
                     ReplicaError);
     REQUIRE(number.use_count() == 1);
   }

@@ -53,61 +53,61 @@ TEST_CASE("outputs come in order, whatever their type") {
 
 TEST_CASE("a tuple holds the arguments, anything else is the only one") {
   const auto add = [](const Tensor& x, int n) { return x.item<double>() + n; };
-  const std::vector<std::tuple<Tensor, int>> inputs{{counting({1}, Device::host(0)), 5},
-                                                    {counting({1}, Device::host(1), 2), 6}};
+  const std::vector<std::tuple<Tensor, int>> inputs{{counting({1}, device_at(0)), 5},
+                                                    {counting({1}, device_at(1), 2), 6}};
   CHECK(parallel_apply(std::vector{add, add}, inputs) == Doubles{6, 8});
   const auto sum = [](const std::vector<Tensor>& list) { return list[0].item<double>(); };
-  CHECK(parallel_apply(std::vector{sum}, std::vector<std::vector<Tensor>>{{counting({1}, Device::host(2), 4)}}) ==
+  CHECK(parallel_apply(std::vector{sum}, std::vector<std::vector<Tensor>>{{counting({1}, device_at(2), 4)}}) ==
         Doubles{4});
 }
 
 TEST_CASE("lengths must agree, the message has both") {
   const auto one = [](int i) { return i; };
   CHECK(missing(message_of<InvalidArgument>([&] {
-                  parallel_apply(std::vector{one, one}, std::vector{1, 2, 3}, hosts(2));
+                  parallel_apply(std::vector{one, one}, std::vector{1, 2, 3}, first_devices(2));
                 }),
                 {"3 inputs", "2 replicas"}) == "");
   CHECK(missing(message_of<InvalidArgument>([&] {
-                  parallel_apply(std::vector{one, one}, std::vector{1, 2}, hosts(3));
+                  parallel_apply(std::vector{one, one}, std::vector{1, 2}, first_devices(3));
                 }),
                 {"3 devices", "2 replicas"}) == "");
-  CHECK(parallel_apply(std::vector<std::decay_t<decltype(one)>>{}, std::vector<int>{}, hosts({})).empty());
+  CHECK(parallel_apply(std::vector<std::decay_t<decltype(one)>>{}, std::vector<int>{}, devices_at({})).empty());
 }
 
 TEST_CASE("absent devices come from the first tensor of each input") {
   const auto where = [](const std::pair<int, Tensor>&) { return DeviceThread::current()->device(); };
-  const std::vector<std::pair<int, Tensor>> inputs{{1, counting({1}, Device::host(3))},
-                                                   {2, counting({1}, Device::host(1))}};
-  CHECK(parallel_apply(std::vector{where, where}, inputs) == hosts({3, 1}));
+  const std::vector<std::pair<int, Tensor>> inputs{{1, counting({1}, device_at(3))}, {2, counting({1}, device_at(1))}};
+  CHECK(parallel_apply(std::vector{where, where}, inputs) == devices_at({3, 1}));
   const auto nowhere = [](int i) { return i; };
   CHECK(missing(message_of<InvalidArgument>([&] { parallel_apply(std::vector{nowhere}, std::vector{1}); }),
                 {"devices", "replica 0"}) == "");
-  const std::vector<std::pair<int, Tensor>> same(2, {1, counting({1}, Device::host(3))});
+  const std::vector<std::pair<int, Tensor>> same(2, {1, counting({1}, device_at(3))});
   CHECK(missing(message_of<InvalidArgument>([&] {
                   parallel_apply(std::vector{where, where}, same);
                 }),
-                {"host:3", "twice"}) == "");
+                {device_name(3), "twice"}) == "");
 }
 
 TEST_CASE("replicas run on their own devices") {
   Scale net({2, 3});
-  net.to(Device::host(1));
-  const auto replicas = replicate(net, hosts({1, 0}));
-  const std::vector<Tensor> inputs = scatter(counting({2, 2}), hosts({1, 0}));
+  net.to(device_at(1));
+  const auto replicas = replicate(net, devices_at({1, 0}));
+  const std::vector<Tensor> inputs = scatter(counting({2, 2}), devices_at({1, 0}));
   const std::vector<Tensor> outputs = parallel_apply(replicas, inputs);
   CHECK(values(outputs[0]) == Doubles{2, 6});
-  CHECK(outputs[1].device() == Device::host(0));
+  CHECK(outputs[1].device() == device_at(0));
   CHECK(values(outputs[1]) == Doubles{6, 12});
-  CHECK_THROWS_AS(parallel_apply(replicas, inputs, hosts({0, 1})), InvalidArgument);
+  CHECK_THROWS_AS(parallel_apply(replicas, inputs, devices_at({0, 1})), InvalidArgument);
 }
 
 TEST_CASE("a lone replica runs in the caller's thread, several on device threads") {
   const auto caller = std::this_thread::get_id();
   const auto here = [caller](int) { return std::this_thread::get_id() == caller; };
-  CHECK(parallel_apply(std::vector{here}, std::vector{0}, hosts({3})) == std::vector<bool>{true});
-  CHECK(parallel_apply(std::vector{here, here}, std::vector{0, 0}, hosts({3, 0})) == std::vector<bool>{false, false});
+  CHECK(parallel_apply(std::vector{here}, std::vector{0}, devices_at({3})) == std::vector<bool>{true});
+  CHECK(parallel_apply(std::vector{here, here}, std::vector{0, 0}, devices_at({3, 0})) ==
+        std::vector<bool>{false, false});
   const auto device = [](int) { return DeviceThread::current()->device(); };
-  CHECK(parallel_apply(std::vector{device, device}, std::vector{0, 0}, hosts({3, 0})) == hosts({3, 0}));
+  CHECK(parallel_apply(std::vector{device, device}, std::vector{0, 0}, devices_at({3, 0})) == devices_at({3, 0}));
 }
 
 TEST_CASE("replicas see the caller's context, and leave no trace in the threads") {
@@ -128,7 +128,7 @@ TEST_CASE("replicas see the caller's context, and leave no trace in the threads"
     return seen;
   };
   for (const int count : {1, 2}) {
-    const auto run = [&] { return parallel_apply(numbered(look, count), counting_to(count), hosts(count)); };
+    const auto run = [&] { return parallel_apply(numbered(look, count), counting_to(count), first_devices(count)); };
     const NoGrad off;
     const DefaultDType dtype(DType::f64);
     const TrainingScope evaluation(false);
@@ -147,25 +147,25 @@ TEST_CASE("replicas see the caller's context, and leave no trace in the threads"
 
 TEST_CASE("replicas compute on the caller's current streams") {
   const auto streams = [](int) {
-    return std::vector{current_stream(Device::host(0)).handle(), current_stream(Device::host(1)).handle()};
+    return std::vector{current_stream(device_at(0)).handle(), current_stream(device_at(1)).handle()};
   };
-  Stream first(Device::host(0)), second(Device::host(1));
-  const auto run = [&] { return parallel_apply(numbered(streams, 2), counting_to(2), hosts(2)); };
+  Stream first(device_at(0)), second(device_at(1));
+  const auto run = [&] { return parallel_apply(numbered(streams, 2), counting_to(2), first_devices(2)); };
   const StreamScope scope(second);
-  for (const auto& seen : run()) CHECK(seen == std::vector{default_stream(Device::host(0)).handle(), second.handle()});
+  for (const auto& seen : run()) CHECK(seen == std::vector{default_stream(device_at(0)).handle(), second.handle()});
   {
     const StreamScope inner(first);
     for (const auto& seen : run()) CHECK(seen == std::vector{first.handle(), second.handle()});
   }
-  CHECK(parallel_apply(numbered(streams, 1), counting_to(1), hosts(1))[0][1] == second.handle());
+  CHECK(parallel_apply(numbered(streams, 1), counting_to(1), first_devices(1))[0][1] == second.handle());
 }
 
 TEST_CASE("substitutes reach the replicas") {
   Scale net({2, 3});
-  net.to(Device::host(0));
-  const auto replicas = replicate(net, hosts(2));
-  const auto scope = substitute(net, {tensor({10, 20}, {2}, Device::host(0))});
-  const auto outputs = parallel_apply(replicas, scatter(counting({2, 2}), hosts(2)));
+  net.to(device_at(0));
+  const auto replicas = replicate(net, first_devices(2));
+  const auto scope = substitute(net, {tensor({10, 20}, {2}, device_at(0))});
+  const auto outputs = parallel_apply(replicas, scatter(counting({2, 2}), first_devices(2)));
   CHECK(values(outputs[0]) == Doubles{10, 40});
   CHECK(values(outputs[1]) == Doubles{30, 80});
 }
@@ -176,7 +176,9 @@ TEST_CASE("random numbers depend on the seed, the call and the replica, not on t
     const Doubles first = values(rand({3}, {.dtype = DType::f64}));
     return std::pair(first, values(rand({3}, {.dtype = DType::f64})));
   };
-  const auto run = [&](int count) { return parallel_apply(numbered(draw, count), counting_to(count), hosts(count)); };
+  const auto run = [&](int count) {
+    return parallel_apply(numbered(draw, count), counting_to(count), first_devices(count));
+  };
   manual_seed(5);
   const auto first = run(3), second = run(3);
   const auto lone = run(1);
@@ -201,7 +203,7 @@ TEST_CASE("node numbers go on from the caller's and come back") {
   const auto number = [](int i) { return thread_context().sequence += static_cast<std::uint64_t>(10 * i + 1); };
   for (const int count : {1, 3}) {
     const std::uint64_t before = thread_context().sequence;
-    const auto seen = parallel_apply(numbered(number, count), counting_to(count), hosts(count));
+    const auto seen = parallel_apply(numbered(number, count), counting_to(count), first_devices(count));
     for (int i = 0; i < count; ++i) {
       CHECK(seen[static_cast<std::size_t>(i)] == before + static_cast<std::uint64_t>(10 * i + 1));
     }
@@ -211,10 +213,12 @@ TEST_CASE("node numbers go on from the caller's and come back") {
 
 TEST_CASE("a call from inside a replica is an error, also inside a lone one") {
   const auto inner = [](int) {
-    return message_of<Error>([] { parallel_apply(std::vector{[](int i) { return i; }}, std::vector{1}, hosts({5})); });
+    return message_of<Error>(
+        [] { parallel_apply(std::vector{[](int i) { return i; }}, std::vector{1}, devices_at({5})); });
   };
   for (const int count : {1, 2}) {
-    for (const std::string& message : parallel_apply(numbered(inner, count), counting_to(count), hosts(count))) {
+    for (const std::string& message :
+         parallel_apply(numbered(inner, count), counting_to(count), first_devices(count))) {
       CHECK(missing(message, {"inside a replica"}) == "");
     }
   }
@@ -232,7 +236,7 @@ TEST_CASE("calls from several threads on the same devices in different orders do
       parallel_apply(std::vector{meet, meet}, std::vector<Input>{{rendezvous, 0}, {rendezvous, 1}}, devices);
     }
   };
-  std::thread other([&] { caller(hosts({1, 0})); });
-  caller(hosts({0, 1}));
+  std::thread other([&] { caller(devices_at({1, 0})); });
+  caller(devices_at({0, 1}));
   other.join();
 }

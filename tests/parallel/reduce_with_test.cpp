@@ -34,7 +34,7 @@ TEST_CASE("an uneven batch gives the loss and the gradient of the whole batch's 
 }
 
 TEST_CASE("the weights are the sizes of the pieces") {
-  const auto net = DataParallel(Scale({1}), {.devices = hosts(3), .output_device = Device::cpu()});
+  const auto net = DataParallel(Scale({1}), {.devices = first_devices(3), .output_device = Device::cpu()});
   // Pieces of 3, 3, 1 with losses 1, 2, 30: the mean of all seven is (3 * 1 + 3 * 2 + 30) / 7.
   const Tensor x = tensor({1, 1, 1, 2, 2, 2, 30}, {7, 1});
   const Tensor loss = net.reduce_with([](const Tensor& y) { return y.mean(); }, x);
@@ -48,7 +48,7 @@ TEST_CASE("several inputs and targets come as tuples; numbers reach every replic
     std::pair<Tensor, Tensor> forward(const Tensor& a, const Tensor& b) const { return {a * weight.on(a.device()), b}; }
     void members(Members& m) override { m("weight", weight); }
   };
-  const auto net = DataParallel(Sum{}, {.devices = hosts(2)});
+  const auto net = DataParallel(Sum{}, {.devices = first_devices(2)});
   const auto loss = [](const std::pair<Tensor, Tensor>& y, const Tensor& target, double factor) {
     return (y.first + y.second + target).mean() * factor;
   };
@@ -64,14 +64,14 @@ TEST_CASE("without devices, with one, and from inside a replica") {
   const Tensor x = noise({5, 3}, 1), t = noise({5, 2}, 2);
   const double expected = mse_loss(module(x), t).item<double>();
   CHECK(DataParallel(module, {.devices = {}}).reduce_with(mean_square, x, t).item<double>() == Approx(expected));
-  const auto one = DataParallel(module, {.devices = hosts({3})});
+  const auto one = DataParallel(module, {.devices = devices_at({3})});
   CHECK(one.reduce_with(mean_square, x, t).item<double>() == Approx(expected));
   const auto nested = [&](const Tensor&, const Tensor&) { return one.reduce_with(mean_square, x, t); };
   CHECK_THROWS_AS(one.reduce_with(nested, x, t), ReplicaError);
 }
 
 TEST_CASE("targets that give other pieces, and losses that are no scalars, are errors") {
-  const auto net = DataParallel(Mlp{}, {.devices = hosts(4)});
+  const auto net = DataParallel(Mlp{}, {.devices = first_devices(4)});
   CHECK(missing(message_of<InvalidArgument>([&] {
                   net.reduce_with(mean_square, noise({8, 3}, 1), noise({2, 2}, 1));
                 }),
@@ -84,8 +84,8 @@ TEST_CASE("targets that give other pieces, and losses that are no scalars, are e
 }
 
 TEST_CASE("it counts in the stats") {
-  const auto net = DataParallel(Mlp{}, {.devices = hosts(2)});
-  net.reduce_with(mean_square, noise({8, 3}, 1, Device::host(0)), noise({8, 2}, 1, Device::host(0)));
+  const auto net = DataParallel(Mlp{}, {.devices = first_devices(2)});
+  net.reduce_with(mean_square, noise({8, 3}, 1, device_at(0)), noise({8, 2}, 1, device_at(0)));
   CHECK(net.stats().calls == 1);
   CHECK(net.stats().last.scatter.bytes == (4 * 3 + 4 * 2) * 8);
 }

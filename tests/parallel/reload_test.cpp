@@ -32,24 +32,24 @@ TEST_CASE("a module whose parts were wrapped one by one may be wrapped as a whol
   const NoGrad no_grad;
   Parts net(12);
   std::vector<DataParallel<Part>> wrapped;
-  for (const Part& part : net.parts) wrapped.emplace_back(part, DataParallelOptions{.devices = hosts(2)});
+  for (const Part& part : net.parts) wrapped.emplace_back(part, DataParallelOptions{.devices = first_devices(2)});
   const Tensor x = full({4, 2}, 1, {.dtype = DType::f64});
   for (const auto& part : wrapped) CHECK(values(part(x)) == Doubles(8, 1));
-  const DataParallel whole(net, {.devices = hosts(2)});
+  const DataParallel whole(net, {.devices = first_devices(2)});
   CHECK(values(whole(x)) == Doubles(8, 1));
   net.parts[0].w.tensor().fill_(2);
   net.parts[11].w.tensor().fill_(3);
   CHECK(values(whole(x)) == Doubles(8, 6));
   // No reader is left behind: a refresh of the first part waits for nobody.
   net.parts[0].w.tensor().fill_(5);
-  CHECK(ModuleSlots(net.parts[0]).refresh(hosts(2), Milliseconds(60'000)).copies == 1);
-  const auto replicas = replicate(net, hosts(2));
-  CHECK(values(replicas[1](full({1, 2}, 1, {.dtype = DType::f64, .device = hosts(2)[1]}))) == Doubles(2, 15));
+  CHECK(ModuleSlots(net.parts[0]).refresh(first_devices(2), Milliseconds(60'000)).copies == 1);
+  const auto replicas = replicate(net, first_devices(2));
+  CHECK(values(replicas[1](full({1, 2}, 1, {.dtype = DType::f64, .device = first_devices(2)[1]}))) == Doubles(2, 15));
 }
 
 TEST_CASE("a load from inside a replica is an error, at once") {
   const NoGrad no_grad;
-  DataParallel net(Part(), {.devices = hosts(2)});
+  DataParallel net(Part(), {.devices = first_devices(2)});
   const Part part = net.module();
   struct Loads : Module<Loads> {
     Part part;
@@ -62,7 +62,7 @@ TEST_CASE("a load from inside a replica is an error, at once") {
   };
   Loads loads;
   loads.part = part;
-  DataParallel wrapped(loads, {.devices = hosts(2)});
+  DataParallel wrapped(loads, {.devices = first_devices(2)});
   const Tensor x = full({4, 2}, 1, {.dtype = DType::f64});
   CHECK_THROWS_WITH(wrapped(x), Contains("expected a call from outside"));
   CHECK(values(net(x)) == Doubles(8, 1));
@@ -73,17 +73,17 @@ TEST_CASE("a load from inside a replica is an error, at once") {
 TEST_CASE("replicas checked against home while others stand in for the parameters", "[.verify]") {
   const NoGrad no_grad;
   Part part;
-  const DataParallel net(part, {.devices = hosts(2)});
+  const DataParallel net(part, {.devices = first_devices(2)});
   const Tensor x = full({4, 2}, 1, {.dtype = DType::f64});
   {
-    const SubstituteScope scope({part.w}, {full({2}, 9, {.dtype = DType::f64, .device = hosts(2)[0]})});
+    const SubstituteScope scope({part.w}, {full({2}, 9, {.dtype = DType::f64, .device = first_devices(2)[0]})});
     part.w.assign(full({2}, 4, {.dtype = DType::f64}));
     CHECK(values(net(x)) == Doubles(8, 9));
   }
   CHECK(values(net(x)) == Doubles(8, 4));
   // And what is wrong is still found.
-  const_cast<double*>(part.w.on(hosts(2)[1]).data<double>())[0] = 1;
-  CHECK_THROWS_WITH(net(x), Contains("differs on host:1"));
+  const_cast<double*>(part.w.on(first_devices(2)[1]).data<double>())[0] = 1;
+  CHECK_THROWS_WITH(net(x), Contains("differs on " + device_name(1)));
 }
 
 TEST_CASE("LOCKSTEP_VERIFY_REPLICAS compares replicas with home, whatever stands in for the parameters") {

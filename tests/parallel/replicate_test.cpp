@@ -61,8 +61,8 @@ TEST_CASE("a replica is callable and its parameters are the slots of its device"
 }
 
 TEST_CASE("an in-place update at home stays, one elsewhere is lost at the refresh") {
-  const Mixed net = on(Mixed{}, Device::host(3));
-  const auto devices = hosts({3, 1});
+  const Mixed net = on(Mixed{}, device_at(3));
+  const auto devices = devices_at({3, 1});
   const NoGrad off;
   const auto replicas = replicate(net, devices);
   replicas[0].buffers()[0].add_(1);
@@ -73,18 +73,18 @@ TEST_CASE("an in-place update at home stays, one elsewhere is lost at the refres
 }
 
 TEST_CASE("only slots that changed, at home or by themselves, are refreshed") {
-  const Mixed net = on(Mixed{}, Device::host(0));
-  const auto devices = hosts(3);
+  const Mixed net = on(Mixed{}, device_at(0));
+  const auto devices = first_devices(3);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 2 * kBytes);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 0);
   const NoGrad off;
   net.a.tensor().add_(1);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 2 * 3 * 8);
-  net.state.on(Device::host(2)).fill_(9);
+  net.state.on(device_at(2)).fill_(9);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 2 * 8);
-  CHECK(values(net.state.on(Device::host(2))) == Doubles{0, 0});
-  CHECK(bytes_moved([&] { replicate(net, hosts(2)); }) == 0);
-  CHECK(bytes_moved([&] { replicate(net, hosts({0, 7})); }) == kBytes);  // a device that has none yet
+  CHECK(values(net.state.on(device_at(2))) == Doubles{0, 0});
+  CHECK(bytes_moved([&] { replicate(net, first_devices(2)); }) == 0);
+  CHECK(bytes_moved([&] { replicate(net, devices_at({0, 7})); }) == kBytes);  // a device that has none yet
 }
 
 TEST_CASE("tied parameters are mirrored once") {
@@ -94,22 +94,22 @@ TEST_CASE("tied parameters are mirrored once") {
     Tensor forward(const Tensor& x) const { return x * weight.on(x.device()) + again.on(x.device()); }
     void members(Members& m) override { m("weight", weight), m("again", again); }
   };
-  const Tied net = on(Tied{}, Device::host(1));
-  CHECK(bytes_moved([&] { CHECK(replicate(net, hosts({1, 0}))[1].parameters().size() == 1); }) == 2 * 8);
-  const auto replicas = replicate(net, hosts({1, 0}));
-  (replicas[0](tensor({1, 1}, {2}, Device::host(1))).sum() +
-   replicas[1](tensor({2, 3}, {2}, Device::host(0))).sum().to(Device::host(1)))
+  const Tied net = on(Tied{}, device_at(1));
+  CHECK(bytes_moved([&] { CHECK(replicate(net, devices_at({1, 0}))[1].parameters().size() == 1); }) == 2 * 8);
+  const auto replicas = replicate(net, devices_at({1, 0}));
+  (replicas[0](tensor({1, 1}, {2}, device_at(1))).sum() +
+   replicas[1](tensor({2, 3}, {2}, device_at(0))).sum().to(device_at(1)))
       .backward();
   CHECK(values(net.weight.grad()) == Doubles{2 + 3, 2 + 4});  // two uses in each of two replicas
 }
 
 TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parameters keep an undefined grad") {
-  const Mixed net = on(Mixed{}, Device::host(0));
-  const Parameter unused(tensor({1}, {1}, Device::host(0)));
-  const auto replicas = replicate(net, hosts(3));
+  const Mixed net = on(Mixed{}, device_at(0));
+  const Parameter unused(tensor({1}, {1}, device_at(0)));
+  const auto replicas = replicate(net, first_devices(3));
   Tensor total;
   for (const auto& replica : replicas) {
-    const Tensor part = replica(counting({1}, replica.device(), 1.0 + replica.index())).to(Device::host(0)).sum();
+    const Tensor part = replica(counting({1}, replica.device(), 1.0 + replica.index())).to(device_at(0)).sum();
     total = total.defined() ? total + part : part;
   }
   total.backward();
@@ -126,41 +126,46 @@ TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parame
 }
 
 TEST_CASE("without grad mode mirrors have no edge") {
-  const Mixed net = on(Mixed{}, Device::host(0));
+  const Mixed net = on(Mixed{}, device_at(0));
   const NoGrad off;
-  CHECK_FALSE(replicate(net, hosts(2))[1].parameters()[0].requires_grad());
+  CHECK_FALSE(replicate(net, first_devices(2))[1].parameters()[0].requires_grad());
 }
 
 TEST_CASE("misplaced, uninitialised and doubled are errors that say where") {
-  Mixed net = on(Mixed{}, Device::host(0));
+  Mixed net = on(Mixed{}, device_at(0));
   CHECK(missing(message_of<InvalidArgument>([&] {
-                  replicate(net, hosts({1, 0}));
+                  replicate(net, devices_at({1, 0}));
                 }),
-                {"module must have its parameters and buffers on device host:1 (devices[0]) but found 'a' on device "
-                 "host:0"}) == "");
+                {"module must have its parameters and buffers on device " + device_name(1) +
+                 " (devices[0]) but found 'a' on device " + device_name(0)}) == "");
   struct Outer : Module<Outer> {
     Mixed inner;
-    Buffer far{tensor({1}, {1}, Device::host(4))};
+    Buffer far{tensor({1}, {1}, device_at(4))};
     Tensor forward(const Tensor& x) const { return x; }
     void members(Members& m) override { m("inner", inner), m("far", far); }
   };
   Outer outer;
-  outer.inner.to(Device::host(0));
-  CHECK(missing(message_of<InvalidArgument>([&] { replicate(outer, hosts(2)); }), {"host:0", "'far'", "host:4"}) == "");
+  outer.inner.to(device_at(0));
+  CHECK(missing(message_of<InvalidArgument>([&] { replicate(outer, first_devices(2)); }),
+                {device_name(0), "'far'", device_name(4)}) == "");
   struct Lazy : Module<Lazy> {
     Parameter weight = Parameter::uninitialized({2}, DType::f64);
     Tensor forward(const Tensor& x) const { return x; }
     void members(Members& m) override { m("weight", weight); }
   };
-  CHECK(missing(message_of<InvalidArgument>([&] { replicate(Lazy{}, hosts(2)); }), {"weight", "uninitialised"}) == "");
-  CHECK(missing(message_of<InvalidArgument>([&] { replicate(net, hosts({0, 2, 0})); }), {"host:0", "twice"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([&] { replicate(Lazy{}, first_devices(2)); }),
+                {"weight", "uninitialised"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([&] {
+                  replicate(net, devices_at({0, 2, 0}));
+                }),
+                {device_name(0), "twice"}) == "");
   CHECK_THROWS_AS(replicate(net, {}), InvalidArgument);
-  CHECK_THROWS_AS(replicate(net, hosts({0, 99})), InvalidArgument);
+  CHECK_THROWS_AS(replicate(net, devices_at({0, 99})), InvalidArgument);
 }
 
 TEST_CASE("replicas keep the module alive") {
-  auto net = std::make_unique<Mixed>(on(Mixed{}, Device::host(0)));
-  const auto replicas = replicate(*net, hosts(2));
+  auto net = std::make_unique<Mixed>(on(Mixed{}, device_at(0)));
+  const auto replicas = replicate(*net, first_devices(2));
   net.reset();
-  CHECK(values(replicas[1](counting({1}, Device::host(1)))) == Doubles{6.0 * 9 * 30 * 3});
+  CHECK(values(replicas[1](counting({1}, device_at(1)))) == Doubles{6.0 * 9 * 30 * 3});
 }

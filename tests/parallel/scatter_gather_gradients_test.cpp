@@ -46,32 +46,32 @@ TEST_CASE("the gradient of the pieces is gathered back to the source's device") 
 }
 
 TEST_CASE("a piece nobody uses has a gradient of zeros") {
-  const Tensor x = wanting_gradient(counting({5}, Device::host(1)));
-  const std::vector<Tensor> pieces = scatter(x, hosts(3));
+  const Tensor x = wanting_gradient(counting({5}, device_at(1)));
+  const std::vector<Tensor> pieces = scatter(x, first_devices(3));
   (pieces[1] * 3).sum().backward();
   CHECK(values(x.grad()) == Doubles{0, 0, 3, 3, 0});
 }
 
 TEST_CASE("gather gives each output its part of the gradient, on its device") {
-  const Tensor a = wanting_gradient(counting({2, 2}, Device::host(2))), b = counting({1, 2}, Device::host(0)),
-               c = wanting_gradient(counting({3, 2}, Device::host(1)));
-  const Tensor joined = gather(std::vector{a, b, c}, Device::host(0));
+  const Tensor a = wanting_gradient(counting({2, 2}, device_at(2))), b = counting({1, 2}, device_at(0)),
+               c = wanting_gradient(counting({3, 2}, device_at(1)));
+  const Tensor joined = gather(std::vector{a, b, c}, device_at(0));
   CHECK(joined.requires_grad());
-  (joined * counting({6, 2}, Device::host(0))).sum().backward();
-  CHECK(a.grad().device() == Device::host(2));
+  (joined * counting({6, 2}, device_at(0))).sum().backward();
+  CHECK(a.grad().device() == device_at(2));
   CHECK(values(a.grad()) == Doubles{1, 2, 3, 4});
   CHECK_FALSE(b.grad().defined());
   CHECK(values(c.grad()) == Doubles{7, 8, 9, 10, 11, 12});
 }
 
 TEST_CASE("gathered scalars give each replica a scalar gradient") {
-  const Tensor a = wanting_gradient(full({}, 2, {.dtype = DType::f64, .device = Device::host(0)})),
-               b = wanting_gradient(full({}, 3, {.dtype = DType::f64, .device = Device::host(1)}));
-  (gather(std::vector{a, b}, Device::host(0)) * counting({2}, Device::host(0), 5)).sum().backward();
+  const Tensor a = wanting_gradient(full({}, 2, {.dtype = DType::f64, .device = device_at(0)})),
+               b = wanting_gradient(full({}, 3, {.dtype = DType::f64, .device = device_at(1)}));
+  (gather(std::vector{a, b}, device_at(0)) * counting({2}, device_at(0), 5)).sum().backward();
   CHECK(a.grad().shape() == Shape{});
   CHECK(a.grad().item<double>() == 5);
   CHECK(b.grad().item<double>() == 6);
-  CHECK(b.grad().device() == Device::host(1));
+  CHECK(b.grad().device() == device_at(1));
 }
 
 TEST_CASE("both are differentiable again") {
@@ -93,28 +93,27 @@ TEST_CASE("both are differentiable again") {
 }
 
 TEST_CASE("without grad mode there is no graph") {
-  const Tensor x = wanting_gradient(counting({4}, Device::host(0)));
+  const Tensor x = wanting_gradient(counting({4}, device_at(0)));
   const NoGrad off;
-  const std::vector<Tensor> pieces = scatter(x, hosts(2));
+  const std::vector<Tensor> pieces = scatter(x, first_devices(2));
   CHECK_FALSE(pieces[0].requires_grad());
   CHECK_FALSE(pieces[1].requires_grad());
-  CHECK_FALSE(gather(pieces, Device::host(0)).requires_grad());
+  CHECK_FALSE(gather(pieces, device_at(0)).requires_grad());
 }
 
 TEST_CASE("the pieces of a tensor in a graph must not be written in place") {
-  const Tensor x = wanting_gradient(counting({4}, Device::host(0)));
-  std::vector<Tensor> pieces = scatter(x, hosts(2));
+  const Tensor x = wanting_gradient(counting({4}, device_at(0)));
+  std::vector<Tensor> pieces = scatter(x, first_devices(2));
   CHECK_THROWS_AS(pieces[0].mul_(2), InvalidArgument);  // a view of x
   CHECK(values(x) == Doubles{1, 2, 3, 4});
 }
 
 TEST_CASE("an unrelated use of the gathered gradient is not disturbed by its parts") {
   // Both x and y get the gradient of z; the parts of x's are views of it.
-  const Tensor a = wanting_gradient(counting({2}, Device::host(0))),
-               b = wanting_gradient(counting({2}, Device::host(1))),
-               y = wanting_gradient(counting({4}, Device::host(0)));
-  const Tensor x = gather(std::vector{a * 1, b * 1}, Device::host(0));
-  const Tensor weights = counting({4}, Device::host(0), 5);
+  const Tensor a = wanting_gradient(counting({2}, device_at(0))), b = wanting_gradient(counting({2}, device_at(1))),
+               y = wanting_gradient(counting({4}, device_at(0)));
+  const Tensor x = gather(std::vector{a * 1, b * 1}, device_at(0));
+  const Tensor weights = counting({4}, device_at(0), 5);
   ((x + y) * weights).sum().backward();
   ((x.detach() + y) * weights).sum().backward();
   CHECK(values(y.grad()) == Doubles{10, 12, 14, 16});

@@ -40,7 +40,7 @@ struct Divided {
 }  // namespace
 
 TEST_CASE("containers are divided element by element and keep their types") {
-  const auto devices = hosts({1, 3});
+  const auto devices = devices_at({1, 3});
   const Tensor x = counting({4}), y = counting({4, 2}, Device::cpu(), 10);
 
   const std::vector<std::tuple<Tensor, int>> tuples = scatter(std::tuple(x, 5), devices);
@@ -50,7 +50,7 @@ TEST_CASE("containers are divided element by element and keep their types") {
 
   const std::vector<std::pair<Tensor, Tensor>> pairs = scatter(std::pair(x, y), devices);
   CHECK(values(pairs[1].second) == Doubles{14, 15, 16, 17});
-  CHECK(pairs[1].second.device() == Device::host(3));
+  CHECK(pairs[1].second.device() == device_at(3));
 
   const std::vector<std::vector<Tensor>> lists = scatter(std::vector{x, y}, devices);
   CHECK(values(lists[0][0]) == Doubles{1, 2});
@@ -71,7 +71,7 @@ TEST_CASE("containers are divided element by element and keep their types") {
 TEST_CASE("structs with fields, nested in containers") {
   const std::map<std::string, std::vector<Sample>> batch{
       {"train", {Sample{counting({4}), counting({4, 1}), 0.5}, Sample{counting({3}), Tensor(), 2}}}};
-  const auto pieces = scatter(batch, hosts(2));
+  const auto pieces = scatter(batch, first_devices(2));
   REQUIRE(pieces.size() == 2);
   const Sample& first = pieces[1].at("train")[0];
   CHECK(values(first.image) == Doubles{3, 4});
@@ -85,10 +85,10 @@ TEST_CASE("run-time values: lists and maps are divided, the rest is copied") {
   const Value batch = Value::Map{{"image", counting({4})},
                                  {"labels", Value::List{counting({4}, Device::cpu(), 5), "text", 3, true, Value()}},
                                  {"empty", Value::List{}}};
-  const std::vector<Value> pieces = scatter(batch, hosts(2));
+  const std::vector<Value> pieces = scatter(batch, first_devices(2));
   REQUIRE(pieces.size() == 2);
   CHECK(values(pieces[1].at("image").as_tensor()) == Doubles{3, 4});
-  CHECK(pieces[1].at("image").as_tensor().device() == Device::host(1));
+  CHECK(pieces[1].at("image").as_tensor().device() == device_at(1));
   const Value& labels = pieces[1].at("labels");
   CHECK(values(labels.at(0).as_tensor()) == Doubles{7, 8});
   CHECK(labels.at(1).as_string() == "text");
@@ -99,25 +99,25 @@ TEST_CASE("run-time values: lists and maps are divided, the rest is copied") {
 }
 
 TEST_CASE("empty containers, numbers, strings and other types: a copy per piece") {
-  CHECK(scatter(5, hosts(3)) == std::vector<int>{5, 5, 5});
-  CHECK(scatter(true, hosts(2)) == std::vector<bool>{true, true});
-  CHECK(scatter(std::string("a"), hosts(2)) == std::vector<std::string>{"a", "a"});
-  CHECK(scatter(std::vector<Tensor>{}, hosts(3)).size() == 3);
-  CHECK(scatter(std::vector<bool>{true, false}, hosts(2))[1] == std::vector<bool>{true, false});
-  CHECK(scatter(std::tuple<>(), hosts(3)).size() == 3);
+  CHECK(scatter(5, first_devices(3)) == std::vector<int>{5, 5, 5});
+  CHECK(scatter(true, first_devices(2)) == std::vector<bool>{true, true});
+  CHECK(scatter(std::string("a"), first_devices(2)) == std::vector<std::string>{"a", "a"});
+  CHECK(scatter(std::vector<Tensor>{}, first_devices(3)).size() == 3);
+  CHECK(scatter(std::vector<bool>{true, false}, first_devices(2))[1] == std::vector<bool>{true, false});
+  CHECK(scatter(std::tuple<>(), first_devices(3)).size() == 3);
   const Opaque opaque;
-  const std::vector<Opaque> copies = scatter(opaque, hosts(2));
+  const std::vector<Opaque> copies = scatter(opaque, first_devices(2));
   CHECK(copies[1].shared == opaque.shared);  // a shared handle
 }
 
 TEST_CASE("a variant is divided when it holds a tensor") {
   using Either = std::variant<int, Tensor, std::vector<Tensor>>;
   const std::tuple<Either, Either, Either> value{counting({4, 1}), 7, std::vector{counting({4}), counting({4, 2})}};
-  const auto pieces = scatter(value, hosts(2));
+  const auto pieces = scatter(value, first_devices(2));
   REQUIRE(pieces.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {
     const auto& [tensor, number, list] = pieces[i];
-    CHECK(std::get<Tensor>(tensor).device() == hosts(2)[i]);
+    CHECK(std::get<Tensor>(tensor).device() == first_devices(2)[i]);
     CHECK(std::get<Tensor>(tensor).shape() == Shape{2, 1});
     CHECK(std::get<int>(number) == 7);
     CHECK(std::get<2>(list)[1].shape() == Shape{2, 2});
@@ -170,39 +170,39 @@ static_assert(!tree::hides_tensors<std::string>() && !tree::hides_tensors<std::v
 static_assert(!tree::hides_tensors<std::tuple<Tensor, int, std::variant<int, Tensor>>>());
 
 TEST_CASE("values without tensors follow the count of the tensors") {
-  const auto pieces = scatter(std::tuple(std::string("a"), counting({2}), 3.5), hosts(5));
+  const auto pieces = scatter(std::tuple(std::string("a"), counting({2}), 3.5), first_devices(5));
   REQUIRE(pieces.size() == 2);
   CHECK(std::get<2>(pieces[1]) == 3.5);
 }
 
 TEST_CASE("tensors that give different counts are an error that names both") {
   const std::string message = message_of<InvalidArgument>([] {
-    scatter(std::pair(counting({8, 3}), counting({2})), hosts(4));
+    scatter(std::pair(counting({8, 3}), counting({2})), first_devices(4));
   });
   CHECK(missing(message, {"4 pieces", "f64[8, 3] on cpu", "2 pieces", "f64[2] on cpu"}) == "");
   // The same count from different sizes fits.
-  CHECK(scatter(std::pair(counting({8}), counting({7})), hosts(4)).size() == 4);
+  CHECK(scatter(std::pair(counting({8}), counting({7})), first_devices(4)).size() == 4);
   // The same count on different devices does not.
-  CHECK_THROWS_AS(scatter(std::pair(counting({1}), counting({10})), hosts(2), 0, ScatterPolicy::sizes({1, 0})),
+  CHECK_THROWS_AS(scatter(std::pair(counting({1}), counting({10})), first_devices(2), 0, ScatterPolicy::sizes({1, 0})),
                   InvalidArgument);
 }
 
 TEST_CASE("nothing is moved when the value does not fit") {
   const std::uint64_t before = detail::moved_bytes();
-  CHECK_THROWS_AS(scatter(std::pair(counting({8}, Device::host(0)), counting({2})), hosts(4)), InvalidArgument);
+  CHECK_THROWS_AS(scatter(std::pair(counting({8}, device_at(0)), counting({2})), first_devices(4)), InvalidArgument);
   CHECK(detail::moved_bytes() == before);
 }
 
 TEST_CASE("a container that is divided already gives its parts") {
   const Divided container{{counting({2}), counting({5})}};
-  const auto pieces = scatter(std::tuple(container, counting({4})), hosts({2, 1}));
+  const auto pieces = scatter(std::tuple(container, counting({4})), devices_at({2, 1}));
   REQUIRE(pieces.size() == 2);
   REQUIRE(std::get<0>(pieces[1]).parts.size() == 1);
   CHECK(std::get<0>(pieces[1]).parts[0].shape() == Shape{5});
-  CHECK(std::get<0>(pieces[1]).parts[0].device() == Device::host(1));
-  CHECK(scatter(container, hosts(3)).size() == 2);
+  CHECK(std::get<0>(pieces[1]).parts[0].device() == device_at(1));
+  CHECK(scatter(container, first_devices(3)).size() == 2);
   const std::string message =
-      message_of<InvalidArgument>([&] { scatter(std::tuple(container, counting({9})), hosts(3)); });
+      message_of<InvalidArgument>([&] { scatter(std::tuple(container, counting({9})), first_devices(3)); });
   CHECK(missing(message, {"2 pieces", "3 pieces", "f64[9]"}) == "");
-  CHECK_THROWS_AS(scatter(container, hosts(1)), InvalidArgument);
+  CHECK_THROWS_AS(scatter(container, first_devices(1)), InvalidArgument);
 }

@@ -88,7 +88,7 @@ TEST_CASE("replicas that checkpoint drop the same elements in backward") {
     Text net = deep_copy(first);
     net.p = 0.5;
     net.checkpointed = checkpointed;
-    const auto parallel = DataParallel(net, {.devices = hosts({3, 1})});
+    const auto parallel = DataParallel(net, {.devices = devices_at({3, 1})});
     const Tensor x = tokens(8);
     manual_seed(4);
     const Tensor y = parallel(x);
@@ -134,7 +134,7 @@ TEST_CASE("autocast goes into replicas and not into their backward") {
 
 TEST_CASE("a parameter that changes between two calls in one autocast scope is cast again") {
   const Product module;
-  const auto net = DataParallel(module, {.devices = hosts({2, 0})});
+  const auto net = DataParallel(module, {.devices = devices_at({2, 0})});
   const Tensor x = ones({2, 2});
   const Autocast scope(DType::bf16);
   const NoGrad no_grad;
@@ -146,7 +146,7 @@ TEST_CASE("a parameter that changes between two calls in one autocast scope is c
 TEST_CASE("a DataParallel trains under autocast with a loss scale") {
   manual_seed(3);
   Sequential body(Linear(6, 16), GELU(), Linear(16, 2));
-  const auto net = DataParallel(body, {.devices = hosts({1, 2, 0})});
+  const auto net = DataParallel(body, {.devices = devices_at({1, 2, 0})});
   SGD optimizer(body.parameters(), {.lr = 0.3});
   GradScaler scaler;
   const Tensor x = randn({48, 6}), wanted = (x.sum({1}) > 0.0).to(DType::i64);

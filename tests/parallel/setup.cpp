@@ -3,6 +3,7 @@
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/log.h"
+#include "support/devices.h"
 
 namespace {
 
@@ -15,3 +16,9 @@ const bool configured = (lockstep::configure_host({.devices = 8,
                          lockstep::set_log_level(lockstep::LogLevel::error), true);
 
 }  // namespace
+
+namespace support {
+
+lockstep::DeviceType device_type() { return lockstep::DeviceType::host; }
+
+}  // namespace support

@@ -62,7 +62,8 @@ TEST_CASE("sparse gradients of replicas are exact, for every device set and batc
 }
 
 TEST_CASE("rows stand replica by replica, home first, and move between devices once") {
-  for (const auto& devices : {hosts(1), hosts(2), hosts(3), hosts(5), hosts({3, 1}), hosts({4, 0, 2})}) {
+  for (const auto& devices : {first_devices(1), first_devices(2), first_devices(3), first_devices(5),
+                              devices_at({3, 1}), devices_at({4, 0, 2})}) {
     const auto net = DataParallel(Words(true), {.devices = devices});
     const auto count = static_cast<std::int64_t>(devices.size());
     Indices words;  // sample i has the words i and i + 1
@@ -92,7 +93,7 @@ TEST_CASE("rows of some replicas and a matrix of another become a matrix") {
     void members(Members& m) override { m("weight", weight); }
   };
   const Indices words{0, 3, 3, 8, 1, 0};
-  for (const auto& devices : {hosts(2), hosts(3), hosts({4, 0, 2})})
+  for (const auto& devices : {first_devices(2), first_devices(3), devices_at({4, 0, 2})})
     for (const Device dense : devices) {
       auto net = DataParallel(Mixed(dense), {.devices = devices});
       const Tensor factor = counting({6, kSize});
@@ -144,7 +145,7 @@ TEST_CASE("no device has a matrix for gradients that are rows, also beside dense
     Tensor forward(const Tensor& at) const { return head(table(at)); }
     void members(Members& m) override { m("table", table), m("head", head); }
   };
-  const auto devices = hosts(3);
+  const auto devices = first_devices(3);
   auto net = DataParallel(Net{}, {.devices = devices});
   const Tensor at = indices({1, 99'999, 5, 1, 7, 3}, {6});
   net(at).sum().backward();

@@ -46,59 +46,59 @@ void nothing_to_report(const std::vector<Device>& devices) {
 
 TEST_CASE("an output may go while it is gathered on another stream") {
   for (int round = 0; round < 10; ++round) {
-    std::vector<Tensor> pieces{counting({2}, Device::host(1)).mul_(2), counting({2}, Device::host(2)).mul_(3)};
+    std::vector<Tensor> pieces{counting({2}, device_at(1)).mul_(2), counting({2}, device_at(2)).mul_(3)};
     Tensor joined;
     {
-      const Aside aside(hosts(3));
-      joined = gather(pieces, Device::host(0));
+      const Aside aside(first_devices(3));
+      joined = gather(pieces, device_at(0));
       pieces.clear();
-      CHECK_NOTHROW(counting({2}, Device::host(1)));
+      CHECK_NOTHROW(counting({2}, device_at(1)));
       CHECK(values(joined) == Doubles{2, 4, 3, 6});
     }
     joined = Tensor();
   }
-  nothing_to_report(hosts(3));
+  nothing_to_report(first_devices(3));
 }
 
 TEST_CASE("a tensor may be written, or go, while its pieces are on their way") {
-  for (const Device home : {Device::host(0), Device::cpu()}) {
+  for (const Device home : {device_at(0), Device::cpu()}) {
     for (int round = 0; round < 10; ++round) {
       Tensor x = counting({4}, home).mul_(2);
       std::vector<Tensor> pieces, again;
       {
-        const Aside aside(hosts(3));
-        pieces = scatter(x, hosts({1, 2}));
+        const Aside aside(first_devices(3));
+        pieces = scatter(x, devices_at({1, 2}));
         CHECK_NOTHROW(x.add_(1));
-        again = scatter(x, hosts({2, 1}));
+        again = scatter(x, devices_at({2, 1}));
         if (home != Device::cpu()) default_stream(home).wait_for(current_stream(home));  // for add_, not the copies
-        again = scatter(x, hosts({2, 1}));
+        again = scatter(x, devices_at({2, 1}));
         x = Tensor();
-        CHECK_NOTHROW(counting({4}, Device::host(0)));
+        CHECK_NOTHROW(counting({4}, device_at(0)));
         CHECK(values(pieces[0]) == Doubles{2, 4});
         CHECK(values(again[1]) == Doubles{7, 9});
       }
       pieces.clear(), again.clear();
     }
   }
-  nothing_to_report(hosts(3));
+  nothing_to_report(first_devices(3));
 }
 
 TEST_CASE("the gradient of pieces is put together on the stream that scattered them") {
-  const Device home = Device::host(0);
+  const Device home = device_at(0);
   Tensor x = counting({4}, home).set_requires_grad();
   std::vector<Stream*> seen, expected;
   std::vector<Tensor> pieces;
   {
-    Aside aside(hosts({0, 1, 2}));
+    Aside aside(devices_at({0, 1, 2}));
     expected = {&aside[0].lasting()};
-    pieces = scatter(x, hosts({1, 2}));
+    pieces = scatter(x, devices_at({1, 2}));
     pieces[0].register_hook([&](Tensor&) { seen.push_back(&current_stream(home)); });
   }
   ((pieces[0] * 2).to(home) + (pieces[1] * 3).to(home)).sum().backward();
   CHECK(seen == expected);
   CHECK(values(x.grad()) == Doubles{2, 2, 3, 3});
   pieces.clear();
-  nothing_to_report(hosts(3));
+  nothing_to_report(first_devices(3));
 }
 
 TEST_CASE("training on streams of one's own, and on others in between, is training") {

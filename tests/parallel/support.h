@@ -13,7 +13,7 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 #include "support/messages.h"
 
 namespace test {
@@ -21,8 +21,11 @@ namespace test {
 using namespace lockstep;
 using Doubles = std::vector<double>;
 
+using support::device_at;
+using support::device_name;
 using support::device_sets;
-using support::hosts;
+using support::devices_at;
+using support::first_devices;
 using support::message_of;
 using support::missing;
 

@@ -9,7 +9,7 @@
 using namespace test;
 
 TEST_CASE("a trace has the phases of a training step, and its operations by their names") {
-  const auto net = DataParallel(Mlp{}, {.devices = hosts(2)});
+  const auto net = DataParallel(Mlp{}, {.devices = first_devices(2)});
   SGD optimizer(net.parameters(), {.lr = 0.25});
   trace::start();
   sum(relu(net(noise({4, 3}, 1)))).backward();

@@ -8,9 +8,11 @@
 #include "lockstep/tensor/io/safetensors.h"
 #include "parallel/ddp/support.h"
 #include "processes/forked.h"
+#include "support/devices.h"
 #include "support/temporary_folder.h"
 
 using namespace test;
+using support::first_devices;
 
 namespace {
 
@@ -34,7 +36,7 @@ struct Watched : Module<Watched> {
 std::string train(const std::shared_ptr<Store>& store, int rank, Milliseconds timeout, const std::string& checkpoint,
                   bool resume, Place place, const Deed& deed) {
   const auto communicator = make_process_communicator(
-      store, rank, kRanks, hosts(kRanks)[static_cast<std::size_t>(rank)], {.timeout = Milliseconds(60'000)});
+      store, rank, kRanks, first_devices(kRanks)[static_cast<std::size_t>(rank)], {.timeout = Milliseconds(60'000)});
   Stream stream(communicator->device());
   const StreamScope scope(stream);
   const auto act = [&](Place here) {

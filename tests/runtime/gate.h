@@ -5,7 +5,7 @@
 
 #include "lockstep/runtime/deadline.h"
 
-namespace host_streams {
+namespace backend_streams {
 
 using namespace lockstep;
 
@@ -30,4 +30,4 @@ class Gate {
   bool open_ = false;
 };
 
-}  // namespace host_streams
+}  // namespace backend_streams

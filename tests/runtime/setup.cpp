@@ -1,6 +1,7 @@
 // The devices of this program: 8 virtual host devices of which the last is small, and 2 manual ones (manual_backend).
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/host/host_options.h"
+#include "support/devices.h"
 
 namespace {
 
@@ -13,3 +14,9 @@ const bool configured =
      true);
 
 }  // namespace
+
+namespace support {
+
+lockstep::DeviceType device_type() { return lockstep::DeviceType::host; }
+
+}  // namespace support

@@ -5,17 +5,17 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "support/devices.h"
+
 namespace support {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || defined(LOCKSTEP_TESTS_ON_CUDA)
-inline constexpr bool kWatched = true;
-#else
-inline constexpr bool kWatched = false;
-#endif
-
 inline bool watched() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return true;
+#else
   const char* mode = std::getenv("LOCKSTEP_HOST_MODE");
-  return kWatched || (mode && std::string_view(mode) == "strict");
+  return device_type() == lockstep::DeviceType::cuda || (mode && std::string_view(mode) == "strict");
+#endif
 }
 
 }  // namespace support

@@ -6,7 +6,7 @@
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "parallel/ddp/scenarios.h"
-#include "support/cuda_devices.h"
+#include "support/devices.h"
 #include "support/watched.h"
 
 using namespace test;
@@ -43,7 +43,7 @@ const Make kNccl = [](std::span<const Device> devices, Milliseconds timeout) {
 void check_training(const Make& make, std::initializer_list<int> counts) {
   for (const int ranks : counts) {
     std::vector<Device> devices;
-    for (int r = 0; r < ranks; ++r) devices.push_back(support::cuda_device(ranks - 1 - r));
+    for (int r = 0; r < ranks; ++r) devices.push_back(support::device_at(ranks - 1 - r));
     int number = 0;
     for (const Scenario& scenario : scenarios()) {
       if (ranks > 2 && number++ % 6 != 0) continue;  // a few of them: what many ranks add is not in the scenario
@@ -61,7 +61,7 @@ TEST_CASE("ddp over peer copies trains as one device does") { check_training(kPe
 
 #if __has_include(<nccl.h>)
 TEST_CASE("ddp over NCCL trains as one device does") {
-  if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::cuda_device_count() - 1)))
+  if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::device_count() - 1)))
     support::skip("GPUs of their own expected, logical devices of one found");
   check_training(kNccl, {1, 2, 8});
 }

@@ -12,10 +12,10 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 
 using namespace lockstep;
-using support::hosts;
+using support::first_devices;
 
 namespace {
 
@@ -67,7 +67,7 @@ Tensor ones_on(const Communicator& comm, std::int64_t count = 1000) {
 
 // Two ranks that think they are alone in their process, so that one can be late; both have done a collective.
 struct Two {
-  explicit Two(const NcclOptions& options = {}, const std::vector<Device>& devices = hosts(2))
+  explicit Two(const NcclOptions& options = {}, const std::vector<Device>& devices = first_devices(2))
       : group(make_group(devices, options, As::processes)) {
     for (const auto& comm : group) tensors.push_back(ones_on(*comm));
     at_once(2, [&](std::size_t r) { group[r]->all_reduce(tensors[r]); });
@@ -102,7 +102,8 @@ conformance::Ranks ranks(bool check_collectives) {
           .run =
               [check_collectives](int count, Milliseconds timeout, const conformance::Body& body) {
                 return conformance::run_on_threads(
-                    make_group(hosts(count), {.timeout = timeout, .check_collectives = check_collectives}), body);
+                    make_group(first_devices(count), {.timeout = timeout, .check_collectives = check_collectives}),
+                    body);
               },
           .most = 4,
           .rank_order = false};
@@ -317,7 +318,7 @@ TEST_CASE("NCCL: ranks that are processes compare their calls through the store 
 
 TEST_CASE("NCCL: one rank alone, and eight") {
   for (const int count : {1, 8}) {
-    const Group group = make_group(hosts(count), {});
+    const Group group = make_group(first_devices(count), {});
     std::vector<float> sums(group.size());
     at_once(group.size(), [&](std::size_t r) {
       const Tensor x = ones_on(*group[r]);
@@ -329,13 +330,14 @@ TEST_CASE("NCCL: one rank alone, and eight") {
 }
 
 TEST_CASE("NCCL: a failure while communicators are made reaches all ranks") {
-  needs_gpus(hosts(3));
+  needs_gpus(first_devices(3));
   fake_cuda::inject({.call = "ncclCommInitRankConfig", .nth = 2, .error = 2});  // ncclSystemError
   const auto store = make_local_store();
   std::vector<std::string> texts(3);
   at_once(3, [&](std::size_t r) {
     try {
-      (void)make_nccl_communicator(store, static_cast<int>(r), 3, hosts(3)[r], {.timeout = Milliseconds(60'000)});
+      (void)make_nccl_communicator(store, static_cast<int>(r), 3, first_devices(3)[r],
+                                   {.timeout = Milliseconds(60'000)});
     } catch (const CommError& error) {
       texts[r] = error.what();
     }
@@ -344,7 +346,7 @@ TEST_CASE("NCCL: a failure while communicators are made reaches all ranks") {
   for (const std::string& text : texts)
     CHECK(conformance::missing(text, {"[make_nccl_communicator]", "unhandled system error"}) == "");
   // With the same store again.
-  const Group group = make_group(hosts(3), {}, As::threads, store);
+  const Group group = make_group(first_devices(3), {}, As::threads, store);
   at_once(3, [&](std::size_t r) { group[r]->barrier(); });
 }
 

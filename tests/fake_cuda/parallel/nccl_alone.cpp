@@ -3,7 +3,7 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 
@@ -14,7 +14,7 @@ void needs_nccl() {
 }
 
 std::unique_ptr<Communicator> alone(Milliseconds timeout = conformance::kPatience) {
-  return make_nccl_communicator(make_local_store(), 0, 1, support::hosts(1)[0], {.timeout = timeout});
+  return make_nccl_communicator(make_local_store(), 0, 1, support::first_devices(1)[0], {.timeout = timeout});
 }
 
 }  // namespace

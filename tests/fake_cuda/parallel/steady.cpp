@@ -6,12 +6,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
-#include "support/cuda_devices.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 
 TEST_CASE("no kernel is loaded once a wrapper is made") {
-  const std::vector<Device> devices{support::cuda_device(2), support::cuda_device(1)};
+  const std::vector<Device> devices{support::device_at(2), support::device_at(1)};
   const auto net = DataParallel(Linear(3, 2), {.devices = devices});
   const Tensor x = ones({4, 4}, {.device = devices[0]});
   relu(x);  // the result's memory comes from the cache from here on
@@ -21,7 +21,7 @@ TEST_CASE("no kernel is loaded once a wrapper is made") {
 }
 
 TEST_CASE("a training step in the steady state asks for nothing that waits for a collective") {
-  const std::vector<Device> devices{support::cuda_device(1), support::cuda_device(0), support::cuda_device(3)};
+  const std::vector<Device> devices{support::device_at(1), support::device_at(0), support::device_at(3)};
   auto net = DataParallel(Sequential(Linear(5, 8), ReLU(), Linear(8, 2)), {.devices = devices});
   SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
   const Tensor x = ones({9, 5}, {.device = devices[0]});

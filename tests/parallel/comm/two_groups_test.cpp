@@ -8,11 +8,12 @@
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
 #include "support/counter.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using lockstep::test::Counter;
-using support::hosts;
+using support::devices_at;
+using support::first_devices;
 
 namespace {
 
@@ -20,7 +21,7 @@ constexpr Milliseconds kSoon{10'000};  // red, not slow
 
 // A rank's streams: of its own device and of the one that its data come from.
 struct Streams {
-  explicit Streams(Device device) : own(device), source(hosts({2})[0]), on_own(own), on_source(source) {}
+  explicit Streams(Device device) : own(device), source(devices_at({2})[0]), on_own(own), on_source(source) {}
   Stream own, source;
   StreamScope on_own, on_source;
 };
@@ -36,9 +37,9 @@ std::string result(const Tensor& sum, Stream& stream) {
 
 TEST_CASE("two groups of ranks on the same devices: copies of one do not wait for collectives of the other") {
   // Work that a rank enqueues behind its collective must not hold up what another group enqueues before its own.
-  if (default_stream(hosts(1)[0]).synchronous()) return;  // nothing is enqueued there
-  auto first = make_thread_group(hosts(2), {.timeout = kSoon}),
-       second = make_thread_group(hosts(2), {.timeout = kSoon});
+  if (default_stream(first_devices(1)[0]).synchronous()) return;  // nothing is enqueued there
+  auto first = make_thread_group(first_devices(2), {.timeout = kSoon}),
+       second = make_thread_group(first_devices(2), {.timeout = kSoon});
   const Counter first_called, second_called;
   // The first group's rank 0 and the second's rank 1 call, and copy; then the others copy, and call.
   const auto ahead = [](const Counter& called, int value) {

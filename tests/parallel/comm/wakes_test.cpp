@@ -42,7 +42,7 @@ TEST_CASE("communicator: ranks that wait are woken when another leaves, aborts o
     const char* name;
     std::function<Group()> make;
   };
-  const std::vector<Device> devices = support::hosts(3);
+  const std::vector<Device> devices = support::first_devices(3);
   const Kind kinds[] = {{"peers", [&] { return make_peer_group(devices, {.timeout = kDay}); }},
                         {"shared memory", [&] { return make_thread_group(devices, {.timeout = kDay}); }}};
   struct Call {

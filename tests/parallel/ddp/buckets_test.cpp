@@ -4,8 +4,10 @@
 #include "lockstep/parallel/ddp/bucket.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "parallel/ddp/support.h"
+#include "support/devices.h"
 
 using namespace test;
+using support::first_devices;
 
 namespace {
 
@@ -98,7 +100,7 @@ TEST_CASE("a bucket is reduced before the gradients of the next one are computed
   std::vector<std::string> names;
   std::set<std::string> reducing, computing;  // streams
   for (const auto& span : spans) {
-    if (span.device != hosts(1)[0]) continue;
+    if (span.device != first_devices(1)[0]) continue;
     names.emplace_back(span.work.name);
     if (names.back() == "all_reduce") reducing.insert(span.lane);
     if (names.back() == "matmul") computing.insert(span.lane);

@@ -1,7 +1,9 @@
 // What DistributedDataParallel refuses, and that no rank is left waiting.
 #include "parallel/ddp/support.h"
+#include "support/devices.h"
 
 using namespace test;
+using support::first_devices;
 
 namespace {
 
@@ -66,7 +68,7 @@ TEST_CASE("a module that cannot be trained by ranks") {
   CHECK(occurrences(one, "rank 1: ") == 2);
   const std::string devices = wrap([](int) {
     Two net;
-    net.a.tensor().set_data(counting({2}).to(hosts(2)[1]));
+    net.a.tensor().set_data(counting({2}).to(first_devices(2)[1]));
     return net;
   });
   CHECK(occurrences(devices, "on one device") == 3);

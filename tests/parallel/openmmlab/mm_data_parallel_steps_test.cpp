@@ -58,7 +58,7 @@ Rows rows(int count, std::int64_t samples_per_device) {
     samples.emplace_back(counting({2}, Device::cpu(), i), DataContainerOptions{.stack = true, .pad_dims = {}});
   return collate(samples, samples_per_device);
 }
-std::vector<std::vector<Device>> none_or_one() { return {{}, hosts({2})}; }
+std::vector<std::vector<Device>> none_or_one() { return {{}, devices_at({2})}; }
 
 }  // namespace
 
@@ -122,7 +122,7 @@ TEST_CASE("arguments of a step are scattered where they hold tensors, else hande
 }
 
 TEST_CASE("a step on several devices, or in several groups") {
-  const MMDataParallel net(Fit{}, {.devices = hosts(2)});
+  const MMDataParallel net(Fit{}, {.devices = first_devices(2)});
   SGD optimizer(net.module().parameters(), {.lr = 1});
   const std::map<std::string, SGD> none;
   CHECK(missing(message_of<InvalidArgument>([&] { net.train_step(rows(2, 1), optimizer); }),
@@ -138,7 +138,7 @@ TEST_CASE("a step on several devices, or in several groups") {
 }
 
 TEST_CASE("the module of a step is on devices[0]") {
-  MMDataParallel net(Fit{}, {.devices = hosts({1})});
+  MMDataParallel net(Fit{}, {.devices = devices_at({1})});
   SGD optimizer(net.module().parameters(), {.lr = 1});
   const std::map<std::string, SGD> none;
   net.module().to(Device::host(2));
@@ -153,11 +153,11 @@ TEST_CASE("the module of a step is on devices[0]") {
 }
 
 TEST_CASE("a step from inside a replica is an error") {
-  const auto inner = std::make_shared<MMDataParallel<Fit>>(Fit{}, DataParallelOptions{.devices = hosts({1})});
+  const auto inner = std::make_shared<MMDataParallel<Fit>>(Fit{}, DataParallelOptions{.devices = devices_at({1})});
   const DataParallel outer(Calling([inner](const Tensor& x, const Tensor&) {
                              (void)inner->val_step(rows(1, 1), std::map<std::string, SGD>());
                              return x;
                            }),
-                           {.devices = hosts(2)});
+                           {.devices = first_devices(2)});
   CHECK_THROWS_AS(outer(counting({2})), ReplicaError);
 }

@@ -64,11 +64,11 @@ TEST_CASE("a model computes a collated batch on several devices as on one") {
     return std::pair(values(y), gradient);
   };
   // The last group is smaller, and there may be fewer groups than devices.
-  const auto whole = answers(MMDataParallel(Detector{}, {.devices = hosts(1)}), 5);
+  const auto whole = answers(MMDataParallel(Detector{}, {.devices = first_devices(1)}), 5);
   for (const auto& [devices, samples_per_device] :
        {std::pair(2, 3), std::pair(3, 2), std::pair(3, 4), std::pair(8, 1), std::pair(8, 3)}) {
     CAPTURE(devices, samples_per_device);
-    const auto divided = answers(MMDataParallel(Detector{}, {.devices = hosts(devices)}), samples_per_device);
+    const auto divided = answers(MMDataParallel(Detector{}, {.devices = first_devices(devices)}), samples_per_device);
     REQUIRE(divided.first.size() == 5);
     for (std::size_t i = 0; i < 5; ++i) CHECK(divided.first[i] == Approx(whole.first[i]).epsilon(1e-12));
     for (std::size_t i = 0; i < 2; ++i) CHECK(divided.second[i] == Approx(whole.second[i]).epsilon(1e-12));
@@ -80,7 +80,7 @@ TEST_CASE("the loader makes the batches") {
   for (const int devices : {2, 3})
     for (const int workers : {0, 2}) {
       CAPTURE(devices, workers);
-      const MMDataParallel net(Detector{}, {.devices = hosts(devices)});
+      const MMDataParallel net(Detector{}, {.devices = first_devices(devices)});
       DataLoader loader(Pictures{samples}, {.batch_size = devices * per_device, .workers = workers},
                         Collate{.samples_per_device = per_device});
       Doubles answers;
@@ -100,7 +100,7 @@ TEST_CASE("without devices a container is unwrapped as on a device") {
   CHECK(values(net(batch_of(3, 3))).size() == 3);
   CHECK(net(batch_of(3, 3)).device() == Device::cpu());
   const MMDataParallel copy = net;
-  MMDataParallel assigned(Detector{}, {.devices = hosts(1)});
+  MMDataParallel assigned(Detector{}, {.devices = first_devices(1)});
   assigned = net;
   for (const auto* wrapper : {&net, &copy, static_cast<const MMDataParallel<Detector>*>(&assigned)}) {
     CHECK(missing(message_of<InvalidArgument>([&] { (*wrapper)(batch_of(3, 2)); }),
@@ -139,7 +139,7 @@ TEST_CASE("no arguments at all") {
   CHECK(net.train_step() == 2);  // the module itself, not a copy
   CHECK(net.val_step() == -1);
   CHECK(net.module().calls == 2);
-  const MMDataParallel there(Nullary{}, {.devices = hosts({3})});
+  const MMDataParallel there(Nullary{}, {.devices = devices_at({3})});
   CHECK(there.train_step() == 1);
   CHECK(there.val_step() == -1);
 }
@@ -158,7 +158,7 @@ TEST_CASE("the weights of reduce_with are the samples of the containers") {
   std::vector<DataContainer<Tensor>> rows;
   for (int i = 0; i < 5; ++i) rows.emplace_back(counting({3 + i}, Device::cpu(), i));
   const auto loss = [&](int devices, std::int64_t samples_per_device) {
-    const MMDataParallel net(Means{}, {.devices = hosts(devices)});
+    const MMDataParallel net(Means{}, {.devices = first_devices(devices)});
     return net.reduce_with([](const Tensor& y) { return sum(y); }, collate(rows, samples_per_device)).item<double>();
   };
   CHECK(loss(2, 4) == Approx(loss(1, 5)).epsilon(1e-12));
@@ -176,7 +176,7 @@ TEST_CASE("outputs that cannot be gathered stay where they are") {
       return samples;
     }
   };
-  const MMDataParallel net(Predicts{}, {.devices = hosts(3)});
+  const MMDataParallel net(Predicts{}, {.devices = first_devices(3)});
   const auto replicas = net.forward_ungathered(batch_of(5, 2));
   REQUIRE(replicas.size() == 3);
   CHECK(replicas[2].size() == 1);
@@ -187,7 +187,7 @@ TEST_CASE("outputs that cannot be gathered stay where they are") {
   struct Echo : Module<Echo> {
     Sample forward(const Sample& batch) const { return batch; }
   };
-  const auto echoed = MMDataParallel(Echo{}, {.devices = hosts(3)}).forward_ungathered(batch_of(5, 2));
+  const auto echoed = MMDataParallel(Echo{}, {.devices = first_devices(3)}).forward_ungathered(batch_of(5, 2));
   CHECK(echoed[1].image.stacked().size(0) == 2);
   CHECK(echoed[2].meta.list()[0].img_id == 4);
 }

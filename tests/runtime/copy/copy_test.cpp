@@ -7,8 +7,10 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 namespace {
 
@@ -42,7 +44,7 @@ class Memory {
 }  // namespace
 
 TEST_CASE("host devices copy") {
-  const std::vector<Device> devices{Device::cpu(), Device::host(0), Device::host(5)};
+  const std::vector<Device> devices{Device::cpu(), device_at(0), device_at(5)};
   for (const Device from : devices) {
     for (const Device to : devices) {
       Bytes sent(1000);
@@ -60,7 +62,7 @@ TEST_CASE("pieces of one memory may overlap") {
   constexpr std::size_t kBytes = 20'000, kMoved = 19'000, kShift = 10;
   Bytes bytes(kBytes);
   for (std::size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i % 251);
-  const Device device = Device::host(0);
+  const Device device = device_at(0);
   Stream& stream = current_stream(device);
   for (const bool upwards : {true, false}) {
     const Memory memory(device, kBytes);
@@ -73,13 +75,13 @@ TEST_CASE("pieces of one memory may overlap") {
 }
 
 TEST_CASE("a copy of nothing touches nothing") {
-  Stream& stream = current_stream(Device::host(0));
-  CHECK_NOTHROW(copy_bytes({nullptr, Device::host(0), nullptr, Device::host(0), 0}, stream, stream));
+  Stream& stream = current_stream(device_at(0));
+  CHECK_NOTHROW(copy_bytes({nullptr, device_at(0), nullptr, device_at(0), 0}, stream, stream));
 }
 
 TEST_CASE("the streams must be of the devices") {
-  const Memory source(Device::host(0), 4), destination(Device::host(1), 4);
-  CHECK_THROWS_AS(copy_bytes({destination.data(), Device::host(1), source.data(), Device::host(0), 4},
-                             current_stream(Device::host(1)), current_stream(Device::host(0))),
+  const Memory source(device_at(0), 4), destination(device_at(1), 4);
+  CHECK_THROWS_AS(copy_bytes({destination.data(), device_at(1), source.data(), device_at(0), 4},
+                             current_stream(device_at(1)), current_stream(device_at(0))),
                   InvalidArgument);
 }

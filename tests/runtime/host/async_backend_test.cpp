@@ -9,14 +9,17 @@
 #include <stdexcept>
 #include <thread>
 
-#include "runtime/host_streams.h"
+#include "runtime/backend_streams.h"
 #include "runtime/text.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
-using namespace host_streams;
+using namespace backend_streams;
+using support::device_at;
+using support::device_name;
 
 TEST_CASE("a stream runs its work in order") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     std::vector<int> seen;
@@ -28,7 +31,7 @@ TEST_CASE("a stream runs its work in order") {
 }
 
 TEST_CASE("enqueuing does not wait for the work, and streams run side by side") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream first(*backend, 0), second(*backend, 0), elsewhere(*backend, 1);
     Gate gate;
@@ -48,7 +51,7 @@ TEST_CASE("enqueuing does not wait for the work, and streams run side by side") 
 }
 
 TEST_CASE("an event marks the work before it and no more") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     TestEvent event(*backend);
@@ -67,7 +70,7 @@ TEST_CASE("an event marks the work before it and no more") {
 }
 
 TEST_CASE("a stream that waits for an event runs after what it marks") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream first(*backend, 0), second(*backend, 1);
     TestEvent event(*backend);
@@ -85,7 +88,7 @@ TEST_CASE("a stream that waits for an event runs after what it marks") {
 }
 
 TEST_CASE("waiting for an event that was never recorded holds nobody up") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     TestEvent event(*backend);
@@ -98,7 +101,7 @@ TEST_CASE("waiting for an event that was never recorded holds nobody up") {
 }
 
 TEST_CASE("recording again does not disturb who waits for the record before") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream first(*backend, 0), second(*backend, 1);
     TestEvent event(*backend);
@@ -117,7 +120,7 @@ TEST_CASE("recording again does not disturb who waits for the record before") {
 }
 
 TEST_CASE("an event can go while streams wait for it") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream first(*backend, 0), second(*backend, 1);
     Gate gate;
@@ -132,7 +135,7 @@ TEST_CASE("an event can go while streams wait for it") {
 }
 
 TEST_CASE("a host wait ends at its deadline, and later with the work") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     TestEvent event(*backend);
@@ -154,11 +157,11 @@ TEST_CASE("a stream does not wait for another for ever") {
   first.enqueue(gate.waits());
   second.after(first);
   CHECK(message_of<TimeoutError>([&] { second.synchronize(); }) ==
-        "[stream] expected the work that host:0 waits for to finish within 1 ms, got nothing");
+        "[stream] expected the work that " + device_name(0) + " waits for to finish within 1 ms, got nothing");
 }
 
 TEST_CASE("the first error of a stream keeps its later work from running and surfaces at the wait") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     Gate gate;
@@ -180,7 +183,7 @@ TEST_CASE("the first error of a stream keeps its later work from running and sur
 }
 
 TEST_CASE("an error that is not Lockstep's arrives as a DeviceError that holds it") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 2);
     stream.enqueue([] { throw std::runtime_error("out of paper"); });
@@ -189,16 +192,16 @@ TEST_CASE("an error that is not Lockstep's arrives as a DeviceError that holds i
       stream.synchronize();
     } catch (const DeviceError& error) {
       outer = error.what();
-      CHECK(error.device == Device::host(2));
+      CHECK(error.device == device_at(2));
       inner = message_of<std::runtime_error>([&] { std::rethrow_if_nested(error); });
     }
-    CHECK(outer == "[wait] expected the work to succeed, got: out of paper (host:2)");
+    CHECK(outer == "[wait] expected the work to succeed, got: out of paper (" + device_name(2) + ")");
     CHECK(inner == "out of paper");
   }
 }
 
 TEST_CASE("an error travels through events to the streams that wait") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream first(*backend, 0), second(*backend, 1), third(*backend, 2);
     Gate gate;
@@ -231,7 +234,7 @@ TEST_CASE("an error travels through events to the streams that wait") {
 }
 
 TEST_CASE("work that was enqueued before an error surfaced does not run") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     Gate gate;
@@ -255,7 +258,7 @@ TEST_CASE("work that was enqueued before an error surfaced does not run") {
 }
 
 TEST_CASE("every thread that has lost work to an error is told, not only the first") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     TestEvent failed(*backend);
@@ -299,7 +302,7 @@ TEST_CASE("every thread that has lost work to an error is told, not only the fir
 }
 
 TEST_CASE("asking a stream whether it is done tells of its error, once") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     TestEvent event(*backend);
@@ -312,7 +315,7 @@ TEST_CASE("asking a stream whether it is done tells of its error, once") {
 }
 
 TEST_CASE("a stream that is destroyed finishes its work") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestEvent event(*backend);
     Gate gate;
@@ -330,7 +333,7 @@ TEST_CASE("a stream that is destroyed finishes its work") {
 }
 
 TEST_CASE("many threads may enqueue on one stream") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     int count = 0;  // only the stream touches it
@@ -360,14 +363,14 @@ TEST_CASE("the threads of streams leave signals to the program") {
 }
 
 TEST_CASE("copies and fills are work of their stream") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 0);
     Gate gate;
     std::vector<unsigned char> source(100'000), destination(source.size());
     stream.enqueue(gate.waits());
     backend->fill_bytes(source.data(), 3, source.size(), stream.handle());
-    backend->copy({destination.data(), Device::host(0), source.data(), Device::cpu(), source.size()}, stream.handle());
+    backend->copy({destination.data(), device_at(0), source.data(), Device::cpu(), source.size()}, stream.handle());
     CHECK(source[0] == 0);
     gate.open();
     stream.synchronize();
@@ -376,21 +379,20 @@ TEST_CASE("copies and fills are work of their stream") {
     // Pieces of one memory may overlap.
     for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<unsigned char>(i * 7);
     const std::vector<unsigned char> before = source;
-    backend->copy({source.data() + 1, Device::host(0), source.data(), Device::host(0), source.size() - 1},
-                  stream.handle());
+    backend->copy({source.data() + 1, device_at(0), source.data(), device_at(0), source.size() - 1}, stream.handle());
     stream.synchronize();
     CHECK(std::equal(source.begin() + 1, source.end(), before.begin()));
-    CHECK_NOTHROW(backend->copy({nullptr, Device::host(0), nullptr, Device::host(0), 0}, stream.handle()));
+    CHECK_NOTHROW(backend->copy({nullptr, device_at(0), nullptr, device_at(0), 0}, stream.handle()));
     CHECK_NOTHROW(backend->fill_bytes(nullptr, 0, 0, stream.handle()));
   }
 }
 
 TEST_CASE("timing events measure, at least as long as the link takes") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode,
                       .bandwidth_bytes_per_second = 10'000'000,
                       .latency_microseconds = 2000,
-                      .links = {{Device::cpu(), Device::host(1), 0, 0}}});
+                      .links = {{Device::cpu(), device_at(1), 0, 0}}});
     TestStream stream(*backend, 0);
     TestEvent begin(*backend, true), end(*backend, true), plain(*backend);
     std::vector<unsigned char> source(100'000), destination(source.size());
@@ -399,7 +401,7 @@ TEST_CASE("timing events measure, at least as long as the link takes") {
     };
     CHECK_THROWS_AS(backend->elapsed_milliseconds(begin.handle(), end.handle()), InvalidArgument);
     stream.record(begin);
-    copy(Device::host(1), Device::host(0), source.size());
+    copy(device_at(1), device_at(0), source.size());
     stream.record(end);
     stream.record(plain);
     stream.synchronize();
@@ -408,7 +410,7 @@ TEST_CASE("timing events measure, at least as long as the link takes") {
     CHECK_THROWS_AS(backend->elapsed_milliseconds(begin.handle(), plain.handle()), InvalidArgument);
   }
   CHECK_THROWS_AS(
-      detail::make_host_backend({.devices = 2, .mode = HostMode::async, .links = {{Device::host(2), Device::cpu()}}}),
+      detail::make_host_backend({.devices = 2, .mode = HostMode::async, .links = {{device_at(2), Device::cpu()}}}),
       InvalidArgument);
 }
 
@@ -418,11 +420,11 @@ TEST_CASE("copies over one link take turns, other links do not mind") {
   constexpr std::chrono::hours hour(1);
   detail::HostLinks links({.bandwidth_bytes_per_second = 1'000'000, .latency_microseconds = 500}, 3);
   const auto begin = Clock::now();
-  const auto first = links.finish_time(Device::host(0), Device::host(1), kHour);
-  const auto second = links.finish_time(Device::host(0), Device::host(1), kHour);
-  const auto back = links.finish_time(Device::host(1), Device::host(0), kHour);
+  const auto first = links.finish_time(device_at(0), device_at(1), kHour);
+  const auto second = links.finish_time(device_at(0), device_at(1), kHour);
+  const auto back = links.finish_time(device_at(1), device_at(0), kHour);
   CHECK(first >= begin + hour + std::chrono::microseconds(500));
   CHECK(second >= first + hour);
   CHECK(back < second);
-  CHECK(links.finish_time(Device::host(1), Device::host(1), 1000 * kHour) < first);  // within one memory
+  CHECK(links.finish_time(device_at(1), device_at(1), 1000 * kHour) < first);  // within one memory
 }

@@ -7,11 +7,11 @@
 #include "lockstep/runtime/copy/peer.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/memory/allocator.h"
-#include "runtime/host_streams.h"
+#include "runtime/backend_streams.h"
 #include "runtime/text.h"
 #include "support/catch.h"
 
-using namespace host_streams;
+using namespace backend_streams;
 using detail::host_faults;
 
 namespace {
@@ -94,7 +94,7 @@ TEST_CASE("the allocator survives an allocation that fails, and reports a device
 
 TEST_CASE("the k-th task throws") {
   Faults faults;
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 1);
     std::vector<int> ran;
@@ -136,7 +136,7 @@ TEST_CASE("an event that is done has been waited for, and says what failed") {
 
 TEST_CASE("a task that hangs holds its stream until it is released, and no other") {
   Faults faults;
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stuck(*backend, 0), free(*backend, 0);
     TestEvent event(*backend);

@@ -12,8 +12,11 @@
 #include "lockstep/runtime/size_classes.h"
 #include "runtime/text.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
+using support::device_name;
 
 namespace {
 
@@ -63,12 +66,12 @@ TEST_CASE("size classes waste at most a quarter") {
 }
 
 TEST_CASE("a block is aligned, writable, and says what it is") {
-  Stream& stream = default_stream(Device::host(0));
+  Stream& stream = default_stream(device_at(0));
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{257}, 300 * kKiB, 3 * kMiB + 5}) {
     MemoryBlock* block = allocate(stream, bytes);
     REQUIRE(block);
     CHECK(block->bytes >= bytes);
-    CHECK(block->device == Device::host(0));
+    CHECK(block->device == device_at(0));
     CHECK(block->stream == &stream);
     REQUIRE(block->data);
     CHECK(reinterpret_cast<std::uintptr_t>(block->data) % 256 == 0);
@@ -79,8 +82,8 @@ TEST_CASE("a block is aligned, writable, and says what it is") {
 }
 
 TEST_CASE("blocks do not overlap") {
-  FreshDevice fresh(Device::host(0));
-  Stream& stream = default_stream(Device::host(0));
+  FreshDevice fresh(device_at(0));
+  Stream& stream = default_stream(device_at(0));
   std::mt19937 random(3);
   std::vector<std::pair<MemoryBlock*, unsigned char>> held;
   for (int i = 0; i < 3000; ++i) {
@@ -104,8 +107,8 @@ TEST_CASE("blocks do not overlap") {
 }
 
 TEST_CASE("a released block is the next one of its class") {
-  Stream& stream = default_stream(Device::host(0));
-  Stream other(Device::host(0));
+  Stream& stream = default_stream(device_at(0));
+  Stream other(device_at(0));
   MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
   release(block);
@@ -118,7 +121,7 @@ TEST_CASE("a released block is the next one of its class") {
 }
 
 TEST_CASE("the figures are exact") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   CHECK(memory_stats(device).in_use_bytes == 0);
@@ -148,7 +151,7 @@ TEST_CASE("the figures are exact") {
 }
 
 TEST_CASE("after warm-up no raw memory is asked for") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   std::mt19937 random(5);
@@ -168,7 +171,7 @@ TEST_CASE("after warm-up no raw memory is asked for") {
 }
 
 TEST_CASE("what a flush cannot give back stays in use") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   MemoryBlock* held = allocate(stream, 4096);
@@ -187,7 +190,7 @@ TEST_CASE("what a flush cannot give back stays in use") {
 }
 
 TEST_CASE("the rest of a segment serves smaller blocks") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
@@ -205,7 +208,7 @@ TEST_CASE("the rest of a segment serves smaller blocks") {
 }
 
 TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
-  const Device device = Device::host(2);
+  const Device device = device_at(2);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 10 * kMiB);
@@ -221,7 +224,8 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
     CHECK(error.cached_bytes == 0);
     CHECK(error.limit_bytes == 10 * kMiB);
   }
-  CHECK(text == "[allocate] expected 5 MiB on host:2, got out of memory (6 MiB in use, 0 bytes cached, limit 10 MiB)");
+  CHECK(text == "[allocate] expected 5 MiB on " + device_name(2) +
+                    ", got out of memory (6 MiB in use, 0 bytes cached, limit 10 MiB)");
   MemoryBlock* second = allocate(stream, 4 * kMiB);
   release(first);
   MemoryBlock* third = allocate(stream, 5 * kMiB);  // the cached 6 MiB go back for it
@@ -233,7 +237,7 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
 }
 
 TEST_CASE("small blocks fit where no segment does") {
-  const Device device = Device::host(2);
+  const Device device = device_at(2);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 4096);
@@ -246,7 +250,7 @@ TEST_CASE("small blocks fit where no segment does") {
 }
 
 TEST_CASE("a device's own memory ends too") {
-  const Device device = Device::host(7);  // 16 MiB
+  const Device device = device_at(7);  // 16 MiB
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
@@ -259,7 +263,7 @@ TEST_CASE("a device's own memory ends too") {
 }
 
 TEST_CASE("sizes that no machine has are out of memory, not overflow") {
-  Stream& stream = default_stream(Device::host(0));
+  Stream& stream = default_stream(device_at(0));
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 1, kMost - 255, kMost - 256, kMost / 2 + 1, kMost / 2,
                                   detail::kLargestBytes + 1, detail::kLargestBytes, std::size_t{1} << 47}) {
@@ -275,7 +279,7 @@ TEST_CASE("sizes that no machine has are out of memory, not overflow") {
 }
 
 TEST_CASE("any thread may release a block") {
-  const Device device = Device::host(3);
+  const Device device = device_at(3);
   Stream& stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
@@ -292,7 +296,7 @@ TEST_CASE("any thread may release a block") {
 }
 
 TEST_CASE("threads allocate and release at once, and use what they got") {
-  const Device device = Device::host(3);
+  const Device device = device_at(3);
   FreshDevice fresh(device);
   std::vector<std::thread> threads;
   std::atomic<int> broken{0};
@@ -325,7 +329,7 @@ TEST_CASE("threads allocate and release at once, and use what they got") {
 }
 
 TEST_CASE("threads that are short of memory get it from each other's cache") {
-  const Device device = Device::host(7);  // 16 MiB
+  const Device device = device_at(7);  // 16 MiB
   FreshDevice fresh(device);
   std::vector<std::thread> threads;
   for (unsigned k = 0; k < 3; ++k) {
@@ -348,7 +352,7 @@ TEST_CASE("threads that are short of memory get it from each other's cache") {
 }
 
 TEST_CASE("blocks outlive their stream, and their memory serves others") {
-  const Device device = Device::host(4);
+  const Device device = device_at(4);
   FreshDevice fresh(device);
   MemoryBlock* held;
   void* cached;

@@ -4,13 +4,15 @@
 
 #include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 TEST_CASE("without a cache every block is a raw allocation of its own") {
   const char* set = std::getenv("LOCKSTEP_CACHE");
   const bool off = set && std::string_view(set) == "off";
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Stream stream(device);
   empty_cache(device);
   const MemoryStats before = memory_stats(device);

@@ -8,7 +8,7 @@
 #include "runtime/text.h"
 #include "support/catch.h"
 
-using namespace host_streams;
+using namespace backend_streams;
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "lockstep/runtime/order/order_checker.h"
-#include "runtime/host_streams.h"
+#include "runtime/backend_streams.h"
 
-namespace host_streams {
+namespace backend_streams {
 
 class StrictStream : public TestStream {
  public:
@@ -50,4 +50,4 @@ class DeviceMemory {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-}  // namespace host_streams
+}  // namespace backend_streams

@@ -6,8 +6,11 @@
 
 #include "lockstep/runtime/error.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
+using support::device_type;
 
 TEST_CASE("a synchronous stream has done its work when the call returns") {
   Stream stream(Device::cpu());
@@ -24,7 +27,7 @@ TEST_CASE("an event that was never recorded holds nobody up") {
   CHECK_FALSE(event.recorded());
   CHECK(event.query());
   wait(event, Deadline::after(Milliseconds(0)));
-  for (const Device device : {Device::host(0), Device::cuda(0)}) {
+  for (const Device device : {device_at(0), Device::cuda(0)}) {
     Stream stream(device);
     stream.wait(event);
     CHECK(stream.query());
@@ -40,13 +43,13 @@ TEST_CASE("each device has one default stream and one copy stream") {
     CHECK(copy_stream(device).device() == device);
     CHECK(&current_stream(device) == &default_stream(device));
   }
-  CHECK_THROWS_AS(default_stream(Device::host(8)), InvalidArgument);
-  CHECK_THROWS_AS(current_stream(Device::host(8)), InvalidArgument);
+  CHECK_THROWS_AS(default_stream(device_at(8)), InvalidArgument);
+  CHECK_THROWS_AS(current_stream(device_at(8)), InvalidArgument);
   CHECK_THROWS_AS(Stream(Device::cuda(-1)), InvalidArgument);
 }
 
 TEST_CASE("a scope makes a stream current for its device and its thread") {
-  const Device device = Device::host(1), other = Device::host(2);
+  const Device device = device_at(1), other = device_at(2);
   Stream outer(device), inner(device), elsewhere(other);
   {
     StreamScope outer_scope(outer);
@@ -68,7 +71,7 @@ TEST_CASE("a scope makes a stream current for its device and its thread") {
 }
 
 TEST_CASE("default streams are made once, also by many threads") {
-  const Device device = Device::host(6);
+  const Device device = device_at(6);
   Stream* seen[8] = {};
   std::vector<std::thread> threads;
   for (Stream*& slot : seen) threads.emplace_back([&slot, device] { slot = &copy_stream(device); });
@@ -83,17 +86,17 @@ TEST_CASE("waiting for an event is what orders two threads on host devices") {
     std::atomic<bool> recorded{false};
     Event event;
     {
-      Stream warm_up(Device::host(0));
+      Stream warm_up(device_at(0));
       event.record(warm_up);
     }
     std::thread writer([&] {
-      Stream stream(Device::host(0));
+      Stream stream(device_at(0));
       stream.enqueue([&] { value = 42; });
       event.record(stream);
       recorded.store(true, std::memory_order_relaxed);
     });
     while (!recorded.load(std::memory_order_relaxed)) std::this_thread::yield();
-    Stream& stream = default_stream(Device::host(1));
+    Stream& stream = default_stream(device_at(1));
     stream.wait(event);
     stream.enqueue([&] { seen = value; });
     synchronize(stream);
@@ -103,8 +106,8 @@ TEST_CASE("waiting for an event is what orders two threads on host devices") {
 }
 
 TEST_CASE("timing events measure") {
-  Backend& host = backend(DeviceType::host);
-  Stream& stream = default_stream(Device::host(0));
+  Backend& host = backend(device_type());
+  Stream& stream = default_stream(device_at(0));
   EventHandle begin = host.create_event(0, true), end = host.create_event(0, true), plain = host.create_event(0, false);
   host.record_event(begin, stream.handle());
   CHECK_THROWS_AS(host.elapsed_milliseconds(begin, end), InvalidArgument);

@@ -14,16 +14,19 @@
 #include "runtime/order/order_programs.h"
 #include "runtime/text.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
-using host_streams::contains;
+using backend_streams::contains;
+using support::device_at;
+using support::device_name;
 
 namespace {
 
 constexpr int kRounds = 50;
 constexpr std::size_t kBytes = 3000;
 
-bool strict() { return default_stream(Device::host(0)).checked(); }
+bool strict() { return default_stream(device_at(0)).checked(); }
 
 void fill(Stream& stream, void* data, std::size_t bytes = kBytes) {
   stream.backend().fill_bytes(data, 1, bytes, stream.handle());
@@ -38,17 +41,17 @@ struct SilentLog {
 }  // namespace
 
 TEST_CASE("declaring nothing wrong costs nothing, and nothing is declared where nobody checks") {
-  Stream stream(Device::host(0));
-  const MemoryUse elsewhere = MemoryUse::write(&stream, 1, Device::host(1));
+  Stream stream(device_at(0));
+  const MemoryUse elsewhere = MemoryUse::write(&stream, 1, device_at(1));
   if (!strict()) {
     CHECK_NOTHROW(declare(stream, "kernel", std::span(&elsewhere, 1)));
     CHECK(order_stats().operations == order_stats().operations);
     return;
   }
   CHECK(message_of<InvalidArgument>([&] { declare(stream, "kernel", std::span(&elsewhere, 1)); }) ==
-        "[kernel] expected memory of host:0, got host:1");
+        "[kernel] expected memory of " + device_name(0) + ", got " + device_name(1));
   std::byte own[8];
-  const MemoryUse fine = MemoryUse::write(own, 8, Device::host(0));
+  const MemoryUse fine = MemoryUse::write(own, 8, device_at(0));
   const std::uint64_t before = order_stats().operations;
   CHECK_NOTHROW(declare(stream, "kernel", std::span(&fine, 1)));
   CHECK(order_stats().operations == before + 1);
@@ -58,7 +61,7 @@ TEST_CASE("a block that another stream still uses must not be given back without
   if (!strict()) return;
   SilentLog silent;
   for (int round = 0; round < kRounds; ++round) {
-    Stream home(Device::host(0)), user(Device::host(0));
+    Stream home(device_at(0)), user(device_at(0));
     const auto use_and_release = [&](auto before_release) {
       MemoryBlock* block = allocate(home, kBytes);
       user.wait_for(home);
@@ -81,7 +84,7 @@ TEST_CASE("a block that another stream still uses must not be given back without
     CHECK_NOTHROW(use_and_release([&](MemoryBlock*) { home.wait_for(user); }));
     CHECK_NOTHROW(use_and_release([&](MemoryBlock*) { synchronize(user); }));
     // A stream that has waited for the user speaks for it; one that has not, does not.
-    Stream delegate(Device::host(1)), stranger(Device::host(1));
+    Stream delegate(device_at(1)), stranger(device_at(1));
     CHECK_NOTHROW(use_and_release([&](MemoryBlock* block) {
       record_use(block, delegate);
       delegate.wait_for(user);
@@ -94,7 +97,7 @@ TEST_CASE("a block that another stream still uses must not be given back without
 TEST_CASE("a block is not used after it was given back") {
   if (!strict()) return;
   for (int round = 0; round < kRounds; ++round) {
-    Stream stream(Device::host(0));
+    Stream stream(device_at(0));
     MemoryBlock* block = allocate(stream, kBytes);
     void* const data = block->data;
     fill(stream, data);
@@ -114,7 +117,7 @@ TEST_CASE("a block is not used after it was given back") {
 
 TEST_CASE("memory that was allocated for one stream is another's only after an edge") {
   if (!strict()) return;
-  Stream home(Device::host(0)), other(Device::host(0));
+  Stream home(device_at(0)), other(device_at(0));
   MemoryBlock* first = allocate(home, kBytes);
   fill(home, first->data);
   release(first);
@@ -129,7 +132,7 @@ TEST_CASE("memory that was allocated for one stream is another's only after an e
 
 TEST_CASE("a stream comes back to who knows all that happened on it, and to nobody else") {
   if (!strict()) return;
-  const Device device = Device::host(0);
+  const Device device = device_at(0);
   MemoryBlock* const block = allocate(default_stream(device), kBytes);
   StreamHandle first = nullptr;
   {
@@ -163,7 +166,7 @@ TEST_CASE("a stream comes back to who knows all that happened on it, and to nobo
 
 TEST_CASE("a use must not reach beyond its block") {
   if (!strict()) return;
-  Stream stream(Device::host(0));
+  Stream stream(device_at(0));
   MemoryBlock* block = allocate(stream, kBytes);
   CHECK(contains(message_of<InvalidArgument>([&] { fill(stream, block->data, block->bytes + 1); }),
                  cat("[fill] expected to use at most the ", block->bytes, " bytes up to the end of the allocation")));
@@ -174,7 +177,7 @@ TEST_CASE("a use must not reach beyond its block") {
 
 TEST_CASE("blocks go round between streams without a report") {
   if (!strict()) return;
-  const Device device = Device::host(2);
+  const Device device = device_at(2);
   Stream streams[] = {Stream(device), Stream(device), Stream(device)};
   for (int round = 0; round < 300; ++round) {
     Stream& home = streams[round % 3];
@@ -195,7 +198,7 @@ TEST_CASE("blocks go round between streams without a report") {
 
 TEST_CASE("reports of copies name the caller, and the default streams") {
   if (!strict()) return;
-  const Device from = Device::host(3), to = Device::host(4);
+  const Device from = device_at(3), to = device_at(4);
   Stream& source = default_stream(from);
   Stream& destination = default_stream(to);
   Stream stranger(to);
@@ -207,9 +210,9 @@ TEST_CASE("reports of copies name the caller, and the default streams") {
   const std::string report = message_of<RaceError>([&] { fill(stranger, there->data); });
   CAPTURE(report);
   CHECK(contains(report, cat("'copy' (runtime/strict_stream_test.cpp:", line, ") on stream ")));
-  CHECK(contains(report, " of host:4 (copies) by thread "));
+  CHECK(contains(report, " of " + device_name(4) + " (copies) by thread "));
   Stream third(from);
-  CHECK(contains(message_of<RaceError>([&] { fill(third, here->data); }), " of host:3 (default)"));
+  CHECK(contains(message_of<RaceError>([&] { fill(third, here->data); }), " of " + device_name(3) + " (default)"));
   release(here);
   release(there);
   synchronize(source);
@@ -218,7 +221,7 @@ TEST_CASE("reports of copies name the caller, and the default streams") {
 
 TEST_CASE("plain memory is watched too") {
   if (!strict()) return;
-  const Device device = Device::host(0);
+  const Device device = device_at(0);
   Stream stream(device);
   Stream& plain = default_stream(Device::cpu());
   MemoryBlock* there = allocate(stream, kBytes);
@@ -237,7 +240,7 @@ TEST_CASE("plain memory is watched too") {
 TEST_CASE("device threads that do it right are never reported") {
   const std::uint64_t assumed = order_stats().assumed_handovers;
   for (int round = 0; round < 100; ++round) {
-    const Device home = Device::host(0);
+    const Device home = device_at(0);
     Stream& at_home = default_stream(home);
     MemoryBlock* source = allocate(at_home, kBytes);
     fill(at_home, source->data);
@@ -246,7 +249,7 @@ TEST_CASE("device threads that do it right are never reported") {
     auto join = std::make_shared<Join>(kReplicas);
     std::atomic<int> failures{0};
     for (int replica = 0; replica < kReplicas; ++replica) {
-      const Device device = Device::host(replica + 1);
+      const Device device = device_at(replica + 1);
       Stream& stream = default_stream(device);
       pieces[replica] = allocate(stream, kBytes);
       copy_bytes({pieces[replica]->data, device, source->data, home, kBytes}, at_home, stream);
@@ -271,6 +274,6 @@ TEST_CASE("device threads that do it right are never reported") {
     }
     release(source);
   }
-  for (int i = 0; i < 4; ++i) synchronize(Device::host(i));
+  for (int i = 0; i < 4; ++i) synchronize(device_at(i));
   CHECK(order_stats().assumed_handovers == assumed);
 }

@@ -11,8 +11,11 @@
 #include "lockstep/runtime/error.h"
 #include "runtime/text.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
+using support::device_name;
 
 namespace {
 
@@ -35,7 +38,7 @@ TEST_CASE("a device thread runs tasks in the order they were posted") {
   std::vector<int> seen;  // plain: the thread is one, and ThreadSanitizer looks on
   auto join = std::make_shared<Join>(1000);
   for (int i = 0; i < 1000; ++i) {
-    device_thread(Device::host(0)).post([&seen, join, i] {
+    device_thread(device_at(0)).post([&seen, join, i] {
       seen.push_back(i);
       join->done();
     });
@@ -46,13 +49,13 @@ TEST_CASE("a device thread runs tasks in the order they were posted") {
 }
 
 TEST_CASE("threads are found by device and know themselves") {
-  DeviceThread& worker = device_thread(Device::host(1));
-  DeviceThread& lane = backward_lane(Device::host(1));
-  CHECK(&worker == &device_thread(Device::host(1)));
+  DeviceThread& worker = device_thread(device_at(1));
+  DeviceThread& lane = backward_lane(device_at(1));
+  CHECK(&worker == &device_thread(device_at(1)));
   CHECK(&worker != &lane);
-  CHECK(&worker != &device_thread(Device::host(2)));
-  CHECK(worker.device() == Device::host(1));
-  CHECK_THROWS_AS(device_thread(Device::host(8)), InvalidArgument);
+  CHECK(&worker != &device_thread(device_at(2)));
+  CHECK(worker.device() == device_at(1));
+  CHECK_THROWS_AS(device_thread(device_at(8)), InvalidArgument);
 
   CHECK(DeviceThread::current() == nullptr);
   DeviceThread* seen = nullptr;
@@ -69,14 +72,14 @@ TEST_CASE("threads are found by device and know themselves") {
 TEST_CASE("a device thread has a name and leaves signals to the program") {
   char name[32] = "";
   bool blocks_interrupt = false, blocks_alarm = false;
-  run_on(device_thread(Device::host(3)), [&] {
+  run_on(device_thread(device_at(3)), [&] {
     pthread_getname_np(pthread_self(), name, sizeof name);
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     blocks_interrupt = sigismember(&mask, SIGINT) == 1;
     blocks_alarm = sigismember(&mask, SIGALRM) == 1;
   });
-  CHECK(std::string(name) == "ls-host:3");
+  CHECK(std::string(name) == "ls-" + device_name(3));
   CHECK(blocks_interrupt);
   CHECK(blocks_alarm);
   sigset_t mine;
@@ -86,7 +89,7 @@ TEST_CASE("a device thread has a name and leaves signals to the program") {
 
 TEST_CASE("many threads may post to one thread") {
   constexpr int kPosters = 6, kTasks = 500;
-  DeviceThread& worker = device_thread(Device::host(4));
+  DeviceThread& worker = device_thread(device_at(4));
   std::vector<int> seen[kPosters];
   auto join = std::make_shared<Join>(kPosters * kTasks);
   std::vector<std::thread> posters;
@@ -109,7 +112,7 @@ TEST_CASE("many threads may post to one thread") {
 }
 
 TEST_CASE("a thread that slept wakes up for a task") {
-  DeviceThread& worker = device_thread(Device::host(5));
+  DeviceThread& worker = device_thread(device_at(5));
   int runs = 0;
   for (int i = 0; i < 20; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));  // longer than it spins
@@ -124,7 +127,7 @@ TEST_CASE("fan-out and join, over and over") {
   for (int round = 1; round <= 2000; ++round) {
     auto join = std::make_shared<Join>(4);
     for (int device = 0; device < 4; ++device) {
-      device_thread(Device::host(device)).post([&parts, join, device, round] {
+      device_thread(device_at(device)).post([&parts, join, device, round] {
         parts[device] = round;
         join->done();
       });
@@ -136,13 +139,13 @@ TEST_CASE("fan-out and join, over and over") {
 }
 
 TEST_CASE("a task may post to its own thread and to others") {
-  DeviceThread& worker = device_thread(Device::host(0));
+  DeviceThread& worker = device_thread(device_at(0));
   std::string seen;
   auto join = std::make_shared<Join>(3);
   worker.post([&seen, join, &worker] {
     worker.post([&seen, join] { seen += 'b', join->done(); });
     seen += 'a';
-    device_thread(Device::host(1)).post([join] { join->done(); });
+    device_thread(device_at(1)).post([join] { join->done(); });
     join->done();
   });
   REQUIRE(join->wait(far()));
@@ -152,14 +155,14 @@ TEST_CASE("a task may post to its own thread and to others") {
 TEST_CASE("what a task holds is released by the thread") {
   auto held = std::make_shared<int>(1);
   std::weak_ptr<int> watch = held;
-  DeviceThread& worker = device_thread(Device::host(0));
+  DeviceThread& worker = device_thread(device_at(0));
   worker.post([moved = std::move(held)] { (void)*moved; });
   run_on(worker, [] {});  // the one before is over, and gone
   CHECK(watch.expired());
 }
 
 TEST_CASE("what a task holds may post when it goes") {
-  DeviceThread& worker = device_thread(Device::host(0));
+  DeviceThread& worker = device_thread(device_at(0));
   auto join = std::make_shared<Join>(1);
   auto poster = [&worker, join](int*) { worker.post([join] { join->done(); }); };
   int value = 0;
@@ -169,7 +172,7 @@ TEST_CASE("what a task holds may post when it goes") {
 
 TEST_CASE("a queue that grows keeps its order") {
   // A thread of its own (it outlives the test), so that the queue starts small.
-  DeviceThread& worker = *new DeviceThread(Device::host(0), "test");
+  DeviceThread& worker = *new DeviceThread(device_at(0), "test");
   std::vector<int> seen;
   std::vector<int> expected;
   for (int burst = 1; burst < 200; burst = 2 * burst + 3) {
@@ -190,7 +193,7 @@ TEST_CASE("a queue that grows keeps its order") {
 }
 
 TEST_CASE("a thread whose task outlives its deadline is lost until the task returns") {
-  DeviceThread& worker = device_thread(Device::host(6));
+  DeviceThread& worker = device_thread(device_at(6));
   auto release = std::make_shared<std::latch>(1);
   auto started = std::make_shared<Join>(1);
   auto finished = std::make_shared<Join>(1);
@@ -209,11 +212,11 @@ TEST_CASE("a thread whose task outlives its deadline is lost until the task retu
   worker.abandon("[parallel_apply] expected an answer within 5 ms, got none");
   CHECK(worker.lost());
   CHECK(message_of<DeviceError>([&] { worker.post([] {}); }) ==
-        "[parallel_apply] expected an answer within 5 ms, got none (host:6)");
+        "[parallel_apply] expected an answer within 5 ms, got none (" + device_name(6) + ")");
   // Others go on.
   int other = 0;
-  run_on(device_thread(Device::host(7)), [&] { other = 1; });
-  run_on(backward_lane(Device::host(6)), [&] { other += 1; });
+  run_on(device_thread(device_at(7)), [&] { other = 1; });
+  run_on(backward_lane(device_at(6)), [&] { other += 1; });
   CHECK(other == 2);
 
   release->count_down();
@@ -226,7 +229,7 @@ TEST_CASE("a thread whose task outlives its deadline is lost until the task retu
 }
 
 TEST_CASE("abandoning an idle thread does nothing") {
-  DeviceThread& worker = device_thread(Device::host(6));
+  DeviceThread& worker = device_thread(device_at(6));
   run_on(worker, [] {});
   worker.abandon("too late");
   // The thread may have been on its way out of the task: then it was lost for that moment only.

@@ -6,12 +6,14 @@
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/work_scope.h"
-#include "runtime/host_streams.h"
+#include "runtime/backend_streams.h"
 #include "runtime/text.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/temporary_folder.h"
 
-using namespace host_streams;
+using namespace backend_streams;
+using support::device_at;
 
 namespace {
 
@@ -24,7 +26,7 @@ struct Recording {
 }  // namespace
 
 TEST_CASE("nothing is recorded until it is asked for, and nothing after it was stopped") {
-  Stream stream(Device::host(0));
+  Stream stream(device_at(0));
   trace::start();
   trace::stop();
   stream.enqueue([] {});
@@ -34,7 +36,7 @@ TEST_CASE("nothing is recorded until it is asked for, and nothing after it was s
 }
 
 TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
-  for (const HostMode mode : kAsyncModes) {
+  for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream a(*backend, 0), b(*backend, 1);
     void *const from = backend->allocate(0, 64), *const to = backend->allocate(1, 64);
@@ -42,7 +44,7 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
     Gate gate;
     a.enqueue(gate.waits());
     b.after(a);
-    backend->copy({to, Device::host(1), from, Device::host(0), 64}, b.handle());
+    backend->copy({to, device_at(1), from, device_at(0), 64}, b.handle());
     backend->fill_bytes(to, 1, 32, b.handle());
     while (trace::spans()[0].began == 0) std::this_thread::yield();
     const std::vector<trace::Span> before = trace::spans();
@@ -56,12 +58,12 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
     backend->free(0, from);
     backend->free(1, to);
     CHECK(std::string(spans[0].work.name) == "task");
-    CHECK(spans[0].device == Device::host(0));
+    CHECK(spans[0].device == device_at(0));
     CHECK(std::string(spans[1].work.name) == "copy");
     CHECK(spans[1].work.kind == trace::Kind::copy);
     CHECK(spans[1].work.bytes == 64);
-    CHECK(spans[1].work.source == Device::host(0));
-    CHECK(spans[1].device == Device::host(1));
+    CHECK(spans[1].work.source == device_at(0));
+    CHECK(spans[1].device == device_at(1));
     CHECK(std::string(spans[2].work.name) == "fill");
     CHECK(spans[1].lane == spans[2].lane);
     CHECK(spans[0].lane != spans[1].lane);
@@ -77,7 +79,7 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
 }
 
 TEST_CASE("work has the name of the scope it is enqueued in") {
-  Stream stream(Device::host(0));
+  Stream stream(device_at(0));
   const Recording recording;
   {
     const trace::WorkScope scope(stream, {.name = "named", .kind = trace::Kind::kernel});
@@ -92,7 +94,7 @@ TEST_CASE("work has the name of the scope it is enqueued in") {
 }
 
 TEST_CASE("copies and fills are recorded in every mode") {
-  const Device from = Device::host(0), to = Device::host(1);
+  const Device from = device_at(0), to = device_at(1);
   Stream &source = default_stream(from), &destination = default_stream(to);
   MemoryBlock* here = allocate(source, 100);
   MemoryBlock* there = allocate(destination, 100);
@@ -116,7 +118,7 @@ TEST_CASE("copies and fills are recorded in every mode") {
 }
 
 TEST_CASE("a full trace counts what it leaves out, and a new one forgets") {
-  Stream stream(Device::host(0));
+  Stream stream(device_at(0));
   const Recording recording(2);
   for (int i = 0; i < 5; ++i) const trace::Scope scope("host work");
   CHECK(trace::spans().size() == 2);
@@ -131,7 +133,7 @@ TEST_CASE("a full trace counts what it leaves out, and a new one forgets") {
 TEST_CASE("the file is what trace viewers read") {
   const test::TemporaryFolder folder;
   const std::string path = folder / "trace.json";
-  Stream stream(Device::host(2));
+  Stream stream(device_at(2));
   const Recording recording;
   {
     const trace::Scope scope("a \"quoted\\name\"");

@@ -10,10 +10,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 using support::gradcheck;
 using support::gradgradcheck;
 using support::random_leaf;
@@ -142,7 +144,7 @@ TEST_CASE("a checkpointed function's results in between are not kept") {
     for (int i = 0; i < 10; ++i) x = exp(x * 0.1);
     return x;
   };
-  const Device device = Device::host(0);
+  const Device device = device_at(0);
   Tensor x = randn({100000}, {.device = device});
   x.set_requires_grad();
   const auto used = [&] { return memory_stats(device).in_use_bytes; };

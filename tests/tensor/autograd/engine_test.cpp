@@ -7,10 +7,11 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 
@@ -134,8 +135,8 @@ TEST_CASE("callbacks run at the end of the backward that queued them") {
 
 TEST_CASE("an exception in a hook ends the backward and is thrown as it is") {
   for (const bool two_devices : {false, true}) {
-    Tensor x = leaf({1, 2}, Device::host(0));
-    Tensor h = two_devices ? (x.to(Device::host(1)) * 2.0).to(Device::host(0)) + x : x * 2.0;
+    Tensor x = leaf({1, 2}, device_at(0));
+    Tensor h = two_devices ? (x.to(device_at(1)) * 2.0).to(device_at(0)) + x : x * 2.0;
     h.register_hook([](Tensor&) { throw std::runtime_error("from the hook"); });
     Tensor y = h.sum();
     CHECK_THROWS_WITH(y.backward(), "from the hook");
@@ -211,23 +212,23 @@ TEST_CASE("double backward works across devices") {
 }
 
 TEST_CASE("a hook may run a backward of its own, also on a backward lane") {
-  Tensor x = leaf({3}, Device::host(0));
-  Tensor y = x.to(Device::host(1)) * 2.0;
+  Tensor x = leaf({3}, device_at(0));
+  Tensor y = x.to(device_at(1)) * 2.0;
   double inner = 0;
   y.register_hook([&](Tensor&) {
     GradMode on(true);
-    Tensor z = leaf({5}, Device::host(0));
-    Tensor w = (z.to(Device::host(1)) * z.to(Device::host(2)).to(Device::host(1))).to(Device::host(0));
+    Tensor z = leaf({5}, device_at(0));
+    Tensor w = (z.to(device_at(1)) * z.to(device_at(2)).to(device_at(1))).to(device_at(0));
     w.backward();
     inner = z.grad().item<double>();
   });
-  (y.to(Device::host(0)) + x).backward();
+  (y.to(device_at(0)) + x).backward();
   CHECK(inner == 10);
   CHECK(x.grad().item<double>() == 3);
 }
 
 TEST_CASE("threads with graphs of their own run backward at once") {
-  const std::vector<Device> devices = support::hosts(4);
+  const std::vector<Device> devices = support::first_devices(4);
   std::vector<std::thread> threads;
   std::vector<double> results(4);
   for (std::size_t t = 0; t < 4; ++t)

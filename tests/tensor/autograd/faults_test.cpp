@@ -7,11 +7,11 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
-using support::hosts;
+using support::first_devices;
 
 namespace {
 
@@ -96,7 +96,7 @@ TEST_CASE("autograd: what a hook or an operation of one's own gives must be like
   };
   CHECK_THROWS_WITH(hooked([](Tensor& g) { g = g.sum(); }), Contains("[2]") && Contains("'mul'"));
   CHECK_THROWS_WITH(hooked([](Tensor& g) { g = g.to(DType::f32); }), Contains("f64") && Contains("f32"));
-  CHECK_THROWS_WITH(hooked([](Tensor& g) { g = g.to(hosts(1)[0]); }), Contains("cpu") && Contains(":0"));
+  CHECK_THROWS_WITH(hooked([](Tensor& g) { g = g.to(first_devices(1)[0]); }), Contains("cpu") && Contains(":0"));
   CHECK_THROWS_WITH(hooked([](Tensor& g) { g = Tensor(); }), Contains("undefined"));
   CHECK_FALSE(x.grad().defined());
   CHECK_THROWS_WITH(own(x, [](const Tensor& g) { return g.sum(); }).sum().backward(),
@@ -114,12 +114,12 @@ TEST_CASE("autograd: the hook of a replicated parameter is held to the same") {
     void members(Members& m) override { m("weight", weight); }
   };
   Net net;
-  net.to(hosts(1)[0]);
+  net.to(first_devices(1)[0]);
   ModuleSlots slots(net);
-  slots.refresh(hosts(2));
+  slots.refresh(first_devices(2));
   const auto loss = [&] {
-    Tensor total = net.weight.on(hosts(2)[0]).sum();
-    return total + net.weight.on(hosts(2)[1]).sum().to(hosts(2)[0]);
+    Tensor total = net.weight.on(first_devices(2)[0]).sum();
+    return total + net.weight.on(first_devices(2)[1]).sum().to(first_devices(2)[0]);
   };
   std::uint64_t id = net.weight.tensor().register_hook([](Tensor& g) { g = g.sum(); });
   CHECK_THROWS_WITH(loss().backward(), Contains("weight") && Contains("[2]"));
@@ -143,15 +143,15 @@ TEST_CASE("autograd: a graph two hundred thousand operations deep may be dropped
 
 TEST_CASE("autograd: an exception in an operation's backward leaves everything usable, on one device and on several") {
   for (const bool several : {false, true}) {
-    Tensor x = leaf({1, 2}, hosts(1)[0]);
+    Tensor x = leaf({1, 2}, first_devices(1)[0]);
     bool fails = true;
     const auto rule = [&](const Tensor& g) {
       if (fails) throw std::runtime_error("not today");
       return g * 2.0;
     };
     const auto make = [&] {
-      const Tensor there = several ? x.to(hosts(2)[1]) : x;
-      return own(there * 1.0, rule).to(hosts(1)[0]).sum();
+      const Tensor there = several ? x.to(first_devices(2)[1]) : x;
+      return own(there * 1.0, rule).to(first_devices(1)[0]).sum();
     };
     const Tensor y = make();
     CHECK_THROWS_WITH(y.backward({}, {.retain_graph = true}), "not today");
@@ -188,7 +188,7 @@ TEST_CASE("autograd: threads run one graph at once, and a hook runs its own grap
 TEST_CASE("autograd: mistakes are told with both sides") {
   Tensor x = leaf({1, 2});
   CHECK_THROWS_WITH((x * 2.0).backward(ones({2}, {.dtype = DType::f32})), Contains("f32[2]") && Contains("f64[2]"));
-  CHECK_THROWS_WITH((x * 2.0).backward(ones({2}, {.dtype = DType::f64, .device = hosts(1)[0]})),
+  CHECK_THROWS_WITH((x * 2.0).backward(ones({2}, {.dtype = DType::f64, .device = first_devices(1)[0]})),
                     Contains("cpu") && Contains(":0"));
   CHECK_THROWS_WITH(zeros({3}, {.dtype = DType::i64}).set_requires_grad(), Contains("i64[3]"));
   CHECK_THROWS_WITH(x.set_grad(ones({3}, {.dtype = DType::f64})), Contains("[2]") && Contains("[3]"));

@@ -8,16 +8,18 @@
 #include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
+#include "support/devices.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 
 using Indices = std::vector<std::int64_t>;
-std::vector<Device> both_devices() { return {Device::cpu(), Device::host(1)}; }
+std::vector<Device> both_devices() { return {Device::cpu(), device_at(1)}; }
 
 Tensor indices(const Indices& at, Device device = Device::cpu()) {
   return from_data(at, {static_cast<std::int64_t>(at.size())}, {.device = device});
@@ -185,7 +187,7 @@ TEST_CASE("where a matrix is needed, an embedding with sparse gives one") {
 }
 
 TEST_CASE("no matrix of the weight's size is made in a backward") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   const Embedding table = [&] {
     Embedding made(200'000, 8, {.sparse = true});
     made.to(device);
@@ -222,17 +224,17 @@ TEST_CASE("parameters have sparse gradients, frozen ones none") {
   table(at).sum().backward();
   CHECK(indices_of(table.weight.sparse_grad()) == Indices{0, 1, 1, 6});
   CHECK(values(table.weight.sparse_grad().values) == Doubles{1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1});
-  table.to(Device::host(1));
+  table.to(device_at(1));
   table.to(DType::f64);
   const SparseGradient moved = table.weight.sparse_grad();
-  CHECK(moved.values.device() == Device::host(1));
-  CHECK(moved.indices.device() == Device::host(1));
+  CHECK(moved.values.device() == device_at(1));
+  CHECK(moved.indices.device() == device_at(1));
   CHECK(moved.values.dtype() == DType::f64);
   CHECK(values(moved.to_dense()) == Doubles{1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1});
   table.zero_grad();
   CHECK_FALSE(table.weight.sparse_grad().defined());
   table.weight.set_requires_grad(false);
-  CHECK_FALSE(table(at.to(Device::host(1))).requires_grad());
+  CHECK_FALSE(table(at.to(device_at(1))).requires_grad());
   CHECK_FALSE(table.weight.sparse_grad().defined());
   CHECK_FALSE(table.weight.grad().defined());
 }
@@ -258,7 +260,7 @@ TEST_CASE("sparse gradients: errors") {
        {SparseGradient{indices({0}), rows, {7, 3}}, SparseGradient{indices({0, 6}), rows, {8, 3}},
         SparseGradient{indices({0, 6}).to(DType::i32), rows, {7, 3}}, SparseGradient{{}, rows, {7, 3}},
         SparseGradient{indices({0, 6}), rows.to(DType::f32), {7, 3}},
-        SparseGradient{indices({0, 6}, Device::host(1)), rows, {7, 3}}})
+        SparseGradient{indices({0, 6}, device_at(1)), rows, {7, 3}}})
     CHECK_THROWS_WITH(weight.set_sparse_grad(bad), Contains("[set_sparse_grad]"));
   CHECK_THROWS_AS(weight.detach().set_sparse_grad({indices({0, 6}), rows, {7, 3}}), InvalidArgument);
   CHECK_THROWS_AS(SparseGradient{}.coalesce(), InvalidArgument);

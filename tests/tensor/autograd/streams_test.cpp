@@ -13,14 +13,16 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 namespace {
 
 using Doubles = std::vector<double>;
-Device first_device() { return Device::host(1); }
-Device second_device() { return Device::host(2); }
+Device first_device() { return device_at(1); }
+Device second_device() { return device_at(2); }
 
 Tensor values(const Doubles& v, Device device = first_device()) {
   return from_data(v, {static_cast<std::int64_t>(v.size())}, {.dtype = DType::f64, .device = device});
@@ -185,9 +187,9 @@ TEST_CASE("a leaf that is given other elements gets its gradient on their stream
 TEST_CASE("readers of a slot wait for its refresh, and a refresh for its readers, on any stream") {
   NoGrad no_grad;
   Pair net;
-  net.to(Device::host(0));
+  net.to(device_at(0));
   ModuleSlots slots(net);
-  const std::vector<Device> devices{Device::host(0), first_device()};
+  const std::vector<Device> devices{device_at(0), first_device()};
   Side side, late;
   for (int round = 1; round <= 5; ++round) {
     net.a.tensor().fill_(round);
@@ -216,9 +218,9 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
   if (default_stream(first_device()).synchronous()) return;
   NoGrad no_grad;
   Pair net;
-  net.to(Device::host(0));
+  net.to(device_at(0));
   ModuleSlots slots(net);
-  const std::vector<Device> devices{Device::host(0), first_device()};
+  const std::vector<Device> devices{device_at(0), first_device()};
   slots.refresh(devices);
   net.b.tensor().fill_(7);
   for (const Device device : devices) synchronize(device);
@@ -243,7 +245,7 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
   }).join();
   detail::host_faults().clear();
   CHECK(seen == 2);
-  Side side, home(Device::host(0));  // where nothing has failed
+  Side side, home(device_at(0));  // where nothing has failed
   {
     StreamScope here(side.stream), there(home.stream);
     slots.refresh(devices);
@@ -261,7 +263,7 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
 
 TEST_CASE("a parameter that moves while it is frozen gets its gradient where it is then") {
   Pair net;
-  net.to(Device::host(0));
+  net.to(device_at(0));
   net.b.set_requires_grad(false);
   net.to(first_device());
   net.b.set_requires_grad(true);

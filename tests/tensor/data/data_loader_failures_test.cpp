@@ -6,9 +6,11 @@
 #include "lockstep/tensor/data/data_loader.h"
 #include "support/catch.h"
 #include "support/counter.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using lockstep::test::Counter;
+using support::device_at;
 
 namespace {
 
@@ -85,7 +87,7 @@ TEST_CASE("data loader: what collating throws names the batch") {
 
 TEST_CASE("data loader: an epoch may end at any batch, by a break or an exception") {
   for (int workers = 0; workers <= 3; ++workers)
-    for (const Device device : {Device::cpu(), Device::host(1)})
+    for (const Device device : {Device::cpu(), device_at(1)})
       for (int stop = 0; stop < 6; ++stop) {
         DataLoader loader(Failing{-1}, {.batch_size = 4, .workers = workers, .device = device});
         int at = 0;

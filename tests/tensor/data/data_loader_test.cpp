@@ -6,8 +6,10 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 namespace {
 
@@ -112,7 +114,7 @@ TEST_CASE("data loader: samplers of indices and of batches") {
   CHECK_THROWS_AS(DataLoader(Noisy{}, {.batch_size = 0}), InvalidArgument);
   CHECK_THROWS_AS(DataLoader(Noisy{}, {.workers = -1}), InvalidArgument);
   CHECK_THROWS_AS(DataLoader(Noisy{}, {.prefetch_factor = 0}), InvalidArgument);
-  CHECK_THROWS_AS(DataLoader(Noisy{}, {.device = Device::host(99)}), InvalidArgument);
+  CHECK_THROWS_AS(DataLoader(Noisy{}, {.device = device_at(99)}), InvalidArgument);
 }
 
 TEST_CASE("data loader: a collate function of one's own, with random numbers of its own") {
@@ -172,15 +174,15 @@ TEST_CASE("data loader: batches arrive on a device, for the stream that is curre
   for (int workers : {0, 1, 3}) {
     DataLoader here(Noisy{}, {.batch_size = 4, .shuffle = true});
     const std::vector<std::string> wanted = epoch_of(here);
-    DataLoader loader(Noisy{}, {.batch_size = 4, .shuffle = true, .workers = workers, .device = Device::host(2)});
-    Stream stream(Device::host(2));
+    DataLoader loader(Noisy{}, {.batch_size = 4, .shuffle = true, .workers = workers, .device = device_at(2)});
+    Stream stream(device_at(2));
     const StreamScope scope(stream);
     for (int repeat = 0; repeat < 3; ++repeat) {
       loader.set_epoch(0);
       std::size_t at = 0;
       std::vector<Tensor> sums;
       for (auto& [rows, noise, indices] : loader) {
-        CHECK(rows.device() == Device::host(2));
+        CHECK(rows.device() == device_at(2));
         // Used by work that is enqueued now and runs when the batch is long gone.
         sums.push_back(rows.sum());
         const Tensor back[] = {indices.to(Device::cpu()), rows.to(Device::cpu()), noise.to(Device::cpu())};
@@ -196,7 +198,7 @@ TEST_CASE("data loader: batches arrive on a device, for the stream that is curre
 
 TEST_CASE("data loader: a device's batches that nobody waits for do not mix") {
   // The memory of a batch goes to a later one while work on the first may still be under way.
-  DataLoader loader(Noisy{200}, {.batch_size = 2, .workers = 2, .device = Device::host(1)});
+  DataLoader loader(Noisy{200}, {.batch_size = 2, .workers = 2, .device = device_at(1)});
   std::vector<Tensor> sums;
   for (auto& [rows, noise, indices] : loader) sums.push_back(rows.sum() - indices.sum().to(DType::f32));
   double total = 0;

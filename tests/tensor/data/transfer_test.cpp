@@ -7,11 +7,13 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 TEST_CASE("transfer: pinned memory is not written again before the copies from it are over") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   if (default_stream(device).synchronous()) return;
   constexpr int kBatches = 12;  // more than may be under way
   detail::Transfer transfer(device);
@@ -37,7 +39,7 @@ TEST_CASE("transfer: pinned memory is not written again before the copies from i
 }
 
 TEST_CASE("transfer: a batch comes on a stream of its own, and its memory stays until the receiver is done with it") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   detail::Transfer transfer(device);
   for (int i = 0; i < 4; ++i) {
     Stream consumer(device);

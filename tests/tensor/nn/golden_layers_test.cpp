@@ -1,11 +1,13 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -68,7 +70,7 @@ struct ResNet : Module<ResNet> {
 
 TEST_CASE("golden: layers and models") {
   test::check_golden(
-      "layers", Device::host(0),
+      "layers", device_at(0),
       {{"Linear",
         [](GoldenCase& c) {
           return apply(c, Linear(c.get<int>("inputs"), c.get<int>("outputs"), {.bias = c.get("bias", true)}));

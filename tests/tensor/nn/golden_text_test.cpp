@@ -2,11 +2,13 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -36,7 +38,7 @@ struct Gpt : Module<Gpt> {
 }  // namespace
 
 TEST_CASE("golden: a language model and its parts") {
-  test::check_golden("text", Device::host(0),
+  test::check_golden("text", device_at(0),
                      {{"attention", attention},
                       {"lstm_cell",
                        [](GoldenCase& c) {

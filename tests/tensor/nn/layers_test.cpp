@@ -6,9 +6,12 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
+using support::device_name;
 
 namespace {
 
@@ -85,11 +88,11 @@ TEST_CASE("layers compute on the device of their input") {
   net.eval();
   const Tensor here = net(x);
   CHECK(here.shape() == Shape{2, 3});
-  net.to(Device::host(3));
-  const Tensor there = net(x.to(Device::host(3)));
-  CHECK(there.device() == Device::host(3));
+  net.to(device_at(3));
+  const Tensor there = net(x.to(device_at(3)));
+  CHECK(there.device() == device_at(3));
   CHECK(allclose(there, here));
-  CHECK_THROWS_WITH(net(x), Contains("conv.weight") && Contains("host:3") && Contains("cpu"));
+  CHECK_THROWS_WITH(net(x), Contains("conv.weight") && Contains(device_name(3)) && Contains("cpu"));
   CHECK_THROWS_WITH(Linear(3, 2)(zeros({2, 4})), Contains("[linear]") && Contains("[2, 4]") && Contains("[2, 3]"));
   CHECK_THROWS_WITH(Linear(3, 2)(zeros({2, 3}, {.dtype = DType::f64})), Contains("[linear]") && Contains("f64"));
 }
@@ -157,7 +160,7 @@ TEST_CASE("dropout") {
   manual_seed(4);
   CHECK(equal(drop(x), y));
   manual_seed(4);
-  CHECK(equal(drop(x.to(Device::host(1))).to(Device::cpu()), y));
+  CHECK(equal(drop(x.to(device_at(1))).to(Device::cpu()), y));
   // What is dropped is the same for all numbers and dtypes, and in backward, where the rest is scaled alike.
   for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
     Tensor numbers = randn({100, 10}, {.dtype = dtype}).set_requires_grad();

@@ -7,10 +7,12 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/temporary_folder.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 struct Twins : Module<Twins> {
@@ -66,7 +68,7 @@ TEST_CASE("two members of one name are an error at the first traversal") {
 
 TEST_CASE("a forgotten members() is named as such") {
   const Unlisted net;
-  CHECK_THROWS_WITH(net(ones({1, 2}, {.device = Device::host(1)})),
+  CHECK_THROWS_WITH(net(ones({1, 2}, {.device = device_at(1)})),
                     Contains("(not listed)") && Contains("list it in the members() of its module"));
   const test::TemporaryFolder folder;
   const std::string path = folder / "unlisted.safetensors";

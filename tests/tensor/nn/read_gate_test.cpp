@@ -14,9 +14,11 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 
@@ -197,7 +199,7 @@ TEST_CASE("a call may have threads of its own read its parameters, also while a 
 }
 
 TEST_CASE("the first elements of a parameter come before what is read after them, as others do") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   struct Late : Module<Late> {
     Parameter w = Parameter::uninitialized({64, 64}, DType::f64);
     Tensor forward(const Tensor& x) const { return matmul(x, w.on(x.device())); }
@@ -218,7 +220,7 @@ TEST_CASE("the first elements of a parameter come before what is read after them
 }
 
 TEST_CASE("a load comes after what was read on other streams, and before what is read after it") {
-  const Device device = Device::host(1);
+  const Device device = device_at(1);
   Net net;
   net.to(device);
   const Tensor x = ones({3}, {.dtype = DType::f64, .device = device});

@@ -8,10 +8,12 @@
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
 #include "support/compare.h"
+#include "support/devices.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 using support::difference;
 using support::Function;
 using support::gradcheck;
@@ -142,7 +144,7 @@ TEST_CASE("attention refuses what does not fit") {
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 4}, {.dtype = DType::i64})}),
                     Contains("mask of bool"));
   CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.dropout = 1.5}), Contains("probability"));
-  CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 4}, {.device = Device::host(0)})}),
+  CHECK_THROWS_WITH(scaled_dot_product_attention(q, q, v, {.mask = zeros({4, 4}, {.device = device_at(0)})}),
                     Contains("one device"));
 }
 

@@ -4,9 +4,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
+using support::device_name;
 
 namespace {
 
@@ -120,7 +123,7 @@ TEST_CASE("shapes that do not fit") {
 }
 
 TEST_CASE("a refused call has allocated nothing") {
-  const Device device = Device::host(3);
+  const Device device = device_at(3);
   const TensorOptions there{.device = device};
   const Tensor a = zeros({2, 3}, there), b = zeros({4, 5}, there), image = zeros({1, 2, 4, 4}, there);
   const Tensor weight = zeros({3, 1, 3, 3}, there);
@@ -162,21 +165,21 @@ TEST_CASE("targets that do not fit") {
 }
 
 TEST_CASE("tensors on two devices") {
-  const Tensor a = zeros({2, 2}, {.device = Device::host(0)}), b = zeros({2, 2}, {.device = Device::host(1)});
+  const Tensor a = zeros({2, 2}, {.device = device_at(0)}), b = zeros({2, 2}, {.device = device_at(1)});
   const Tensor scalar = zeros({});
-  const std::vector<std::string> both{"host:0", "host:1", ".to(device)"};
+  const std::vector<std::string> both{device_name(0), device_name(1), ".to(device)"};
   check_refused([&] { a + b; }, both);
-  check_refused([&] { a + scalar; }, {"[add]", "f32[2, 2] on host:0", "f32[] on cpu"});
+  check_refused([&] { a + scalar; }, {"[add]", "f32[2, 2] on " + device_name(0), "f32[] on cpu"});
   check_refused([&] { matmul(a, b); }, both);
   check_refused([&] { a == b; }, both);
   check_refused([&] { cat({a, b}); }, both);
   check_refused([&] { where(a > 0.0, a, b); }, both);
   check_refused([&] { linear(a, b); }, both);
   check_refused([&] { mse_loss(a, b); }, both);
-  check_refused([&] { gather(a, 0, from_data({0}, {1, 1})); }, {"[gather]", "host:0", "cpu"});
+  check_refused([&] { gather(a, 0, from_data({0}, {1, 1})); }, {"[gather]", device_name(0), "cpu"});
   check_refused([&] { a.clone().add_(b); }, both);
-  CHECK_THROWS_AS(a.to(Device::host(77)), InvalidArgument);
-  CHECK_THROWS_AS(zeros({1}, {.device = Device::host(77)}), InvalidArgument);
+  CHECK_THROWS_AS(a.to(device_at(77)), InvalidArgument);
+  CHECK_THROWS_AS(zeros({1}, {.device = device_at(77)}), InvalidArgument);
 }
 
 TEST_CASE("undefined tensors") {

@@ -9,9 +9,11 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 using Doubles = std::vector<double>;
@@ -27,7 +29,7 @@ TEST_CASE("tensors filled with a value") {
   CHECK(zeros({0, 3}).count() == 0);
   CHECK(values(eye(2)) == Doubles{1, 0, 0, 1});
   CHECK(eye(0).shape() == Shape{0, 0});
-  CHECK(values(eye(3, {.dtype = DType::i32, .device = Device::host(1)})) == Doubles{1, 0, 0, 0, 1, 0, 0, 0, 1});
+  CHECK(values(eye(3, {.dtype = DType::i32, .device = device_at(1)})) == Doubles{1, 0, 0, 0, 1, 0, 0, 0, 1});
   CHECK(empty({3}, {.dtype = DType::f16}).dtype() == DType::f16);
   CHECK(zeros({1}).dtype() == DType::f32);
   CHECK(zeros({1}).device() == Device::cpu());
@@ -37,12 +39,12 @@ TEST_CASE("tensors filled with a value") {
     CHECK(randn({1}).dtype() == DType::f64);
     CHECK(tensor(1.5).dtype() == DType::f64);
   }
-  const Tensor x = zeros({2}, {.device = Device::host(2), .requires_grad = true});
+  const Tensor x = zeros({2}, {.device = device_at(2), .requires_grad = true});
   CHECK(x.requires_grad());
   CHECK(x.is_leaf());
-  CHECK(x.device() == Device::host(2));
+  CHECK(x.device() == device_at(2));
   const Tensor like = ones_like(x, DType::i64);
-  CHECK(like.device() == Device::host(2));
+  CHECK(like.device() == device_at(2));
   CHECK(like.dtype() == DType::i64);
   CHECK_FALSE(like.requires_grad());
   CHECK(values(full_like(x, 3)) == Doubles{3, 3});
@@ -61,14 +63,14 @@ TEST_CASE("ranges") {
   CHECK(arange(0, 1, 0.5).dtype() == DType::f32);
   CHECK(arange(0).count() == 0);
   CHECK(arange(5, 2).count() == 0);
-  CHECK(arange(3, {.dtype = DType::f64, .device = Device::host(1)}).dtype() == DType::f64);
+  CHECK(arange(3, {.dtype = DType::f64, .device = device_at(1)}).dtype() == DType::f64);
   CHECK_THROWS_AS(arange(0, 3, 0), InvalidArgument);
   CHECK_THROWS_AS(arange(0.0, INFINITY), InvalidArgument);
 }
 
 TEST_CASE("tensors from values in memory") {
   std::vector<float> source{1, 2, 3, 4};
-  for (const Device device : {Device::cpu(), Device::host(3)}) {
+  for (const Device device : {Device::cpu(), device_at(3)}) {
     Tensor x = from_data(source, {2, 2}, {.device = device});
     source[0] = 9;  // a copy
     CHECK(values(x) == Doubles{1, 2, 3, 4});
@@ -102,7 +104,7 @@ TEST_CASE("random numbers depend on the seed and on the order of operations alon
   const Doubles first = draw(Device::cpu()), second = draw(Device::cpu());
   CHECK(first != second);
   manual_seed(7);
-  CHECK(draw(Device::host(2)) == first);
+  CHECK(draw(device_at(2)) == first);
   CHECK(draw(Device::cpu()) == second);
   manual_seed(8);
   CHECK(draw(Device::cpu()) != first);

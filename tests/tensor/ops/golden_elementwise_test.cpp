@@ -1,11 +1,13 @@
 #include "lockstep/kernels/dtype.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -26,7 +28,7 @@ DType dtype_named(const std::string& name) {
 }  // namespace
 
 TEST_CASE("golden: functions of the elements") {
-  test::check_golden("elementwise", Device::host(0),
+  test::check_golden("elementwise", device_at(0),
                      {{"neg", [](GoldenCase& c) { return Results{-c[0]}; }},
                       {"abs", unary(abs)},
                       {"sign", unary(sign)},

@@ -1,11 +1,13 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -45,7 +47,7 @@ Results filled(GoldenCase& c) {
 }  // namespace
 
 TEST_CASE("golden: operations in place") {
-  test::check_golden("inplace", Device::host(0),
+  test::check_golden("inplace", device_at(0),
                      {{"add_", [](GoldenCase& c) { return Results{c[0].clone().add_(c[1], alpha(c))}; }},
                       {"sub_", [](GoldenCase& c) { return Results{c[0].clone().sub_(c[1], alpha(c))}; }},
                       {"mul_", [](GoldenCase& c) { return Results{c[0].clone().mul_(c[1])}; }},

@@ -1,10 +1,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -34,7 +36,7 @@ Results batch_norm_of(GoldenCase& c) {
 
 TEST_CASE("golden: the functions of neural networks") {
   test::check_golden(
-      "nn", Device::host(0),
+      "nn", device_at(0),
       {{"matmul", [](GoldenCase& c) { return Results{matmul(c[0], c[1])}; }},
        {"linear", [](GoldenCase& c) { return Results{linear(c[0], c[1], optional(c, 2))}; }},
        {"conv2d", conv2d_of},

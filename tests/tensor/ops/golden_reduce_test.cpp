@@ -1,10 +1,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -33,7 +35,7 @@ GoldenCase::Function whole(Tensor (*function)(const Tensor&)) {
 
 TEST_CASE("golden: reductions") {
   test::check_golden(
-      "reduce", Device::host(0),
+      "reduce", device_at(0),
       {{"sum", reduction(sum, sum)},
        {"mean", reduction(mean, mean)},
        {"var", [](GoldenCase& c) { return Results{var(c[0], dims_of(c), c.get("correction", 1.0), keep(c))}; }},

@@ -1,11 +1,13 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -52,7 +54,7 @@ Results gru_of(GoldenCase& c) {
 }  // namespace
 
 TEST_CASE("golden: attention, transformers and recurrent layers") {
-  test::check_golden("sequence", Device::host(0),
+  test::check_golden("sequence", device_at(0),
                      {{"attention", attention_of},
                       {"MultiheadAttention",
                        [](GoldenCase& c) {

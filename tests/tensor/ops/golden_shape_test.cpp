@@ -1,11 +1,13 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -21,7 +23,7 @@ Results operands(const GoldenCase& c) {
 
 TEST_CASE("golden: views, joining and indexing") {
   test::check_golden(
-      "shape", Device::host(0),
+      "shape", device_at(0),
       {{"reshape", [](GoldenCase& c) { return Results{c[0].reshape(Shape(c.integers("shape")))}; }},
        {"flatten", [](GoldenCase& c) { return Results{flatten(c[0], number(c, "start"), number(c, "end"))}; }},
        {"transpose", [](GoldenCase& c) { return Results{c[0].transpose(number(c, "dim0"), number(c, "dim1"))}; }},
@@ -58,8 +60,8 @@ TEST_CASE("golden: views, joining and indexing") {
        {"squeeze_all", [](GoldenCase& c) { return Results{squeeze(c[0])}; }},
        {"linspace",
         [](GoldenCase& c) {
-          return Results{linspace(c.get("low"), c.get("high"), number(c, "steps"),
-                                  {.dtype = DType::f64, .device = Device::host(0)})};
+          return Results{
+              linspace(c.get("low"), c.get("high"), number(c, "steps"), {.dtype = DType::f64, .device = device_at(0)})};
         }},
        {"mm", [](GoldenCase& c) { return Results{mm(c[0], c[1])}; }},
        {"bmm", [](GoldenCase& c) { return Results{bmm(c[0], c[1])}; }},

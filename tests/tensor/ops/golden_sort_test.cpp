@@ -1,10 +1,12 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -15,7 +17,7 @@ Results both(const ValuesAndIndices& found) { return {found.values, found.indice
 
 TEST_CASE("golden: order along a dimension") {
   test::check_golden(
-      "order", Device::host(0),
+      "order", device_at(0),
       {{"cumsum", [](GoldenCase& c) { return Results{cumsum(c[0], dim(c))}; }},
        {"cumprod", [](GoldenCase& c) { return Results{cumprod(c[0], dim(c))}; }},
        {"sort", [](GoldenCase& c) { return both(sort(c[0], dim(c), c.get<bool>("descending"))); }},

@@ -2,9 +2,11 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
+using support::device_at;
 using support::Function;
 using support::gradcheck;
 using support::gradgradcheck;
@@ -61,7 +63,7 @@ const Unary kUnary[] = {
     {"x ^ -1.5", [](const Tensor& x) { return pow(x, -1.5); }, 0.3, 3},
     {"2 ^ x", [](const Tensor& x) { return pow(2, x); }},
     {"clone", [](const Tensor& x) { return x.clone(); }},
-    {"to a device and back", [](const Tensor& x) { return square(square(x).to(Device::host(0))).to(Device::cpu()); }},
+    {"to a device and back", [](const Tensor& x) { return square(square(x).to(device_at(0))).to(Device::cpu()); }},
 };
 
 struct Binary {

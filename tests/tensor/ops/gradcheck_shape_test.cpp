@@ -3,9 +3,11 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
+using support::device_at;
 using support::Function;
 using support::gradcheck;
 using support::gradgradcheck;
@@ -168,8 +170,7 @@ TEST_CASE("derivatives of views and copies") {
       },
       shape);
   check_one(
-      "to a device", [](const Tensor& x) { return x.to(Device::host(0)).to(Device::host(1)).to(Device::cpu()); },
-      shape);
+      "to a device", [](const Tensor& x) { return x.to(device_at(0)).to(device_at(1)).to(Device::cpu()); }, shape);
 }
 
 TEST_CASE("derivatives of joining and splitting") {

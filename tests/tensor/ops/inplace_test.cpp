@@ -3,10 +3,12 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/gradcheck.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::device_at;
 using support::Function;
 using support::gradcheck;
 using support::gradgradcheck;
@@ -54,10 +56,10 @@ TEST_CASE("in-place operations write, count as a write, and return the tensor") 
 }
 
 TEST_CASE("copy_ converts, broadcasts and moves") {
-  Tensor x = zeros({2, 3}, {.device = Device::host(1)});
+  Tensor x = zeros({2, 3}, {.device = device_at(1)});
   x.copy_(from_data({1, 2, 3}, {3}));
   CHECK(values(x) == Doubles{1, 2, 3, 1, 2, 3});
-  x.copy_(f64({1, 2, 3, 4, 5, 6}, {3, 2}).to(Device::host(0)).t());
+  x.copy_(f64({1, 2, 3, 4, 5, 6}, {3, 2}).to(device_at(0)).t());
   CHECK(values(x) == Doubles{1, 3, 5, 2, 4, 6});
   Tensor y = zeros({2, 3});
   const std::uint64_t version = y.version();
@@ -122,7 +124,7 @@ TEST_CASE("in a graph, in-place operations differentiate like their counterparts
        }},
       {"copy_ of f32 from another device",
        [](const std::vector<Tensor>& in) {
-         return zeros({2, 3}, {.dtype = DType::f64}).copy_(square(in[0]).to(Device::host(1))) * in[1];
+         return zeros({2, 3}, {.dtype = DType::f64}).copy_(square(in[0]).to(device_at(1))) * in[1];
        }},
   };
   for (const auto& [name, f] : cases) {
@@ -261,6 +263,6 @@ TEST_CASE("without grad mode nothing is recorded") {
   CHECK_FALSE(x.reshape({2, 1}).requires_grad());
   CHECK_FALSE(cat({x, x}).requires_grad());
   CHECK_FALSE(split(x, 1)[0].requires_grad());
-  CHECK_FALSE(x.to(Device::host(1)).requires_grad());
+  CHECK_FALSE(x.to(device_at(1)).requires_grad());
   CHECK(x.requires_grad());
 }

@@ -4,8 +4,10 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 namespace {
 using Ints = std::vector<int>;
@@ -99,11 +101,11 @@ TEST_CASE("copies") {
   CHECK(x.to(Device::cpu()).identity() == x.identity());
   CHECK(from_data({1.9, -1.9, 0.0}, {3}).to(DType::i32).to_vector<int>() == Ints{1, -1, 0});
   CHECK(from_data({1.9, -1.9, 0.0}, {3}).to(DType::boolean).to_vector<int>() == Ints{1, 1, 0});
-  const Tensor there = x.t().to(Device::host(3));
-  CHECK(there.device() == Device::host(3));
+  const Tensor there = x.t().to(device_at(3));
+  CHECK(there.device() == device_at(3));
   CHECK(ints(there) == ints(x.t()));
-  CHECK(ints(there.to(Device::host(5)).t()) == ints(x));
-  CHECK(zeros({0}).to(Device::host(0)).shape() == Shape{0});
+  CHECK(ints(there.to(device_at(5)).t()) == ints(x));
+  CHECK(zeros({0}).to(device_at(0)).shape() == Shape{0});
 }
 
 TEST_CASE("joining") {

@@ -7,8 +7,10 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 using namespace lockstep;
+using support::device_at;
 
 namespace {
 
@@ -32,8 +34,8 @@ void check_unary(const char* name, Tensor (*op)(const Tensor&), double (*f)(doub
   CHECK(allclose(op(f64(in, {41}).to(DType::bf16)).to(DType::f64), f64(want, {41}), 5e-2, 5e-2));
   CHECK(op(f64(in, {41}).to(DType::f16)).dtype() == DType::f16);
   // Any layout, any device.
-  const Tensor grid = f64(in, {41}).narrow(0, 1, 40).reshape({8, 5}).t().to(Device::host(2));
-  CHECK(op(grid).device() == Device::host(2));
+  const Tensor grid = f64(in, {41}).narrow(0, 1, 40).reshape({8, 5}).t().to(device_at(2));
+  CHECK(op(grid).device() == device_at(2));
   CHECK(allclose(op(grid).t().reshape({40}), f64(want, {41}).narrow(0, 1, 40), 1e-13, 1e-14));
 }
 
@@ -242,7 +244,7 @@ TEST_CASE("matrix products") {
 
 TEST_CASE("answers for the host") {
   const Tensor x = f64({1, 2, kInfinity}, {3});
-  CHECK(equal(x, x.to(Device::host(1))));
+  CHECK(equal(x, x.to(device_at(1))));
   CHECK_FALSE(equal(x, x.to(DType::f32)));
   CHECK_FALSE(equal(x, x.reshape({3, 1})));
   CHECK_FALSE(equal(x, f64({1, 2, -kInfinity}, {3})));

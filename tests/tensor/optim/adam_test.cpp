@@ -5,12 +5,14 @@
 
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/random.h"
+#include "support/devices.h"
 #include "tensor/optim/optim_golden.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 
@@ -33,7 +35,7 @@ std::unique_ptr<Optimizer> make(const AdamCase& known, const std::vector<Paramet
 TEST_CASE("Adam and AdamW follow PyTorch for every option") {
   for (const AdamCase& known : kAdamCases)
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-      const Parameter p = parameter(kStart, dtype), other = parameter(kStart, DType::f64, Device::host(1));
+      const Parameter p = parameter(kStart, dtype), other = parameter(kStart, DType::f64, device_at(1));
       const Parameter empty(zeros({0, 3}, {.dtype = dtype})), unused = parameter({2}, dtype);
       const auto optimizer = make(known, {empty, p, unused, other});
       empty.set_grad(zeros({0, 3}, {.dtype = dtype}));
@@ -166,7 +168,7 @@ TEST_CASE("Adam trains a network, on the device it is moved to, outside the grap
   const Tensor x = randn({64, 2}), y = (x.select(1, 0) * x.select(1, 1)).unsqueeze(1);
   double first = 0, last = 0;
   for (int i = 0; i < 200; ++i) {
-    const Device device = i < 100 ? Device::cpu() : Device::host(2);
+    const Device device = i < 100 ? Device::cpu() : device_at(2);
     if (i == 100) net.to(device);
     const Tensor loss = mse_loss(net(x.to(device)), y.to(device));
     optimizer.zero_grad();
@@ -178,7 +180,7 @@ TEST_CASE("Adam trains a network, on the device it is moved to, outside the grap
   for (const Parameter& p : net.parameters()) CHECK(p.tensor().is_leaf());
   for (const NamedTensor& entry : optimizer.state_dict(net)) {
     CHECK_FALSE(entry.tensor.requires_grad());
-    if (entry.name.find(".exp_avg") != std::string::npos) CHECK(entry.tensor.device() == Device::host(2));
+    if (entry.name.find(".exp_avg") != std::string::npos) CHECK(entry.tensor.device() == device_at(2));
   }
   manual_seed(0);
 }

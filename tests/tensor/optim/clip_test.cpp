@@ -4,14 +4,16 @@
 #include <cmath>
 #include <limits>
 
+#include "support/devices.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 TEST_CASE("clipping by norm") {
-  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, Device::host(1)), unused = parameter({0});
+  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, device_at(1)), unused = parameter({0});
   const std::vector<Parameter> all{a, b, unused};
   set_grad(a, {3, 0});
   set_grad(b, {4});
@@ -45,7 +47,7 @@ TEST_CASE("clipping by value") {
 }
 
 TEST_CASE("clipping by other norms") {
-  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, Device::host(1));
+  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, device_at(1));
   const Parameter empty(zeros({0}, {.dtype = DType::f64}));
   const std::vector<Parameter> all{empty, a, b};
   empty.set_grad(zeros({0}, {.dtype = DType::f64}));
@@ -70,7 +72,7 @@ TEST_CASE("clipping by other norms") {
 }
 
 TEST_CASE("clipping by norm says when there is none") {
-  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, Device::host(1));
+  const Parameter a = parameter({0, 0}), b = parameter({0}, DType::f32, device_at(1));
   const std::vector<Parameter> all{a, b};
   for (const double bad : {double{INFINITY}, double{NAN}})
     for (const double type : {2.0, 1.0, 3.0, double{INFINITY}}) {

@@ -5,11 +5,13 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "support/catch.h"
+#include "support/devices.h"
 #include "support/golden.h"
 
 using namespace lockstep;
 using test::GoldenCase;
 using Results = std::vector<Tensor>;
+using support::device_at;
 
 namespace {
 
@@ -72,7 +74,7 @@ Results rates(GoldenCase& c, Schedule schedule) {
     result.push_back(optimizer.lr());
     scheduler.step();
   }
-  return {from_data(result, {static_cast<std::int64_t>(result.size())}, {.device = Device::host(0)})};
+  return {from_data(result, {static_cast<std::int64_t>(result.size())}, {.device = device_at(0)})};
 }
 
 // The rates of two groups, after each metric. Half way another scheduler goes on from the state.
@@ -94,14 +96,14 @@ Results plateau(GoldenCase& c) {
     (i < metrics.size() / 2 ? first : second).step(metrics[i]);
     for (const std::size_t group : {0, 1}) result.push_back(optimizer.lr(group));
   }
-  return {from_data(result, {static_cast<std::int64_t>(metrics.size()), 2}, {.device = Device::host(0)})};
+  return {from_data(result, {static_cast<std::int64_t>(metrics.size()), 2}, {.device = device_at(0)})};
 }
 
 }  // namespace
 
 TEST_CASE("golden: optimizers and schedules") {
   test::check_golden(
-      "optim", Device::host(0),
+      "optim", device_at(0),
       {{"SGD", sgd},
        {"Adam", adam<Adam, AdamOptions>},
        {"AdamW", adam<AdamW, AdamWOptions>},

@@ -8,11 +8,13 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/sgd.h"
+#include "support/devices.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 TEST_CASE("scaled training is training") {
   const Linear one(3, 2), two = deep_copy(one);
@@ -41,8 +43,8 @@ TEST_CASE("infinity and NaN on any device skip the step and shrink the scale") {
     for (const double bad : {double{INFINITY}, -double{INFINITY}, double{NAN}})
       for (const std::size_t place : {0, 1, 2, 3}) {
         const std::vector<Parameter> all{parameter(Doubles(37, 1), dtype), parameter({1}, DType::f32),
-                                         parameter({1, 1}, dtype, Device::host(1)),
-                                         parameter({1}, DType::f64, Device::host(2)), parameter({1})};
+                                         parameter({1, 1}, dtype, device_at(1)),
+                                         parameter({1}, DType::f64, device_at(2)), parameter({1})};
         SGD optimizer(all, {.lr = 1, .momentum = 0.9});
         GradScaler scaler({.init_scale = 8});
         for (std::size_t i = 0; i < 4; ++i) {

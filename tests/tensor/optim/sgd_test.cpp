@@ -6,18 +6,20 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/optim/adam.h"
+#include "support/devices.h"
 #include "tensor/optim/optim_golden.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 TEST_CASE("SGD follows PyTorch for every option") {
   for (const SgdCase& known : kSgdCases)
     for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
       // Several devices and dtypes in one optimizer.
-      const Parameter p = parameter(kStart, dtype), other = parameter(kStart, DType::f64, Device::host(1));
+      const Parameter p = parameter(kStart, dtype), other = parameter(kStart, DType::f64, device_at(1));
       SGD optimizer({p, other}, known.options);
       for (int t = 1; t <= kSteps; ++t) {
         Doubles gradient;
@@ -91,12 +93,12 @@ TEST_CASE("SGD follows a module that is moved") {
   };
   const Doubles before = values(net.weight.tensor());
   step(Device::cpu());
-  net.to(Device::host(2));
-  step(Device::host(2));
+  net.to(device_at(2));
+  step(device_at(2));
   const Doubles after = values(net.weight.tensor());
   check_close(after, {before[0] - 0.29, before[1] - 0.29}, 1e-5);  // 0.1 (1 + 1.9)
   for (const NamedTensor& entry : optimizer.state_dict())
-    if (entry.name.ends_with(".momentum_buffer")) CHECK(entry.tensor.device() == Device::host(2));
+    if (entry.name.ends_with(".momentum_buffer")) CHECK(entry.tensor.device() == device_at(2));
 }
 
 TEST_CASE("optimizers refuse what makes no sense") {

@@ -11,11 +11,13 @@
 #include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/sgd.h"
+#include "support/devices.h"
 #include "tensor/optim/optim_support.h"
 
 using namespace lockstep;
 using namespace lockstep::test;
 using Catch::Matchers::Contains;
+using support::device_at;
 
 namespace {
 
@@ -60,7 +62,7 @@ const std::vector<Doubles> kNumbers{{3, -2, 5}, {1}, {}, {1, 2, -4, 8, 16}, {7, 
 }  // namespace
 
 TEST_CASE("sgd moves the rows of a sparse gradient as it does those of a matrix, bit for bit") {
-  for (const Device device : {Device::cpu(), Device::host(1)})
+  for (const Device device : {Device::cpu(), device_at(1)})
     for (const DType dtype : {DType::f64, DType::f32, DType::f16})
       for (const bool maximize : {false, true}) {
         const Parameter one = matrix(dtype, device), other = matrix(dtype, device),
@@ -83,7 +85,7 @@ TEST_CASE("sgd moves the rows of a sparse gradient as it does those of a matrix,
 }
 
 TEST_CASE("sparse adam is Adam on the rows that appear") {
-  for (const Device device : {Device::cpu(), Device::host(1)})
+  for (const Device device : {Device::cpu(), device_at(1)})
     for (const DType dtype : {DType::f64, DType::f32})
       for (const SparseAdamOptions& o :
            {SparseAdamOptions{}, SparseAdamOptions{.lr = 0.1, .betas = {0.5, 0.75}, .eps = 1e-3, .maximize = true}}) {
@@ -161,7 +163,7 @@ TEST_CASE("optimizers refuse gradients they cannot use, by name, before anything
 }
 
 TEST_CASE("clipping sums the rows of a sparse gradient") {
-  for (const Device device : {Device::cpu(), Device::host(1)})
+  for (const Device device : {Device::cpu(), device_at(1)})
     for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
       const Parameter one = matrix(DType::f64, device), other = matrix(DType::f64, device),
                       dense = parameter({0}, DType::f32);
@@ -185,7 +187,7 @@ TEST_CASE("clipping sums the rows of a sparse gradient") {
 
 TEST_CASE("a scaler divides the rows of sparse gradients, and skips the step for one that is infinite") {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16}) {
-    const Parameter p = matrix(dtype, Device::host(1));
+    const Parameter p = matrix(dtype, device_at(1));
     SGD optimizer({p}, {.lr = 1});
     GradScaler scaler({.init_scale = 8});
     const Doubles before = values(p.tensor());

@@ -17,11 +17,12 @@
 #include "parallel/comm/no_threads.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 #include "support/messages.h"
 
 using namespace lockstep;
-using support::hosts;
+using support::devices_at;
+using support::first_devices;
 using support::message_of;
 
 namespace {
@@ -78,8 +79,8 @@ TEST_CASE("run_ranks: each rank has its device, and a stream of its own that is 
               devices[static_cast<std::size_t>(comm.rank())] = comm.device();
               if (!(stream == default_stream(comm.device()))) streams.insert(&stream.lasting());
             },
-            {.devices = hosts({3, 1, 3, 3})});
-  CHECK(devices == hosts({3, 1, 3, 3}));
+            {.devices = devices_at({3, 1, 3, 3})});
+  CHECK(devices == devices_at({3, 1, 3, 3}));
   CHECK(streams.size() == 4);
 
   const std::vector<Device> all = accelerators();
@@ -191,7 +192,7 @@ TEST_CASE("run_ranks: when a rank has thrown, nothing of any rank is left on the
                               throw std::runtime_error("that neither");  // before the stream has said anything
                             }),
                   CommError);
-  for (const Device device : hosts(3)) CHECK_NOTHROW(synchronize(device));
+  for (const Device device : first_devices(3)) CHECK_NOTHROW(synchronize(device));
 }
 
 TEST_CASE("run_ranks: what fails on a rank's stream is the rank's failure, also at its end") {
@@ -283,7 +284,7 @@ TEST_CASE("run_ranks: the order checker knows what the ranks' threads hand over"
                 comm.barrier();
               }
             },
-            {.devices = hosts({0, 0, 0})});
+            {.devices = devices_at({0, 0, 0})});
   CHECK(Tensor(x).add_(1).to_vector<double>() == Doubles(1'000, 7));
   CHECK(order_stats().assumed_handovers == before);
 }
@@ -306,7 +307,7 @@ TEST_CASE("run_ranks: when one cannot even join the others, its error is thrown,
 
 TEST_CASE("run_ranks: a thread that does not start is an error") {
   const auto meet = [](Communicator& comm) { comm.barrier(); };
-  const std::vector<Device> chosen = {Device::host(0), Device::host(1), Device::cuda(99)}, given = hosts(3);
+  const std::vector<Device> chosen = {Device::host(0), Device::host(1), Device::cuda(99)}, given = first_devices(3);
   for (const std::vector<Device>& devices : {chosen, given}) {
     for (const int started : {0, 1}) {
       const conformance::NoThreads no_threads(started);
@@ -318,6 +319,6 @@ TEST_CASE("run_ranks: a thread that does not start is an error") {
 TEST_CASE("run_ranks: arguments are checked") {
   const auto nothing = [](Communicator&) {};
   contains(message_of<InvalidArgument>([&] { run_ranks(0, nothing); }), "got 0");
-  contains(message_of<InvalidArgument>([&] { run_ranks(2, nothing, {.devices = hosts(3)}); }), "got 3");
+  contains(message_of<InvalidArgument>([&] { run_ranks(2, nothing, {.devices = first_devices(3)}); }), "got 3");
   contains(message_of<InvalidArgument>([&] { run_ranks(1, nothing, {.devices = {Device::cpu()}}); }), "cpu");
 }

@@ -4,9 +4,11 @@
 
 #include "parallel/comm/peer/peer_support.h"
 #include "support/counter.h"
+#include "support/devices.h"
 
 using namespace comm_test;
 using lockstep::test::Counter;
+using support::device_name;
 
 namespace {
 
@@ -57,7 +59,7 @@ const std::vector<Named>& steps() {
 
 // In mode strict the order checker reports an edge that is missing.
 TEST_CASE("peer: a collective comes after the work before it and before the work after it, on all ranks") {
-  const auto devices = support::hosts({2, 0, 3, 1});
+  const auto devices = support::devices_at({2, 0, 3, 1});
   const Group group = make_peer_group(devices, {.scratch_bytes = 4096});
   for (const Named& each : steps()) {
     INFO(each.name);
@@ -80,7 +82,7 @@ TEST_CASE("peer: a collective comes after the work before it and before the work
 }
 
 TEST_CASE("peer: tensors may go as soon as the collective was called") {
-  const auto devices = support::hosts(4);
+  const auto devices = support::first_devices(4);
   const Group group = make_peer_group(devices, {.scratch_bytes = 4096});
   for (const Named& each : steps()) {
     INFO(each.name);
@@ -105,7 +107,7 @@ TEST_CASE("peer: tensors may go as soon as the collective was called") {
 }
 
 TEST_CASE("peer: collectives in place and one after the other need nothing in between") {
-  const Group group = make_peer_group(support::hosts(3), {.scratch_bytes = 2048});
+  const Group group = make_peer_group(support::first_devices(3), {.scratch_bytes = 2048});
   check_all_well(on_ranks(group, [](Communicator& c) {
     Tensor x = filled(c, 1500, 1 + c.rank());
     for (int round = 0; round < 5; ++round) {
@@ -119,7 +121,7 @@ TEST_CASE("peer: collectives in place and one after the other need nothing in be
 }
 
 TEST_CASE("peer: many sends, each after the one before") {
-  const Group group = make_peer_group(support::hosts(2));
+  const Group group = make_peer_group(support::first_devices(2));
   check_all_well(on_ranks(group, [](Communicator& c) {
     for (int i = 0; i < 20; ++i) {
       const Tensor x = filled(c, 10 + i, c.rank() == 0 ? i : -1);
@@ -133,7 +135,7 @@ TEST_CASE("peer: many sends, each after the one before") {
 }
 
 TEST_CASE("peer: hosts exchange messages and wait for each other") {
-  const Group group = make_peer_group(support::hosts(3));
+  const Group group = make_peer_group(support::first_devices(3));
   std::atomic<int> came{0};
   check_all_well(on_ranks(group, [&](Communicator& c) {
     for (int round = 1; round <= 3; ++round) {
@@ -149,7 +151,7 @@ TEST_CASE("peer: hosts exchange messages and wait for each other") {
 }
 
 TEST_CASE("peer: a split has ranks of its own and needs nobody else") {
-  const Group group = make_peer_group(support::hosts({4, 1, 0, 2, 3}));
+  const Group group = make_peer_group(support::devices_at({4, 1, 0, 2, 3}));
   check_all_well(on_ranks(group, [](Communicator& c) {
     const auto odd = c.split(c.rank() % 2, -c.rank());
     expect(odd && odd->size() == (c.rank() % 2 ? 2 : 3), "the number of ranks");
@@ -166,7 +168,7 @@ TEST_CASE("peer: a split has ranks of its own and needs nobody else") {
 TEST_CASE("peer: ranks that call different things are told who calls what, all of them") {
   const auto disagree = [](const std::function<void(Communicator&, const Tensor&)>& first,
                            const std::function<void(Communicator&, const Tensor&)>& other) {
-    const Group group = make_peer_group(support::hosts(3));
+    const Group group = make_peer_group(support::first_devices(3));
     const auto outcomes = on_ranks(group, [&](Communicator& c) {
       const Tensor x = filled(c, 12, 1);
       c.all_reduce(x);
@@ -198,7 +200,7 @@ TEST_CASE("peer: ranks that call different things are told who calls what, all o
 }
 
 TEST_CASE("peer: sender and receiver must agree on what is sent") {
-  const Group group = make_peer_group(support::hosts(2));
+  const Group group = make_peer_group(support::first_devices(2));
   const auto outcomes = on_ranks(group, [](Communicator& c) {
     const Tensor x = filled(c, 3 + c.rank(), 1);
     if (c.rank() == 0)
@@ -212,7 +214,7 @@ TEST_CASE("peer: sender and receiver must agree on what is sent") {
 }
 
 TEST_CASE("peer: the deadline names who did not come and what it did last") {
-  const Group group = make_peer_group(support::hosts(3), {.timeout = Milliseconds(100)});
+  const Group group = make_peer_group(support::first_devices(3), {.timeout = Milliseconds(100)});
   const auto outcomes = on_ranks(group, [](Communicator& c) {
     c.set_timeout(Milliseconds(60'000));
     const Tensor x = filled(c, 8, 1);
@@ -232,7 +234,7 @@ TEST_CASE("peer: the deadline names who did not come and what it did last") {
 }
 
 TEST_CASE("peer: who waits for a rank that has left is told at once") {
-  Group group = make_peer_group(support::hosts(3));
+  Group group = make_peer_group(support::first_devices(3));
   const auto outcomes = on_ranks(group, [&](Communicator& c) {
     c.all_reduce(filled(c, 8, 1));
     const auto rank = static_cast<std::size_t>(c.rank());
@@ -248,7 +250,7 @@ TEST_CASE("peer: who waits for a rank that has left is told at once") {
 }
 
 TEST_CASE("peer: abort wakes those who wait") {
-  const Group group = make_peer_group(support::hosts(3));
+  const Group group = make_peer_group(support::first_devices(3));
   const Counter calling;
   std::thread other([&] {
     calling.reaches(2);
@@ -267,7 +269,7 @@ TEST_CASE("peer: abort wakes those who wait") {
 }
 
 TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's memory is still in use") {
-  const auto devices = support::hosts(3);
+  const auto devices = support::first_devices(3);
   for (const bool reduces : {true, false}) {
     const Group group = make_peer_group(devices);
     const auto outcomes = on_ranks(group, [&](Communicator& c) {
@@ -301,15 +303,15 @@ TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's mem
 TEST_CASE("peer: devices must be different ones of one kind") {
   CHECK_THROWS_AS(make_peer_group({}), InvalidArgument);
   CHECK_THROWS_AS(make_peer_group({Device::cpu()}), InvalidArgument);
-  CHECK_THROWS_AS(make_peer_group(support::hosts({0, 1, 0})), InvalidArgument);
-  CHECK_THROWS_AS(make_peer_group({support::hosts(1)[0], Device::cpu()}), InvalidArgument);
-  CHECK_THROWS_AS(make_peer_group(support::hosts(2), {.scratch_bytes = 0}), InvalidArgument);
-  CHECK_THROWS_AS(make_peer_group(support::hosts(2), {.timeout = Milliseconds(0)}), InvalidArgument);
+  CHECK_THROWS_AS(make_peer_group(support::devices_at({0, 1, 0})), InvalidArgument);
+  CHECK_THROWS_AS(make_peer_group({support::first_devices(1)[0], Device::cpu()}), InvalidArgument);
+  CHECK_THROWS_AS(make_peer_group(support::first_devices(2), {.scratch_bytes = 0}), InvalidArgument);
+  CHECK_THROWS_AS(make_peer_group(support::first_devices(2), {.timeout = Milliseconds(0)}), InvalidArgument);
 }
 
 TEST_CASE("peer: ranks find each other through a store, again and again") {
   const auto store = make_local_store();
-  const auto devices = support::hosts({1, 2, 0});
+  const auto devices = support::devices_at({1, 2, 0});
   for (int generation = 0; generation < 3; ++generation) {
     std::vector<std::string> problems(3);
     std::vector<std::thread> threads;
@@ -334,13 +336,13 @@ TEST_CASE("peer: ranks find each other through a store, again and again") {
                   TimeoutError);
   const auto strange = make_local_store();
   strange->set("peer/1/process/1", "somebody else");
-  strange->set("peer/1/device/1", "host:0");
+  strange->set("peer/1/device/1", device_name(0));
   CHECK(missing(message_of<CommError>([&] { make_peer_communicator(strange, 0, 2, devices[0]); }),
                 {"rank 1", "one process"}) == "");
 }
 
 TEST_CASE("peer: two groups on the same devices do not wait for each other") {
-  const auto devices = support::hosts(3);
+  const auto devices = support::first_devices(3);
   std::vector<Outcome> outcomes[2];
   std::vector<std::thread> groups;
   for (std::vector<Outcome>& mine : outcomes)

@@ -12,7 +12,7 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 #include "support/messages.h"
 
 namespace comm_test {

@@ -159,7 +159,7 @@ TEST_CASE("peer: collectives move and reduce what plain loops do, on every devic
 }
 
 TEST_CASE("peer: more elements than the scratch memory holds") {
-  const auto group = make_peer_group(support::hosts({3, 0, 2}), {.scratch_bytes = 10'000});
+  const auto group = make_peer_group(support::devices_at({3, 0, 2}), {.scratch_bytes = 10'000});
   check_all_well(on_ranks(group, [](Communicator& c) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::boolean}) {
       try_moves(c, dtype, 3001);
@@ -169,10 +169,10 @@ TEST_CASE("peer: more elements than the scratch memory holds") {
 }
 
 TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and rounded once") {
-  (void)support::hosts(4);  // skipped, where there are fewer
+  (void)support::first_devices(4);  // skipped, where there are fewer
   // In f32 1e8 + 1 is 1e8; in f16 2048 + 1 is 2048.
   const auto sum_of = [](std::vector<double> numbers, DType dtype, RedOp reduction) {
-    const Group group = make_peer_group(support::hosts(static_cast<int>(numbers.size())));
+    const Group group = make_peer_group(support::first_devices(static_cast<int>(numbers.size())));
     std::vector<double> sums(numbers.size());
     check_all_well(on_ranks(group, [&](Communicator& c) {
       const auto r = static_cast<std::size_t>(c.rank());

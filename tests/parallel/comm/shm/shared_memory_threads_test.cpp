@@ -9,17 +9,17 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "parallel/comm/thread_ranks.h"
 #include "support/catch.h"
-#include "support/device_sets.h"
+#include "support/devices.h"
 #include "support/messages.h"
 
 using namespace lockstep;
-using support::hosts;
+using support::first_devices;
 
 namespace {
 
 conformance::Ranks threads() {
   return {.name = "threads", .run = [](int count, Milliseconds timeout, const conformance::Body& body) {
-            return conformance::run_on_threads(make_thread_group(hosts(count), {.timeout = timeout}), body);
+            return conformance::run_on_threads(make_thread_group(first_devices(count), {.timeout = timeout}), body);
           }};
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("communicator: a rank that is told of a failure has its memory to itse
   // Aborted at one moment after another, some of them while the other rank reads and writes this one's memory.
   constexpr std::int64_t kCount = 1 << 20;
   for (int round = 0; round < 60; ++round) {
-    std::vector<std::unique_ptr<Communicator>> ranks = make_thread_group(hosts(2));
+    std::vector<std::unique_ptr<Communicator>> ranks = make_thread_group(first_devices(2));
     const Tensor first = full({kCount}, 1, {.dtype = DType::f32, .device = Device::host(0)});
     const Tensor second = full({kCount}, 2, {.dtype = DType::f32, .device = Device::host(1)});
     synchronize(Device::host(0));
@@ -218,7 +218,8 @@ TEST_CASE("communicator: a collective that its stream drops is an error on the o
   // Round after round: a rank that hears of itself later than the others shows now and then.
   for (int round = 0; round < 40; ++round) {
     const std::vector<std::string> said = conformance::run_on_threads(
-        make_thread_group(hosts(3), {.timeout = conformance::kPatience}), [](Communicator& comm) -> std::string {
+        make_thread_group(first_devices(3), {.timeout = conformance::kPatience}),
+        [](Communicator& comm) -> std::string {
           const std::unique_ptr<Communicator> side = comm.split(0);
           const Tensor x = full({4}, 1, {.dtype = DType::f32, .device = comm.device()});
           std::string wrong;
@@ -240,7 +241,8 @@ TEST_CASE("communicator: a collective that its stream drops is an error on the o
 TEST_CASE("communicator: a collective here and a barrier there are found to differ, not waited for") {
   for (const bool odd_waits_on_stream : {false, true}) {
     const std::vector<std::string> said = conformance::run_on_threads(
-        make_thread_group(hosts(3), {.timeout = conformance::kPatience}), [&](Communicator& comm) -> std::string {
+        make_thread_group(first_devices(3), {.timeout = conformance::kPatience}),
+        [&](Communicator& comm) -> std::string {
           comm.barrier();
           const Tensor x = full({4}, 1, {.dtype = DType::f32, .device = comm.device()});
           const bool on_stream = odd_waits_on_stream == (comm.rank() == 1);

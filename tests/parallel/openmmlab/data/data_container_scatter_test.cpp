@@ -5,8 +5,13 @@
 #include "lockstep/tensor/data/collate.h"
 #include "lockstep/tensor/data/data_loader.h"
 #include "parallel/ddp/support.h"
+#include "support/devices.h"
 
 using namespace test;
+using support::device_at;
+using support::device_name;
+using support::devices_at;
+using support::first_devices;
 
 namespace {
 
@@ -77,33 +82,33 @@ TEST_CASE("each device gets its group") {
 
 TEST_CASE("tensors of a group are moved wherever they are in it, and of any shape") {
   const Tensor matrix = counting({3, 2});
-  const Tensor there = counting({2}, Device::host(1), 50);
+  const Tensor there = counting({2}, device_at(1), 50);
   const Nested first{{"a", {counting({2}), tensor({9}, {})}}, {"b", {}}};
   const Nested second{{"a", {matrix.t(), counting({0, 4}), there}}};
   const auto batch = DataContainer<Nested>::of_lists({{first}, {second, first}});
   const std::uint64_t before = detail::moved_bytes();
-  const auto pieces = scatter(batch, hosts({2, 1}));
+  const auto pieces = scatter(batch, devices_at({2, 1}));
   CHECK(detail::moved_bytes() - before == 8 * (3 + 6 + 3));  // what is there already does not move
   REQUIRE(pieces.size() == 2);
   CHECK(values(pieces[0].list()[0].at("a")[0]) == Doubles{1, 2});
   CHECK(values(pieces[0].list()[0].at("a")[1]) == Doubles{9});
   CHECK(pieces[0].list()[0].at("a")[1].rank() == 0);
-  CHECK(pieces[0].list()[0].at("a")[1].device() == Device::host(2));
+  CHECK(pieces[0].list()[0].at("a")[1].device() == device_at(2));
   const std::vector<Tensor>& moved = pieces[1].list()[0].at("a");
   CHECK(values(moved[0]) == Doubles{1, 3, 5, 2, 4, 6});
   CHECK(moved[1].shape() == Shape{0, 4});
   CHECK(moved[2].identity() == there.identity());
-  for (const Tensor& x : moved) CHECK(x.device() == Device::host(1));
+  for (const Tensor& x : moved) CHECK(x.device() == device_at(1));
   CHECK(pieces[1].list()[1].at("b").empty());
 
   // What is no tensor goes along.
-  const auto numbers = scatter(DataContainer<int>::of_lists({{1, 2}, {3}}), hosts(3));
+  const auto numbers = scatter(DataContainer<int>::of_lists({{1, 2}, {3}}), first_devices(3));
   REQUIRE(numbers.size() == 2);
   CHECK(numbers[1].list() == std::vector{3});
 }
 
 TEST_CASE("to cpu a container is unwrapped and stays as it is") {
-  const Tensor here = counting({2}), there = counting({3}, Device::host(1));
+  const Tensor here = counting({2}), there = counting({3}, device_at(1));
   const auto pieces = scatter(std::tuple(Images::of_lists({{here, there}}), 5), {Device::cpu()});
   REQUIRE(pieces.size() == 1);
   CHECK(std::get<0>(pieces[0]).list()[0].identity() == here.identity());
@@ -111,13 +116,13 @@ TEST_CASE("to cpu a container is unwrapped and stays as it is") {
 }
 
 TEST_CASE("a container of a sample goes to one device as a whole") {
-  const auto pieces = scatter(Images(counting({6, 2})), hosts({2, 1, 0}));
+  const auto pieces = scatter(Images(counting({6, 2})), devices_at({2, 1, 0}));
   REQUIRE(pieces.size() == 1);
   CHECK_FALSE(pieces[0].is_batch());
-  CHECK(pieces[0].data().device() == Device::host(2));
+  CHECK(pieces[0].data().device() == device_at(2));
   CHECK(pieces[0].data().shape() == Shape{6, 2});
   const Images kept(counting({2}), {.cpu_only = true});
-  CHECK(scatter(kept, hosts(2))[0].data().identity() == kept.data().identity());
+  CHECK(scatter(kept, first_devices(2))[0].data().identity() == kept.data().identity());
 }
 
 TEST_CASE("tensors beside containers are divided by the containers' groups") {
@@ -140,8 +145,8 @@ TEST_CASE("tensors beside containers are divided by the containers' groups") {
   // The last batches have 6 samples in groups of 4 and 2, or 2 in one group.
   for (const std::int64_t batch_size : {12, 16}) {
     DataLoader loader(Data{}, {.batch_size = batch_size}, Collate{.samples_per_device = 4});
-    const MMDataParallel net(Compares{}, {.devices = hosts(4)});
-    const DataParallel plain(Compares{}, {.devices = hosts(4)});
+    const MMDataParallel net(Compares{}, {.devices = first_devices(4)});
+    const DataParallel plain(Compares{}, {.devices = first_devices(4)});
     const MMDataParallel on_cpu(Compares{}, {.devices = {}});
     std::int64_t seen = 0;
     for (const Labelled& batch : loader) {
@@ -163,7 +168,7 @@ TEST_CASE("targets go to the devices of their inputs' groups") {
     }
     void members(Members& m) override { m("weight", weight); }
   };
-  const DataParallel net(Sums{}, {.devices = hosts(3)});
+  const DataParallel net(Sums{}, {.devices = first_devices(3)});
   const auto loss = [](const Tensor& output, const Tensor& target) { return mean(square(output - target)); };
   const Images groups = Images::of_stacks({counting({4}), counting({2}, Device::cpu(), 5)});
   CHECK(net.reduce_with(loss, std::tuple(groups), std::tuple(counting({6}))).item<double>() == 0);
@@ -176,7 +181,7 @@ TEST_CASE("targets go to the devices of their inputs' groups") {
     Tensor forward(const Tensor& x) const { return x * weight.on(x.device()); }
     void members(Members& m) override { m("weight", weight); }
   };
-  const DataParallel other(Plain{}, {.devices = hosts(2)});
+  const DataParallel other(Plain{}, {.devices = first_devices(2)});
   const auto of_groups = [](const Tensor& output, const Images& target) {
     return mean(square(output - target.stacked()));
   };
@@ -189,40 +194,42 @@ TEST_CASE("targets go to the devices of their inputs' groups") {
 
 TEST_CASE("the groups are as many as the pieces of what is beside them") {
   const Images batch = Images::of_lists({{counting({2})}, {counting({5})}});
-  CHECK(scatter(std::pair(batch, counting({2})), hosts(2)).size() == 2);
-  CHECK(scatter(std::pair(batch, counting({2})), hosts(4)).size() == 2);
-  CHECK(scatter(std::pair(counting({2}), batch), hosts(4), 0, ScatterPolicy::sizes({1, 1, 0, 0})).size() == 2);
+  CHECK(scatter(std::pair(batch, counting({2})), first_devices(2)).size() == 2);
+  CHECK(scatter(std::pair(batch, counting({2})), first_devices(4)).size() == 2);
+  CHECK(scatter(std::pair(counting({2}), batch), first_devices(4), 0, ScatterPolicy::sizes({1, 1, 0, 0})).size() == 2);
   const auto error_of = [](const auto& value, const std::vector<Device>& devices, const ScatterPolicy& policy = {}) {
     return message_of<InvalidArgument>([&] { scatter(value, devices, 0, policy); });
   };
   const std::uint64_t before = detail::moved_bytes();
   for (const std::int64_t count : {4, 9}) {
     const std::string other = cat("f64[", count, "] on cpu");
-    CHECK(missing(error_of(std::pair(batch, counting({count})), hosts(3)),
+    CHECK(missing(error_of(std::pair(batch, counting({count})), first_devices(3)),
                   {"[scatter] expected tensors beside a container with groups of 1 + 1 samples to have 2 elements",
                    other}) == "");
-    CHECK(missing(error_of(std::pair(counting({count}), batch), hosts(3)), {"1 + 1 samples", other}) == "");
+    CHECK(missing(error_of(std::pair(counting({count}), batch), first_devices(3)), {"1 + 1 samples", other}) == "");
   }
   const Images pairs = Images::of_lists({{counting({1}), counting({1})}, {counting({1})}});
-  CHECK(missing(error_of(std::pair(batch, pairs), hosts(2)), {"the same groups", "1 + 1 and 2 + 1 samples"}) == "");
-  CHECK(missing(error_of(std::pair(pairs, counting({3})), hosts(2), ScatterPolicy::sizes({1, 2})),
+  CHECK(missing(error_of(std::pair(batch, pairs), first_devices(2)), {"the same groups", "1 + 1 and 2 + 1 samples"}) ==
+        "");
+  CHECK(missing(error_of(std::pair(pairs, counting({3})), first_devices(2), ScatterPolicy::sizes({1, 2})),
                 {"a policy that divides as the containers", "2 + 1 samples", "1 + 2"}) == "");
-  CHECK(missing(error_of(std::pair(batch, Images::of_lists({{counting({1})}}, {.cpu_only = true})), hosts(2)),
-                {"2 pieces", "1 piece on [host:0] from a container divided into 1 parts"}) == "");
-  CHECK(missing(error_of(std::pair(batch, Images(counting({1}))), hosts(2)), {"2 pieces", "1 piece"}) == "");
-  CHECK(missing(error_of(std::pair(Images(counting({1})), counting({4})), hosts(2)), {"1 piece", "2 pieces"}) == "");
-  CHECK(missing(error_of(batch, hosts(1)), {"divided into 1 to 1 parts", "got 2", "samples_per_device"}) == "");
+  CHECK(missing(error_of(std::pair(batch, Images::of_lists({{counting({1})}}, {.cpu_only = true})), first_devices(2)),
+                {"2 pieces", "1 piece on [" + device_name(0) + "] from a container divided into 1 parts"}) == "");
+  CHECK(missing(error_of(std::pair(batch, Images(counting({1}))), first_devices(2)), {"2 pieces", "1 piece"}) == "");
+  CHECK(missing(error_of(std::pair(Images(counting({1})), counting({4})), first_devices(2)), {"1 piece", "2 pieces"}) ==
+        "");
+  CHECK(missing(error_of(batch, first_devices(1)), {"divided into 1 to 1 parts", "got 2", "samples_per_device"}) == "");
   CHECK(missing(error_of(batch, {Device::cpu()}), {"got 2", "samples_per_device"}) == "");
   CHECK(detail::moved_bytes() == before);
   // One device, or one group, takes everything as it is.
   const Images one = Images::of_lists({{counting({1}), counting({1})}});
-  for (const auto& devices : {hosts(1), hosts(3), std::vector{Device::cpu()}})
+  for (const auto& devices : {first_devices(1), first_devices(3), std::vector{Device::cpu()}})
     CHECK(scatter(std::pair(one, counting({5})), devices)[0].second.size(0) == 5);
 }
 
 TEST_CASE("gradients flow back through a container, twice") {
-  const auto devices = hosts({1, 2});
-  const Tensor a = counting({2, 3}, Device::host(1)).set_requires_grad();
+  const auto devices = devices_at({1, 2});
+  const Tensor a = counting({2, 3}, device_at(1)).set_requires_grad();
   const Tensor b = counting({2, 3}, Device::cpu(), 7).set_requires_grad();
   const Tensor c = tensor({3}, {}).set_requires_grad();
   const auto pieces = scatter(Images::of_lists({{a, c}, {b}}), devices);
@@ -248,14 +255,14 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
   int found = 0;
   for_each_tensor(std::as_const(batch), [&](const Tensor&) { ++found; });
   CHECK(found == 2 + 3);
-  for_each_tensor(batch, [](Tensor& x) { x = x.to(Device::host(3)); });
-  CHECK(batch.image.stacked(1).device() == Device::host(3));
-  CHECK(batch.truth.list(0)[1].device() == Device::host(3));
+  for_each_tensor(batch, [](Tensor& x) { x = x.to(device_at(3)); });
+  CHECK(batch.image.stacked(1).device() == device_at(3));
+  CHECK(batch.truth.list(0)[1].device() == device_at(3));
   CHECK(batch.kept.list(0)[1].device() == Device::cpu());
 
   // So do the hooks of modules …
   Keeps module;
-  module.to(Device::host(3));
+  module.to(device_at(3));
   std::size_t seen = 0;
   module.register_forward_pre_hook([&](const ModuleBase&, std::span<const Tensor> inputs) { seen = inputs.size(); });
   module(batch);
@@ -266,10 +273,10 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
     std::size_t size() const { return 3; }
     Sample get(std::int64_t index) const { return samples(3)[static_cast<std::size_t>(index)]; }
   };
-  DataLoader loader(Data{}, {.batch_size = 3, .device = Device::host(4)}, Collate{.samples_per_device = 2});
+  DataLoader loader(Data{}, {.batch_size = 3, .device = device_at(4)}, Collate{.samples_per_device = 2});
   for (const Sample& loaded : loader) {
-    CHECK(loaded.image.stacked(1).device() == Device::host(4));
-    CHECK(loaded.truth.list(0)[1].device() == Device::host(4));
+    CHECK(loaded.image.stacked(1).device() == device_at(4));
+    CHECK(loaded.truth.list(0)[1].device() == device_at(4));
     CHECK(loaded.kept.list(0)[1].device() == Device::cpu());
     CHECK(values(loaded.image.stacked(0)) == Doubles{0, -1, 1, 1});
   }
@@ -279,5 +286,5 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
     return std::vector{seen_there.image.stacked(1).device(), seen_there.kept.list(0)[0].device()};
   });
   CHECK(devices_of_rank ==
-        std::vector<std::vector<Device>>{{Device::host(0), Device::cpu()}, {Device::host(1), Device::cpu()}});
+        std::vector<std::vector<Device>>{{device_at(0), Device::cpu()}, {device_at(1), Device::cpu()}});
 }

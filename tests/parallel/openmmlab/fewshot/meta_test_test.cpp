@@ -263,7 +263,7 @@ TEST_CASE("meta_test: a model in a wrapper is taken out of it") {
   const Probe probe;
   using Signature = Tensor(FewShotData, FewShotMode);
   const std::vector<TaskResult> expected = meta_test(probe, kTasks).tasks;
-  CHECK(meta_test(DataParallel<Probe, Signature>(probe, {.devices = hosts({1, 2})}), kTasks).tasks == expected);
+  CHECK(meta_test(DataParallel<Probe, Signature>(probe, {.devices = devices_at({1, 2})}), kTasks).tasks == expected);
   CHECK(meta_test(MetaTestParallel(deep_copy(probe)), kTasks).tasks == expected);
   const auto of_ranks = run_ranks(2, [](Communicator& communicator) {
     const MMDistributedDataParallel net(Probe(), communicator);

@@ -1,7 +1,9 @@
 // What a model of OpenMMLab's kind does in a step: its data, its losses, what is logged.
 #include "parallel/openmmlab/training_support.h"
+#include "support/devices.h"
 
 using namespace test;
+using support::first_devices;
 
 namespace {
 
@@ -246,7 +248,7 @@ TEST_CASE("a model's own preprocessor, and where it works") {
   CHECK(at(model.train_step(std::tuple(number(3).set_requires_grad()), optim), "loss") == 6);
   CHECK(seen == "cpu validation cpu training ");
   Regressor moved;
-  moved.to(hosts(1)[0]);
-  CHECK(moved.device() == hosts(1)[0]);
-  CHECK(moved.val_step(whole_batch(0))[0].device() == hosts(1)[0]);
+  moved.to(first_devices(1)[0]);
+  CHECK(moved.device() == first_devices(1)[0]);
+  CHECK(moved.val_step(whole_batch(0))[0].device() == first_devices(1)[0]);
 }

@@ -2,9 +2,11 @@
 #include "lockstep/parallel/openmmlab/model/model_wrapper.h"
 
 #include "parallel/ddp/support.h"
+#include "support/devices.h"
 
 using namespace test;
 using Catch::Matchers::Contains;
+using support::first_devices;
 
 namespace {
 
@@ -34,7 +36,7 @@ TEST_CASE("wrappers say what they wrap") {
   const Loud loud;
   CHECK(is_model_wrapper(loud));
 
-  const DataParallel parallel(Affine(2, 2, 1), {.devices = hosts(2)});
+  const DataParallel parallel(Affine(2, 2, 1), {.devices = first_devices(2)});
   CHECK(is_model_wrapper(parallel));
   CHECK(parallel.wrapped_module() == &parallel.module());
   CHECK_FALSE(is_model_wrapper(parallel.module()));
