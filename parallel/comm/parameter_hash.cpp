@@ -1,6 +1,6 @@
 #include "lockstep/parallel/comm/parameter_hash.h"
 
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <cstdio>
 
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/runtime/error.h"

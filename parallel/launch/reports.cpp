@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/launch/ends.h"
 
 namespace lockstep::launch {

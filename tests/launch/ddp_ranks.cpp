@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "lockstep/parallel/comm/factory/make_communicator.h"
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/devices.h"
 

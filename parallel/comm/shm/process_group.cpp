@@ -12,7 +12,7 @@
 #include <cstring>
 #include <thread>
 
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/strings.h"

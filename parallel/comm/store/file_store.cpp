@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/runtime/error.h"

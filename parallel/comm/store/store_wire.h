@@ -15,7 +15,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/store.h"
 
 namespace lockstep::detail::wire {

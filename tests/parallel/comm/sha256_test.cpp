@@ -1,5 +1,5 @@
 // SHA-256 against the examples of FIPS 180-4, HMAC against RFC 4231.
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 
 #include "support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/store/sha256.h"
+#include "lockstep/parallel/comm/sha256.h"
 
 #include <sys/random.h>
 
