@@ -4,7 +4,6 @@
 #include <charconv>
 #include <tuple>
 
-#include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/told.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/stream/declare.h"
@@ -91,7 +90,7 @@ CommError Communicator::break_with(const CommError& error) {
     failure_ = error;
     broken_.store(true, std::memory_order_release);
   }
-  detail::report_failure(ranks_of_job_, error);
+  failure_report_(error);
   on_broken(error);
   return error;
 }
@@ -257,15 +256,15 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::vector<int> ranks;
   for (const auto& [its_key, r] : members) ranks.push_back(r);
   const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-  std::vector<int> ranks_of_job;
-  if (!ranks_of_job_.empty())
-    for (const int r : ranks) ranks_of_job.push_back(ranks_of_job_[static_cast<std::size_t>(r)]);
+  detail::FailureReport report{.send = failure_report_.send};
+  if (!failure_report_.ranks.empty())
+    for (const int r : ranks) report.ranks.push_back(failure_report_.ranks[static_cast<std::size_t>(r)]);
   try {
     auto made = make_split(ranks, static_cast<int>(index), cat(number, '.', color));
-    made->set_ranks_of_job(std::move(ranks_of_job));
+    made->set_failure_report(std::move(report));
     return made;
   } catch (const CommError& error) {
-    detail::report_failure(ranks_of_job, error);
+    report(error);
     throw;
   }
 }

@@ -19,6 +19,20 @@
 
 namespace lockstep {
 
+namespace detail {
+
+// Who hears of a communicator's first failure, from the thread that found it, and by which numbers it knows the ranks.
+struct FailureReport {
+  void (*send)(const std::vector<int>& ranks, const CommError& error) noexcept = nullptr;  // null: nobody hears of it
+  std::vector<int> ranks = {};
+
+  void operator()(const CommError& error) const noexcept {
+    if (send) send(ranks, error);
+  }
+};
+
+}  // namespace detail
+
 // Belongs to one thread at a time, but for abort(), broken() and failure().
 class LOCKSTEP_API Communicator {
  public:
@@ -75,8 +89,8 @@ class LOCKSTEP_API Communicator {
   // Throws failure() if there is one.
   void check() const;
 
-  // For the library: the numbers of its ranks in the job of lockstep-run, which is told of failures.
-  void set_ranks_of_job(std::vector<int> ranks) { ranks_of_job_ = std::move(ranks); }
+  // For the library, before the first call. Communicators that split() makes report to the same.
+  void set_failure_report(detail::FailureReport report) { failure_report_ = std::move(report); }
 
  protected:
   Communicator(int rank, int size, Device device, Milliseconds timeout);
@@ -105,7 +119,7 @@ class LOCKSTEP_API Communicator {
   std::uint64_t sequence_ = 0, exchanges_ = 0, splits_ = 0;
   const std::uint64_t generation_;              // of the process: a forked child has neither its threads nor its place
   std::vector<std::uint64_t> sent_, received_;  // by rank
-  std::vector<int> ranks_of_job_;
+  detail::FailureReport failure_report_;
   std::atomic<bool> broken_{false};
   mutable std::mutex mutex_;
   std::optional<CommError> failure_;

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <utility>
 
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/store/ended_ranks.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {

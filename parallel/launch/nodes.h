@@ -12,6 +12,7 @@
 
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/parallel/launch/ends.h"
 #include "lockstep/parallel/launch/options.h"
 

@@ -53,11 +53,13 @@ set(headers_for_users
   parallel/comm/mpi/mpi_communicator.h
   parallel/comm/nccl/nccl_communicator.h
   parallel/comm/peer/peer_communicator.h
+  parallel/comm/ranks/connect_store.h
   parallel/comm/ranks/rank_info.h
   parallel/comm/shm/shared_memory_communicator.h
   parallel/comm/store/file_store.h
   parallel/comm/store/store.h
   parallel/comm/store/tcp_store.h
+  parallel/comm/store/tcp_store_server.h
   runtime/backend.h
   runtime/copy/peer.h
   runtime/cuda/native_stream.h

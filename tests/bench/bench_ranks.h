@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/parallel/comm/ranks/connect_store.h"
 #include "lockstep/parallel/comm/ranks/rank_info.h"
 
 namespace lockstep::bench {

@@ -3,6 +3,7 @@
 #include <exception>
 #include <string>
 
+#include "lockstep/parallel/comm/ranks/connect_store.h"
 #include "lockstep/parallel/comm/ranks/rank_info.h"
 #include "lockstep/runtime/strings.h"
 

@@ -1,8 +1,10 @@
+#include "lockstep/parallel/comm/ranks/connect_store.h"
+
 #include <atomic>
 
-#include "lockstep/parallel/comm/ranks/rank_info.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 

@@ -18,11 +18,6 @@ inline constexpr char kReports[] = "LOCKSTEP_REPORTS";
 inline constexpr char kSomebody[] = "?";  // blamed: it is not known who
 inline constexpr char kWell[] = "well";
 
-// Where the launcher writes down in its store how the processes of ranks have ended: so many, and the n-th as
-// "<rank> <how>", from 1.
-inline constexpr char kEndedCount[] = "lockstep-run/ended";
-inline std::string ended_key(std::int64_t n) { return std::string(kEndedCount) + '/' + std::to_string(n); }
-
 // The ranks of a communicator by their numbers in the job of lockstep-run that this process is a rank of, when the
 // communicator has all of them, as discover_ranks says; else nothing.
 std::vector<int> ranks_of_job(const RankInfo& ranks);
@@ -50,7 +45,7 @@ auto make_in_job(const RankInfo& info, Make&& make) {
   const std::vector<int> ranks = ranks_of_job(info);
   try {
     auto made = make();
-    made->set_ranks_of_job(ranks);
+    made->set_failure_report({&report_failure, ranks});
     report_recovery(ranks);
     return made;
   } catch (const CommError& error) {

@@ -12,7 +12,7 @@
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/parallel/comm/store/store_wire.h"
-#include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 
 namespace lockstep::detail {
 

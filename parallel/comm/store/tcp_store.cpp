@@ -12,10 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/store/ended_ranks.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/parallel/comm/store/store_wire.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 

@@ -1,4 +1,4 @@
-// A store over TCP: one process serves it, the others connect.
+// A store over TCP, which a TcpStoreServer serves (store/tcp_store_server.h) and the ranks connect to.
 //
 // Both sides prove that they know the job's token (HMAC-SHA256 of each other's random numbers), which also keeps jobs
 // apart. Nothing is encrypted: what travels can be read, and altered, by whoever controls the network in between.
@@ -16,41 +16,6 @@ namespace lockstep {
 // does not count) or in LOCKSTEP_TOKEN; empty when neither is set. Throws InvalidArgument for what is no token.
 LOCKSTEP_API std::string store_token();
 LOCKSTEP_API std::string store_token_from_file(const std::string& path);
-
-struct TcpStoreServerOptions {
-  std::string address = "127.0.0.1";  // of an interface of this machine
-  int port = 0;                       // 0: any that is free
-  std::string token;                  // at least kMinTokenBytes; empty: none
-  std::size_t max_keys = 100'000;
-  std::size_t max_total_bytes = std::size_t{256} << 20;     // of keys and values
-  std::size_t max_buffered_bytes = std::size_t{256} << 20;  // of requests that have arrived in part
-  int max_connections = 4096;
-  int max_strangers = 512;  // connections that have not proven themselves; the oldest goes when there are more
-  Milliseconds handshake_timeout{10'000};
-  Milliseconds transfer_timeout{30'000};  // for a request or an answer, from its first byte to its last
-};
-
-// Serves until it is destroyed, in a thread of its own. Whatever else connects costs bounded memory and does not
-// disturb those that belong to the job.
-class LOCKSTEP_API TcpStoreServer {
- public:
-  static constexpr std::size_t kMinTokenBytes = 16;
-
-  // Throws InvalidArgument for an address beyond the loopback without a token, CommError when it cannot listen there.
-  explicit TcpStoreServer(const TcpStoreServerOptions& options = {});
-  TcpStoreServer(const TcpStoreServer&) = delete;
-  TcpStoreServer& operator=(const TcpStoreServer&) = delete;
-  ~TcpStoreServer();
-
-  int port() const { return port_; }
-  std::string address() const;  // "host:port", for clients
-
- private:
-  struct Service;
-  std::string host_;
-  int port_ = 0;
-  std::shared_ptr<Service> service_;  // shared with its thread
-};
 
 struct TcpStoreOptions {
   std::string address;                    // "host:port"

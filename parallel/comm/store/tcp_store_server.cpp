@@ -1,3 +1,5 @@
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
+
 #include <arpa/inet.h>
 
 #include <cerrno>
@@ -7,7 +9,6 @@
 
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_service.h"
-#include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/service_thread.h"
 #include "lockstep/runtime/threads.h"

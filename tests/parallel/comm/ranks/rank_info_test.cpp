@@ -7,7 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include "lockstep/parallel/comm/ranks/connect_store.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/runtime/error.h"
 #include "parallel/comm/store/stores.h"
 #include "support/catch.h"

@@ -10,6 +10,7 @@
 
 #include "lockstep/parallel/comm/store/store.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 
 namespace lockstep::test {
 

@@ -14,6 +14,7 @@
 
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_wire.h"
+#include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/runtime/error.h"
 #include "parallel/comm/store/stores.h"
 #include "support/catch.h"
