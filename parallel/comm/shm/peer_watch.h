@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/comm/fd.h"
 #include "lockstep/parallel/comm/shm/board.h"
-#include "lockstep/parallel/comm/store/descriptor.h"
 
 namespace lockstep::detail {
 
@@ -17,7 +17,7 @@ namespace lockstep::detail {
 // other side has ended, and writes it on the board.
 class PeerWatch {
  public:
-  using Watched = std::pair<Descriptor, int>;  // the rank
+  using Watched = std::pair<Fd, int>;  // the rank
   PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched);
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -28,7 +28,7 @@ class PeerWatch {
 
   std::shared_ptr<Board> board_;
   std::vector<Watched> watched_;
-  Descriptor wake_;
+  Fd wake_;
   pid_t process_;
   std::thread thread_;
 };

@@ -85,8 +85,8 @@ std::optional<ucred> same_user(int socket) {
   return peer;
 }
 
-Descriptor make_memory(const BoardShape& shape) {
-  Descriptor memory(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Fd make_memory(const BoardShape& shape) {
+  Fd memory(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory || ftruncate(memory.get(), static_cast<off_t>(Board::bytes_of(shape))) != 0)
     fail_system(0, "a file in memory");
   // Nobody can take it away from under the others.
@@ -113,7 +113,7 @@ void send_welcome(int socket, const Welcome& welcome, int memory) {
 }
 
 // The memory, and who is there; throws what rank 0 says instead.
-Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
+Fd receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
   pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
   while (poll(&polled, 1, milliseconds_left(deadline)) <= 0)
     if (deadline.passed())
@@ -126,12 +126,12 @@ Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadlin
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   const ssize_t length = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  Descriptor memory;
+  Fd memory;
   if (const cmsghdr* header = CMSG_FIRSTHDR(&message);
       header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
     int number = -1;
     std::memcpy(&number, CMSG_DATA(header), sizeof number);
-    memory = Descriptor(number);
+    memory = Fd(number);
   }
   if (length != static_cast<ssize_t>(sizeof welcome))
     throw CommError(0, kOp, "rank 0 died, or gave up, while the ranks connected");
@@ -142,7 +142,7 @@ Descriptor receive_welcome(int socket, Welcome& welcome, const Deadline& deadlin
 
 void watch_process(std::vector<PeerWatch::Watched>& watched, Board& board, int rank, int process) {
   if (process == 0) return;
-  Descriptor descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+  Fd descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (descriptor)
     watched.emplace_back(std::move(descriptor), rank);
   else if (errno == ESRCH)
@@ -158,7 +158,7 @@ class Host {
 
   std::string listen() {
     const std::string name = cat("lockstep-", to_hex(random_bytes(16)));
-    listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const Endpoint own = abstract_endpoint(name);
     if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own.address), own.bytes) != 0 ||
         ::listen(listener_.get(), size_) != 0)
@@ -171,10 +171,9 @@ class Host {
     welcome_.processes[0] = getpid();
     while (present_ < size_ - 1) {
       std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
-      for (const Descriptor& socket : strangers_)
-        polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      for (const Fd& socket : strangers_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
       const std::size_t ranks_begin = polled.size();
-      for (const Descriptor& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      for (const Fd& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
       const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline));
       if (ready < 0) continue;  // EINTR
       if (ready == 0) {
@@ -185,7 +184,7 @@ class Host {
       for (std::size_t r = 0; r < sockets_.size(); ++r)
         if (polled[ranks_begin + r].revents)
           refuse(static_cast<int>(r), cat("rank ", r, " died while the ranks connected"));
-      std::vector<Descriptor> still_strangers;
+      std::vector<Fd> still_strangers;
       for (std::size_t i = 0; i < strangers_.size(); ++i) {
         if (polled[1 + i].revents == 0)
           still_strangers.push_back(std::move(strangers_[i]));
@@ -194,14 +193,14 @@ class Host {
       }
       strangers_ = std::move(still_strangers);
       if (polled[0].revents) {
-        Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
         if (socket && same_user(socket.get())) strangers_.push_back(std::move(socket));
       }
     }
   }
 
   Joined hand_over() {
-    Descriptor memory = make_memory(shape_);
+    Fd memory = make_memory(shape_);
     for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
     Joined joined{.board = std::make_shared<Board>(shape_, memory.get()),
                   .share_devices = threads_among(welcome_, size_)};
@@ -213,9 +212,9 @@ class Host {
   }
 
  private:
-  Descriptor& socket_of(int rank) { return sockets_[static_cast<std::size_t>(rank)]; }
+  Fd& socket_of(int rank) { return sockets_[static_cast<std::size_t>(rank)]; }
 
-  void greet(Descriptor socket) {
+  void greet(Fd socket) {
     Hello hello;
     const ssize_t got = recv(socket.get(), &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
     if (got < static_cast<ssize_t>(sizeof hello.magic + sizeof hello.rank) || hello.magic != kMagic) return;  // no rank
@@ -244,9 +243,9 @@ class Host {
   [[noreturn]] void refuse(int rank, const std::string& text) {
     welcome_.refused_rank = rank;
     std::memcpy(welcome_.text, text.data(), std::min(text.size(), sizeof welcome_.text - 1));
-    for (const Descriptor& socket : sockets_)
+    for (const Fd& socket : sockets_)
       if (socket) send_welcome(socket.get(), welcome_, -1);
-    for (const Descriptor& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
+    for (const Fd& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
     throw CommError(rank, kOp, text);
   }
   void refuse_gone() {
@@ -269,9 +268,9 @@ class Host {
   const Milliseconds timeout_;
   const Gone& gone_;
   const BoardShape shape_;
-  Descriptor listener_;
-  std::vector<Descriptor> sockets_;  // by rank
-  std::vector<Descriptor> strangers_;
+  Fd listener_;
+  std::vector<Fd> sockets_;  // by rank
+  std::vector<Fd> strangers_;
   int present_ = 0;
   Welcome welcome_;
 };
@@ -293,7 +292,7 @@ Joined host(Store& store, const std::string& key, int size, Milliseconds timeout
 
 // ---- the others
 
-Descriptor connect_to_host(Store& store, const std::string& key, const Deadline& deadline, const Gone& gone) {
+Fd connect_to_host(Store& store, const std::string& key, const Deadline& deadline, const Gone& gone) {
   for (;;) {
     std::string name;
     try {
@@ -302,7 +301,7 @@ Descriptor connect_to_host(Store& store, const std::string& key, const Deadline&
     } catch (const TimeoutError& error) {
       throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
     }
-    Descriptor connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    Fd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     const Endpoint host = abstract_endpoint(name);
     if (connection && connect(connection.get(), reinterpret_cast<const sockaddr*>(&host.address), host.bytes) == 0) {
       if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
@@ -318,12 +317,12 @@ Descriptor connect_to_host(Store& store, const std::string& key, const Deadline&
 Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const Gone& gone) {
   // Rank 0 says at the deadline who is missing: it is given the time to do so.
   const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
-  Descriptor socket = connect_to_host(store, key, deadline, gone);
+  Fd socket = connect_to_host(store, key, deadline, gone);
   Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
   build().copy(hello.build, sizeof hello.build - 1);
   if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
   Welcome welcome;
-  const Descriptor memory = receive_welcome(socket.get(), welcome, deadline);
+  const Fd memory = receive_welcome(socket.get(), welcome, deadline);
   struct stat status {};
   if (!memory || fstat(memory.get(), &status) != 0 ||
       status.st_size != static_cast<off_t>(Board::bytes_of(hello.shape)) ||

@@ -28,18 +28,6 @@ int poll_milliseconds(Deadline deadline) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this != &other) {
-    close();
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-void Fd::close() {
-  if (fd_ >= 0) ::close(release());
-}
-
 HostPort parse_host_port(const char* what, std::string_view text) {
   const auto colon = text.rfind(':');
   HostPort address;

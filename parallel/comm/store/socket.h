@@ -7,31 +7,13 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "lockstep/parallel/comm/fd.h"
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
 
 namespace lockstep::detail {
-
-// Owns a file descriptor.
-class LOCKSTEP_API Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd() { close(); }
-
-  explicit operator bool() const { return fd_ >= 0; }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  void close();
-
- private:
-  int fd_ = -1;
-};
 
 struct HostPort {
   std::string host;
