@@ -4,7 +4,7 @@
 #include <charconv>
 #include <tuple>
 
-#include "lockstep/parallel/comm/told.h"
+#include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/stream/declare.h"
 #include "lockstep/runtime/stream/work_scope.h"

@@ -10,7 +10,7 @@
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/parallel/comm/store/local_store.h"
-#include "lockstep/parallel/comm/told.h"
+#include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/mpi/mpi_library.h"
-#include "lockstep/parallel/comm/mpi/mpi_member.h"
+#include "lockstep/parallel/comm/mpi/mpi_rank.h"
 #include "lockstep/parallel/comm/stream_task.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"

@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "lockstep/parallel/comm/meeting_place.h"
-#include "lockstep/parallel/comm/nccl/nccl_board.h"
 #include "lockstep/parallel/comm/nccl/nccl_library.h"
+#include "lockstep/parallel/comm/nccl/nccl_out_of_band.h"
 #include "lockstep/runtime/stream/in_flight.h"
 
 namespace lockstep::nccl {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "lockstep/parallel/comm/peer/rank_order.h"
+#include "lockstep/parallel/comm/peer/device_reduce.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/memory/allocator.h"

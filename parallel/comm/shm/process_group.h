@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/parallel/comm/shm/peer_watch.h"
-#include "lockstep/parallel/comm/shm/shared_member.h"
+#include "lockstep/parallel/comm/shm/process_monitor.h"
+#include "lockstep/parallel/comm/shm/shm_rank.h"
 #include "lockstep/parallel/comm/store/store.h"
 
 namespace lockstep::detail {

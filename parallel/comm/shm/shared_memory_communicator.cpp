@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/ranks/job.h"
 #include "lockstep/parallel/comm/shared_by_name.h"
 #include "lockstep/parallel/comm/shm/process_group.h"
-#include "lockstep/parallel/comm/shm/shared_member.h"
+#include "lockstep/parallel/comm/shm/shm_rank.h"
 #include "lockstep/parallel/comm/stream_task.h"
-#include "lockstep/parallel/comm/words.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/strings.h"
 

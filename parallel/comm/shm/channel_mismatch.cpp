@@ -1,5 +1,5 @@
 // Who makes other calls than the others.
-#include "lockstep/parallel/comm/shm/lane.h"
+#include "lockstep/parallel/comm/shm/channel.h"
 
 namespace lockstep::detail {
 

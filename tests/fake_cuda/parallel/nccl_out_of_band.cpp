@@ -1,6 +1,7 @@
 // What NCCL ranks leave for each other in the store.
 #if __has_include(<nccl.h>)
-#include "lockstep/parallel/comm/nccl/nccl_board.h"
+#include "lockstep/parallel/comm/nccl/nccl_out_of_band.h"
+
 #include "support/catch.h"
 
 using namespace lockstep;

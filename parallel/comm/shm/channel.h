@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/shm/board.h"
+#include "lockstep/parallel/comm/shm/control_block.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {

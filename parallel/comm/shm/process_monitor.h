@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/fd.h"
-#include "lockstep/parallel/comm/shm/board.h"
+#include "lockstep/parallel/comm/shm/control_block.h"
 
 namespace lockstep::detail {
 

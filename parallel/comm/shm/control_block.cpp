@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/shm/board.h"
+#include "lockstep/parallel/comm/shm/control_block.h"
 
 #include <linux/futex.h>
 #include <sched.h>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/shm/lane.h"
+#include "lockstep/parallel/comm/shm/channel.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 
 namespace lockstep::detail {

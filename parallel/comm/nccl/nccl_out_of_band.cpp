@@ -1,8 +1,8 @@
-#include "lockstep/parallel/comm/nccl/nccl_board.h"
+#include "lockstep/parallel/comm/nccl/nccl_out_of_band.h"
 
 #include <charconv>
 
-#include "lockstep/parallel/comm/words.h"
+#include "lockstep/parallel/comm/comm_error_message.h"
 
 namespace lockstep::nccl {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/shm/peer_watch.h"
+#include "lockstep/parallel/comm/shm/process_monitor.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/peer/rank_order.h"
+#include "lockstep/parallel/comm/peer/device_reduce.h"
 
 #include "lockstep/kernels/api.h"
 

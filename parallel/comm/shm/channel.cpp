@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/shm/lane.h"
+#include "lockstep/parallel/comm/shm/channel.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/shm/shared_member.h"
+#include "lockstep/parallel/comm/shm/shm_rank.h"
 
 #include <numeric>
 

@@ -1,10 +1,10 @@
-#include "lockstep/parallel/comm/mpi/mpi_member.h"
+#include "lockstep/parallel/comm/mpi/mpi_rank.h"
 
 #include <algorithm>
 #include <cstring>
 
+#include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/host_reduce.h"
-#include "lockstep/parallel/comm/words.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
