@@ -64,7 +64,7 @@ Communicator::Communicator(int rank, int size, Device device, Milliseconds timeo
 
 // ---- failures
 
-const Communicator*& detail::told() {
+const Communicator*& detail::last_thrown_failure() {
   static thread_local const Communicator* communicator = nullptr;
   return communicator;
 }
@@ -78,12 +78,12 @@ void Communicator::check() const {
   detail::check_generation("communicator", generation_);
   if (!broken()) [[likely]]
     return;
-  detail::told() = this;
+  detail::last_thrown_failure() = this;
   throw *failure();
 }
 
 CommError Communicator::break_with(const CommError& error) {
-  detail::told() = this;  // by a rank's own thread when a call of its fails; streams have theirs
+  detail::last_thrown_failure() = this;  // by a rank's own thread when a call of its fails; streams have theirs
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return *failure_;

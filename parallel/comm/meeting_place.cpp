@@ -27,19 +27,19 @@ std::optional<CommError> MeetingPlace::why_not(const Table& table, const char* n
   return std::nullopt;
 }
 
-std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution post,
+std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution contribution,
                                              Milliseconds timeout) {
-  const char* name = to_string(post.fingerprint.kind);
+  const char* name = to_string(contribution.fingerprint.kind);
   const bool open = meeting.phase == 0;
   const Deadline deadline = Deadline::after(timeout);
   std::unique_lock lock(mutex_);
   if (open) {
     if (failure_) throw *failure_;
-    last_[static_cast<std::size_t>(member)] = post.fingerprint;
+    last_[static_cast<std::size_t>(member)] = contribution.fingerprint;
   }
   Table& table = meetings_[meeting];  // stays where it is until the last one has left
-  if (table.posts.empty()) {
-    table.posts.resize(ranks_.size());
+  if (table.contributions.empty()) {
+    table.contributions.resize(ranks_.size());
     const bool pair = meeting.sender >= 0;
     table.present.assign(ranks_.size(), pair);  // who does not belong to it is not waited for
     table.missing = pair ? 2 : size();
@@ -48,7 +48,7 @@ std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member,
       table.present[static_cast<std::size_t>(meeting.receiver)] = false;
     }
   }
-  table.posts[static_cast<std::size_t>(member)] = std::move(post);
+  table.contributions[static_cast<std::size_t>(member)] = std::move(contribution);
   table.present[static_cast<std::size_t>(member)] = true;
   ++table.here;
   if (--table.missing == 0) changed_.notify_all();
@@ -78,12 +78,12 @@ std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member,
     throw *failure_;
   }
   if (table.here == 1) {
-    std::vector<Contribution> posts = std::move(table.posts);
+    std::vector<Contribution> contributions = std::move(table.contributions);
     meetings_.erase(meeting);
-    return posts;
+    return contributions;
   }
   --table.here;
-  return table.posts;
+  return table.contributions;
 }
 
 void MeetingPlace::fail(const CommError& error) {
@@ -98,13 +98,13 @@ void MeetingPlace::leave(int member) {
   changed_.notify_all();
 }
 
-void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Contribution>& posts) const {
+void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Contribution>& contributions) const {
   const bool pair = meeting.sender >= 0;
   const auto first = static_cast<std::size_t>(pair ? meeting.sender : 0);
-  const Fingerprint& expected = posts[first].fingerprint;
-  for (std::size_t r = 0; r < posts.size(); ++r) {
+  const Fingerprint& expected = contributions[first].fingerprint;
+  for (std::size_t r = 0; r < contributions.size(); ++r) {
     if (r == first || (pair && r != static_cast<std::size_t>(meeting.receiver))) continue;
-    const Fingerprint& got = posts[r].fingerprint;
+    const Fingerprint& got = contributions[r].fingerprint;
     const bool same = pair ? got.count == expected.count && got.dtype == expected.dtype : got == expected;
     if (same) continue;
     throw CommError(ranks_[r], to_string(expected.kind),
@@ -118,7 +118,7 @@ const std::string& process_token() {
     std::random_device random;
     return new std::string(cat(random(), '-', random(), '-', random(), '-', random()));
   }();
-  return posed_token ? *posed_token : *token;
+  return process_token_override ? *process_token_override : *token;
 }
 
 }  // namespace lockstep::detail

@@ -44,9 +44,9 @@ class MeetingPlace {
 
   // Blocks until all who belong to the meeting have come; returns what they have brought, by member. Throws the first
   // failure, which is a CommError for members that are missing after `timeout` or have left, to everybody who waits.
-  std::vector<Contribution> meet(const Meeting& meeting, int member, Contribution post, Milliseconds timeout);
+  std::vector<Contribution> meet(const Meeting& meeting, int member, Contribution contribution, Milliseconds timeout);
   // What all must agree on: CommError that names two ranks that do not, the same for all of them.
-  void check_agreement(const Meeting& meeting, const std::vector<Contribution>& posts) const;
+  void check_agreement(const Meeting& meeting, const std::vector<Contribution>& contributions) const;
 
   // The first failure stays. Wakes everybody who waits, but in later phases.
   void fail(const CommError& error);
@@ -55,7 +55,7 @@ class MeetingPlace {
 
  private:
   struct Table {
-    std::vector<Contribution> posts;
+    std::vector<Contribution> contributions;
     std::vector<bool> present;
     int missing = 0;
     int here = 0;  // that have not taken what they came for
@@ -76,6 +76,6 @@ class MeetingPlace {
 // What no other process has.
 const std::string& process_token();
 // For tests: the thread poses as a process of its own.
-inline constinit thread_local const std::string* posed_token = nullptr;
+inline constinit thread_local const std::string* process_token_override = nullptr;
 
 }  // namespace lockstep::detail

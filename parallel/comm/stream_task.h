@@ -8,26 +8,26 @@
 
 namespace lockstep::detail {
 
-// Calls member->perform(collective). One that is dropped instead of run (the stream had failed before) calls
-// member->skip(collective), which fails for all ranks: they would wait for it in vain.
-template <class Member>
+// Calls rank->perform(collective). One that is dropped instead of run (the stream had failed before) calls
+// rank->skip(collective), which fails for all ranks: they would wait for it in vain.
+template <class Rank>
 class StreamTask {
  public:
-  StreamTask(std::shared_ptr<Member> member, const Collective& collective)
-      : member_(std::move(member)), collective_(collective) {}
+  StreamTask(std::shared_ptr<Rank> rank, const Collective& collective)
+      : rank_(std::move(rank)), collective_(collective) {}
   StreamTask(StreamTask&&) noexcept = default;
   StreamTask(const StreamTask&) = delete;
   StreamTask& operator=(const StreamTask&) = delete;
   ~StreamTask() {
-    if (member_) member_->skip(collective_);
+    if (rank_) rank_->skip(collective_);
   }
   void operator()() {
-    const std::shared_ptr<Member> member = std::move(member_);
-    member->perform(collective_);
+    const std::shared_ptr<Rank> rank = std::move(rank_);
+    rank->perform(collective_);
   }
 
  private:
-  std::shared_ptr<Member> member_;
+  std::shared_ptr<Rank> rank_;
   Collective collective_;
 };
 

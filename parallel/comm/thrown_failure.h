@@ -1,4 +1,4 @@
-// Whether a thread knows that a communicator is broken.
+// Which communicator's failure a thread has seen.
 #pragma once
 
 namespace lockstep {
@@ -7,7 +7,7 @@ class Communicator;
 
 namespace lockstep::detail {
 
-// The communicator whose failure the calling thread was told last, by a call that threw it; null: none.
-const Communicator*& told();
+// The communicator whose failure a call has thrown last to the calling thread; null: none.
+const Communicator*& last_thrown_failure();
 
 }  // namespace lockstep::detail

@@ -39,7 +39,7 @@ const RankEnd* first_cause(const std::vector<RankEnd>& ranks) {
   const RankEnd* cause = first([](const RankEnd& each) { return each.failed(); });
   if (!cause) return nullptr;
   std::vector<const RankEnd*> way;
-  while (cause->follows() && cause->blamed != RankEnd::kSomebody) {
+  while (cause->follows() && cause->blamed != RankEnd::kUnknownRank) {
     const RankEnd* const next = find(ranks, cause->blamed);
     if (!next) break;
     way.push_back(cause);
@@ -52,7 +52,7 @@ const RankEnd* first_cause(const std::vector<RankEnd>& ranks) {
     cause = next;
   }
   const RankEnd* better = nullptr;
-  if (cause->blamed == RankEnd::kSomebody)  // it has lost the others, and does not know why
+  if (cause->blamed == RankEnd::kUnknownRank)  // it has lost the others, and does not know why
     better = first([](const RankEnd& each) { return each.failed() && !each.follows(); });
   // It does not know, was late itself, or did not come: it may have waited for one that is stopped.
   if (!better && (cause->blamed != RankEnd::kNobody || cause->how == How::cut))
@@ -108,7 +108,7 @@ End end_of(std::vector<RankEnd> ranks) {
     }
     end.details += cat("\n  rank ", each.rank, " on ", each.host, ", process ", each.process, ", ", time_of(each.order),
                        ": ", describe(each));
-    if (each.follows() && each.blamed != RankEnd::kSomebody) end.details += cat(" because of rank ", each.blamed);
+    if (each.follows() && each.blamed != RankEnd::kUnknownRank) end.details += cat(" because of rank ", each.blamed);
     if (!each.error.empty()) end.details += cat(": ", each.error);
   };
   list(*cause);

@@ -12,7 +12,7 @@
 namespace lockstep::launch {
 
 struct RankEnd {
-  static constexpr int kNobody = -2, kSomebody = -1;
+  static constexpr int kNobody = -2, kUnknownRank = -1;
   // cut: it still ran when lockstep-run ended it; stopped: so it did, but stopped by a signal.
   enum class How { exited, killed, stopped, cut };
 

@@ -75,7 +75,7 @@ Nodes::~Nodes() {
 
 std::string Nodes::key(const char* name, int node) const { return cat("lockstep-run/", name, '/', node); }
 
-void Nodes::ring() {
+void Nodes::wake() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
 }
@@ -89,14 +89,14 @@ void Nodes::conclude(Ending ending) {
   const std::lock_guard lock(mutex_);
   if (ending_) return;
   ending_ = std::move(ending);
-  ring();
+  wake();
 }
 
 void Nodes::conclude(End end) {
   const std::lock_guard lock(mutex_);
   if (end_) return;
   end_ = std::move(end);
-  ring();
+  wake();
 }
 
 // By what is known on this machine.
@@ -119,18 +119,18 @@ std::optional<End> Nodes::end() const {
   return end_;
 }
 
-void Nodes::tell(std::function<void()> words) {
+void Nodes::defer(std::function<void()> actions) {
   const std::lock_guard lock(mutex_);
-  untold_.push_back(std::move(words));
+  deferred_.push_back(std::move(actions));
 }
 
 void Nodes::tell_all() {
-  std::vector<std::function<void()>> words;
+  std::vector<std::function<void()>> actions;
   {
     const std::lock_guard lock(mutex_);
-    words.swap(untold_);
+    actions.swap(deferred_);
   }
-  for (const auto& each : words) each();
+  for (const auto& each : actions) each();
 }
 
 void Nodes::begin_to_end(std::optional<End> reason) {
@@ -139,11 +139,11 @@ void Nodes::begin_to_end(std::optional<End> reason) {
     const std::lock_guard lock(mutex_);
     own_ending_ = Ending{reason};
   }
-  tell([this, text = reason ? text_of(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
+  defer([this, text = reason ? text_of(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
 }
 
 void Nodes::rank_ended(int rank, const std::string& how) {
-  tell([this, text = cat(rank, ' ', how)] {
+  defer([this, text = cat(rank, ' ', how)] {
     try {
       store_->set(detail::ended_key(store_->add(detail::kEndedCount, 1)), text);
     } catch (const InvalidArgument&) {  // the ranks have filled the store, and do without
@@ -156,7 +156,7 @@ void Nodes::rank_ended(int rank, const std::string& how) {
 }
 
 void Nodes::report(std::vector<RankEnd> ranks) {
-  if (options_.nodes > 1) tell([this, text = to_text(ranks)] { store_->set(key("report", options_.node), text); });
+  if (options_.nodes > 1) defer([this, text = to_text(ranks)] { store_->set(key("report", options_.node), text); });
   {
     const std::lock_guard lock(mutex_);
     mine_ = std::move(ranks);

@@ -50,14 +50,14 @@ class Nodes {
   void leave(bool wait_for_late);
 
  private:
-  void tell(std::function<void()> words);  // by the thread that watches
+  void defer(std::function<void()> actions);  // by the thread that watches
   void tell_all();
   bool look();
   void watch_over();
   void conclude(Ending ending);
   void conclude(End end);
   void conclude_alone();
-  void ring();
+  void wake();
   std::string key(const char* name, int node) const;
 
   Options options_;
@@ -66,7 +66,7 @@ class Nodes {
   std::shared_ptr<Store> store_;
   detail::Fd event_;
   mutable std::mutex mutex_;
-  std::vector<std::function<void()>> untold_;
+  std::vector<std::function<void()>> deferred_;
   std::optional<Ending> own_ending_, ending_;  // what this machine wants the job to end for, and what it does
   std::optional<std::vector<RankEnd>> mine_;   // how the ranks of this machine have ended
   std::optional<End> end_;

@@ -44,9 +44,9 @@ bool Reports::next(Report& report) {
     std::istringstream words(std::string(bytes, static_cast<std::size_t>(length)));
     std::string what;
     if (!(words >> report.rank >> what)) continue;
-    report.well = what == detail::kWell;
-    report.blamed = RankEnd::kSomebody;
-    if (!report.well && what != detail::kSomebody) std::istringstream(what) >> report.blamed;
+    report.well = what == detail::kRecovered;
+    report.blamed = RankEnd::kUnknownRank;
+    if (!report.well && what != detail::kUnknownRank) std::istringstream(what) >> report.blamed;
     words.get();
     report.text.clear();
     std::getline(words, report.text);

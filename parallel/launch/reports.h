@@ -11,7 +11,7 @@ namespace lockstep::launch {
 struct Report {
   int rank = 0;
   bool well = false;  // it has got over it
-  int blamed = 0;     // a rank, or RankEnd::kSomebody
+  int blamed = 0;     // a rank, or RankEnd::kUnknownRank
   std::string text;
 };
 

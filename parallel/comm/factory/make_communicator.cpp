@@ -62,7 +62,7 @@ RankTraits describe_rank(const RankInfo& rank, Device device, const std::string&
 
 std::vector<RankTraits> meet(Store& store, const RankInfo& rank, const RankTraits& mine, std::string& group,
                              Deadline deadline) {
-  const detail::Gone gone = detail::gone_from_job(store, rank);
+  const detail::EndedRanks ended = detail::ended_ranks_of_job(store, rank);
   // Every rank comes once per communicator, so the arrivals number the communicators of a store.
   const std::int64_t round = (store.add("make_communicator/arrivals", 1) - 1) / rank.size;
   group = cat("make_communicator/", round);
@@ -74,7 +74,7 @@ std::vector<RankTraits> meet(Store& store, const RankInfo& rank, const RankTrait
         return other >= r && other < rank.size && !store.try_get(cat(group, "/rank/", other));
       };
       ranks.push_back(detail::unpack(
-          detail::get_unless_gone(store, cat(group, "/rank/", r), deadline, gone, missing, "make_communicator")));
+          detail::get_unless_ended(store, cat(group, "/rank/", r), deadline, ended, missing, "make_communicator")));
     } catch (const TimeoutError&) {
       throw CommError(r, "make_communicator", cat("rank ", r, " of ", rank.size, " did not come before the deadline"));
     }

@@ -105,7 +105,7 @@ void await_failed(Stream& stream, Milliseconds timeout) noexcept try {
 }  // namespace
 
 struct RankCall::State {
-  struct Seat {
+  struct Entry {
     std::unique_ptr<Communicator> communicator;
     std::exception_ptr error;
     int order = 0;           // among those that threw
@@ -116,7 +116,7 @@ struct RankCall::State {
   ThreadContext context;
   std::unique_ptr<Substitution> substitution;  // what the caller's scopes say: they may end before a late rank
   std::uint64_t call_number = 0;
-  std::vector<Seat> seats;
+  std::vector<Entry> entries;
   Milliseconds timeout{};
 
   std::mutex mutex;
@@ -124,7 +124,7 @@ struct RankCall::State {
   int ended = 0, failures = 0;
   bool abandoned = false;
 
-  void failed(Seat& seat, const std::exception_ptr& error);
+  void failed(Entry& entry, const std::exception_ptr& error);
   [[noreturn]] void give_up(RankCall& call, std::unique_lock<std::mutex>& lock);
   void throw_cause();
 };
@@ -134,7 +134,7 @@ RankCall::~RankCall() = default;
 
 void RankCall::run_function(RankCall& call, int rank) {
   State& state = *call.state_;
-  State::Seat& seat = state.seats[static_cast<std::size_t>(rank)];
+  State::Entry& entry = state.entries[static_cast<std::size_t>(rank)];
   ThreadContext context = state.context;
   // Depends on the caller's stream and call and on the rank, and on nothing else.
   context.random_stream = mixed(mixed(context.random_stream, state.call_number), static_cast<std::uint64_t>(rank));
@@ -143,66 +143,66 @@ void RankCall::run_function(RankCall& call, int rank) {
   const AutocastThread casts;
   const trace::Scope span("rank");
   try {
-    Stream stream(seat.communicator->device());
+    Stream stream(entry.communicator->device());
     try {
       LOCKSTEP_EDGE_SCOPE(StreamScope, current, stream);
-      call.run(rank, *seat.communicator);
+      call.run(rank, *entry.communicator);
       // What failed on the stream is the rank's failure, and what it returned is there.
       try {
         LOCKSTEP_EDGE(synchronize(stream, state.timeout));
       } catch (const CommError&) {
-        if (told() != seat.communicator.get()) throw;
+        if (last_thrown_failure() != entry.communicator.get()) throw;
         await_failed(stream, state.timeout);  // a call has thrown it, and the function has caught it
       }
     } catch (...) {
-      state.failed(seat, std::current_exception());
+      state.failed(entry, std::current_exception());
       // What is on its way ends now, and is not somebody else's failure later.
       await_failed(stream, state.timeout);
     }
   } catch (...) {
-    state.failed(seat, std::current_exception());
+    state.failed(entry, std::current_exception());
   }
-  seat.sequence = thread_context().sequence;
+  entry.sequence = thread_context().sequence;
 }
 
-void RankCall::State::failed(Seat& seat, const std::exception_ptr& error) {
+void RankCall::State::failed(Entry& entry, const std::exception_ptr& error) {
   {
     const std::lock_guard lock(mutex);
-    if (seat.error) return;
-    seat.error = error;
-    seat.order = failures++;
+    if (entry.error) return;
+    entry.error = error;
+    entry.order = failures++;
   }
-  seat.of_others = is_comm_error(error);
-  seat.communicator->abort(describe(error));
+  entry.of_others = is_comm_error(error);
+  entry.communicator->abort(describe(error));
 }
 
 void RankCall::run_rank(const std::shared_ptr<RankCall>& call, int rank) noexcept {
   State& state = *call->state_;
-  State::Seat& seat = state.seats[static_cast<std::size_t>(rank)];
+  State::Entry& entry = state.entries[static_cast<std::size_t>(rank)];
   take_over(&state);
   run_function(*call, rank);
-  seat.communicator.reset();
+  entry.communicator.reset();
   hand_over(&state);
   const std::lock_guard lock(state.mutex);
   if (state.abandoned) {  // nobody asks any more
     call->forget(rank);
-    seat.error = nullptr;
+    entry.error = nullptr;
   }
-  seat.ended = true;
+  entry.ended = true;
   ++state.ended;
   state.changed.notify_all();
 }
 
-// The seats' errors may only die with the call, or here.
+// The entries' errors may only die with the call, or here.
 void RankCall::State::throw_cause() {
-  const Seat* cause = nullptr;
-  for (const Seat& seat : seats)
-    if (seat.error && (!cause || std::pair(seat.of_others, seat.order) < std::pair(cause->of_others, cause->order)))
-      cause = &seat;
+  const Entry* cause = nullptr;
+  for (const Entry& entry : entries)
+    if (entry.error && (!cause || std::pair(entry.of_others, entry.order) < std::pair(cause->of_others, cause->order)))
+      cause = &entry;
   if (!cause) return;
-  const int rank = static_cast<int>(cause - seats.data());
+  const int rank = static_cast<int>(cause - entries.data());
   const std::exception_ptr error = cause->error;
-  for (Seat& seat : seats) seat.error = nullptr;
+  for (Entry& entry : entries) entry.error = nullptr;
   try {
     std::rethrow_exception(error);
   } catch (const CommError& known) {
@@ -216,12 +216,12 @@ void RankCall::State::throw_cause() {
 void RankCall::State::give_up(RankCall& call, std::unique_lock<std::mutex>& lock) {
   abandoned = true;
   std::string late, threw;
-  for (std::size_t r = 0; r < seats.size(); ++r) {
-    if (!seats[r].ended) {
+  for (std::size_t r = 0; r < entries.size(); ++r) {
+    if (!entries[r].ended) {
       late += cat(late.empty() ? "rank " : ", rank ", r);
       continue;
     }
-    if (const std::exception_ptr error = std::exchange(seats[r].error, nullptr))
+    if (const std::exception_ptr error = std::exchange(entries[r].error, nullptr))
       threw += cat("; rank ", r, " threw: ", describe(error));
     call.forget(static_cast<int>(r));
   }
@@ -245,19 +245,19 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
       options.make ? options.make(devices, options.timeout) : make_group(devices, options.timeout);
   LOCKSTEP_CHECK(communicators.size() == devices.size(), "[run_ranks] expected ", ranks, " communicators, got ",
                  communicators.size());
-  state.seats.resize(communicators.size());
-  for (std::size_t r = 0; r < communicators.size(); ++r) state.seats[r].communicator = std::move(communicators[r]);
+  state.entries.resize(communicators.size());
+  for (std::size_t r = 0; r < communicators.size(); ++r) state.entries[r].communicator = std::move(communicators[r]);
 
   hand_over(&state);
   std::vector<std::thread> threads;
-  threads.reserve(state.seats.size());
+  threads.reserve(state.entries.size());
   try {
     for (int r = 0; r < ranks; ++r) threads.emplace_back([call, r] { RankCall::run_rank(call, r); });
   } catch (...) {
     const std::string why = describe(std::current_exception());
-    for (std::size_t r = threads.size(); r < state.seats.size(); ++r) {
-      state.seats[r].communicator->abort("could not start a thread: " + why);
-      state.seats[r].communicator.reset();
+    for (std::size_t r = threads.size(); r < state.entries.size(); ++r) {
+      state.entries[r].communicator->abort("could not start a thread: " + why);
+      state.entries[r].communicator.reset();
     }
     for (std::thread& thread : threads) thread.join();
     throw;
@@ -276,7 +276,8 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
   lock.unlock();
   for (std::thread& thread : threads) thread.join();
   take_over(&state);
-  for (const RankCall::State::Seat& seat : state.seats) context.sequence = std::max(context.sequence, seat.sequence);
+  for (const RankCall::State::Entry& entry : state.entries)
+    context.sequence = std::max(context.sequence, entry.sequence);
   state.throw_cause();
 }
 

@@ -13,26 +13,26 @@
 namespace lockstep {
 namespace {
 
-using detail::MpiChannel;
 using detail::MpiEngine;
-using detail::MpiMember;
+using detail::MpiGroup;
+using detail::MpiRank;
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MpiEngine& engine, const std::shared_ptr<MpiChannel>& channel, Device device, Milliseconds timeout)
-      : Communicator(channel->index, static_cast<int>(channel->members.size()), device, timeout),
-        member_(std::make_shared<MpiMember>(engine, channel, [this](const CommError& error) { break_with(error); })) {}
-  ~MpiCommunicator() override { member_->disown(); }
+  MpiCommunicator(MpiEngine& engine, const std::shared_ptr<MpiGroup>& group, Device device, Milliseconds timeout)
+      : Communicator(group->index, static_cast<int>(group->members.size()), device, timeout),
+        mpi_rank_(std::make_shared<MpiRank>(engine, group, [this](const CommError& error) { break_with(error); })) {}
+  ~MpiCommunicator() override { mpi_rank_->disown(); }
 
   const char* backend() const override { return "mpi"; }
 
  private:
   void enqueue(const Collective& collective, Stream& stream) override {
-    stream.enqueue(detail::StreamTask(member_, collective));
+    stream.enqueue(detail::StreamTask(mpi_rank_, collective));
   }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override {
     try {
-      return member_->exchange(collective, mine);
+      return mpi_rank_->exchange(collective, mine);
     } catch (const CommError& error) {
       throw break_with(error);
     }
@@ -40,14 +40,14 @@ class MpiCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string&) override {
     try {
       return std::make_unique<MpiCommunicator>(
-          member_->engine(), member_->split(members, index, Deadline::after(timeout())), device(), timeout());
+          mpi_rank_->engine(), mpi_rank_->split(members, index, Deadline::after(timeout())), device(), timeout());
     } catch (const CommError& error) {
       throw break_with(error);
     }
   }
-  void on_broken(const CommError& error) override { member_->fail(error); }
+  void on_broken(const CommError& error) override { mpi_rank_->fail(error); }
 
-  std::shared_ptr<MpiMember> member_;
+  std::shared_ptr<MpiRank> mpi_rank_;
 };
 
 }  // namespace
@@ -72,8 +72,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(Device device, const MpiOpti
   static std::atomic<std::int64_t> number{1};  // the same on all ranks, which make as many calls; 0 is the engine's own
   std::vector<int> everybody(static_cast<std::size_t>(engine.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
-  const auto channel = engine.open(engine.context(engine.size(), number++), std::move(everybody), engine.rank());
-  auto communicator = std::make_unique<MpiCommunicator>(engine, channel, device, options.timeout);
+  const auto group = engine.open(engine.context(engine.size(), number++), std::move(everybody), engine.rank());
+  auto communicator = std::make_unique<MpiCommunicator>(engine, group, device, options.timeout);
   communicator->barrier();
   return communicator;
 }

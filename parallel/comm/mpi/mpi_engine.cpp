@@ -47,7 +47,7 @@ void MpiEngine::start(Milliseconds timeout) {
 void MpiEngine::stop() {
   std::unique_lock lock(mutex_);
   if (problem_ != "ready") return;
-  orders_.push_back({Order::Kind::stop, nullptr});
+  commands_.push_back({Command::Kind::stop, nullptr});
   wanted_.notify_all();
   changed_.wait_for(lock, kDefaultTimeout, [&] { return stopped_; });
 }
@@ -57,47 +57,47 @@ std::int64_t MpiEngine::next_number() {
   return numbers_++;
 }
 
-std::shared_ptr<MpiChannel> MpiEngine::open(std::int64_t context, std::vector<int> members, int index) {
+std::shared_ptr<MpiGroup> MpiEngine::open(std::int64_t context, std::vector<int> members, int index) {
   const std::size_t count = members.size();
-  std::shared_ptr<MpiChannel> channel(new MpiChannel{
+  std::shared_ptr<MpiGroup> group(new MpiGroup{
       .context = context, .members = std::move(members), .index = index, .gone = std::vector<bool>(count)});
   const std::lock_guard lock(mutex_);
-  orders_.push_back({Order::Kind::open, channel});
+  commands_.push_back({Command::Kind::open, group});
   wanted_.notify_all();
-  return channel;
+  return group;
 }
 
-void MpiEngine::close(std::shared_ptr<MpiChannel> channel) {
+void MpiEngine::close(std::shared_ptr<MpiGroup> group) {
   const std::lock_guard lock(mutex_);
-  orders_.push_back({Order::Kind::close, std::move(channel)});
+  commands_.push_back({Command::Kind::close, std::move(group)});
   wanted_.notify_all();
 }
 
-void MpiEngine::fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure, bool also_later) {
+void MpiEngine::fail(const std::shared_ptr<MpiGroup>& group, const MpiFailure& failure, bool also_later) {
   const std::lock_guard lock(mutex_);
-  if (channel->tells || (channel->failure && !also_later)) return;
-  if (!channel->failure) channel->failure = failure;
-  channel->tells = failed_ = true;
-  channel->still = {};
-  orders_.push_back({Order::Kind::fail, channel});
+  if (group->reports || (group->failure && !also_later)) return;
+  if (!group->failure) group->failure = failure;
+  group->reports = failed_ = true;
+  group->still = {};
+  commands_.push_back({Command::Kind::fail, group});
   wanted_.notify_all();
   changed_.notify_all();
 }
 
-std::optional<MpiFailure> MpiEngine::failure(const MpiChannel& channel) const {
+std::optional<MpiFailure> MpiEngine::failure(const MpiGroup& group) const {
   const std::lock_guard lock(mutex_);
-  return channel.failure;
+  return group.failure;
 }
 
-void MpiEngine::silent(const MpiChannel& channel, const std::vector<int>& members) {
+void MpiEngine::silent(const MpiGroup& group, const std::vector<int>& members) {
   const std::lock_guard lock(mutex_);
-  for (const int m : members) silent_.insert(channel.members[static_cast<std::size_t>(m)]);
+  for (const int m : members) silent_.insert(group.members[static_cast<std::size_t>(m)]);
 }
 
-MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages,
+MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiGroup>& group, std::span<const MpiMessage> messages,
                                       std::uint64_t sequence, Deadline deadline) {
   if (messages.empty()) return {};
-  Batch batch{.channel = channel, .messages = messages, .sequence = sequence, .deadline = deadline};
+  Batch batch{.group = group, .messages = messages, .sequence = sequence, .deadline = deadline};
   std::unique_lock lock(mutex_);
   batches_.push_back(&batch);
   wanted_.notify_all();
@@ -105,16 +105,16 @@ MpiEngine::Result MpiEngine::transfer(const std::shared_ptr<MpiChannel>& channel
   return batch.result;
 }
 
-bool MpiEngine::wait_for_turn(const MpiChannel& channel, MpiLane lane, const std::uint64_t& turn,
-                              std::uint64_t sequence, Deadline deadline) {
+bool MpiEngine::wait_for_turn(const MpiGroup& group, MpiTag tag, const std::uint64_t& turn, std::uint64_t sequence,
+                              Deadline deadline) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return turn + 1 == sequence || channel.stopped(lane, sequence); };
+  const auto over = [&] { return turn + 1 == sequence || group.stopped(tag, sequence); };
   if (deadline.time() == Clock::time_point::max()) {
     changed_.wait(lock, over);
   } else {
     changed_.wait_until(lock, deadline.time(), over);
   }
-  return turn + 1 == sequence && !channel.stopped(lane, sequence);
+  return turn + 1 == sequence && !group.stopped(tag, sequence);
 }
 
 void MpiEngine::next_turn(std::uint64_t& turn) {

@@ -16,7 +16,7 @@
 namespace lockstep::detail {
 
 // Messages between two members are received in the order in which they were sent, for each of these by itself.
-enum class MpiLane { collective, exchange, pair, pair_answer, split, control };
+enum class MpiTag { collective, exchange, pair, pair_answer, split, control };
 
 struct MpiFailure {
   int rank = 0;  // a member
@@ -27,31 +27,29 @@ struct MpiFailure {
 // the others need to end these too.
 struct MpiProgress {
   std::uint64_t collectives = 0, exchanges = 0;
-  std::uint64_t of(MpiLane lane) const {
-    return lane == MpiLane::collective                           ? collectives
-           : lane == MpiLane::exchange || lane == MpiLane::split ? exchanges
-                                                                 : 0;
+  std::uint64_t of(MpiTag tag) const {
+    return tag == MpiTag::collective ? collectives : tag == MpiTag::exchange || tag == MpiTag::split ? exchanges : 0;
   }
 };
 
 // A communicator, for the engine. What is not const belongs to the engine's lock.
-struct MpiChannel {
+struct MpiGroup {
   const std::int64_t context;      // the same for all members, and no other communicator's of theirs
   const std::vector<int> members;  // their ranks in MPI_COMM_WORLD
   const int index;                 // this process among them
   MpiProgress done;
   std::optional<MpiFailure> failure;
-  bool tells = false;      // the failure is this member's to tell
+  bool reports = false;    // it is for this member to tell the others of the failure
   MpiProgress still;       // after a failure: what may be ended nevertheless
   std::vector<bool> gone;  // has left, or failed
 
-  bool stopped(MpiLane lane, std::uint64_t sequence) const { return failure && sequence > still.of(lane); }
+  bool stopped(MpiTag tag, std::uint64_t sequence) const { return failure && sequence > still.of(tag); }
 };
 
 struct MpiMessage {
   bool send = false;
   int member = 0;
-  MpiLane lane = MpiLane::collective;
+  MpiTag tag = MpiTag::collective;
   void* data = nullptr;  // only read when it is sent
   std::size_t bytes = 0;
 };
@@ -67,15 +65,15 @@ class MpiEngine {
   // `creator`: a rank of MPI_COMM_WORLD, or size() for communicators of all ranks. Its `number`s differ.
   std::int64_t context(int creator, std::int64_t number) const { return number * (size_ + 1) + creator; }
   std::int64_t next_number();  // for communicators that this process creates
-  std::shared_ptr<MpiChannel> open(std::int64_t context, std::vector<int> members, int index);
-  // This member has left, which the others are told; the channel is not used any more.
-  void close(std::shared_ptr<MpiChannel> channel);
-  // Ends all transfers of the channel and tells the others; the first failure stays. `also_later`: there may have been
+  std::shared_ptr<MpiGroup> open(std::int64_t context, std::vector<int> members, int index);
+  // This member has left, which the others are told; the group is not used any more.
+  void close(std::shared_ptr<MpiGroup> group);
+  // Ends all transfers of the group and tells the others; the first failure stays. `also_later`: there may have been
   // one before, which has not ended all transfers.
-  void fail(const std::shared_ptr<MpiChannel>& channel, const MpiFailure& failure, bool also_later);
-  std::optional<MpiFailure> failure(const MpiChannel& channel) const;
+  void fail(const std::shared_ptr<MpiGroup>& group, const MpiFailure& failure, bool also_later);
+  std::optional<MpiFailure> failure(const MpiGroup& group) const;
   // From these nothing has come before a deadline: the end of the process does not wait for them for long.
-  void silent(const MpiChannel& channel, const std::vector<int>& members);
+  void silent(const MpiGroup& group, const std::vector<int>& members);
 
   enum class Outcome { done, failed, left, late };
   struct Result {
@@ -84,13 +82,13 @@ class MpiEngine {
   };
   // Carries out the messages at the same time and blocks until they are done. When it returns nothing is written any
   // more to what was to be received; what was to be sent may still be read, if somebody asks for it.
-  // All messages are of one lane (or a pair's two), for its `sequence`-th collective.
-  Result transfer(const std::shared_ptr<MpiChannel>& channel, std::span<const MpiMessage> messages,
-                  std::uint64_t sequence, Deadline deadline);
+  // All messages are of one tag (or a pair's two), for its `sequence`-th collective.
+  Result transfer(const std::shared_ptr<MpiGroup>& group, std::span<const MpiMessage> messages, std::uint64_t sequence,
+                  Deadline deadline);
 
-  // Waits until it is the `sequence`-th one's turn, after `turn` others; not (false) when the channel has failed before
+  // Waits until it is the `sequence`-th one's turn, after `turn` others; not (false) when the group has failed before
   // or the deadline has passed.
-  bool wait_for_turn(const MpiChannel& channel, MpiLane lane, const std::uint64_t& turn, std::uint64_t sequence,
+  bool wait_for_turn(const MpiGroup& group, MpiTag tag, const std::uint64_t& turn, std::uint64_t sequence,
                      Deadline deadline);
   void next_turn(std::uint64_t& turn);
 
@@ -106,16 +104,16 @@ class MpiEngine {
   std::condition_variable changed_;  // for those that wait for the engine
   std::condition_variable wanted_;   // for the engine
   std::vector<Batch*> batches_;
-  struct Order {
+  struct Command {
     enum class Kind { open, close, fail, stop } kind;
-    std::shared_ptr<MpiChannel> channel;
+    std::shared_ptr<MpiGroup> group;
   };
-  std::vector<Order> orders_;
+  std::vector<Command> commands_;
   std::int64_t numbers_ = 0;
   bool started_ = false, stopped_ = false, failed_ = false;
-  std::set<int> silent_;                // ranks of MPI_COMM_WORLD
-  std::shared_ptr<MpiChannel> ending_;  // of all processes: who leaves it has nothing more to do
-  std::string problem_;                 // why it could not start
+  std::set<int> silent_;              // ranks of MPI_COMM_WORLD
+  std::shared_ptr<MpiGroup> ending_;  // of all processes: who leaves it has nothing more to do
+  std::string problem_;               // why it could not start
 };
 
 }  // namespace lockstep::detail

@@ -18,9 +18,9 @@ constexpr Milliseconds kCancelTime{5'000};                // for what is on its 
 // At the end, after a failure: for ranks that may still save what they have, and for those that were silent before.
 constexpr Milliseconds kPatience{120'000}, kPatienceWithSilent{2'000};
 
-// What a member that has failed or left tells the others, followed by the text of the failure. One that leaves because
-// another has failed says so: its word may be here before the other's.
-struct Word {
+// What a member that has failed or left tells the others, followed by the text of the failure. One that leaves
+// because another has failed says so: its message may be here before the other's.
+struct ControlMessage {
   bool failed = false;
   int rank = 0;
   MpiProgress done;
@@ -47,7 +47,7 @@ std::string MpiEngine::Loop::begin() {
     own_ = true;
     if (level < mpi::kFunneled) return "expected an MPI that allows threads (MPI_THREAD_FUNNELED)";
   }
-  if (const int code = mpi_.open(&engine_.rank_, &engine_.size_, &most_tags_))
+  if (const int code = mpi_.open(&engine_.rank_, &engine_.size_, &max_tag_))
     return cat("MPI_Comm_dup: ", message_of(code));
   std::vector<int> everybody(static_cast<std::size_t>(engine_.size_));
   std::iota(everybody.begin(), everybody.end(), 0);
@@ -56,11 +56,11 @@ std::string MpiEngine::Loop::begin() {
 }
 
 void MpiEngine::Loop::run() {
-  for (int idle = 0; take_orders();) {
+  for (int idle = 0; take_commands();) {
     bool moved = listen();
     for (const auto& active : active_) moved = advance(*active) || moved;
     std::erase_if(active_, [](const auto& active) { return active->batch == nullptr; });
-    moved = send_leftovers() || moved;
+    moved = progress_detached() || moved;
     // More ranks than cores: the others need them.
     idle = moved ? 0 : idle + 1;
     if (idle > 20'000) {
@@ -72,12 +72,12 @@ void MpiEngine::Loop::run() {
   if (!own_) return;
   // Who waits for this rank need not wait for its deadline: communicators that are left over go now.
   for (const auto& [context, control] : controls_)
-    if (control->channel != engine_.ending_) tell(*control->channel);
-  tell(*engine_.ending_);
+    if (control->group != engine_.ending_) notify_members(*control->group);
+  notify_members(*engine_.ending_);
   const bool all = await_endings();
   for (const auto& [context, control] : controls_) cancel(*control);
   const Deadline deadline = Deadline::after(kCancelTime);
-  while (!leftovers_.empty() && !deadline.passed()) send_leftovers();
+  while (!detached_.empty() && !deadline.passed()) progress_detached();
   if (all) mpi_.finalize();
 }
 
@@ -85,7 +85,7 @@ bool MpiEngine::Loop::await_endings() {
   const Deadline patience = Deadline::after(kPatience), with_silent = Deadline::after(kPatienceWithSilent);
   for (;;) {
     listen();
-    send_leftovers();
+    progress_detached();
     {
       const std::lock_guard lock(engine_.mutex_);
       if (!engine_.failed_) return true;  // MPI_Finalize waits for the others
@@ -108,37 +108,37 @@ void MpiEngine::Loop::cancel(Control& control) {
   mpi_.finish(&control.request);
 }
 
-bool MpiEngine::Loop::take_orders() {
+bool MpiEngine::Loop::take_commands() {
   std::unique_lock lock(engine_.mutex_);
-  if (active_.empty() && engine_.batches_.empty() && engine_.orders_.empty()) {
-    const auto wanted = [&] { return !engine_.batches_.empty() || !engine_.orders_.empty(); };
-    if (leftovers_.empty()) {
+  if (active_.empty() && engine_.batches_.empty() && engine_.commands_.empty()) {
+    const auto wanted = [&] { return !engine_.batches_.empty() || !engine_.commands_.empty(); };
+    if (detached_.empty()) {
       engine_.wanted_.wait(lock, wanted);
     } else {
       engine_.wanted_.wait_for(lock, Milliseconds(1), wanted);
     }
   }
-  const std::vector<Order> orders = std::exchange(engine_.orders_, {});
+  const std::vector<Command> commands = std::exchange(engine_.commands_, {});
   const std::vector<Batch*> batches = std::exchange(engine_.batches_, {});
   lock.unlock();
   bool go_on = true;
-  for (const Order& order : orders) {
-    const auto& channel = order.channel;
-    if (order.kind == Order::Kind::stop) {
+  for (const Command& command : commands) {
+    const auto& group = command.group;
+    if (command.kind == Command::Kind::stop) {
       go_on = false;
-    } else if (order.kind == Order::Kind::open) {
-      auto& control = controls_[channel->context];
+    } else if (command.kind == Command::Kind::open) {
+      auto& control = controls_[group->context];
       control = std::make_unique<Control>();
-      control->channel = channel;
-      if ((channel->context + 1) * 8 > most_tags_) {
-        engine_.fail(channel, {channel->index, "expected no more communicators than MPI has tags for"}, true);
+      control->group = group;
+      if ((group->context + 1) * 8 > max_tag_) {
+        engine_.fail(group, {group->index, "expected no more communicators than MPI has tags for"}, true);
       } else {
         receive_control(*control);
       }
     } else {
-      tell(*channel);
-      if (order.kind == Order::Kind::close) {
-        const auto found = controls_.find(channel->context);
+      notify_members(*group);
+      if (command.kind == Command::Kind::close) {
+        const auto found = controls_.find(group->context);
         cancel(*found->second);
         controls_.erase(found);
       }
@@ -155,8 +155,8 @@ bool MpiEngine::Loop::take_orders() {
 
 void MpiEngine::Loop::receive_control(Control& control) {
   const int code = mpi_.irecv(control.bytes.data(), static_cast<int>(kControlBytes), mpi::kAnySource,
-                              tag(*control.channel, MpiLane::control), &control.request);
-  if (code != 0) error(control.channel, "MPI_Irecv", code);
+                              tag_number(*control.group, MpiTag::control), &control.request);
+  if (code != 0) error(control.group, "MPI_Irecv", code);
 }
 
 bool MpiEngine::Loop::listen() {
@@ -166,29 +166,29 @@ bool MpiEngine::Loop::listen() {
     int done = 0;
     mpi::Status status{};
     if (const int code = mpi_.test(&control->request, &done, &status)) {
-      error(control->channel, "MPI_Test", code);
+      error(control->group, "MPI_Test", code);
       continue;
     }
     if (!done) continue;
     moved = true;
     const int bytes = status.bytes;
-    MpiChannel& channel = *control->channel;
-    const auto& members = channel.members;
+    MpiGroup& group = *control->group;
+    const auto& members = group.members;
     const auto from = std::find(members.begin(), members.end(), status.source);
-    if (from != members.end() && bytes >= static_cast<int>(sizeof(Word))) {
-      Word word;
-      std::memcpy(&word, control->bytes.data(), sizeof word);
+    if (from != members.end() && bytes >= static_cast<int>(sizeof(ControlMessage))) {
+      ControlMessage message;
+      std::memcpy(&message, control->bytes.data(), sizeof message);
       const std::lock_guard lock(engine_.mutex_);
-      channel.gone[static_cast<std::size_t>(from - members.begin())] = true;
-      if (word.failed) {
-        if (!channel.failure) {
-          channel.failure = {word.rank,
-                             {control->bytes.data() + sizeof word, static_cast<std::size_t>(bytes) - sizeof word}};
-          channel.still = word.done;
+      group.gone[static_cast<std::size_t>(from - members.begin())] = true;
+      if (message.failed) {
+        if (!group.failure) {
+          group.failure = {message.rank,
+                           {control->bytes.data() + sizeof message, static_cast<std::size_t>(bytes) - sizeof message}};
+          group.still = message.done;
           engine_.failed_ = true;
         }
-        channel.still.collectives = std::min(channel.still.collectives, word.done.collectives);
-        channel.still.exchanges = std::min(channel.still.exchanges, word.done.exchanges);
+        group.still.collectives = std::min(group.still.collectives, message.done.collectives);
+        group.still.exchanges = std::min(group.still.exchanges, message.done.exchanges);
         engine_.changed_.notify_all();
       }
     }
@@ -197,53 +197,52 @@ bool MpiEngine::Loop::listen() {
   return moved;
 }
 
-void MpiEngine::Loop::tell(const MpiChannel& channel) {
+void MpiEngine::Loop::notify_members(const MpiGroup& group) {
   std::string text;
   {
     const std::lock_guard lock(engine_.mutex_);
-    const MpiFailure failure = channel.failure.value_or(MpiFailure{});
-    const Word word{.failed = channel.failure.has_value(), .rank = failure.rank, .done = channel.done};
-    text.assign(reinterpret_cast<const char*>(&word), sizeof word).append(failure.text);
+    const MpiFailure failure = group.failure.value_or(MpiFailure{});
+    const ControlMessage message{.failed = group.failure.has_value(), .rank = failure.rank, .done = group.done};
+    text.assign(reinterpret_cast<const char*>(&message), sizeof message).append(failure.text);
   }
   text.resize(std::min(text.size(), kControlBytes));
-  for (std::size_t m = 0; m < channel.members.size(); ++m) {
-    if (static_cast<int>(m) == channel.index) continue;
-    Leftover leftover{0, std::make_unique<std::string>(text)};
+  for (std::size_t m = 0; m < group.members.size(); ++m) {
+    if (static_cast<int>(m) == group.index) continue;
+    DetachedRequest detached{0, std::make_unique<std::string>(text)};
     // Who cannot be told finds out at its deadline.
-    if (mpi_.isend(leftover.text->data(), static_cast<int>(text.size()), channel.members[m],
-                   tag(channel, MpiLane::control), &leftover.request) == 0)
-      leftovers_.push_back(std::move(leftover));
+    if (mpi_.isend(detached.text->data(), static_cast<int>(text.size()), group.members[m],
+                   tag_number(group, MpiTag::control), &detached.request) == 0)
+      detached_.push_back(std::move(detached));
   }
 }
 
-void MpiEngine::Loop::error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code) {
-  engine_.fail(channel, {channel->index, cat(call, ": ", message_of(code), "; an MPI job does not survive this")},
-               true);
+void MpiEngine::Loop::error(const std::shared_ptr<MpiGroup>& group, const char* call, int code) {
+  engine_.fail(group, {group->index, cat(call, ": ", message_of(code), "; an MPI job does not survive this")}, true);
 }
 
-bool MpiEngine::Loop::send_leftovers() {
-  return std::erase_if(leftovers_, [this](Leftover& leftover) {
+bool MpiEngine::Loop::progress_detached() {
+  return std::erase_if(detached_, [this](DetachedRequest& detached) {
            int done = 0;
            mpi::Status status{};
-           return mpi_.test(&leftover.request, &done, &status) != 0 || done;
+           return mpi_.test(&detached.request, &done, &status) != 0 || done;
          }) > 0;
 }
 
 // ---- transfers
 
 void MpiEngine::Loop::post(Active& active) {
-  const auto& channel = active.batch->channel;
+  const auto& group = active.batch->group;
   for (const MpiMessage& message : active.batch->messages) {
     std::size_t at = 0;
     do {
       const std::size_t bytes = std::min(kMostBytes, message.bytes - at);
       char* const data = static_cast<char*>(message.data) + at;
-      const int peer = channel->members[static_cast<std::size_t>(message.member)];
-      const int its_tag = tag(*channel, message.lane), count = static_cast<int>(bytes);
+      const int peer = group->members[static_cast<std::size_t>(message.member)];
+      const int number = tag_number(*group, message.tag), count = static_cast<int>(bytes);
       mpi::Request request = 0;
-      const int code = message.send ? mpi_.isend(data, count, peer, its_tag, &request)
-                                    : mpi_.irecv(data, count, peer, its_tag, &request);
-      if (code != 0) return error(channel, message.send ? "MPI_Isend" : "MPI_Irecv", code);
+      const int code = message.send ? mpi_.isend(data, count, peer, number, &request)
+                                    : mpi_.irecv(data, count, peer, number, &request);
+      if (code != 0) return error(group, message.send ? "MPI_Isend" : "MPI_Irecv", code);
       active.requests.push_back(request);
       active.of.push_back(&message);
       ++active.pending;
@@ -262,7 +261,7 @@ void MpiEngine::Loop::stop(Active& active, Outcome outcome, std::vector<int> mem
     if (active.requests[i] == 0) continue;
     if (active.of[i]->send) {
       // It cannot be taken back; who has been promised it still gets it.
-      leftovers_.push_back({std::exchange(active.requests[i], 0), nullptr});
+      detached_.push_back({std::exchange(active.requests[i], 0), nullptr});
       --active.pending;
     } else if (!active.cancelled[i]) {
       mpi_.cancel(&active.requests[i]);
@@ -278,8 +277,8 @@ bool MpiEngine::Loop::advance(Active& active) {
   bool stopped;
   {
     const std::lock_guard lock(engine_.mutex_);
-    stopped = batch.channel->stopped(batch.messages[0].lane, batch.sequence);
-    gone = batch.channel->gone;
+    stopped = batch.group->stopped(batch.messages[0].tag, batch.sequence);
+    gone = batch.group->gone;
   }
   if (stopped) stop(active, Outcome::failed, {});
   for (std::size_t i = 0; i < active.requests.size() && active.pending > 0; ++i) {
@@ -295,7 +294,7 @@ bool MpiEngine::Loop::advance(Active& active) {
     if (const int code = mpi_.test(&active.requests[i], &done, &status)) {
       active.requests[i] = 0;
       --active.pending;
-      error(batch.channel, "MPI_Test", code);
+      error(batch.group, "MPI_Test", code);
       stop(active, Outcome::failed, {});
       continue;
     }
@@ -303,7 +302,7 @@ bool MpiEngine::Loop::advance(Active& active) {
     moved = true;
     --active.pending;
     if (!active.cancelled[i] || !status.cancelled) continue;
-    const bool has_failed = engine_.failure(*batch.channel).has_value();
+    const bool has_failed = engine_.failure(*batch.group).has_value();
     stop(active, has_failed ? Outcome::failed : Outcome::left, {static_cast<int>(member)});
   }
   if (active.pending > 0 && !active.stopping && batch.deadline.passed()) {

@@ -10,7 +10,7 @@ namespace lockstep::detail {
 
 // What transfer() waits for.
 struct MpiEngine::Batch {
-  std::shared_ptr<MpiChannel> channel;
+  std::shared_ptr<MpiGroup> group;
   std::span<const MpiMessage> messages;
   std::uint64_t sequence;
   Deadline deadline;
@@ -36,38 +36,38 @@ class MpiEngine::Loop {
   };
   static constexpr std::size_t kControlBytes = 4096;
   struct Control {
-    std::shared_ptr<MpiChannel> channel;
+    std::shared_ptr<MpiGroup> group;
     std::array<char, kControlBytes> bytes;
     mpi::Request request = 0;
   };
-  struct Leftover {
+  struct DetachedRequest {
     mpi::Request request;
     std::unique_ptr<std::string> text;  // what is being sent, where it is the engine's
   };
 
-  bool take_orders();    // false: stop
+  bool take_commands();  // false: stop
   bool await_endings();  // of the other processes; false: some do not come
   bool listen();         // these return whether anything has happened
   bool advance(Active& active);
-  bool send_leftovers();
+  bool progress_detached();
   void post(Active& active);
   void stop(Active& active, Outcome outcome, std::vector<int> members);
-  void tell(const MpiChannel& channel);
+  void notify_members(const MpiGroup& group);
   void receive_control(Control& control);
   void cancel(Control& control);
   std::string message_of(int code) const;
-  void error(const std::shared_ptr<MpiChannel>& channel, const char* call, int code);
-  int tag(const MpiChannel& channel, MpiLane lane) const {
-    return static_cast<int>(channel.context * 8 + static_cast<int>(lane));
+  void error(const std::shared_ptr<MpiGroup>& group, const char* call, int code);
+  int tag_number(const MpiGroup& group, MpiTag tag) const {
+    return static_cast<int>(group.context * 8 + static_cast<int>(tag));
   }
 
   MpiEngine& engine_;
   const mpi::Table& mpi_ = mpi::library();
   bool own_ = false;  // MPI was initialised here
-  int most_tags_ = 0;
+  int max_tag_ = 0;
   std::vector<std::unique_ptr<Active>> active_;
   std::map<std::int64_t, std::unique_ptr<Control>> controls_;  // by context
-  std::vector<Leftover> leftovers_;
+  std::vector<DetachedRequest> detached_;
 };
 
 }  // namespace lockstep::detail

@@ -30,25 +30,25 @@ Fingerprint comparable(Fingerprint print) {
 }  // namespace
 
 // One collective under way: its messages, and what becomes of them.
-class MpiMember::Call {
+class MpiRank::Work {
  public:
-  Call(MpiMember& member, const Collective& of)
+  Work(MpiRank& mpi_rank, const Collective& of)
       : collective(of),
         print(fingerprint(of)),
         deadline(Deadline::after(of.timeout)),
         bytes_each(static_cast<std::int64_t>(size_of(of.dtype))),
-        member_(member) {
+        mpi_rank_(mpi_rank) {
     const bool pair = of.kind == Kind::send || of.kind == Kind::recv;
-    lane = of.kind == Kind::exchange ? MpiLane::exchange : pair ? MpiLane::pair : MpiLane::collective;
-    for (int m = 0; m < member.size_; ++m)
-      if (m != member.rank_ && (!pair || m == of.peer)) others.push_back(m);
+    tag = of.kind == Kind::exchange ? MpiTag::exchange : pair ? MpiTag::pair : MpiTag::collective;
+    for (int m = 0; m < mpi_rank.size_; ++m)
+      if (m != mpi_rank.rank_ && (!pair || m == of.peer)) others.push_back(m);
   }
 
   const Collective& collective;
   const Fingerprint print;
   const Deadline deadline;
   const std::int64_t bytes_each;  // of an element
-  MpiLane lane;
+  MpiTag tag;
   std::vector<int> others;
 
   std::byte* output(std::int64_t element) const {
@@ -63,7 +63,7 @@ class MpiMember::Call {
 
   // Carries out what was added. Throws CommError.
   void transfer() {
-    const auto result = member_.engine_.transfer(member_.channel_, messages_, collective.sequence, deadline);
+    const auto result = mpi_rank_.engine_.transfer(mpi_rank_.group_, messages_, collective.sequence, deadline);
     messages_.clear();
     if (result.outcome == Outcome::done) return;
     if (result.outcome == Outcome::left)
@@ -73,36 +73,37 @@ class MpiMember::Call {
   }
 
   [[noreturn]] void give_up(int rank, const std::string& text) {
-    member_.engine_.fail(member_.channel_, {rank, text}, true);
+    mpi_rank_.engine_.fail(mpi_rank_.group_, {rank, text}, true);
     pass_on();
   }
   [[noreturn]] void give_up_late(const std::vector<int>& late) {
-    member_.engine_.silent(*member_.channel_, late);
+    mpi_rank_.engine_.silent(*mpi_rank_.group_, late);
     std::string names;
     for (const int m : late) names += cat(names.empty() ? "rank " : ", rank ", m);
-    give_up(late.empty() ? member_.rank_ : late[0], cat("expected every rank to come to ", to_string(print), " within ",
-                                                        collective.timeout.count(), " ms, got nothing from ", names));
+    give_up(late.empty() ? mpi_rank_.rank_ : late[0],
+            cat("expected every rank to come to ", to_string(print), " within ", collective.timeout.count(),
+                " ms, got nothing from ", names));
   }
   [[noreturn]] void pass_on() {
-    const MpiFailure failure = *member_.engine_.failure(*member_.channel_);
+    const MpiFailure failure = *mpi_rank_.engine_.failure(*mpi_rank_.group_);
     throw CommError(failure.rank, to_string(collective.kind), failure.text);
   }
 
-  // All members' fingerprints, before anything else moves. A pair's two answer each other in lanes of their own.
+  // All members' fingerprints, before anything else moves. A pair's two answer each other under tags of their own.
   void compare() {
-    std::vector<Fingerprint> prints(static_cast<std::size_t>(member_.size_), print);
-    const MpiLane there = lane, back = lane == MpiLane::pair ? MpiLane::pair_answer : lane;
+    std::vector<Fingerprint> prints(static_cast<std::size_t>(mpi_rank_.size_), print);
+    const MpiTag there = tag, back = tag == MpiTag::pair ? MpiTag::pair_answer : tag;
     const bool receives = collective.kind == Kind::recv;
     for (const int m : others) {
-      lane = receives ? back : there;
+      tag = receives ? back : there;
       send(m, &print, sizeof print);
-      lane = receives ? there : back;
+      tag = receives ? there : back;
       recv(m, &prints[static_cast<std::size_t>(m)], sizeof print);
     }
-    lane = there;
+    tag = there;
     transfer();
     std::vector<int> all = others;
-    all.push_back(member_.rank_);
+    all.push_back(mpi_rank_.rank_);
     std::sort(all.begin(), all.end());
     const Fingerprint& first = prints[static_cast<std::size_t>(all[0])];
     int odd = -1;
@@ -117,24 +118,24 @@ class MpiMember::Call {
 
  private:
   void add(bool send, int member, void* data, std::int64_t bytes) {
-    if (bytes > 0) messages_.push_back({send, member, lane, data, static_cast<std::size_t>(bytes)});
+    if (bytes > 0) messages_.push_back({send, member, tag, data, static_cast<std::size_t>(bytes)});
   }
-  MpiMember& member_;
+  MpiRank& mpi_rank_;
   std::vector<MpiMessage> messages_;
 };
 
-MpiMember::MpiMember(MpiEngine& engine, std::shared_ptr<MpiChannel> channel, Break tell_owner)
+MpiRank::MpiRank(MpiEngine& engine, std::shared_ptr<MpiGroup> group, Break notify_owner)
     : engine_(engine),
-      channel_(std::move(channel)),
-      rank_(channel_->index),
-      size_(static_cast<int>(channel_->members.size())),
-      sent_(channel_->members.size()),
-      received_(channel_->members.size()),
-      tell_owner_(std::move(tell_owner)) {}
+      group_(std::move(group)),
+      rank_(group_->index),
+      size_(static_cast<int>(group_->members.size())),
+      sent_(group_->members.size()),
+      received_(group_->members.size()),
+      notify_owner_(std::move(notify_owner)) {}
 
-MpiMember::~MpiMember() { engine_.close(channel_); }
+MpiRank::~MpiRank() { engine_.close(group_); }
 
-std::byte* MpiMember::staging(std::size_t bytes) {
+std::byte* MpiRank::staging(std::size_t bytes) {
   if (bytes > staging_bytes_) {
     staging_.reset(new std::byte[bytes]);
     staging_bytes_ = bytes;
@@ -144,20 +145,20 @@ std::byte* MpiMember::staging(std::size_t bytes) {
 
 // ---- failures
 
-void MpiMember::fail(const CommError& error) { engine_.fail(channel_, {error.rank, words_of(error)}, false); }
+void MpiRank::fail(const CommError& error) { engine_.fail(group_, {error.rank, message_of_failure(error)}, false); }
 
-void MpiMember::disown() {
+void MpiRank::disown() {
   const std::lock_guard lock(mutex_);
-  tell_owner_ = nullptr;
+  notify_owner_ = nullptr;
 }
 
-void MpiMember::skip(const Collective& collective) noexcept try {
+void MpiRank::skip(const Collective& collective) noexcept try {
   const CommError error(rank_, to_string(collective.kind),
                         cat("rank ", rank_, " could not begin ", to_string(fingerprint(collective)),
                             ": work before it on its stream failed"));
   {
     const std::lock_guard lock(mutex_);
-    if (tell_owner_) tell_owner_(error);  // first: what the others do once they know may ask it
+    if (notify_owner_) notify_owner_(error);  // first: what the others do once they know may ask it
   }
   fail(error);
 } catch (...) {  // no memory for the text: the others end at their deadlines
@@ -165,47 +166,47 @@ void MpiMember::skip(const Collective& collective) noexcept try {
 
 // ---- collectives
 
-void MpiMember::perform(const Collective& collective) {
+void MpiRank::perform(const Collective& collective) {
   try {
-    Call call(*this, collective);
+    Work work(*this, collective);
     const auto peer = static_cast<std::size_t>(collective.peer);
     std::uint64_t& turn = collective.kind == Kind::send   ? sent_[peer]
                           : collective.kind == Kind::recv ? received_[peer]
-                                                          : channel_->done.collectives;
-    if (!engine_.wait_for_turn(*channel_, call.lane, turn, collective.sequence, call.deadline)) {
-      if (engine_.failure(*channel_)) call.pass_on();
-      call.give_up(rank_, cat("expected the call before ", to_string(call.print), " to end within ",
+                                                          : group_->done.collectives;
+    if (!engine_.wait_for_turn(*group_, work.tag, turn, collective.sequence, work.deadline)) {
+      if (engine_.failure(*group_)) work.pass_on();
+      work.give_up(rank_, cat("expected the call before ", to_string(work.print), " to end within ",
                               collective.timeout.count(), " ms"));
     }
-    call.compare();
-    run(call);
+    work.compare();
+    run(work);
     engine_.next_turn(turn);
   } catch (const CommError& error) {
     const std::lock_guard lock(mutex_);
-    if (tell_owner_) tell_owner_(error);
+    if (notify_owner_) notify_owner_(error);
     throw;
   }
 }
 
-void MpiMember::run(Call& call) {
-  switch (call.collective.kind) {
+void MpiRank::run(Work& work) {
+  switch (work.collective.kind) {
     case Kind::all_reduce:
     case Kind::reduce:
-      return all_reduce(call);
+      return all_reduce(work);
     case Kind::reduce_scatter:
-      return reduce_scatter(call);
+      return reduce_scatter(work);
     case Kind::broadcast:
-      return broadcast(call);
+      return broadcast(work);
     default:
-      return move(call);
+      return move(work);
   }
 }
 
 // Each rank reduces its share of a round, and then gives it to all, or to the root.
-void MpiMember::all_reduce(Call& call) {
-  const std::int64_t size = call.bytes_each, count = call.collective.count;
+void MpiRank::all_reduce(Work& work) {
+  const std::int64_t size = work.bytes_each, count = work.collective.count;
   const std::int64_t round = std::max<std::int64_t>(1, kRoundBytes / size);
-  const int root = call.collective.kind == Kind::reduce ? call.collective.peer : -1;
+  const int root = work.collective.kind == Kind::reduce ? work.collective.peer : -1;
   for (std::int64_t begin = 0; begin < count; begin += round) {
     const std::int64_t length = std::min(round, count - begin);
     const auto first = [&](int m) { return begin + length * m / size_; };
@@ -214,70 +215,70 @@ void MpiMember::all_reduce(Call& call) {
     std::byte* const parts = staging(static_cast<std::size_t>(mine) * static_cast<std::size_t>(size_));
     std::vector<const void*> inputs(static_cast<std::size_t>(size_));
     for (int m = 0; m < size_; ++m) {
-      inputs[static_cast<std::size_t>(m)] = m == rank_ ? call.input(first(m)) : parts + m * mine;
+      inputs[static_cast<std::size_t>(m)] = m == rank_ ? work.input(first(m)) : parts + m * mine;
       if (m == rank_) continue;
-      call.send(m, call.input(first(m)), bytes(m));
-      call.recv(m, parts + m * mine, mine);
+      work.send(m, work.input(first(m)), bytes(m));
+      work.recv(m, parts + m * mine, mine);
     }
-    call.transfer();
-    void* const result = root < 0 || root == rank_ ? call.output(first(rank_)) : parts + rank_ * mine;
-    host_reduce(call.collective.reduction, call.collective.dtype, inputs, {&result, 1}, mine / size);
-    for (const int m : call.others) {
-      if (root < 0 || root == m) call.send(m, result, mine);
-      if (root < 0 || root == rank_) call.recv(m, call.output(first(m)), bytes(m));
+    work.transfer();
+    void* const result = root < 0 || root == rank_ ? work.output(first(rank_)) : parts + rank_ * mine;
+    host_reduce(work.collective.reduction, work.collective.dtype, inputs, {&result, 1}, mine / size);
+    for (const int m : work.others) {
+      if (root < 0 || root == m) work.send(m, result, mine);
+      if (root < 0 || root == rank_) work.recv(m, work.output(first(m)), bytes(m));
     }
-    call.transfer();
+    work.transfer();
   }
 }
 
-void MpiMember::reduce_scatter(Call& call) {
-  const std::int64_t size = call.bytes_each, count = call.collective.count;
+void MpiRank::reduce_scatter(Work& work) {
+  const std::int64_t size = work.bytes_each, count = work.collective.count;
   const std::int64_t round = std::max<std::int64_t>(1, kRoundBytes / size / size_);
   for (std::int64_t begin = 0; begin < count; begin += round) {
     const std::int64_t length = std::min(round, count - begin), bytes = length * size;
     std::byte* const parts = staging(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(size_));
     std::vector<const void*> inputs(static_cast<std::size_t>(size_));
     for (int m = 0; m < size_; ++m) {
-      inputs[static_cast<std::size_t>(m)] = m == rank_ ? call.input(m * count + begin) : parts + m * bytes;
+      inputs[static_cast<std::size_t>(m)] = m == rank_ ? work.input(m * count + begin) : parts + m * bytes;
       if (m == rank_) continue;
-      call.send(m, call.input(m * count + begin), bytes);
-      call.recv(m, parts + m * bytes, bytes);
+      work.send(m, work.input(m * count + begin), bytes);
+      work.recv(m, parts + m * bytes, bytes);
     }
-    call.transfer();
-    void* const result = call.output(begin);
-    host_reduce(call.collective.reduction, call.collective.dtype, inputs, {&result, 1}, length);
+    work.transfer();
+    void* const result = work.output(begin);
+    host_reduce(work.collective.reduction, work.collective.dtype, inputs, {&result, 1}, length);
   }
 }
 
 // Long messages go from the root in parts, one to each of the others, who give theirs to the rest.
-void MpiMember::broadcast(Call& call) {
-  const std::int64_t count = call.collective.count, bytes = count * call.bytes_each;
-  const int root = call.collective.peer, helpers = size_ - 1;
-  std::byte* const data = rank_ == root ? call.input(0) : call.output(0);
+void MpiRank::broadcast(Work& work) {
+  const std::int64_t count = work.collective.count, bytes = count * work.bytes_each;
+  const int root = work.collective.peer, helpers = size_ - 1;
+  std::byte* const data = rank_ == root ? work.input(0) : work.output(0);
   const bool in_parts = helpers > 1 && bytes >= kBroadcastInParts;
   const auto index = [&](int m) { return (m - root + size_) % size_ - 1; };  // of the helpers
   const auto first = [&](int m) { return in_parts ? bytes * index(m) / helpers : 0; };
   const auto last = [&](int m) { return in_parts ? bytes * (index(m) + 1) / helpers : bytes; };
   if (rank_ == root) {
-    for (const int m : call.others) call.send(m, data + first(m), last(m) - first(m));
-    return call.transfer();
+    for (const int m : work.others) work.send(m, data + first(m), last(m) - first(m));
+    return work.transfer();
   }
-  call.recv(root, data + first(rank_), last(rank_) - first(rank_));
-  call.transfer();
+  work.recv(root, data + first(rank_), last(rank_) - first(rank_));
+  work.transfer();
   if (!in_parts) return;
-  for (const int m : call.others) {
+  for (const int m : work.others) {
     if (m == root) continue;
-    call.send(m, data + first(rank_), last(rank_) - first(rank_));
-    call.recv(m, data + first(m), last(m) - first(m));
+    work.send(m, data + first(rank_), last(rank_) - first(rank_));
+    work.recv(m, data + first(m), last(m) - first(m));
   }
-  call.transfer();
+  work.transfer();
 }
 
 // What only changes places.
-void MpiMember::move(Call& call) {
-  const Kind kind = call.collective.kind;
-  const std::int64_t count = call.collective.count, bytes = count * call.bytes_each;
-  const int root = call.collective.peer;
+void MpiRank::move(Work& work) {
+  const Kind kind = work.collective.kind;
+  const std::int64_t count = work.collective.count, bytes = count * work.bytes_each;
+  const int root = work.collective.peer;
   const bool in_parts = kind == Kind::scatter || kind == Kind::all_to_all;  // the input
   const bool to_parts = kind == Kind::gather || kind == Kind::all_gather || kind == Kind::all_to_all;
   for (int m = 0; m < size_; ++m) {
@@ -293,29 +294,29 @@ void MpiMember::move(Call& call) {
                                                   : true;
     if (m == rank_) {
       if (sends && receives)
-        copy_bytes(call.output(to_parts ? m * count : 0), call.input(in_parts ? m * count : 0), bytes);
+        copy_bytes(work.output(to_parts ? m * count : 0), work.input(in_parts ? m * count : 0), bytes);
       continue;
     }
-    if (sends) call.send(m, call.input(in_parts ? m * count : 0), bytes);
-    if (receives) call.recv(m, call.output(to_parts ? m * count : 0), bytes);
+    if (sends) work.send(m, work.input(in_parts ? m * count : 0), bytes);
+    if (receives) work.recv(m, work.output(to_parts ? m * count : 0), bytes);
   }
-  call.transfer();
+  work.transfer();
 }
 
 // ---- between hosts
 
-std::vector<std::string> MpiMember::exchange(const Collective& collective, const std::string& mine) {
+std::vector<std::string> MpiRank::exchange(const Collective& collective, const std::string& mine) {
   LOCKSTEP_CHECK(mine.size() <= kMostExchangeBytes, "[exchange] expected a message of at most ", kMostExchangeBytes,
                  " bytes, got ", mine.size());
-  Call call(*this, collective);
-  call.compare();
+  Work work(*this, collective);
+  work.compare();
   const std::uint64_t length = mine.size();
   std::vector<std::uint64_t> lengths(static_cast<std::size_t>(size_), length);
-  for (const int m : call.others) {
-    call.send(m, &length, sizeof length);
-    call.recv(m, &lengths[static_cast<std::size_t>(m)], sizeof length);
+  for (const int m : work.others) {
+    work.send(m, &length, sizeof length);
+    work.recv(m, &lengths[static_cast<std::size_t>(m)], sizeof length);
   }
-  call.transfer();
+  work.transfer();
   std::vector<std::string> all(static_cast<std::size_t>(size_));
   for (int m = 0; m < size_; ++m) {
     std::string& its = all[static_cast<std::size_t>(m)];
@@ -324,31 +325,31 @@ std::vector<std::string> MpiMember::exchange(const Collective& collective, const
       continue;
     }
     its.resize(lengths[static_cast<std::size_t>(m)]);
-    call.send(m, mine.data(), static_cast<std::int64_t>(mine.size()));
-    call.recv(m, its.data(), static_cast<std::int64_t>(its.size()));
+    work.send(m, mine.data(), static_cast<std::int64_t>(mine.size()));
+    work.recv(m, its.data(), static_cast<std::int64_t>(its.size()));
   }
-  call.transfer();
-  engine_.next_turn(channel_->done.exchanges);
+  work.transfer();
+  engine_.next_turn(group_->done.exchanges);
   return all;
 }
 
-std::shared_ptr<MpiChannel> MpiMember::split(const std::vector<int>& members, int index, Deadline deadline) {
+std::shared_ptr<MpiGroup> MpiRank::split(const std::vector<int>& members, int index, Deadline deadline) {
   std::int64_t number = index == 0 ? engine_.next_number() : 0;
   std::vector<MpiMessage> messages;
   const auto add = [&](bool send, int member) {
-    messages.push_back({send, member, MpiLane::split, &number, sizeof number});
+    messages.push_back({send, member, MpiTag::split, &number, sizeof number});
   };
   if (index != 0) add(false, members[0]);
   for (std::size_t m = 1; index == 0 && m < members.size(); ++m) add(true, members[m]);
-  const auto result = engine_.transfer(channel_, messages, channel_->done.exchanges, deadline);
+  const auto result = engine_.transfer(group_, messages, group_->done.exchanges, deadline);
   if (result.outcome != Outcome::done) {
-    engine_.fail(channel_, {members[0], "expected the ranks of a split to make their communicator before the deadline"},
+    engine_.fail(group_, {members[0], "expected the ranks of a split to make their communicator before the deadline"},
                  true);
-    const MpiFailure failure = *engine_.failure(*channel_);
+    const MpiFailure failure = *engine_.failure(*group_);
     throw CommError(failure.rank, "split", failure.text);
   }
   std::vector<int> world;
-  for (const int m : members) world.push_back(channel_->members[static_cast<std::size_t>(m)]);
+  for (const int m : members) world.push_back(group_->members[static_cast<std::size_t>(m)]);
   const int creator = world[0];
   return engine_.open(engine_.context(creator, number), std::move(world), index);
 }

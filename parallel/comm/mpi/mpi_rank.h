@@ -13,13 +13,13 @@
 namespace lockstep::detail {
 
 // When the communicator and its tasks are done with it, the rank has left.
-class MpiMember {
+class MpiRank {
  public:
   using Break = std::function<void(const CommError&)>;
-  MpiMember(MpiEngine& engine, std::shared_ptr<MpiChannel> channel, Break tell_owner);
-  MpiMember(const MpiMember&) = delete;
-  MpiMember& operator=(const MpiMember&) = delete;
-  ~MpiMember();
+  MpiRank(MpiEngine& engine, std::shared_ptr<MpiGroup> group, Break notify_owner);
+  MpiRank(const MpiRank&) = delete;
+  MpiRank& operator=(const MpiRank&) = delete;
+  ~MpiRank();
 
   // Any collective but an exchange; blocks. Tells the owner of a failure.
   void perform(const Collective& collective);
@@ -27,30 +27,30 @@ class MpiMember {
   void skip(const Collective& collective) noexcept;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // The number of the communicator that these members make, from the first of them.
-  std::shared_ptr<MpiChannel> split(const std::vector<int>& members, int index, Deadline deadline);
+  std::shared_ptr<MpiGroup> split(const std::vector<int>& members, int index, Deadline deadline);
   void fail(const CommError& error);
   void disown();
 
   MpiEngine& engine() { return engine_; }
 
  private:
-  class Call;
-  void run(Call& call);
-  void all_reduce(Call& call);
-  void reduce_scatter(Call& call);
-  void broadcast(Call& call);
-  void move(Call& call);
+  class Work;
+  void run(Work& work);
+  void all_reduce(Work& work);
+  void reduce_scatter(Work& work);
+  void broadcast(Work& work);
+  void move(Work& work);
   std::byte* staging(std::size_t bytes);
 
   MpiEngine& engine_;
-  const std::shared_ptr<MpiChannel> channel_;
+  const std::shared_ptr<MpiGroup> group_;
   const int rank_, size_;
   std::uint64_t collectives_ = 0;               // that are done; under the engine's lock, as these
   std::vector<std::uint64_t> sent_, received_;  // by member
   std::unique_ptr<std::byte[]> staging_;
   std::size_t staging_bytes_ = 0;
   std::mutex mutex_;
-  Break tell_owner_;  // empty once the owner is gone
+  Break notify_owner_;  // empty once the owner is gone
 };
 
 }  // namespace lockstep::detail

@@ -11,7 +11,7 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(const std::shared_ptr<Store>& store, int rank, int size, Device device, const NcclOptions& options)
       : Communicator(rank, size, device, options.timeout),
         check_collectives_(options.check_collectives),
-        rank_(std::make_shared<nccl::Rank>(nccl::Board(store, rank, size), device,
+        rank_(std::make_shared<nccl::Rank>(nccl::OutOfBand(store, rank, size), device,
                                            [this](const CommError& error) { break_with(error); })) {
     try {
       rank_->connect(options.timeout);
@@ -46,7 +46,7 @@ class NcclCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override {
     const NcclOptions options{.timeout = timeout(), .check_collectives = check_collectives_};
-    return std::make_unique<NcclCommunicator>(make_prefix_store(rank_->board().store(), cat("split/", id)), index,
+    return std::make_unique<NcclCommunicator>(make_prefix_store(rank_->oob().store(), cat("split/", id)), index,
                                               static_cast<int>(members.size()), device(), options);
   }
 
@@ -59,7 +59,7 @@ class NcclCommunicator final : public Communicator {
       body();
     } catch (const CommError& error) {
       const CommError first = break_with(error);
-      rank_->say_told();
+      rank_->mark_reported();
       rank_->wait_for_abort();
       throw first;
     } catch (const InvalidArgument&) {
@@ -87,7 +87,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Store
                  " of ", size);
   LOCKSTEP_CHECK(device.type() == DeviceType::cuda, "[", kName, "] expected a CUDA device, got ", device);
   nccl::library();
-  // Every rank counts the communicators that it has asked for, so that nobody finds the words of another one.
+  // Every rank counts the communicators that it has asked for, so that no rank reads what another one was sent.
   const std::int64_t generation = store->add(cat("nccl/asked/", rank), 1);
   return std::make_unique<NcclCommunicator>(make_prefix_store(store, cat("nccl/", generation)), rank, size, device,
                                             options);

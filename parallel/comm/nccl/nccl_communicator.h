@@ -5,7 +5,7 @@
 //
 // Failures. A host wait for the device also looks at the communicators of the process, and a thread of the library does
 // when nobody waits: at what NCCL says, at the time-out of the oldest collective, and at the store, where every rank
-// leaves word of its failure. Then all communicators of the process with work on the way are aborted, and the CommError
+// publishes its failure. Then all communicators of the process with work on the way are aborted, and the CommError
 // is thrown where the host waits for the device, once, and by every later call. Results of the broken collectives are
 // undefined.
 //

@@ -18,12 +18,13 @@ std::uint64_t number_in(const std::string& text) {
 
 }  // namespace
 
-void Board::report(const CommError& failure) {
-  const std::string text = cat(failure.rank, '\n', failure.collective, '\n', lockstep::detail::words_of(failure));
+void OutOfBand::report(const CommError& failure) {
+  const std::string text =
+      cat(failure.rank, '\n', failure.collective, '\n', lockstep::detail::message_of_failure(failure));
   store_->compare_set(kFailed, "", text.substr(0, Store::kMaxValueBytes));
 }
 
-std::optional<CommError> Board::failure() {
+std::optional<CommError> OutOfBand::failure() {
   const std::optional<std::string> text = store_->try_get(kFailed);
   if (!text) return std::nullopt;
   const std::size_t first = text->find('\n'), second = text->find('\n', first + 1);
@@ -33,19 +34,21 @@ std::optional<CommError> Board::failure() {
   return CommError(rank, text->substr(first + 1, second - first - 1), text->substr(second + 1));
 }
 
-void Board::bring(const std::string& name, const std::string& mine) { store_->set(key(name, rank_), mine); }
-void Board::forget(const std::string& name) { store_->erase(key(name, rank_)); }
-std::optional<std::string> Board::seen(const std::string& name, int rank) { return store_->try_get(key(name, rank)); }
+void OutOfBand::publish(const std::string& name, const std::string& mine) { store_->set(key(name, rank_), mine); }
+void OutOfBand::forget(const std::string& name) { store_->erase(key(name, rank_)); }
+std::optional<std::string> OutOfBand::peek(const std::string& name, int rank) {
+  return store_->try_get(key(name, rank));
+}
 
-std::string Board::wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
-                            Deadline deadline, const std::function<void()>& look) {
+std::string OutOfBand::wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
+                                Deadline deadline, const std::function<void()>& check_health) {
   for (;;) {
     const bool last = deadline.time() <= Clock::now() + kSlice;
     try {
       return store_->get(key(name, rank), last ? deadline : Deadline::after(kSlice));
     } catch (const TimeoutError&) {
     }
-    look();
+    check_health();
     if (last && deadline.passed())
       throw CommError(rank, collective,
                       cat("expected every rank within ", timeout.count(), " ms, rank ", rank, " did not come"));
@@ -54,23 +57,23 @@ std::string Board::wait_for(const std::string& name, int rank, const char* colle
   }
 }
 
-std::vector<std::string> Board::exchange(const std::string& name, const std::string& mine, const char* collective,
-                                         Milliseconds timeout, const std::function<void()>& look) {
+std::vector<std::string> OutOfBand::exchange(const std::string& name, const std::string& mine, const char* collective,
+                                             Milliseconds timeout, const std::function<void()>& check_health) {
   const Deadline deadline = Deadline::after(timeout);
-  look();
-  bring(name, mine);
+  check_health();
+  publish(name, mine);
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r)
-    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, look));
+    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, check_health));
   return all;
 }
 
-void Board::leave(std::uint64_t last) {
+void OutOfBand::leave(std::uint64_t last) {
   store_->set(key("left", rank_), std::to_string(last));
   store_->add("leavers", 1);
 }
 
-std::optional<int> Board::left_before(std::uint64_t number) {
+std::optional<int> OutOfBand::left_before(std::uint64_t number) {
   if (!store_->try_get("leavers")) return std::nullopt;
   for (int r = 0; r < size_; ++r) {
     const std::optional<std::string> last = store_->try_get(key("left", r));

@@ -13,9 +13,9 @@
 
 namespace lockstep::nccl {
 
-class Board {
+class OutOfBand {
  public:
-  Board(std::shared_ptr<Store> store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
+  OutOfBand(std::shared_ptr<Store> store, int rank, int size) : store_(std::move(store)), rank_(rank), size_(size) {}
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -28,18 +28,18 @@ class Board {
   // Everybody brings a value under `name`, and gets all of them, by rank. `look` is called now and then, and may throw.
   // CommError of `collective`, naming who has not come, after the time-out or when one has left.
   std::vector<std::string> exchange(const std::string& name, const std::string& mine, const char* collective,
-                                    Milliseconds timeout, const std::function<void()>& look);
+                                    Milliseconds timeout, const std::function<void()>& check_health);
   // Who has been everywhere that others may still look need not keep it: forgets this rank's part.
   void forget(const std::string& name);
   // The value of another rank under `name`.
   std::string wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
-                       Deadline deadline, const std::function<void()>& look);
-  void bring(const std::string& name, const std::string& mine);
-  std::optional<std::string> seen(const std::string& name, int rank);
+                       Deadline deadline, const std::function<void()>& check_health);
+  void publish(const std::string& name, const std::string& mine);
+  std::optional<std::string> peek(const std::string& name, int rank);
 
-  // Where are the others? Ranks that are asked bring their state.
-  void ask_where() { store_->set("where", "?"); }
-  bool asked_where() { return store_->try_get("where").has_value(); }
+  // Where are the others? Ranks that are asked publish their state.
+  void request_states() { store_->set("where", "?"); }
+  bool states_requested() { return store_->try_get("where").has_value(); }
 
   // This rank makes no more calls; `last` is the number of its last collective.
   void leave(std::uint64_t last);

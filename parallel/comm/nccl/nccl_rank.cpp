@@ -31,8 +31,8 @@ class Patience {
 
 }  // namespace
 
-Rank::Rank(Board board, Device device, Broken broken)
-    : board_(std::move(board)), device_(device), nccl_(library()), broken_(std::move(broken)) {}
+Rank::Rank(OutOfBand oob, Device device, OnBroken broken)
+    : oob_(std::move(oob)), device_(device), nccl_(library()), broken_(std::move(broken)) {}
 
 std::string Rank::explain(Result result) const {
   std::string text = nccl_.get_error_string(result);
@@ -47,15 +47,15 @@ void Rank::connect(Milliseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   default_stream(device_);    // starts the device
   kernels::prepare(device_);  // nothing is loaded while a collective spins
-  const int rank = board_.rank(), size = board_.size();
-  const auto look = [&] {
-    if (const std::optional<CommError> error = board_.failure()) throw *error;
+  const int rank = oob_.rank(), size = oob_.size();
+  const auto check_health = [&] {
+    if (const std::optional<CommError> error = oob_.failure()) throw *error;
   };
 
   // Who else is in this process?
   const int gpu = native_ordinal(device_);
   const std::vector<std::string> places =
-      board_.exchange("process", cat(detail::process_token(), ' ', gpu), kName, timeout, look);
+      oob_.exchange("process", cat(detail::process_token(), ' ', gpu), kName, timeout, check_health);
   std::vector<int> locals;
   member_of_rank_.assign(static_cast<std::size_t>(size), -1);
   for (int r = 0; r < size; ++r) {
@@ -72,9 +72,9 @@ void Rank::connect(Milliseconds timeout) {
   if (rank == 0) {
     const Result result = nccl_.get_unique_id(&id);
     if (result != kSuccess) throw CommError(0, kName, cat("ncclGetUniqueId: ", explain(result)));
-    board_.bring("id", std::string(id.internal, sizeof id.internal));
+    oob_.publish("id", std::string(id.internal, sizeof id.internal));
   }
-  const std::string text = board_.wait_for("id", 0, kName, timeout, deadline, look);
+  const std::string text = oob_.wait_for("id", 0, kName, timeout, deadline, check_health);
   if (text.size() != sizeof id.internal) throw CommError(0, kName, "expected a unique id of NCCL, got something else");
   std::copy(text.begin(), text.end(), id.internal);
 
@@ -93,20 +93,20 @@ void Rank::connect(Milliseconds timeout) {
 // NCCL may still be working on what it was asked for: nothing else may be asked of it, nor enqueued, before it is done.
 void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline,
                             Milliseconds timeout) {
-  Clock::time_point next_look = Clock::now() + kStoreInterval;
+  Clock::time_point next_check = Clock::now() + kStoreInterval;
   for (Patience patience;; patience.pass()) {
     if (!comm_) check();
     Result state = kSuccess;
     const Result result = nccl_.comm_get_async_error(comm_, &state);
-    if (result != kSuccess) throw CommError(board_.rank(), what, cat("ncclCommGetAsyncError: ", explain(result)));
+    if (result != kSuccess) throw CommError(oob_.rank(), what, cat("ncclCommGetAsyncError: ", explain(result)));
     if (state == kSuccess) return;
-    if (state != kInProgress) throw CommError(board_.rank(), what, explain(state));
+    if (state != kInProgress) throw CommError(oob_.rank(), what, explain(state));
     if (deadline.passed())
-      throw CommError(board_.rank(), what, cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
+      throw CommError(oob_.rank(), what, cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
     lock.unlock();  // somebody may want to abort it
-    if (Clock::now() >= next_look) {
-      next_look = Clock::now() + kStoreInterval;
-      if (const std::optional<CommError> error = board_.failure()) throw *error;
+    if (Clock::now() >= next_check) {
+      next_check = Clock::now() + kStoreInterval;
+      if (const std::optional<CommError> error = oob_.failure()) throw *error;
     }
     check();
     lock.lock();
@@ -117,7 +117,7 @@ void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what
 
 void Rank::check() {
   if (!failed_.load(std::memory_order_acquire)) return;
-  say_told();
+  mark_reported();
   throw *failure();
 }
 
@@ -130,7 +130,7 @@ std::optional<CommError> Rank::failure() {
 void Rank::meet_locals(const Collective& collective) {
   if (place_->size() == 1) return;
   const auto member = [&](int rank) { return member_of_rank_[static_cast<std::size_t>(rank)]; };
-  const int mine = member(board_.rank());
+  const int mine = member(oob_.rank());
   detail::Meeting meeting;
   if (collective.kind == Kind::send || collective.kind == Kind::recv) {
     const int other = member(collective.peer);
@@ -147,32 +147,32 @@ void Rank::meet_locals(const Collective& collective) {
 void Rank::check_agreement(const Collective& c) {
   const bool pair = c.kind == Kind::send || c.kind == Kind::recv;
   const char* name = to_string(c.kind);
-  const auto look = [this] { this->look(); };
+  const auto check_health = [this] { this->check_health(); };
   const std::string mine = to_string(fingerprint(c));
   const auto differ = [&](int rank, const std::string& theirs) {
-    const int least = std::min(rank, board_.rank());
-    throw CommError(std::max(rank, board_.rank()), name,
+    const int least = std::min(rank, oob_.rank());
+    throw CommError(std::max(rank, oob_.rank()), name,
                     cat("expected all ranks to call the same, got ", rank == least ? theirs : mine, " from rank ",
-                        least, " and ", rank == least ? mine : theirs, " from rank ", std::max(rank, board_.rank())));
+                        least, " and ", rank == least ? mine : theirs, " from rank ", std::max(rank, oob_.rank())));
   };
   if (pair) {
     const bool sends = c.kind == Kind::send;
-    const std::string about = cat("pair/", sends ? board_.rank() : c.peer, '-', sends ? c.peer : board_.rank(), '/');
+    const std::string about = cat("pair/", sends ? oob_.rank() : c.peer, '-', sends ? c.peer : oob_.rank(), '/');
     const std::string theirs = [&] {
-      board_.bring(cat(about, c.sequence), mine);
-      return board_.wait_for(cat(about, c.sequence), c.peer, name, c.timeout, Deadline::after(c.timeout), look);
+      oob_.publish(cat(about, c.sequence), mine);
+      return oob_.wait_for(cat(about, c.sequence), c.peer, name, c.timeout, Deadline::after(c.timeout), check_health);
     }();
     if (theirs.substr(theirs.find('(')) != mine.substr(mine.find('('))) differ(c.peer, theirs);
-    if (c.sequence > 1) board_.forget(cat(about, c.sequence - 1));
+    if (c.sequence > 1) oob_.forget(cat(about, c.sequence - 1));
     return;
   }
-  const std::vector<std::string> all = board_.exchange(cat("call/", c.sequence), mine, name, c.timeout, look);
-  for (int r = 0; r < board_.size(); ++r)
+  const std::vector<std::string> all = oob_.exchange(cat("call/", c.sequence), mine, name, c.timeout, check_health);
+  for (int r = 0; r < oob_.size(); ++r)
     if (all[static_cast<std::size_t>(r)] != all[0])
       throw CommError(r, name,
                       cat("expected all ranks to call the same, got ", all[0], " from rank 0 and ",
                           all[static_cast<std::size_t>(r)], " from rank ", r));
-  if (c.sequence > 1) board_.forget(cat("call/", c.sequence - 1));  // all have come to this one, so they have seen it
+  if (c.sequence > 1) oob_.forget(cat("call/", c.sequence - 1));  // all have come to this one, so they have seen it
 }
 
 void Rank::launch(const Collective& collective, Stream& stream) {
@@ -180,7 +180,7 @@ void Rank::launch(const Collective& collective, Stream& stream) {
   meet_locals(collective);
   if (collective.count == 0) return;
   const Deadline deadline = Deadline::after(collective.timeout);
-  OnTheWay entry{.fingerprint = fingerprint(collective), .deadline = deadline.time(), .timeout = collective.timeout};
+  PendingWork entry{.fingerprint = fingerprint(collective), .deadline = deadline.time(), .timeout = collective.timeout};
   detail::begin_collective();
   try {
     const cuda::CurrentDevice current(device_);
@@ -189,7 +189,7 @@ void Rank::launch(const Collective& collective, Stream& stream) {
       if (!comm_) check();
       const Result result = issue(collective, native_stream(stream));
       if (result != kSuccess && result != kInProgress)
-        throw CommError(board_.rank(), to_string(collective.kind), explain(result));
+        throw CommError(oob_.rank(), to_string(collective.kind), explain(result));
       wait_until_ready(lock, to_string(collective.kind), deadline, collective.timeout);
     }
     entry.done.record(stream);
@@ -200,7 +200,7 @@ void Rank::launch(const Collective& collective, Stream& stream) {
   const std::lock_guard lock(state_);
   last_enqueued_ = entry.fingerprint;
   if (collective.kind != Kind::send && collective.kind != Kind::recv) last_number_ = collective.sequence;
-  on_the_way_.push_back(std::move(entry));
+  pending_.push_back(std::move(entry));
 }
 
 Result Rank::issue(const Collective& c, void* stream) {
@@ -235,7 +235,7 @@ Result Rank::issue_group(const Collective& c, void* stream) {
   const auto count = static_cast<std::size_t>(c.count);
   const std::size_t bytes = count * size_of(c.dtype);
   const DataType type = data_type(c.dtype);
-  const int rank = board_.rank(), size = board_.size();
+  const int rank = oob_.rank(), size = oob_.size();
   const auto part = [&](const void* memory, int r) {
     return const_cast<std::byte*>(static_cast<const std::byte*>(memory)) + static_cast<std::size_t>(r) * bytes;
   };
@@ -275,17 +275,17 @@ std::vector<std::string> Rank::exchange(const Collective& collective, const std:
   LOCKSTEP_CHECK(mine.size() <= Store::kMaxValueBytes, "[exchange] expected a message of at most ",
                  Store::kMaxValueBytes, " bytes, got ", mine.size());
   const auto name = [](std::uint64_t number) { return cat("exchange/", number); };
-  std::vector<std::string> all = board_.exchange(name(collective.sequence), mine, to_string(collective.kind),
-                                                 collective.timeout, [this] { look(); });
-  if (collective.sequence > 1) board_.forget(name(collective.sequence - 1));
+  std::vector<std::string> all = oob_.exchange(name(collective.sequence), mine, to_string(collective.kind),
+                                               collective.timeout, [this] { check_health(); });
+  if (collective.sequence > 1) oob_.forget(name(collective.sequence - 1));
   return all;
 }
 
 // While the host waits for other hosts. Nothing need be on the way on the device, so nobody else may be asking NCCL.
-void Rank::look() {
+void Rank::check_health() {
   check();
-  look_at_nccl();
-  if (const std::optional<CommError> error = board_.failure()) throw *error;
+  check_nccl();
+  if (const std::optional<CommError> error = oob_.failure()) throw *error;
 }
 
 }  // namespace lockstep::nccl

@@ -18,10 +18,10 @@ namespace lockstep::nccl {
 
 class Rank final : public detail::InFlight, public std::enable_shared_from_this<Rank> {
  public:
-  using Broken = std::function<void(const CommError&)>;
+  using OnBroken = std::function<void(const CommError&)>;
 
   // `broken` is called once, by the thread that finds the first failure, until close().
-  Rank(Board board, Device device, Broken broken);
+  Rank(OutOfBand oob, Device device, OnBroken broken);
 
   // Makes NCCL's communicator; blocks until all ranks have come.
   void connect(Milliseconds timeout);
@@ -41,15 +41,15 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   // After a failure: NCCL has let go of the device and its streams, or hangs.
   void wait_for_abort();
   // Whoever uses the communicator knows of the failure: host waits need not throw it any more.
-  void say_told() { told_.store(true, std::memory_order_release); }
-  Board& board() { return board_; }
+  void mark_reported() { reported_.store(true, std::memory_order_release); }
+  OutOfBand& oob() { return oob_; }
 
   void poll() noexcept override;
   void break_off(const CommError& why) noexcept override;
   void tell(Device waiting) override;
 
  private:
-  struct OnTheWay {
+  struct PendingWork {
     Fingerprint fingerprint;
     Event done;
     Clock::time_point deadline;
@@ -63,16 +63,16 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline, Milliseconds timeout);
   std::string explain(Result result) const;
   bool retire() noexcept;  // what is through; true when nothing is left
-  void look();
-  void look_at_nccl();
-  void look_at_store();
-  void look_at_clock();
+  void check_health();
+  void check_nccl();
+  void check_store();
+  void check_timeout();
   void publish_state();
-  CommError explain_lateness(const Fingerprint& oldest, Milliseconds timeout);
+  CommError explain_timeout(const Fingerprint& oldest, Milliseconds timeout);
   void abort_in_a_thread() noexcept;
   void give_back() noexcept;
 
-  Board board_;
+  OutOfBand oob_;
   const Device device_;
   const Library& nccl_;
 
@@ -81,23 +81,23 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::uint64_t meetings_ = 0, last_number_ = 0;
 
   std::mutex owner_mutex_;
-  Broken broken_;
+  OnBroken broken_;
 
   std::mutex use_;  // of NCCL's communicator: one thread at a time
   Comm comm_ = nullptr;
 
-  std::mutex looking_;
-  Clock::time_point next_look_at_store_{};
-  std::optional<Clock::time_point> asked_where_;  // the others are, because this one is late
-  bool has_said_where_ = false;                   // it is
+  std::mutex polling_;
+  Clock::time_point next_store_check_{};
+  std::optional<Clock::time_point> states_requested_at_;  // of the others, because one is late
+  bool state_published_ = false;
 
   std::mutex state_;
   std::condition_variable changed_;
-  std::deque<OnTheWay> on_the_way_;
+  std::deque<PendingWork> pending_;
   std::optional<Fingerprint> last_enqueued_;
   std::optional<CommError> failure_;
   Clock::time_point give_up_{};  // on the abort
-  std::atomic<bool> failed_{false}, told_{true}, aborted_{false}, closed_{false};
+  std::atomic<bool> failed_{false}, reported_{true}, aborted_{false}, closed_{false};
 };
 
 }  // namespace lockstep::nccl

@@ -30,7 +30,7 @@ void let_them_finish() {
 }  // namespace
 
 bool Rank::retire() noexcept {
-  const auto through = [](const OnTheWay& entry) {
+  const auto through = [](const PendingWork& entry) {
     try {
       return entry.done.progress() != Event::Progress::pending;
     } catch (...) {  // the device is lost
@@ -38,32 +38,32 @@ bool Rank::retire() noexcept {
     }
   };
   const std::lock_guard lock(state_);
-  while (!on_the_way_.empty() && through(on_the_way_.front())) {
-    on_the_way_.pop_front();
+  while (!pending_.empty() && through(pending_.front())) {
+    pending_.pop_front();
     detail::end_collective();
   }
-  return on_the_way_.empty();
+  return pending_.empty();
 }
 
 void Rank::poll() noexcept try {
-  const std::unique_lock looking(looking_, std::try_to_lock);
-  if (!looking) return;
+  const std::unique_lock polling(polling_, std::try_to_lock);
+  if (!polling) return;
   if (failed_.load(std::memory_order_acquire)) {
     if (retire() || Clock::now() < give_up_) return;
     const std::lock_guard lock(state_);  // the abort hangs
-    for (; !on_the_way_.empty(); on_the_way_.pop_front()) detail::end_collective();
+    for (; !pending_.empty(); pending_.pop_front()) detail::end_collective();
     return;
   }
-  if (!retire()) look_at_nccl();
-  look_at_store();
-  look_at_clock();
+  if (!retire()) check_nccl();
+  check_store();
+  check_timeout();
 } catch (const CommError& error) {
   fail(error);
 } catch (...) {
-  fail(CommError(board_.rank(), "nccl", detail::describe(std::current_exception())));
+  fail(CommError(oob_.rank(), "nccl", detail::describe(std::current_exception())));
 }
 
-void Rank::look_at_nccl() {
+void Rank::check_nccl() {
   Result result = kSuccess;
   {
     const std::unique_lock use(use_, std::try_to_lock);  // who is in there sees for itself
@@ -73,66 +73,66 @@ void Rank::look_at_nccl() {
   std::string name = "nccl";
   {
     const std::lock_guard lock(state_);
-    if (!on_the_way_.empty()) name = to_string(on_the_way_.front().fingerprint.kind);
+    if (!pending_.empty()) name = to_string(pending_.front().fingerprint.kind);
   }
-  throw CommError(board_.rank(), name, explain(result));
+  throw CommError(oob_.rank(), name, explain(result));
 }
 
-void Rank::look_at_store() {
-  if (Clock::now() < next_look_at_store_) return;
-  next_look_at_store_ = Clock::now() + kStoreInterval;
-  if (const std::optional<CommError> error = board_.failure()) throw *error;
-  if (!has_said_where_ && board_.asked_where()) publish_state();
+void Rank::check_store() {
+  if (Clock::now() < next_store_check_) return;
+  next_store_check_ = Clock::now() + kStoreInterval;
+  if (const std::optional<CommError> error = oob_.failure()) throw *error;
+  if (!state_published_ && oob_.states_requested()) publish_state();
   std::optional<Fingerprint> oldest;
   {
     const std::lock_guard lock(state_);
-    if (!on_the_way_.empty()) oldest = on_the_way_.front().fingerprint;
+    if (!pending_.empty()) oldest = pending_.front().fingerprint;
   }
   if (!oldest || oldest->kind == Collective::Kind::send || oldest->kind == Collective::Kind::recv) return;
-  if (const std::optional<int> rank = board_.left_before(oldest->sequence))
+  if (const std::optional<int> rank = oob_.left_before(oldest->sequence))
     throw CommError(*rank, to_string(oldest->kind), "it left before this collective: its communicator was destroyed");
 }
 
-void Rank::look_at_clock() {
+void Rank::check_timeout() {
   const Clock::time_point now = Clock::now();
   Fingerprint oldest;
   Milliseconds timeout{};
   {
     const std::lock_guard lock(state_);
-    if (on_the_way_.empty() || now < on_the_way_.front().deadline) return;
-    oldest = on_the_way_.front().fingerprint;
-    timeout = on_the_way_.front().timeout;
+    if (pending_.empty() || now < pending_.front().deadline) return;
+    oldest = pending_.front().fingerprint;
+    timeout = pending_.front().timeout;
   }
-  if (!asked_where_) {
-    asked_where_ = now;
-    board_.ask_where();
+  if (!states_requested_at_) {
+    states_requested_at_ = now;
+    oob_.request_states();
     publish_state();
     return;
   }
   bool all_answered = true;
-  for (int r = 0; all_answered && r < board_.size(); ++r) all_answered = board_.seen(kState, r).has_value();
-  if (all_answered || now >= *asked_where_ + kStateTime) throw explain_lateness(oldest, timeout);
+  for (int r = 0; all_answered && r < oob_.size(); ++r) all_answered = oob_.peek(kState, r).has_value();
+  if (all_answered || now >= *states_requested_at_ + kStateTime) throw explain_timeout(oldest, timeout);
 }
 
-// What this rank has enqueued last, for who is looking for the one that is missing.
+// What this rank has enqueued last, for a rank that looks for the one that is missing.
 void Rank::publish_state() {
   std::string text;
   {
     const std::lock_guard lock(state_);
     text = cat(last_number_, ' ', last_enqueued_ ? to_string(*last_enqueued_) : "");
   }
-  board_.bring(kState, text);
-  has_said_where_ = true;
+  oob_.publish(kState, text);
+  state_published_ = true;
 }
 
 // Names who is missing or has called something else.
-CommError Rank::explain_lateness(const Fingerprint& oldest, Milliseconds timeout) {
+CommError Rank::explain_timeout(const Fingerprint& oldest, Milliseconds timeout) {
   const auto number_of = [](const std::string& state) { return std::strtoull(state.c_str(), nullptr, 10); };
-  const std::string mine = board_.seen(kState, board_.rank()).value_or("0 ");
+  const std::string mine = oob_.peek(kState, oob_.rank()).value_or("0 ");
   std::optional<int> missing, different;
   std::string text;
-  for (int r = 0; r < board_.size(); ++r) {
-    const std::optional<std::string> state = board_.seen(kState, r);
+  for (int r = 0; r < oob_.size(); ++r) {
+    const std::optional<std::string> state = oob_.peek(kState, r);
     const std::string last = state ? state->substr(state->find(' ') + 1) : "";
     if (!state || number_of(*state) < oldest.sequence) {
       if (!missing) missing = r;
@@ -146,9 +146,9 @@ CommError Rank::explain_lateness(const Fingerprint& oldest, Milliseconds timeout
       text += cat("; rank ", r, " has called ", last);
     }
   }
-  return CommError(missing ? *missing : different.value_or(board_.rank()), to_string(oldest.kind),
-                   cat("rank ", board_.rank(), " expected ", to_string(oldest), " to be through within ",
-                       timeout.count(), " ms, it is not", text));
+  return CommError(missing ? *missing : different.value_or(oob_.rank()), to_string(oldest.kind),
+                   cat("rank ", oob_.rank(), " expected ", to_string(oldest), " to be through within ", timeout.count(),
+                       " ms, it is not", text));
 }
 
 // ---- the end
@@ -160,7 +160,7 @@ void Rank::fail(const CommError& error) noexcept try {
     if (failure_) return;
     failure_ = error;
     give_up_ = Clock::now() + kAbortTime;
-    told_.store(closed_.load() || on_the_way_.empty(), std::memory_order_release);
+    reported_.store(closed_.load() || pending_.empty(), std::memory_order_release);
     failed_.store(true, std::memory_order_release);
   }
   if (place_) place_->fail(error);
@@ -170,7 +170,7 @@ void Rank::fail(const CommError& error) noexcept try {
     const std::lock_guard lock(owner_mutex_);
     if (broken_) broken_(error);
   }
-  board_.report(error);
+  oob_.report(error);
 } catch (...) {
   // The store is gone, or there is no memory: the failure itself is known.
 }
@@ -180,7 +180,7 @@ void Rank::break_off(const CommError& why) noexcept {
 }
 
 void Rank::tell(Device waiting) {
-  if (waiting != device_ || !failed_.load(std::memory_order_acquire) || told_.exchange(true)) return;
+  if (waiting != device_ || !failed_.load(std::memory_order_acquire) || reported_.exchange(true)) return;
   wait_for_abort();
   throw *failure();
 }
@@ -212,8 +212,8 @@ void Rank::close() noexcept try {
     broken_ = nullptr;
   }
   closed_ = true;
-  say_told();  // there is nobody any more
-  if (place_) place_->leave(member_of_rank_[static_cast<std::size_t>(board_.rank())]);
+  mark_reported();  // there is nobody any more
+  if (place_) place_->leave(member_of_rank_[static_cast<std::size_t>(oob_.rank())]);
   static const int registered = std::atexit(let_them_finish);
   (void)registered;
   giving_back.fetch_add(1, std::memory_order_acq_rel);
@@ -233,7 +233,7 @@ void Rank::close() noexcept try {
 // When what is on the way is through, or broken off.
 void Rank::give_back() noexcept {
   try {
-    board_.leave(last_number_);
+    oob_.leave(last_number_);
   } catch (...) {  // the store is gone
   }
   while (!retire()) {

@@ -36,16 +36,16 @@ Range range_of(int rank, int size, std::int64_t count) {
 }  // namespace
 
 // A collective on its way.
-struct PeerCommunicator::Call {
+struct PeerCommunicator::Work {
   const Collective& collective;
   Stream& stream;
   Meeting meeting;
-  std::vector<Contribution> posts = {};  // of the last meeting
-  std::size_t bytes = 0;                 // of one rank's part
-  OwnedBlock reduced = nullptr;          // this rank's range, where it has no output of its own
+  std::vector<Contribution> contributions = {};  // of the last meeting
+  std::size_t bytes = 0;                         // of one rank's part
+  OwnedBlock reduced = nullptr;                  // this rank's range, where it has no output of its own
 
   bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
-  const Contribution& post(int rank) const { return posts[static_cast<std::size_t>(rank)]; }
+  const Contribution& contribution(int rank) const { return contributions[static_cast<std::size_t>(rank)]; }
 };
 
 PeerCommunicator::PeerCommunicator(std::shared_ptr<PeerGroup> group, int rank, const PeerOptions& options)
@@ -66,11 +66,11 @@ Meeting PeerCommunicator::next_meeting(const Collective& collective) {
 
 std::vector<std::string> PeerCommunicator::exchange(const Collective& collective, const std::string& mine) try {
   const Meeting meeting = next_meeting(collective);
-  std::vector<Contribution> posts = group_->place().meet(
+  std::vector<Contribution> contributions = group_->place().meet(
       meeting, rank(), {.fingerprint = fingerprint(collective), .message = mine}, collective.timeout);
-  group_->place().check_agreement(meeting, posts);
+  group_->place().check_agreement(meeting, contributions);
   std::vector<std::string> messages;
-  for (Contribution& post : posts) messages.push_back(std::move(post.message));
+  for (Contribution& contribution : contributions) messages.push_back(std::move(contribution.message));
   return messages;
 } catch (const CommError& error) {
   throw break_with(error);
@@ -110,118 +110,118 @@ void PeerCommunicator::copy_own(const Collective& collective, Stream& stream) {
 }
 
 void PeerCommunicator::run(const Collective& collective, Stream& stream) {
-  Call call{.collective = collective,
+  Work work{.collective = collective,
             .stream = stream,
             .meeting = next_meeting(collective),
             .bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype)};
-  begin(call);
+  begin(work);
   // Who has come this far comes to the other meetings too, even after an error: until then others may read its memory.
   std::exception_ptr error;
   void* reduced = nullptr;
   try {
-    if (call.shared()) {
+    if (work.shared()) {
       const Range range = range_of(rank(), size(), collective.count);
       const std::size_t element_bytes = size_of(collective.dtype);
       if (collective.output) {
         reduced = at(collective.output, static_cast<std::size_t>(range.begin) * element_bytes);
       } else {
-        call.reduced.reset(allocate(stream, static_cast<std::size_t>(range.count) * element_bytes));
-        reduced = call.reduced->data;
+        work.reduced.reset(allocate(stream, static_cast<std::size_t>(range.count) * element_bytes));
+        reduced = work.reduced->data;
       }
-      reduce_range(call, range.begin, range.count, reduced);
+      reduce_range(work, range.begin, range.count, reduced);
     } else {
-      move(call);
+      move(work);
     }
   } catch (...) {
     error = std::current_exception();
   }
-  meet_again(call, error, reduced);
-  if (!call.shared()) return;
+  meet_again(work, error, reduced);
+  if (!work.shared()) return;
   try {
-    collect_ranges(call);
+    collect_ranges(work);
   } catch (...) {
     error = std::current_exception();
   }
-  meet_again(call, error, nullptr);
+  meet_again(work, error, nullptr);
 }
 
-// Everybody says what they call, where their memory is, and when it may be used.
-void PeerCommunicator::begin(Call& call) {
+// Every rank says what it calls, where its memory is, and when it may be used.
+void PeerCommunicator::begin(Work& work) {
   auto ready = std::make_shared<Event>();
-  LOCKSTEP_EDGE(ready->record(call.stream));
-  const Collective& collective = call.collective;
-  call.posts = group_->place().meet(call.meeting, rank(),
-                                    {.fingerprint = fingerprint(collective),
-                                     .input = collective.input,
-                                     .output = collective.output,
-                                     .event = std::move(ready)},
-                                    collective.timeout);
-  group_->place().check_agreement(call.meeting, call.posts);
+  LOCKSTEP_EDGE(ready->record(work.stream));
+  const Collective& collective = work.collective;
+  work.contributions = group_->place().meet(work.meeting, rank(),
+                                            {.fingerprint = fingerprint(collective),
+                                             .input = collective.input,
+                                             .output = collective.output,
+                                             .event = std::move(ready)},
+                                            collective.timeout);
+  group_->place().check_agreement(work.meeting, work.contributions);
 }
 
 // Later work of the stream comes after what the other ranks have done with this one's memory so far.
-void PeerCommunicator::meet_again(Call& call, std::exception_ptr own_error, void* output) {
+void PeerCommunicator::meet_again(Work& work, std::exception_ptr own_error, void* output) {
   auto done = std::make_shared<Event>();
   try {
-    LOCKSTEP_EDGE(call.stream.wait_for(pulls_));
-    LOCKSTEP_EDGE(done->record(call.stream));
+    LOCKSTEP_EDGE(work.stream.wait_for(pulls_));
+    LOCKSTEP_EDGE(done->record(work.stream));
   } catch (...) {
     if (!own_error) own_error = std::current_exception();
-    for (Stream* stream : {&pulls_, &call.stream}) settle(stream->backend(), device(), stream->handle());
+    for (Stream* stream : {&pulls_, &work.stream}) settle(stream->backend(), device(), stream->handle());
   }
-  ++call.meeting.phase;
-  const char* name = to_string(call.collective.kind);
-  call.posts = group_->place().meet(call.meeting, rank(),
-                                    {.fingerprint = fingerprint(call.collective),
-                                     .output = output,
-                                     .event = std::move(done),
-                                     .error = own_error ? describe(own_error) : ""},
-                                    call.collective.timeout);
+  ++work.meeting.phase;
+  const char* name = to_string(work.collective.kind);
+  work.contributions = group_->place().meet(work.meeting, rank(),
+                                            {.fingerprint = fingerprint(work.collective),
+                                             .output = output,
+                                             .event = std::move(done),
+                                             .error = own_error ? describe(own_error) : ""},
+                                            work.collective.timeout);
   for (int r = 0; r < size(); ++r)
-    if (r != rank() && call.post(r).event) LOCKSTEP_EDGE(call.stream.wait(*call.post(r).event));
+    if (r != rank() && work.contribution(r).event) LOCKSTEP_EDGE(work.stream.wait(*work.contribution(r).event));
   if (own_error) std::rethrow_exception(own_error);
   for (int r = 0; r < size(); ++r)
-    if (!call.post(r).error.empty()) throw CommError(r, name, call.post(r).error);
+    if (!work.contribution(r).error.empty()) throw CommError(r, name, work.contribution(r).error);
 }
 
 // The copy is ordered by events alone: after what the other rank has said, and before what it is told at the end.
-void PeerCommunicator::pull(const Call& call, int from, const void* source, void* destination, std::size_t bytes) {
+void PeerCommunicator::pull(const Work& work, int from, const void* source, void* destination, std::size_t bytes) {
   if (bytes == 0) return;
-  LOCKSTEP_EDGE(pulls_.wait(*call.post(from).event));
+  LOCKSTEP_EDGE(pulls_.wait(*work.contribution(from).event));
   start_copy({destination, device(), source, group_->device(from), bytes}, group_->idle_stream(from), pulls_);
 }
 
 // Everything but reductions that the ranks share.
-void PeerCommunicator::move(Call& call) {
-  const Collective& c = call.collective;
-  const std::size_t own = static_cast<std::size_t>(rank()) * call.bytes;
-  if (c.kind == Kind::reduce_scatter) return reduce_range(call, rank() * c.count, c.count, c.output);
+void PeerCommunicator::move(Work& work) {
+  const Collective& c = work.collective;
+  const std::size_t own = static_cast<std::size_t>(rank()) * work.bytes;
+  if (c.kind == Kind::reduce_scatter) return reduce_range(work, rank() * c.count, c.count, c.output);
   if (c.kind == Kind::send || !c.output) return;
-  LOCKSTEP_EDGE(pulls_.wait_for(call.stream));
+  LOCKSTEP_EDGE(pulls_.wait_for(work.stream));
   switch (c.kind) {
     case Kind::broadcast:
     case Kind::recv:
-      if (c.peer != rank()) pull(call, c.peer, call.post(c.peer).input, c.output, call.bytes);
+      if (c.peer != rank()) pull(work, c.peer, work.contribution(c.peer).input, c.output, work.bytes);
       return;
     case Kind::scatter:
-      if (c.peer == rank()) return copy_own(c, call.stream);
-      return pull(call, c.peer, at(call.post(c.peer).input, own), c.output, call.bytes);
+      if (c.peer == rank()) return copy_own(c, work.stream);
+      return pull(work, c.peer, at(work.contribution(c.peer).input, own), c.output, work.bytes);
     default:
       break;
   }
   for (int i = 1; i < size(); ++i) {
     const int from = (rank() + i) % size();
-    const void* source = call.post(from).input;
+    const void* source = work.contribution(from).input;
     if (c.kind == Kind::all_to_all) source = at(source, own);
-    pull(call, from, source, at(c.output, static_cast<std::size_t>(from) * call.bytes), call.bytes);
+    pull(work, from, source, at(c.output, static_cast<std::size_t>(from) * work.bytes), work.bytes);
   }
-  copy_own(c, call.stream);
+  copy_own(c, work.stream);
 }
 
 // out = the reduced elements [offset, offset + count) of all inputs.
-void PeerCommunicator::reduce_range(Call& call, std::int64_t offset, std::int64_t count, void* out) {
+void PeerCommunicator::reduce_range(Work& work, std::int64_t offset, std::int64_t count, void* out) {
   if (count == 0) return;
-  const Collective& c = call.collective;
+  const Collective& c = work.collective;
   const std::size_t element_bytes = size_of(c.dtype);
   const auto others = static_cast<std::size_t>(size() - 1);
   // Two sets of pieces: one arrives while the other is added up.
@@ -232,7 +232,7 @@ void PeerCommunicator::reduce_range(Call& call, std::int64_t offset, std::int64_
   const std::size_t piece_bytes = (static_cast<std::size_t>(chunk) * element_bytes + 255) / 256 * 256;
   const std::size_t sets = chunk < count ? 2 : 1;
   const OwnedBlock scratch(allocate(pulls_, sets * others * piece_bytes + combine_scratch_bytes(c.dtype, chunk)));
-  LOCKSTEP_EDGE(record_use(scratch.get(), call.stream));
+  LOCKSTEP_EDGE(record_use(scratch.get(), work.stream));
   std::byte* const combining = at(scratch->data, sets * others * piece_bytes);
 
   std::optional<Event> emptied[2];
@@ -246,27 +246,29 @@ void PeerCommunicator::reduce_range(Call& call, std::int64_t offset, std::int64_
     pieces[static_cast<std::size_t>(rank())] = at(c.input, from_byte);
     for (int i = 1; i < size(); ++i, slot += piece_bytes) {
       const int from = (rank() + i) % size();
-      pull(call, from, at(call.post(from).input, from_byte), slot, static_cast<std::size_t>(now) * element_bytes);
+      pull(work, from, at(work.contribution(from).input, from_byte), slot,
+           static_cast<std::size_t>(now) * element_bytes);
       pieces[static_cast<std::size_t>(from)] = slot;
     }
-    LOCKSTEP_EDGE(call.stream.wait_for(pulls_));
-    combine(call.stream, c.reduction, c.dtype, now, pieces, at(out, static_cast<std::size_t>(begin) * element_bytes),
+    LOCKSTEP_EDGE(work.stream.wait_for(pulls_));
+    combine(work.stream, c.reduction, c.dtype, now, pieces, at(out, static_cast<std::size_t>(begin) * element_bytes),
             combining);
     if (begin + chunk >= count) break;
-    LOCKSTEP_EDGE(last_use.emplace().record(call.stream));
+    LOCKSTEP_EDGE(last_use.emplace().record(work.stream));
   }
 }
 
 // Each rank has reduced a range: they are put together in the output.
-void PeerCommunicator::collect_ranges(Call& call) {
-  const Collective& c = call.collective;
+void PeerCommunicator::collect_ranges(Work& work) {
+  const Collective& c = work.collective;
   if (!c.output) return;
   // The output is free: each of the others has waited for this rank before it reduced its range.
   for (int i = 1; i < size(); ++i) {
     const int from = (rank() + i) % size();
     const Range range = range_of(from, size(), c.count);
     const std::size_t element_bytes = size_of(c.dtype);
-    pull(call, from, call.post(from).output, at(c.output, static_cast<std::size_t>(range.begin) * element_bytes),
+    pull(work, from, work.contribution(from).output,
+         at(c.output, static_cast<std::size_t>(range.begin) * element_bytes),
          static_cast<std::size_t>(range.count) * element_bytes);
   }
 }

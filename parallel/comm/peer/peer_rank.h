@@ -18,7 +18,7 @@ class PeerCommunicator final : public Communicator {
   const char* backend() const override { return "peer"; }
 
  private:
-  struct Call;
+  struct Work;
 
   void enqueue(const Collective& collective, Stream& stream) override;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override;
@@ -28,12 +28,12 @@ class PeerCommunicator final : public Communicator {
   Meeting next_meeting(const Collective& collective);
   void run(const Collective& collective, Stream& stream);
   void copy_own(const Collective& collective, Stream& stream);
-  void begin(Call& call);
-  void move(Call& call);
-  void reduce_range(Call& call, std::int64_t offset, std::int64_t count, void* out);
-  void collect_ranges(Call& call);
-  void pull(const Call& call, int from, const void* source, void* destination, std::size_t bytes);
-  void meet_again(Call& call, std::exception_ptr own_error, void* output);
+  void begin(Work& work);
+  void move(Work& work);
+  void reduce_range(Work& work, std::int64_t offset, std::int64_t count, void* out);
+  void collect_ranges(Work& work);
+  void pull(const Work& work, int from, const void* source, void* destination, std::size_t bytes);
+  void meet_again(Work& work, std::exception_ptr own_error, void* output);
 
   const std::shared_ptr<PeerGroup> group_;
   const std::size_t scratch_bytes_;

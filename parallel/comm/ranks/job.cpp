@@ -47,30 +47,30 @@ void report_failure(const std::vector<int>& job_ranks, const CommError& error) n
   const bool known = error.rank >= 0 && error.rank < static_cast<int>(job_ranks.size());
   std::string text = std::string(error.what()).substr(0, kMostText);
   std::replace(text.begin(), text.end(), '\n', ' ');
-  send(cat(known ? std::to_string(job_ranks[static_cast<std::size_t>(error.rank)]) : kSomebody, ' ', text));
+  send(cat(known ? std::to_string(job_ranks[static_cast<std::size_t>(error.rank)]) : kUnknownRank, ' ', text));
 } catch (...) {  // no memory: the launcher goes by how the ranks end
 }
 
 void report_recovery(const std::vector<int>& job_ranks) noexcept try {
-  if (!job_ranks.empty() && reported.exchange(false)) send(kWell);
+  if (!job_ranks.empty() && reported.exchange(false)) send(kRecovered);
 } catch (...) {
 }
 
-Gone gone_from_job(Store& store, const RankInfo& ranks) {
+EndedRanks ended_ranks_of_job(Store& store, const RankInfo& ranks) {
   if (ranks_of_job(ranks).empty()) return nullptr;
   return [&store] { return store.ended_ranks(); };
 }
 
-std::string get_unless_gone(Store& store, const std::string& key, Deadline deadline, const Gone& gone,
-                            const std::function<bool(int rank)>& missing, const char* op) {
+std::string get_unless_ended(Store& store, const std::string& key, Deadline deadline, const EndedRanks& ended,
+                             const std::function<bool(int rank)>& missing, const char* op) {
   while (true) {
     try {
-      const Deadline look = Deadline::after(kLook);
-      return store.get(key, gone && look.time() < deadline.time() ? look : deadline);
+      const Deadline look = Deadline::after(kPollInterval);
+      return store.get(key, ended && look.time() < deadline.time() ? look : deadline);
     } catch (const TimeoutError&) {
-      if (!gone || deadline.passed()) throw;
+      if (!ended || deadline.passed()) throw;
     }
-    for (const EndedRank& each : gone()) {
+    for (const EndedRank& each : ended()) {
       if (!missing(each.rank)) continue;
       // It may have come just before it ended.
       if (auto value = store.try_get(key)) return std::move(*value);

@@ -15,8 +15,8 @@ namespace lockstep::detail {
 // The environment variable that names the launcher's socket, in the abstract namespace, and what is sent there: one
 // datagram "<rank> <blamed> <message>", or "<rank> well" when it has been overcome.
 inline constexpr char kReports[] = "LOCKSTEP_REPORTS";
-inline constexpr char kSomebody[] = "?";  // blamed: it is not known who
-inline constexpr char kWell[] = "well";
+inline constexpr char kUnknownRank[] = "?";  // blamed: it is not known who
+inline constexpr char kRecovered[] = "well";
 
 // The ranks of a communicator by their numbers in the job of lockstep-run that this process is a rank of, when the
 // communicator has all of them, as discover_ranks says; else nothing.
@@ -28,16 +28,16 @@ void report_failure(const std::vector<int>& job_ranks, const CommError& error) n
 void report_recovery(const std::vector<int>& job_ranks) noexcept;
 
 // Ranks that do not come any more.
-using Gone = std::function<std::vector<EndedRank>()>;
-constexpr Milliseconds kLook{200};  // how often somebody who waits for ranks asks
+using EndedRanks = std::function<std::vector<EndedRank>()>;
+constexpr Milliseconds kPollInterval{200};  // how often somebody who waits for ranks asks
 
 // Those of the job whose processes have ended, for a communicator of all its ranks; else null.
-Gone gone_from_job(Store& store, const RankInfo& ranks);
+EndedRanks ended_ranks_of_job(Store& store, const RankInfo& ranks);
 
-// store.get, but as soon as a rank of those for which `missing` holds has gone, and the key is still not there, it is a
-// CommError that names it. TimeoutError at the deadline.
-std::string get_unless_gone(Store& store, const std::string& key, Deadline deadline, const Gone& gone,
-                            const std::function<bool(int rank)>& missing, const char* op);
+// store.get, but as soon as a rank of those for which `missing` holds has ended, and the key is still not there, it is
+// a CommError that names it. TimeoutError at the deadline.
+std::string get_unless_ended(Store& store, const std::string& key, Deadline deadline, const EndedRanks& ended,
+                             const std::function<bool(int rank)>& missing, const char* op);
 
 // What `make` makes, as a communicator of the job's ranks.
 template <class Make>

@@ -40,8 +40,8 @@ Fingerprint comparable(Fingerprint print) {
 
 }  // namespace
 
-struct Lane::Call {
-  Call(const Collective& of, int members)
+struct Channel::Work {
+  Work(const Collective& of, int members)
       : collective(of),
         print(fingerprint(of)),
         deadline(Deadline::after(of.timeout)),
@@ -54,7 +54,7 @@ struct Lane::Call {
   Deadline deadline;
   std::int64_t size, parts;  // of an element; of the input
   int root;                  // a member; -1 where there is none
-  bool posted = false;       // what the others must know of the call, with its first step
+  bool published = false;    // the descriptor, with the first step
   std::uint64_t bytes = 0;
 
   std::int64_t count() const { return collective.count; }
@@ -68,67 +68,68 @@ struct Lane::Call {
   }
 };
 
-Lane::Lane(Board& board, Board::Region region, std::vector<int> members, int index)
-    : board_(board),
+Channel::Channel(ControlBlock& control, ControlBlock::Region region, std::vector<int> members, int index)
+    : control_(control),
       region_(region),
       members_(std::move(members)),
       index_(index),
       count_(static_cast<int>(members_.size())) {}
 
-const std::byte* Lane::slot(int member) const {
+const std::byte* Channel::slot(int member) const {
   return region_.slots + (static_cast<std::size_t>(member) * 2 + piece_ % 2) * region_.slot_bytes;
 }
 
-const Post& Lane::post(const Call& call, int member) const {
-  return region_.seats[member].posts[call.collective.sequence % 2];
+const WorkDescriptor& Channel::descriptor(const Work& work, int member) const {
+  return region_.states[member].descriptors[work.collective.sequence % 2];
 }
 
 // ---- steps
 
-void Lane::begin(Call& call) {
-  const std::uint64_t before = call.collective.sequence - 1;
+void Channel::begin(Work& work) {
+  const std::uint64_t before = work.collective.sequence - 1;
   const auto my_turn = [&] { return turn_.load(std::memory_order_acquire) == before; };
-  if (!board_.wait_until(
-          my_turn, [&] { return board_.failed(); }, call.deadline)) {
-    if (board_.failed()) pass_on_failure(call);
-    give_up(call, members_[static_cast<std::size_t>(index_)],
-            cat("expected the call before ", to_string(call.print), " to end within ", call.collective.timeout.count(),
+  if (!control_.wait_until(
+          my_turn, [&] { return control_.failed(); }, work.deadline)) {
+    if (control_.failed()) pass_on_failure(work);
+    give_up(work, members_[static_cast<std::size_t>(index_)],
+            cat("expected the call before ", to_string(work.print), " to end within ", work.collective.timeout.count(),
                 " ms"));
   }
-  if (board_.failed()) pass_on_failure(call);
+  if (control_.failed()) pass_on_failure(work);
 }
 
-void Lane::end(const Call& call) {
-  turn_.store(call.collective.sequence, std::memory_order_seq_cst);
-  board_.ring();
+void Channel::end(const Work& work) {
+  turn_.store(work.collective.sequence, std::memory_order_seq_cst);
+  control_.notify_all();
 }
 
-void Lane::arrive(Call& call) {
-  Seat& seat = region_.seats[index_];
-  if (!std::exchange(call.posted, true)) {
-    seat.posts[call.collective.sequence % 2] = {call.print, call.collective.input, call.collective.output, call.bytes};
+void Channel::arrive(Work& work) {
+  RankState& state = region_.states[index_];
+  if (!std::exchange(work.published, true)) {
+    state.descriptors[work.collective.sequence % 2] = {work.print, work.collective.input, work.collective.output,
+                                                       work.bytes};
   }
-  seat.arrived.store(++step_, std::memory_order_seq_cst);
-  board_.ring();
+  state.arrived.store(++step_, std::memory_order_seq_cst);
+  control_.notify_all();
 }
 
-void Lane::meet(Call& call) {
-  const bool first = !call.posted;
-  arrive(call);
-  wait_for_all(call, [&](int m) { return region_.seats[m].arrived.load(std::memory_order_acquire) >= step_; });
-  if (first) compare(call);
+void Channel::meet(Work& work) {
+  const bool first = !work.published;
+  arrive(work);
+  wait_for_all(work, [&](int m) { return region_.states[m].arrived.load(std::memory_order_acquire) >= step_; });
+  if (first) compare(work);
 }
 
-void Lane::meet_hosts(const Collective& collective) {
-  const Call call(collective, count_);
-  region_.seats[index_].called.store(collective.sequence, std::memory_order_seq_cst);
-  board_.ring();
-  wait_for_all(call,
-               [&](int m) { return region_.seats[m].called.load(std::memory_order_acquire) >= collective.sequence; });
+void Channel::meet_hosts(const Collective& collective) {
+  const Work work(collective, count_);
+  region_.states[index_].called.store(collective.sequence, std::memory_order_seq_cst);
+  control_.notify_all();
+  wait_for_all(work,
+               [&](int m) { return region_.states[m].called.load(std::memory_order_acquire) >= collective.sequence; });
 }
 
 template <class HasCome>
-void Lane::wait_for_all(const Call& call, HasCome&& has_come) {
+void Channel::wait_for_all(const Work& work, HasCome&& has_come) {
   int here = 0;  // members before this one have come
   const auto everybody = [&] {
     while (here < count_ && has_come(here)) ++here;
@@ -137,102 +138,106 @@ void Lane::wait_for_all(const Call& call, HasCome&& has_come) {
   const int self = members_[static_cast<std::size_t>(index_)];
   bool shown = false;
   const auto over = [&] {
-    if (board_.failed() || astray() >= 0) return true;
-    if (here < count_) board_.set_waits_for(self, members_[static_cast<std::size_t>(here)]);
+    if (control_.failed() || mismatched_member() >= 0) return true;
+    if (here < count_) control_.set_waits_for(self, members_[static_cast<std::size_t>(here)]);
     shown = true;
     for (int m = here; m < count_; ++m)
-      if (board_.presence(members_[static_cast<std::size_t>(m)]) != Board::Presence::here && !has_come(m)) return true;
+      if (control_.presence(members_[static_cast<std::size_t>(m)]) != ControlBlock::Presence::here && !has_come(m))
+        return true;
     return false;
   };
-  const bool come = board_.wait_until(everybody, over, call.deadline);
-  if (!come) explain(call, has_come);
-  if (shown) board_.set_waits_for(self, -1);
+  const bool come = control_.wait_until(everybody, over, work.deadline);
+  if (!come) explain(work, has_come);
+  if (shown) control_.set_waits_for(self, -1);
 }
 
 // Before any byte has moved.
-void Lane::compare(const Call& call) {
+void Channel::compare(const Work& work) {
   int odd = -1;
   for (int m = 1; m < count_ && odd < 0; ++m)
-    if (comparable(post(call, m).print) != comparable(post(call, 0).print)) odd = m;
+    if (comparable(descriptor(work, m).print) != comparable(descriptor(work, 0).print)) odd = m;
   if (odd < 0) [[likely]]
     return;
   std::string text = "expected all ranks to make the same call, got ";
   for (int m = 0; m < count_; ++m)
-    text += cat(m ? "; " : "", "rank ", members_[static_cast<std::size_t>(m)], ": ", to_string(post(call, m).print));
-  give_up(call, members_[static_cast<std::size_t>(odd)], text);
+    text +=
+        cat(m ? "; " : "", "rank ", members_[static_cast<std::size_t>(m)], ": ", to_string(descriptor(work, m).print));
+  give_up(work, members_[static_cast<std::size_t>(odd)], text);
 }
 
 // ---- failures
 
-void Lane::give_up(const Call& call, int rank, const std::string& text) {
-  board_.fail(rank, text);
-  pass_on_failure(call);
+void Channel::give_up(const Work& work, int rank, const std::string& text) {
+  control_.fail(rank, text);
+  pass_on_failure(work);
 }
 
-void Lane::pass_on_failure(const Call& call) {
-  // The failure stands on the board: whoever becomes busy after this sees it and stops. Who is busy now only copies.
+void Channel::pass_on_failure(const Work& work) {
+  // The control block has the failure: a rank that becomes busy after this sees it and stops. One that is busy now only
+  // copies.
   for (int m = 0; m < count_; ++m)
-    while (m != index_ && board_.threads() && region_.seats[m].busy.load(std::memory_order_seq_cst) != 0) sched_yield();
-  const Board::Failure failure = *board_.failure();
-  throw CommError(failure.rank, to_string(call.collective.kind), failure.text);
+    while (m != index_ && control_.threads() && region_.states[m].busy.load(std::memory_order_seq_cst) != 0)
+      sched_yield();
+  const ControlBlock::Failure failure = *control_.failure();
+  throw CommError(failure.rank, to_string(work.collective.kind), failure.text);
 }
 
 template <class HasCome>
-void Lane::explain(const Call& call, HasCome&& has_come) {
-  if (board_.failed()) pass_on_failure(call);
+void Channel::explain(const Work& work, HasCome&& has_come) {
+  if (control_.failed()) pass_on_failure(work);
   std::string late;
   int first_late = -1;
   for (int m = 0; m < count_; ++m) {
     if (has_come(m)) continue;
     const int rank = members_[static_cast<std::size_t>(m)];
-    const Board::Presence presence = board_.presence(rank);
-    if (presence != Board::Presence::here)
-      give_up(call, rank,
-              cat("rank ", rank, presence == Board::Presence::left ? " left" : " died", " before it came to ",
-                  to_string(call.print)));
+    const ControlBlock::Presence presence = control_.presence(rank);
+    if (presence != ControlBlock::Presence::here)
+      give_up(work, rank,
+              cat("rank ", rank, presence == ControlBlock::Presence::left ? " left" : " died", " before it came to ",
+                  to_string(work.print)));
     if (first_late < 0) first_late = rank;
     late += cat(late.empty() ? "rank " : ", rank ", rank);
   }
   if (first_late < 0) return;  // just in time
-  if (const int odd = astray(); odd >= 0)
-    give_up(call, odd,
+  if (const int odd = mismatched_member(); odd >= 0)
+    give_up(work, odd,
             cat("expected all ranks to make the same calls in the same order, but rank ", odd,
-                " has called another when a rank came to ", to_string(call.print)));
+                " has called another when a rank came to ", to_string(work.print)));
   // It may only wait for another itself.
-  const int cause = board_.end_of_waits(first_late);
-  give_up(call, cause,
-          cat("expected every rank to come to ", to_string(call.print), " within ", call.collective.timeout.count(),
+  const int cause = control_.end_of_waits(first_late);
+  give_up(work, cause,
+          cat("expected every rank to come to ", to_string(work.print), " within ", work.collective.timeout.count(),
               " ms, got nothing from ", late, cause == first_late ? "" : cat(", who waits for rank ", cause)));
 }
 
 // ---- collectives
 
-void Lane::perform(const Collective& collective) {
-  Call call(collective, count_);
-  begin(call);
-  const bool fits = call.parts * call.count() * call.size <= static_cast<std::int64_t>(region_.slot_bytes);
-  if (fits || !board_.threads())
-    through_slots(call);
+void Channel::perform(const Collective& collective) {
+  Work work(collective, count_);
+  begin(work);
+  const bool fits = work.parts * work.count() * work.size <= static_cast<std::int64_t>(region_.slot_bytes);
+  if (fits || !control_.threads())
+    through_slots(work);
   else
-    directly(call);
-  end(call);
+    directly(work);
+  end(work);
 }
 
 // What this rank writes, given the elements from `begin` on of every part: source(member, part).
 template <class Source>
-void Lane::take(const Call& call, std::int64_t begin, std::int64_t length, Source&& source) {
-  const auto bytes = static_cast<std::size_t>(length * call.size);
-  const bool at_root = index_ == call.root;
+void Channel::take(const Work& work, std::int64_t begin, std::int64_t length, Source&& source) {
+  const auto bytes = static_cast<std::size_t>(length * work.size);
+  const bool at_root = index_ == work.root;
   const auto reduce = [&](int part) {
     std::vector<const void*> inputs(static_cast<std::size_t>(count_));
     for (int m = 0; m < count_; ++m) inputs[static_cast<std::size_t>(m)] = source(m, part);
-    void* output = call.output(0, begin);
-    host_reduce(call.collective.reduction, call.collective.dtype, inputs, {&output, 1}, length);
+    void* output = work.output(0, begin);
+    host_reduce(work.collective.reduction, work.collective.dtype, inputs, {&output, 1}, length);
   };
   const auto collect = [&](int part) {
-    for (int m = 0; m < count_; ++m) copy(call.output(m, begin), source(m, part), bytes);
+    for (int m = 0; m < count_; ++m) copy(work.output(m, begin), source(m, part), bytes);
   };
-  switch (call.collective.kind) {
+  switch (work.collective.kind) {
     case Kind::all_reduce:
       return reduce(0);
     case Kind::reduce:
@@ -242,9 +247,9 @@ void Lane::take(const Call& call, std::int64_t begin, std::int64_t length, Sourc
     case Kind::broadcast:
     case Kind::send:
     case Kind::recv:
-      return at_root ? void() : copy(call.output(0, begin), source(call.root, 0), bytes);
+      return at_root ? void() : copy(work.output(0, begin), source(work.root, 0), bytes);
     case Kind::scatter:
-      return copy(call.output(0, begin), source(call.root, index_), bytes);
+      return copy(work.output(0, begin), source(work.root, index_), bytes);
     case Kind::all_gather:
       return collect(0);
     case Kind::gather:
@@ -257,108 +262,108 @@ void Lane::take(const Call& call, std::int64_t begin, std::int64_t length, Sourc
 }
 
 // Puts this rank's elements into its slot, unless nobody else wants them.
-void Lane::offer(const Call& call, std::int64_t begin, std::int64_t length) {
-  const Kind kind = call.collective.kind;
+void Channel::offer(const Work& work, std::int64_t begin, std::int64_t length) {
+  const Kind kind = work.collective.kind;
   const bool from_root = kind == Kind::broadcast || kind == Kind::scatter || kind == Kind::send || kind == Kind::recv;
   const bool to_root = kind == Kind::reduce || kind == Kind::gather;
-  const bool at_root = index_ == call.root;
+  const bool at_root = index_ == work.root;
   if ((from_root && !at_root) || (to_root && at_root)) return;
-  for (std::int64_t part = 0; part < call.parts; ++part)
-    copy(own_slot() + part * length * call.size, call.input(part, begin), static_cast<std::size_t>(length * call.size));
+  for (std::int64_t part = 0; part < work.parts; ++part)
+    copy(own_slot() + part * length * work.size, work.input(part, begin), static_cast<std::size_t>(length * work.size));
 }
 
 // Each rank combines its share of the piece and leaves it in its slot, where its own input would be.
-void Lane::all_reduce_piece(Call& call, std::int64_t begin, std::int64_t length) {
+void Channel::all_reduce_piece(Work& work, std::int64_t begin, std::int64_t length) {
   for (int m = 0; m < count_; ++m) {
-    const auto [first, elements] = share(length, m, count_, call.size);
+    const auto [first, elements] = share(length, m, count_, work.size);
     if (m != index_)
-      copy(own_slot() + first * call.size, call.input(0, begin + first),
-           static_cast<std::size_t>(elements * call.size));
+      copy(own_slot() + first * work.size, work.input(0, begin + first),
+           static_cast<std::size_t>(elements * work.size));
   }
-  meet(call);
-  const auto [mine, elements] = share(length, index_, count_, call.size);
+  meet(work);
+  const auto [mine, elements] = share(length, index_, count_, work.size);
   std::vector<const void*> inputs(static_cast<std::size_t>(count_));
   for (int m = 0; m < count_; ++m)
-    inputs[static_cast<std::size_t>(m)] = m == index_ ? call.input(0, begin + mine) : slot(m) + mine * call.size;
-  void* const outputs[] = {call.output(0, begin + mine), own_slot() + mine * call.size};
-  host_reduce(call.collective.reduction, call.collective.dtype, inputs, outputs, elements);
-  meet(call);
+    inputs[static_cast<std::size_t>(m)] = m == index_ ? work.input(0, begin + mine) : slot(m) + mine * work.size;
+  void* const outputs[] = {work.output(0, begin + mine), own_slot() + mine * work.size};
+  host_reduce(work.collective.reduction, work.collective.dtype, inputs, outputs, elements);
+  meet(work);
   for (int m = 0; m < count_; ++m) {
-    const auto [first, its] = share(length, m, count_, call.size);
+    const auto [first, its] = share(length, m, count_, work.size);
     if (m != index_)
-      copy(call.output(0, begin + first), slot(m) + first * call.size, static_cast<std::size_t>(its * call.size));
+      copy(work.output(0, begin + first), slot(m) + first * work.size, static_cast<std::size_t>(its * work.size));
   }
 }
 
-void Lane::through_slots(Call& call) {
-  const std::int64_t capacity = static_cast<std::int64_t>(region_.slot_bytes) / (call.parts * call.size);
+void Channel::through_slots(Work& work) {
+  const std::int64_t capacity = static_cast<std::int64_t>(region_.slot_bytes) / (work.parts * work.size);
   std::int64_t begin = 0;
   do {
-    const std::int64_t length = std::min(capacity, call.count() - begin);
+    const std::int64_t length = std::min(capacity, work.count() - begin);
     ++piece_;
-    if (call.collective.kind == Kind::all_reduce && call.count() * call.size > kSharedWorkBytes) {
-      all_reduce_piece(call, begin, length);
+    if (work.collective.kind == Kind::all_reduce && work.count() * work.size > kSharedWorkBytes) {
+      all_reduce_piece(work, begin, length);
     } else {
-      offer(call, begin, length);
-      meet(call);
-      take(call, begin, length, [&](int member, std::int64_t part) {
-        return member == index_ ? call.input(part, begin) : slot(member) + part * length * call.size;
+      offer(work, begin, length);
+      meet(work);
+      take(work, begin, length, [&](int member, std::int64_t part) {
+        return member == index_ ? work.input(part, begin) : slot(member) + part * length * work.size;
       });
     }
     begin += length;
-  } while (begin < call.count());
+  } while (begin < work.count());
 }
 
 // Several writers, each of the memory of all: for what is the same for every receiver.
-void Lane::combine_range(const Call& call) {
-  const auto [begin, length] = share(call.count(), index_, count_, call.size);
-  const Kind kind = call.collective.kind;
-  const auto offset = call.at(0, begin);
+void Channel::combine_range(const Work& work) {
+  const auto [begin, length] = share(work.count(), index_, count_, work.size);
+  const Kind kind = work.collective.kind;
+  const auto offset = work.at(0, begin);
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   for (int m = 0; m < count_; ++m) {
-    const Post& its = post(call, m);
-    if (kind != Kind::broadcast || m == call.root) inputs.push_back(static_cast<const std::byte*>(its.input) + offset);
-    if (kind == Kind::all_reduce || (kind == Kind::broadcast) != (m == call.root))
+    const WorkDescriptor& its = descriptor(work, m);
+    if (kind != Kind::broadcast || m == work.root) inputs.push_back(static_cast<const std::byte*>(its.input) + offset);
+    if (kind == Kind::all_reduce || (kind == Kind::broadcast) != (m == work.root))
       outputs.push_back(static_cast<std::byte*>(its.output) + offset);
   }
   if (kind != Kind::broadcast)
-    return host_reduce(call.collective.reduction, call.collective.dtype, inputs, outputs, length);
+    return host_reduce(work.collective.reduction, work.collective.dtype, inputs, outputs, length);
   constexpr std::int64_t kBlock = 64 << 10;  // read once, and from the cache for the others
-  for (std::int64_t done = 0; done < length * call.size; done += kBlock)
+  for (std::int64_t done = 0; done < length * work.size; done += kBlock)
     for (void* output : outputs)
       copy(static_cast<std::byte*>(output) + done, static_cast<const std::byte*>(inputs[0]) + done,
-           static_cast<std::size_t>(std::min(kBlock, length * call.size - done)));
+           static_cast<std::size_t>(std::min(kBlock, length * work.size - done)));
 }
 
-void Lane::directly(Call& call) {
-  meet(call);
-  Seat& own = region_.seats[index_];
+void Channel::directly(Work& work) {
+  meet(work);
+  RankState& own = region_.states[index_];
   own.busy.store(1, std::memory_order_seq_cst);
-  if (board_.failed()) {  // somebody may have given up, and its memory be gone
+  if (control_.failed()) {  // a rank may have given up, and its memory be gone
     own.busy.store(0, std::memory_order_seq_cst);
-    pass_on_failure(call);
+    pass_on_failure(work);
   }
-  const Kind kind = call.collective.kind;
+  const Kind kind = work.collective.kind;
   if (kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::broadcast) {
-    combine_range(call);
+    combine_range(work);
   } else {
-    take(call, 0, call.count(), [&](int member, std::int64_t part) {
-      return static_cast<const std::byte*>(post(call, member).input) + call.at(part, 0);
+    take(work, 0, work.count(), [&](int member, std::int64_t part) {
+      return static_cast<const std::byte*>(descriptor(work, member).input) + work.at(part, 0);
     });
   }
   own.busy.store(0, std::memory_order_seq_cst);
-  meet(call);  // the tensors are not needed, and written, from here on
+  meet(work);  // the tensors are not needed, and written, from here on
 }
 
 // ---- host messages
 
-std::vector<std::string> Lane::exchange(const Collective& collective, const std::string& mine) {
-  Call call(collective, count_);
-  call.bytes = mine.size();
-  begin(call);
+std::vector<std::string> Channel::exchange(const Collective& collective, const std::string& mine) {
+  Work work(collective, count_);
+  work.bytes = mine.size();
+  begin(work);
   if (mine.size() > kMostExchangeBytes)
-    give_up(call, members_[static_cast<std::size_t>(index_)],
+    give_up(work, members_[static_cast<std::size_t>(index_)],
             cat("expected a message of at most ", bytes_to_string(kMostExchangeBytes), ", got ",
                 bytes_to_string(mine.size())));
   std::vector<std::string> all(static_cast<std::size_t>(count_));
@@ -367,10 +372,10 @@ std::vector<std::string> Lane::exchange(const Collective& collective, const std:
   do {
     ++piece_;
     if (begin < mine.size()) copy(own_slot(), mine.data() + begin, std::min(region_.slot_bytes, mine.size() - begin));
-    meet(call);
+    meet(work);
     for (std::size_t m = 0; m < all.size(); ++m) {
       if (begin == 0) {
-        sizes[m] = std::min<std::size_t>(post(call, static_cast<int>(m)).bytes, kMostExchangeBytes);
+        sizes[m] = std::min<std::size_t>(descriptor(work, static_cast<int>(m)).bytes, kMostExchangeBytes);
         longest = std::max(longest, sizes[m]);
         all[m].reserve(sizes[m]);
       }
@@ -380,7 +385,7 @@ std::vector<std::string> Lane::exchange(const Collective& collective, const std:
     }
     begin += region_.slot_bytes;
   } while (begin < longest);
-  end(call);
+  end(work);
   return all;
 }
 

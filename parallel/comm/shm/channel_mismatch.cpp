@@ -1,16 +1,15 @@
-// Who makes other calls than the others.
+// Which member makes other calls than the others.
 #include "lockstep/parallel/comm/shm/channel.h"
 
 namespace lockstep::detail {
 
-// The member that is not on the way of the others, or -1 while nobody is known to be astray. Two ranks are on different
-// ways when one has made more collectives and fewer exchanges than the other: they wait for each other on two lanes,
-// which ranks that make the same calls in the same order never do. The fewer are astray; of as many, those without rank
-// 0.
-int Lane::astray() const {
-  if (count_ != board_.ranks()) return -1;  // a pair
-  const Seat* const seats = board_.host_region().seats;
-  const auto called = [&](int m) { return seats[m].called.load(std::memory_order_seq_cst); };
+// Two ranks mismatch when one has made more collectives and fewer exchanges than the other: they wait for each other on
+// two channels, which ranks that make the same calls in the same order never do. The fewer ones are at fault; of as
+// many, those without rank 0.
+int Channel::mismatched_member() const {
+  if (count_ != control_.ranks()) return -1;  // a pair
+  const RankState* const states = control_.host_region().states;
+  const auto called = [&](int m) { return states[m].called.load(std::memory_order_seq_cst); };
   const std::uint64_t mine = called(index_);
   int with = 0, against = 0, first_with = -1, first_against = -1;
   for (int m = 0; m < count_; ++m) {

@@ -19,7 +19,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr std::size_t kLine = 4096;  // what belongs to different ranks or lanes begins on a page of its own
+constexpr std::size_t kLine = 4096;  // what belongs to different ranks or channels begins on a page of its own
 constexpr std::size_t kTextBytes = 3000;
 // Rounds of spinning while every rank can have a core, and how long a wait then gives its core away before it sleeps.
 constexpr int kSpins = 120, kSpinsWhenCrowded = 4;
@@ -27,16 +27,16 @@ constexpr std::chrono::microseconds kYieldTime{150};
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-std::size_t lane_bytes(std::size_t members, std::size_t slot_bytes) {
-  return rounded(members * sizeof(Seat)) + members * 2 * rounded(slot_bytes);
+std::size_t channel_bytes(std::size_t members, std::size_t slot_bytes) {
+  return rounded(members * sizeof(RankState)) + members * 2 * rounded(slot_bytes);
 }
 
 }  // namespace
 
 // failed: 0 no, 1 the text is being written, 2 yes.
-struct Board::Header {
-  alignas(128) std::atomic<std::uint32_t> bell;
-  alignas(128) std::atomic<std::uint32_t> sleepers;
+struct ControlBlock::Header {
+  alignas(128) std::atomic<std::uint32_t> epoch;
+  alignas(128) std::atomic<std::uint32_t> waiters;
   alignas(128) std::atomic<std::uint32_t> failed;
   std::int32_t failed_rank;
   char text[kTextBytes];
@@ -44,13 +44,14 @@ struct Board::Header {
   alignas(128) std::atomic<std::int32_t> waits_for[kMostRanks];  // the rank + 1; 0: nobody
 };
 
-std::size_t Board::bytes_of(const BoardShape& shape) {
-  const auto n = static_cast<std::size_t>(shape.ranks);
-  return rounded(sizeof(Header)) + lane_bytes(n, shape.slot_bytes) + lane_bytes(n, shape.host_slot_bytes) +
-         n * n * lane_bytes(2, shape.pair_slot_bytes);
+std::size_t ControlBlock::bytes_of(const ControlBlockLayout& layout) {
+  const auto n = static_cast<std::size_t>(layout.ranks);
+  return rounded(sizeof(Header)) + channel_bytes(n, layout.slot_bytes) + channel_bytes(n, layout.host_slot_bytes) +
+         n * n * channel_bytes(2, layout.pair_slot_bytes);
 }
 
-Board::Board(const BoardShape& shape, int file) : shape_(shape), bytes_(bytes_of(shape)), process_(getpid()) {
+ControlBlock::ControlBlock(const ControlBlockLayout& layout, int file)
+    : layout_(layout), bytes_(bytes_of(layout)), process_(getpid()) {
   // Untouched pages cost nothing: most pairs never send.
   const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, file, 0);
@@ -61,35 +62,37 @@ Board::Board(const BoardShape& shape, int file) : shape_(shape), bytes_(bytes_of
   memory_ = static_cast<std::byte*>(memory);
   header_ = std::launder(reinterpret_cast<Header*>(memory_));
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
-  spins_ = std::thread::hardware_concurrency() >= static_cast<unsigned>(shape.ranks) ? kSpins : kSpinsWhenCrowded;
+  spins_ = std::thread::hardware_concurrency() >= static_cast<unsigned>(layout.ranks) ? kSpins : kSpinsWhenCrowded;
 }
 
-Board::~Board() { munmap(memory_, bytes_); }
+ControlBlock::~ControlBlock() { munmap(memory_, bytes_); }
 
-bool Board::in_own_process() const { return getpid() == process_; }
+bool ControlBlock::in_own_process() const { return getpid() == process_; }
 
-// In this order: header, the streams' lane, the hosts' lane, a lane per pair.
-Board::Region Board::stream_region() const {
+// In this order: header, the streams' channel, the hosts' channel, a channel per pair.
+ControlBlock::Region ControlBlock::stream_region() const {
   std::byte* begin = memory_ + rounded(sizeof(Header));
-  const auto n = static_cast<std::size_t>(shape_.ranks);
-  return {reinterpret_cast<Seat*>(begin), begin + rounded(n * sizeof(Seat)), rounded(shape_.slot_bytes)};
+  const auto n = static_cast<std::size_t>(layout_.ranks);
+  return {reinterpret_cast<RankState*>(begin), begin + rounded(n * sizeof(RankState)), rounded(layout_.slot_bytes)};
 }
 
-Board::Region Board::host_region() const {
-  const auto n = static_cast<std::size_t>(shape_.ranks);
-  std::byte* begin = memory_ + rounded(sizeof(Header)) + lane_bytes(n, shape_.slot_bytes);
-  return {reinterpret_cast<Seat*>(begin), begin + rounded(n * sizeof(Seat)), rounded(shape_.host_slot_bytes)};
+ControlBlock::Region ControlBlock::host_region() const {
+  const auto n = static_cast<std::size_t>(layout_.ranks);
+  std::byte* begin = memory_ + rounded(sizeof(Header)) + channel_bytes(n, layout_.slot_bytes);
+  return {reinterpret_cast<RankState*>(begin), begin + rounded(n * sizeof(RankState)),
+          rounded(layout_.host_slot_bytes)};
 }
 
-Board::Region Board::pair_region(int source, int destination) const {
-  const auto n = static_cast<std::size_t>(shape_.ranks);
+ControlBlock::Region ControlBlock::pair_region(int source, int destination) const {
+  const auto n = static_cast<std::size_t>(layout_.ranks);
   const std::size_t index = static_cast<std::size_t>(source) * n + static_cast<std::size_t>(destination);
-  std::byte* begin = memory_ + rounded(sizeof(Header)) + lane_bytes(n, shape_.slot_bytes) +
-                     lane_bytes(n, shape_.host_slot_bytes) + index * lane_bytes(2, shape_.pair_slot_bytes);
-  return {reinterpret_cast<Seat*>(begin), begin + rounded(2 * sizeof(Seat)), rounded(shape_.pair_slot_bytes)};
+  std::byte* begin = memory_ + rounded(sizeof(Header)) + channel_bytes(n, layout_.slot_bytes) +
+                     channel_bytes(n, layout_.host_slot_bytes) + index * channel_bytes(2, layout_.pair_slot_bytes);
+  return {reinterpret_cast<RankState*>(begin), begin + rounded(2 * sizeof(RankState)),
+          rounded(layout_.pair_slot_bytes)};
 }
 
-void Board::fail(int rank, const std::string& text) {
+void ControlBlock::fail(int rank, const std::string& text) {
   std::uint32_t none = 0;
   if (header_->failed.compare_exchange_strong(none, 1, std::memory_order_seq_cst)) {
     header_->failed_rank = rank;
@@ -98,12 +101,12 @@ void Board::fail(int rank, const std::string& text) {
     header_->text[length] = '\0';
     header_->failed.store(2, std::memory_order_seq_cst);
   }
-  ring();
+  notify_all();
 }
 
-bool Board::failed() const { return header_->failed.load(std::memory_order_seq_cst) != 0; }
+bool ControlBlock::failed() const { return header_->failed.load(std::memory_order_seq_cst) != 0; }
 
-std::optional<Board::Failure> Board::failure() const {
+std::optional<ControlBlock::Failure> ControlBlock::failure() const {
   if (!failed()) return std::nullopt;
   // Who writes the text may be stopped while it does so.
   const Deadline deadline = Deadline::after(Milliseconds(100));
@@ -114,19 +117,21 @@ std::optional<Board::Failure> Board::failure() const {
   return Failure{header_->failed_rank, std::string(header_->text, strnlen(header_->text, kTextBytes))};
 }
 
-void Board::set_presence(int rank, Presence presence) {
+void ControlBlock::set_presence(int rank, Presence presence) {
   std::uint32_t here = static_cast<std::uint32_t>(Presence::here);
   header_->presence[rank].compare_exchange_strong(here, static_cast<std::uint32_t>(presence));
-  ring();
+  notify_all();
 }
 
-Board::Presence Board::presence(int rank) const {
+ControlBlock::Presence ControlBlock::presence(int rank) const {
   return static_cast<Presence>(header_->presence[rank].load(std::memory_order_acquire));
 }
 
-void Board::set_waits_for(int rank, int other) { header_->waits_for[rank].store(other + 1, std::memory_order_relaxed); }
+void ControlBlock::set_waits_for(int rank, int other) {
+  header_->waits_for[rank].store(other + 1, std::memory_order_relaxed);
+}
 
-int Board::end_of_waits(int rank) const {
+int ControlBlock::end_of_waits(int rank) const {
   int end = rank;
   for (int steps = 0; steps < ranks(); ++steps) {
     const int next = header_->waits_for[end].load(std::memory_order_relaxed) - 1;
@@ -138,15 +143,15 @@ int Board::end_of_waits(int rank) const {
 
 // ---- waiting
 
-void Board::ring() {
-  if (header_->sleepers.load(std::memory_order_seq_cst) == 0) [[likely]]
+void ControlBlock::notify_all() {
+  if (header_->waiters.load(std::memory_order_seq_cst) == 0) [[likely]]
     return;
-  header_->bell.fetch_add(1, std::memory_order_seq_cst);
+  header_->epoch.fetch_add(1, std::memory_order_seq_cst);
   const int wake = threads() ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE;
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&header_->bell), wake, INT_MAX, nullptr, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&header_->epoch), wake, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool Board::spin_step(int& round, Clock::time_point& yields_end) const {
+bool ControlBlock::spin_step(int& round, Clock::time_point& yields_end) const {
   if (round < spins_) {
     ++round;
 #if defined(__x86_64__)
@@ -161,20 +166,20 @@ bool Board::spin_step(int& round, Clock::time_point& yields_end) const {
   return now < yields_end && !failed();
 }
 
-std::uint32_t Board::begin_sleep() {
-  header_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-  return header_->bell.load(std::memory_order_seq_cst);
+std::uint32_t ControlBlock::begin_wait() {
+  header_->waiters.fetch_add(1, std::memory_order_seq_cst);
+  return header_->epoch.load(std::memory_order_seq_cst);
 }
 
-void Board::end_sleep() { header_->sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+void ControlBlock::end_wait() { header_->waiters.fetch_sub(1, std::memory_order_seq_cst); }
 
-void Board::sleep(std::uint32_t bell, const Deadline& deadline) {
+void ControlBlock::sleep(std::uint32_t epoch, const Deadline& deadline) {
   using std::chrono::nanoseconds;
   const auto since_start = std::chrono::duration_cast<nanoseconds>(deadline.time().time_since_epoch()).count();
   const timespec time{.tv_sec = since_start / 1'000'000'000, .tv_nsec = since_start % 1'000'000'000};
   // The bitset form takes an absolute time, on the clock of steady_clock.
   const int wait = threads() ? FUTEX_WAIT_BITSET_PRIVATE : FUTEX_WAIT_BITSET;
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&header_->bell), wait, bell, &time, nullptr,
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&header_->epoch), wait, epoch, &time, nullptr,
           FUTEX_BITSET_MATCH_ANY);
 }
 

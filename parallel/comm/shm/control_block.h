@@ -1,6 +1,6 @@
-// The memory that the ranks of a shared-memory group have in common: who is there, why it failed, and the seats and
-// slots of its lanes. Private memory for threads, a memfd for processes; everything in it is plain data, zero at first,
-// and every rank trusts the others no further than its own bounds.
+// The memory that the ranks of a shared-memory group have in common: who is there, why it failed, and the ranks'
+// states and slots in its channels. Private memory for threads, a memfd for processes; everything in it is plain data,
+// zero at first, and every rank trusts the others no further than its own bounds.
 #pragma once
 
 #include <sys/types.h>
@@ -18,32 +18,33 @@
 namespace lockstep::detail {
 
 // What a rank tells the others of a call.
-struct alignas(64) Post {
+struct alignas(64) WorkDescriptor {
   Fingerprint print;
   const void* input;
   void* output;
   std::uint64_t bytes;  // of the whole message of an exchange
 };
 
-// One rank's place in a lane. Only the rank writes it; the others read a post once `arrived` says so.
-struct alignas(128) Seat {
-  std::atomic<std::uint64_t> arrived;  // steps of the lane that the rank has come to
+// A rank's state in a channel. Only the rank writes it; the others read a descriptor once `arrived` says so.
+struct alignas(128) RankState {
+  std::atomic<std::uint64_t> arrived;  // steps of the channel that the rank has come to
   std::atomic<std::uint32_t> busy;     // it reads and writes the others' memory
-  // In the seats of the host lane: how many collectives of the stream lane (high half) and exchanges (low half) the
-  // rank's host thread has called. In those of the other lanes: the last call that it has come to, where hosts meet.
+  // In the states of the host channel: how many collectives of the stream channel (high half) and exchanges (low half)
+  // the rank's host thread has called. In those of the other channels: the last call that it has come to, where hosts
+  // meet.
   std::atomic<std::uint64_t> called;
-  Post posts[2];  // calls take turns: who is one call ahead does not disturb who still reads
+  WorkDescriptor descriptors[2];  // calls take turns: who is one call ahead does not disturb who still reads
 };
 
 // What the ranks of a group agree on before they have the memory.
-struct BoardShape {
+struct ControlBlockLayout {
   std::int32_t ranks = 0;
   std::int32_t threads = 0;  // 1: ranks are threads of one process and reach each other's tensors
   std::uint64_t slot_bytes = 0, pair_slot_bytes = 0, host_slot_bytes = 0;
-  friend bool operator==(const BoardShape&, const BoardShape&) = default;
+  friend bool operator==(const ControlBlockLayout&, const ControlBlockLayout&) = default;
 };
 
-class Board {
+class ControlBlock {
  public:
   static constexpr int kMostRanks = 128;
   enum class Presence : std::uint32_t { here, left, died };
@@ -51,22 +52,22 @@ class Board {
     int rank;
     std::string text;
   };
-  // Seats and slots of one lane; a slot is two buffers of slot_bytes.
+  // Ranks' states and slots of one channel; a slot is two buffers of slot_bytes.
   struct Region {
-    Seat* seats;
+    RankState* states;
     std::byte* slots;
     std::size_t slot_bytes;
   };
 
-  // Private memory, or that of `file`, a memfd of bytes_of(shape); the board does not need it open.
-  explicit Board(const BoardShape& shape, int file = -1);
-  Board(const Board&) = delete;
-  Board& operator=(const Board&) = delete;
-  ~Board();
-  static std::size_t bytes_of(const BoardShape& shape);
+  // Private memory, or that of `file`, a memfd of bytes_of(layout); which need not stay open.
+  explicit ControlBlock(const ControlBlockLayout& layout, int file = -1);
+  ControlBlock(const ControlBlock&) = delete;
+  ControlBlock& operator=(const ControlBlock&) = delete;
+  ~ControlBlock();
+  static std::size_t bytes_of(const ControlBlockLayout& layout);
 
-  int ranks() const { return shape_.ranks; }
-  bool threads() const { return shape_.threads != 0; }
+  int ranks() const { return layout_.ranks; }
+  bool threads() const { return layout_.threads != 0; }
   // False in a forked child: the rank is its parent.
   bool in_own_process() const;
   Region stream_region() const;
@@ -84,8 +85,8 @@ class Board {
   // Where the waits that begin with `rank` end: a rank that is waited for and waits for nobody. In a circle, `rank`.
   int end_of_waits(int rank) const;
 
-  // Wakes those that wait. To be called after every change that a wait may be about.
-  void ring();
+  // Wakes the ranks that wait. To be called after every change that a wait may be about.
+  void notify_all();
   // Until `ready()`, or `over()`, or the deadline; spins, then gives its core away, then sleeps. Returns ready().
   template <class Ready, class Over>
   bool wait_until(Ready&& ready, Over&& over, const Deadline& deadline);
@@ -93,11 +94,11 @@ class Board {
  private:
   struct Header;
   bool spin_step(int& round, Clock::time_point& yields_end) const;
-  void sleep(std::uint32_t bell, const Deadline& deadline);
-  std::uint32_t begin_sleep();
-  void end_sleep();
+  void sleep(std::uint32_t epoch, const Deadline& deadline);
+  std::uint32_t begin_wait();
+  void end_wait();
 
-  BoardShape shape_;
+  ControlBlockLayout layout_;
   std::size_t bytes_;
   std::byte* memory_;
   Header* header_;
@@ -106,17 +107,17 @@ class Board {
 };
 
 template <class Ready, class Over>
-bool Board::wait_until(Ready&& ready, Over&& over, const Deadline& deadline) {
+bool ControlBlock::wait_until(Ready&& ready, Over&& over, const Deadline& deadline) {
   if (ready()) return true;
   Clock::time_point yields_end{};
   for (int round = 0; spin_step(round, yields_end);)
     if (ready()) return true;
   for (;;) {
     if (over()) return ready();
-    const std::uint32_t bell = begin_sleep();
-    // Looked at once more: whoever changes something after this sees a sleeper, and rings.
-    if (!ready() && !over()) sleep(bell, deadline);
-    end_sleep();
+    const std::uint32_t epoch = begin_wait();
+    // Looked at once more: whoever changes something after this sees a waiter, and notifies it.
+    if (!ready() && !over()) sleep(epoch, deadline);
+    end_wait();
     if (ready()) return true;
     if (deadline.passed()) return ready();
   }

@@ -20,7 +20,7 @@
 
 namespace lockstep::detail {
 
-constinit thread_local const std::string* posed_build = nullptr;
+constinit thread_local const std::string* build_override = nullptr;
 
 namespace {
 
@@ -28,36 +28,36 @@ constexpr char kOp[] = "connect";
 constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-BoardShape shape_of(int size) {
+ControlBlockLayout layout_of(int size) {
   return {
       .ranks = size, .threads = 0, .slot_bytes = 256 << 10, .pair_slot_bytes = 64 << 10, .host_slot_bytes = 64 << 10};
 }
 
 // Whose memory looks alike. Two builds of one version may differ in what they were compiled with.
 std::string build() {
-  if (posed_build) return *posed_build;
-  return cat(LOCKSTEP_VERSION_STRING, " (", sizeof(BoardShape), '.', sizeof(Post), '.', sizeof(Seat), '.',
-             sizeof(Collective), '.', static_cast<int>(Collective::Kind::exchange), '.', kDTypeCount, '.',
-             Board::kMostRanks, ')');
+  if (build_override) return *build_override;
+  return cat(LOCKSTEP_VERSION_STRING, " (", sizeof(ControlBlockLayout), '.', sizeof(WorkDescriptor), '.',
+             sizeof(RankState), '.', sizeof(Collective), '.', static_cast<int>(Collective::Kind::exchange), '.',
+             kDTypeCount, '.', ControlBlock::kMostRanks, ')');
 }
 
 // Begins alike in every version, so that a rank of another one can be told so.
 struct Hello {
   std::uint64_t magic = kMagic;
   std::int32_t rank = 0, process = 0;
-  BoardShape shape;
+  ControlBlockLayout layout;
   char build[64] = {};
 };
 struct Welcome {
   std::int32_t refused_rank = -1;  // who is at fault; -1: here is the memory
   char text[500] = {};
-  std::int32_t processes[Board::kMostRanks] = {};  // 0: not known here
+  std::int32_t processes[ControlBlock::kMostRanks] = {};  // 0: not known here
 };
 
 // What a rank has when all have come.
 struct Joined {
-  std::shared_ptr<Board> board = {};
-  std::vector<PeerWatch::Watched> watched = {};
+  std::shared_ptr<ControlBlock> control = {};
+  std::vector<ProcessMonitor::Watched> watched = {};
   bool share_devices = false;
 };
 
@@ -74,7 +74,7 @@ bool threads_among(const Welcome& welcome, int ranks) {
 // For poll; not for long, as whoever waits looks around now and then.
 int milliseconds_left(const Deadline& deadline) {
   const auto left = std::chrono::duration_cast<Milliseconds>(deadline.time() - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, kLook.count()));
+  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, kPollInterval.count()));
 }
 
 // Processes of other users are no ranks of this job.
@@ -85,9 +85,9 @@ std::optional<ucred> same_user(int socket) {
   return peer;
 }
 
-Fd make_memory(const BoardShape& shape) {
+Fd make_memory(const ControlBlockLayout& layout) {
   Fd memory(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory || ftruncate(memory.get(), static_cast<off_t>(Board::bytes_of(shape))) != 0)
+  if (!memory || ftruncate(memory.get(), static_cast<off_t>(ControlBlock::bytes_of(layout))) != 0)
     fail_system(0, "a file in memory");
   // Nobody can take it away from under the others.
   if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) fail_system(0, "to seal a file in memory");
@@ -109,7 +109,7 @@ void send_welcome(int socket, const Welcome& welcome, int memory) {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
   }
-  sendmsg(socket, &message, MSG_NOSIGNAL);  // who is gone is noticed by its socket
+  sendmsg(socket, &message, MSG_NOSIGNAL);  // a rank that is gone is noticed by its socket
 }
 
 // The memory, and who is there; throws what rank 0 says instead.
@@ -140,21 +140,25 @@ Fd receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
   return memory;
 }
 
-void watch_process(std::vector<PeerWatch::Watched>& watched, Board& board, int rank, int process) {
+void monitor_process(std::vector<ProcessMonitor::Watched>& watched, ControlBlock& control, int rank, int process) {
   if (process == 0) return;
   Fd descriptor(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
   if (descriptor)
     watched.emplace_back(std::move(descriptor), rank);
   else if (errno == ESRCH)
-    board.set_presence(rank, Board::Presence::died);
+    control.set_presence(rank, ControlBlock::Presence::died);
 }
 
 // ---- rank 0
 
-class Host {
+class GroupServer {
  public:
-  Host(int size, Milliseconds timeout, const Gone& gone)
-      : size_(size), timeout_(timeout), gone_(gone), shape_(shape_of(size)), sockets_(static_cast<std::size_t>(size)) {}
+  GroupServer(int size, Milliseconds timeout, const EndedRanks& ended)
+      : size_(size),
+        timeout_(timeout),
+        ended_(ended),
+        layout_(layout_of(size)),
+        sockets_(static_cast<std::size_t>(size)) {}
 
   std::string listen() {
     const std::string name = cat("lockstep-", to_hex(random_bytes(16)));
@@ -178,7 +182,7 @@ class Host {
       if (ready < 0) continue;  // EINTR
       if (ready == 0) {
         if (deadline.passed()) refuse_missing();
-        if (gone_) refuse_gone();
+        if (ended_) refuse_ended();
         continue;
       }
       for (std::size_t r = 0; r < sockets_.size(); ++r)
@@ -200,12 +204,12 @@ class Host {
   }
 
   Joined hand_over() {
-    Fd memory = make_memory(shape_);
+    Fd memory = make_memory(layout_);
     for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
-    Joined joined{.board = std::make_shared<Board>(shape_, memory.get()),
+    Joined joined{.control = std::make_shared<ControlBlock>(layout_, memory.get()),
                   .share_devices = threads_among(welcome_, size_)};
     for (int r = 1; r < size_; ++r) {
-      watch_process(joined.watched, *joined.board, r, welcome_.processes[r]);
+      monitor_process(joined.watched, *joined.control, r, welcome_.processes[r]);
       joined.watched.emplace_back(std::move(socket_of(r)), r);
     }
     return joined;
@@ -225,12 +229,12 @@ class Host {
       refuse(std::max(hello.rank, 0),
              cat("expected all ranks to run one build of Lockstep, ", build(), ", got rank ", hello.rank, " of ", its));
     }
-    if (hello.shape != shape_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
+    if (hello.layout != layout_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
       const int rank = hello.rank;
       strangers_.push_back(std::move(socket));
       refuse(std::max(rank, 0),
-             hello.shape != shape_
-                 ? cat("expected all ranks to be of ", size_, ", got rank ", rank, " of ", hello.shape.ranks)
+             hello.layout != layout_
+                 ? cat("expected all ranks to be of ", size_, ", got rank ", rank, " of ", hello.layout.ranks)
                  : cat("expected ranks from 1 to ", size_ - 1, ", each once, got rank ", rank));
     }
     // What it says holds here only if both are in one namespace of processes.
@@ -248,8 +252,8 @@ class Host {
     for (const Fd& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
     throw CommError(rank, kOp, text);
   }
-  void refuse_gone() {
-    for (const EndedRank& each : gone_())
+  void refuse_ended() {
+    for (const EndedRank& each : ended_())
       if (each.rank > 0 && each.rank < size_ && !socket_of(each.rank))
         refuse(each.rank, cat("rank ", each.rank, ' ', each.how, " before it joined"));
   }
@@ -266,8 +270,8 @@ class Host {
 
   const int size_;
   const Milliseconds timeout_;
-  const Gone& gone_;
-  const BoardShape shape_;
+  const EndedRanks& ended_;
+  const ControlBlockLayout layout_;
   Fd listener_;
   std::vector<Fd> sockets_;  // by rank
   std::vector<Fd> strangers_;
@@ -275,35 +279,36 @@ class Host {
   Welcome welcome_;
 };
 
-Joined host(Store& store, const std::string& key, int size, Milliseconds timeout, const Gone& gone) {
-  Host host(size, timeout, gone);
+Joined serve(Store& store, const std::string& key, int size, Milliseconds timeout, const EndedRanks& ended) {
+  GroupServer server(size, timeout, ended);
   if (size > 1) {
-    store.set(key, host.listen());
+    store.set(key, server.listen());
     try {
-      host.gather(Deadline::after(timeout));
+      server.gather(Deadline::after(timeout));
     } catch (...) {
       store.erase(key);
       throw;
     }
     store.erase(key);
   }
-  return host.hand_over();
+  return server.hand_over();
 }
 
 // ---- the others
 
-Fd connect_to_host(Store& store, const std::string& key, const Deadline& deadline, const Gone& gone) {
+Fd connect_to_server(Store& store, const std::string& key, const Deadline& deadline, const EndedRanks& ended) {
   for (;;) {
     std::string name;
     try {
-      name = get_unless_gone(
-          store, key, deadline, gone, [](int other) { return other == 0; }, kOp);
+      name = get_unless_ended(
+          store, key, deadline, ended, [](int other) { return other == 0; }, kOp);
     } catch (const TimeoutError& error) {
       throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
     }
     Fd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    const Endpoint host = abstract_endpoint(name);
-    if (connection && connect(connection.get(), reinterpret_cast<const sockaddr*>(&host.address), host.bytes) == 0) {
+    const Endpoint server = abstract_endpoint(name);
+    if (connection &&
+        connect(connection.get(), reinterpret_cast<const sockaddr*>(&server.address), server.bytes) == 0) {
       if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
       return connection;
     }
@@ -314,37 +319,37 @@ Fd connect_to_host(Store& store, const std::string& key, const Deadline& deadlin
   }
 }
 
-Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const Gone& gone) {
+Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const EndedRanks& ended) {
   // Rank 0 says at the deadline who is missing: it is given the time to do so.
   const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
-  Fd socket = connect_to_host(store, key, deadline, gone);
-  Hello hello{.rank = rank, .process = getpid(), .shape = shape_of(size)};
+  Fd socket = connect_to_server(store, key, deadline, ended);
+  Hello hello{.rank = rank, .process = getpid(), .layout = layout_of(size)};
   build().copy(hello.build, sizeof hello.build - 1);
   if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
   Welcome welcome;
   const Fd memory = receive_welcome(socket.get(), welcome, deadline);
   struct stat status {};
   if (!memory || fstat(memory.get(), &status) != 0 ||
-      status.st_size != static_cast<off_t>(Board::bytes_of(hello.shape)) ||
+      status.st_size != static_cast<off_t>(ControlBlock::bytes_of(hello.layout)) ||
       (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
     throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
-  Joined joined{.board = std::make_shared<Board>(hello.shape, memory.get()),
+  Joined joined{.control = std::make_shared<ControlBlock>(hello.layout, memory.get()),
                 .share_devices = threads_among(welcome, size)};
   for (int r = 0; r < size; ++r)
     if (r != rank && (r != 0 || same_user(socket.get())->pid == welcome.processes[0]))
-      watch_process(joined.watched, *joined.board, r, welcome.processes[r]);
+      monitor_process(joined.watched, *joined.control, r, welcome.processes[r]);
   joined.watched.emplace_back(std::move(socket), 0);
   return joined;
 }
 
 }  // namespace
 
-std::shared_ptr<SharedGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                                Milliseconds timeout, bool share_devices, const Gone& gone) {
+std::shared_ptr<ShmGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::string name, int rank, int size,
+                                             Milliseconds timeout, bool share_devices, const EndedRanks& ended) {
   const std::string key = name + "/socket";
-  Joined joined = rank == 0 ? host(*store, key, size, timeout, gone) : join(*store, key, rank, size, timeout, gone);
+  Joined joined = rank == 0 ? serve(*store, key, size, timeout, ended) : join(*store, key, rank, size, timeout, ended);
   share_devices = share_devices || joined.share_devices;
-  return std::make_shared<ProcessGroup>(std::move(joined.board), std::move(joined.watched), std::move(store),
+  return std::make_shared<ProcessGroup>(std::move(joined.control), std::move(joined.watched), std::move(store),
                                         std::move(name), share_devices);
 }
 

@@ -1,4 +1,4 @@
-// Ranks that are processes of one machine: how they come to share a board.
+// Ranks that are processes of one machine: how they come to share a control block.
 #pragma once
 
 #include <memory>
@@ -13,42 +13,43 @@
 
 namespace lockstep::detail {
 
-class ProcessGroup final : public SharedGroup {
+class ProcessGroup final : public ShmGroup {
  public:
   // Rank 0 makes the memory and listens on a socket whose random name it writes to the store, under "<name>/socket";
   // the others connect and are handed the memory. Both sides look at the other's user. Blocks until all have come, or
   // throws CommError, naming who is missing, on every rank that has.
-  // `share_devices`: as of the group that it is split from. `gone`: who is not waited for any more, if that is known.
-  static std::shared_ptr<SharedGroup> make(std::shared_ptr<Store> store, std::string name, int rank, int size,
-                                           Milliseconds timeout, bool share_devices = false,
-                                           const Gone& gone = nullptr);
+  // `share_devices`: as of the group that it is split from. `ended`: who is not waited for any more, if that is known.
+  static std::shared_ptr<ShmGroup> make(std::shared_ptr<Store> store, std::string name, int rank, int size,
+                                        Milliseconds timeout, bool share_devices = false,
+                                        const EndedRanks& ended = nullptr);
 
-  std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int index, const std::string& id,
-                                     Milliseconds timeout) override {
-    const auto gone = [this, &members] {
+  std::shared_ptr<ShmGroup> split(const std::vector<int>& members, int index, const std::string& id,
+                                  Milliseconds timeout) override {
+    const auto ended_members = [this, &members] {
       std::vector<EndedRank> ended;
       for (std::size_t m = 0; m < members.size(); ++m)
-        if (const auto presence = board().presence(members[m]); presence != Board::Presence::here)
-          ended.push_back({static_cast<int>(m), presence == Board::Presence::left ? "left" : "died"});
+        if (const auto presence = control().presence(members[m]); presence != ControlBlock::Presence::here)
+          ended.push_back({static_cast<int>(m), presence == ControlBlock::Presence::left ? "left" : "died"});
       return ended;
     };
-    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout, share_devices(), gone);
+    return make(store_, name_ + "/" + id, index, static_cast<int>(members.size()), timeout, share_devices(),
+                ended_members);
   }
 
-  ProcessGroup(std::shared_ptr<Board> board, std::vector<PeerWatch::Watched> watched, std::shared_ptr<Store> store,
-               std::string name, bool share_devices)
-      : SharedGroup(board, share_devices),
+  ProcessGroup(std::shared_ptr<ControlBlock> control, std::vector<ProcessMonitor::Watched> watched,
+               std::shared_ptr<Store> store, std::string name, bool share_devices)
+      : ShmGroup(control, share_devices),
         store_(std::move(store)),
         name_(std::move(name)),
-        watch_(board, std::move(watched)) {}
+        monitor_(control, std::move(watched)) {}
 
  private:
   std::shared_ptr<Store> store_;
   std::string name_;
-  PeerWatch watch_;
+  ProcessMonitor monitor_;
 };
 
 // For tests: what this thread's ranks say of their build instead of what it is. Null: nothing.
-extern constinit thread_local const std::string* posed_build;
+extern constinit thread_local const std::string* build_override;
 
 }  // namespace lockstep::detail

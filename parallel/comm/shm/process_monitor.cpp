@@ -12,8 +12,8 @@
 
 namespace lockstep::detail {
 
-PeerWatch::PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched)
-    : board_(std::move(board)), watched_(std::move(watched)), wake_(eventfd(0, EFD_CLOEXEC)), process_(getpid()) {
+ProcessMonitor::ProcessMonitor(std::shared_ptr<ControlBlock> control, std::vector<Watched> watched)
+    : control_(std::move(control)), watched_(std::move(watched)), wake_(eventfd(0, EFD_CLOEXEC)), process_(getpid()) {
   if (!wake_) fail<Error>("[communicator] expected an event descriptor, got ", std::strerror(errno));
   // Signals belong to the program's own threads: a thread inherits the mask of its maker.
   sigset_t all, before;
@@ -29,7 +29,7 @@ PeerWatch::PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched)
   pthread_setname_np(thread_.native_handle(), "lss-peers");
 }
 
-PeerWatch::~PeerWatch() {
+ProcessMonitor::~ProcessMonitor() {
   if (getpid() != process_) {
     thread_.detach();
     return;
@@ -40,7 +40,7 @@ PeerWatch::~PeerWatch() {
   thread_.join();
 }
 
-void PeerWatch::watch(int wake) {
+void ProcessMonitor::watch(int wake) {
   std::vector<pollfd> polled{{.fd = wake, .events = POLLIN, .revents = 0}};
   for (const auto& [descriptor, rank] : watched_)
     polled.push_back({.fd = descriptor.get(), .events = POLLIN, .revents = 0});
@@ -50,7 +50,7 @@ void PeerWatch::watch(int wake) {
     for (std::size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       // Nothing is ever sent: what can be read is the end. A rank that has left before stays one that left.
-      board_->set_presence(watched_[i - 1].second, Board::Presence::died);
+      control_->set_presence(watched_[i - 1].second, ControlBlock::Presence::died);
       polled[i].fd = -1;  // poll passes over it
     }
   }

@@ -14,19 +14,19 @@
 namespace lockstep::detail {
 
 // A thread that sleeps until one of the descriptors (sockets to ranks, descriptors of their processes) says that the
-// other side has ended, and writes it on the board.
-class PeerWatch {
+// other side has ended, and writes it into the control block.
+class ProcessMonitor {
  public:
   using Watched = std::pair<Fd, int>;  // the rank
-  PeerWatch(std::shared_ptr<Board> board, std::vector<Watched> watched);
-  PeerWatch(const PeerWatch&) = delete;
-  PeerWatch& operator=(const PeerWatch&) = delete;
-  ~PeerWatch();  // in the process that made it; a forked child has no such thread
+  ProcessMonitor(std::shared_ptr<ControlBlock> control, std::vector<Watched> watched);
+  ProcessMonitor(const ProcessMonitor&) = delete;
+  ProcessMonitor& operator=(const ProcessMonitor&) = delete;
+  ~ProcessMonitor();  // in the process that made it; a forked child has no such thread
 
  private:
   void watch(int wake);
 
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ControlBlock> control_;
   std::vector<Watched> watched_;
   Fd wake_;
   pid_t process_;

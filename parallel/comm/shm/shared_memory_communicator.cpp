@@ -15,24 +15,23 @@
 namespace lockstep {
 namespace {
 
-using detail::Board;
-using detail::SharedGroup;
-using detail::SharedMember;
+using detail::ControlBlock;
+using detail::ShmGroup;
+using detail::ShmRank;
 
-static_assert(SharedMemoryCommunicator::kMostRanks == Board::kMostRanks);
+static_assert(SharedMemoryCommunicator::kMostRanks == ControlBlock::kMostRanks);
 
-class ThreadGroup final : public SharedGroup {
+class ThreadGroup final : public ShmGroup {
  public:
   ThreadGroup(int ranks, bool share_devices)
-      : SharedGroup(std::make_shared<Board>(detail::BoardShape{.ranks = ranks,
-                                                               .threads = 1,
-                                                               .slot_bytes = 16 << 10,
-                                                               .pair_slot_bytes = 4 << 10,
-                                                               .host_slot_bytes = 16 << 10}),
-                    share_devices) {}
+      : ShmGroup(std::make_shared<ControlBlock>(detail::ControlBlockLayout{.ranks = ranks,
+                                                                           .threads = 1,
+                                                                           .slot_bytes = 16 << 10,
+                                                                           .pair_slot_bytes = 4 << 10,
+                                                                           .host_slot_bytes = 16 << 10}),
+                 share_devices) {}
 
-  std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int, const std::string& id,
-                                     Milliseconds) override {
+  std::shared_ptr<ShmGroup> split(const std::vector<int>& members, int, const std::string& id, Milliseconds) override {
     // Also where these have a device each: what the others do on it may depend on other ranks.
     return splits_.get(id, members.size(), [&] {
       return std::make_shared<ThreadGroup>(static_cast<int>(members.size()), share_devices());
@@ -40,31 +39,31 @@ class ThreadGroup final : public SharedGroup {
   }
 
  private:
-  detail::SharedByName<SharedGroup> splits_;  // that not all members have taken yet
+  detail::SharedByName<ShmGroup> splits_;  // that not all members have taken yet
 };
 
 }  // namespace
 
-SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<SharedGroup> group, int rank, Device device,
+SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<ShmGroup> group, int rank, Device device,
                                                    Milliseconds timeout)
-    : Communicator(rank, group->board().ranks(), device, timeout), group_(std::move(group)) {
+    : Communicator(rank, group->control().ranks(), device, timeout), group_(std::move(group)) {
   LOCKSTEP_CHECK(device.type() == DeviceType::host, "[SharedMemoryCommunicator] expected a host device, got ", device);
-  member_ = std::make_shared<SharedMember>(group_, rank, *this);
+  shm_rank_ = std::make_shared<ShmRank>(group_, rank, *this);
 }
 
-SharedMemoryCommunicator::~SharedMemoryCommunicator() { member_->disown(); }
+SharedMemoryCommunicator::~SharedMemoryCommunicator() { shm_rank_->disown(); }
 
 void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
-  member_->announce(collective, &stream);
-  stream.enqueue(detail::StreamTask(member_, collective));
+  shm_rank_->announce(collective, &stream);
+  stream.enqueue(detail::StreamTask(shm_rank_, collective));
 }
 
 std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {
   try {
-    member_->announce(collective);
-    hand_over(&group_->board());
-    std::vector<std::string> all = member_->host_lane().exchange(collective, mine);
-    take_over(&group_->board());
+    shm_rank_->announce(collective);
+    hand_over(&group_->control());
+    std::vector<std::string> all = shm_rank_->host_channel().exchange(collective, mine);
+    take_over(&group_->control());
     return all;
   } catch (const CommError& error) {
     throw break_with(error);
@@ -78,7 +77,7 @@ std::unique_ptr<Communicator> SharedMemoryCommunicator::make_split(const std::ve
 }
 
 void SharedMemoryCommunicator::on_broken(const CommError& error) {
-  group_->board().fail(error.rank, detail::words_of(error));
+  group_->control().fail(error.rank, detail::message_of_failure(error));
 }
 
 std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Device> devices,
@@ -106,9 +105,9 @@ std::unique_ptr<Communicator> make_process_communicator(const std::shared_ptr<St
   LOCKSTEP_CHECK(store || size == 1, "[make_process_communicator] expected a store, got none");
   LOCKSTEP_CHECK(device.type() == DeviceType::host, "[make_process_communicator] expected a host device, got ", device);
   return detail::make_in_job(ranks, [&] {
-    const detail::Gone gone = store ? detail::gone_from_job(*store, ranks) : nullptr;
+    const detail::EndedRanks ended = store ? detail::ended_ranks_of_job(*store, ranks) : nullptr;
     return std::make_unique<SharedMemoryCommunicator>(
-        detail::ProcessGroup::make(store, options.name, rank, size, options.timeout, false, gone), rank, device,
+        detail::ProcessGroup::make(store, options.name, rank, size, options.timeout, false, ended), rank, device,
         options.timeout);
   });
 }

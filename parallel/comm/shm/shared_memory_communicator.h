@@ -13,8 +13,8 @@
 namespace lockstep {
 
 namespace detail {
-class SharedGroup;
-class SharedMember;
+class ShmGroup;
+class ShmRank;
 }  // namespace detail
 
 struct SharedMemoryOptions {
@@ -33,7 +33,7 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
   const char* backend() const override { return "shared_memory"; }
 
   // For the library: member `rank` of a group.
-  SharedMemoryCommunicator(std::shared_ptr<detail::SharedGroup> group, int rank, Device device, Milliseconds timeout);
+  SharedMemoryCommunicator(std::shared_ptr<detail::ShmGroup> group, int rank, Device device, Milliseconds timeout);
 
  private:
   void enqueue(const Collective& collective, Stream& stream) override;
@@ -41,9 +41,9 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
   void on_broken(const CommError& error) override;
 
-  friend class detail::SharedMember;
-  std::shared_ptr<detail::SharedGroup> group_;
-  std::shared_ptr<detail::SharedMember> member_;
+  friend class detail::ShmRank;
+  std::shared_ptr<detail::ShmGroup> group_;
+  std::shared_ptr<detail::ShmRank> shm_rank_;
 };
 
 // Ranks that are threads of this process: rank r is for the thread that works on devices[r] (host devices; one may come

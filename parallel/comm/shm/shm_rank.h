@@ -13,38 +13,38 @@
 
 namespace lockstep::detail {
 
-// The ranks that share a board, as this process sees them.
-class SharedGroup : public std::enable_shared_from_this<SharedGroup> {
+// The ranks that share a control block, as this process sees them.
+class ShmGroup : public std::enable_shared_from_this<ShmGroup> {
  public:
   // `share_devices`: ranks that are threads of this process work on one device, with all that belongs to it. See
-  // SharedMember::announce.
-  explicit SharedGroup(std::shared_ptr<Board> board, bool share_devices = false)
-      : board_(std::move(board)), share_devices_(share_devices) {}
-  SharedGroup(const SharedGroup&) = delete;
-  SharedGroup& operator=(const SharedGroup&) = delete;
-  virtual ~SharedGroup() = default;
+  // ShmRank::announce.
+  explicit ShmGroup(std::shared_ptr<ControlBlock> control, bool share_devices = false)
+      : control_(std::move(control)), share_devices_(share_devices) {}
+  ShmGroup(const ShmGroup&) = delete;
+  ShmGroup& operator=(const ShmGroup&) = delete;
+  virtual ~ShmGroup() = default;
 
-  Board& board() { return *board_; }
+  ControlBlock& control() { return *control_; }
   bool share_devices() const { return share_devices_; }
   // The group that `members` of this one make of their own; see Communicator::make_split.
-  virtual std::shared_ptr<SharedGroup> split(const std::vector<int>& members, int index, const std::string& id,
-                                             Milliseconds timeout) = 0;
+  virtual std::shared_ptr<ShmGroup> split(const std::vector<int>& members, int index, const std::string& id,
+                                          Milliseconds timeout) = 0;
 
  private:
-  std::shared_ptr<Board> board_;
+  std::shared_ptr<ControlBlock> control_;
   const bool share_devices_;
 };
 
 // A rank. When the communicator and its tasks are done with it, the rank has left the group.
-class SharedMember {
+class ShmRank {
  public:
-  SharedMember(std::shared_ptr<SharedGroup> group, int rank, SharedMemoryCommunicator& owner);
-  SharedMember(const SharedMember&) = delete;
-  SharedMember& operator=(const SharedMember&) = delete;
-  ~SharedMember();
+  ShmRank(std::shared_ptr<ShmGroup> group, int rank, SharedMemoryCommunicator& owner);
+  ShmRank(const ShmRank&) = delete;
+  ShmRank& operator=(const ShmRank&) = delete;
+  ~ShmRank();
 
-  Board& board() { return group_->board(); }
-  Lane& host_lane() { return host_lane_; }
+  ControlBlock& control() { return group_->control(); }
+  Channel& host_channel() { return host_channel_; }
   // Any collective but an exchange; blocks. Tells the owner of a failure.
   void perform(const Collective& collective);
   // To be called by the host thread before it puts a collective on a stream or makes an exchange.
@@ -58,14 +58,14 @@ class SharedMember {
   void disown();
 
  private:
-  void tell_owner(const CommError& error);
+  void notify_owner(const CommError& error);
   void count_call(const Collective& collective);
-  Lane& lane(const Collective& collective);
+  Channel& channel(const Collective& collective);
 
-  const std::shared_ptr<SharedGroup> group_;
+  const std::shared_ptr<ShmGroup> group_;
   const int rank_;
-  Lane stream_lane_, host_lane_;
-  std::deque<Lane> to_, from_;  // by rank
+  Channel stream_channel_, host_channel_;
+  std::deque<Channel> to_, from_;  // by rank
   std::mutex mutex_;
   SharedMemoryCommunicator* owner_;  // null once it is gone
 };

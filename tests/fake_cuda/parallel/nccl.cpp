@@ -54,7 +54,7 @@ Group make_group(const std::vector<Device>& devices, const NcclOptions& options,
   Group group(devices.size());
   at_once(devices.size(), [&](std::size_t r) {
     const std::string token = cat("process ", r);
-    if (as == As::processes) detail::posed_token = &token;
+    if (as == As::processes) detail::process_token_override = &token;
     group[r] =
         make_nccl_communicator(store, static_cast<int>(r), static_cast<int>(devices.size()), devices[r], options);
   });

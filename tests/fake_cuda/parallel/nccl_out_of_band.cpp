@@ -12,8 +12,8 @@ TEST_CASE("nccl: the words of a failure come back as they were") {
         CommError(0, "send", ""), CommError(2, "abort", "rank 2 aborted: out of ideas"),
         CommError(2, "abort", "rank 2: rank 2 "), CommError(1'000'000, "make_nccl_communicator", "[x] rank 1: y")}) {
     const auto store = make_local_store();
-    nccl::Board(store, 0, 2).report(error);
-    const std::optional<CommError> got = nccl::Board(store, 1, 2).failure();
+    nccl::OutOfBand(store, 0, 2).report(error);
+    const std::optional<CommError> got = nccl::OutOfBand(store, 1, 2).failure();
     REQUIRE(got);
     CHECK(got->rank == error.rank);
     CHECK(got->collective == error.collective);

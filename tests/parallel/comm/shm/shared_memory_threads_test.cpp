@@ -260,7 +260,7 @@ TEST_CASE("shared memory: ranks of another build are refused, and all ranks lear
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r)
     threads.emplace_back([&, r] {
-      if (r == 1) detail::posed_build = &other;
+      if (r == 1) detail::build_override = &other;
       try {
         make_process_communicator(store, r, 3, Device::host(r), {.timeout = conformance::kPatience});
       } catch (const CommError& error) {
@@ -280,7 +280,7 @@ TEST_CASE("shared memory: ranks wait for one that comes late, and look around me
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r)
     threads.emplace_back([&, r] {
-      if (r == 1) std::this_thread::sleep_for(3 * detail::kLook);
+      if (r == 1) std::this_thread::sleep_for(3 * detail::kPollInterval);
       try {
         make_process_communicator(store, r, 3, Device::host(r), {.timeout = conformance::kPatience})->barrier();
       } catch (const std::exception& error) {
