@@ -2,8 +2,10 @@
 add_executable(lockstep-launch-rank "${CMAKE_CURRENT_LIST_DIR}/rank.cpp")
 target_link_libraries(lockstep-launch-rank PRIVATE lockstep_flags lockstep::lockstep)
 foreach(test Arguments Output Environment Ends FailedFirst Logs LeftBehind Nodes)
-  add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/lockstep_run.py"
-           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> $<TARGET_FILE:lockstep-launch-drill> ${test})
+  string(REGEX REPLACE "([a-z])([A-Z])" "\\1_\\2" script "${test}")
+  string(TOLOWER "${script}" script)
+  add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/${script}.py"
+           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> $<TARGET_FILE:lockstep-launch-drill>)
   set_tests_properties(launch/${test} PROPERTIES LABELS host TIMEOUT 300)
 endforeach()
 # Where the system does not say which cores there are: without --bind nobody asks, with it it is an error.
