@@ -1,6 +1,7 @@
 // When a wait ends at the latest. Every wait in Lockstep has one.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace lockstep {
@@ -18,6 +19,10 @@ class Deadline {
                         : now + timeout);
   }
   bool passed() const { return Clock::now() >= time_; }
+  // Whether it is as late as the clock can say. Waits that add to it would overflow.
+  bool never() const { return time_ == Clock::time_point::max(); }
+  // Until then, rounded up to whole milliseconds; 0 when it has passed.
+  Milliseconds left() const { return std::max(std::chrono::ceil<Milliseconds>(time_ - Clock::now()), Milliseconds(0)); }
   Clock::time_point time() const { return time_; }
 
  private:

@@ -60,7 +60,7 @@ std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member,
     return error.has_value();
   };
   bool in_time = true;
-  if (deadline.time() == Clock::time_point::max()) {
+  if (deadline.never()) {
     changed_.wait(lock, over);
   } else {
     in_time = changed_.wait_until(lock, deadline.time(), over);

@@ -19,8 +19,7 @@ bool at_rest(Device device, Deadline deadline) {
   constexpr int kMostErrors = 1000;
   for (int errors = 0; errors < kMostErrors; ++errors) {
     try {
-      const auto left = std::chrono::ceil<Milliseconds>(deadline.time() - Clock::now());
-      LOCKSTEP_EDGE(synchronize(device, std::max(left, Milliseconds(0))));
+      LOCKSTEP_EDGE(synchronize(device, deadline.left()));
       return true;
     } catch (const TimeoutError&) {
       if (deadline.passed()) return false;

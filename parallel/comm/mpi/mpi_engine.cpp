@@ -109,7 +109,7 @@ bool MpiEngine::wait_for_turn(const MpiGroup& group, MpiTag tag, const std::uint
                               Deadline deadline) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return turn + 1 == sequence || group.stopped(tag, sequence); };
-  if (deadline.time() == Clock::time_point::max()) {
+  if (deadline.never()) {
     changed_.wait(lock, over);
   } else {
     changed_.wait_until(lock, deadline.time(), over);

@@ -43,7 +43,7 @@ std::optional<std::string> OutOfBand::peek(const std::string& name, int rank) {
 std::string OutOfBand::wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
                                 Deadline deadline, const std::function<void()>& check_health) {
   for (;;) {
-    const bool last = deadline.time() <= Clock::now() + kSlice;
+    const bool last = deadline.left() <= kSlice;
     try {
       return store_->get(key(name, rank), last ? deadline : Deadline::after(kSlice));
     } catch (const TimeoutError&) {

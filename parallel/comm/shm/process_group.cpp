@@ -73,8 +73,7 @@ bool threads_among(const Welcome& welcome, int ranks) {
 
 // For poll; not for long, as whoever waits looks around now and then.
 int milliseconds_left(const Deadline& deadline) {
-  const auto left = std::chrono::duration_cast<Milliseconds>(deadline.time() - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, kPollInterval.count()));
+  return static_cast<int>(std::min(deadline.left(), kPollInterval).count());
 }
 
 // Processes of other users are no ranks of this job.

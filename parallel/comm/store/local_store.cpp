@@ -14,7 +14,7 @@ std::string LocalStore::get(const std::string& key, Deadline deadline) {
   std::unique_lock lock(mutex_);
   StoreTable::Value value;
   const auto over = [&] { return (value = table_.find(key)) != nullptr || given_up_; };
-  if (deadline.time() == Clock::time_point::max()) {
+  if (deadline.never()) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_until(lock, deadline.time(), over)) {
     throw TimeoutError(cat("[Store.get] nobody set '", key, "' before the deadline"));

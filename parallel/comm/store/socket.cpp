@@ -21,9 +21,8 @@ namespace {
 
 // Milliseconds for poll, rounded up; -1 when the deadline never comes.
 int poll_milliseconds(Deadline deadline) {
-  if (deadline.time() == Clock::time_point::max()) return -1;
-  const auto left = std::chrono::ceil<Milliseconds>(deadline.time() - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000'000));
+  if (deadline.never()) return -1;
+  return static_cast<int>(std::min<std::int64_t>(deadline.left().count(), 1'000'000'000));
 }
 
 }  // namespace

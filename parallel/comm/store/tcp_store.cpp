@@ -49,10 +49,9 @@ class TcpStore final : public Store {
     call("set", {.op = wire::Op::set, .key = key, .first = value});
   }
   std::string get(const std::string& key, Deadline deadline) override {
-    const bool for_ever = deadline.time() == Clock::time_point::max();
-    const auto left = std::chrono::ceil<Milliseconds>(deadline.time() - Clock::now()).count();
-    wire::Request request{.op = wire::Op::get, .number = for_ever ? -1 : std::max<std::int64_t>(left, 0), .key = key};
-    const Deadline answer = for_ever ? deadline : Deadline::after(Milliseconds(request.number) + kGrace);
+    const Milliseconds left = deadline.left();
+    const wire::Request request{.op = wire::Op::get, .number = deadline.never() ? -1 : left.count(), .key = key};
+    const Deadline answer = deadline.never() ? deadline : Deadline::after(left + kGrace);
     Reply reply = call("get", request, answer);
     if (reply.status == wire::Status::timeout)
       throw TimeoutError(cat("[Store.get] nobody set '", key, "' before the deadline"));
@@ -157,9 +156,7 @@ class TcpStore final : public Store {
     while (true) {
       for (const auto& endpoint : endpoints_) {
         Fd socket;
-        const Deadline attempt = std::min(deadline.time(), Clock::now() + kAttempt) == deadline.time()
-                                     ? deadline
-                                     : Deadline::after(kAttempt);
+        const Deadline attempt = deadline.left() <= kAttempt ? deadline : Deadline::after(kAttempt);
         const int failed = detail::connect_to(endpoint, attempt, socket);
         if (failed == 0) {
           const auto said = greet(socket.get(), attempt);
@@ -170,8 +167,7 @@ class TcpStore final : public Store {
           if (!first && failed == ECONNREFUSED) lose(cat(where(), " is gone: its process ended"));
         }
       }
-      if (Clock::now() + pause >= deadline.time())
-        throw error(cat("cannot reach ", where(), " before the deadline: ", problem));
+      if (deadline.left() <= pause) throw error(cat("cannot reach ", where(), " before the deadline: ", problem));
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, Milliseconds(500));
     }
