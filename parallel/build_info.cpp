@@ -1,23 +1,12 @@
 #include "lockstep/parallel/build_info.h"
 
 #include "lockstep/kernels/host/onednn_version.h"
-#include "lockstep/parallel/comm/mpi/mpi_library.h"
-#include "lockstep/parallel/comm/nccl/nccl_version.h"
+#include "lockstep/parallel/comm/factory/backends.h"
 #include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/strings.h"
 #include "lockstep/version.h"
 
 namespace lockstep {
-namespace {
-
-// "Open MPI v4.1.4, package: …, ident: …" without what comes after the version.
-std::string mpi_library() {
-  if (!mpi::library_error().empty()) return "";
-  const std::string all = mpi::library().library;
-  return all.substr(0, all.find_first_of(",\n"));
-}
-
-}  // namespace
 
 const char* version() { return LOCKSTEP_VERSION_STRING; }
 
@@ -37,8 +26,9 @@ BuildInfo build_info() {
   add("oneDNN", kernels::host::onednn_version());
   add("CUDA runtime", detail::cuda_runtime_version());
   add("CUDA driver", detail::cuda_driver_version());
-  add("NCCL", {"", detail::nccl_version()});  // opened by name, with declarations of our own
-  add("MPI", {"", mpi_library()});            // a plug-in
+  // Opened by name, with declarations of our own, or by a plug-in: no version of theirs is built in.
+  for (const detail::CommunicatorBackend& backend : detail::communicator_backends())
+    if (backend.library) add(backend.library, {"", backend.library_version()});
   return info;
 }
 

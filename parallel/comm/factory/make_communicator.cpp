@@ -4,13 +4,11 @@
 
 #include <fstream>
 
+#include "lockstep/parallel/comm/factory/backends.h"
 #include "lockstep/parallel/comm/factory/rank_choice.h"
+#include "lockstep/parallel/comm/factory/rank_traits.h"
 #include "lockstep/parallel/comm/meeting_place.h"
-#include "lockstep/parallel/comm/mpi/mpi_communicator.h"
-#include "lockstep/parallel/comm/nccl/nccl_communicator.h"
-#include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/cuda/gpu_identity.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"
@@ -18,6 +16,7 @@
 namespace lockstep {
 namespace {
 
+using detail::CommunicatorBackend;
 using detail::RankTraits;
 
 std::string first_line(const char* path) {
@@ -34,28 +33,16 @@ std::string machine_id() {
              std::string(link, bytes > 0 ? static_cast<std::size_t>(bytes) : 0));
 }
 
-// Why the ranks of MPI_COMM_WORLD are not this job's; "": they may be.
-std::string why_not_by_mpi(const RankInfo& rank) {
-  const std::string why = why_no_mpi();
-  const std::string_view size = detail::environment("OMPI_COMM_WORLD_SIZE");
-  // A launcher that mpirun has started hands its variables on to ranks that are not mpirun's.
-  if (!why.empty() || size.empty() || size == std::to_string(rank.size)) return why;
-  return cat("[mpi] expected the ", rank.size, " ranks of this job to be mpirun's, which are ", size);
-}
-
 RankTraits describe_rank(const RankInfo& rank, Device device, const std::string& backend) {
-  // To ask for a library is to open it: only for one that may be chosen.
-  const auto may_be = [&](const char* name) { return backend.empty() || backend == name; };
   RankTraits traits{.machine = machine_id(),
                     .process = detail::process_token(),
                     .kind = to_string(device.type()),
                     .backend = backend};
-  if (device.type() == DeviceType::cuda) {
-    // Not its ordinal: where every process sees one GPU alone, all of them are number 0.
-    traits.gpu = cat(traits.machine, '#', detail::gpu_identity(device));
-    if (may_be("nccl")) traits.no_nccl = why_no_nccl();
-  } else if (may_be("mpi")) {
-    traits.no_mpi = why_not_by_mpi(rank);
+  // Not its ordinal: where every process sees one GPU alone, all of them are number 0.
+  if (device.type() == DeviceType::cuda) traits.gpu = cat(traits.machine, '#', detail::gpu_identity(device));
+  for (const CommunicatorBackend& each : detail::communicator_backends()) {
+    if (!each.why_not_here || !detail::may_be_chosen(each, traits.kind, backend)) continue;
+    if (std::string why = each.why_not_here(rank); !why.empty()) traits.why_not[each.name] = std::move(why);
   }
   return traits;
 }
@@ -88,12 +75,27 @@ Device default_device(const RankInfo& rank) {
   return devices[static_cast<std::size_t>(rank.local_rank) % devices.size()];
 }
 
-std::unique_ptr<Communicator> mpi_communicator_of(const RankInfo& rank, Device device, Milliseconds timeout) {
-  std::unique_ptr<Communicator> made = make_mpi_communicator(device, {.timeout = timeout});
-  LOCKSTEP_CHECK(made->rank() == rank.rank && made->size() == rank.size,
-                 "[make_communicator] expected the rank that MPI gives, which is rank ", made->rank(), " of ",
-                 made->size(), ", got rank ", rank.rank, " of ", rank.size, " from ", rank.source);
-  return made;
+// What the ranks say of themselves where they have no store to say it in: only backends that need none are left.
+std::vector<RankTraits> ranks_without_store(const RankInfo& rank, const RankTraits& mine) {
+  bool possible = false, asked_for = mine.backend.empty();
+  std::string left;
+  for (const CommunicatorBackend& each : detail::communicator_backends()) {
+    if (each.needs_store) continue;
+    const auto why_not = mine.why_not.find(each.name);
+    const bool can = why_not == mine.why_not.end();
+    possible = possible || (can && (!each.works_on || mine.kind == each.works_on));
+    asked_for = asked_for || mine.backend == each.name;
+    left += cat(left.empty() ? "" : "; ", each.name, each.works_on ? cat(", for ", each.works_on, " devices") : "",
+                can ? "" : cat(": ", why_not->second));
+  }
+  LOCKSTEP_CHECK(possible, "[make_communicator] expected a store in which ", rank.size,
+                 " ranks find each other (LOCKSTEP_STORE=host:port, or MASTER_ADDR and MASTER_PORT), got none, and "
+                 "without one only this is left: ",
+                 left);
+  LOCKSTEP_CHECK(asked_for, "[make_communicator] expected a store for ", mine.backend, ", got none");
+  std::vector<RankTraits> ranks(static_cast<std::size_t>(rank.size), mine);
+  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].machine = ranks[r].process = std::to_string(r);
+  return ranks;
 }
 
 std::unique_ptr<Communicator> make_what_suits(const CommunicatorOptions& options) {
@@ -111,29 +113,18 @@ std::unique_ptr<Communicator> make_what_suits(const CommunicatorOptions& options
   std::vector<RankTraits> ranks{describe_rank(rank, device, backend)};
   std::string group = "make_communicator/alone";
   if (rank.size > 1 && !store) {
-    LOCKSTEP_CHECK(device.type() == DeviceType::host && ranks[0].no_mpi.empty(),
-                   "[make_communicator] expected a store in which ", rank.size,
-                   " ranks find each other (LOCKSTEP_STORE=host:port, or MASTER_ADDR and MASTER_PORT), got none, and "
-                   "without one only MPI is left, for host devices",
-                   ranks[0].no_mpi.empty() ? "" : ": ", ranks[0].no_mpi);
-    LOCKSTEP_CHECK(backend.empty() || backend == "mpi", "[make_communicator] expected a store for ", backend,
-                   ", got none");
-    ranks.resize(static_cast<std::size_t>(rank.size), ranks[0]);
-    for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].machine = ranks[r].process = std::to_string(r);
+    ranks = ranks_without_store(rank, ranks[0]);
   } else if (rank.size > 1) {
     ranks = meet(*store, rank, ranks[0], group, deadline);
   } else if (!store) {
     store = make_local_store();
   }
   const detail::RankChoice choice = detail::choose(ranks);
-  if (rank.rank == 0) log(LogLevel::info, cat("[make_communicator] ", choice.backend, ": ", choice.reason));
-  const std::shared_ptr<Store> mine = store ? make_prefix_store(store, group) : nullptr;
-  if (choice.backend == "nccl")
-    return make_nccl_communicator(mine, rank.rank, rank.size, device, {.timeout = options.timeout});
-  if (choice.backend == "mpi") return mpi_communicator_of(rank, device, options.timeout);
-  if (choice.backend == "peer")
-    return make_peer_communicator(mine, rank.rank, rank.size, device, {.timeout = options.timeout});
-  return make_process_communicator(mine, rank, device, {.timeout = options.timeout});
+  if (rank.rank == 0) log(LogLevel::info, cat("[make_communicator] ", choice.backend->name, ": ", choice.reason));
+  return choice.backend->make({.store = store ? make_prefix_store(store, group) : nullptr,
+                               .rank = rank,
+                               .device = device,
+                               .timeout = options.timeout});
 }
 
 }  // namespace

@@ -1,30 +1,21 @@
-// Which communicator suits ranks: what each says of itself, as text that goes through a store, and the choice.
+// Which communicator suits ranks.
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "lockstep/parallel/comm/factory/backends.h"
+#include "lockstep/parallel/comm/factory/rank_traits.h"
 #include "lockstep/runtime/api.h"
 
 namespace lockstep::detail {
 
-// What the choice depends on, of one rank.
-struct RankTraits {
-  std::string machine;  // ranks with the same one can hand over memory
-  std::string process;
-  std::string gpu;              // "" on other than CUDA devices
-  std::string kind;             // of device: "host", "cuda"
-  std::string backend;          // that it asks for; "": what suits
-  std::string no_nccl, no_mpi;  // why it can not; "": it can
-  friend bool operator==(const RankTraits&, const RankTraits&) = default;
-};
-// Any text in the fields comes back as it was. Throws Error for what is none of pack()'s.
-LOCKSTEP_API std::string pack(const RankTraits& traits);
-LOCKSTEP_API RankTraits unpack(std::string_view text);
+// Whether a rank with such devices that asks for `asked` ("": what suits) may come to use the backend.
+bool may_be_chosen(const CommunicatorBackend& backend, const std::string& kind, const std::string& asked);
 
 struct RankChoice {
-  std::string backend, reason;
+  const CommunicatorBackend* backend;
+  std::string reason;
 };
 // The same on every rank that gives the same. Throws as make_communicator does.
 LOCKSTEP_API RankChoice choose(const std::vector<RankTraits>& ranks);
