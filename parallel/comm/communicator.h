@@ -45,7 +45,7 @@ class LOCKSTEP_API Communicator {
   int size() const { return size_; }
   // Where this rank's tensors are; `cpu` is no such place.
   Device device() const { return device_; }
-  virtual const char* backend() const = 0;  // "shared_memory", "peer", "nccl", "mpi"
+  virtual const char* backend() const = 0;  // its name; see CommunicatorOptions::backend
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // of later calls
 

@@ -16,7 +16,7 @@ struct CommunicatorOptions {
       {};  // where the ranks meet; null: connect_store(rank), or MPI where there is no address
   RankInfo rank = {};
   std::optional<Device> device = std::nullopt;  // default: the accelerator with the number of the local rank, in turn
-  // "nccl", "peer", "shared_memory" or "mpi"; empty: LOCKSTEP_COMMUNICATOR, else what suits.
+  // By name (docs/distributed.md has a table): "nccl", …; empty: LOCKSTEP_COMMUNICATOR, else what suits.
   std::string backend = "";
   Milliseconds timeout = kDefaultTimeout;  // of this call, and of every collective
 };
