@@ -5,12 +5,13 @@
 #include "lockstep/runtime/error.h"
 #include "parallel/comm/store/stores.h"
 #include "support/catch.h"
+#include "support/messages.h"
 #include "support/temporary_folder.h"
 
 using namespace lockstep;
 using lockstep::test::in_threads;
 using lockstep::test::soon;
-using lockstep::test::thrown_by;
+using support::message_of;
 
 namespace {
 
@@ -130,7 +131,7 @@ TEST_CASE("a store refuses what is too large or no number, and stays as it was")
     CHECK(store->get("a", soon()) == largest);
 
     store->set("word", "12x");
-    CHECK(thrown_by<InvalidArgument>([&] { store->add("word", 1); }).find("'12x'") != std::string::npos);
+    CHECK(message_of<InvalidArgument>([&] { store->add("word", 1); }).find("'12x'") != std::string::npos);
     CHECK(store->get("word", soon()) == "12x");
     constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
     CHECK(store->add("n", kMost) == kMost);
@@ -144,7 +145,7 @@ TEST_CASE("a get waits for its key, and names it at the deadline") {
     INFO(kind.name);
     const auto stores = kind.make(2);
     const auto message =
-        thrown_by<TimeoutError>([&] { stores[0]->get("who sets this", Deadline::after(Milliseconds(20))); });
+        message_of<TimeoutError>([&] { stores[0]->get("who sets this", Deadline::after(Milliseconds(20))); });
     CHECK(message.find("who sets this'") != std::string::npos);
     stores[0]->set("after it", "goes on");
     CHECK(stores[0]->get("after it", Deadline::after(Milliseconds(0))) == "goes on");

@@ -32,15 +32,4 @@ inline std::vector<std::string> in_threads(int count, const std::function<void(i
   return thrown;
 }
 
-// What `body` throws as an E, "" if nothing.
-template <class E, class Body>
-std::string thrown_by(const Body& body) {
-  try {
-    body();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace lockstep::test
