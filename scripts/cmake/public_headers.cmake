@@ -50,6 +50,7 @@ set(headers_for_users
   tensor/optim/sparse_adam.h
   # For those who look inside, or bring something of their own: streams, backends, operations, communicators.
   kernels/api.h
+  parallel/comm/loopback/loopback_communicator.h
   parallel/comm/mpi/mpi_communicator.h
   parallel/comm/nccl/nccl_communicator.h
   parallel/comm/peer/peer_communicator.h

@@ -1,5 +1,6 @@
 #include "lockstep/parallel/comm/factory/backends.h"
 
+#include "lockstep/parallel/comm/loopback/loopback_communicator.h"
 #include "lockstep/parallel/comm/mpi/mpi_communicator.h"
 #include "lockstep/parallel/comm/mpi/mpi_version.h"
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
@@ -76,6 +77,10 @@ constexpr CommunicatorBackend kBackends[] = {
      .make = make_by_mpi,
      .library = "MPI",
      .library_version = mpi_version},
+    {.name = "loopback",
+     .why_not_together =
+         [](const RankTopology& ranks) { return std::string(ranks.ranks == 1 ? "" : "needs a rank alone"); },
+     .make = [](const BackendArgs& args) { return make_loopback_communicator(args.device, args.timeout); }},
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // they must.
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
 
+#include "lockstep/parallel/comm/loopback/loopback_communicator.h"
 #include "lockstep/parallel/openmmlab/model/model_wrapper.h"
 #include "lockstep/parallel/openmmlab/optim/amp_optim_wrapper.h"
 #include "parallel/openmmlab/training_support.h"
@@ -112,20 +113,17 @@ TEST_CASE("a rank alone steps, validates and accumulates without the others") {
 }
 
 TEST_CASE("train_step goes through the forward of the wrapper, and tells who wraps") {
-  const auto seen = run_ranks(1, [](Communicator& communicator) {
-    MMDistributedDataParallel<Spare> model(Spare{}, communicator);
-    Doubles figures{static_cast<double>(is_model_wrapper(model)),
-                    static_cast<double>(model.wrapped_module() == &model.module())};
-    double calls = 0;
-    model.register_forward_pre_hook([&](const ModuleBase&, std::span<const Tensor>) { ++calls; });
-    OptimWrapper optim(SGD(model.parameters()));
-    model.train_step(ones_and(true), optim);
-    figures.push_back(calls);
-    model.val_step(ones_and(true));
-    figures.push_back(calls);
-    return figures;
-  });
-  CHECK(seen[0] == Doubles{1, 1, 1, 1});
+  const auto communicator = make_loopback_communicator(accelerators().at(0));
+  MMDistributedDataParallel<Spare> model(Spare{}, *communicator);
+  CHECK(is_model_wrapper(model));
+  CHECK(model.wrapped_module() == &model.module());
+  int calls = 0;
+  model.register_forward_pre_hook([&](const ModuleBase&, std::span<const Tensor>) { ++calls; });
+  OptimWrapper optim(SGD(model.parameters()));
+  model.train_step(ones_and(true), optim);
+  CHECK(calls == 1);
+  model.val_step(ones_and(true));
+  CHECK(calls == 1);
 }
 
 TEST_CASE("what forward gives with its losses lands in the log of a rank") {
@@ -147,26 +145,23 @@ TEST_CASE("what forward gives with its losses lands in the log of a rank") {
 }
 
 TEST_CASE("the data of a step may have any form") {
-  const auto said = run_ranks(1, [](Communicator& communicator) {
-    MMDistributedDataParallel<Dynamic> model(Dynamic{}, communicator);
-    OptimWrapper optim(SGD(model.parameters(), {.lr = 0}));
-    const Tensor x = counting({2});
-    std::string text;
-    const auto step = [&](const auto& data) {
-      text += cat(model.train_step(data, optim).at("loss").as_tensor().template item<double>(), ' ');
-    };
-    step(Value(Value::List{x, x * 2}));
-    step(Value(Value::Map{{"inputs", x}, {"data_samples", x}}));
-    step(std::map<std::string, Value>{{"inputs", x}, {"data_samples", x}});
-    step(std::pair(Value(x), Value(x)));
-    text += message_of<InvalidArgument>([&] { step(Value("x")); });
-    MMDistributedDataParallel<Spare> other(Spare{}, communicator);
-    OptimWrapper optim_of_other(SGD(other.parameters(), {.lr = 0}));
-    for (const bool uses_spare : {true, true})
-      text += cat(' ', other.train_step(Fields{x, uses_spare}, optim_of_other).count());
-    return text;
-  });
-  CHECK(said[0] == "-0.5 1 1 1 [run_forward] expected data that is a map or a list, got string 2 2");
+  const auto communicator = make_loopback_communicator(accelerators().at(0));
+  MMDistributedDataParallel<Dynamic> model(Dynamic{}, *communicator);
+  OptimWrapper optim(SGD(model.parameters(), {.lr = 0}));
+  const Tensor x = counting({2});
+  const auto step = [&](const auto& data) {
+    return model.train_step(data, optim).at("loss").as_tensor().template item<double>();
+  };
+  CHECK(step(Value(Value::List{x, x * 2})) == -0.5);
+  CHECK(step(Value(Value::Map{{"inputs", x}, {"data_samples", x}})) == 1);
+  CHECK(step(std::map<std::string, Value>{{"inputs", x}, {"data_samples", x}}) == 1);
+  CHECK(step(std::pair(Value(x), Value(x))) == 1);
+  CHECK(message_of<InvalidArgument>([&] { step(Value("x")); }) ==
+        "[run_forward] expected data that is a map or a list, got string");
+  MMDistributedDataParallel<Spare> other(Spare{}, *communicator);
+  OptimWrapper optim_of_other(SGD(other.parameters(), {.lr = 0}));
+  for (const bool uses_spare : {true, true})
+    CHECK(other.train_step(Fields{x, uses_spare}, optim_of_other).count() == 2);
 }
 
 TEST_CASE("parameters that the loss does not reach are found") {
@@ -226,19 +221,18 @@ TEST_CASE("options reach DistributedDataParallel") {
                                                  .ignore = {"spare"},
                                                  .backwards_per_forward = 2,
                                                  .timeout = Milliseconds(5000)};
-  const auto made = run_ranks(1, [&](Communicator& communicator) {
-    return MMDistributedDataParallel<Spare>(Spare{}, communicator, options).options();
-  });
-  CHECK(made[0].bucket_cap_mb == 2);
-  CHECK(made[0].first_bucket_mb == 3);
-  CHECK_FALSE(made[0].broadcast_buffers);
-  CHECK(made[0].find_unused_parameters);
-  CHECK_FALSE(made[0].gradient_as_bucket_view);
-  CHECK(made[0].static_graph);
-  CHECK_FALSE(made[0].init_sync);
-  CHECK(made[0].ignore == std::vector<std::string>{"spare"});
-  CHECK(made[0].backwards_per_forward == 2);
-  CHECK(made[0].timeout == Milliseconds(5000));
+  const auto communicator = make_loopback_communicator(accelerators().at(0));
+  const auto made = MMDistributedDataParallel<Spare>(Spare{}, *communicator, options).options();
+  CHECK(made.bucket_cap_mb == 2);
+  CHECK(made.first_bucket_mb == 3);
+  CHECK_FALSE(made.broadcast_buffers);
+  CHECK(made.find_unused_parameters);
+  CHECK_FALSE(made.gradient_as_bucket_view);
+  CHECK(made.static_graph);
+  CHECK_FALSE(made.init_sync);
+  CHECK(made.ignore == std::vector<std::string>{"spare"});
+  CHECK(made.backwards_per_forward == 2);
+  CHECK(made.timeout == Milliseconds(5000));
   const DistributedDataParallelOptions standard, got = MMDistributedDataParallelOptions{}.distributed();
   CHECK(got.bucket_cap_mb == standard.bucket_cap_mb);
   CHECK(got.first_bucket_mb == standard.first_bucket_mb);

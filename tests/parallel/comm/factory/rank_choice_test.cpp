@@ -103,7 +103,12 @@ TEST_CASE("rank choice: what is asked for is had, or an error says why not") {
   refused("cuda", true, "mpi", "mpi works on host devices");
   refused("host", true, "mpi", "not by mpirun");
   refused("cuda", true, "peer", "peer needs ranks that are threads");
-  CHECK_THROWS_AS(choose(asked(ranks_of(2, "host"), "gloo")), InvalidArgument);
+  refused("host", false, "loopback", "loopback needs a rank alone");
+  CHECK(chosen(asked(ranks_of(1, "cuda"), "loopback")) == "loopback");
+  CHECK(chosen(ranks_of(1, "host")) == "shared_memory");
+  const auto unknown = asked(ranks_of(2, "host"), "gloo");
+  CHECK(missing(message_of<InvalidArgument>([&] { choose(unknown); }),
+                {"expected nccl, peer, shared_memory, mpi or loopback", "got 'gloo'"}) == "");
 
   auto ranks = ranks_of(2, "host");
   ranks[1].backend = "mpi";
