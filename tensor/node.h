@@ -15,6 +15,7 @@ namespace lockstep {
 
 class Tensor;
 class Node;
+class Saved;
 
 using TensorHook = std::function<void(Tensor& gradient)>;  // may replace the gradient
 
@@ -24,7 +25,9 @@ struct Edge {
   std::uint32_t index = 0;
 };
 
-// Differentiates one operation. Derive from NodeOf<inputs>, name what you save, and override backward and release.
+// Differentiates one operation. Derive from NodeOf<inputs>, override backward, and hold each tensor that backward needs
+// as a member `Saved x{*this};` (autograd/record.h): it is freed after the backward by itself. Other members (sizes, a
+// function) live as long as the node, so they hold no tensors.
 class LOCKSTEP_API Node : public RefCounted {
  public:
   virtual ~Node();
@@ -34,8 +37,8 @@ class LOCKSTEP_API Node : public RefCounted {
   // inputs with needs(i) matter; leave the others, and those whose gradient is zero, undefined. Runs with grad mode on
   // when the gradients must be differentiable themselves: build them from differentiable operations.
   virtual void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) = 0;
-  // Frees what was saved.
-  virtual void release() {}
+  // Frees the elements of every Saved of this node. The engine calls it after backward unless the graph is retained.
+  void release_saved();
 
   bool needs(int input) const { return edges_[input].node.get() != nullptr; }
   std::span<Edge> edges() { return {edges_, edge_count_}; }
@@ -68,6 +71,10 @@ class LOCKSTEP_API Node : public RefCounted {
   std::uint32_t edge_count_;
   Kind kind_ = Kind::operation;
   bool gives_rows_ = false;
+
+ private:
+  friend class Saved;
+  Saved* saved_ = nullptr;  // the last one; each knows the one before it
 };
 
 template <int Inputs>

@@ -227,7 +227,7 @@ void GraphTask::execute(std::uint32_t index) {
         } else {
           node.backward(outputs, inputs);
         }
-        if (!mode_.retain_graph && !mode_.create_graph) node.release();
+        if (!mode_.retain_graph && !mode_.create_graph) node.release_saved();
       }
     }
     for (Tensor& gradient : outputs) gradient = Tensor();

@@ -137,7 +137,11 @@ void Saved::leave_out(const Tensor& tensor) {
   version_ = frame_->take(tensor);
 }
 
-void Saved::reset() {
+void Node::release_saved() {
+  for (Saved* saved = saved_; saved; saved = saved->previous_) saved->release();
+}
+
+void Saved::release() {
   if (frame_) {
     frame_->forget(version_);
     frame_.reset();

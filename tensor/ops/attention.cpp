@@ -72,7 +72,6 @@ class AttentionNode final : public NodeOf<3> {
                                                      dv.out(), settings.scale, settings.causal, settings.dropout});
     inputs[0] = dq, inputs[1] = dk, inputs[2] = dv;
   }
-  void release() override { q.reset(), k.reset(), v.reset(), mask.reset(), out.reset(), lse.reset(); }
 
   void backward_differentiably(const Tensor& dy, std::span<Tensor> inputs) {
     const Tensor query = q.get(*this), key = k.get(*this), value = v.get(*this);
@@ -85,7 +84,7 @@ class AttentionNode final : public NodeOf<3> {
     if (needs(1)) inputs[1] = matmul(ds.transpose(2, 3), query);
   }
 
-  Saved q, k, v, mask, out, lse;
+  Saved q{*this}, k{*this}, v{*this}, mask{*this}, out{*this}, lse{*this};
   Settings settings;
 };
 

@@ -25,7 +25,6 @@ class BatchNormNode final : public NodeOf<3> {
     inputs[1] = dweight;
     inputs[2] = dbias;
   }
-  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
 
   void backward_differentiably(const Tensor& dy, std::span<Tensor> inputs) {
     const Dims over{0, 2};
@@ -41,7 +40,7 @@ class BatchNormNode final : public NodeOf<3> {
     if (needs(2)) inputs[2] = dy.sum(over);
   }
 
-  Saved x, weight, mean, inv_std;
+  Saved x{*this}, weight{*this}, mean{*this}, inv_std{*this};
   double eps = 0;
 };
 
@@ -56,8 +55,7 @@ class FixedNormNode final : public NodeOf<3> {
     if (needs(1)) inputs[1] = (dy * ((x.get(*this) - mean.get(*this).reshape({-1, 1})) * inverse)).sum({0, 2});
     if (needs(2)) inputs[2] = dy.sum({0, 2});
   }
-  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
-  Saved x, weight, mean, inv_std;
+  Saved x{*this}, weight{*this}, mean{*this}, inv_std{*this};
 };
 
 Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {

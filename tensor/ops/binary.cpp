@@ -96,8 +96,7 @@ class WhereNode final : public NodeOf<2> {
     if (needs(0)) inputs[0] = sum_to(where(chosen, gradients[0], 0.0), shape_a);
     if (needs(1)) inputs[1] = sum_to(where(chosen, 0.0, gradients[0]), shape_b);
   }
-  void release() override { condition.reset(); }
-  Saved condition;
+  Saved condition{*this};
   Shape shape_a, shape_b;
 };
 

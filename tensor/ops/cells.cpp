@@ -30,7 +30,6 @@ class LstmCellNode final : public NodeOf<2> {
                                                 dbefore.out()});
     inputs[0] = dgates, inputs[1] = dbefore;
   }
-  void release() override { gates.reset(), activated.reset(), c_before.reset(), c.reset(); }
 
   void backward_differentiably(std::span<Tensor> gradients, std::span<Tensor> inputs) {
     const Tensor x = gates.get(*this), before = c_before.get(*this);
@@ -46,7 +45,7 @@ class LstmCellNode final : public NodeOf<2> {
     if (needs(1)) inputs[1] = total * f;
   }
 
-  Saved gates, activated, c_before, c;
+  Saved gates{*this}, activated{*this}, c_before{*this}, c{*this};
 };
 
 class GruCellNode final : public NodeOf<3> {
@@ -61,7 +60,6 @@ class GruCellNode final : public NodeOf<3> {
                                                dhidden.out(), dbefore.out()});
     inputs[0] = dinput, inputs[1] = dhidden, inputs[2] = dbefore;
   }
-  void release() override { input.reset(), hidden.reset(), activated.reset(), h_before.reset(); }
 
   void backward_differentiably(const Tensor& dh, std::span<Tensor> inputs) {
     const Tensor x = input.get(*this), y = hidden.get(*this), before = h_before.get(*this);
@@ -76,7 +74,7 @@ class GruCellNode final : public NodeOf<3> {
     if (needs(2)) inputs[2] = dh * z;
   }
 
-  Saved input, hidden, activated, h_before;
+  Saved input{*this}, hidden{*this}, activated{*this}, h_before{*this};
 };
 
 bool wants_graph(std::initializer_list<const Tensor*> inputs) {

@@ -16,8 +16,7 @@ namespace {
 template <int Inputs>
 class ConvNode : public NodeOf<Inputs> {
  public:
-  void release() override { first.reset(), second.reset(); }
-  Saved first, second;
+  Saved first{*this}, second{*this};
   Shape first_shape, second_shape;
   ConvGeometry geometry;
 };

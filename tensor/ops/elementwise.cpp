@@ -16,10 +16,9 @@ class UnaryNode final : public NodeOf<1> {
     const Tensor saved = rule->keep == Keep::nothing ? Tensor() : kept.get(*this);
     inputs[0] = rule->derivative({gradients[0], saved, a, b});
   }
-  void release() override { kept.reset(); }
 
   const UnaryRule* rule = nullptr;
-  Saved kept;
+  Saved kept{*this};
   double a = 0, b = 0;
 };
 
@@ -35,14 +34,13 @@ class BinaryNode final : public NodeOf<2> {
     if (needs(0)) inputs[0] = sum_to(rule->for_a.derivative(of), shape_a);
     if (needs(1)) inputs[1] = sum_to(rule->for_b.derivative(of), shape_b);
   }
-  void release() override { a.reset(), b.reset(), y.reset(); }
 
   std::uint8_t used() const {
     return static_cast<std::uint8_t>((needs(0) ? rule->for_a.uses : 0) | (needs(1) ? rule->for_b.uses : 0));
   }
 
   const BinaryRule* rule = nullptr;
-  Saved a, b, y;
+  Saved a{*this}, b{*this}, y{*this};
   double alpha = 1;
   Shape shape_a, shape_b;
 };

@@ -16,9 +16,8 @@ class SparseEmbeddingNode final : public RowsNode {
     inputs[0] = index_add(zeros, 0, indices.get(*this), trained(gradients[0]));
   }
   SparseGradient rows(const Tensor& gradient) override { return {indices.get(*this), trained(gradient), shape}; }
-  void release() override { indices.reset(); }
 
-  Saved indices;
+  Saved indices{*this};
   Shape shape;
   std::int64_t padding_row = -1;
 
@@ -38,8 +37,7 @@ class FrequencyEmbeddingNode final : public NodeOf<1> {
     const Tensor zeros = detail::fresh_zeros(shape, gradients[0].dtype(), gradients[0].device());
     inputs[0] = index_add(zeros, 0, indices.get(*this), gradients[0] * shares.get(*this));
   }
-  void release() override { indices.reset(), shares.reset(); }
-  Saved indices, shares;
+  Saved indices{*this}, shares{*this};
   Shape shape;
 };
 

@@ -28,7 +28,6 @@ class GroupNormNode final : public NodeOf<3> {
     inputs[1] = dweight;
     inputs[2] = dbias;
   }
-  void release() override { x.reset(), weight.reset(), mean.reset(), inv_std.reset(); }
 
   void backward_differentiably(const Tensor& gradient, const Tensor& in, const Tensor& scale,
                                std::span<Tensor> inputs) {
@@ -46,7 +45,7 @@ class GroupNormNode final : public NodeOf<3> {
   }
 
   const char* op = nullptr;
-  Saved x, weight, mean, inv_std;
+  Saved x{*this}, weight{*this}, mean{*this}, inv_std{*this};
   Shape groups;      // [batch, groups, channels, length]
   Shape parameters;  // of weight and bias
   double eps = 0;

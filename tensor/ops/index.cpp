@@ -12,8 +12,7 @@ namespace {
 template <int Inputs>
 class IndexedNode : public NodeOf<Inputs> {
  public:
-  void release() override { indices.reset(); }
-  Saved indices;
+  Saved indices{*this};
   int dim = 0;
   Shape shape;  // of x, where the derivative needs it
 };

@@ -28,8 +28,7 @@ class MulInPlaceNode final : public NodeOf<2> {
     if (needs(0)) inputs[0] = gradients[0] * factor.get(*this);
     if (needs(1)) inputs[1] = sum_to(gradients[0] * before.get(*this), shape);
   }
-  void release() override { factor.reset(), before.reset(); }
-  Saved factor, before;
+  Saved factor{*this}, before{*this};
   Shape shape;
 };
 
@@ -42,8 +41,7 @@ class DivInPlaceNode final : public NodeOf<2> {
     if (needs(0)) inputs[0] = of_self;
     if (needs(1)) inputs[1] = sum_to(-(of_self * before.get(*this) / by), shape);
   }
-  void release() override { divisor.reset(), before.reset(); }
-  Saved divisor, before;
+  Saved divisor{*this}, before{*this};
   Shape shape;
 };
 

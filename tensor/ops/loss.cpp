@@ -99,9 +99,8 @@ class CrossEntropyNode final : public NodeOf<1> {
                                         own.get(*this).in(), log_sum.get(*this).in(),
                                         Out{detail::view_reshaped(inputs[0], shape)}, ignore_index, smoothing});
   }
-  void release() override { x.reset(), targets.reset(), weight.reset(), own.reset(), log_sum.reset(); }
 
-  Saved x, targets, weight, own, log_sum;
+  Saved x{*this}, targets{*this}, weight{*this}, own{*this}, log_sum{*this};
   std::int64_t ignore_index = 0;
   double smoothing = 0;
 

@@ -17,8 +17,7 @@ class MatmulNode final : public NodeOf<2> {
     if (needs(0)) inputs[0] = product(gradient, b.get(*this).transpose(-1, -2));
     if (needs(1)) inputs[1] = product(a.get(*this).transpose(-1, -2), gradient);
   }
-  void release() override { a.reset(), b.reset(); }
-  Saved a, b;
+  Saved a{*this}, b{*this};
 };
 
 // x [M, K], weight [N, K], bias [N]: relu or nothing of x @ weight^T + bias, in one kernel.
@@ -31,8 +30,7 @@ class LinearNode final : public NodeOf<3> {
     if (needs(1)) inputs[1] = product(gradient.t(), x.get(*this));
     if (needs(2)) inputs[2] = gradient.sum({0});
   }
-  void release() override { x.reset(), weight.reset(), y.reset(); }
-  Saved x, weight, y;
+  Saved x{*this}, weight{*this}, y{*this};
   bool rectified = false;
 };
 

@@ -18,8 +18,7 @@ class MaxPool2dNode final : public NodeOf<1> {
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
     inputs[0] = unpool(gradients[0], indices.get(*this), shape);
   }
-  void release() override { indices.reset(); }
-  Saved indices;
+  Saved indices{*this};
   Shape shape;  // of x
 };
 
@@ -29,8 +28,7 @@ class UnpoolNode final : public NodeOf<1> {
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
     inputs[0] = pick(gradients[0], indices.get(*this));
   }
-  void release() override { indices.reset(); }
-  Saved indices;
+  Saved indices{*this};
 };
 
 // values[n, c, i] added at position indices[n, c, i] of the plane of a zero tensor of `shape`.

@@ -119,8 +119,7 @@ class ProdNode final : public NodeOf<1> {
         where(zero, where(eq(zeros, 1.0), product, 0.0), where(eq(zeros, 0.0), product / nonzero, 0.0));
     inputs[0] = gradient * others;
   }
-  void release() override { x.reset(); }
-  Saved x;
+  Saved x{*this};
   int dim = 0;
   bool keep_dims = false;
 };
@@ -166,9 +165,8 @@ class ExtremesNode final : public NodeOf<1> {
     const Tensor equal = eq(x.get(*this), y.get(*this).reshape(kept)).to(gradients[0].dtype());
     inputs[0] = equal * (gradients[0].reshape(kept) / sum(equal, dims, true));
   }
-  void release() override { x.reset(), y.reset(); }
   ReduceOp op = ReduceOp::max;
-  Saved x, y;
+  Saved x{*this}, y{*this};
   Shape kept;
   Dims dims;
 };
@@ -198,8 +196,7 @@ class NormNode final : public NodeOf<1> {
     const Tensor scale = where(zero, 0.0, gradients[0].reshape(kept) / where(zero, 1.0, norms));
     inputs[0] = scale * x.get(*this);
   }
-  void release() override { x.reset(), y.reset(); }
-  Saved x, y;
+  Saved x{*this}, y{*this};
   Shape kept;
 };
 

@@ -29,8 +29,7 @@ class SoftmaxNode final : public NodeOf<1> {
                    SoftmaxGradArgs{In{detail::view_reshaped(dy, shape)}, In{detail::view_reshaped(out, shape)},
                                    Out{detail::view_reshaped(inputs[0], shape)}, log});
   }
-  void release() override { y.reset(); }
-  Saved y;
+  Saved y{*this};
   int dim = 0;
   bool log = false;
 };

@@ -18,8 +18,7 @@ class MaskNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "relu_backward"; }
   void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override;
-  void release() override { kept.reset(); }
-  Saved kept;
+  Saved kept{*this};
 };
 
 void MaskNode::backward(std::span<Tensor> gradients, std::span<Tensor> inputs) {
