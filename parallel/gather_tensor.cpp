@@ -16,10 +16,10 @@ class GatherNode final : public NodeOfMany {
  public:
   const char* name() const override { return "gather"; }
 
-  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override {
-    std::vector<Tensor> pieces = scatter_tensor(output_gradients[0], devices_, sizes_, dim_);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    std::vector<Tensor> pieces = scatter_tensor(grad_outputs[0], devices_, sizes_, dim_);
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      if (needs(static_cast<int>(i))) input_gradients[i] = scalars_ ? pieces[i].reshape({}) : std::move(pieces[i]);
+      if (needs(static_cast<int>(i))) grad_inputs[i] = scalars_ ? pieces[i].reshape({}) : std::move(pieces[i]);
     }
   }
 

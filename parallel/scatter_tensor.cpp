@@ -24,9 +24,9 @@ class ScatterNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "scatter"; }
 
-  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     if (!needs(0)) return;
-    std::vector<Tensor> gradients(output_gradients.begin(), output_gradients.end());
+    std::vector<Tensor> gradients(grad_outputs.begin(), grad_outputs.end());
     std::vector<const Tensor*> pieces;
     pieces.reserve(gradients.size());
     for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -38,7 +38,7 @@ class ScatterNode final : public NodeOf<1> {
       }
       pieces.push_back(&gradients[i]);
     }
-    input_gradients[0] = gather_tensor(pieces, device_, dim_);
+    grad_inputs[0] = gather_tensor(pieces, device_, dim_);
   }
 
   void remember(const Tensor& source, std::span<const std::int64_t> sizes, int dim) {

@@ -33,10 +33,11 @@ class LOCKSTEP_API Node : public RefCounted {
   virtual ~Node();
 
   virtual const char* name() const = 0;
-  // From the gradients of the outputs (undefined where none arrived; at least one did) to those of the inputs. Only
-  // inputs with needs(i) matter; leave the others, and those whose gradient is zero, undefined. Runs with grad mode on
-  // when the gradients must be differentiable themselves: build them from differentiable operations.
-  virtual void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) = 0;
+  // Computes grad_inputs, the gradients of the operation's inputs, from grad_outputs, those of its outputs (undefined
+  // where none arrived; at least one did). Only inputs with needs(i) matter; leave the others, and those whose gradient
+  // is zero, undefined. Runs with grad mode on when the gradients must be differentiable themselves: build them from
+  // differentiable operations.
+  virtual void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) = 0;
   // Frees the elements of every Saved of this node. The engine calls it after backward unless the graph is retained.
   void release_saved();
 

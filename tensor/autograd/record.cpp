@@ -71,9 +71,7 @@ void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
 
 }  // namespace detail
 
-void LeafNode::backward(std::span<Tensor> output_gradients, std::span<Tensor>) {
-  accumulate(std::move(output_gradients[0]));
-}
+void LeafNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor>) { accumulate(std::move(grad_outputs[0])); }
 
 void LeafNode::run_after_accumulate() {
   const std::vector<AfterAccumulate> calls = after_accumulate;  // they may remove themselves

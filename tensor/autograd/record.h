@@ -2,8 +2,8 @@
 //
 //   struct ExpNode final : NodeOf<1> {
 //     const char* name() const override { return "exp"; }
-//     void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-//       inputs[0] = gradients[0] * y.get(*this);
+//     void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+//       grad_inputs[0] = grad_outputs[0] * y.get(*this);
 //     }
 //     Saved y{*this};
 //   };
@@ -95,7 +95,7 @@ N* record_many(const Tensor& output, std::span<const Tensor> inputs) {
 // alone: then the engine calls rows() in place of backward().
 class RowsNode : public NodeOf<1> {
  public:
-  virtual SparseGradient rows(const Tensor& output_gradient) = 0;
+  virtual SparseGradient rows(const Tensor& grad_output) = 0;
 
  protected:
   RowsNode() { gives_rows_ = true; }
@@ -107,7 +107,7 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   LeafNode() { kind_ = Kind::leaf; }
   const char* name() const override { return "leaf"; }
   // Adds the gradient to grad (the engine has run the hooks).
-  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
   void accumulate(Tensor gradient);
   void accumulate_rows(SparseGradient rows);  // whose elements nobody else sees
   void run_after_accumulate();

@@ -24,7 +24,7 @@ class MirrorNode final : public NodeOf<1> {
  public:
   MirrorNode(ParameterBody* body, Device device);
   const char* name() const override { return "mirror"; }
-  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override;
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
   // Place in the order of sums: the slot's replica number, as it was last.
   int replica() const;
   void leave_slot();  // when the slot goes

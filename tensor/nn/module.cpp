@@ -350,10 +350,10 @@ namespace {
 class BackwardHookNode final : public NodeOfMany {
  public:
   const char* name() const override { return "backward_hook"; }
-  void backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const auto entries = state->backward_hooks.entries();
-    for (const auto& [id, hook] : *entries) hook(*module, output_gradients);
-    for (std::size_t i = 0; i < output_gradients.size(); ++i) input_gradients[i] = output_gradients[i];
+    for (const auto& [id, hook] : *entries) hook(*module, grad_outputs);
+    for (std::size_t i = 0; i < grad_outputs.size(); ++i) grad_inputs[i] = grad_outputs[i];
   }
   std::shared_ptr<ModuleState> state;
   const ModuleBase* module = nullptr;  // must outlive the graph, as its parameters' names do

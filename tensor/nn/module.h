@@ -70,7 +70,7 @@ using ForwardHook =
     std::function<void(const ModuleBase&, std::span<const Tensor> inputs, std::span<const Tensor> outputs)>;
 // Sees the gradients of a module's results (undefined where none arrived), when they are known: on the backward lane
 // of the replica's device.
-using BackwardHook = std::function<void(const ModuleBase&, std::span<const Tensor> output_gradients)>;
+using BackwardHook = std::function<void(const ModuleBase&, std::span<const Tensor> grad_outputs)>;
 
 // The hooks of one kind, in order. A change makes a new list: a call goes through the list it began with.
 template <class Hook>

@@ -28,8 +28,8 @@ void MirrorNode::leave_slot() {
   body = nullptr;
 }
 
-void MirrorNode::backward(std::span<Tensor> output_gradients, std::span<Tensor> input_gradients) {
-  input_gradients[0] = output_gradients[0].to(edges()[0].node->stream->device());
+void MirrorNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
+  grad_inputs[0] = grad_outputs[0].to(edges()[0].node->stream->device());
 }
 
 // ---- Slot

@@ -60,28 +60,28 @@ Tensor dropped(const Tensor& x, const Tensor& factors) { return factors.defined(
 class AttentionNode final : public NodeOf<3> {
  public:
   const char* name() const override { return kName; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], grad_inputs);
     const Tensor query = q.get(*this), key = k.get(*this), value = v.get(*this), bias = mask.get(*this);
     Tensor dq, dk, dv;
     if (needs(0)) dq = detail::fresh(query.shape(), query.dtype(), query.device());
     if (needs(1)) dk = detail::fresh(key.shape(), key.dtype(), key.device());
     if (needs(2)) dv = detail::fresh(value.shape(), value.dtype(), value.device());
-    detail::launch(query.device(), AttentionGradArgs{gradients[0].in(), query.in(), key.in(), value.in(), bias.in(),
+    detail::launch(query.device(), AttentionGradArgs{grad_outputs[0].in(), query.in(), key.in(), value.in(), bias.in(),
                                                      out.get(*this).in(), lse.get(*this).in(), dq.out(), dk.out(),
                                                      dv.out(), settings.scale, settings.causal, settings.dropout});
-    inputs[0] = dq, inputs[1] = dk, inputs[2] = dv;
+    grad_inputs[0] = dq, grad_inputs[1] = dk, grad_inputs[2] = dv;
   }
 
-  void backward_differentiably(const Tensor& dy, std::span<Tensor> inputs) {
+  void backward_differentiably(const Tensor& dy, std::span<Tensor> grad_inputs) {
     const Tensor query = q.get(*this), key = k.get(*this), value = v.get(*this);
     const Tensor p = probabilities(query, key, mask.get(*this), settings);
     const Tensor factors = dropout_factors(query, key, settings.dropout);
-    if (needs(2)) inputs[2] = matmul(dropped(p, factors).transpose(2, 3), dy);
+    if (needs(2)) grad_inputs[2] = matmul(dropped(p, factors).transpose(2, 3), dy);
     const Tensor dp = dropped(matmul(dy, value.transpose(2, 3)), factors);
     const Tensor ds = p * (dp - (dp * p).sum({-1}, true)) * settings.scale;
-    if (needs(0)) inputs[0] = matmul(ds, key);
-    if (needs(1)) inputs[1] = matmul(ds.transpose(2, 3), query);
+    if (needs(0)) grad_inputs[0] = matmul(ds, key);
+    if (needs(1)) grad_inputs[1] = matmul(ds.transpose(2, 3), query);
   }
 
   Saved q{*this}, k{*this}, v{*this}, mask{*this}, out{*this}, lse{*this};

@@ -12,21 +12,21 @@ namespace {
 class BatchNormNode final : public NodeOf<3> {
  public:
   const char* name() const override { return "batch_norm"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
-    const Tensor dy = gradients[0].contiguous(), in = x.get(*this), scale = weight.get(*this);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], grad_inputs);
+    const Tensor dy = grad_outputs[0].contiguous(), in = x.get(*this), scale = weight.get(*this);
     Tensor dx = detail::fresh_like(dy), dweight, dbias;
     const Shape channels{in.shape()[1]};
     if (needs(1)) dweight = detail::fresh(channels, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(channels, in.dtype(), in.device());
     detail::launch(in.device(), BatchNormGradArgs{dy.in(), in.in(), scale.in(), mean.get(*this).in(),
                                                   inv_std.get(*this).in(), dx.out(), dweight.out(), dbias.out()});
-    inputs[0] = dx;
-    inputs[1] = dweight;
-    inputs[2] = dbias;
+    grad_inputs[0] = dx;
+    grad_inputs[1] = dweight;
+    grad_inputs[2] = dbias;
   }
 
-  void backward_differentiably(const Tensor& dy, std::span<Tensor> inputs) {
+  void backward_differentiably(const Tensor& dy, std::span<Tensor> grad_inputs) {
     const Dims over{0, 2};
     const Tensor in = x.get(*this), scale = weight.get(*this);
     const Tensor centred = in - in.mean(over, true);
@@ -34,10 +34,10 @@ class BatchNormNode final : public NodeOf<3> {
     const Tensor normal = centred * inverse;
     if (needs(0)) {
       const Tensor g = scale.defined() ? dy * scale.reshape({-1, 1}) : dy;
-      inputs[0] = (g - g.mean(over, true) - normal * (g * normal).mean(over, true)) * inverse;
+      grad_inputs[0] = (g - g.mean(over, true) - normal * (g * normal).mean(over, true)) * inverse;
     }
-    if (needs(1)) inputs[1] = (dy * normal).sum(over);
-    if (needs(2)) inputs[2] = dy.sum(over);
+    if (needs(1)) grad_inputs[1] = (dy * normal).sum(over);
+    if (needs(2)) grad_inputs[2] = dy.sum(over);
   }
 
   Saved x{*this}, weight{*this}, mean{*this}, inv_std{*this};
@@ -48,12 +48,12 @@ class BatchNormNode final : public NodeOf<3> {
 class FixedNormNode final : public NodeOf<3> {
  public:
   const char* name() const override { return "batch_norm"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& dy = gradients[0];
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& dy = grad_outputs[0];
     const Tensor scale = weight.get(*this), inverse = inv_std.get(*this).reshape({-1, 1});
-    if (needs(0)) inputs[0] = dy * (scale.defined() ? inverse * scale.reshape({-1, 1}) : inverse);
-    if (needs(1)) inputs[1] = (dy * ((x.get(*this) - mean.get(*this).reshape({-1, 1})) * inverse)).sum({0, 2});
-    if (needs(2)) inputs[2] = dy.sum({0, 2});
+    if (needs(0)) grad_inputs[0] = dy * (scale.defined() ? inverse * scale.reshape({-1, 1}) : inverse);
+    if (needs(1)) grad_inputs[1] = (dy * ((x.get(*this) - mean.get(*this).reshape({-1, 1})) * inverse)).sum({0, 2});
+    if (needs(2)) grad_inputs[2] = dy.sum({0, 2});
   }
   Saved x{*this}, weight{*this}, mean{*this}, inv_std{*this};
 };

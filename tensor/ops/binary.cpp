@@ -91,10 +91,10 @@ Tensor predicate(const char* name, BinaryOp op, const Tensor& a, double b) {
 class WhereNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "where"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor chosen = condition.get(*this);
-    if (needs(0)) inputs[0] = sum_to(where(chosen, gradients[0], 0.0), shape_a);
-    if (needs(1)) inputs[1] = sum_to(where(chosen, 0.0, gradients[0]), shape_b);
+    if (needs(0)) grad_inputs[0] = sum_to(where(chosen, grad_outputs[0], 0.0), shape_a);
+    if (needs(1)) grad_inputs[1] = sum_to(where(chosen, 0.0, grad_outputs[0]), shape_b);
   }
   Saved condition{*this};
   Shape shape_a, shape_b;

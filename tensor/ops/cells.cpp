@@ -20,29 +20,29 @@ Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contigu
 class LstmCellNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "lstm_cell"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (GradMode::enabled()) return backward_differentiably(gradients, inputs);
-    const Tensor dh = contiguous_or_undefined(gradients[0]), dc = contiguous_or_undefined(gradients[1]);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(grad_outputs, grad_inputs);
+    const Tensor dh = contiguous_or_undefined(grad_outputs[0]), dc = contiguous_or_undefined(grad_outputs[1]);
     const Tensor x = activated.get(*this), before = c_before.get(*this);
     Tensor dgates = detail::fresh_like(x), dbefore;
     if (needs(1)) dbefore = detail::fresh_like(before);
     detail::launch(x.device(), LstmCellGradArgs{dh.in(), dc.in(), x.in(), before.in(), c.get(*this).in(), dgates.out(),
                                                 dbefore.out()});
-    inputs[0] = dgates, inputs[1] = dbefore;
+    grad_inputs[0] = dgates, grad_inputs[1] = dbefore;
   }
 
-  void backward_differentiably(std::span<Tensor> gradients, std::span<Tensor> inputs) {
+  void backward_differentiably(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
     const Tensor x = gates.get(*this), before = c_before.get(*this);
     const std::int64_t size = before.size(1);
     const Tensor i = sigmoid(part(x, 0, size)), f = sigmoid(part(x, 1, size)), g = tanh(part(x, 2, size)),
                  o = sigmoid(part(x, 3, size));
     const Tensor squashed = tanh(f * before + i * g);
-    const Tensor dh = zeros_if_undefined(gradients[0], before), dc = zeros_if_undefined(gradients[1], before);
+    const Tensor dh = zeros_if_undefined(grad_outputs[0], before), dc = zeros_if_undefined(grad_outputs[1], before);
     const Tensor total = dc + dh * o * (1 - square(squashed));
-    inputs[0] = cat({total * g * i * (1 - i), total * before * f * (1 - f), total * i * (1 - square(g)),
-                     dh * squashed * o * (1 - o)},
-                    1);
-    if (needs(1)) inputs[1] = total * f;
+    grad_inputs[0] = cat({total * g * i * (1 - i), total * before * f * (1 - f), total * i * (1 - square(g)),
+                          dh * squashed * o * (1 - o)},
+                         1);
+    if (needs(1)) grad_inputs[1] = total * f;
   }
 
   Saved gates{*this}, activated{*this}, c_before{*this}, c{*this};
@@ -51,17 +51,17 @@ class LstmCellNode final : public NodeOf<2> {
 class GruCellNode final : public NodeOf<3> {
  public:
   const char* name() const override { return "gru_cell"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (GradMode::enabled()) return backward_differentiably(gradients[0], inputs);
-    const Tensor dh = gradients[0].contiguous(), x = activated.get(*this), before = h_before.get(*this);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], grad_inputs);
+    const Tensor dh = grad_outputs[0].contiguous(), x = activated.get(*this), before = h_before.get(*this);
     Tensor dinput = detail::fresh_like(x), dhidden = detail::fresh_like(x), dbefore;
     if (needs(2)) dbefore = detail::fresh_like(before);
     detail::launch(x.device(), GruCellGradArgs{dh.in(), x.in(), hidden.get(*this).in(), before.in(), dinput.out(),
                                                dhidden.out(), dbefore.out()});
-    inputs[0] = dinput, inputs[1] = dhidden, inputs[2] = dbefore;
+    grad_inputs[0] = dinput, grad_inputs[1] = dhidden, grad_inputs[2] = dbefore;
   }
 
-  void backward_differentiably(const Tensor& dh, std::span<Tensor> inputs) {
+  void backward_differentiably(const Tensor& dh, std::span<Tensor> grad_inputs) {
     const Tensor x = input.get(*this), y = hidden.get(*this), before = h_before.get(*this);
     const std::int64_t size = before.size(1);
     const Tensor hidden_n = part(y, 2, size);
@@ -69,9 +69,9 @@ class GruCellNode final : public NodeOf<3> {
                  n = tanh(part(x, 2, size) + r * hidden_n);
     const Tensor dn = dh * (1 - z) * (1 - square(n));
     const Tensor dr = dn * hidden_n * r * (1 - r), dz = dh * (before - n) * z * (1 - z);
-    inputs[0] = cat({dr, dz, dn}, 1);
-    inputs[1] = cat({dr, dz, dn * r}, 1);
-    if (needs(2)) inputs[2] = dh * z;
+    grad_inputs[0] = cat({dr, dz, dn}, 1);
+    grad_inputs[1] = cat({dr, dz, dn * r}, 1);
+    if (needs(2)) grad_inputs[2] = dh * z;
   }
 
   Saved input{*this}, hidden{*this}, activated{*this}, h_before{*this};

@@ -24,31 +24,31 @@ class ConvNode : public NodeOf<Inputs> {
 class Conv2dNode final : public ConvNode<3> {  // of x and weight
  public:
   const char* name() const override { return "conv2d"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& dy = gradients[0];
-    if (needs(0)) inputs[0] = conv2d_grad_input(dy, second.get(*this), first_shape, geometry);
-    if (needs(1)) inputs[1] = conv2d_grad_weight(dy, first.get(*this), second_shape, geometry);
-    if (needs(2)) inputs[2] = dy.sum({0, 2, 3});
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& dy = grad_outputs[0];
+    if (needs(0)) grad_inputs[0] = conv2d_grad_input(dy, second.get(*this), first_shape, geometry);
+    if (needs(1)) grad_inputs[1] = conv2d_grad_weight(dy, first.get(*this), second_shape, geometry);
+    if (needs(2)) grad_inputs[2] = dy.sum({0, 2, 3});
   }
 };
 
 class Conv2dGradInputNode final : public ConvNode<2> {  // of dy and weight
  public:
   const char* name() const override { return "conv2d_grad_input"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& dx = gradients[0];
-    if (needs(0)) inputs[0] = conv2d(dx, second.get(*this), {}, geometry);
-    if (needs(1)) inputs[1] = conv2d_grad_weight(first.get(*this), dx, second_shape, geometry);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& dx = grad_outputs[0];
+    if (needs(0)) grad_inputs[0] = conv2d(dx, second.get(*this), {}, geometry);
+    if (needs(1)) grad_inputs[1] = conv2d_grad_weight(first.get(*this), dx, second_shape, geometry);
   }
 };
 
 class Conv2dGradWeightNode final : public ConvNode<2> {  // of dy and x
  public:
   const char* name() const override { return "conv2d_grad_weight"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& dw = gradients[0];
-    if (needs(0)) inputs[0] = conv2d(second.get(*this), dw, {}, geometry);
-    if (needs(1)) inputs[1] = conv2d_grad_input(first.get(*this), dw, second_shape, geometry);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& dw = grad_outputs[0];
+    if (needs(0)) grad_inputs[0] = conv2d(second.get(*this), dw, {}, geometry);
+    if (needs(1)) grad_inputs[1] = conv2d_grad_input(first.get(*this), dw, second_shape, geometry);
   }
 };
 

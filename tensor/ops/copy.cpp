@@ -11,21 +11,27 @@ namespace {
 class ToDeviceNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "to"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override { inputs[0] = gradients[0].to(device); }
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0].to(device);
+  }
   Device device;
 };
 
 class ToDTypeNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "to"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override { inputs[0] = gradients[0].to(dtype); }
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0].to(dtype);
+  }
   DType dtype = DType::f32;
 };
 
 class CloneNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "clone"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override { inputs[0] = gradients[0]; }
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0];
+  }
 };
 
 }  // namespace

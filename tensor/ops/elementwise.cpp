@@ -11,10 +11,10 @@ namespace {
 class UnaryNode final : public NodeOf<1> {
  public:
   const char* name() const override { return rule->name; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     if (!rule->derivative) return;
     const Tensor saved = rule->keep == Keep::nothing ? Tensor() : kept.get(*this);
-    inputs[0] = rule->derivative({gradients[0], saved, a, b});
+    grad_inputs[0] = rule->derivative({grad_outputs[0], saved, a, b});
   }
 
   const UnaryRule* rule = nullptr;
@@ -25,14 +25,14 @@ class UnaryNode final : public NodeOf<1> {
 class BinaryNode final : public NodeOf<2> {
  public:
   const char* name() const override { return rule->name; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const std::uint8_t uses = used();
     const Tensor x = uses & uses_a ? a.get(*this) : Tensor();
     const Tensor z = uses & uses_b ? b.get(*this) : Tensor();
     const Tensor out = uses & uses_y ? y.get(*this) : Tensor();
-    const BinaryOperands of{gradients[0], x, z, out, alpha};
-    if (needs(0)) inputs[0] = sum_to(rule->for_a.derivative(of), shape_a);
-    if (needs(1)) inputs[1] = sum_to(rule->for_b.derivative(of), shape_b);
+    const BinaryOperands of{grad_outputs[0], x, z, out, alpha};
+    if (needs(0)) grad_inputs[0] = sum_to(rule->for_a.derivative(of), shape_a);
+    if (needs(1)) grad_inputs[1] = sum_to(rule->for_b.derivative(of), shape_b);
   }
 
   std::uint8_t used() const {

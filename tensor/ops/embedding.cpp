@@ -11,9 +11,9 @@ namespace {
 class SparseEmbeddingNode final : public RowsNode {
  public:
   const char* name() const override { return "embedding"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor zeros = detail::fresh_zeros(shape, gradients[0].dtype(), gradients[0].device());
-    inputs[0] = index_add(zeros, 0, indices.get(*this), trained(gradients[0]));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor zeros = detail::fresh_zeros(shape, grad_outputs[0].dtype(), grad_outputs[0].device());
+    grad_inputs[0] = index_add(zeros, 0, indices.get(*this), trained(grad_outputs[0]));
   }
   SparseGradient rows(const Tensor& gradient) override { return {indices.get(*this), trained(gradient), shape}; }
 
@@ -33,9 +33,9 @@ class SparseEmbeddingNode final : public RowsNode {
 class FrequencyEmbeddingNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "embedding"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor zeros = detail::fresh_zeros(shape, gradients[0].dtype(), gradients[0].device());
-    inputs[0] = index_add(zeros, 0, indices.get(*this), gradients[0] * shares.get(*this));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor zeros = detail::fresh_zeros(shape, grad_outputs[0].dtype(), grad_outputs[0].device());
+    grad_inputs[0] = index_add(zeros, 0, indices.get(*this), grad_outputs[0] * shares.get(*this));
   }
   Saved indices{*this}, shares{*this};
   Shape shape;

@@ -13,10 +13,10 @@ namespace {
 class GroupNormNode final : public NodeOf<3> {
  public:
   const char* name() const override { return op; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor in = x.get(*this), scale = weight.get(*this);
-    if (GradMode::enabled()) return backward_differentiably(gradients[0], in, scale, inputs);
-    const Tensor dy = gradients[0].contiguous();
+    if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], in, scale, grad_inputs);
+    const Tensor dy = grad_outputs[0].contiguous();
     Tensor dx = detail::fresh_like(dy), dweight, dbias;
     if (needs(1)) dweight = detail::fresh(parameters, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(parameters, in.dtype(), in.device());
@@ -24,13 +24,13 @@ class GroupNormNode final : public NodeOf<3> {
                    GroupNormGradArgs{In{detail::view_reshaped(dy, groups)}, In{detail::view_reshaped(in, groups)},
                                      scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
                                      Out{detail::view_reshaped(dx, groups)}, dweight.out(), dbias.out()});
-    inputs[0] = dx;
-    inputs[1] = dweight;
-    inputs[2] = dbias;
+    grad_inputs[0] = dx;
+    grad_inputs[1] = dweight;
+    grad_inputs[2] = dbias;
   }
 
   void backward_differentiably(const Tensor& gradient, const Tensor& in, const Tensor& scale,
-                               std::span<Tensor> inputs) {
+                               std::span<Tensor> grad_inputs) {
     const Dims row{2, 3}, others{0, 3};
     const Tensor dy = gradient.reshape(groups), all = in.reshape(groups);
     const Tensor centred = all - all.mean(row, true);
@@ -38,10 +38,10 @@ class GroupNormNode final : public NodeOf<3> {
     const Tensor normal = centred * inverse;
     if (needs(0)) {
       const Tensor g = scale.defined() ? dy * scale.reshape({groups[1], groups[2], 1}) : dy;
-      inputs[0] = ((g - g.mean(row, true) - normal * (g * normal).mean(row, true)) * inverse).reshape(in.shape());
+      grad_inputs[0] = ((g - g.mean(row, true) - normal * (g * normal).mean(row, true)) * inverse).reshape(in.shape());
     }
-    if (needs(1)) inputs[1] = (dy * normal).sum(others).reshape(parameters);
-    if (needs(2)) inputs[2] = dy.sum(others).reshape(parameters);
+    if (needs(1)) grad_inputs[1] = (dy * normal).sum(others).reshape(parameters);
+    if (needs(2)) grad_inputs[2] = dy.sum(others).reshape(parameters);
   }
 
   const char* op = nullptr;

@@ -32,34 +32,34 @@ Tensor zeros_of(const Shape& shape, const Tensor& like) {
 class IndexSelectNode final : public IndexedNode<1> {
  public:
   const char* name() const override { return "index_select"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = index_add(zeros_of(shape, gradients[0]), dim, indices.get(*this), gradients[0]);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = index_add(zeros_of(shape, grad_outputs[0]), dim, indices.get(*this), grad_outputs[0]);
   }
 };
 
 class IndexAddNode final : public IndexedNode<2> {
  public:
   const char* name() const override { return "index_add"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (needs(0)) inputs[0] = gradients[0];
-    if (needs(1)) inputs[1] = index_select(gradients[0], dim, indices.get(*this));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (needs(0)) grad_inputs[0] = grad_outputs[0];
+    if (needs(1)) grad_inputs[1] = index_select(grad_outputs[0], dim, indices.get(*this));
   }
 };
 
 class GatherNode final : public IndexedNode<1> {
  public:
   const char* name() const override { return "gather"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = scatter_add(zeros_of(shape, gradients[0]), dim, indices.get(*this), gradients[0]);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = scatter_add(zeros_of(shape, grad_outputs[0]), dim, indices.get(*this), grad_outputs[0]);
   }
 };
 
 class ScatterAddNode final : public IndexedNode<2> {
  public:
   const char* name() const override { return "scatter_add"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (needs(0)) inputs[0] = gradients[0];
-    if (needs(1)) inputs[1] = gather(gradients[0], dim, indices.get(*this));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (needs(0)) grad_inputs[0] = grad_outputs[0];
+    if (needs(1)) grad_inputs[1] = gather(grad_outputs[0], dim, indices.get(*this));
   }
 };
 

@@ -13,9 +13,9 @@ namespace {
 class AddInPlaceNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "add_"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (needs(0)) inputs[0] = gradients[0];
-    if (needs(1)) inputs[1] = sum_to(alpha == 1 ? gradients[0] : gradients[0] * alpha, shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (needs(0)) grad_inputs[0] = grad_outputs[0];
+    if (needs(1)) grad_inputs[1] = sum_to(alpha == 1 ? grad_outputs[0] : grad_outputs[0] * alpha, shape);
   }
   double alpha = 1;
   Shape shape;  // of the other operand
@@ -24,9 +24,9 @@ class AddInPlaceNode final : public NodeOf<2> {
 class MulInPlaceNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "mul_"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (needs(0)) inputs[0] = gradients[0] * factor.get(*this);
-    if (needs(1)) inputs[1] = sum_to(gradients[0] * before.get(*this), shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (needs(0)) grad_inputs[0] = grad_outputs[0] * factor.get(*this);
+    if (needs(1)) grad_inputs[1] = sum_to(grad_outputs[0] * before.get(*this), shape);
   }
   Saved factor{*this}, before{*this};
   Shape shape;
@@ -35,11 +35,11 @@ class MulInPlaceNode final : public NodeOf<2> {
 class DivInPlaceNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "div_"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor by = divisor.get(*this);
-    const Tensor of_self = gradients[0] / by;
-    if (needs(0)) inputs[0] = of_self;
-    if (needs(1)) inputs[1] = sum_to(-(of_self * before.get(*this) / by), shape);
+    const Tensor of_self = grad_outputs[0] / by;
+    if (needs(0)) grad_inputs[0] = of_self;
+    if (needs(1)) grad_inputs[1] = sum_to(-(of_self * before.get(*this) / by), shape);
   }
   Saved divisor{*this}, before{*this};
   Shape shape;
@@ -48,8 +48,8 @@ class DivInPlaceNode final : public NodeOf<2> {
 class ScaleInPlaceNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "mul_"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = factor == 1 ? gradients[0] : gradients[0] * factor;
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = factor == 1 ? grad_outputs[0] : grad_outputs[0] * factor;
   }
   double factor = 1;
 };
@@ -58,8 +58,8 @@ class ScaleInPlaceNode final : public NodeOf<1> {
 class CopyInPlaceNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "copy_"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    if (needs(1)) inputs[1] = sum_to(gradients[0], shape).to(dtype);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    if (needs(1)) grad_inputs[1] = sum_to(grad_outputs[0], shape).to(dtype);
   }
   Shape shape;
   DType dtype = DType::f32;

@@ -11,10 +11,10 @@ namespace {
 class CatNode final : public NodeOfMany {
  public:
   const char* name() const override { return "cat"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     std::int64_t start = 0;
     for (std::size_t i = 0; i < lengths.size(); ++i) {
-      if (needs(static_cast<int>(i))) inputs[i] = gradients[0].narrow(dim, start, lengths[i]);
+      if (needs(static_cast<int>(i))) grad_inputs[i] = grad_outputs[0].narrow(dim, start, lengths[i]);
       start += lengths[i];
     }
   }
@@ -26,15 +26,15 @@ class CatNode final : public NodeOfMany {
 class SplitNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "split"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    std::vector<Tensor> parts(gradients.begin(), gradients.end());
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    std::vector<Tensor> parts(grad_outputs.begin(), grad_outputs.end());
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (parts[i].defined()) continue;
       Shape part = shape;
       part[dim] = lengths[i];
       parts[i] = detail::fresh_zeros(part, dtype, device);
     }
-    inputs[0] = detail::join(parts, dim);
+    grad_inputs[0] = detail::join(parts, dim);
   }
   Shape shape;
   DType dtype = DType::f32;
@@ -46,8 +46,8 @@ class SplitNode final : public NodeOf<1> {
 class PadNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "pad"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = gradients[0].narrow(dim, start, length);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0].narrow(dim, start, length);
   }
   int dim = 0;
   std::int64_t start = 0, length = 0;

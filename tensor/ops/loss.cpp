@@ -85,19 +85,19 @@ Tensor check_pair(const char* op, const Tensor& input, const Tensor& target) {
 class CrossEntropyNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "cross_entropy"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor in = x.get(*this), classes = targets.get(*this), weights = weight.get(*this);
     if (GradMode::enabled()) {
-      inputs[0] = differentiably(gradients[0], in, classes, weights);
+      grad_inputs[0] = differentiably(grad_outputs[0], in, classes, weights);
       return;
     }
-    const Tensor dloss = gradients[0].contiguous();
+    const Tensor dloss = grad_outputs[0].contiguous();
     const Shape shape = detail::folded(in.shape(), 1);
-    inputs[0] = detail::fresh_like(in);
+    grad_inputs[0] = detail::fresh_like(in);
     detail::launch(in.device(),
                    CrossEntropyGradArgs{dloss.in(), In{detail::view_reshaped(in, shape)}, classes.in(), weights.in(),
                                         own.get(*this).in(), log_sum.get(*this).in(),
-                                        Out{detail::view_reshaped(inputs[0], shape)}, ignore_index, smoothing});
+                                        Out{detail::view_reshaped(grad_inputs[0], shape)}, ignore_index, smoothing});
   }
 
   Saved x{*this}, targets{*this}, weight{*this}, own{*this}, log_sum{*this};

@@ -12,10 +12,10 @@ Tensor product(const Tensor& a, const Tensor& b);
 class MatmulNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "matmul"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& gradient = gradients[0];
-    if (needs(0)) inputs[0] = product(gradient, b.get(*this).transpose(-1, -2));
-    if (needs(1)) inputs[1] = product(a.get(*this).transpose(-1, -2), gradient);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& gradient = grad_outputs[0];
+    if (needs(0)) grad_inputs[0] = product(gradient, b.get(*this).transpose(-1, -2));
+    if (needs(1)) grad_inputs[1] = product(a.get(*this).transpose(-1, -2), gradient);
   }
   Saved a{*this}, b{*this};
 };
@@ -24,11 +24,11 @@ class MatmulNode final : public NodeOf<2> {
 class LinearNode final : public NodeOf<3> {
  public:
   const char* name() const override { return "linear"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor gradient = rectified ? detail::relu_backward(gradients[0], y.get(*this)) : gradients[0];
-    if (needs(0)) inputs[0] = product(gradient, weight.get(*this));
-    if (needs(1)) inputs[1] = product(gradient.t(), x.get(*this));
-    if (needs(2)) inputs[2] = gradient.sum({0});
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor gradient = rectified ? detail::relu_backward(grad_outputs[0], y.get(*this)) : grad_outputs[0];
+    if (needs(0)) grad_inputs[0] = product(gradient, weight.get(*this));
+    if (needs(1)) grad_inputs[1] = product(gradient.t(), x.get(*this));
+    if (needs(2)) grad_inputs[2] = gradient.sum({0});
   }
   Saved x{*this}, weight{*this}, y{*this};
   bool rectified = false;

@@ -15,8 +15,8 @@ Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape);
 class MaxPool2dNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "max_pool2d"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = unpool(gradients[0], indices.get(*this), shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = unpool(grad_outputs[0], indices.get(*this), shape);
   }
   Saved indices{*this};
   Shape shape;  // of x
@@ -25,8 +25,8 @@ class MaxPool2dNode final : public NodeOf<1> {
 class UnpoolNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "max_unpool2d"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = pick(gradients[0], indices.get(*this));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = pick(grad_outputs[0], indices.get(*this));
   }
   Saved indices{*this};
 };
@@ -55,8 +55,8 @@ Tensor average(const Tensor& x, const Averages& averages, const Shape& shape);
 class AvgPool2dGradNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "avg_pool2d_grad"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = average(gradients[0], averages, shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = average(grad_outputs[0], averages, shape);
   }
   Averages averages;
   Shape shape;  // of the pooled side
@@ -73,8 +73,8 @@ Tensor spread(const Tensor& gradient, const Averages& averages, const Shape& sha
 class AvgPool2dNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "avg_pool2d"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = spread(gradients[0], averages, shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = spread(grad_outputs[0], averages, shape);
   }
   Averages averages;
   Shape shape;  // of x

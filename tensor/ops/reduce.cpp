@@ -54,9 +54,9 @@ Tensor reduce(ReduceOp op, const Tensor& x, const Reduced& shapes, bool keep_dim
 class SumNode final : public NodeOf<1> {
  public:
   const char* name() const override { return mean_of ? "mean" : "sum"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor gradient = mean_of ? gradients[0] / static_cast<double>(mean_of) : gradients[0];
-    inputs[0] = gradient.reshape(kept).expand(shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor gradient = mean_of ? grad_outputs[0] / static_cast<double>(mean_of) : grad_outputs[0];
+    grad_inputs[0] = gradient.reshape(kept).expand(shape);
   }
   Shape shape, kept;
   std::int64_t mean_of = 0;
@@ -104,11 +104,11 @@ class ProdNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "prod"; }
   // The product of all other elements: the product of all over this one, except where zeros are among them.
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor values = x.get(*this);
-    const Tensor gradient = keep_dims ? gradients[0] : gradients[0].unsqueeze(dim);
+    const Tensor gradient = keep_dims ? grad_outputs[0] : grad_outputs[0].unsqueeze(dim);
     if (GradMode::enabled()) {
-      inputs[0] = gradient * products_of_others(values, dim);
+      grad_inputs[0] = gradient * products_of_others(values, dim);
       return;
     }
     const Tensor zero = eq(values, 0.0);
@@ -117,7 +117,7 @@ class ProdNode final : public NodeOf<1> {
     const Tensor product = prod(nonzero, dim, true);
     const Tensor others =
         where(zero, where(eq(zeros, 1.0), product, 0.0), where(eq(zeros, 0.0), product / nonzero, 0.0));
-    inputs[0] = gradient * others;
+    grad_inputs[0] = gradient * others;
   }
   Saved x{*this};
   int dim = 0;
@@ -161,9 +161,9 @@ Tensor extreme(const char* name, ReduceOp op, const Tensor& x) {
 class ExtremesNode final : public NodeOf<1> {
  public:
   const char* name() const override { return op == ReduceOp::max ? "amax" : "amin"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor equal = eq(x.get(*this), y.get(*this).reshape(kept)).to(gradients[0].dtype());
-    inputs[0] = equal * (gradients[0].reshape(kept) / sum(equal, dims, true));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor equal = eq(x.get(*this), y.get(*this).reshape(kept)).to(grad_outputs[0].dtype());
+    grad_inputs[0] = equal * (grad_outputs[0].reshape(kept) / sum(equal, dims, true));
   }
   ReduceOp op = ReduceOp::max;
   Saved x{*this}, y{*this};
@@ -190,11 +190,11 @@ class NormNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "norm"; }
   // x / |x|; 0 where the norm is 0, as the slope there has no direction.
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor norms = y.get(*this).reshape(kept);
     const Tensor zero = eq(norms, 0.0);
-    const Tensor scale = where(zero, 0.0, gradients[0].reshape(kept) / where(zero, 1.0, norms));
-    inputs[0] = scale * x.get(*this);
+    const Tensor scale = where(zero, 0.0, grad_outputs[0].reshape(kept) / where(zero, 1.0, norms));
+    grad_inputs[0] = scale * x.get(*this);
   }
   Saved x{*this}, y{*this};
   Shape kept;

@@ -20,8 +20,8 @@ Tensor resample(const Tensor& x, const Map& map, bool adjoint, const Shape& shap
 class ResampleNode final : public NodeOf<1> {
  public:
   const char* name() const override { return map.op; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = resample(gradients[0], map, !adjoint, shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = resample(grad_outputs[0], map, !adjoint, shape);
   }
   Map map;
   bool adjoint = false;

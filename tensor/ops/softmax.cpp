@@ -14,20 +14,20 @@ namespace {
 class SoftmaxNode final : public NodeOf<1> {
  public:
   const char* name() const override { return log ? "log_softmax" : "softmax"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor out = y.get(*this);
     const Dims along = out.rank() == 0 ? Dims{} : Dims{dim};
     if (GradMode::enabled()) {
-      const Tensor& dy = gradients[0];
-      inputs[0] = log ? dy - exp(out) * dy.sum(along, true) : (dy - (dy * out).sum(along, true)) * out;
+      const Tensor& dy = grad_outputs[0];
+      grad_inputs[0] = log ? dy - exp(out) * dy.sum(along, true) : (dy - (dy * out).sum(along, true)) * out;
       return;
     }
-    const Tensor dy = gradients[0].contiguous();
+    const Tensor dy = grad_outputs[0].contiguous();
     const Shape shape = detail::folded(out.shape(), dim);
-    inputs[0] = detail::fresh_like(dy);
+    grad_inputs[0] = detail::fresh_like(dy);
     detail::launch(dy.device(),
                    SoftmaxGradArgs{In{detail::view_reshaped(dy, shape)}, In{detail::view_reshaped(out, shape)},
-                                   Out{detail::view_reshaped(inputs[0], shape)}, log});
+                                   Out{detail::view_reshaped(grad_inputs[0], shape)}, log});
   }
   Saved y{*this};
   int dim = 0;

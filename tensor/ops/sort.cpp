@@ -12,8 +12,8 @@ Tensor running_sum(const Tensor& x, int dim, bool reverse);
 class CumsumNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "cumsum"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = running_sum(gradients[0], dim, !reverse);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = running_sum(grad_outputs[0], dim, !reverse);
   }
   int dim = 0;
   bool reverse = false;

@@ -17,12 +17,12 @@ constexpr double kInverseSqrtTwoPi = 0.39894228040143267794, kTwoOverSqrtPi = 1.
 class MaskNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "relu_backward"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override;
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
   Saved kept{*this};
 };
 
-void MaskNode::backward(std::span<Tensor> gradients, std::span<Tensor> inputs) {
-  inputs[0] = detail::relu_backward(gradients[0], kept.get(*this));
+void MaskNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
+  grad_inputs[0] = detail::relu_backward(grad_outputs[0], kept.get(*this));
 }
 
 Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {

@@ -13,8 +13,8 @@ namespace {
 class ReshapeNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "reshape"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = gradients[0].reshape(shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0].reshape(shape);
   }
   Shape shape;
 };
@@ -22,8 +22,8 @@ class ReshapeNode final : public NodeOf<1> {
 class PermuteNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "permute"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = gradients[0].permute(inverse);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0].permute(inverse);
   }
   Dims inverse;
 };
@@ -31,8 +31,8 @@ class PermuteNode final : public NodeOf<1> {
 class ExpandNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "expand"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = sum_to(gradients[0], shape);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = sum_to(grad_outputs[0], shape);
   }
   Shape shape;
 };
@@ -41,9 +41,9 @@ class ExpandNode final : public NodeOf<1> {
 class NarrowNode final : public NodeOf<1> {
  public:
   const char* name() const override { return selected ? "select" : "narrow"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor part = selected ? gradients[0].unsqueeze(dim) : gradients[0];
-    inputs[0] = pad(part, dim, start, size - start - part.size(dim));
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor part = selected ? grad_outputs[0].unsqueeze(dim) : grad_outputs[0];
+    grad_inputs[0] = pad(part, dim, start, size - start - part.size(dim));
   }
   int dim = 0;
   std::int64_t start = 0, size = 0;
@@ -54,11 +54,11 @@ class NarrowNode final : public NodeOf<1> {
 class SliceNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "slice"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    const Tensor& part = gradients[0];
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor& part = grad_outputs[0];
     const std::int64_t count = part.size(dim), end = count == 0 ? start : start + (count - 1) * step + 1;
-    inputs[0] = index_add(zeros(shape, {.dtype = part.dtype(), .device = part.device()}), dim,
-                          arange(start, end, step, {.device = part.device()}), part);
+    grad_inputs[0] = index_add(zeros(shape, {.dtype = part.dtype(), .device = part.device()}), dim,
+                               arange(start, end, step, {.device = part.device()}), part);
   }
   Shape shape;
   int dim = 0;

@@ -27,7 +27,9 @@ Tensor leaf(const Doubles& values, Device device = Device::cpu()) {
 struct OwnNode : NodeOf<1> {
   std::function<Tensor(const Tensor&)> rule;
   const char* name() const override { return "own"; }
-  void backward(std::span<Tensor> of_output, std::span<Tensor> of_input) override { of_input[0] = rule(of_output[0]); }
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = rule(grad_outputs[0]);
+  }
 };
 Tensor own(const Tensor& x, std::function<Tensor(const Tensor&)> rule) {
   Tensor y = x.detach().clone();

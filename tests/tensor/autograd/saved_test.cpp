@@ -14,8 +14,8 @@ namespace {
 // As docs/embedding.md shows.
 struct CubeNode final : NodeOf<1> {
   const char* name() const override { return "cube"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    inputs[0] = gradients[0] * square(x.get(*this)) * 3;
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    grad_inputs[0] = grad_outputs[0] * square(x.get(*this)) * 3;
   }
   Saved x{*this};
 };
@@ -32,11 +32,11 @@ Tensor cube(const Tensor& x) {
 // Saves any number of tensors.
 struct ProductNode final : NodeOfMany {
   const char* name() const override { return "product"; }
-  void backward(std::span<Tensor> gradients, std::span<Tensor> inputs) override {
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i] = gradients[0];
-      for (std::size_t other = 0; other < inputs.size(); ++other)
-        if (other != i) inputs[i] = inputs[i] * factors[other].get(*this);
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    for (std::size_t i = 0; i < grad_inputs.size(); ++i) {
+      grad_inputs[i] = grad_outputs[0];
+      for (std::size_t other = 0; other < grad_inputs.size(); ++other)
+        if (other != i) grad_inputs[i] = grad_inputs[i] * factors[other].get(*this);
     }
   }
   std::deque<Saved> factors;

@@ -42,7 +42,9 @@ TEST_CASE("gradcheck itself finds wrong derivatives") {
   // The first derivative is right, the second is cut off.
   struct CutNode final : NodeOf<1> {
     const char* name() const override { return "cut"; }
-    void backward(std::span<Tensor> g, std::span<Tensor> in) override { in[0] = g[0] * (x * 2); }
+    void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+      grad_inputs[0] = grad_outputs[0] * (x * 2);
+    }
     Tensor x;
   };
   const Function cut = [](const std::vector<Tensor>& in) {
