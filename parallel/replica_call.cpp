@@ -10,9 +10,9 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
-#include "lockstep/tensor/nn/kept_gradients.h"
-#include "lockstep/tensor/nn/mirror.h"
-#include "lockstep/tensor/nn/substitution.h"
+#include "lockstep/tensor/autograd/substitution.h"
+#include "lockstep/tensor/nn/deferred_gradients.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 namespace {

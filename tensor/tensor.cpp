@@ -4,7 +4,7 @@
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep {
 

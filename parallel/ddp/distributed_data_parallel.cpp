@@ -5,7 +5,7 @@
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/wrapped_members.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 

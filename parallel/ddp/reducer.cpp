@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"

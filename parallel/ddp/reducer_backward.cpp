@@ -4,8 +4,8 @@
 #include <iterator>
 
 #include "lockstep/parallel/ddp/reducer.h"
-#include "lockstep/tensor/autograd/engine.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/engine/engine.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 

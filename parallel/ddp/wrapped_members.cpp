@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "lockstep/parallel/openmmlab/optim/optim_wrapper.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "lockstep/tensor/autograd/checkpoint.h"
-#include "lockstep/tensor/autograd/sparse_gradient.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {

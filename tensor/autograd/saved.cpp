@@ -3,7 +3,7 @@
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/nn/substitution.h"
+#include "lockstep/tensor/autograd/substitution.h"
 
 namespace lockstep {
 namespace detail {

@@ -1,7 +1,7 @@
 #include "lockstep/tensor/nn/linear.h"
 
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/autograd/substitution.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/nn/slab_set.h"
-#include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep {
 

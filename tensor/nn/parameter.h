@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/tensor/autograd/sparse_gradient.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 
 namespace lockstep {
 

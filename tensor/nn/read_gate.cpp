@@ -6,7 +6,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/nn/slots.h"
 

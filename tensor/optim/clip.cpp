@@ -3,10 +3,10 @@
 #include <cmath>
 #include <vector>
 
-#include "lockstep/tensor/autograd/sparse_gradient.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {

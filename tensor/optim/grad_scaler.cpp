@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/tensor/autograd/sparse_gradient.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 

@@ -17,8 +17,8 @@
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/autograd/substitution.h"
 #include "lockstep/tensor/context.h"
-#include "lockstep/tensor/nn/substitution.h"
 
 namespace lockstep::detail {
 namespace {

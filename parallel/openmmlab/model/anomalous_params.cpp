@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/read_gate.h"
 #include "lockstep/tensor/ops/math_ops.h"
 

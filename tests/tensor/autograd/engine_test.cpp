@@ -1,5 +1,5 @@
 // The engine: what flows where, in which order, and what is an error.
-#include "lockstep/tensor/autograd/engine.h"
+#include "lockstep/tensor/engine/engine.h"
 
 #include <thread>
 

@@ -1,8 +1,8 @@
 // The engine when it is used in odd ways, or wrongly.
 #include <thread>
 
-#include "lockstep/tensor/autograd/engine.h"
 #include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/engine.h"
 #include "lockstep/tensor/nn/slots.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"

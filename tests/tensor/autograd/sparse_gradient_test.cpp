@@ -1,5 +1,5 @@
 // Gradients that are rows of a matrix: what embeddings give, how they add up, and where matrices are made all the same.
-#include "lockstep/tensor/autograd/sparse_gradient.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "lockstep/runtime/host/faults.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"

@@ -1,11 +1,11 @@
-#include "lockstep/tensor/nn/kept_gradients.h"
+#include "lockstep/tensor/nn/deferred_gradients.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "lockstep/tensor/autograd/graph_task.h"
+#include "lockstep/tensor/engine/graph_task.h"
 
 namespace lockstep::detail {
 

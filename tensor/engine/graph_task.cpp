@@ -1,4 +1,4 @@
-#include "lockstep/tensor/autograd/graph_task.h"
+#include "lockstep/tensor/engine/graph_task.h"
 
 #include <algorithm>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "lockstep/tensor/autograd/sparse_gradient.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 
 #include <vector>
 

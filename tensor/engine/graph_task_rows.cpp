@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/autograd/graph_task.h"
+#include "lockstep/tensor/engine/graph_task.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {

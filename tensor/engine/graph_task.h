@@ -10,8 +10,8 @@
 
 #include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/nn/kept_gradients.h"
-#include "lockstep/tensor/nn/mirror.h"
+#include "lockstep/tensor/nn/deferred_gradients.h"
+#include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 

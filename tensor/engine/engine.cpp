@@ -1,7 +1,7 @@
-#include "lockstep/tensor/autograd/engine.h"
+#include "lockstep/tensor/engine/engine.h"
 
 #include "lockstep/runtime/trace/trace.h"
-#include "lockstep/tensor/autograd/graph_task.h"
+#include "lockstep/tensor/engine/graph_task.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
