@@ -58,7 +58,7 @@ struct ReplicaCall::Seat {
   Device device;
   std::exception_ptr error;
   std::uint64_t sequence = 0;
-  std::optional<KeptGradients> kept;  // beside other replicas
+  std::optional<DeferredGradients> deferred;  // beside other replicas
   std::atomic<Progress> progress{Progress::pending};
 };
 
@@ -66,7 +66,7 @@ ReplicaCall::ReplicaCall(std::span<const Device> devices)
     : count_(devices.size()), seats_(new Seat[devices.size()]), join_(static_cast<int>(devices.size())) {
   for (std::size_t i = 0; i < count_; ++i) {
     seats_[i].device = devices[i];
-    if (count_ > 1) seats_[i].kept.emplace(devices[i]);
+    if (count_ > 1) seats_[i].deferred.emplace(devices[i]);
   }
 }
 
@@ -78,7 +78,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   context.random_stream = mixed(mixed(context.random_stream, call_number_), replica);
   context.random_counter = 0;
   Seat& seat = seats_[replica];
-  if (seat.kept) context.kept_gradients = &*seat.kept;
+  if (seat.deferred) context.gradient_sink = &*seat.deferred;
   const ContextScope scope(context);
   const InReplica inside;
   const Reading reading(&reading_);
@@ -100,7 +100,7 @@ void ReplicaCall::run_seat(std::size_t replica) noexcept {
   // The caller has given up: what the replica used is dropped here. Else the caller does it, in its own thread.
   if (seat.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
     forget(replica);
-    seat.kept.reset();
+    seat.deferred.reset();
     seat.error = nullptr;
   }
   join_.done();
@@ -130,15 +130,15 @@ void ReplicaCall::take_over_sequence() const {
   for (std::size_t i = 0; i < count_; ++i) sequence = std::max(sequence, seats_[i].sequence);
 }
 
-void ReplicaCall::add_kept_gradients() {
-  std::vector<KeptGradients*> kept;
-  for (std::size_t i = 0; i < count_; ++i) kept.push_back(&*seats_[i].kept);
-  KeptGradients::add_all(kept);
+void ReplicaCall::add_deferred_gradients() {
+  std::vector<DeferredGradients*> deferred;
+  for (std::size_t i = 0; i < count_; ++i) deferred.push_back(&*seats_[i].deferred);
+  DeferredGradients::add_all(deferred);
 }
 
 // In the caller's thread, as everything that the replicas have left.
-void ReplicaCall::drop_kept_gradients() {
-  for (std::size_t i = 0; i < count_; ++i) seats_[i].kept.reset();
+void ReplicaCall::drop_deferred_gradients() {
+  for (std::size_t i = 0; i < count_; ++i) seats_[i].deferred.reset();
 }
 
 void ReplicaCall::throw_failures() {
@@ -178,7 +178,7 @@ void ReplicaCall::give_up(Milliseconds timeout) {
       failed += cat("; replica ", i, " on ", seats_[i].device, " threw: ", describe(error));
     }
     forget(i);
-    seats_[i].kept.reset();
+    seats_[i].deferred.reset();
   }
   const std::string message = cat("[parallel_apply] expected every replica to return within ", timeout.count(),
                                   " ms, still running: ", running, failed);
@@ -220,14 +220,14 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   struct Drop {
     ReplicaCall& call;
     ~Drop() {
-      call.drop_kept_gradients();
+      call.drop_deferred_gradients();
       call.stop_reading();
     }
   } const drop{*call};
   call->take_over_sequence();
   if (refused) std::rethrow_exception(refused);
   call->throw_failures();
-  call->add_kept_gradients();
+  call->add_deferred_gradients();
 }
 
 void check_not_in_replica(const char* op) {

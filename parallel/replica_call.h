@@ -42,8 +42,8 @@ class LOCKSTEP_API ReplicaCall {
   std::size_t post_all(const std::shared_ptr<ReplicaCall>& self, std::exception_ptr& refused);
   void give_up(Milliseconds timeout);
   void take_over_sequence() const;
-  void add_kept_gradients();
-  void drop_kept_gradients();
+  void add_deferred_gradients();
+  void drop_deferred_gradients();
   void stop_reading() noexcept { Reading::leave(reading_); }
   void throw_failures();
 

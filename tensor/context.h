@@ -10,7 +10,7 @@
 namespace lockstep {
 
 class AutocastCache;
-class KeptGradients;
+class GradientSink;
 class ModuleBase;
 class Substitution;
 
@@ -34,8 +34,8 @@ struct ThreadContext {
   std::uint32_t numbering = 0;
   // The training call this thread works for (0: none); see Parameter.
   std::uint64_t training_call = 0;
-  // In a replica beside others: where gradients for parameters at home elsewhere go.
-  KeptGradients* kept_gradients = nullptr;
+  // In a replica beside others: takes the gradients of parameters at home elsewhere.
+  GradientSink* gradient_sink = nullptr;
 };
 
 LOCKSTEP_API ThreadContext& thread_context();

@@ -45,11 +45,12 @@ class LOCKSTEP_API Node : public RefCounted {
   std::span<Edge> edges() { return {edges_, edge_count_}; }
   std::span<const Edge> edges() const { return {edges_, edge_count_}; }
 
-  // Leaves and mirrors (the slots of a parameter away from its home) are where a backward ends.
+  // Leaves and mirrors (copies of a leaf on other devices) are where a backward ends.
   enum class Kind : std::uint8_t { operation, leaf, mirror };
   Kind kind() const { return kind_; }
   bool is_leaf() const { return kind_ == Kind::leaf; }
   bool gives_rows() const { return gives_rows_; }  // a RowsNode
+  bool is_owned() const { return owned_; }         // a leaf with an owner, who may give it other memory before backward
 
   std::uint32_t output_count = 1;
   std::uint32_t numbering = 0;  // ThreadContext's when it was made
@@ -72,6 +73,7 @@ class LOCKSTEP_API Node : public RefCounted {
   std::uint32_t edge_count_;
   Kind kind_ = Kind::operation;
   bool gives_rows_ = false;
+  bool owned_ = false;
 
  private:
   friend class Saved;

@@ -19,7 +19,7 @@
 #include "lockstep/parallel/ddp/bucket.h"
 #include "lockstep/parallel/ddp/options.h"
 #include "lockstep/parallel/ddp/timeline.h"
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/leaf_node.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep::detail {

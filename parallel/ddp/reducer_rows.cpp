@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "lockstep/parallel/ddp/reducer.h"
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/leaf_node.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 

@@ -1,33 +1,8 @@
 #include "lockstep/tensor/autograd/record.h"
 
-#include <array>
-#include <utility>
-
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/nn/parameter_body.h"
-#include "lockstep/tensor/ops/math_ops.h"
 
-namespace lockstep {
-
-Node::~Node() = default;
-
-void Node::destroy(Node* node) noexcept {
-  // Freeing a node drops its edges and saved tensors, which may free further nodes: they line up here. The list runs
-  // through their numbers, which nobody asks for any more: memory may have run out, and this must not fail.
-  static_assert(sizeof(node->sequence) >= sizeof(Node*));
-  constinit static thread_local Node* waiting = nullptr;
-  constinit static thread_local bool busy = false;
-  node->sequence = reinterpret_cast<std::uintptr_t>(waiting);
-  waiting = node;
-  if (std::exchange(busy, true)) return;
-  while (Node* next = waiting) {
-    waiting = reinterpret_cast<Node*>(static_cast<std::uintptr_t>(next->sequence));
-    delete next;
-  }
-  busy = false;
-}
-
-namespace detail {
+namespace lockstep::detail {
 
 void attach(Node& node, const Tensor& output, std::uint32_t index) {
   if (node.stream == nullptr) {
@@ -39,100 +14,4 @@ void attach(Node& node, const Tensor& output, std::uint32_t index) {
   output.set_edge({Ref<Node>(&node), index});
 }
 
-Ref<Node> make_leaf(const Tensor& tensor) {
-  Ref<LeafNode> node(new LeafNode);
-  node->shape = tensor.shape();
-  node->dtype = tensor.dtype();
-  LOCKSTEP_EDGE(node->stream = &current_stream(tensor.device()));
-  return node;
-}
-
-namespace {
-std::string origin_of(const Node& node) {
-  if (!node.is_leaf()) return cat("a result of '", node.name(), "'");
-  const ParameterBody* parameter = static_cast<const LeafNode&>(node).parameter;
-  return parameter ? parameter->describe() : "a leaf";
-}
-}  // namespace
-
-void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
-  const std::vector<Node::Hook> hooks = *node.hooks;  // they may remove themselves
-  for (const Node::Hook& hook : hooks) {
-    Tensor& gradient = gradients[hook.output];
-    if (!gradient.defined()) continue;
-    const Tensor before = gradient;
-    hook.call(gradient);
-    LOCKSTEP_CHECK(gradient.defined() && gradient.shape() == before.shape() && gradient.dtype() == before.dtype() &&
-                       gradient.device() == before.device(),
-                   "[backward] expected the hook on ", origin_of(node), " to leave a gradient like ", before.describe(),
-                   ", got ", gradient.describe());
-  }
-}
-
-}  // namespace detail
-
-void LeafNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor>) { accumulate(std::move(grad_outputs[0])); }
-
-void LeafNode::run_after_accumulate() {
-  const std::vector<AfterAccumulate> calls = after_accumulate;  // they may remove themselves
-  for (const AfterAccumulate& hook : calls) hook.call();
-}
-
-void LeafNode::move_to(Device device, DType to_dtype) {
-  earlier_dtypes |= 1u << static_cast<int>(dtype);
-  dtype = to_dtype;
-  LOCKSTEP_EDGE(stream = &current_stream(device));
-}
-
-Tensor LeafNode::brought_home(const Tensor& gradient) const {
-  const Device home = stream->device();
-  Tensor here = gradient.device() == home ? gradient : gradient.to(home);
-  // Of what was computed before the tensor was converted. Any other dtype is an operation's mistake, found later.
-  const bool earlier = here.dtype() != dtype && (earlier_dtypes >> static_cast<int>(here.dtype()) & 1);
-  return earlier ? here.to(dtype) : here;
-}
-
-SparseGradient LeafNode::brought_home(SparseGradient rows) const {
-  if (!rows.defined()) return rows;
-  rows.values = brought_home(rows.values);
-  rows.indices = rows.indices.to(stream->device());
-  return rows;
-}
-
-void LeafNode::accumulate(Tensor gradient) {
-  LOCKSTEP_CHECK(gradient.shape() == shape && gradient.dtype() == dtype, "[backward] expected an operation that gives ",
-                 parameter ? parameter->describe() : "a leaf", " a gradient of ", dtype, shape, ", got ",
-                 gradient.describe());
-  {
-    std::lock_guard lock(mutex);
-    if (sparse.defined()) grad = std::exchange(sparse, {}).to_dense();
-    if (grad.defined()) {
-      // Differentiable gradients must not be written over; others are, which keeps views of slabs in place.
-      if (GradMode::enabled())
-        grad = grad + gradient;
-      else
-        grad.add_(gradient);
-    } else if (GradMode::enabled() || !gradient.contiguous_layout() || !gradient.sole_owner()) {
-      grad = gradient.clone();  // somebody else sees these elements
-    } else {
-      grad = std::move(gradient);
-    }
-  }
-  run_after_accumulate();
-}
-
-void LeafNode::accumulate_rows(SparseGradient rows) {
-  {
-    std::lock_guard lock(mutex);
-    if (grad.defined()) {
-      detail::add_rows(grad, rows.indices, rows.values);
-    } else if (sparse.defined()) {
-      sparse = detail::join_rows(std::array{sparse, rows});
-    } else {
-      sparse = std::move(rows);
-    }
-  }
-  run_after_accumulate();
-}
-
-}  // namespace lockstep
+}  // namespace lockstep::detail

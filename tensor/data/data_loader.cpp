@@ -25,7 +25,7 @@ ThreadContext sample_context(const ThreadContext& caller, std::uint64_t seed, st
   context.module_depth = 0;
   context.substitution = nullptr;  // the caller's scope may end before the workers
   context.training_call = 0;
-  context.kept_gradients = nullptr;
+  context.gradient_sink = nullptr;
   context.random_seed = RandomEngine(seed, epoch)();
   context.random_stream = 0;
   context.random_counter = 0;

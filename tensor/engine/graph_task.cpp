@@ -38,19 +38,18 @@ GraphTask::GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode m
   assign_lanes();
 }
 
-ParameterBody* GraphTask::Claims::keep(ParameterBody* body) {
-  if (!body) return nullptr;
-  std::shared_ptr<ParameterBody> kept = body->weak_from_this().lock();
-  return kept ? bodies.emplace_back(std::move(kept)).get() : nullptr;
+LeafOwner* GraphTask::Claims::hold(LeafOwner* owner) {
+  std::shared_ptr<LeafOwner> held = owner ? owner->hold() : nullptr;
+  return held ? owners.emplace_back(std::move(held)).get() : nullptr;
 }
 
 void GraphTask::Claims::claim(std::uint64_t call) {
-  for (; claimed < bodies.size(); ++claimed) bodies[claimed]->claim(call);
+  for (; claimed < owners.size(); ++claimed) owners[claimed]->claim(call);
 }
 
 void GraphTask::Claims::release() {
-  while (claimed > 0) bodies[--claimed]->unclaim();
-  bodies.clear();
+  while (claimed > 0) owners[--claimed]->unclaim();
+  owners.clear();
 }
 
 // ---- running it
@@ -69,8 +68,7 @@ void GraphTask::run() {
     // Taken out of the task, which a lane may be the last to let go of.
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
-    if (!replicated_.empty()) reduce_replica_gradients(std::move(replicated_));
-    if (!kept_.empty()) context_.kept_gradients->keep(std::move(kept_));
+    if (!owned_.empty()) sink_->finish(std::move(owned_));
     context_.sequence = thread_context().sequence;
   }
   thread_context().sequence = context_.sequence;
@@ -209,18 +207,13 @@ void GraphTask::execute(std::uint32_t index) {
       receive_rows(index, outputs[0]);
     const bool arrived = std::any_of(outputs.begin(), outputs.end(), [](const Tensor& g) { return g.defined(); });
     if (arrived) {
-      // The hooks of a replicated parameter wait for the sum over the replicas.
-      if (node.hooks && !(node.is_leaf() && state.body)) run_gradient_hooks(node, outputs);
+      // The hooks of a leaf with mirrors wait for the sum over the replicas.
+      if (node.hooks && !(node.is_leaf() && state.owner)) run_gradient_hooks(node, outputs);
       if (state.captured)
         for (std::size_t c = 0; c < captures_.size(); ++c)
           if (captures_[c].node.get() == &node) captured[c] = outputs[captures_[c].index];
-      if (waits(state)) [[unlikely]] {
-        keep(state, std::move(outputs[0]));
-      } else if (state.body) {
-        const Device device = node.stream->device();
-        store_replica_gradient(*state.body, device, outputs[0]);
-        std::lock_guard lock(mutex_);
-        replicated_.push_back({state.body, device, {}});
+      if (is_for_sink(state)) [[unlikely]] {
+        give_to_sink(state, std::move(outputs[0]), {});
       } else if (node.is_leaf() ? mode_.accumulate : state.runs) {
         if (node.gives_rows() && takes_rows(targets_[state.first_edge])) [[unlikely]] {
           send_rows(state, outputs[0]);
@@ -237,21 +230,24 @@ void GraphTask::execute(std::uint32_t index) {
   deliver_rest(state, {});
 }
 
-// In a replica beside others: what is for a parameter whose home is elsewhere, until all replicas have returned.
-bool GraphTask::waits(const State& state) const {
-  if (!context_.kept_gradients) [[likely]]
+bool GraphTask::is_for_sink(const State& state) const {
+  if (!sink_) [[likely]]
     return false;
-  return state.body || (state.node->is_leaf() && mode_.accumulate && context_.kept_gradients->wants(*state.node));
+  return state.owner ||
+         (state.node->is_leaf() && mode_.accumulate && sink_->wants(static_cast<LeafNode&>(*state.node)));
 }
 
-void GraphTask::keep(const State& state, Tensor gradient, SparseGradient rows) {
-  const ParameterBody* body = state.body;
-  // Nobody else may write the elements until then.
-  if (gradient.defined() && !mode_.create_graph && !(gradient.contiguous_layout() && gradient.sole_owner()))
-    gradient = gradient.clone();
+void GraphTask::give_to_sink(const State& state, Tensor matrix, SparseGradient rows) {
+  Node* leaf = state.node->is_leaf() ? state.node : state.node->edges()[0].node.get();
+  OwnedGradient gradient{Ref<LeafNode>(static_cast<LeafNode*>(leaf)),
+                         state.node->stream,
+                         state.owner != nullptr,
+                         mode_.create_graph,
+                         std::move(matrix),
+                         std::move(rows)};
+  sink_->arrive(gradient);
   std::lock_guard lock(mutex_);
-  kept_.push_back({body ? body->leaf : Ref<Node>(state.node), state.node->stream, body != nullptr, mode_.create_graph,
-                   std::move(gradient), std::move(rows)});
+  owned_.push_back(std::move(gradient));
 }
 
 // ---- gradients on their way

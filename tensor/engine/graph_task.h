@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/nn/deferred_gradients.h"
-#include "lockstep/tensor/nn/parameter_body.h"
+#include "lockstep/tensor/engine/gradient_sink.h"
 
 namespace lockstep::detail {
 
@@ -63,8 +61,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     std::uint16_t lane = 0;
     bool needed = true;
     bool runs = true;  // else what arrives is captured, and goes nowhere
-    // Of a mirror that ends here, and of a leaf with such mirrors: what arrives is summed over the replicas at the end.
-    ParameterBody* body = nullptr;
+    // Of a mirror that ends here, and of a leaf with such mirrors: what arrives is for the owner's sink.
+    LeafOwner* owner = nullptr;
     int replica = 0;  // of a mirror
     bool captured = false;
     bool summed = false;                      // `gradient` is a sum of ours: may be added to in place
@@ -90,11 +88,11 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     bool refused = false;  // its thread did not take it: the calling thread runs it
   };
 
-  // The parameters this backward trains. Until it ends they stay, whatever becomes of their modules.
+  // The owners of the leaves this backward trains. Until it ends they stay, whatever becomes of their modules.
   struct Claims {
-    std::vector<std::shared_ptr<ParameterBody>> bodies;
-    std::size_t claimed = 0;                   // the first so many
-    ParameterBody* keep(ParameterBody* body);  // null when there is none, or it is going
+    std::vector<std::shared_ptr<LeafOwner>> owners;
+    std::size_t claimed = 0;            // the first so many
+    LeafOwner* hold(LeafOwner* owner);  // null when there is none, or it is going
     void claim(std::uint64_t call);
     void release();
     ~Claims() { release(); }
@@ -115,8 +113,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void send_rows(const State& from, const Tensor& gradient);
   void pass_rows(const State& from, SparseGradient rows, std::uint64_t sequence, int origin);
   void receive_rows(std::uint32_t index, Tensor& gradient);
-  bool waits(const State& state) const;
-  void keep(const State& state, Tensor gradient, SparseGradient rows = {});
+  bool is_for_sink(const State& state) const;
+  void give_to_sink(const State& state, Tensor matrix, SparseGradient rows);
   void deliver(const State& from, std::uint32_t edge, std::uint32_t target, Tensor gradient);
   void deliver_rest(State& from, std::span<Tensor> gradients);
   void add(State& target, std::uint32_t output, Tensor gradient);
@@ -136,13 +134,13 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::vector<std::pair<Node*, std::uint32_t>> index_;  // open addressing
   std::vector<std::unique_ptr<Lane>> lanes_;
   Claims claims_;
+  GradientSink* sink_ = nullptr;  // the thread's, or that of the mirrors' owners
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
   std::atomic<std::uint32_t> refused_{0};  // counts what became ready on lanes that were
-  std::mutex mutex_;                       // error_, replicated_, kept_, rows_
+  std::mutex mutex_;                       // error_, owned_, rows_
   std::exception_ptr error_;
-  std::vector<ReplicaGradient> replicated_;
-  std::vector<KeptGradients::Gradient> kept_;  // in place of replicated_, in replicas
+  std::vector<OwnedGradient> owned_;  // for the sink
   std::vector<Rows> rows_;
   std::vector<Stream*> streams_;  // that nodes ran on
 };

@@ -50,11 +50,8 @@ void GraphTask::receive_rows(std::uint32_t index, Tensor& gradient) {
   const State& state = states_[index];
   if (gradient.defined()) {
     gradient = index_add(gradient, 0, joined.indices, joined.values);
-  } else if (waits(state)) {
-    keep(state, {}, std::move(joined));
-  } else if (state.body) {
-    std::lock_guard lock(mutex_);
-    replicated_.push_back({state.body, state.node->stream->device(), std::move(joined)});
+  } else if (is_for_sink(state)) {
+    give_to_sink(state, {}, std::move(joined));
   } else if (state.node->is_leaf()) {
     static_cast<LeafNode*>(state.node)->accumulate_rows(std::move(joined));
   } else {  // a mirror whose slot is gone

@@ -40,7 +40,7 @@ std::uint32_t GraphTask::index_of(Node* node) {
 }
 
 void GraphTask::traverse() {
-  // Mirrors end a plain backward while their slots are there; otherwise their edge home is an edge like any other.
+  // Mirrors end a plain backward while they have an owner; otherwise their edge home is an edge like any other.
   const bool mirrors_end = mode_.accumulate && !mode_.create_graph;
   for (const Root& root : roots_) index_of(root.edge.node.get());
   // Breadth first; states_ is the queue.
@@ -50,10 +50,10 @@ void GraphTask::traverse() {
     if (node->kind() == Node::Kind::mirror) {
       const auto* mirror = static_cast<const MirrorNode*>(node);
       states_[i].replica = mirror->replica();
-      if (mirrors_end) states_[i].body = claims_.keep(mirror->body);
+      if (mirrors_end) states_[i].owner = claims_.hold(mirror->owner());
     }
     for (const Edge& edge : node->edges()) {
-      if (!edge.node || states_[i].body) {
+      if (!edge.node || states_[i].owner) {
         targets_.push_back(-1);
         continue;
       }
@@ -64,23 +64,22 @@ void GraphTask::traverse() {
   }
   for (const Root& root : roots_) ++states_[index_of(root.edge.node.get())].pending;
 
+  sink_ = context_.gradient_sink;
   if (!mirrors_end) return;
-  // One call at a time trains a parameter; and parameters with mirrors in this graph are summed at its end.
-  std::vector<ParameterBody*> mirrored;
+  // One call at a time trains a leaf; and what leaves with mirrors in this graph get is summed at its end.
+  std::vector<LeafOwner*> mirrored;
   for (const State& state : states_) {
-    if (state.body) mirrored.push_back(state.body);
-    if (state.node->is_leaf()) claims_.keep(static_cast<const LeafNode*>(state.node)->parameter);
+    if (state.owner) mirrored.push_back(state.owner);
+    if (state.node->is_leaf()) claims_.hold(static_cast<const LeafNode*>(state.node)->owner());
   }
-  for (const std::shared_ptr<ParameterBody>& body : claims_.bodies)
-    LOCKSTEP_CHECK(body->listed, "[backward] ", body->describe(),
-                   " takes part in the graph, but no module's members() lists it");
   claims_.claim(context_.training_call);
   if (mirrored.empty()) return;
+  if (!sink_) sink_ = &mirrored.front()->sink();
   std::sort(mirrored.begin(), mirrored.end());
   for (State& state : states_) {
     if (!state.node->is_leaf()) continue;
-    ParameterBody* body = static_cast<const LeafNode*>(state.node)->parameter;
-    if (body && std::binary_search(mirrored.begin(), mirrored.end(), body)) state.body = body;
+    LeafOwner* owner = static_cast<const LeafNode*>(state.node)->owner();
+    if (owner && std::binary_search(mirrored.begin(), mirrored.end(), owner)) state.owner = owner;
   }
 }
 

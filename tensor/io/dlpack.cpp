@@ -7,7 +7,7 @@
 
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/leaf_node.h"
 
 namespace lockstep {
 namespace {
@@ -80,7 +80,7 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
   auto out = std::make_unique<Export<Managed>>();
   out->tensor = tensor.detach();
   const LeafNode* leaf = tensor.leaf();
-  out->marks_changed = leaf && leaf->parameter && !options.read_only;
+  out->marks_changed = leaf && leaf->owner() && !options.read_only;
   out->shape = tensor.shape();
   out->strides = tensor.strides();
   // Consumers that look for row-major tensors by their strides are told what they expect for sizes of 0 and 1.

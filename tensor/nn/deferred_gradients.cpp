@@ -12,26 +12,24 @@ namespace lockstep {
 
 namespace {
 
-using Gradient = KeptGradients::Gradient;
-
-ParameterBody* body_of(const Gradient& gradient) { return static_cast<LeafNode&>(*gradient.leaf).parameter; }
+ParameterBody* body_of(const OwnedGradient& gradient) { return lockstep::body_of(*gradient.leaf); }
 
 // Whether the parameter has still a slot, or its home, where the gradient was made: not when it is gone or was moved.
-bool is_slot(const Gradient& gradient) {
+bool is_slot(const OwnedGradient& gradient) {
   const ParameterBody* body = body_of(gradient);
   if (!body || !body->slabs) return false;
   const Device device = gradient.stream->device();
   return body->home.device() == device || body->slot(ordinal(device));
 }
 
-Tensor matrix_of(const Gradient& gradient) {
+Tensor matrix_of(const OwnedGradient& gradient) {
   return gradient.rows.defined() ? gradient.rows.to_dense() : gradient.matrix;
 }
 
 // Puts `more` behind what there is for the same slot.
-void merge(std::vector<Gradient>& all, Gradient more) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Gradient& other) {
-    return other.leaf.get() == more.leaf.get() && other.stream == more.stream && other.of_slot == more.of_slot;
+void merge(std::vector<OwnedGradient>& all, OwnedGradient more) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const OwnedGradient& other) {
+    return other.leaf.get() == more.leaf.get() && other.stream == more.stream && other.replicated == more.replicated;
   });
   if (found == all.end()) {
     all.push_back(std::move(more));
@@ -51,12 +49,12 @@ void merge(std::vector<Gradient>& all, Gradient more) {
 // The training of the parameters, as by a backward.
 class Claims {
  public:
-  explicit Claims(const std::vector<Gradient>& gradients) {
+  explicit Claims(const std::vector<OwnedGradient>& gradients) {
     const std::uint64_t call = thread_context().training_call;
     const std::uint64_t mine = call ? call : next_training_call();
     bodies_.reserve(gradients.size());
     try {
-      for (const Gradient& gradient : gradients) {
+      for (const OwnedGradient& gradient : gradients) {
         if (!body_of(gradient)) continue;
         body_of(gradient)->claim(mine);
         bodies_.push_back(body_of(gradient));
@@ -79,29 +77,33 @@ class Claims {
 
 }  // namespace
 
-bool KeptGradients::wants(const Node& leaf) const {
-  const ParameterBody* body = static_cast<const LeafNode&>(leaf).parameter;
-  return body && leaf.stream->device() != device_;
+bool DeferredGradients::wants(const LeafNode& leaf) const { return leaf.owner() && leaf.stream->device() != device_; }
+
+// Nobody else may write the elements until they are added.
+void DeferredGradients::arrive(OwnedGradient& gradient) {
+  Tensor& matrix = gradient.matrix;
+  if (matrix.defined() && !gradient.differentiable && !(matrix.contiguous_layout() && matrix.sole_owner()))
+    matrix = matrix.clone();
 }
 
-void KeptGradients::keep(std::vector<Gradient> gradients) {
+void DeferredGradients::finish(std::vector<OwnedGradient> gradients) {
   const std::lock_guard lock(mutex_);
-  for (Gradient& gradient : gradients) merge(gradients_, std::move(gradient));
+  for (OwnedGradient& gradient : gradients) merge(gradients_, std::move(gradient));
 }
 
-void KeptGradients::add_all(std::span<KeptGradients* const> replicas) {
-  std::vector<Gradient> all;
-  for (KeptGradients* replica : replicas)
-    for (Gradient& gradient : std::exchange(replica->gradients_, {})) {
-      gradient.of_slot = gradient.of_slot && is_slot(gradient);
+void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
+  std::vector<OwnedGradient> all;
+  for (DeferredGradients* replica : replicas)
+    for (OwnedGradient& gradient : std::exchange(replica->gradients_, {})) {
+      gradient.replicated = gradient.replicated && is_slot(gradient);
       merge(all, std::move(gradient));
     }
   if (all.empty()) return;
   const Claims claims(all);
 
-  std::vector<ReplicaGradient> stored;
-  for (const Gradient& gradient : all) {
-    if (!gradient.of_slot) continue;
+  std::vector<OwnedGradient> stored;
+  for (const OwnedGradient& gradient : all) {
+    if (!gradient.replicated) continue;
     const Device device = gradient.stream->device();
     Stream& here = current_stream(device);
     LOCKSTEP_EDGE(here.wait_for(*gradient.stream));
@@ -110,16 +112,17 @@ void KeptGradients::add_all(std::span<KeptGradients* const> replicas) {
       const NoGrad no_grad;
       store_replica_gradient(*body_of(gradient), device, gradient.matrix);
     }
-    stored.push_back({body_of(gradient), device, gradient.rows});
+    stored.push_back(gradient);
+    stored.back().matrix = {};  // in the slab
   }
   if (!stored.empty()) reduce_replica_gradients(std::move(stored));
 
-  for (Gradient& gradient : all) {
-    if (gradient.of_slot) continue;
+  for (OwnedGradient& gradient : all) {
+    if (gradient.replicated) continue;
     {
       LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *gradient.stream);
       const GradMode mode(gradient.differentiable);
-      auto& leaf = static_cast<LeafNode&>(*gradient.leaf);
+      LeafNode& leaf = *gradient.leaf;
       if (gradient.rows.defined())
         leaf.accumulate_rows(leaf.brought_home(std::move(gradient.rows)));
       else

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
 

@@ -1,4 +1,4 @@
-// The body of a parameter: its slots, and the edge from a mirror home.
+// The body of a parameter: its home, its slots on other devices, and the graph's ends there.
 #pragma once
 
 #include <array>
@@ -9,30 +9,29 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/gradient_sink.h"
 #include "lockstep/tensor/nn/parameter.h"
 #include "lockstep/tensor/nn/read_gate.h"
 
 namespace lockstep {
 
 class SlabSet;
+class ParameterBody;
 
-// The sink of gradients on a device other than home. In a plain backward the engine stores what arrives here and sums
-// over the replicas at the end; in grad() and under create_graph it is an ordinary differentiable copy home. So it is,
-// in every backward, once the slot is gone: its edge keeps the leaf, wherever that is by then.
-class MirrorNode final : public NodeOf<1> {
+// Stores what arrives, and reduces it at the end of the backward.
+GradientSink& replica_gradients();
+
+// The graph's end on a device other than home: of the parameter's slot there.
+class SlotMirror final : public MirrorNode {
  public:
-  MirrorNode(ParameterBody* body, Device device);
-  const char* name() const override { return "mirror"; }
-  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
-  // Place in the order of sums: the slot's replica number, as it was last.
-  int replica() const;
-  void leave_slot();  // when the slot goes
-
-  ParameterBody* body;  // whose slot this is; null when the parameter is gone or has moved
-  const Device device;
+  SlotMirror(ParameterBody* body, Device device);
+  LeafOwner* owner() const override;
+  int replica() const override;  // the slot's replica number, as it was last
+  void leave_slot();             // when the slot goes
 
  private:
+  ParameterBody* body_;  // whose slot this is; null when the parameter is gone or has moved
+  const Device device_;
   int last_replica_ = 0;
 };
 
@@ -47,13 +46,13 @@ struct Slot {
   std::mutex mutex;                  // ready, readers, node
   Event ready;                       // the last refresh
   std::vector<Stream*> readers;      // streams that have read it since
-  Ref<MirrorNode> node;
+  Ref<SlotMirror> node;
 
   // The device failed to write it. While the refresh is under way nobody knows; what waits for it fails with it then.
   bool refresh_failed();  // under the mutex
 };
 
-class ParameterBody : public std::enable_shared_from_this<ParameterBody> {
+class ParameterBody final : public LeafOwner, public std::enable_shared_from_this<ParameterBody> {
  public:
   ParameterBody(Tensor value, bool is_buffer, bool requires_grad);
   ParameterBody(const Shape& shape, DType dtype);  // uninitialised
@@ -76,11 +75,13 @@ class ParameterBody : public std::enable_shared_from_this<ParameterBody> {
   void drop_slots();  // when home moves
   // The tensor on `device` as Parameter::on gives it, substitutes apart.
   Tensor on(Device device);
-  std::string describe() const;  // "parameter 'conv.weight'"
+  void set_leaf(Ref<Node> node);  // the gradient of home, from now on
 
-  // Training of the body by one call at a time (a call may claim it again).
-  void claim(std::uint64_t call);
-  void unclaim();
+  std::string describe() const override;  // "parameter 'conv.weight'"
+  std::shared_ptr<LeafOwner> hold() override;
+  void claim(std::uint64_t call) override;
+  void unclaim() override;
+  GradientSink& sink() override { return replica_gradients(); }
 
   // Of those who read its elements at home; null until a module that has it is used. Set once (detail::share_gate).
   const std::shared_ptr<ReadGate>* gate() const { return has_gate_.load(std::memory_order_acquire) ? &gate_ : nullptr; }
@@ -101,18 +102,14 @@ class ParameterBody : public std::enable_shared_from_this<ParameterBody> {
   int claims_ = 0;
 };
 
-// A number for a training call that has none yet.
-std::uint64_t next_training_call();
+// Of the parameter whose leaf this is; null when it is nobody's any more.
+inline ParameterBody* body_of(const LeafNode& leaf) {
+  return static_cast<ParameterBody*>(leaf.owner());  // there are no other owners
+}
 
-// One replica's gradient of a parameter, on its way home. Whoever has one keeps the body alive.
-struct ReplicaGradient {
-  ParameterBody* body;
-  Device device;
-  SparseGradient rows;  // undefined: a matrix, which was stored
-};
 // Keeps `gradient` in the device's gradient slab, on the device's current stream, until reduce.
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient);
-// Sums what was stored, in replica order (home first), and adds the sums to the home parameters' grads.
-void reduce_replica_gradients(std::vector<ReplicaGradient> stored);
-
+// Sums what was stored, in replica order (home first), and adds the sums to the home parameters' grads. Gradients
+// without rows stand for the matrices that were stored. Whoever calls it keeps the bodies alive.
+void reduce_replica_gradients(std::vector<OwnedGradient> gradients);
 }  // namespace lockstep

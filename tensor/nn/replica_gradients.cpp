@@ -23,7 +23,9 @@ constexpr std::size_t kBalanceBytes = 64 * 1024;
                   "over the replicas; its module was moved, converted or wrapped anew meanwhile"));
 }
 
-int replica_of(const ParameterBody& body, Device device) {
+int replica_of(const OwnedGradient& gradient) {
+  const ParameterBody& body = *body_of(*gradient.leaf);
+  const Device device = gradient.stream->device();
   if (body.home.device() == device) return -1;  // home comes first
   const Slot* slot = body.slot(ordinal(device));
   if (!slot) fail_moved(body);
@@ -166,20 +168,20 @@ class Reduction {
 };
 
 // By entry, in replica order.
-using ByEntry = std::map<int, std::vector<ReplicaGradient>>;
+using ByEntry = std::map<int, std::vector<OwnedGradient>>;
 
 // The rows of a parameter that got nothing but rows go to its grad, replica by replica.
-void append_rows(SlabSet& set, const std::vector<ReplicaGradient>& gradients) {
+void append_rows(SlabSet& set, const std::vector<OwnedGradient>& gradients) {
   std::vector<SparseGradient> pieces;
-  for (const ReplicaGradient& gradient : gradients) {
+  for (const OwnedGradient& gradient : gradients) {
     const SparseGradient& rows = gradient.rows;
     pieces.push_back({rows.indices.to(set.home()), rows.values.to(set.home()), rows.shape});
-    if (gradient.device == set.home()) continue;
+    if (gradient.stream->device() == set.home()) continue;
     const std::lock_guard lock(set.reduce_mutex);
     set.reduced.bytes += rows.indices.bytes() + rows.values.bytes();
     set.reduced.copies += 2;
   }
-  auto& leaf = static_cast<LeafNode&>(*gradients.front().body->leaf);
+  LeafNode& leaf = *gradients.front().leaf;
   leaf.accumulate_rows(leaf.brought_home(detail::join_rows(pieces)));
 }
 
@@ -209,34 +211,35 @@ void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gr
       .copy_(gradient);
 }
 
-void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
+void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
   const trace::Scope span("reduce");
   NoGrad no_grad;
   const auto begin = Clock::now();
   std::map<std::shared_ptr<SlabSet>, ByEntry> by_set;
-  for (ReplicaGradient& gradient : stored) {
+  for (OwnedGradient& gradient : arrived) {
     for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
-      if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.device)));
-    by_set[slabs_of(*gradient.body)][gradient.body->slab_entry].push_back(std::move(gradient));
+      if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.stream->device())));
+    const ParameterBody& body = *body_of(*gradient.leaf);
+    by_set[slabs_of(body)][body.slab_entry].push_back(std::move(gradient));
   }
   for (auto& [set, gradients_by_entry] : by_set) {
     std::map<int, std::vector<Device>> by_entry;  // of what is in the slabs
-    std::vector<const std::vector<ReplicaGradient>*> rows_alone;
+    std::vector<const std::vector<OwnedGradient>*> rows_alone;
     for (auto& [index, gradients] : gradients_by_entry) {
-      std::sort(gradients.begin(), gradients.end(), [](const ReplicaGradient& a, const ReplicaGradient& b) {
-        return replica_of(*a.body, a.device) < replica_of(*b.body, b.device);
-      });
-      const auto has_rows = [](const ReplicaGradient& gradient) { return gradient.rows.defined(); };
+      std::sort(gradients.begin(), gradients.end(),
+                [](const OwnedGradient& a, const OwnedGradient& b) { return replica_of(a) < replica_of(b); });
+      const auto has_rows = [](const OwnedGradient& gradient) { return gradient.rows.defined(); };
       if (std::all_of(gradients.begin(), gradients.end(), has_rows)) {
         rows_alone.push_back(&gradients);
         continue;
       }
-      for (const ReplicaGradient& gradient : gradients) {
-        if (has_rows(gradient)) store_replica_gradient(*gradient.body, gradient.device, gradient.rows.to_dense());
-        by_entry[index].push_back(gradient.device);
+      for (const OwnedGradient& gradient : gradients) {
+        if (has_rows(gradient))
+          store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device(), gradient.rows.to_dense());
+        by_entry[index].push_back(gradient.stream->device());
       }
     }
-    for (const std::vector<ReplicaGradient>* gradients : rows_alone) append_rows(*set, *gradients);
+    for (const std::vector<OwnedGradient>* gradients : rows_alone) append_rows(*set, *gradients);
     Reduction reduction(*set);
     for (std::size_t s = 0; s < set->slabs.size(); ++s) {
       const std::vector<int>& order = set->slabs[s].entries;
@@ -250,7 +253,7 @@ void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
         for (; run.end < order.size(); ++run.end) {
           const auto next = by_entry.find(order[run.end]);
           if (next == by_entry.end() || next->second != run.devices) break;
-          run.bodies.push_back(gradients_by_entry[order[run.end]].front().body);
+          run.bodies.push_back(body_of(*gradients_by_entry[order[run.end]].front().leaf));
         }
         reduction.reduce(run);
         i = run.end;
@@ -259,6 +262,24 @@ void reduce_replica_gradients(std::vector<ReplicaGradient> stored) {
     const std::lock_guard lock(set->reduce_mutex);
     set->reduced.nanoseconds += static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
   }
+}
+
+namespace {
+class ReplicaGradients final : public GradientSink {
+ public:
+  bool wants(const LeafNode&) const override { return false; }
+  void arrive(OwnedGradient& gradient) override {
+    if (!gradient.matrix.defined()) return;
+    store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device(), gradient.matrix);
+    gradient.matrix = {};
+  }
+  void finish(std::vector<OwnedGradient> gradients) override { reduce_replica_gradients(std::move(gradients)); }
+};
+}  // namespace
+
+GradientSink& replica_gradients() {
+  static ReplicaGradients sink;
+  return sink;
 }
 
 }  // namespace lockstep

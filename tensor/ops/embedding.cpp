@@ -3,6 +3,7 @@
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/sparse_gradient.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {

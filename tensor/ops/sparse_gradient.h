@@ -1,5 +1,5 @@
 // The gradient of a matrix of which few rows were used, such as the weight of a large embedding: those rows alone. See
-// embedding() in ops_nn.h, which makes such gradients, and docs/training.md for what takes them.
+// embedding() in nn_ops.h, which makes such gradients, and docs/training.md for what takes them.
 #pragma once
 
 #include <span>
@@ -25,6 +25,16 @@ struct LOCKSTEP_API SparseGradient {
   std::string describe() const;  // "3 rows of f32[7, 4] on host:0"
 };
 inline std::string to_string(const SparseGradient& gradient) { return gradient.describe(); }
+
+// An operation that takes rows of its only input, on one device. In a plain backward a leaf or mirror gets those rows
+// alone: then the engine calls rows() in place of backward().
+class RowsNode : public NodeOf<1> {
+ public:
+  virtual SparseGradient rows(const Tensor& grad_output) = 0;
+
+ protected:
+  RowsNode() { gives_rows_ = true; }
+};
 
 // What follows computes on the device's current stream, outside any graph, and does not block.
 namespace detail {

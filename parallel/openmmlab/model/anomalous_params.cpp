@@ -10,7 +10,7 @@ namespace lockstep {
 
 std::vector<NamedParameter> detect_anomalous_params(const Tensor& loss, const ModuleBase& model) {
   std::unordered_set<const Node*> seen;
-  std::unordered_set<const ParameterBody*> reached;
+  std::unordered_set<const LeafOwner*> reached;
   std::vector<const Node*> stack;  // graphs are deep
   const auto visit = [&](const Edge& edge) {
     if (const Node* node = edge.node.get(); node != nullptr && seen.insert(node).second) stack.push_back(node);
@@ -19,8 +19,8 @@ std::vector<NamedParameter> detect_anomalous_params(const Tensor& loss, const Mo
   while (!stack.empty()) {
     const Node* node = stack.back();
     stack.pop_back();
-    if (node->kind() == Node::Kind::leaf) reached.insert(static_cast<const LeafNode*>(node)->parameter);
-    if (node->kind() == Node::Kind::mirror) reached.insert(static_cast<const MirrorNode*>(node)->body);
+    if (node->kind() == Node::Kind::leaf) reached.insert(static_cast<const LeafNode*>(node)->owner());
+    if (node->kind() == Node::Kind::mirror) reached.insert(static_cast<const MirrorNode*>(node)->owner());
     for (const Edge& edge : node->edges()) visit(edge);
   }
   std::vector<NamedParameter> anomalous;

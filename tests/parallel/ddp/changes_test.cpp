@@ -1,5 +1,5 @@
 // A module that changes while it is wrapped: what is followed, and what is an error that names it.
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/engine/leaf_node.h"
 #include "parallel/ddp/support.h"
 
 using namespace test;

@@ -1,0 +1,59 @@
+// What a backward asks of those who own leaves: the parameters of modules, whose gradients are summed over replicas.
+// tensor/nn implements both classes. The engine knows nothing else of modules.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/tensor/engine/leaf_node.h"
+
+namespace lockstep {
+
+// The gradient of an owned leaf, at the leaf or at one of its mirrors.
+struct OwnedGradient {
+  Ref<LeafNode> leaf;   // whose owner may be gone when a later call adds it
+  Stream* stream;       // what follows is ordered by it, and on its device
+  bool replicated;      // of one replica of several, to be summed with the others; else it came by an ordinary edge
+  bool differentiable;  // of a backward with create_graph
+  Tensor matrix;        // either this
+  SparseGradient rows;  // or this
+};
+
+// Takes the gradients of owned leaves in place of the leaves' grad. Must outlive the backward.
+class LOCKSTEP_API GradientSink {
+ public:
+  // Whether it also takes what comes to `leaf` by an ordinary edge.
+  virtual bool wants(const LeafNode& leaf) const = 0;
+  // A gradient has arrived; its stream is the current one. Several threads may call at once. What it leaves in
+  // `gradient` is kept for finish().
+  virtual void arrive(OwnedGradient& gradient) = 0;
+  // All that arrived in one backward, after its last node, in the thread that called it. Not called when it failed.
+  virtual void finish(std::vector<OwnedGradient> gradients) = 0;
+
+ protected:
+  ~GradientSink() = default;
+};
+
+// Owns a leaf. It may give the leaf other memory, and have mirrors of it on other devices.
+class LOCKSTEP_API LeafOwner {
+ public:
+  virtual std::string describe() const = 0;  // "parameter 'conv.weight'", for messages
+  // Keeps the owner while a backward runs; null when it is being destroyed. Throws InvalidArgument when the leaf must
+  // not be trained.
+  virtual std::shared_ptr<LeafOwner> hold() = 0;
+  // One call at a time trains a leaf (a call may claim it again): Error when another one does.
+  virtual void claim(std::uint64_t call) = 0;
+  virtual void unclaim() = 0;
+  // Of a backward that reaches mirrors, outside of replicas. All owners in one graph have one sink.
+  virtual GradientSink& sink() = 0;
+
+ protected:
+  ~LeafOwner() = default;
+};
+
+// A number for a training call that has none yet.
+LOCKSTEP_API std::uint64_t next_training_call();
+
+}  // namespace lockstep

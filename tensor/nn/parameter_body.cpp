@@ -1,0 +1,144 @@
+#include "lockstep/tensor/nn/parameter_body.h"
+
+#include <algorithm>
+
+#include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/nn/slab_set.h"
+
+namespace lockstep {
+
+// ---- SlotMirror
+
+SlotMirror::SlotMirror(ParameterBody* body, Device device) : MirrorNode(body->leaf), body_(body), device_(device) {
+  LOCKSTEP_EDGE(stream = &default_stream(device));
+}
+
+LeafOwner* SlotMirror::owner() const { return body_; }
+
+int SlotMirror::replica() const {
+  const Slot* slot = body_ ? body_->slot(ordinal(device_)) : nullptr;
+  return slot ? slot->replica.load(std::memory_order_relaxed) : last_replica_;
+}
+
+void SlotMirror::leave_slot() {
+  last_replica_ = replica();
+  body_ = nullptr;
+}
+
+// ---- Slot
+
+bool Slot::refresh_failed() {
+  if (arrived.load(std::memory_order_relaxed)) return false;
+  const Event::Progress progress = ready.progress();
+  if (progress == Event::Progress::done) arrived.store(true, std::memory_order_release);
+  return progress == Event::Progress::failed;
+}
+
+// ---- ParameterBody
+
+ParameterBody::ParameterBody(Tensor value, bool buffer, bool requires_grad)
+    : shape(value.shape()), dtype(value.dtype()), is_buffer(buffer) {
+  LOCKSTEP_CHECK(value.is_leaf(), "[parameter] expected a value outside any graph, got ", value.describe(),
+                 "; detach() it first");
+  NoGrad no_grad;
+  home = value.detach().contiguous().detach();
+  if (requires_grad) {
+    home.set_requires_grad(true);
+    set_leaf(home.edge().node);
+  }
+}
+
+ParameterBody::ParameterBody(const Shape& wanted, DType type) : shape(wanted), dtype(type) {}
+
+ParameterBody::~ParameterBody() {
+  if (leaf) static_cast<LeafNode&>(*leaf).set_owner(nullptr);
+  if (slabs) slabs->forget(*this);
+  drop_slots();
+}
+
+Slot& ParameterBody::make_slot(int ordinal, Tensor value) {
+  Slot* slot = new Slot;
+  slot->value = std::move(value);
+  slots_[static_cast<std::size_t>(ordinal)].store(slot, std::memory_order_release);
+  return *slot;
+}
+
+void ParameterBody::drop_slots() {
+  for (auto& entry : slots_) {
+    Slot* slot = entry.load(std::memory_order_relaxed);
+    if (slot && slot->node) slot->node->leave_slot();
+    entry.store(nullptr, std::memory_order_release);
+    delete slot;
+  }
+}
+
+void ParameterBody::set_leaf(Ref<Node> node) {
+  leaf = std::move(node);
+  static_cast<LeafNode&>(*leaf).set_owner(this);
+}
+
+std::string ParameterBody::describe() const {
+  return cat(is_buffer ? "buffer '" : "parameter '", name.empty() ? "(not listed)" : name, "' of ", dtype, shape);
+}
+
+Tensor ParameterBody::on(Device device) {
+  LOCKSTEP_CHECK(home.defined(), "[parameter] expected elements, but ", describe(), " is uninitialised");
+  if (home.device() == device) {
+    if (Reading* reading = Reading::current()) reading->read(*this, current_stream(device));
+    return home;
+  }
+  Slot* slot = this->slot(ordinal(device));
+  if (!slot || !slot->filled.load(std::memory_order_acquire)) {
+    std::vector<Device> have{home.device()};
+    for (Device other : all_devices())
+      if (const Slot* s = this->slot(ordinal(other)); s && s->filled.load(std::memory_order_acquire))
+        have.push_back(other);
+    throw InvalidArgument(cat("[parameter] expected ", describe(), " to be on ", device, ", but it is on ", have, "; ",
+                              name.empty()
+                                  ? "list it in the members() of its module, which then can be moved and replicated"
+                                  : "move the module or the input, or replicate the module"));
+  }
+  Stream& stream = current_stream(device);
+  Tensor handle = slot->value.detach();
+  const bool differentiable = GradMode::enabled() && home.requires_grad();
+  if (differentiable || !stream.synchronous()) {
+    std::lock_guard lock(slot->mutex);
+    if (!stream.synchronous()) {
+      LOCKSTEP_EDGE(stream.wait(slot->ready));
+      // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
+      if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
+        LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
+      if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
+        LOCKSTEP_EDGE(slot->readers.push_back(&stream));
+    }
+    if (differentiable) {
+      // One node per slot, so that a backward finds one gradient per replica.
+      if (!slot->node) slot->node = Ref<SlotMirror>(new SlotMirror(this, device));
+      handle.set_edge({slot->node, 0});
+    }
+  }
+  return handle;
+}
+
+std::shared_ptr<LeafOwner> ParameterBody::hold() {
+  std::shared_ptr<ParameterBody> held = weak_from_this().lock();
+  LOCKSTEP_CHECK(!held || listed, "[backward] ", describe(),
+                 " takes part in the graph, but no module's members() lists it");
+  return held;
+}
+
+void ParameterBody::claim(std::uint64_t call) {
+  std::lock_guard lock(claim_mutex_);
+  if (claims_ > 0 && claimed_by_ != call)
+    throw Error(
+        cat("[train] expected one training call at a time, but ", describe(), " is being trained by another thread"));
+  claimed_by_ = call;
+  ++claims_;
+}
+
+void ParameterBody::unclaim() {
+  std::lock_guard lock(claim_mutex_);
+  --claims_;
+}
+
+}  // namespace lockstep
