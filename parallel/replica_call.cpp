@@ -54,7 +54,7 @@ void with_streams(std::span<Stream* const> streams, F&& body) {
 
 }  // namespace
 
-struct ReplicaCall::Seat {
+struct ReplicaCall::Replica {
   Device device;
   std::exception_ptr error;
   std::uint64_t sequence = 0;
@@ -63,10 +63,10 @@ struct ReplicaCall::Seat {
 };
 
 ReplicaCall::ReplicaCall(std::span<const Device> devices)
-    : count_(devices.size()), seats_(new Seat[devices.size()]), join_(static_cast<int>(devices.size())) {
+    : count_(devices.size()), replicas_(new Replica[devices.size()]), join_(static_cast<int>(devices.size())) {
   for (std::size_t i = 0; i < count_; ++i) {
-    seats_[i].device = devices[i];
-    if (count_ > 1) seats_[i].deferred.emplace(devices[i]);
+    replicas_[i].device = devices[i];
+    if (count_ > 1) replicas_[i].deferred.emplace(devices[i]);
   }
 }
 
@@ -77,8 +77,8 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   // Depends on the caller's stream and call and on the replica, and on nothing else.
   context.random_stream = mixed(mixed(context.random_stream, call_number_), replica);
   context.random_counter = 0;
-  Seat& seat = seats_[replica];
-  if (seat.deferred) context.gradient_sink = &*seat.deferred;
+  Replica& mine = replicas_[replica];
+  if (mine.deferred) context.gradient_sink = &*mine.deferred;
   const ContextScope scope(context);
   const InReplica inside;
   const Reading reading(&reading_);
@@ -86,29 +86,29 @@ void ReplicaCall::run_in_context(std::size_t replica) {
     const AutocastThread casts;
     with_streams(streams_, [&] { run(replica); });
   } catch (...) {
-    seat.error = std::current_exception();
+    mine.error = std::current_exception();
   }
-  seat.sequence = thread_context().sequence;
+  mine.sequence = thread_context().sequence;
 }
 
-void ReplicaCall::run_seat(std::size_t replica) noexcept {
-  Seat& seat = seats_[replica];
-  if (seat.progress.load(std::memory_order_acquire) == Progress::pending) {
+void ReplicaCall::run_replica(std::size_t replica) noexcept {
+  Replica& mine = replicas_[replica];
+  if (mine.progress.load(std::memory_order_acquire) == Progress::pending) {
     const trace::Scope span("replica");
     run_in_context(replica);
   }
   // The caller has given up: what the replica used is dropped here. Else the caller does it, in its own thread.
-  if (seat.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
+  if (mine.progress.exchange(Progress::finished, std::memory_order_acq_rel) == Progress::abandoned) {
     forget(replica);
-    seat.deferred.reset();
-    seat.error = nullptr;
+    mine.deferred.reset();
+    mine.error = nullptr;
   }
   join_.done();
 }
 
 void ReplicaCall::run_here() {
   run_in_context(0);
-  seats_[0].progress.store(Progress::finished, std::memory_order_relaxed);
+  replicas_[0].progress.store(Progress::finished, std::memory_order_relaxed);
 }
 
 // Posts to every device, or to the first few when one refuses. Returns how many.
@@ -116,7 +116,7 @@ std::size_t ReplicaCall::post_all(const std::shared_ptr<ReplicaCall>& self, std:
   const std::lock_guard lock(post_order());
   for (std::size_t i = 0; i < count_; ++i) {
     try {
-      device_thread(seats_[i].device).post([self, i] { self->run_seat(i); });
+      device_thread(replicas_[i].device).post([self, i] { self->run_replica(i); });
     } catch (...) {
       refused = std::current_exception();
       return i;
@@ -127,18 +127,18 @@ std::size_t ReplicaCall::post_all(const std::shared_ptr<ReplicaCall>& self, std:
 
 void ReplicaCall::take_over_sequence() const {
   std::uint64_t& sequence = thread_context().sequence;
-  for (std::size_t i = 0; i < count_; ++i) sequence = std::max(sequence, seats_[i].sequence);
+  for (std::size_t i = 0; i < count_; ++i) sequence = std::max(sequence, replicas_[i].sequence);
 }
 
 void ReplicaCall::add_deferred_gradients() {
   std::vector<DeferredGradients*> deferred;
-  for (std::size_t i = 0; i < count_; ++i) deferred.push_back(&*seats_[i].deferred);
+  for (std::size_t i = 0; i < count_; ++i) deferred.push_back(&*replicas_[i].deferred);
   DeferredGradients::add_all(deferred);
 }
 
 // In the caller's thread, as everything that the replicas have left.
 void ReplicaCall::drop_deferred_gradients() {
-  for (std::size_t i = 0; i < count_; ++i) seats_[i].deferred.reset();
+  for (std::size_t i = 0; i < count_; ++i) replicas_[i].deferred.reset();
 }
 
 void ReplicaCall::throw_failures() {
@@ -146,10 +146,10 @@ void ReplicaCall::throw_failures() {
   std::exception_ptr lowest;
   for (std::size_t i = 0; i < count_; ++i) {
     // Taken out of the call, which a device thread may be the last to let go of: exceptions die in the caller's thread.
-    const std::exception_ptr error = std::exchange(seats_[i].error, nullptr);
+    const std::exception_ptr error = std::exchange(replicas_[i].error, nullptr);
     if (!error) continue;
     if (!lowest) lowest = error;
-    failures.push_back({static_cast<int>(i), seats_[i].device, describe(error)});
+    failures.push_back({static_cast<int>(i), replicas_[i].device, describe(error)});
   }
   if (!lowest) return;
   try {
@@ -163,26 +163,26 @@ void ReplicaCall::throw_failures() {
 void ReplicaCall::give_up(Milliseconds timeout) {
   std::vector<std::size_t> late;
   for (std::size_t i = 0; i < count_; ++i) {
-    const Progress before = seats_[i].progress.exchange(Progress::abandoned, std::memory_order_acq_rel);
+    const Progress before = replicas_[i].progress.exchange(Progress::abandoned, std::memory_order_acq_rel);
     if (before == Progress::pending) late.push_back(i);
   }
   if (late.empty()) return;  // just in time
 
   std::string running, failed;
   for (const std::size_t i : late) {
-    running += cat(running.empty() ? "" : ", ", "replica ", i, " on ", seats_[i].device);
+    running += cat(running.empty() ? "" : ", ", "replica ", i, " on ", replicas_[i].device);
   }
   for (std::size_t i = 0; i < count_; ++i) {
     if (std::find(late.begin(), late.end(), i) != late.end()) continue;
-    if (const std::exception_ptr error = std::exchange(seats_[i].error, nullptr)) {
-      failed += cat("; replica ", i, " on ", seats_[i].device, " threw: ", describe(error));
+    if (const std::exception_ptr error = std::exchange(replicas_[i].error, nullptr)) {
+      failed += cat("; replica ", i, " on ", replicas_[i].device, " threw: ", describe(error));
     }
     forget(i);
-    seats_[i].deferred.reset();
+    replicas_[i].deferred.reset();
   }
   const std::string message = cat("[parallel_apply] expected every replica to return within ", timeout.count(),
                                   " ms, still running: ", running, failed);
-  for (const std::size_t i : late) device_thread(seats_[i].device).abandon(message);
+  for (const std::size_t i : late) device_thread(replicas_[i].device).abandon(message);
   throw TimeoutError(message);
 }
 
@@ -199,9 +199,9 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   }
 
   for (std::size_t i = 0; i < call->count_; ++i) {
-    Stream& stream = current_stream(call->seats_[i].device);
-    if (&stream != &default_stream(call->seats_[i].device)) LOCKSTEP_EDGE(call->streams_.push_back(&stream));
-    check_answering({&call->seats_[i].device, 1});
+    Stream& stream = current_stream(call->replicas_[i].device);
+    if (&stream != &default_stream(call->replicas_[i].device)) LOCKSTEP_EDGE(call->streams_.push_back(&stream));
+    check_answering({&call->replicas_[i].device, 1});
   }
   if (context.substitution) {
     call->substitution_ = context.substitution->flattened();
@@ -213,7 +213,7 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   std::exception_ptr refused;
   const std::size_t posted = call->post_all(call, refused);
   for (std::size_t i = posted; i < call->count_; ++i) {
-    call->seats_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
+    call->replicas_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
     call->join_.done();
   }
   LOCKSTEP_EDGE(if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout));

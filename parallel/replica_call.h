@@ -34,10 +34,10 @@ class LOCKSTEP_API ReplicaCall {
  private:
   friend LOCKSTEP_API void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout);
   enum class Progress : std::uint8_t { pending, finished, abandoned };
-  struct Seat;
+  struct Replica;
 
-  void run_here();                              // the one replica, in the calling thread
-  void run_seat(std::size_t replica) noexcept;  // in the device thread
+  void run_here();                                 // the one replica, in the calling thread
+  void run_replica(std::size_t replica) noexcept;  // in the device thread
   void run_in_context(std::size_t replica);
   std::size_t post_all(const std::shared_ptr<ReplicaCall>& self, std::exception_ptr& refused);
   void give_up(Milliseconds timeout);
@@ -53,7 +53,7 @@ class LOCKSTEP_API ReplicaCall {
   std::vector<Stream*> streams_;                // the caller's streams that are not the default ones
   std::unique_ptr<Substitution> substitution_;  // what the caller's scopes say: they may end before a late replica
   std::size_t count_;
-  std::unique_ptr<Seat[]> seats_;
+  std::unique_ptr<Replica[]> replicas_;
   Join join_;
 };
 
@@ -63,7 +63,7 @@ class LOCKSTEP_API ReplicaCall {
 // inside a replica.
 LOCKSTEP_API void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout);
 
-// Throws Error, naming `op`, inside a replica or on a backward lane: waiting there for device threads could deadlock.
+// Throws Error, naming `op`, inside a replica or on a backward thread: waiting there for device threads could deadlock.
 LOCKSTEP_API void check_not_in_replica(const char* op);
 // Throws DeviceError when the thread of one of the devices is lost.
 LOCKSTEP_API void check_answering(std::span<const Device> devices);

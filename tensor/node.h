@@ -60,7 +60,7 @@ class LOCKSTEP_API Node : public RefCounted {
   struct Hook {
     std::uint64_t id;
     std::uint32_t output;
-    TensorHook call;
+    TensorHook function;
   };
   std::unique_ptr<std::vector<Hook>> hooks;
 

@@ -66,7 +66,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communica
 
 Reducer::~Reducer() {
   for (const Variable& variable : variables_)
-    std::erase_if(leaf(variable).after_accumulate, [&](const auto& hook) { return hook.id == variable.hook; });
+    std::erase_if(leaf(variable).post_accumulate_hooks, [&](const auto& hook) { return hook.id == variable.hook; });
 }
 
 LeafNode& Reducer::leaf(const Variable& variable) { return static_cast<LeafNode&>(*variable.parameter.body()->leaf); }

@@ -29,9 +29,9 @@ bool is_owned_leaf(const Tensor& tensor) {
 
 // The tensor as it is now, with its place in the graph.
 Tensor as_it_is(const Tensor& tensor) {
-  Tensor kept = tensor.detach();
-  kept.set_edge(tensor.edge());
-  return kept;
+  Tensor alias = tensor.detach();
+  alias.set_edge(tensor.edge());
+  return alias;
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ GraphTask::GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode m
   if (context_.training_call == 0) context_.training_call = next_training_call();
   traverse();
   mark_needed();
-  assign_lanes();
+  assign_workers();
 }
 
 LeafOwner* GraphTask::Claims::hold(LeafOwner* owner) {
@@ -59,13 +59,13 @@ void GraphTask::run() {
   {
     ContextScope context(context_);
     start();
-    wait_for_lanes();
-    // From here on nothing runs any more; the lanes may hold on to this object for a moment longer.
+    wait_for_workers();
+    // From here on nothing runs any more; the workers may hold on to this object for a moment longer.
     struct Release {
       Claims& claims;
       ~Release() { claims.release(); }
     } release{claims_};
-    // Taken out of the task, which a lane may be the last to let go of.
+    // Taken out of the task, which a worker may be the last to let go of.
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
     if (!owned_.empty()) sink_->finish(std::move(owned_));
@@ -91,36 +91,36 @@ void GraphTask::start() {
   for (std::uint32_t r = 0; r < roots_.size(); ++r) {
     State& state = states_[indices.emplace_back(index_of(roots_[r].edge.node.get()))];
     LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
-    if (lanes_.size() > 1)
+    if (workers_.size() > 1)
       state.contributions.push_back({roots_[r].edge.index, kRunsFirst - r, 0, 0, roots_[r].gradient});
     else
       add(state, roots_[r].edge.index, roots_[r].gradient);
   }
   for (const std::uint32_t index : indices)
     if (--states_[index].pending == 0) make_ready(index);
-  // All that is ready first: a lane that runs decides by itself when it has nothing more to do.
-  for (std::size_t i = 1; i < lanes_.size(); ++i) {
-    const std::lock_guard lock(lanes_[i]->mutex);
-    if (!lanes_[i]->ready.empty()) wake(*lanes_[i]);
+  // All that is ready first: a worker that runs decides by itself when it has nothing more to do.
+  for (std::size_t i = 1; i < workers_.size(); ++i) {
+    const std::lock_guard lock(workers_[i]->mutex);
+    if (!workers_[i]->ready.empty()) wake(*workers_[i]);
   }
 }
 
-// Of lanes whose threads could not be told: everything fails by then, and only has to be counted.
+// Of workers whose threads could not be told: everything fails by then, and only has to be counted.
 bool GraphTask::run_refused() {
   bool any = false;
-  for (std::size_t i = 1; i < lanes_.size(); ++i) {
+  for (std::size_t i = 1; i < workers_.size(); ++i) {
     {
-      const std::lock_guard lock(lanes_[i]->mutex);
-      if (!lanes_[i]->refused) continue;
+      const std::lock_guard lock(workers_[i]->mutex);
+      if (!workers_[i]->refused) continue;
     }
-    while (run_next(*lanes_[i])) any = true;
+    while (run_next(*workers_[i])) any = true;
   }
   return any;
 }
 
-void GraphTask::wait_for_lanes() {
+void GraphTask::wait_for_workers() {
   GraphTask* outer = std::exchange(current(), this);
-  Lane& here = *lanes_[0];
+  Worker& here = *workers_[0];
   Deadline deadline = Deadline::after(kDefaultTimeout);
   std::size_t left = remaining_.load(std::memory_order_acquire);
   bool in_time = true;
@@ -156,29 +156,29 @@ void GraphTask::wait_for_lanes() {
   }
 }
 
-void GraphTask::run_lane(Lane& lane) {
+void GraphTask::run_worker(Worker& worker) {
   ContextScope context(context_);
   GraphTask* outer = std::exchange(current(), this);
   for (;;) {
-    while (run_next(lane)) {
+    while (run_next(worker)) {
     }
-    std::lock_guard lock(lane.mutex);
-    if (lane.ready.empty()) {
-      lane.active = false;
+    std::lock_guard lock(worker.mutex);
+    if (worker.ready.empty()) {
+      worker.active = false;
       break;
     }
   }
   current() = outer;
 }
 
-bool GraphTask::run_next(Lane& lane) {
+bool GraphTask::run_next(Worker& worker) {
   std::uint32_t index;
   {
-    std::lock_guard lock(lane.mutex);
-    if (lane.ready.empty()) return false;
-    std::pop_heap(lane.ready.begin(), lane.ready.end());
-    index = lane.ready.back().second;
-    lane.ready.pop_back();
+    std::lock_guard lock(worker.mutex);
+    if (worker.ready.empty()) return false;
+    std::pop_heap(worker.ready.begin(), worker.ready.end());
+    index = worker.ready.back().second;
+    worker.ready.pop_back();
   }
   try {
     execute(index);
@@ -269,7 +269,7 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
     gradient = Tensor();
   }
   const std::uint32_t output = from.node->edges()[edge].index;
-  if (lanes_.size() == 1) {  // in one thread the order is fixed anyway
+  if (workers_.size() == 1) {  // in one thread the order is fixed anyway
     if (gradient.defined()) {
       LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *to.node->stream);
       add(to, output, std::move(gradient));
@@ -277,8 +277,8 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
     arrived(target);
     return;
   }
-  Lane& lane = *lanes_[to.lane];
-  std::lock_guard lock(lane.mutex);
+  Worker& worker = *workers_[to.worker];
+  std::lock_guard lock(worker.mutex);
   if (gradient.defined()) {
     const bool mirror = from.node->kind() == Node::Kind::mirror;
     const int origin = mirror ? from.replica : ordinal(from.node->stream->device());
@@ -315,39 +315,39 @@ void GraphTask::arrived(std::uint32_t target) noexcept {
   State& to = states_[target];
   if (--to.pending > 0) return;
   make_ready(target);
-  if (lanes_.size() > 1) wake(*lanes_[to.lane]);
+  if (workers_.size() > 1) wake(*workers_[to.worker]);
 }
 
 void GraphTask::make_ready(std::uint32_t index) noexcept {
   const State& state = states_[index];
-  auto& ready = lanes_[state.lane]->ready;  // there is room for all nodes of the lane
+  auto& ready = workers_[state.worker]->ready;  // there is room for all nodes of the worker
   ready.emplace_back(state.node->is_leaf() ? kRunsFirst : state.node->sequence, index);
   std::push_heap(ready.begin(), ready.end());
 }
 
-// Under the lane's mutex.
-void GraphTask::wake(Lane& lane) noexcept {
-  if (lane.thread == nullptr) return lane.changed.notify_all();
-  if (!lane.active) {
-    lane.active = true;
+// Under the worker's mutex.
+void GraphTask::wake(Worker& worker) noexcept {
+  if (worker.thread == nullptr) return worker.changed.notify_all();
+  if (!worker.active) {
+    worker.active = true;
     try {
-      lane.thread->post([task = shared_from_this(), &lane] { task->run_lane(lane); });
+      worker.thread->post([task = shared_from_this(), &worker] { task->run_worker(worker); });
     } catch (...) {
       fail(std::current_exception());
-      lane.refused = true;
+      worker.refused = true;
     }
   }
-  if (!lane.refused) [[likely]]
+  if (!worker.refused) [[likely]]
     return;
-  const std::lock_guard lock(lanes_[0]->mutex);
+  const std::lock_guard lock(workers_[0]->mutex);
   refused_.fetch_add(1, std::memory_order_acq_rel);
-  lanes_[0]->changed.notify_all();
+  workers_[0]->changed.notify_all();
 }
 
 void GraphTask::finish_node() noexcept {
-  if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1 || lanes_.size() == 1) return;
-  std::lock_guard lock(lanes_[0]->mutex);
-  lanes_[0]->changed.notify_all();
+  if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1 || workers_.size() == 1) return;
+  std::lock_guard lock(workers_[0]->mutex);
+  workers_[0]->changed.notify_all();
 }
 
 void GraphTask::fail(std::exception_ptr error) noexcept {

@@ -34,7 +34,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::vector<Tensor> captured;       // by capture
   std::vector<bool> capture_reached;  // whether the roots depend on it
   std::vector<std::function<void()>> callbacks;
-  std::mutex callbacks_mutex;  // nodes of several lanes may queue
+  std::mutex callbacks_mutex;  // nodes of several workers may add
 
   static GraphTask*& current();  // the one this thread waits for
 
@@ -58,7 +58,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     std::uint32_t pending = 0;     // edges that have not delivered yet
     std::uint32_t first_edge = 0;  // into targets_
     std::uint32_t delivered = 0;   // edges served so far
-    std::uint16_t lane = 0;
+    std::uint16_t worker = 0;
     bool needed = true;
     bool runs = true;  // else what arrives is captured, and goes nowhere
     // Of a mirror that ends here, and of a leaf with such mirrors: what arrives is for the owner's sink.
@@ -69,7 +69,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     bool gets_rows = false;                   // some are on their way, in rows_
     Tensor gradient;                          // of the only output
     std::vector<Tensor> gradients;            // of several outputs
-    std::vector<Contribution> contributions;  // with several lanes: summed in a fixed order when all are there
+    std::vector<Contribution> contributions;  // with several workers: summed in a fixed order when all are there
   };
   // The gradient of a RowsNode on its way into a leaf or mirror.
   struct Rows {
@@ -78,13 +78,13 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     int origin;
     SparseGradient gradient;
   };
-  // The nodes of some devices, run by one thread at a time.
-  struct Lane {
+  // A ready queue: the nodes of some devices whose gradients are complete. One thread at a time runs them.
+  struct Worker {
     std::mutex mutex;
     std::condition_variable changed;
     std::vector<std::pair<std::uint64_t, std::uint32_t>> ready;  // heap: latest node first
     DeviceThread* thread = nullptr;                              // null: the calling thread
-    bool active = false;                                         // a run of the lane is posted or in progress
+    bool active = false;                                         // a run of the worker is posted or in progress
     bool refused = false;  // its thread did not take it: the calling thread runs it
   };
 
@@ -101,12 +101,12 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::uint32_t index_of(Node* node);  // enters it when it is new
   void traverse();
   void mark_needed();
-  void assign_lanes();
-  void wait_for_lanes();
+  void assign_workers();
+  void wait_for_workers();
   void start();
-  void run_lane(Lane& lane);
+  void run_worker(Worker& worker);
   bool run_refused();
-  bool run_next(Lane& lane);
+  bool run_next(Worker& worker);
   void execute(std::uint32_t index);
   void gather_contributions(State& state);
   bool takes_rows(std::int32_t target) const;
@@ -120,7 +120,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void add(State& target, std::uint32_t output, Tensor gradient);
   void arrived(std::uint32_t target) noexcept;
   void make_ready(std::uint32_t index) noexcept;
-  void wake(Lane& lane) noexcept;
+  void wake(Worker& worker) noexcept;
   void finish_node() noexcept;
   void fail(std::exception_ptr error) noexcept;
   void join_streams();
@@ -132,12 +132,12 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::vector<State> states_;
   std::vector<std::int32_t> targets_;                   // state index by edge; -1: nowhere
   std::vector<std::pair<Node*, std::uint32_t>> index_;  // open addressing
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   Claims claims_;
   GradientSink* sink_ = nullptr;  // the thread's, or that of the mirrors' owners
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
-  std::atomic<std::uint32_t> refused_{0};  // counts what became ready on lanes that were
+  std::atomic<std::uint32_t> refused_{0};  // counts what became ready on workers that were
   std::mutex mutex_;                       // error_, owned_, rows_
   std::exception_ptr error_;
   std::vector<OwnedGradient> owned_;  // for the sink

@@ -12,8 +12,8 @@ bool runs_here(Device device) {
   return device.is_cpu() || (DeviceThread::current() && DeviceThread::current()->device() == device);
 }
 
-// A hook on a lane that starts a backward of its own: two lanes that wait for each other would never end.
-bool on_a_lane() {
+// A hook there that starts a backward of its own: two threads that wait for each other would never end.
+bool on_backward_thread() {
   const DeviceThread* thread = DeviceThread::current();
   return thread && thread == &backward_lane(thread->device());
 }
@@ -119,8 +119,8 @@ void GraphTask::mark_needed() {
   }
 }
 
-void GraphTask::assign_lanes() {
-  lanes_.push_back(std::make_unique<Lane>());  // the calling thread
+void GraphTask::assign_workers() {
+  workers_.push_back(std::make_unique<Worker>());  // the calling thread
   std::vector<Device> devices;
   for (const State& state : states_) {
     const Device device = state.node->stream->device();
@@ -130,23 +130,23 @@ void GraphTask::assign_lanes() {
   }
   // One device: waking another thread would cost more than it brings.
   const auto accelerators_used = std::count_if(devices.begin(), devices.end(), [](Device d) { return !d.is_cpu(); });
-  if (on_a_lane() || accelerators_used < 2) {
-    lanes_[0]->ready.reserve(states_.size());
+  if (on_backward_thread() || accelerators_used < 2) {
+    workers_[0]->ready.reserve(states_.size());
     return;
   }
-  std::vector<std::pair<Device, std::uint16_t>> lane_of;
+  std::vector<std::pair<Device, std::uint16_t>> worker_of;
   for (Device device : devices) {
     if (runs_here(device)) continue;
-    lane_of.emplace_back(device, static_cast<std::uint16_t>(lanes_.size()));
-    lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->thread = &backward_lane(device);
+    worker_of.emplace_back(device, static_cast<std::uint16_t>(workers_.size()));
+    workers_.push_back(std::make_unique<Worker>());
+    workers_.back()->thread = &backward_lane(device);
   }
   for (State& state : states_)
-    for (const auto& [device, lane] : lane_of)
-      if (state.node->stream->device() == device) state.lane = lane;
-  std::vector<std::size_t> nodes(lanes_.size());
-  for (const State& state : states_) ++nodes[state.lane];
-  for (std::size_t i = 0; i < lanes_.size(); ++i) lanes_[i]->ready.reserve(nodes[i]);
+    for (const auto& [device, worker] : worker_of)
+      if (state.node->stream->device() == device) state.worker = worker;
+  std::vector<std::size_t> nodes(workers_.size());
+  for (const State& state : states_) ++nodes[state.worker];
+  for (std::size_t i = 0; i < workers_.size(); ++i) workers_[i]->ready.reserve(nodes[i]);
 }
 
 }  // namespace lockstep::detail

@@ -34,7 +34,7 @@ void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
     Tensor& gradient = gradients[hook.output];
     if (!gradient.defined()) continue;
     const Tensor before = gradient;
-    hook.call(gradient);
+    hook.function(gradient);
     LOCKSTEP_CHECK(gradient.defined() && gradient.shape() == before.shape() && gradient.dtype() == before.dtype() &&
                        gradient.device() == before.device(),
                    "[backward] expected the hook on ", origin_of(node), " to leave a gradient like ", before.describe(),
@@ -46,9 +46,9 @@ void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
 
 void LeafNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor>) { accumulate(std::move(grad_outputs[0])); }
 
-void LeafNode::run_after_accumulate() {
-  const std::vector<AfterAccumulate> calls = after_accumulate;  // they may remove themselves
-  for (const AfterAccumulate& hook : calls) hook.call();
+void LeafNode::run_post_accumulate_hooks() {
+  const std::vector<PostAccumulateHook> hooks = post_accumulate_hooks;  // they may remove themselves
+  for (const PostAccumulateHook& hook : hooks) hook.function();
 }
 
 void LeafNode::move_to(Device device, DType to_dtype) {
@@ -91,7 +91,7 @@ void LeafNode::accumulate(Tensor gradient) {
       grad = std::move(gradient);
     }
   }
-  run_after_accumulate();
+  run_post_accumulate_hooks();
 }
 
 void LeafNode::accumulate_rows(SparseGradient rows) {
@@ -105,7 +105,7 @@ void LeafNode::accumulate_rows(SparseGradient rows) {
       sparse = std::move(rows);
     }
   }
-  run_after_accumulate();
+  run_post_accumulate_hooks();
 }
 
 MirrorNode::MirrorNode(Ref<Node> leaf) {

@@ -20,7 +20,7 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
   void accumulate(Tensor gradient);
   void accumulate_rows(SparseGradient rows);  // whose elements nobody else sees
-  void run_after_accumulate();
+  void run_post_accumulate_hooks();
   // The tensor has other memory from now on: gradients that are still on their way are brought there.
   void move_to(Device device, DType to_dtype);
   // `gradient`, or a copy where the tensor is now, as it is now. Differentiable.
@@ -38,20 +38,20 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   Shape shape;
   DType dtype = DType::f32;
   std::uint32_t earlier_dtypes = 0;  // a bit for each that the tensor once had
-  struct AfterAccumulate {
+  struct PostAccumulateHook {
     std::uint64_t id;
-    std::function<void()> call;
+    std::function<void()> function;
   };
-  std::vector<AfterAccumulate> after_accumulate;  // once per backward that reached the leaf
-  std::mutex mutex;                               // several threads may add at once
+  std::vector<PostAccumulateHook> post_accumulate_hooks;  // once per backward that reached the leaf
+  std::mutex mutex;                                       // several threads may add at once
 
  private:
   LeafOwner* owner_ = nullptr;
 };
 
-// Stands for a leaf on another device, where the leaf's owner has a copy of it. The only edge leads to the leaf. While it
-// has an owner, a plain backward ends here, and the owner's sink takes the gradient (gradient_sink.h). Else, and always
-// in grad() and under create_graph, it is an ordinary differentiable copy to the leaf's device.
+// Stands for a leaf on another device, where the leaf's owner has a copy of it. The only edge leads to the leaf. While
+// it has an owner, a plain backward ends here, and the owner's sink takes the gradient (gradient_sink.h). Else, and
+// always in grad() and under create_graph, it is an ordinary differentiable copy to the leaf's device.
 class LOCKSTEP_API MirrorNode : public NodeOf<1> {
  public:
   const char* name() const override { return "mirror"; }

@@ -44,8 +44,7 @@ Tensor Tensor::grad() const {
   if (!node) return {};
   std::lock_guard lock(node->mutex);
   LOCKSTEP_CHECK(!node->sparse.defined(), "[grad] expected a dense gradient of ",
-                 node->owner() ? node->owner()->describe() : describe(), ", got ", node->sparse,
-                 "; use sparse_grad()");
+                 node->owner() ? node->owner()->describe() : describe(), ", got ", node->sparse, "; use sparse_grad()");
   return node->grad;
 }
 
@@ -109,7 +108,7 @@ std::uint64_t Tensor::register_post_accumulate_hook(std::function<void()> hook) 
   LeafNode* leaf = this->leaf();
   LOCKSTEP_CHECK(leaf, "[register_post_accumulate_hook] expected a leaf that requires a gradient, got ", describe());
   const std::uint64_t id = next_hook_id();
-  leaf->after_accumulate.push_back({id, std::move(hook)});
+  leaf->post_accumulate_hooks.push_back({id, std::move(hook)});
   return id;
 }
 
@@ -118,7 +117,7 @@ void Tensor::remove_hook(std::uint64_t id) const {
   if (impl_->edge.node->hooks)
     std::erase_if(*impl_->edge.node->hooks, [&](const Node::Hook& hook) { return hook.id == id; });
   if (LeafNode* leaf = this->leaf())
-    std::erase_if(leaf->after_accumulate, [&](const LeafNode::AfterAccumulate& hook) { return hook.id == id; });
+    std::erase_if(leaf->post_accumulate_hooks, [&](const LeafNode::PostAccumulateHook& hook) { return hook.id == id; });
 }
 
 void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {

@@ -93,7 +93,7 @@ Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const
 AttentionWithWeights MultiheadAttention::forward_with_weights(const Tensor& query, const Tensor& key,
                                                               const Tensor& value, const AttentionMasks& masks,
                                                               bool average_weights) const {
-  const Call call(*this);
+  const CallScope scope(*this);
   AttentionWithWeights result = attend(query, key, value, masks, true);
   if (average_weights) result.weights = result.weights.mean({1});
   if (query.rank() == 2) result.weights = result.weights.squeeze(0);

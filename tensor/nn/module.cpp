@@ -303,7 +303,7 @@ void ModuleBase::remove_hook(std::uint64_t id) {
   lock.unlock();
 }
 
-ModuleBase::Call::Call(const ModuleBase& module) {
+ModuleBase::CallScope::CallScope(const ModuleBase& module) {
   // The outermost module names its members, so that a parameter nobody lists is found out in backward.
   ThreadContext& context = thread_context();
   if (context.module_depth == 0) {

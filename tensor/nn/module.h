@@ -68,8 +68,8 @@ class LOCKSTEP_API Members {
 using ForwardPreHook = std::function<void(const ModuleBase&, std::span<const Tensor> inputs)>;
 using ForwardHook =
     std::function<void(const ModuleBase&, std::span<const Tensor> inputs, std::span<const Tensor> outputs)>;
-// Sees the gradients of a module's results (undefined where none arrived), when they are known: on the backward lane
-// of the replica's device.
+// Sees the gradients of a module's results (undefined where none arrived), when they are known: on the backward
+// thread of the replica's device.
 using BackwardHook = std::function<void(const ModuleBase&, std::span<const Tensor> grad_outputs)>;
 
 // The hooks of one kind, in order. A change makes a new list: a call goes through the list it began with.
@@ -180,12 +180,12 @@ class LOCKSTEP_API ModuleBase {
   friend struct ModuleInternals;
 
   // The parts of a call that do not depend on its types.
-  class LOCKSTEP_API Call {
+  class LOCKSTEP_API CallScope {
    public:
-    explicit Call(const ModuleBase& module);
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-    ~Call() { --thread_context().module_depth; }
+    explicit CallScope(const ModuleBase& module);
+    CallScope(const CallScope&) = delete;
+    CallScope& operator=(const CallScope&) = delete;
+    ~CallScope() { --thread_context().module_depth; }
 
    private:
     std::optional<Reading> reading_;  // of the outermost call
@@ -207,7 +207,7 @@ class Module : public ModuleBase {
   template <class... Args>
   auto operator()(Args&&... args) const {
     const auto& self = static_cast<const Derived&>(*this);
-    Call call(*this);
+    const CallScope scope(*this);
     try {
       return call_forward(self, std::forward<Args>(args)...);
     } catch (const InvalidArgument&) {

@@ -140,7 +140,7 @@ class Reduction {
       has_rows = leaf.sparse.defined();
     }
     if (!grad.defined() && !has_rows && place_in_slab(slab, target, body, gradient)) {
-      leaf.run_after_accumulate();
+      leaf.run_post_accumulate_hooks();
     } else {
       grad = Tensor();
       leaf.accumulate(leaf.brought_home(gradient));

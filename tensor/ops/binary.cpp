@@ -17,8 +17,8 @@ using detail::uses_y;
 // 0 where a loses, 1/2 where neither wins, else 1: so also where one is NaN. Carries no gradient.
 Tensor share(BinaryOp loses, const Tensor& a, const Tensor& b) {
   NoGrad no_grad;
-  const Tensor kept = logical_not(detail::elementwise("share", loses, a, b)).to(a.dtype());
-  return add(kept, eq(a, b).to(a.dtype()), -0.5);
+  const Tensor wins = logical_not(detail::elementwise("share", loses, a, b)).to(a.dtype());
+  return add(wins, eq(a, b).to(a.dtype()), -0.5);
 }
 
 using Of = const detail::BinaryOperands&;

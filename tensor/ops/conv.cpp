@@ -53,7 +53,7 @@ class Conv2dGradWeightNode final : public ConvNode<2> {  // of dy and x
 };
 
 template <class N>
-void keep(N* node, const Tensor& first, const Tensor& second, const ConvGeometry& geometry) {
+void save_for_backward(N* node, const Tensor& first, const Tensor& second, const ConvGeometry& geometry) {
   if (!node) return;
   if (node->needs(1)) node->first.save(first);
   if (node->needs(0)) node->second.save(second);
@@ -122,7 +122,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
   detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
                                         window_of(weight.shape(), geometry), geometry.groups});
-  keep(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
+  save_for_backward(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
   return y;
 }
 
@@ -136,7 +136,7 @@ Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Sha
   Tensor dx = detail::fresh(input_shape, gradient.dtype(), gradient.device());
   detail::launch(dy.device(), Conv2dGradInputArgs{dy.in(), filters.in(), dx.out(), window_of(weight.shape(), geometry),
                                                   geometry.groups});
-  keep(record<Conv2dGradInputNode>(dx, dy, filters), dy, filters, geometry);
+  save_for_backward(record<Conv2dGradInputNode>(dx, dy, filters), dy, filters, geometry);
   return dx;
 }
 
@@ -150,7 +150,7 @@ Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& 
   Tensor dw = detail::fresh(weight_shape, gradient.dtype(), gradient.device());
   detail::launch(dy.device(), Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry),
                                                    geometry.groups});
-  keep(record<Conv2dGradWeightNode>(dw, dy, input), dy, input, geometry);
+  save_for_backward(record<Conv2dGradWeightNode>(dw, dy, input), dy, input, geometry);
   return dw;
 }
 

@@ -13,12 +13,12 @@ class UnaryNode final : public NodeOf<1> {
   const char* name() const override { return rule->name; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     if (!rule->derivative) return;
-    const Tensor saved = rule->keep == Keep::nothing ? Tensor() : kept.get(*this);
-    grad_inputs[0] = rule->derivative({grad_outputs[0], saved, a, b});
+    const Tensor value = rule->save == Save::nothing ? Tensor() : saved.get(*this);
+    grad_inputs[0] = rule->derivative({grad_outputs[0], value, a, b});
   }
 
   const UnaryRule* rule = nullptr;
-  Saved kept{*this};
+  Saved saved{*this};
   double a = 0, b = 0;
 };
 
@@ -80,8 +80,8 @@ Tensor apply(const UnaryRule& rule, const Tensor& x, double a, double b) {
     node->rule = &rule;
     node->a = a;
     node->b = b;
-    if (rule.keep == Keep::input) node->kept.save(x);
-    if (rule.keep == Keep::output) node->kept.save_output(y);
+    if (rule.save == Save::input) node->saved.save(x);
+    if (rule.save == Save::output) node->saved.save_output(y);
   }
   return y;
 }

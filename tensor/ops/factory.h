@@ -82,10 +82,10 @@ Tensor from_data(const std::vector<T>& values, const Shape& shape, const TensorO
 // otherwise.
 template <detail::Number T>
 Tensor from_data(std::initializer_list<T> values, const Shape& shape, TensorOptions options = {}) {
-  using Stored = std::conditional_t<std::is_same_v<T, bool>, bool,
-                                    std::conditional_t<std::is_integral_v<T>, std::int64_t, double>>;
+  using Element = std::conditional_t<std::is_same_v<T, bool>, bool,
+                                     std::conditional_t<std::is_integral_v<T>, std::int64_t, double>>;
   if (!options.dtype) options.dtype = detail::literal_dtype<T>();
-  return from_data(std::vector<Stored>(values.begin(), values.end()), shape, options);
+  return from_data(std::vector<Element>(values.begin(), values.end()), shape, options);
 }
 // A tensor of rank 0; the dtype as for literals.
 template <detail::Number T>

@@ -18,7 +18,7 @@ class IndexedNode : public NodeOf<Inputs> {
 };
 
 template <class N>
-void keep(N* node, const Tensor& x, int dim, const Tensor& indices) {
+void save_for_backward(N* node, const Tensor& x, int dim, const Tensor& indices) {
   if (!node) return;
   node->indices.save(indices);
   node->dim = dim;
@@ -112,7 +112,7 @@ Tensor index_select(const Tensor& x, std::int64_t dim, const Tensor& indices) {
   shape[along] = positions.count();
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
   detail::launch(x.device(), IndexSelectArgs{x.in(), positions.in(), y.out(), along});
-  keep(record<IndexSelectNode>(y, x), x, along, positions);
+  save_for_backward(record<IndexSelectNode>(y, x), x, along, positions);
   return y;
 }
 
@@ -131,7 +131,7 @@ Tensor index_add(const Tensor& x, std::int64_t dim, const Tensor& indices, const
   check_source("index_add", x, source, shape);
   Tensor y = copy_of(x);
   detail::launch(x.device(), IndexAddArgs{source.in(), positions.in(), y.in_out(), along});
-  keep(record<IndexAddNode>(y, x, source), x, along, positions);
+  save_for_backward(record<IndexAddNode>(y, x, source), x, along, positions);
   return y;
 }
 
@@ -142,7 +142,7 @@ Tensor gather(const Tensor& x, std::int64_t dim, const Tensor& indices) {
   const Tensor positions = detail::to_indices("gather", indices);
   Tensor y = detail::fresh(positions.shape(), x.dtype(), x.device());
   detail::launch(x.device(), GatherArgs{x.in(), positions.in(), y.out(), along});
-  keep(record<GatherNode>(y, x), x, along, positions);
+  save_for_backward(record<GatherNode>(y, x), x, along, positions);
   return y;
 }
 
@@ -159,7 +159,7 @@ Tensor scatter_add(const Tensor& x, std::int64_t dim, const Tensor& indices, con
   check_source("scatter_add", x, source, positions.shape());
   Tensor y = copy_of(x);
   detail::launch(x.device(), ScatterAddArgs{source.in(), positions.in(), y.in_out(), along});
-  keep(record<ScatterAddNode>(y, x, source), x, along, positions);
+  save_for_backward(record<ScatterAddNode>(y, x, source), x, along, positions);
   return y;
 }
 

@@ -71,11 +71,12 @@ inline DType floating_dtype(DType dtype) { return is_floating(dtype) ? dtype : D
 
 // ---- elementwise operations of one tensor
 
-enum class Keep : std::uint8_t { nothing, input, output };
+// What a rule saves for its derivative.
+enum class Save : std::uint8_t { nothing, input, output };
 
 struct UnaryOperands {
-  const Tensor& g;     // the gradient of the result
-  const Tensor& kept;  // the operand or the result
+  const Tensor& g;      // the gradient of the result
+  const Tensor& saved;  // the operand or the result, as UnaryRule::save says
   double a, b;
 };
 
@@ -83,7 +84,7 @@ struct UnaryOperands {
 struct UnaryRule {
   const char* name;
   UnaryOp op;
-  Keep keep;  // what `derivative` reads
+  Save save;  // what `derivative` reads
   // The gradient of the operand, made of differentiable operations; null where it is zero everywhere.
   Tensor (*derivative)(const UnaryOperands& of);
   bool floating = true;  // integers become DefaultDType first
@@ -111,8 +112,8 @@ struct BinaryRule {
 };
 // Promotes, broadcasts, computes, records.
 LOCKSTEP_API Tensor apply(const BinaryRule& rule, const Tensor& a, const Tensor& b, double alpha = 1);
-// The derivative of relu in one kernel: gradient where `kept`, the operand or the result, is positive, else 0.
-LOCKSTEP_API Tensor relu_backward(const Tensor& gradient, const Tensor& kept);
+// The derivative of relu in one kernel: gradient where `saved`, the operand or the result, is positive, else 0.
+LOCKSTEP_API Tensor relu_backward(const Tensor& gradient, const Tensor& saved);
 // Broadcasts and computes operands of one dtype, without a graph.
 LOCKSTEP_API Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1);
 

@@ -8,25 +8,25 @@ namespace lockstep {
 namespace {
 
 using detail::apply;
-using detail::Keep;
+using detail::Save;
 using detail::UnaryRule;
 
 constexpr double kInverseSqrtTwoPi = 0.39894228040143267794, kTwoOverSqrtPi = 1.12837916709551257390;
 
-// gradient * [kept > 0], linear in the gradient; fused, and differentiable by being its own derivative.
+// gradient * [saved > 0], linear in the gradient; fused, and differentiable by being its own derivative.
 class MaskNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "relu_backward"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override;
-  Saved kept{*this};
+  Saved saved{*this};
 };
 
 void MaskNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
-  grad_inputs[0] = detail::relu_backward(grad_outputs[0], kept.get(*this));
+  grad_inputs[0] = detail::relu_backward(grad_outputs[0], saved.get(*this));
 }
 
 Tensor fused(const char* name, BinaryOp op, const detail::UnaryOperands& of) {
-  return detail::elementwise(name, op, of.g, of.kept);
+  return detail::elementwise(name, op, of.g, of.saved);
 }
 
 // The density of the standard normal distribution.
@@ -36,57 +36,57 @@ Tensor normal_density(const Tensor& x) { return exp(square(x) * -0.5) * kInverse
 template <class Slope>
 Tensor composed(const detail::UnaryOperands& of, Slope slope) {
   const DType dtype = of.g.dtype();
-  if (dtype != DType::f16 && dtype != DType::bf16) return of.g * slope(of.kept);
-  return (of.g.to(DType::f32) * slope(of.kept.to(DType::f32))).to(dtype);
+  if (dtype != DType::f16 && dtype != DType::bf16) return of.g * slope(of.saved);
+  return (of.g.to(DType::f32) * slope(of.saved.to(DType::f32))).to(dtype);
 }
 
-// A rule ends with its derivative: of.g is the incoming gradient, of.kept what Keep names.
+// A rule ends with its derivative: of.g is the incoming gradient, of.saved what Save names.
 using Of = const detail::UnaryOperands&;
 
-constexpr UnaryRule kNeg{"neg", UnaryOp::neg, Keep::nothing, [](Of of) { return -of.g; }, false};
-constexpr UnaryRule kAbs{"abs", UnaryOp::abs, Keep::input, [](Of of) { return of.g * sign(of.kept); }, false};
-constexpr UnaryRule kSign{"sign", UnaryOp::sign, Keep::nothing, nullptr, false};
-constexpr UnaryRule kExp{"exp", UnaryOp::exp, Keep::output, [](Of of) { return of.g * of.kept; }};
-constexpr UnaryRule kLog{"log", UnaryOp::log, Keep::input, [](Of of) { return of.g / of.kept; }};
-constexpr UnaryRule kSqrt{"sqrt", UnaryOp::sqrt, Keep::output, [](Of of) { return of.g / (of.kept * 2); }};
-constexpr UnaryRule kRsqrt{"rsqrt", UnaryOp::rsqrt, Keep::output, [](Of of) { return of.g * pow(of.kept, 3) * -0.5; }};
-constexpr UnaryRule kReciprocal{"reciprocal", UnaryOp::reciprocal, Keep::output,
-                                [](Of of) { return -(of.g * square(of.kept)); }};
-constexpr UnaryRule kSquare{"square", UnaryOp::square, Keep::input, [](Of of) { return of.g * of.kept * 2; }, false};
-constexpr UnaryRule kLog1p{"log1p", UnaryOp::log1p, Keep::input, [](Of of) { return of.g / (of.kept + 1); }};
-constexpr UnaryRule kExpm1{"expm1", UnaryOp::expm1, Keep::output, [](Of of) { return of.g * (of.kept + 1); }};
-constexpr UnaryRule kErf{"erf", UnaryOp::erf, Keep::input,
-                         [](Of of) { return of.g * (exp(-square(of.kept)) * kTwoOverSqrtPi); }};
-constexpr UnaryRule kSin{"sin", UnaryOp::sin, Keep::input, [](Of of) { return of.g * cos(of.kept); }};
-constexpr UnaryRule kCos{"cos", UnaryOp::cos, Keep::input, [](Of of) { return -(of.g * sin(of.kept)); }};
-constexpr UnaryRule kTanh{"tanh", UnaryOp::tanh, Keep::output, [](Of of) {
+constexpr UnaryRule kNeg{"neg", UnaryOp::neg, Save::nothing, [](Of of) { return -of.g; }, false};
+constexpr UnaryRule kAbs{"abs", UnaryOp::abs, Save::input, [](Of of) { return of.g * sign(of.saved); }, false};
+constexpr UnaryRule kSign{"sign", UnaryOp::sign, Save::nothing, nullptr, false};
+constexpr UnaryRule kExp{"exp", UnaryOp::exp, Save::output, [](Of of) { return of.g * of.saved; }};
+constexpr UnaryRule kLog{"log", UnaryOp::log, Save::input, [](Of of) { return of.g / of.saved; }};
+constexpr UnaryRule kSqrt{"sqrt", UnaryOp::sqrt, Save::output, [](Of of) { return of.g / (of.saved * 2); }};
+constexpr UnaryRule kRsqrt{"rsqrt", UnaryOp::rsqrt, Save::output, [](Of of) { return of.g * pow(of.saved, 3) * -0.5; }};
+constexpr UnaryRule kReciprocal{"reciprocal", UnaryOp::reciprocal, Save::output,
+                                [](Of of) { return -(of.g * square(of.saved)); }};
+constexpr UnaryRule kSquare{"square", UnaryOp::square, Save::input, [](Of of) { return of.g * of.saved * 2; }, false};
+constexpr UnaryRule kLog1p{"log1p", UnaryOp::log1p, Save::input, [](Of of) { return of.g / (of.saved + 1); }};
+constexpr UnaryRule kExpm1{"expm1", UnaryOp::expm1, Save::output, [](Of of) { return of.g * (of.saved + 1); }};
+constexpr UnaryRule kErf{"erf", UnaryOp::erf, Save::input,
+                         [](Of of) { return of.g * (exp(-square(of.saved)) * kTwoOverSqrtPi); }};
+constexpr UnaryRule kSin{"sin", UnaryOp::sin, Save::input, [](Of of) { return of.g * cos(of.saved); }};
+constexpr UnaryRule kCos{"cos", UnaryOp::cos, Save::input, [](Of of) { return -(of.g * sin(of.saved)); }};
+constexpr UnaryRule kTanh{"tanh", UnaryOp::tanh, Save::output, [](Of of) {
                             if (!GradMode::enabled()) return fused("tanh", BinaryOp::tanh_grad, of);
-                            return of.g * (1 - square(of.kept));
+                            return of.g * (1 - square(of.saved));
                           }};
-constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Keep::output, [](Of of) {
+constexpr UnaryRule kSigmoid{"sigmoid", UnaryOp::sigmoid, Save::output, [](Of of) {
                                if (!GradMode::enabled()) return fused("sigmoid", BinaryOp::sigmoid_grad, of);
-                               return of.g * of.kept * (1 - of.kept);
+                               return of.g * of.saved * (1 - of.saved);
                              }};
-constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Keep::output,
-                          [](Of of) { return detail::relu_backward(of.g, of.kept); }, false};
-constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Keep::input, [](Of of) {
+constexpr UnaryRule kRelu{"relu", UnaryOp::relu, Save::output,
+                          [](Of of) { return detail::relu_backward(of.g, of.saved); }, false};
+constexpr UnaryRule kSoftplus{"softplus", UnaryOp::softplus, Save::input, [](Of of) {
                                 if (!GradMode::enabled()) return fused("softplus", BinaryOp::softplus_grad, of);
                                 return composed(of, [](const Tensor& x) { return sigmoid(x); });
                               }};
-constexpr UnaryRule kNormalCdf{"normal_cdf", UnaryOp::normal_cdf, Keep::input,
-                               [](Of of) { return of.g * normal_density(of.kept); }};
-constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Keep::input, [](Of of) {
+constexpr UnaryRule kNormalCdf{"normal_cdf", UnaryOp::normal_cdf, Save::input,
+                               [](Of of) { return of.g * normal_density(of.saved); }};
+constexpr UnaryRule kSilu{"silu", UnaryOp::silu, Save::input, [](Of of) {
                             if (!GradMode::enabled()) return fused("silu", BinaryOp::silu_grad, of);
                             return composed(of, [](const Tensor& x) {
                               const Tensor s = sigmoid(x);
                               return s * (1 + x * (1 - s));
                             });
                           }};
-constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Keep::input, [](Of of) {
+constexpr UnaryRule kGelu{"gelu", UnaryOp::gelu_exact, Save::input, [](Of of) {
                             if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_grad, of);
                             return composed(of, [](const Tensor& x) { return normal_cdf(x) + x * normal_density(x); });
                           }};
-constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Keep::input, [](Of of) {
+constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Save::input, [](Of of) {
                                 if (!GradMode::enabled()) return fused("gelu", BinaryOp::gelu_tanh_grad, of);
                                 return composed(of, [](const Tensor& x) {
                                   // x * s(u) with s the sigmoid and u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
@@ -95,27 +95,27 @@ constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Keep::input, [](Of of)
                                   return s + s * (1 - s) * x * (kScale * (1 + x2 * (3 * kCubic)));
                                 });
                               }};
-constexpr UnaryRule kFloor{"floor", UnaryOp::floor, Keep::nothing, nullptr, false};
-constexpr UnaryRule kCeil{"ceil", UnaryOp::ceil, Keep::nothing, nullptr, false};
-constexpr UnaryRule kRound{"round", UnaryOp::round, Keep::nothing, nullptr, false};
-constexpr UnaryRule kTrunc{"trunc", UnaryOp::trunc, Keep::nothing, nullptr, false};
-constexpr UnaryRule kAddScalar{"add", UnaryOp::add_scalar, Keep::nothing, [](Of of) { return of.g; }, false};
-constexpr UnaryRule kMulScalar{"mul", UnaryOp::mul_scalar, Keep::nothing, [](Of of) { return of.g * of.a; }, false};
-constexpr UnaryRule kPowScalar{"pow", UnaryOp::pow_scalar, Keep::input,
+constexpr UnaryRule kFloor{"floor", UnaryOp::floor, Save::nothing, nullptr, false};
+constexpr UnaryRule kCeil{"ceil", UnaryOp::ceil, Save::nothing, nullptr, false};
+constexpr UnaryRule kRound{"round", UnaryOp::round, Save::nothing, nullptr, false};
+constexpr UnaryRule kTrunc{"trunc", UnaryOp::trunc, Save::nothing, nullptr, false};
+constexpr UnaryRule kAddScalar{"add", UnaryOp::add_scalar, Save::nothing, [](Of of) { return of.g; }, false};
+constexpr UnaryRule kMulScalar{"mul", UnaryOp::mul_scalar, Save::nothing, [](Of of) { return of.g * of.a; }, false};
+constexpr UnaryRule kPowScalar{"pow", UnaryOp::pow_scalar, Save::input,
                                [](Of of) {
                                  if (of.a == 0) return Tensor();  // 0 * x^-1 would be NaN at 0
-                                 return of.a == 1 ? of.g : of.g * (pow(of.kept, of.a - 1) * of.a);
+                                 return of.a == 1 ? of.g : of.g * (pow(of.saved, of.a - 1) * of.a);
                                },
                                false};
-constexpr UnaryRule kClamp{"clamp", UnaryOp::clamp, Keep::input,
-                           [](Of of) { return where(logical_and(ge(of.kept, of.a), le(of.kept, of.b)), of.g, 0.0); },
+constexpr UnaryRule kClamp{"clamp", UnaryOp::clamp, Save::input,
+                           [](Of of) { return where(logical_and(ge(of.saved, of.a), le(of.saved, of.b)), of.g, 0.0); },
                            false};
 
 }  // namespace
 
-Tensor detail::relu_backward(const Tensor& gradient, const Tensor& kept) {
-  Tensor y = elementwise("relu_backward", BinaryOp::relu_grad, gradient, kept);
-  if (auto* node = record<MaskNode>(y, gradient)) node->kept.save(kept.detach());
+Tensor detail::relu_backward(const Tensor& gradient, const Tensor& saved) {
+  Tensor y = elementwise("relu_backward", BinaryOp::relu_grad, gradient, saved);
+  if (auto* node = record<MaskNode>(y, gradient)) node->saved.save(saved.detach());
   return y;
 }
 

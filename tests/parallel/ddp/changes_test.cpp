@@ -160,7 +160,7 @@ TEST_CASE("a wrapper over frozen parameters ends, and they can be wrapped again"
       module.head.set_requires_grad(true);
     }
     module.zero_grad();
-    if (const auto* leaf = module.head.weight.tensor().leaf(); !leaf->after_accumulate.empty())
+    if (const auto* leaf = module.head.weight.tensor().leaf(); !leaf->post_accumulate_hooks.empty())
       throw Error("a wrapper that has gone has left a hook");
     DistributedDataParallel<Net> net(module, communicator);
     sum(net(full({1, 2}, communicator.rank() + 1.0, {.dtype = DType::f64}))).backward();

@@ -3,7 +3,7 @@
 #include "lockstep/tensor/ops/support.h"
 
 using lockstep::detail::apply;
-using lockstep::detail::Keep;
+using lockstep::detail::Save;
 using lockstep::detail::UnaryRule;
 using Of = const lockstep::detail::UnaryOperands&;
 
