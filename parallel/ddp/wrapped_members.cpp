@@ -2,35 +2,13 @@
 
 #include <algorithm>
 
+#include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 namespace {
 
 constexpr const char* kWrapAgain = "; wrap the module again";
-
-// Every parameter and buffer that a module lists, ties as often as they are listed.
-class Visit : public Members {
- public:
-  using Each = std::function<void(const std::string& prefix, std::string_view name, Parameter&, bool is_buffer)>;
-  Visit(const Each& each, bool names) : each_(each), names_(names) {}
-
- protected:
-  void on_parameter(std::string_view name, Parameter& parameter, bool is_buffer) override {
-    each_(prefix_, name, parameter, is_buffer);
-  }
-  void on_module(std::string_view name, ModuleBase& module) override {
-    const std::size_t length = prefix_.size();
-    if (names_) prefix_ += cat(name, '.');
-    module.members(*this);
-    prefix_.resize(length);
-  }
-
- private:
-  const Each& each_;
-  const bool names_;
-  std::string prefix_;
-};
 
 std::string describe(bool is_buffer, const std::string& name) {
   return cat(is_buffer ? "buffer '" : "parameter '", name, "'");
@@ -48,8 +26,9 @@ WrappedMembers::WrappedMembers(ModuleBase& module, Device device, Rules rules)
 
 std::vector<WrappedMembers::Member> WrappedMembers::list() const {
   std::vector<Member> members;
-  const Visit::Each add = [&](const std::string& prefix, std::string_view name, Parameter& member, bool is_buffer) {
-    Member listed{.name = prefix + std::string(name),
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view name, Parameter& member, bool is_buffer) {
+    Member listed{.name = visitor.full_name(name),
                   .member = member,
                   .shape = member.shape(),
                   .dtype = member.dtype(),
@@ -59,8 +38,7 @@ std::vector<WrappedMembers::Member> WrappedMembers::list() const {
                      std::find(rules_.ignore.begin(), rules_.ignore.end(), listed.name) != rules_.ignore.end();
     members.push_back(std::move(listed));
   };
-  Visit visit(add, true);
-  module_.members(visit);
+  visitor.visit(module_);
   for (std::size_t i = 0; i < members.size(); ++i) {  // under every name
     if (!members[i].ignored) continue;
     for (Member& member : members) member.ignored = member.ignored || member.member == members[i].member;
@@ -72,12 +50,12 @@ std::vector<WrappedMembers::Member> WrappedMembers::list() const {
 bool WrappedMembers::unchanged() const {
   std::size_t at = 0;
   bool same = true;
-  const Visit::Each compare = [&](const std::string&, std::string_view, Parameter& member, bool) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view, Parameter& member, bool) {
     same = same && at < members_.size() && members_[at].member == member;
     ++at;
   };
-  Visit visit(compare, false);
-  module_.members(visit);
+  visitor.visit(module_);
   return same && at == members_.size();
 }
 

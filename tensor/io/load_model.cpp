@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/nn/member_visitor.h"
 
 namespace lockstep {
 namespace {
@@ -11,25 +12,15 @@ namespace {
 constexpr std::string_view kPrefix = "module.";
 
 // Every parameter and buffer under each of its names.
-class Names : public Members {
- public:
-  explicit Names(ModuleBase& module) { module.members(*this); }
+std::vector<NamedParameter> all_names(const ModuleBase& module) {
   std::vector<NamedParameter> found;
-
- protected:
-  void on_parameter(std::string_view name, Parameter& parameter, bool /*is_buffer*/) override {
-    found.push_back({cat(prefix_, name), parameter});
-  }
-  void on_module(std::string_view name, ModuleBase& module) override {
-    const std::size_t length = prefix_.size();
-    prefix_ += cat(name, '.');
-    module.members(*this);
-    prefix_.resize(length);
-  }
-
- private:
-  std::string prefix_;
-};
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view name, Parameter& parameter, bool) {
+    found.push_back({visitor.full_name(name), parameter});
+  };
+  visitor.visit(module);
+  return found;
+}
 
 template <class List>
 std::size_t count_prefixed(const List& list) {
@@ -74,7 +65,7 @@ Safetensors model_in(Safetensors file) {
 LoadReport load(ModuleBase& module, Safetensors whole, const std::string& path, const LoadModelOptions& options,
                 bool allow_mismatches) {
   Safetensors file = model_in(std::move(whole));
-  const std::vector<NamedParameter> wanted = Names(module).found;
+  const std::vector<NamedParameter> wanted = all_names(module);
   const std::size_t in_file = count_prefixed(file.tensors), in_module = count_prefixed(wanted);
   const bool strip = !file.tensors.empty() && in_file == file.tensors.size() && in_module == 0;
   const bool add = !wanted.empty() && in_module == wanted.size() && in_file == 0;

@@ -4,8 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "lockstep/runtime/edge.h"
-#include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
 
@@ -17,39 +16,6 @@ struct ModuleInternals {
 };
 
 namespace {
-
-// Visits every parameter, buffer and module below one, with their full names.
-class Walk : public Members {
- public:
-  std::function<void(const std::string& name, Parameter&, bool is_buffer)> parameter;
-  std::function<void(ModuleBase&)> module;
-
-  void start(const ModuleBase& root) {
-    auto& mutable_root = const_cast<ModuleBase&>(root);  // NOLINT: members() lists, it changes nothing by itself
-    if (module) module(mutable_root);
-    mutable_root.members(*this);
-  }
-
- protected:
-  void on_parameter(std::string_view name, Parameter& member, bool is_buffer) override {
-    if (parameter) parameter(cat(prefix_, name), member, is_buffer);
-  }
-  void on_module(std::string_view name, ModuleBase& member) override {
-    const std::size_t length = prefix_.size();
-    prefix_ += cat(name, '.');
-    if (module) module(member);
-    member.members(*this);
-    prefix_.resize(length);
-  }
-
- public:
-  using Members::replace;  // rebinds a handle (for separate())
-  // Of the module that is being visited; empty for the root.
-  std::string path() const { return prefix_.substr(0, prefix_.empty() ? 0 : prefix_.size() - 1); }
-
- private:
-  std::string prefix_;
-};
 
 // Two members of one name could be neither saved nor loaded.
 class DistinctNames {
@@ -68,9 +34,9 @@ void check_names(const ModuleBase& module) {
   std::atomic<bool>& checked = ModuleInternals::state(module)->names_checked;
   if (checked.load(std::memory_order_relaxed)) return;
   DistinctNames names;
-  Walk walk;
-  walk.parameter = [&](const std::string& name, Parameter&, bool) { names.add(name); };
-  walk.start(module);
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view name, Parameter&, bool) { names.add(visitor.full_name(name)); };
+  visitor.visit(module);
   checked.store(true, std::memory_order_relaxed);
 }
 
@@ -78,16 +44,16 @@ std::vector<NamedParameter> collect(const ModuleBase& module, bool buffers) {
   check_names(module);
   std::vector<NamedParameter> found;
   std::unordered_set<const ParameterBody*> seen;
-  Walk walk;
-  walk.parameter = [&](const std::string& name, Parameter& member, bool is_buffer) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view name, Parameter& member, bool is_buffer) {
     ParameterBody* body = member.body();
     if (!body->listed) {
       body->listed = true;
-      body->name = name;
+      body->name = visitor.full_name(name);
     }
-    if (is_buffer == buffers && seen.insert(body).second) found.push_back({name, member});
+    if (is_buffer == buffers && seen.insert(body).second) found.push_back({visitor.full_name(name), member});
   };
-  walk.start(module);
+  visitor.visit(module);
   return found;
 }
 
@@ -133,14 +99,6 @@ void rehome(const Move& move) {
   }
 }
 
-// Of all that the module lists, which gets its name thereby.
-void share_gate(const ModuleBase& module) {
-  std::vector<ParameterBody*> bodies;
-  for (const bool buffers : {false, true})
-    for (const NamedParameter& entry : collect(module, buffers)) bodies.push_back(entry.parameter.body());
-  detail::share_gate(bodies);
-}
-
 }  // namespace
 
 std::vector<NamedParameter> ModuleBase::named_parameters() const { return collect(*this, false); }
@@ -151,9 +109,9 @@ std::vector<Parameter> ModuleBase::buffers() const { return without_names(named_
 void ModuleBase::train(bool training) {
   if (thread_context().module_depth > 0)
     throw Error("[train] expected a change of mode outside of module calls, got one inside; use TrainingScope");
-  Walk walk;
-  walk.module = [&](ModuleBase& module) { ModuleInternals::state(module)->training = training; };
-  walk.start(*this);
+  MemberVisitor visitor;
+  visitor.module = [&](ModuleBase& module) { ModuleInternals::state(module)->training = training; };
+  visitor.visit(*this);
 }
 
 bool ModuleBase::is_training() const {
@@ -166,15 +124,15 @@ void ModuleBase::to(Device device) {
   NoGrad no_grad;
   std::vector<Move> moves;
   std::vector<ParameterBody*> uninitialised;
-  Walk walk;
-  walk.parameter = [&](const std::string&, Parameter& member, bool) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view, Parameter& member, bool) {
     ParameterBody* body = member.body();
     if (!body->home.defined())
       uninitialised.push_back(body);
     else if (body->home.device() != device)
       moves.emplace_back(*body, device, body->dtype);
   };
-  walk.start(*this);
+  visitor.visit(*this);
   for (ParameterBody* body : uninitialised) body->placed = device;
   for (const Move& move : moves)
     if (move.body->home.device() != device) rehome(move);  // else met under another name
@@ -184,13 +142,13 @@ void ModuleBase::to(DType dtype) {
   LOCKSTEP_CHECK(is_floating(dtype), "[to] expected a floating dtype for a module, got ", dtype);
   NoGrad no_grad;
   std::vector<Move> moves;
-  Walk walk;
-  walk.parameter = [&](const std::string&, Parameter& member, bool) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view, Parameter& member, bool) {
     ParameterBody* body = member.body();
     if (is_floating(body->dtype) && body->dtype != dtype)
       moves.emplace_back(*body, body->home.defined() ? body->home.device() : Device::cpu(), dtype);
   };
-  walk.start(*this);
+  visitor.visit(*this);
   for (const Move& move : moves) {
     if (move.body->dtype == dtype) continue;  // met under another name
     if (move.value.defined())
@@ -213,12 +171,13 @@ void ModuleBase::set_requires_grad(bool requires_grad) {
 std::vector<NamedTensor> ModuleBase::state_dict() const {
   std::vector<NamedTensor> state;
   DistinctNames names;
-  Walk walk;
-  walk.parameter = [&](const std::string& name, Parameter& member, bool) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view short_name, Parameter& member, bool) {
+    const std::string name = visitor.full_name(short_name);
     names.add(name);
     state.push_back({name, member.tensor()});
   };
-  walk.start(*this);
+  visitor.visit(*this);
   return state;
 }
 
@@ -228,8 +187,9 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
   std::vector<std::pair<Parameter, Tensor>> assignments;
   std::string missing, differing;
   DistinctNames names;
-  Walk walk;
-  walk.parameter = [&](const std::string& name, Parameter& member, bool) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view short_name, Parameter& member, bool) {
+    const std::string name = visitor.full_name(short_name);
     names.add(name);
     auto found = given.find(name);
     if (found == given.end()) {
@@ -242,7 +202,7 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
     assignments.emplace_back(member, *found->second);
     given.erase(found);
   };
-  walk.start(*this);
+  visitor.visit(*this);
   std::string unexpected;
   for (const NamedTensor& entry : state)
     if (given.contains(entry.name)) unexpected += cat(unexpected.empty() ? "" : ", ", entry.name);
@@ -256,135 +216,6 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
   detail::assign_all("load_state_dict", assignments);
 }
 
-// ---- hooks
-
-namespace {
-template <class Hook>
-std::uint64_t add(ModuleState& state, HookList<Hook>& list, Hook hook) {
-  LOCKSTEP_CHECK(hook, "[register_hook] expected a function, got an empty one");
-  const std::lock_guard lock(state.hooks_change);
-  auto entries = *list.entries();
-  entries.emplace_back(state.next_hook, std::move(hook));
-  list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
-  state.has_hooks.store(true, std::memory_order_release);
-  return state.next_hook++;
-}
-
-// Gives the old list back: it goes when no lock is held.
-template <class Hook>
-auto remove(HookList<Hook>& list, std::uint64_t id) {
-  auto old = list.entries();
-  auto entries = *old;
-  if (std::erase_if(entries, [&](const auto& entry) { return entry.first == id; }) > 0)
-    list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
-  return old;
-}
-}  // namespace
-
-std::uint64_t ModuleBase::add_forward_pre_hook(ForwardPreHook hook) {
-  return add(*state_, state_->forward_pre_hooks, std::move(hook));
-}
-std::uint64_t ModuleBase::add_forward_hook(ForwardHook hook) {
-  return add(*state_, state_->forward_hooks, std::move(hook));
-}
-std::uint64_t ModuleBase::add_backward_hook(BackwardHook hook) {
-  return add(*state_, state_->backward_hooks, std::move(hook));
-}
-
-void ModuleBase::remove_hook(std::uint64_t id) {
-  ModuleState& state = *state_;
-  std::unique_lock lock(state.hooks_change);
-  const auto pre = remove(state.forward_pre_hooks, id);
-  const auto forward = remove(state.forward_hooks, id);
-  const auto backward = remove(state.backward_hooks, id);
-  state.has_hooks.store(
-      !state.forward_pre_hooks.empty() || !state.forward_hooks.empty() || !state.backward_hooks.empty(),
-      std::memory_order_release);
-  lock.unlock();
-}
-
-ModuleBase::CallScope::CallScope(const ModuleBase& module) {
-  // The outermost module names its members, so that a parameter nobody lists is found out in backward.
-  ThreadContext& context = thread_context();
-  if (context.module_depth == 0) {
-    if (!module.state_->listed.load(std::memory_order_acquire)) {
-      share_gate(module);
-      module.state_->listed.store(true, std::memory_order_release);
-    }
-    context.outermost_module = &module;
-    reading_.emplace();
-  }
-  ++context.module_depth;
-}
-
-namespace {
-struct NamedInvalidArgument final : InvalidArgument {
-  using InvalidArgument::InvalidArgument;
-};
-}  // namespace
-
-void ModuleBase::rethrow_named() const {
-  const ModuleBase* const outermost = thread_context().outermost_module;
-  if (!outermost || outermost == this || outermost->wrapped_module() == this) throw;
-  try {
-    throw;
-  } catch (const InvalidArgument& error) {
-    if (typeid(error) != typeid(InvalidArgument)) throw;  // named already, or a type that somebody waits for
-    std::string path;
-    Walk walk;
-    walk.module = [&](ModuleBase& module) {
-      if (&module == this) path = walk.path();
-    };
-    walk.start(*outermost);
-    if (path.empty()) throw;  // it is no member: made for the call
-    throw NamedInvalidArgument(cat(error.what(), " (in the module '", path, "')"));
-  }
-}
-
-void ModuleBase::run_pre_hooks(std::span<const Tensor> inputs) const {
-  const auto hooks = state_->forward_pre_hooks.entries();
-  for (const auto& [id, hook] : *hooks) hook(*this, inputs);
-}
-
-namespace {
-// Passes the gradients of a module's results through and shows them to the hooks.
-class BackwardHookNode final : public NodeOfMany {
- public:
-  const char* name() const override { return "backward_hook"; }
-  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
-    const auto entries = state->backward_hooks.entries();
-    for (const auto& [id, hook] : *entries) hook(*module, grad_outputs);
-    for (std::size_t i = 0; i < grad_outputs.size(); ++i) grad_inputs[i] = grad_outputs[i];
-  }
-  std::shared_ptr<ModuleState> state;
-  const ModuleBase* module = nullptr;  // must outlive the graph, as its parameters' names do
-};
-}  // namespace
-
-void ModuleBase::run_hooks(std::span<const Tensor> inputs, std::span<Tensor*> outputs) const {
-  if (const auto hooks = state_->forward_hooks.entries(); !hooks->empty()) {
-    std::vector<Tensor> results;
-    for (Tensor* output : outputs) results.push_back(*output);
-    for (const auto& [id, hook] : *hooks) hook(*this, inputs, results);
-  }
-  if (state_->backward_hooks.empty() || !GradMode::enabled()) return;
-  std::vector<Tensor*> tracked;
-  for (Tensor* output : outputs)
-    if (output->requires_grad()) tracked.push_back(output);
-  if (tracked.empty()) return;
-  Ref<BackwardHookNode> node(new BackwardHookNode);
-  node->state = state_;
-  node->module = this;
-  node->set_inputs(tracked.size());
-  node->output_count = static_cast<std::uint32_t>(tracked.size());
-  for (std::uint32_t i = 0; i < tracked.size(); ++i) {
-    node->edges()[i] = tracked[i]->edge();
-    Tensor passed = tracked[i]->detach();
-    detail::attach(*node, passed, i);
-    *tracked[i] = passed;
-  }
-}
-
 // ---- deep copies
 
 namespace detail {
@@ -392,8 +223,8 @@ void separate(ModuleBase& copy) {
   NoGrad no_grad;
   const auto gate = std::make_shared<ReadGate>();
   std::unordered_map<const ParameterBody*, std::shared_ptr<ParameterBody>> copies;
-  Walk walk;
-  walk.parameter = [&](const std::string&, Parameter& member, bool is_buffer) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view, Parameter& member, bool is_buffer) {
     ParameterBody* old = member.body();
     std::shared_ptr<ParameterBody>& fresh = copies[old];
     if (!fresh) {
@@ -406,10 +237,10 @@ void separate(ModuleBase& copy) {
       fresh->sparse = old->sparse;
       fresh->set_gate(gate);
     }
-    Walk::replace(member, fresh);
+    MemberVisitor::replace(member, fresh);
   };
   std::unordered_map<const ModuleState*, std::shared_ptr<ModuleState>> states;
-  walk.module = [&](ModuleBase& module) {
+  visitor.module = [&](ModuleBase& module) {
     std::shared_ptr<ModuleState>& state = ModuleInternals::state(module);
     std::shared_ptr<ModuleState>& fresh = states[state.get()];
     if (fresh) {
@@ -427,7 +258,7 @@ void separate(ModuleBase& copy) {
     fresh->has_hooks = state->has_hooks.load();
     state = fresh;
   };
-  walk.start(copy);
+  visitor.visit(copy);
 }
 }  // namespace detail
 
