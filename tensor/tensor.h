@@ -105,7 +105,7 @@ class LOCKSTEP_API Tensor {
   Tensor select(std::int64_t dim, std::int64_t index) const;
   Tensor operator[](std::int64_t index) const { return select(0, index); }
 
-  // ---- reductions (see ops_math.h for all)
+  // ---- reductions (ops/math_ops.h has all)
   Tensor sum() const;
   Tensor mean() const;
   Tensor sum(const Dims& dims, bool keep_dims = false) const;

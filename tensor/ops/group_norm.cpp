@@ -1,5 +1,7 @@
-// Group and layer normalisation: one kernel forward and one backward; under create_graph the derivative is built from
-// differentiable operations instead.
+// One kernel forward and one backward; under create_graph the derivative is built from differentiable operations
+// instead.
+#include "lockstep/tensor/ops/group_norm.h"
+
 #include <algorithm>
 
 #include "lockstep/tensor/autograd/autocast.h"
@@ -51,9 +53,10 @@ class GroupNormNode final : public NodeOf<3> {
   double eps = 0;
 };
 
-// Over the last two dimensions of x read as `groups`.
-Tensor normalize(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters, const Tensor& weight,
-                 const Tensor& bias, double eps) {
+}  // namespace
+
+Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters,
+                                const Tensor& weight, const Tensor& bias, double eps) {
   for (const Tensor& affine : {weight, bias}) {
     if (!affine.defined()) continue;
     detail::check_floating_alike(op, x, affine);
@@ -85,8 +88,6 @@ Tensor normalize(const char* op, const Tensor& x, const Shape& groups, const Sha
   return y;
 }
 
-}  // namespace
-
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias, double eps) {
   if (detail::widens(x, weight, bias)) [[unlikely]]
     return group_norm(detail::widened(x), groups, detail::widened(weight), detail::widened(bias), eps);
@@ -96,21 +97,8 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, co
                  " groups divide, got ", x);
   const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
   const std::int64_t images = std::max<std::int64_t>(batch * channels, 1);
-  return normalize("group_norm", x, {batch, groups, channels / groups, x.count() / images}, {channels}, weight, bias,
-                   eps);
-}
-
-Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight, const Tensor& bias, double eps) {
-  if (detail::widens(x, weight, bias)) [[unlikely]]
-    return layer_norm(detail::widened(x), normalized, detail::widened(weight), detail::widened(bias), eps);
-  detail::check_floating("layer_norm", x);
-  const int missing = x.rank() - normalized.rank();
-  bool fits = missing >= 0 && !normalized.empty();
-  for (int i = 0; fits && i < normalized.rank(); ++i) fits = x.shape()[missing + i] == normalized[i];
-  LOCKSTEP_CHECK(fits, "[layer_norm] expected an input whose last sizes are ", normalized, ", got ", x);
-  const std::int64_t length = element_count(normalized);
-  return normalize("layer_norm", x, {length == 0 ? 0 : x.count() / length, 1, length, 1}, normalized, weight, bias,
-                   eps);
+  return detail::normalize_groups("group_norm", x, {batch, groups, channels / groups, x.count() / images}, {channels},
+                                  weight, bias, eps);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // The functions of neural networks: affine maps, convolution, pooling, normalisation, softmax, losses. The layers in
-// nn/ hold the parameters and call these. See ops_math.h for what holds for all operations; here all floating tensors
+// nn/ hold the parameters and call these. See math_ops.h for what holds for all operations; here all floating tensors
 // of a call must have one dtype.
 #pragma once
 

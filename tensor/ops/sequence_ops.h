@@ -1,5 +1,5 @@
 // Functions of models of sequences: attention, and the cells of recurrent networks. The layers in nn/ hold the
-// parameters and call these. See ops_math.h for what holds for all operations; here all floating tensors of a call must
+// parameters and call these. See math_ops.h for what holds for all operations; here all floating tensors of a call must
 // have one dtype.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Operations that arrange elements: joining, splitting, selecting by index, padding. See ops_math.h for what holds for
+// Operations that arrange elements: joining, splitting, selecting by index, padding. See math_ops.h for what holds for
 // all operations. The members of Tensor that give views (reshape, transpose, narrow, …) have free functions here too.
 #pragma once
 
