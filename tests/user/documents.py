@@ -3,6 +3,7 @@
 usage: documents.py check <source tree>                     every block says what becomes of it; 1 if one does not
        documents.py generate <source tree> <document> <out> writes the C++ of one document
        documents.py main <out> <document>...                writes the program that runs the documents' blocks
+       documents.py extract <source tree> <document> <dir>  writes each block with file=NAME to <dir>/NAME
 
 What stands behind ```cpp says what a block is:
 
@@ -10,6 +11,9 @@ What stands behind ```cpp says what a block is:
   compile         declarations: compiled where it stands, after `using namespace lockstep`
   fragment=NAME   a piece: it takes the place of the line `// the block` in tests/user/documents/NAME.cpp, whose run()
                   is called
+
+One of these may be followed by file=NAME: the block is also the whole of a source file of that name, for projects that
+consume the library (extract). `file=NAME.cu` alone is CUDA C++, which is not compiled here.
 """
 import pathlib
 import re
@@ -19,7 +23,8 @@ import tempfile
 FENCE = re.compile(r"^( *)(`{3,}|~{3,}) *([^`]*?) *$")
 CPP = {"cpp", "c++", "cxx", "cc", "hpp", "h", "c", "cuda", "cu"}  # the last ones in lower case
 OTHER = {"", "cmake", "python", "sh", "bash", "console", "text", "json", "csv", "diff"}
-MARK = re.compile(r"run|compile|fragment=([a-z0-9_]+)")
+MARK = re.compile(r"(?P<kind>run|compile|fragment=(?P<context>[a-z0-9_]+))(?: file=(?P<file>\w+\.(?:cpp|h)))?"
+                  r"|file=(?P<cuda>\w+\.cu)")
 INCLUDE = re.compile(r"^\s*#\s*include\b.*$")
 HERE = re.compile(r"^ *// the block$")
 LOOKS_LIKE_CPP = re.compile(r"^\s*#\s*include\s*[<\"]|;\s*(//.*)?$|^\s*(struct|class|template|namespace)\b")
@@ -32,6 +37,11 @@ class Block:
         self.document, self.line, self.lines = document, line, lines  # line: of the first one inside
         words = info.split()
         self.language, self.mark = (words[0] if words else ""), " ".join(words[1:])
+        match = MARK.fullmatch(self.mark) if self.language == "cpp" else None
+        self.marked = match is not None
+        self.kind = match["kind"] if match else None  # None for CUDA C++ too
+        self.context = match["context"] if match else None
+        self.file = (match["file"] or match["cuda"]) if match else None
 
     @property
     def place(self):
@@ -75,22 +85,25 @@ def breaches(root):
     found = []
     used = set()
     for document in documents(root):
+        files = set()
         for block in blocks(root, document):
+            if block.file in files and block.file:
+                found.append(f"{block.place}: a second {block.file} in this document")
+            files.add(block.file)
             if block.language.lower() in CPP:
-                match = MARK.fullmatch(block.mark)
                 if block.language != "cpp":
                     found.append(f"{block.place}: write ```cpp, not ```{block.language}")
-                elif not match:
+                elif not block.marked:
                     found.append(f"{block.place}: expected ```cpp run, ```cpp compile or ```cpp fragment=NAME "
                                  f"(tests/user/documents.py), got ```cpp {block.mark}".rstrip())
-                elif match[1]:
-                    used.add(match[1])
-                    context = root / CONTEXTS / f"{match[1]}.cpp"
+                elif block.context:
+                    used.add(block.context)
+                    context = root / CONTEXTS / f"{block.context}.cpp"
                     if not context.exists():
-                        found.append(f"{block.place}: there is no {CONTEXTS}/{match[1]}.cpp")
+                        found.append(f"{block.place}: there is no {CONTEXTS}/{block.context}.cpp")
                     elif sum(map(bool, map(HERE.match, context.read_text().splitlines()))) != 1:
                         found.append(f"{CONTEXTS}/{match[1]}.cpp: expected one line `// the block`")
-                elif block.mark == "run" and not re.search(r"^int main\(", "\n".join(block.lines), re.M):
+                elif block.kind == "run" and not re.search(r"^int main\(", "\n".join(block.lines), re.M):
                     found.append(f"{block.place}: expected a program with main")
             elif block.language.lower() not in OTHER:
                 found.append(f"{block.place}: an unknown language, {block.language}")
@@ -120,15 +133,15 @@ def with_lines(file, first, lines, includes):
 def wrapped(root, block, includes):
     """A block's own namespace, in which run() does what there is to do."""
     body = with_lines(block.document, block.line, block.lines, includes)
-    if block.mark == "run":
+    if block.kind == "run":
         end = max(i for i, line in enumerate(body) if line.startswith("}"))  # main returns 0 by itself, run_main does not
         body[end] = "return 0; " + body[end]
         body = [re.sub(r"^int main\(", "int run_main(", line) for line in body]
         body.append('void run() { if (run_main() != 0) throw std::runtime_error("main returned another number than 0"); }')
-    elif block.mark == "compile":
+    elif block.kind == "compile":
         body.append("void run() {}")
     else:
-        file = f"{CONTEXTS}/{block.mark.removeprefix('fragment=')}.cpp"
+        file = f"{CONTEXTS}/{block.context}.cpp"
         lines = (root / file).read_text().splitlines()
         here = next(i for i, line in enumerate(lines) if HERE.match(line))
         body = with_lines(file, 1, lines[:here], includes) + body + with_lines(file, here + 2, lines[here + 1:], includes)
@@ -136,7 +149,7 @@ def wrapped(root, block, includes):
 
 
 def generate(root, document):
-    found = [block for block in blocks(root, document) if block.language == "cpp" and MARK.fullmatch(block.mark)]
+    found = [block for block in blocks(root, document) if block.kind]
     includes, code = [], []
     for block in found:
         code += wrapped(root, block, includes)
@@ -213,6 +226,13 @@ def main_program(names):
             .replace("@names@", ", ".join(functions)))
 
 
+def extract(root, document, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for block in blocks(root, document):
+        if block.file:
+            write(folder / block.file, "\n".join([f'#line {block.line} "{document}"', *block.lines]) + "\n")
+
+
 def write(file, text):
     """What stays the same is not compiled again."""
     out = pathlib.Path(file)
@@ -228,7 +248,9 @@ def self_test():
              ("```\nTensor x = y;\n```\n", "looks like C++"), ("~~~\n#include <a>\n~~~\n", "looks like C++"),
              ("- a list\n\n  ```cpp\n  int i;\n  ```\n", "expected ```cpp run"),
              ("```\nscripts/absent --now\n```\n", "there is no scripts/absent"), ("```cpp compile\nint i;\n```\n", None),
-             ("````\n```cpp\n````\n", None)]
+             ("````\n```cpp\n````\n", None), ("```cpp compile file=a.cpp\nint i;\n```\n", None),
+             ("```cpp file=a.cpp\nint i;\n```\n", "expected ```cpp run"), ("```cpp file=a.cu\nint i;\n```\n", None),
+             ("```cpp compile file=a.h\n```\n" * 2, "a second a.h")]
     for text, expected in cases:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
@@ -237,6 +259,14 @@ def self_test():
             if (not found) if expected is None else (len(found) == 1 and expected in found[0]):
                 continue
             print(f"self-test: {text!r} gave {found}, expected {expected}")
+            return 1
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "README.md").write_text("```cpp compile\nint i;\n```\n```cpp run file=a.cpp\nint main() {\n}\n```\n")
+        extract(root, "README.md", root / "out")
+        if [(file.name, file.read_text()) for file in (root / "out").iterdir()] != [
+                ("a.cpp", '#line 5 "README.md"\nint main() {\n}\n')]:
+            print("self-test: expected extract to write a.cpp")
             return 1
     return 0
 
@@ -250,6 +280,9 @@ def main(arguments):
     if arguments[0] == "generate":
         root = pathlib.Path(arguments[1])
         write(arguments[3], generate(root, arguments[2]))
+        return 0
+    if arguments[0] == "extract":
+        extract(pathlib.Path(arguments[1]), arguments[2], pathlib.Path(arguments[3]))
         return 0
     write(arguments[1], main_program(arguments[2:]))
     return 0
