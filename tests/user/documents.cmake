@@ -27,6 +27,7 @@ endif()
 target_compile_options(lockstep-user-documents PRIVATE -O0 -g0)
 
 add_test(NAME user/documents_marked COMMAND Python3::Interpreter -B "${user}/documents.py" check "${PROJECT_SOURCE_DIR}")
+add_test(NAME user/reference COMMAND Python3::Interpreter -B "${user}/reference.py" "${PROJECT_SOURCE_DIR}")
 add_test(NAME user/documents COMMAND lockstep-user-documents)
-set_tests_properties(user/documents_marked user/documents PROPERTIES LABELS user TIMEOUT 600
+set_tests_properties(user/documents_marked user/reference user/documents PROPERTIES LABELS user TIMEOUT 600
   ENVIRONMENT_MODIFICATION "LOCKSTEP_DEVICES=unset:;LOCKSTEP_HOST_DEVICES=unset:;LOCKSTEP_HOST_MEMORY=unset:")
