@@ -1,5 +1,5 @@
 """Checks that everything that orders work or memory stands in LOCKSTEP_EDGE (runtime/edge.h), so that
-scripts/edges can take it out, and that docs/testing.md names the test that goes red then.
+scripts/edges can take it out, and that docs/edges.md names the test that goes red then.
 
 usage: edges.py <source tree>        prints one line per breach, exits 1 if there is any
 """
@@ -51,7 +51,7 @@ def find_places(root):
 
 
 def table_rows(places_and_tests):
-    """The table of docs/testing.md: no line numbers, they change too often."""
+    """The table of docs/edges.md: no line numbers, they change too often."""
     yield "| file | edge | goes red | how |"
     yield "|---|---|---|---|"
     for place, program, case, how in places_and_tests:
@@ -75,14 +75,14 @@ def check(root):
                     breaches.append(f"{path}:{number}: {match.group().strip()}...: this orders work or memory: put it "
                                     "into LOCKSTEP_EDGE")
                     break
-    document = root / "docs" / "testing.md"
+    document = root / "docs" / "edges.md"
     shown = collections.Counter((path, text.replace("\\|", "|"))
                                 for path, text, _, _ in ROW.findall(document.read_text() if document.exists() else ""))
     there = collections.Counter((place.path, place.text) for place in find_places(root))
     for path, text in sorted((there - shown).keys()):
-        breaches.append(f"docs/testing.md: no line for {path}: {text}: run scripts/edges --write")
+        breaches.append(f"docs/edges.md: no line for {path}: {text}: run scripts/edges --write")
     for path, text in sorted((shown - there).keys()):
-        breaches.append(f"docs/testing.md: {path} has no such edge: {text}: run scripts/edges --write")
+        breaches.append(f"docs/edges.md: {path} has no such edge: {text}: run scripts/edges --write")
     return breaches
 
 
