@@ -88,12 +88,14 @@ SOUND_NAMES = {
     "docs/backend-contract.md": "1. Streams `wait`. `a stream\n   waits`\n2. So `a.b(c, d, e)` does.\n"
                                 "   `an event that was never \"made\"`\n\n## Else\n\n`cmake --preset a b`\n",
     "docs/edges.md": SOUND_EDGES["docs/edges.md"],
+    "docs/fake-cuda.md": "| rule | `a stream waits` |\n",
     "docs/testing.md": "Rules are `elsewhere`.\n",
 }
 BROKEN_NAMES = [
     ("docs/backend-contract.md", "1. Streams. `a stream does wait`\n", "no test is called `a stream does wait`"),
     ("docs/backend-contract.md", "1. A. `a stream waits`\n2. B `c`.\n3. C. `a stream waits`\n", "rule 2 names no test"),
     ("docs/backend-contract.md", "Nothing.\n", "no rules"),
+    ("docs/fake-cuda.md", "| rule | `a stream does wait` |\n", "no test is called `a stream does wait`"),
     ("docs/edges.md", "| a.cpp | `b(c)` | runtime: `an event waits` | crash |\n", "no test is called `an event waits`"),
 ]
 

@@ -8,7 +8,7 @@ import sys
 
 from edges import ROW
 
-DOCUMENTS = ["docs/backend-contract.md", "docs/edges.md", "docs/testing.md"]
+DOCUMENTS = ["docs/backend-contract.md", "docs/edges.md", "docs/fake-cuda.md", "docs/testing.md"]
 CONTRACT = DOCUMENTS[0]
 
 CASE = re.compile(r'\bTEST_CASE\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
