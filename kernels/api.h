@@ -34,7 +34,7 @@ inline void add_use(std::vector<MemoryUse>& uses, const In& in) { add_use(uses, 
 inline void add_use(std::vector<MemoryUse>& uses, const Out& out) { add_use(uses, out.view, false, true); }
 inline void add_use(std::vector<MemoryUse>& uses, const InOut& out) { add_use(uses, out.view, true, true); }
 template <class Args>
-[[gnu::noinline, gnu::cold]] void declare_views(Stream& stream, const Args& args, Place place) {
+[[gnu::noinline, gnu::cold]] void declare_views(const Stream& stream, const Args& args, Place place) {
   std::vector<MemoryUse> uses;
   args.views([&](const auto& use) { add_use(uses, use); });
   declare(stream, Args::kName, uses, place);
@@ -51,7 +51,7 @@ const char* traced_name(const Args& args) {
     return Args::kName;
 }
 template <class Args>
-[[gnu::noinline, gnu::cold]] void run_traced(Stream& stream, Kernel<Args> kernel, const Args& args) {
+[[gnu::noinline, gnu::cold]] void run_traced(const Stream& stream, Kernel<Args> kernel, const Args& args) {
   const trace::WorkScope scope(stream, {.name = traced_name(args), .kind = trace::Kind::kernel});
   kernel(stream, args);
 }
@@ -61,7 +61,7 @@ template <class Args>
 // NotSupported, naming op, dtype and device, when the device has no such kernel. A checked stream also throws what
 // declare() does.
 template <class Args>
-void launch(Stream& stream, const Args& args, Place place = {__builtin_FILE(), __builtin_LINE()}) {
+void launch(const Stream& stream, const Args& args, Place place = {__builtin_FILE(), __builtin_LINE()}) {
   DType dtype = DType::f32;
   bool first = true;
   args.views([&](const auto& use) {

@@ -30,7 +30,7 @@ using AllArgs =
              ScatterAddArgs, IndexSelectArgs, IndexAddArgs, RandomArgs, SgdArgs, AdamArgs, UnscaleArgs>;
 
 template <class Args>
-using Kernel = void (*)(Stream& stream, const Args& args);
+using Kernel = void (*)(const Stream& stream, const Args& args);
 
 // What a kind of device can compute. A null entry: not on this device.
 class KernelTable {
@@ -54,8 +54,8 @@ class KernelTable {
   decltype(entries_of(AllArgs())) entries_{};
 };
 
-// The table of a backend's list: a class with `static void enqueue(Stream&, const XArgs&)` for each kernel it has, and
-// `Absent`, the ArgsList of those it lacks.
+// The table of a backend's list: a class with `static void enqueue(const Stream&, const XArgs&)` for each kernel it
+// has, and `Absent`, the ArgsList of those it lacks.
 template <class Kernels>
 constexpr KernelTable table_of() {
   KernelTable table;

@@ -70,7 +70,7 @@ Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, in
   NoGrad off;
   const Tensor result = empty(shape, {.dtype = pieces[0]->dtype(), .device = device});
   const bool direct = ranges_contiguous(shape, dim);
-  Stream& destination_stream = current_stream(device);
+  const Stream destination_stream = current_stream(device);
   auto* place = static_cast<std::byte*>(result.storage()->data());
   std::int64_t start = 0;
   for (const Tensor* given : pieces) {
@@ -79,7 +79,7 @@ Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, in
     if (given->device() != device) moved_bytes() += given->bytes();
     if (direct) {
       const Tensor piece = given->contiguous();  // the copy below is of bytes
-      Stream& source_stream = current_stream(piece.device());
+      const Stream source_stream = current_stream(piece.device());
       copy_bytes({place, device, piece.data(), piece.device(), piece.bytes()}, source_stream, destination_stream);
       LOCKSTEP_EDGE(piece.storage()->record_use(source_stream));
       place += piece.bytes();

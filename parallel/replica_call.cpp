@@ -46,7 +46,7 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
 }
 
 template <class F>
-void with_streams(std::span<Stream* const> streams, F&& body) {
+void with_streams(std::span<detail::StreamBody* const> streams, F&& body) {
   if (streams.empty()) return body();
   LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *streams.front());
   with_streams(streams.subspan(1), body);
@@ -199,8 +199,8 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   }
 
   for (std::size_t i = 0; i < call->count_; ++i) {
-    Stream& stream = current_stream(call->replicas_[i].device);
-    if (&stream != &default_stream(call->replicas_[i].device)) LOCKSTEP_EDGE(call->streams_.push_back(&stream));
+    const Stream stream = current_stream(call->replicas_[i].device);
+    if (stream != default_stream(call->replicas_[i].device)) LOCKSTEP_EDGE(call->streams_.push_back(&stream.body()));
     check_answering({&call->replicas_[i].device, 1});
   }
   if (context.substitution) {

@@ -50,7 +50,7 @@ class LOCKSTEP_API ReplicaCall {
   ThreadContext context_;                       // of the caller
   std::uint64_t call_number_ = 0;               // of the caller's thread, for random numbers
   Reading::Held reading_;                       // what the caller reads, until the last replica has returned
-  std::vector<Stream*> streams_;                // the caller's streams that are not the default ones
+  std::vector<detail::StreamBody*> streams_;    // the caller's streams that are not the default ones
   std::unique_ptr<Substitution> substitution_;  // what the caller's scopes say: they may end before a late replica
   std::size_t count_;
   std::unique_ptr<Replica[]> replicas_;

@@ -63,7 +63,7 @@ thread_local Departures* current_departures = nullptr;
 Tensor send(const Tensor& piece, Device device, Departures& departures) {
   const Tensor whole = piece.contiguous();
   const Tensor copy = fresh(whole.shape(), whole.dtype(), device);
-  Stream &source_stream = current_stream(whole.device()), &destination_stream = current_stream(device);
+  const Stream source_stream = current_stream(whole.device()), destination_stream = current_stream(device);
   LOCKSTEP_EDGE(whole.storage()->record_use(source_stream));
   Event copied = start_copy({.destination = const_cast<void*>(copy.data()),
                              .destination_device = device,
@@ -87,7 +87,7 @@ Tensor send(const Tensor& piece, Device device, Departures& departures) {
 void Departures::wait_for_all() {
   while (!copies_.empty()) {
     const Copy& copy = copies_.back();
-    if (copy.stream->device().is_cpu())
+    if (copy.stream->device.is_cpu())
       LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
     else
       LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
@@ -213,7 +213,7 @@ std::vector<Tensor> scatter_tensor(const Tensor& source, std::span<const Device>
     node->output_count = static_cast<std::uint32_t>(pieces.size());
     for (std::uint32_t i = 0; i < node->output_count; ++i) attach(*node, pieces[i], i);
     // Its backward collects the gradients where the source is.
-    LOCKSTEP_EDGE(node->stream = &current_stream(source.device()));
+    LOCKSTEP_EDGE(node->stream = &current_stream(source.device()).body());
   }
   return pieces;
 }

@@ -25,8 +25,8 @@ class LOCKSTEP_API Departures {
     free_late();
   }
 
-  void add(Ref<Storage> storage, Stream& stream, Event copied) {
-    copies_.push_back({std::move(storage), &stream.lasting(), std::move(copied)});
+  void add(Ref<Storage> storage, const Stream& stream, Event copied) {
+    copies_.push_back({std::move(storage), &stream.body(), std::move(copied)});
   }
   // The streams wait; for plain memory the calling thread does, and throws what it is told then.
   void settle() {
@@ -48,7 +48,7 @@ class LOCKSTEP_API Departures {
  private:
   struct Copy {
     Ref<Storage> storage;
-    Stream* stream;  // of the storage's device
+    detail::StreamBody* stream;  // of the storage's device
     Event copied;
   };
   struct Late;

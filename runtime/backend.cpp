@@ -5,6 +5,11 @@
 
 namespace lockstep {
 
+StreamHandle Backend::adopt_stream(int index, void* /*native*/) {
+  throw NotSupported(cat("[Stream::foreign] expected a device whose streams other libraries make too, got ",
+                         lockstep::to_string(type()), ":", index));
+}
+
 Backend& backend(DeviceType type) {
   Backend* found = detail::device_table().backends[static_cast<int>(type)];
   if (!found) [[unlikely]] {

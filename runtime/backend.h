@@ -51,6 +51,9 @@ class LOCKSTEP_API Backend {
   // stream works again after that, for what is enqueued from then on; on others the device may be lost.
   virtual StreamHandle create_stream(int index) = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
+  // A stream of the vendor's that somebody else made and destroys: to be enqueued on as on the backend's own. Throws
+  // NotSupported where there is no such thing.
+  virtual StreamHandle adopt_stream(int index, void* native);
   virtual bool query_stream(StreamHandle stream) = 0;  // true when all enqueued work has finished
   virtual void* native_stream(StreamHandle stream) = 0;
 

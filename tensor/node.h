@@ -53,9 +53,9 @@ class LOCKSTEP_API Node : public RefCounted {
   bool is_owned() const { return owned_; }         // a leaf with an owner, who may give it other memory before backward
 
   std::uint32_t output_count = 1;
-  std::uint32_t numbering = 0;  // ThreadContext's when it was made
-  std::uint64_t sequence = 0;   // creation number in its thread: later nodes run first
-  Stream* stream = nullptr;     // of the forward operation; backward runs there too
+  std::uint32_t numbering = 0;           // ThreadContext's when it was made
+  std::uint64_t sequence = 0;            // creation number in its thread: later nodes run first
+  detail::StreamBody* stream = nullptr;  // of the forward operation; backward runs there too
 
   struct Hook {
     std::uint64_t id;

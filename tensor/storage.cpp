@@ -31,7 +31,7 @@ Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, Uni
   return storage;
 }
 
-void Storage::record_use(Stream& stream) {
+void Storage::record_use(const Stream& stream) {
   Storage* owner = this;
   while (owner->parent_) owner = owner->parent_.get();
   if (owner->block_) LOCKSTEP_EDGE(lockstep::record_use(owner->block_, stream));

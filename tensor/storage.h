@@ -15,21 +15,21 @@ namespace lockstep {
 // The streams with work on somebody else's memory, each once.
 class StreamUses {
  public:
-  explicit StreamUses(Stream& first) : streams_{&first.lasting()} {}
-  void add(Stream& stream) {
+  explicit StreamUses(const Stream& first) : streams_{&first.body()} {}
+  void add(const Stream& stream) {
     const std::lock_guard lock(mutex_);
-    for (const Stream* known : streams_)
-      if (*known == stream) return;
-    streams_.push_back(&stream.lasting());
+    for (const detail::StreamBody* known : streams_)
+      if (known == &stream.body()) return;
+    streams_.push_back(&stream.body());
   }
-  std::vector<Stream*> streams() {
+  std::vector<detail::StreamBody*> streams() {
     const std::lock_guard lock(mutex_);
     return streams_;
   }
 
  private:
   std::mutex mutex_;
-  std::vector<Stream*> streams_;
+  std::vector<detail::StreamBody*> streams_;
 };
 
 class LOCKSTEP_API Storage final : public RefCounted {
@@ -53,7 +53,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   void bump_version() { version_.fetch_add(1, std::memory_order_acq_rel); }
 
   // Work on `stream` uses the memory: it is reused only after that work.
-  void record_use(Stream& stream);
+  void record_use(const Stream& stream);
 
   static void destroy(Storage* storage) noexcept;
 

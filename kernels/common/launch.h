@@ -9,7 +9,7 @@ namespace lockstep::kernels::host {
 // Runs `kernel(args)` in the order of the stream: at once on a synchronous stream, else as a task that owns a copy of
 // the arguments.
 template <class Args, class Kernel>
-void launch(Stream& stream, const Args& args, Kernel kernel) {
+void launch(const Stream& stream, const Args& args, Kernel kernel) {
   if (stream.synchronous())
     kernel(args);
   else

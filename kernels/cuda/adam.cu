@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void run_adam(Stream& stream, const AdamArgs& args) {
+void run_adam(const Stream& stream, const AdamArgs& args) {
   using C = Compute<T>;
   const auto shared = functors::adam_constants<C>(args, 1);
   Filler<AdamTable<C>> filler(AdamArgs::kName);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void run_unscale(Stream& stream, const UnscaleArgs& args) {
+void run_unscale(const Stream& stream, const UnscaleArgs& args) {
   Filler<UnscaleTable> filler(UnscaleArgs::kName);
   const auto start = [&](const Grid& grid) {
     launch(stream, UnscaleArgs::kName, unscale_kernel<T>, grid, filler.table, static_cast<Compute<T>>(args.factor),
@@ -257,12 +257,12 @@ void run_unscale(Stream& stream, const UnscaleArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const AdamArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AdamArgs& args) {
   for (const AdamTensor& t : args.tensors) check_floating(AdamArgs::kName, t.parameter.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_adam<T>(stream, args); });
 }
 
-void Kernels::enqueue(Stream& stream, const UnscaleArgs& args) {
+void Kernels::enqueue(const Stream& stream, const UnscaleArgs& args) {
   for (const InOut& gradient : args.gradients) check_floating(UnscaleArgs::kName, gradient.view.dtype, stream);
   for_floating([&]<class T>(Type<T>) { run_unscale<T>(stream, args); });
 }

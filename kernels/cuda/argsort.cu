@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void run(Stream& stream, const ArgsortArgs& args) {
+void run(const Stream& stream, const ArgsortArgs& args) {
   constexpr const char* kOp = ArgsortArgs::kName;
   constexpr std::int64_t kShort = 1024;
   const Shape& shape = args.x.view.shape;
@@ -110,7 +110,7 @@ void run(Stream& stream, const ArgsortArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const ArgsortArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArgsortArgs& args) {
   dispatch(args.x.view.dtype, [&]<class T>(Type<T>) { run<T>(stream, args); });
 }
 

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const AttentionArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AttentionArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionArgs::kName, dtype, stream);
   check_head_size(args, stream);

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const AttentionGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AttentionGradArgs& args) {
   const DType dtype = args.q.view.dtype;
   constexpr const char* kName = AttentionGradArgs::kName;
   check_floating(kName, dtype, stream);

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void apply(Stream& stream, const char* op, const View& x, const T* dy, const Compute<T>* mean, T* out,
+void apply(const Stream& stream, const char* op, const View& x, const T* dy, const Compute<T>* mean, T* out,
            const Channels<T>& channels) {
   const std::int64_t count = element_count(x.shape), length = x.shape[2];
   if (count == 0) return;
@@ -138,7 +138,7 @@ Channels<T> take_channels(Scratch& scratch, std::int64_t count) {
 }
 
 template <class T>
-void forward(Stream& stream, const BatchNormArgs& a) {
+void forward(const Stream& stream, const BatchNormArgs& a) {
   const Shape& shape = a.x.view.shape;
   const std::int64_t channels = shape[1];
   if (channels == 0) return;
@@ -170,7 +170,7 @@ void forward(Stream& stream, const BatchNormArgs& a) {
 }
 
 template <class T>
-void backward(Stream& stream, const BatchNormGradArgs& a) {
+void backward(const Stream& stream, const BatchNormGradArgs& a) {
   const Shape& shape = a.x.view.shape;
   if (shape[1] == 0) return;
   const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
@@ -189,7 +189,7 @@ void backward(Stream& stream, const BatchNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const BatchNormArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BatchNormArgs& args) {
   check_floating(BatchNormArgs::kName, args.x.view.dtype, stream);
   LOCKSTEP_CHECK(args.training || (args.running_mean.view.present && args.running_var.view.present),
                  "[batch_norm] expected running statistics in evaluation, got none");
@@ -198,7 +198,7 @@ void Kernels::enqueue(Stream& stream, const BatchNormArgs& args) {
                  "[batch_norm] expected more than one value per channel in training, got shape ", shape);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
 }
-void Kernels::enqueue(Stream& stream, const BatchNormGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BatchNormGradArgs& args) {
   check_floating(BatchNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
 }

@@ -36,14 +36,14 @@ struct Binary {
 };
 
 template <class T, bool kPredicate>
-void run(Stream& stream, const BinaryArgs& args) {
+void run(const Stream& stream, const BinaryArgs& args) {
   elementwise(stream, BinaryArgs::kName, Binary<T, kPredicate>{args.op, functors::convert<Compute<T>>(args.alpha)},
               {&args.x.view, &args.y.view}, args.out.view);
 }
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const BinaryArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BinaryArgs& args) {
   const DType dtype = args.x.view.dtype;
   dispatch(dtype, [&]<class T>(Type<T>) {
     if (!functors::supports<Compute<T>>(args.op)) fail_dtype(BinaryArgs::kName, dtype, stream);

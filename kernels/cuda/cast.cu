@@ -35,7 +35,7 @@ struct Move {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const CastArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CastArgs& args) {
   const View& in = args.in.view;
   const View& out = args.out.view;
   if (in.dtype == out.dtype)
@@ -48,7 +48,7 @@ void Kernels::enqueue(Stream& stream, const CastArgs& args) {
   });
 }
 
-void logical_not(Stream& stream, const UnaryArgs& args) {
+void logical_not(const Stream& stream, const UnaryArgs& args) {
   dispatch(args.in.view.dtype, [&]<class From>(Type<From>) {
     elementwise(stream, UnaryArgs::kName, Cast<From, bool>{true}, {&args.in.view}, args.out.view);
   });

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class... Pointers>
-void run(Stream& stream, const char* op, const View& state, auto kernel, Pointers... pointers) {
+void run(const Stream& stream, const char* op, const View& state, auto kernel, Pointers... pointers) {
   const std::int64_t size = state.shape[1], count = state.shape[0] * size;
   if (count == 0) return;
   launch(stream, op, kernel, grid_for(stream, count), pointers..., count, size, Splitter(size, count));
@@ -105,28 +105,28 @@ void run(Stream& stream, const char* op, const View& state, auto kernel, Pointer
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const LstmCellArgs& a) {
+void Kernels::enqueue(const Stream& stream, const LstmCellArgs& a) {
   check_floating(LstmCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellArgs::kName, a.h.view, lstm_cell_kernel<T>, data<T>(a.gates), data<T>(a.c_before),
         data<T>(a.activated), data<T>(a.h), data<T>(a.c));
   });
 }
-void Kernels::enqueue(Stream& stream, const LstmCellGradArgs& a) {
+void Kernels::enqueue(const Stream& stream, const LstmCellGradArgs& a) {
   check_floating(LstmCellGradArgs::kName, a.c.view.dtype, stream);
   dispatch_floating(a.c.view.dtype, [&]<class T>(Type<T>) {
     run(stream, LstmCellGradArgs::kName, a.c.view, lstm_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.dc),
         data<T>(a.activated), data<T>(a.c_before), data<T>(a.c), data<T>(a.dgates), data<T>(a.dc_before));
   });
 }
-void Kernels::enqueue(Stream& stream, const GruCellArgs& a) {
+void Kernels::enqueue(const Stream& stream, const GruCellArgs& a) {
   check_floating(GruCellArgs::kName, a.h.view.dtype, stream);
   dispatch_floating(a.h.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellArgs::kName, a.h.view, gru_cell_kernel<T>, data<T>(a.input), data<T>(a.hidden),
         data<T>(a.h_before), data<T>(a.activated), data<T>(a.h));
   });
 }
-void Kernels::enqueue(Stream& stream, const GruCellGradArgs& a) {
+void Kernels::enqueue(const Stream& stream, const GruCellGradArgs& a) {
   check_floating(GruCellGradArgs::kName, a.dh.view.dtype, stream);
   dispatch_floating(a.dh.view.dtype, [&]<class T>(Type<T>) {
     run(stream, GruCellGradArgs::kName, a.dh.view, gru_cell_grad_kernel<T>, data<T>(a.dh), data<T>(a.activated),

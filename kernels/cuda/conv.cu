@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void image_to_columns(Stream& stream, const char* op, const ConvSizes& s, const T* x, T* columns, const Chunk& chunk) {
+void image_to_columns(const Stream& stream, const char* op, const ConvSizes& s, const T* x, T* columns,
+                      const Chunk& chunk) {
   const std::int64_t count = s.channels * chunk.columns();
   dispatch_size(dtype_of<T>(), [&]<class Bits>(Type<Bits>) {
     launch(stream, op, image_to_columns_kernel<Bits>, grid_for(stream, count), reinterpret_cast<const Bits*>(x),
@@ -96,7 +97,8 @@ void image_to_columns(Stream& stream, const char* op, const ConvSizes& s, const 
 }
 
 template <class T>
-void finish(Stream& stream, const ConvSizes& s, const Compute<T>* product, const T* bias, T* y, const Chunk& chunk) {
+void finish(const Stream& stream, const ConvSizes& s, const Compute<T>* product, const T* bias, T* y,
+            const Chunk& chunk) {
   const std::int64_t count = s.outputs * chunk.columns();
   launch(stream, Conv2dArgs::kName, finish_kernel<T>, grid_for(stream, count), product, bias, y, count, s.outputs,
          s.out_plane(), chunk, Splitter(chunk.width, count), Splitter(s.outputs, count));
@@ -104,7 +106,7 @@ void finish(Stream& stream, const ConvSizes& s, const Compute<T>* product, const
 
 // dy of a chunk as [outputs][images][width]: a copy unless it is one image.
 template <class T>
-GemmMatrix gradient_rows(Stream& stream, const ConvSizes& s, const View& dy, const Chunk& chunk, T* memory) {
+GemmMatrix gradient_rows(const Stream& stream, const ConvSizes& s, const View& dy, const Chunk& chunk, T* memory) {
   T* from = static_cast<T*>(dy.data) + chunk.first * s.outputs * s.out_plane() + chunk.begin;
   const std::int64_t width = chunk.columns();
   if (chunk.images == 1) return {from, s.group_outputs, width, s.out_plane(), 1, s.group_outputs * s.out_plane()};
@@ -125,7 +127,7 @@ GemmMatrix weights(const ConvSizes& s, const In& w) {
 
 // Products of planes as they are, batch by batch: for windows of one element.
 template <class T>
-void pointwise(Stream& stream, const char* op, const ConvSizes& s, const GemmMatrix& w, const T* from, T* to,
+void pointwise(const Stream& stream, const char* op, const ConvSizes& s, const GemmMatrix& w, const T* from, T* to,
                std::int64_t from_channels, std::int64_t to_channels, double beta) {
   const std::int64_t plane = s.plane();
   for (std::int64_t g = 0; g < s.groups; ++g) {
@@ -141,7 +143,7 @@ void pointwise(Stream& stream, const char* op, const ConvSizes& s, const GemmMat
 // The bias is no epilogue of the product: that adds one element per column of a row-major result, and here each row is
 // an output channel. The bias is there first, for the product to be added, or joins where the product is moved anyway.
 template <class T>
-void forward(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
+void forward(const Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
   using C = Compute<T>;
   const T* bias = args.bias.view.present ? data<T>(args.bias) : nullptr;
   T* y = data<T>(args.y);
@@ -185,7 +187,7 @@ void forward(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
 }
 
 template <class T>
-void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
+void grad_input(const Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
   using C = Compute<T>;
   const char* op = Conv2dGradInputArgs::kName;
   T* dx = data<T>(args.dx);
@@ -247,7 +249,7 @@ void grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes
 }
 
 template <class T>
-void grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
+void grad_weight(const Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
   using C = Compute<T>;
   const char* op = Conv2dGradWeightArgs::kName;
   Scratch scratch(stream);
@@ -279,11 +281,11 @@ void grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSiz
   Kernels::enqueue(stream, CastArgs{.in = {from}, .out = args.dw});
 }
 
-void fill_zero(Stream& stream, const Out& out) { Kernels::enqueue(stream, FillArgs{.out = out, .value = 0}); }
+void fill_zero(const Stream& stream, const Out& out) { Kernels::enqueue(stream, FillArgs{.out = out, .value = 0}); }
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const Conv2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
   const ConvSizes s(args.x.view.shape, args.y.view.shape, args.window, args.groups);
   if (element_count(args.y.view.shape) == 0) return;
@@ -291,7 +293,7 @@ void Kernels::enqueue(Stream& stream, const Conv2dArgs& args) {
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args, s); });
 }
 
-void Kernels::enqueue(Stream& stream, const Conv2dGradInputArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {
   check_floating(Conv2dGradInputArgs::kName, args.dy.view.dtype, stream);
   const ConvSizes s(args.dx.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dx.view.shape) == 0) return;
@@ -301,7 +303,7 @@ void Kernels::enqueue(Stream& stream, const Conv2dGradInputArgs& args) {
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) { grad_input<T>(stream, args, s); });
 }
 
-void Kernels::enqueue(Stream& stream, const Conv2dGradWeightArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dGradWeightArgs& args) {
   check_floating(Conv2dGradWeightArgs::kName, args.dy.view.dtype, stream);
   const ConvSizes s(args.x.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dw.view.shape) == 0) return;

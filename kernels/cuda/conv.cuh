@@ -51,8 +51,8 @@ inline bool is_depthwise(const ConvSizes& s) { return s.groups > 1 && s.group_ch
 // How much scratch memory the columns of a convolution may take. Tests lower it, to see images cut.
 inline std::int64_t columns_bytes = std::int64_t{64} << 20;
 
-void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& sizes);
-void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& sizes);
-void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& sizes);
+void depthwise(const Stream& stream, const Conv2dArgs& args, const ConvSizes& sizes);
+void depthwise_grad_input(const Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& sizes);
+void depthwise_grad_weight(const Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& sizes);
 
 }  // namespace lockstep::kernels::cuda

@@ -61,14 +61,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const WhereArgs& args) {
+void Kernels::enqueue(const Stream& stream, const WhereArgs& args) {
   dispatch_size(args.out.view.dtype, [&]<class T>(Type<T>) {
     elementwise(stream, WhereArgs::kName, Where<T>{}, {&args.condition.view, &args.x.view, &args.y.view},
                 args.out.view);
   });
 }
 
-void Kernels::enqueue(Stream& stream, const FillArgs& args) {
+void Kernels::enqueue(const Stream& stream, const FillArgs& args) {
   const View& out = args.out.view;
   const Offsets<1> offsets = make_offsets<1>(out.shape, {&out});
   if (offsets.count == 0) return;
@@ -91,7 +91,7 @@ void Kernels::enqueue(Stream& stream, const FillArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const ArangeArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArangeArgs& args) {
   const View& out = args.out.view;
   if (out.dtype == DType::boolean) [[unlikely]]
     fail_dtype(ArangeArgs::kName, DType::boolean, stream);

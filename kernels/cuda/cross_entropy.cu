@@ -102,7 +102,7 @@ const T* or_null(const In& in) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const CrossEntropyArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CrossEntropyArgs& args) {
   check_floating(CrossEntropyArgs::kName, args.x.view.dtype, stream);
   const Lines lines(args.x.view.shape);
   if (lines.count == 0) return;
@@ -113,7 +113,7 @@ void Kernels::enqueue(Stream& stream, const CrossEntropyArgs& args) {
            data<C>(args.log_sum), lines, options_of(args, stream));
   });
 }
-void Kernels::enqueue(Stream& stream, const CrossEntropyGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CrossEntropyGradArgs& args) {
   check_floating(CrossEntropyGradArgs::kName, args.x.view.dtype, stream);
   const Lines lines(args.x.view.shape);
   if (lines.count == 0 || lines.size == 0) return;

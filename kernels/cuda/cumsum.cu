@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) before_kernel(A* sums, std::int64_t 
 }
 
 template <class T>
-void run(Stream& stream, const CumsumArgs& args) {
+void run(const Stream& stream, const CumsumArgs& args) {
   using A = Sum<T>;
   if (element_count(args.x.view.shape) == 0) return;
   const Lines lines(args.x.view.shape);
@@ -98,7 +98,7 @@ void run(Stream& stream, const CumsumArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const CumsumArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CumsumArgs& args) {
   const DType dtype = args.x.view.dtype;
   if (dtype == DType::i64) return run<std::int64_t>(stream, args);
   check_floating(CumsumArgs::kName, dtype, stream);

@@ -71,7 +71,7 @@ struct DepthwiseGradWeight {
 
 }  // namespace
 
-void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
+void depthwise(const Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
   const std::int64_t count = s.batch * s.outputs * s.out_plane();
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dArgs::kName, depthwise_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.w),
@@ -80,7 +80,7 @@ void depthwise(Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
   });
 }
 
-void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
+void depthwise_grad_input(const Stream& stream, const Conv2dGradInputArgs& args, const ConvSizes& s) {
   const std::int64_t count = s.batch * s.channels * s.plane();
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count),
@@ -89,7 +89,7 @@ void depthwise_grad_input(Stream& stream, const Conv2dGradInputArgs& args, const
   });
 }
 
-void depthwise_grad_weight(Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
+void depthwise_grad_weight(const Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
   FoldShape shape;
   shape.results = s.outputs * s.window.kernel[0] * s.window.kernel[1];
   shape.elements = s.batch * s.out_plane();

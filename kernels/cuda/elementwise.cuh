@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Operation>
-void elementwise(Stream& stream, const char* op, const Operation& operation,
+void elementwise(const Stream& stream, const char* op, const Operation& operation,
                  const std::array<const View*, Operation::kInputs>& in, const View& out) {
   constexpr int N = Operation::kInputs;
   std::array<const View*, N + 1> all{&out};

@@ -112,7 +112,7 @@ void create_handle(Engine& engine, Device device, const char* op) {
 
 class Workspace {
  public:
-  Workspace(Stream& stream, std::size_t bytes) : block_(bytes > 0 ? allocate(stream, bytes) : nullptr) {}
+  Workspace(const Stream& stream, std::size_t bytes) : block_(bytes > 0 ? allocate(stream, bytes) : nullptr) {}
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace() {
@@ -195,7 +195,7 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   return plan;
 }
 
-void multiply(Stream& stream, const char* op, const Problem& p) {
+void multiply(const Stream& stream, const char* op, const Problem& p) {
   const Device device = stream.device();
   const Gemm& g = p.gemm;
   Engine& engine = engine_of(device);
@@ -269,7 +269,7 @@ bool can_add_bias(const Gemm& g) {
          (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
 }
 
-void gemm(Stream& stream, const char* op, const Gemm& whole) {
+void gemm(const Stream& stream, const char* op, const Gemm& whole) {
   const lockstep::cuda::CurrentDevice current(stream.device());
   // More batches than a grid has in its third dimension go in several calls.
   constexpr std::int64_t kMostBatches = 65535;

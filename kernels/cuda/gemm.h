@@ -37,7 +37,7 @@ bool can_activate(const Gemm& gemm);
 
 // c = activation(alpha * a @ b + beta * c + bias); with beta 0 c is not read. Matrices have unit strides, no size is 0.
 // Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1.
-void gemm(Stream& stream, const char* op, const Gemm& gemm);
+void gemm(const Stream& stream, const char* op, const Gemm& gemm);
 
 // The handle of the device and its largest workspace. Nothing without cuBLASLt: the first product says what is missing.
 void prepare_gemm(Device device);

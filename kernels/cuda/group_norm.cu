@@ -119,7 +119,7 @@ T* or_null(const View& view) {
 }
 
 template <class T>
-void forward(Stream& stream, const GroupNormArgs& a) {
+void forward(const Stream& stream, const GroupNormArgs& a) {
   using C = Compute<T>;
   const Shape& shape = a.x.view.shape;
   if (element_count(shape) == 0) return;
@@ -130,7 +130,7 @@ void forward(Stream& stream, const GroupNormArgs& a) {
 }
 
 template <class T>
-void backward(Stream& stream, const GroupNormGradArgs& a) {
+void backward(const Stream& stream, const GroupNormGradArgs& a) {
   using C = Compute<T>;
   const Shape& shape = a.x.view.shape;
   if (element_count(shape) > 0) {
@@ -151,11 +151,11 @@ void backward(Stream& stream, const GroupNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const GroupNormArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
 }
-void Kernels::enqueue(Stream& stream, const GroupNormGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
 }

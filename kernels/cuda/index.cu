@@ -121,7 +121,7 @@ View spread(const View& index, const Shape& shape, int dim) {
   return v;
 }
 
-void gather_views(Stream& stream, const char* op, const View& in, const View& index, const View& out,
+void gather_views(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
                   const Target& target, int dim) {
   const View rest = without(in, dim, out.shape);
   const Offsets<3> offsets = make_offsets<3>(out.shape, {&out, &index, &rest});
@@ -133,8 +133,8 @@ void gather_views(Stream& stream, const char* op, const View& in, const View& in
 }
 
 template <class T>
-void add_lines(Stream& stream, const char* op, const View& in, const View& index, const View& out, const Target& target,
-               int dim) {
+void add_lines(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
+               const Target& target, int dim) {
   Shape lines = in.shape;
   const std::int64_t size = lines[dim];
   lines[dim] = 1;
@@ -146,7 +146,7 @@ void add_lines(Stream& stream, const char* op, const View& in, const View& index
 
 // An entry is one element, or a slice.
 template <class T>
-void add_sorted(Stream& stream, const char* op, const View& in, const View& index, const View& out,
+void add_sorted(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
                 const Target& target, std::int64_t limit, std::int64_t step, const Offsets<2>& key_offsets,
                 const Offsets<1>& entries, const Offsets<2>& slices) {
   Scratch scratch(stream);
@@ -177,18 +177,18 @@ void dispatch_addable(DType dtype, F&& f) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const GatherArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GatherArgs& args) {
   gather_views(stream, GatherArgs::kName, args.in.view, args.index.view, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_gather, stream), args.dim);
 }
 
-void Kernels::enqueue(Stream& stream, const IndexSelectArgs& args) {
+void Kernels::enqueue(const Stream& stream, const IndexSelectArgs& args) {
   const View index = spread(args.index.view, args.out.view.shape, args.dim);
   gather_views(stream, IndexSelectArgs::kName, args.in.view, index, args.out.view,
                target_of(args.in.view, args.dim, lockstep::cuda::report_index_select, stream), args.dim);
 }
 
-void Kernels::enqueue(Stream& stream, const ScatterAddArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ScatterAddArgs& args) {
   check_addable(args, stream);
   const View& index = args.index.view;
   const View& out = args.out.view;
@@ -208,7 +208,7 @@ void Kernels::enqueue(Stream& stream, const ScatterAddArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const IndexAddArgs& args) {
+void Kernels::enqueue(const Stream& stream, const IndexAddArgs& args) {
   check_addable(args, stream);
   const View& in = args.in.view;
   const View& out = args.out.view;

@@ -10,54 +10,54 @@ namespace lockstep::kernels::cuda {
 struct Kernels {
   using Absent = ArgsList<>;
 
-  static void enqueue(Stream& stream, const UnaryArgs& args);
-  static void enqueue(Stream& stream, const BinaryArgs& args);
-  static void enqueue(Stream& stream, const WhereArgs& args);
-  static void enqueue(Stream& stream, const CastArgs& args);
-  static void enqueue(Stream& stream, const FillArgs& args);
-  static void enqueue(Stream& stream, const ArangeArgs& args);
-  static void enqueue(Stream& stream, const ReduceArgs& args);
-  static void enqueue(Stream& stream, const ArgReduceArgs& args);
-  static void enqueue(Stream& stream, const MatmulArgs& args);
-  static void enqueue(Stream& stream, const Conv2dArgs& args);
-  static void enqueue(Stream& stream, const Conv2dGradInputArgs& args);
-  static void enqueue(Stream& stream, const Conv2dGradWeightArgs& args);
-  static void enqueue(Stream& stream, const MaxPool2dArgs& args);
-  static void enqueue(Stream& stream, const MaxUnpool2dArgs& args);
-  static void enqueue(Stream& stream, const AvgPool2dArgs& args);
-  static void enqueue(Stream& stream, const AvgPool2dGradArgs& args);
-  static void enqueue(Stream& stream, const BatchNormArgs& args);
-  static void enqueue(Stream& stream, const BatchNormGradArgs& args);
-  static void enqueue(Stream& stream, const SoftmaxArgs& args);
-  static void enqueue(Stream& stream, const SoftmaxGradArgs& args);
-  static void enqueue(Stream& stream, const GroupNormArgs& args);
-  static void enqueue(Stream& stream, const GroupNormGradArgs& args);
-  static void enqueue(Stream& stream, const Resample2dArgs& args);
-  static void enqueue(Stream& stream, const CrossEntropyArgs& args);
-  static void enqueue(Stream& stream, const CrossEntropyGradArgs& args);
-  static void enqueue(Stream& stream, const CumsumArgs& args);
-  static void enqueue(Stream& stream, const ArgsortArgs& args);
-  static void enqueue(Stream& stream, const AttentionArgs& args);
-  static void enqueue(Stream& stream, const AttentionGradArgs& args);
-  static void enqueue(Stream& stream, const LstmCellArgs& args);
-  static void enqueue(Stream& stream, const LstmCellGradArgs& args);
-  static void enqueue(Stream& stream, const GruCellArgs& args);
-  static void enqueue(Stream& stream, const GruCellGradArgs& args);
-  static void enqueue(Stream& stream, const GatherArgs& args);
-  static void enqueue(Stream& stream, const ScatterAddArgs& args);
-  static void enqueue(Stream& stream, const IndexSelectArgs& args);
-  static void enqueue(Stream& stream, const IndexAddArgs& args);
-  static void enqueue(Stream& stream, const RandomArgs& args);
-  static void enqueue(Stream& stream, const SgdArgs& args);
-  static void enqueue(Stream& stream, const AdamArgs& args);
-  static void enqueue(Stream& stream, const UnscaleArgs& args);
+  static void enqueue(const Stream& stream, const UnaryArgs& args);
+  static void enqueue(const Stream& stream, const BinaryArgs& args);
+  static void enqueue(const Stream& stream, const WhereArgs& args);
+  static void enqueue(const Stream& stream, const CastArgs& args);
+  static void enqueue(const Stream& stream, const FillArgs& args);
+  static void enqueue(const Stream& stream, const ArangeArgs& args);
+  static void enqueue(const Stream& stream, const ReduceArgs& args);
+  static void enqueue(const Stream& stream, const ArgReduceArgs& args);
+  static void enqueue(const Stream& stream, const MatmulArgs& args);
+  static void enqueue(const Stream& stream, const Conv2dArgs& args);
+  static void enqueue(const Stream& stream, const Conv2dGradInputArgs& args);
+  static void enqueue(const Stream& stream, const Conv2dGradWeightArgs& args);
+  static void enqueue(const Stream& stream, const MaxPool2dArgs& args);
+  static void enqueue(const Stream& stream, const MaxUnpool2dArgs& args);
+  static void enqueue(const Stream& stream, const AvgPool2dArgs& args);
+  static void enqueue(const Stream& stream, const AvgPool2dGradArgs& args);
+  static void enqueue(const Stream& stream, const BatchNormArgs& args);
+  static void enqueue(const Stream& stream, const BatchNormGradArgs& args);
+  static void enqueue(const Stream& stream, const SoftmaxArgs& args);
+  static void enqueue(const Stream& stream, const SoftmaxGradArgs& args);
+  static void enqueue(const Stream& stream, const GroupNormArgs& args);
+  static void enqueue(const Stream& stream, const GroupNormGradArgs& args);
+  static void enqueue(const Stream& stream, const Resample2dArgs& args);
+  static void enqueue(const Stream& stream, const CrossEntropyArgs& args);
+  static void enqueue(const Stream& stream, const CrossEntropyGradArgs& args);
+  static void enqueue(const Stream& stream, const CumsumArgs& args);
+  static void enqueue(const Stream& stream, const ArgsortArgs& args);
+  static void enqueue(const Stream& stream, const AttentionArgs& args);
+  static void enqueue(const Stream& stream, const AttentionGradArgs& args);
+  static void enqueue(const Stream& stream, const LstmCellArgs& args);
+  static void enqueue(const Stream& stream, const LstmCellGradArgs& args);
+  static void enqueue(const Stream& stream, const GruCellArgs& args);
+  static void enqueue(const Stream& stream, const GruCellGradArgs& args);
+  static void enqueue(const Stream& stream, const GatherArgs& args);
+  static void enqueue(const Stream& stream, const ScatterAddArgs& args);
+  static void enqueue(const Stream& stream, const IndexSelectArgs& args);
+  static void enqueue(const Stream& stream, const IndexAddArgs& args);
+  static void enqueue(const Stream& stream, const RandomArgs& args);
+  static void enqueue(const Stream& stream, const SgdArgs& args);
+  static void enqueue(const Stream& stream, const AdamArgs& args);
+  static void enqueue(const Stream& stream, const UnscaleArgs& args);
 };
 
 // Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
 void prepare(Device device);
 
 // Part of UnaryArgs, in the file of casts: its result is a boolean.
-void logical_not(Stream& stream, const UnaryArgs& args);
+void logical_not(const Stream& stream, const UnaryArgs& args);
 
 // The kernels of each file, for prepare().
 class KernelList;

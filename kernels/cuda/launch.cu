@@ -21,7 +21,7 @@ bool fits(const Grid& g) {
 
 }  // namespace
 
-void launch(Stream& stream, const char* op, const void* kernel, const Grid& grid, void** parameters) {
+void launch(const Stream& stream, const char* op, const void* kernel, const Grid& grid, void** parameters) {
   const Device device = stream.device();
   if (!fits(grid)) [[unlikely]]
     fail_grid(op, device, grid);

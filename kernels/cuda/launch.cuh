@@ -10,12 +10,13 @@
 namespace lockstep::kernels::cuda {
 
 namespace detail {
-void launch(Stream& stream, const char* op, const void* kernel, const Grid& grid, void** parameters);
+void launch(const Stream& stream, const char* op, const void* kernel, const Grid& grid, void** parameters);
 }
 
 // Enqueues `kernel` on `stream`. Throws DeviceError, naming `op`, when the launch fails.
 template <class... Parameters, class... Args>
-void launch(Stream& stream, const char* op, void (*kernel)(Parameters...), const Grid& grid, const Args&... args) {
+void launch(const Stream& stream, const char* op, void (*kernel)(Parameters...), const Grid& grid,
+            const Args&... args) {
   static_assert(sizeof...(Parameters) == sizeof...(Args));
   // Of the kernel's types: the launch copies as many bytes as the kernel declares.
   std::tuple<std::remove_const_t<Parameters>...> values(static_cast<std::remove_const_t<Parameters>>(args)...);

@@ -42,7 +42,7 @@ inline bool aligned_for(const void* data, DType dtype, int elements) {
 // Device memory for the work that is enqueued on `stream` while this object lives.
 class Scratch {
  public:
-  explicit Scratch(Stream& stream) : stream_(stream) {}
+  explicit Scratch(const Stream& stream) : stream_(stream) {}
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() {
@@ -61,7 +61,7 @@ class Scratch {
 
  private:
   static constexpr int kMost = 12;
-  Stream& stream_;
+  Stream stream_;
   MemoryBlock* blocks_[kMost];
   int count_ = 0;
 };

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-void scale(Stream& stream, const View& out, const View& bias, double beta) {
+void scale(const Stream& stream, const View& out, const View& bias, double beta) {
   View repeated = out;
   repeated.strides = Dims::filled(3, 0);
   if (bias.present) repeated.strides[2] = bias.strides[0];
@@ -30,7 +30,7 @@ void scale(Stream& stream, const View& out, const View& bias, double beta) {
   });
 }
 
-void activate(Stream& stream, const View& out, Activation activation) {
+void activate(const Stream& stream, const View& out, Activation activation) {
   if (activation == Activation::none) return;
   Kernels::enqueue(stream, UnaryArgs{.op = functors::unary_op(activation), .in = {out}, .out = {out}});
 }
@@ -50,11 +50,11 @@ View packed(const View& v, Scratch& scratch) {
   copy.data = scratch.take_bytes(static_cast<std::size_t>(element_count(shape)) * size_of(v.dtype));
   return copy;
 }
-void copy(Stream& stream, View from, View to) {
+void copy(const Stream& stream, View from, View to) {
   if (to.strides[0] == 0) from.shape[0] = to.shape[0] = 1;
   Kernels::enqueue(stream, CastArgs{.in = {from}, .out = {to}});
 }
-View usable(Stream& stream, const View& v, Scratch& scratch) {
+View usable(const Stream& stream, const View& v, Scratch& scratch) {
   if (has_unit_stride(matrix_of(v))) return v;
   const View copied = packed(v, scratch);
   copy(stream, v, copied);
@@ -63,7 +63,7 @@ View usable(Stream& stream, const View& v, Scratch& scratch) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const MatmulArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MatmulArgs& args) {
   const DType dtype = args.out.view.dtype;
   check_floating(MatmulArgs::kName, dtype, stream);
   const View& out = args.out.view;

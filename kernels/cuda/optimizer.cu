@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) sgd_kernel(const Table table, const 
 }
 
 template <class T>
-void run(Stream& stream, const SgdArgs& args) {
+void run(const Stream& stream, const SgdArgs& args) {
   using C = Compute<T>;
   const Settings<C> settings{static_cast<C>(args.learning_rate),
                              static_cast<C>(args.weight_decay),
@@ -127,7 +127,7 @@ void run(Stream& stream, const SgdArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const SgdArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SgdArgs& args) {
   for (const SgdTensor& t : args.tensors) check_floating(SgdArgs::kName, t.parameter.view.dtype, stream);
   for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
     for (const SgdTensor& t : args.tensors) {

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const MaxPool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MaxPool2dArgs& args) {
   check_floating(MaxPool2dArgs::kName, args.x.view.dtype, stream);
   const Shape& y = args.y.view.shape;
   const std::int64_t count = element_count(y);
@@ -182,7 +182,7 @@ void Kernels::enqueue(Stream& stream, const MaxPool2dArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const AvgPool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AvgPool2dArgs& args) {
   check_floating(AvgPool2dArgs::kName, args.x.view.dtype, stream);
   const Shape& y = args.y.view.shape;
   const std::int64_t count = element_count(y);
@@ -194,7 +194,7 @@ void Kernels::enqueue(Stream& stream, const AvgPool2dArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const AvgPool2dGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AvgPool2dGradArgs& args) {
   check_floating(AvgPool2dGradArgs::kName, args.dy.view.dtype, stream);
   const Shape& dx = args.dx.view.shape;
   const std::int64_t count = element_count(dx);
@@ -206,7 +206,7 @@ void Kernels::enqueue(Stream& stream, const AvgPool2dGradArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const MaxUnpool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MaxUnpool2dArgs& args) {
   check_floating(MaxUnpool2dArgs::kName, args.in.view.dtype, stream);
   const Shape& in = args.in.view.shape;
   const Shape& out = args.out.view.shape;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) random_kernel(T* out, std::int64_t c
 }
 
 template <RandomKind kKind, class T>
-void run(Stream& stream, const RandomArgs& args, const Numbers& numbers) {
+void run(const Stream& stream, const RandomArgs& args, const Numbers& numbers) {
   const std::int64_t count = element_count(args.out.view.shape);
   if (count == 0) return;
   const std::int64_t blocks = (count + kPerBlock<kKind, T> - 1) / kPerBlock<kKind, T>;
@@ -85,7 +85,7 @@ void run(Stream& stream, const RandomArgs& args, const Numbers& numbers) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
+void Kernels::enqueue(const Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   Numbers numbers{args.key, args.stream, args.a, args.b, 0, 0, 0};
   switch (args.kind) {
@@ -104,6 +104,8 @@ void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
       numbers.low = static_cast<std::int64_t>(args.a);
       numbers.range = static_cast<std::uint64_t>(static_cast<std::int64_t>(args.b) - numbers.low);
       return dispatch(dtype, [&]<class T>(Type<T>) { run<RandomKind::integer, T>(stream, args, numbers); });
+    case RandomKind::count:
+      break;
   }
 }
 

@@ -104,7 +104,7 @@ FoldShape make_shape(const View& in, const View& out, bool* lanes_adjacent) {
 }
 
 template <class T, Join kJoin>
-void run(Stream& stream, const ReduceArgs& args) {
+void run(const Stream& stream, const ReduceArgs& args) {
   bool lanes_adjacent;
   const FoldShape shape = make_shape(args.in.view, args.out.view, &lanes_adjacent);
   const Reduce<T, kJoin> operation{data<T>(args.in), data<T>(args.out), args.op == ReduceOp::mean, shape.elements};
@@ -113,7 +113,7 @@ void run(Stream& stream, const ReduceArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const ReduceArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ReduceArgs& args) {
   const View& in = args.in.view;
   const ReduceOp op = args.op;
   const bool logical = op == ReduceOp::any || op == ReduceOp::all, extreme = op == ReduceOp::max || op == ReduceOp::min;
@@ -138,7 +138,7 @@ void Kernels::enqueue(Stream& stream, const ReduceArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const ArgReduceArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArgReduceArgs& args) {
   const View& in = args.in.view;
   LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
                  "[arg_reduce] expected at least one element, got shape ", in.shape);

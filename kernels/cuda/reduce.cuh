@@ -110,7 +110,7 @@ inline void plan_fold(FoldShape& s, bool lanes_adjacent) {
 }
 
 template <class Operation>
-void fold(Stream& stream, const char* op, const Operation& operation, FoldShape shape, bool lanes_adjacent) {
+void fold(const Stream& stream, const char* op, const Operation& operation, FoldShape shape, bool lanes_adjacent) {
   using A = typename Operation::Accumulator;
   if (shape.results == 0) return;
   plan_fold(shape, lanes_adjacent);

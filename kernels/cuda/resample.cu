@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const Resample2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Resample2dArgs& args) {
   check_floating(Resample2dArgs::kName, args.x.view.dtype, stream);
   const std::int64_t count = element_count(args.y.view.shape);
   if (count == 0) return;

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class... Pointers>
-void run(Stream& stream, const char* op, const Shape& shape, bool log, auto kernel, Pointers... pointers) {
+void run(const Stream& stream, const char* op, const Shape& shape, bool log, auto kernel, Pointers... pointers) {
   if (element_count(shape) == 0) return;
   const Lines lines(shape);
   launch(stream, op, kernel, lines.grid(sizeof(double)), pointers..., lines, log);
@@ -62,13 +62,13 @@ void run(Stream& stream, const char* op, const Shape& shape, bool log, auto kern
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const SoftmaxArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SoftmaxArgs& args) {
   check_floating(SoftmaxArgs::kName, args.x.view.dtype, stream);
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     run(stream, SoftmaxArgs::kName, args.x.view.shape, args.log, softmax_kernel<T>, data<T>(args.x), data<T>(args.y));
   });
 }
-void Kernels::enqueue(Stream& stream, const SoftmaxGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SoftmaxGradArgs& args) {
   check_floating(SoftmaxGradArgs::kName, args.y.view.dtype, stream);
   dispatch_floating(args.y.view.dtype, [&]<class T>(Type<T>) {
     run(stream, SoftmaxGradArgs::kName, args.y.view.shape, args.log, softmax_grad_kernel<T>, data<T>(args.dy),

@@ -114,13 +114,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Sorted sort_keys(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
+Sorted sort_keys(const Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
                  Scratch& scratch) {
   const auto largest = static_cast<std::uint64_t>(limit > 0 ? limit - 1 : 0);
   return sort_bits(stream, op, keys, count, std::max(1, static_cast<int>(std::bit_width(largest))), scratch);
 }
 
-Sorted sort_bits(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, int bits, Scratch& scratch) {
+Sorted sort_bits(const Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, int bits,
+                 Scratch& scratch) {
   constexpr std::int64_t kFew = 2048;
   Sorted a{scratch.take<std::int64_t>(count), scratch.take<std::int64_t>(count)};
   if (count <= kFew) {

@@ -11,9 +11,10 @@ struct Sorted {
 };
 
 // Sorts keys[0 … count), which lie in [0, limit) and are overwritten. The result lives as long as `scratch`.
-Sorted sort_keys(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
+Sorted sort_keys(const Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, std::int64_t limit,
                  Scratch& scratch);
 // The same for keys that are unsigned numbers of so many bits, up to 64.
-Sorted sort_bits(Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, int bits, Scratch& scratch);
+Sorted sort_bits(const Stream& stream, const char* op, std::int64_t* keys, std::int64_t count, int bits,
+                 Scratch& scratch);
 
 }  // namespace lockstep::kernels::cuda

@@ -32,7 +32,7 @@ struct Unary {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const UnaryArgs& args) {
+void Kernels::enqueue(const Stream& stream, const UnaryArgs& args) {
   const DType dtype = args.in.view.dtype;
   if (args.op == UnaryOp::logical_not) return logical_not(stream, args);
   dispatch(dtype, [&]<class T>(Type<T>) {

@@ -288,12 +288,12 @@ void backward(const AttentionGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const AttentionArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AttentionArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionArgs::kName, dtype, stream);
   dispatch_compute(dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const AttentionGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AttentionGradArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionGradArgs::kName, dtype, stream);
   dispatch_compute(dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });

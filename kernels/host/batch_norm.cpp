@@ -145,7 +145,7 @@ void backward(const BatchNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const BatchNormArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BatchNormArgs& args) {
   check_floating(BatchNormArgs::kName, args.x.view.dtype, stream);
   LOCKSTEP_CHECK(args.training || (args.running_mean.view.present && args.running_var.view.present),
                  "[batch_norm] expected running statistics in evaluation, got none");
@@ -154,7 +154,7 @@ void Kernels::enqueue(Stream& stream, const BatchNormArgs& args) {
                  "[batch_norm] expected more than one value per channel in training, got shape ", shape);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const BatchNormGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BatchNormGradArgs& args) {
   check_floating(BatchNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

@@ -40,7 +40,7 @@ Loop<2> find_loop(BinaryOp op, DType dtype) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const BinaryArgs& args) {
+void Kernels::enqueue(const Stream& stream, const BinaryArgs& args) {
   const Loop<2> loop = find_loop(args.op, args.x.view.dtype);
   if (!loop) [[unlikely]]
     fail_dtype(BinaryArgs::kName, args.x.view.dtype, stream);

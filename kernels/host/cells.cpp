@@ -112,19 +112,19 @@ void gru_backward(const GruCellGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const LstmCellArgs& args) {
+void Kernels::enqueue(const Stream& stream, const LstmCellArgs& args) {
   check_floating(LstmCellArgs::kName, args.gates.view.dtype, stream);
   dispatch_compute(args.gates.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, lstm_forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const LstmCellGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const LstmCellGradArgs& args) {
   check_floating(LstmCellGradArgs::kName, args.c.view.dtype, stream);
   dispatch_compute(args.c.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, lstm_backward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const GruCellArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GruCellArgs& args) {
   check_floating(GruCellArgs::kName, args.input.view.dtype, stream);
   dispatch_compute(args.input.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, gru_forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const GruCellGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GruCellGradArgs& args) {
   check_floating(GruCellGradArgs::kName, args.dh.view.dtype, stream);
   dispatch_compute(args.dh.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, gru_backward<C>); });
 }

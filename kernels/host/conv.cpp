@@ -123,7 +123,7 @@ void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const Conv2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
   launch(stream, args, [](const Conv2dArgs& a) {
     dispatch_compute(a.x.view.dtype, [&]<class C>(Type<C>) {
@@ -136,7 +136,7 @@ void Kernels::enqueue(Stream& stream, const Conv2dArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const Conv2dGradInputArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {
   check_floating(Conv2dGradInputArgs::kName, args.dy.view.dtype, stream);
   launch(stream, args, [](const Conv2dGradInputArgs& a) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
@@ -149,7 +149,7 @@ void Kernels::enqueue(Stream& stream, const Conv2dGradInputArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const Conv2dGradWeightArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Conv2dGradWeightArgs& args) {
   check_floating(Conv2dGradWeightArgs::kName, args.dy.view.dtype, stream);
   launch(stream, args, [](const Conv2dGradWeightArgs& a) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {

@@ -57,20 +57,20 @@ void fill_view(const View& out, T value) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const WhereArgs& args) {
+void Kernels::enqueue(const Stream& stream, const WhereArgs& args) {
   launch(stream, args, [](const WhereArgs& a) {
     const Loop<3> loop = dispatch_size(a.out.view.dtype, []<class T>(Type<T>) -> Loop<3> { return where_loop<T>; });
     elementwise<3>({&a.condition.view, &a.x.view, &a.y.view}, a.out.view, HalfAs::bits, loop, {});
   });
 }
 
-void Kernels::enqueue(Stream& stream, const CastArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CastArgs& args) {
   launch(stream, args, [](const CastArgs& a) {
     elementwise<1>({&a.in.view}, a.out.view, HalfAs::bits, find_cast(a.in.view.dtype, a.out.view.dtype), {});
   });
 }
 
-void Kernels::enqueue(Stream& stream, const FillArgs& args) {
+void Kernels::enqueue(const Stream& stream, const FillArgs& args) {
   launch(stream, args, [](const FillArgs& a) {
     dispatch(a.out.view.dtype, [&]<class T>(Type<T>) {
       if constexpr (std::is_same_v<T, std::int64_t>)
@@ -81,7 +81,7 @@ void Kernels::enqueue(Stream& stream, const FillArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const ArangeArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArangeArgs& args) {
   if (args.out.view.dtype == DType::boolean) [[unlikely]]
     fail_dtype(ArangeArgs::kName, DType::boolean, stream);
   launch(stream, args, [](const ArangeArgs& a) {

@@ -139,11 +139,11 @@ void backward(const CrossEntropyGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const CrossEntropyArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CrossEntropyArgs& args) {
   check_floating(CrossEntropyArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const CrossEntropyGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CrossEntropyGradArgs& args) {
   check_floating(CrossEntropyGradArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

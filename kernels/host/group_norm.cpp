@@ -260,11 +260,11 @@ void backward(const GroupNormGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const GroupNormArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const GroupNormGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

@@ -163,17 +163,17 @@ void dispatch_addable(DType dtype, F&& f) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const GatherArgs& args) {
+void Kernels::enqueue(const Stream& stream, const GatherArgs& args) {
   dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, gather_views<T>); });
 }
-void Kernels::enqueue(Stream& stream, const ScatterAddArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ScatterAddArgs& args) {
   check_addable(args, stream);
   dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, scatter_add_views<T>); });
 }
-void Kernels::enqueue(Stream& stream, const IndexSelectArgs& args) {
+void Kernels::enqueue(const Stream& stream, const IndexSelectArgs& args) {
   dispatch_size(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_select_views<T>); });
 }
-void Kernels::enqueue(Stream& stream, const IndexAddArgs& args) {
+void Kernels::enqueue(const Stream& stream, const IndexAddArgs& args) {
   check_addable(args, stream);
   dispatch_addable(args.out.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, index_add_views<T>); });
 }

@@ -200,7 +200,7 @@ void matmul_views(const MatmulArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const MatmulArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MatmulArgs& args) {
   const DType dtype = args.out.view.dtype;
   check_floating(MatmulArgs::kName, dtype, stream);
   dispatch_floating(dtype, [&]<class T>(Type<T>) { launch(stream, args, matmul_views<T>); });

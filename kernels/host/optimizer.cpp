@@ -110,7 +110,7 @@ bool unscale_tensor(const InOut& gradient, double by) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const SgdArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SgdArgs& args) {
   for (const SgdTensor& t : args.tensors) check_floating(SgdArgs::kName, t.parameter.view.dtype, stream);
   launch(stream, args, [](const SgdArgs& a) {
     for (const SgdTensor& t : a.tensors)
@@ -118,7 +118,7 @@ void Kernels::enqueue(Stream& stream, const SgdArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const AdamArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AdamArgs& args) {
   for (const AdamTensor& t : args.tensors) check_floating(AdamArgs::kName, t.parameter.view.dtype, stream);
   launch(stream, args, [](const AdamArgs& a) {
     for (const AdamTensor& t : a.tensors)
@@ -126,7 +126,7 @@ void Kernels::enqueue(Stream& stream, const AdamArgs& args) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const UnscaleArgs& args) {
+void Kernels::enqueue(const Stream& stream, const UnscaleArgs& args) {
   for (const InOut& gradient : args.gradients) check_floating(UnscaleArgs::kName, gradient.view.dtype, stream);
   launch(stream, args, [](const UnscaleArgs& a) {
     bool finite = true;

@@ -64,13 +64,13 @@ void sort_positions(const ArgsortArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const CumsumArgs& args) {
+void Kernels::enqueue(const Stream& stream, const CumsumArgs& args) {
   const DType dtype = args.x.view.dtype;
   if (dtype == DType::i64) return launch(stream, args, running_sums<std::int64_t>);
   check_floating(CumsumArgs::kName, dtype, stream);
   dispatch_floating(dtype, [&]<class T>(Type<T>) { launch(stream, args, running_sums<T>); });
 }
-void Kernels::enqueue(Stream& stream, const ArgsortArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArgsortArgs& args) {
   dispatch(args.x.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, sort_positions<T>); });
 }
 

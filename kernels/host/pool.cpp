@@ -161,19 +161,19 @@ void avg_pool_grad(const AvgPool2dGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const MaxPool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MaxPool2dArgs& args) {
   check_floating(MaxPool2dArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, max_pool_any<C>); });
 }
-void Kernels::enqueue(Stream& stream, const MaxUnpool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const MaxUnpool2dArgs& args) {
   check_floating(MaxUnpool2dArgs::kName, args.in.view.dtype, stream);
   dispatch_floating(args.in.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, max_unpool<T>); });
 }
-void Kernels::enqueue(Stream& stream, const AvgPool2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AvgPool2dArgs& args) {
   check_floating(AvgPool2dArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, avg_pool<C>); });
 }
-void Kernels::enqueue(Stream& stream, const AvgPool2dGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const AvgPool2dGradArgs& args) {
   check_floating(AvgPool2dGradArgs::kName, args.dy.view.dtype, stream);
   dispatch_compute(args.dy.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, avg_pool_grad<C>); });
 }

@@ -144,7 +144,7 @@ void integer(const RandomArgs& args) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
+void Kernels::enqueue(const Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
   switch (args.kind) {
     case RandomKind::uniform:
@@ -159,6 +159,8 @@ void Kernels::enqueue(Stream& stream, const RandomArgs& args) {
       LOCKSTEP_CHECK(args.a < args.b || element_count(args.out.view.shape) == 0,
                      "[random] expected integers from a non-empty range, got [", args.a, ", ", args.b, ")");
       return dispatch(dtype, [&]<class T>(Type<T>) { launch(stream, args, integer<T>); });
+    case RandomKind::count:
+      break;
   }
 }
 

@@ -393,7 +393,7 @@ void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const ReduceArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ReduceArgs& args) {
   const View& in = args.in.view;
   Reduction reduction;
   if (!dispatch(in.dtype, [&]<class T>(Type<T>) { return find_reduction<T>(args.op, reduction); })) [[unlikely]]
@@ -404,7 +404,7 @@ void Kernels::enqueue(Stream& stream, const ReduceArgs& args) {
   launch(stream, args, [reduction](const ReduceArgs& a) { Reducer(reduction, a.in.view, a.out.view).run(); });
 }
 
-void Kernels::enqueue(Stream& stream, const ArgReduceArgs& args) {
+void Kernels::enqueue(const Stream& stream, const ArgReduceArgs& args) {
   const View& in = args.in.view;
   LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
                  "[arg_reduce] expected at least one element, got shape ", in.shape);

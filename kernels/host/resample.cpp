@@ -107,7 +107,7 @@ void resample(const Resample2dArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const Resample2dArgs& args) {
+void Kernels::enqueue(const Stream& stream, const Resample2dArgs& args) {
   check_floating(Resample2dArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, resample<C>); });
 }

@@ -116,11 +116,11 @@ void backward(const SoftmaxGradArgs& a) {
 
 }  // namespace
 
-void Kernels::enqueue(Stream& stream, const SoftmaxArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SoftmaxArgs& args) {
   check_floating(SoftmaxArgs::kName, args.x.view.dtype, stream);
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
-void Kernels::enqueue(Stream& stream, const SoftmaxGradArgs& args) {
+void Kernels::enqueue(const Stream& stream, const SoftmaxGradArgs& args) {
   check_floating(SoftmaxGradArgs::kName, args.y.view.dtype, stream);
   dispatch_compute(args.y.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }

@@ -38,7 +38,7 @@ Loop<1> unary_loop(UnaryOp op, DType dtype) {
   });
 }
 
-void Kernels::enqueue(Stream& stream, const UnaryArgs& args) {
+void Kernels::enqueue(const Stream& stream, const UnaryArgs& args) {
   UnaryOp op = args.op;
   if (op == UnaryOp::pow_scalar && args.a == 2) op = UnaryOp::square;  // the same value, and vectorised
   const Loop<1> loop = unary_loop(op, args.in.view.dtype);

@@ -116,7 +116,7 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
   collective.output = output.defined() ? const_cast<void*>(output.data()) : nullptr;
   collective.timeout = timeout_;
 
-  Stream& stream = current_stream(device_);
+  const Stream stream = current_stream(device_);
   for (const Tensor* tensor : {&input, &output})
     if (tensor->defined()) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));
   if (stream.checked()) {

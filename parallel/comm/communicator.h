@@ -96,7 +96,7 @@ class LOCKSTEP_API Communicator {
   Communicator(int rank, int size, Device device, Milliseconds timeout);
 
   // Puts the collective on the stream; see Collective for what is certain. Never called with size 1 for send and recv.
-  virtual void enqueue(const Collective& collective, Stream& stream) = 0;
+  virtual void enqueue(const Collective& collective, const Stream& stream) = 0;
   // Brings the messages of all ranks together; blocks. `collective` (an exchange) has number and timeout.
   virtual std::vector<std::string> exchange(const Collective& collective, const std::string& mine) = 0;
   // The ranks of this communicator in `members` (this one is members[index]) make one of their own. `id` is the same

@@ -125,7 +125,7 @@ void Reducer::mark_ready(std::size_t index, bool unused) {
   if (!unused) order_.push_back(static_cast<int>(index));
   store(variable);
   Pending& pending = pending_[static_cast<std::size_t>(variable.bucket)];
-  Stream* writer = &current_stream(communicator_.device()).lasting();
+  detail::StreamBody* writer = &current_stream(communicator_.device()).body();
   if (std::find(pending.writers.begin(), pending.writers.end(), writer) == pending.writers.end())
     pending.writers.push_back(writer);
   --pending.parts;
@@ -168,8 +168,8 @@ void Reducer::launch_ready_buckets() {
 
 // Calls `communicate` with the reducer's stream current, after what is on `writers`.
 template <class F>
-void Reducer::on_own_stream(std::span<Stream* const> writers, F&& communicate) {
-  for (Stream* writer : writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
+void Reducer::on_own_stream(std::span<detail::StreamBody* const> writers, F&& communicate) {
+  for (detail::StreamBody* writer : writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
   LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
   communicate();
 }
@@ -221,7 +221,7 @@ void Reducer::launch_used_map() {
   for (const Variable& variable : variables_) used.push_back(!variable.unused);
   used_map_ =
       from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
-  Stream* const writers[] = {&current_stream(communicator_.device())};
+  detail::StreamBody* const writers[] = {&current_stream(communicator_.device()).body()};
   on_own_stream(writers, [&] { communicator_.all_reduce(used_map_); });
 }
 

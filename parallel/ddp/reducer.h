@@ -67,8 +67,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Tensor my_indices, my_values, indices, values;
   };
   struct Pending {
-    std::size_t parts = 0;         // that are not final
-    std::vector<Stream*> writers;  // of those that are
+    std::size_t parts = 0;                     // that are not final
+    std::vector<detail::StreamBody*> writers;  // of those that are
     GatheredRows rows;
   };
   // Graph nodes that a thread made in a forward: its numbers up to `last`.
@@ -97,7 +97,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_ready_buckets();
   void launch_used_map();
   template <class F>
-  void on_own_stream(std::span<Stream* const> writers, F&& communicate);
+  void on_own_stream(std::span<detail::StreamBody* const> writers, F&& communicate);
   void reduce(std::size_t bucket);
   void gather_counts(std::size_t bucket);
   void join_gathered(std::size_t bucket);

@@ -9,7 +9,8 @@ std::int64_t DdpTimeline::now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
-void DdpTimeline::stamp(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time, Stream& stream) {
+void DdpTimeline::stamp(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time,
+                        const Stream& stream) {
   if (stream.synchronous()) {
     time = now();
   } else {
@@ -34,10 +35,10 @@ void DdpTimeline::end_backward() {
   current_.reset();
   collect();
 }
-void DdpTimeline::begin_reduction(std::size_t bucket, Stream& stream) {
+void DdpTimeline::begin_reduction(std::size_t bucket, const Stream& stream) {
   if (current_) stamp(current_, current_->reductions[bucket].begin, stream);
 }
-void DdpTimeline::end_reduction(std::size_t bucket, Stream& stream) {
+void DdpTimeline::end_reduction(std::size_t bucket, const Stream& stream) {
   if (current_) stamp(current_, current_->reductions[bucket].end, stream);
 }
 

@@ -19,8 +19,8 @@ class DdpTimeline {
   void end_forward();
   void begin_backward();
   void end_backward();
-  void begin_reduction(std::size_t bucket, Stream& stream);
-  void end_reduction(std::size_t bucket, Stream& stream);
+  void begin_reduction(std::size_t bucket, const Stream& stream);
+  void end_reduction(std::size_t bucket, const Stream& stream);
   void stop() { current_.reset(); }  // the coming iteration is not measured
 
   // Adds what the measured iterations gave. Iterations whose reductions still run are left out.
@@ -40,7 +40,7 @@ class DdpTimeline {
     std::int64_t forward = 0, backward = 0, communication = 0, overlap = 0;
   };
   static std::int64_t now();
-  static void stamp(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time, Stream& stream);
+  static void stamp(const std::shared_ptr<Iteration>& iteration, std::atomic<std::int64_t>& time, const Stream& stream);
   static bool finished(const Iteration& iteration);
   static Times times(const Iteration& iteration);
   void collect();

@@ -14,7 +14,7 @@ bool in_host_memory(Device device) { return properties(device).host_memory; }
 
 // The side whose copy stream carries a copy between two devices: the destination's, because a device is filled by one
 // copy at a time. Plain memory has no engine of its own, and nobody else reaches the memory of a GPU.
-Stream& carrier(Stream& destination, Stream& source) {
+const Stream& carrier(const Stream& destination, const Stream& source) {
   if (destination.device().is_cpu()) return source;
   if (!in_host_memory(source.device()) && in_host_memory(destination.device())) return source;
   return destination;
@@ -44,11 +44,11 @@ class PlaceScope {
 };
 
 // What has been enqueued of a copy that failed is nobody's: the memory on both sides may be given back at once.
-void settle(Stream& stream) noexcept { detail::settle(stream.backend(), stream.device(), stream.handle()); }
+void settle(const Stream& stream) noexcept { detail::settle(stream.backend(), stream.device(), stream.handle()); }
 
-void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
-                    Event& done) {
-  Stream& out = detail::copies_of(source_stream);
+void enqueue_staged(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream,
+                    const Stream& stream, Event& done) {
+  const Stream out = detail::copies_of(source_stream);
   try {
     LOCKSTEP_EDGE(out.wait_for(source_stream));
     // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
@@ -63,8 +63,8 @@ void enqueue_staged(const CopyArgs& args, Stream& source_stream, Stream& destina
   }
 }
 
-void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Stream& stream,
-                      Event& done) try {
+void enqueue_straight(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream,
+                      const Stream& stream, Event& done) try {
   LOCKSTEP_EDGE(stream.wait_for(source_stream));
   LOCKSTEP_EDGE(stream.wait_for(destination_stream));
   if (const void* host_memory = host_side(args); host_memory && stream.backend().pageable(host_memory)) {
@@ -89,7 +89,7 @@ void enqueue_straight(const CopyArgs& args, Stream& source_stream, Stream& desti
 
 }  // namespace
 
-void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+void copy_bytes(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream, Place place) {
   const Event done = start_copy(args, source_stream, destination_stream, place);
   try {
     LOCKSTEP_EDGE(source_stream.wait(done));
@@ -99,7 +99,7 @@ void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination
   }
 }
 
-Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream, Place place) {
+Event start_copy(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream, Place place) {
   Event done;
   LOCKSTEP_CHECK(args.source_device == source_stream.device() && args.destination_device == destination_stream.device(),
                  "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
@@ -107,7 +107,8 @@ Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destinatio
   if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
   const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
-  Stream& stream = one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
+  const Stream& stream =
+      one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
 
   if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
     stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge

@@ -14,13 +14,13 @@ namespace lockstep {
 // copy streams; those into one device share four pieces of it. Does not block the host, except that a copy into cpu
 // memory has finished when this returns, and that the first copy between two devices tries the way.
 // The caller keeps both memories alive until the streams have passed it (record_use does that for blocks).
-LOCKSTEP_API void copy_bytes(const CopyArgs& args, Stream& source_stream, Stream& destination_stream,
+LOCKSTEP_API void copy_bytes(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream,
                              Place place = {__builtin_FILE(), __builtin_LINE()});
 
 // As copy_bytes, but later work on `source_stream` does not come after the copy: the caller sees to that, with the
 // event that is returned, before anybody writes the source or releases it. What is in order already has no event
 // recorded.
-LOCKSTEP_API Event start_copy(const CopyArgs& args, Stream& source_stream, Stream& destination_stream,
+LOCKSTEP_API Event start_copy(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream,
                               Place place = {__builtin_FILE(), __builtin_LINE()});
 
 }  // namespace lockstep

@@ -56,7 +56,7 @@ struct PiecePool {
 
 class TakenPiece {
  public:
-  explicit TakenPiece(Stream& stream) : pool_(PiecePool::of(stream.device())), piece_(take(pool_, stream)) {}
+  explicit TakenPiece(const Stream& stream) : pool_(PiecePool::of(stream.device())), piece_(take(pool_, stream)) {}
   TakenPiece(const TakenPiece&) = delete;
   ~TakenPiece() {
     std::lock_guard lock(pool_.mutex);
@@ -67,7 +67,7 @@ class TakenPiece {
  private:
   // One whose copy is over, or one of the stream's own, which come after each other; never one that another stream has
   // yet to use, since that may wait for other ranks, and they for this stream.
-  static std::list<Piece> take(PiecePool& pool, Stream& stream) {
+  static std::list<Piece> take(PiecePool& pool, const Stream& stream) {
     std::list<Piece> taken;
     {
       std::lock_guard lock(pool.mutex);
@@ -92,7 +92,7 @@ class TakenPiece {
 
 }  // namespace
 
-void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
+void copy_staged(const CopyArgs& args, const Stream& out, const Stream& in) {
   Ring& ring = ring_into(args.destination_device);
   std::unique_lock lock(ring.mutex);
   const RestWithout rest(lock);
@@ -117,7 +117,7 @@ void copy_staged(const CopyArgs& args, Stream& out, Stream& in) {
   }
 }
 
-void copy_from_pageable(const CopyArgs& args, Stream& stream) {
+void copy_from_pageable(const CopyArgs& args, const Stream& stream) {
   for (std::size_t done = 0; done < args.bytes; done += kPieceBytes) {
     const std::size_t bytes = std::min(kPieceBytes, args.bytes - done);
     TakenPiece piece(stream);
@@ -132,7 +132,7 @@ void copy_from_pageable(const CopyArgs& args, Stream& stream) {
   }
 }
 
-void copy_to_pageable(const CopyArgs& args, Stream& stream) {
+void copy_to_pageable(const CopyArgs& args, const Stream& stream) {
   struct Underway {
     std::unique_ptr<TakenPiece> piece;
     std::size_t at, bytes;

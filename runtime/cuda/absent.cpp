@@ -24,8 +24,8 @@ namespace {
 
 std::string detail::gpu_identity(Device device) { refuse("gpu_identity", device); }
 void* native_stream(const Stream& stream) { refuse("native_stream", stream.device()); }
-void wait_for_native(Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
-void native_waits_for(void*, Stream& stream) { refuse("native_waits_for", stream.device()); }
+void wait_for_native(const Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
+void native_waits_for(void*, const Stream& stream) { refuse("native_waits_for", stream.device()); }
 int native_ordinal(Device device) { refuse("native_ordinal", device); }
 std::optional<Device> device_at_ordinal(int) { return std::nullopt; }
 

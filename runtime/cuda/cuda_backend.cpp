@@ -31,6 +31,7 @@ struct CudaStream {
   // The devices whose work this stream's work comes after: a host-side error of one of them is an error of what this
   // stream does later. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
   std::atomic<DeviceSet> depends_on;
+  bool adopted = false;  // another library's
 };
 
 struct CudaEvent {
@@ -222,10 +223,18 @@ class CudaBackend final : public Backend {
     return handle;
   }
 
+  StreamHandle adopt_stream(int index, void* native) override {
+    CudaDevice& device = started(index);
+    auto* const stream = new CudaStream{device, static_cast<cudaStream_t>(native), bit(device), true};
+    const auto handle = reinterpret_cast<StreamHandle>(stream);
+    if (auto* checker = detail::OrderChecker::active()) checker->alias(handle, native_handle(handle));
+    return handle;
+  }
+
   void destroy_stream(StreamHandle handle) noexcept override try {
     const std::unique_ptr<CudaStream> stream(&as_stream(handle));
     if (auto* checker = detail::OrderChecker::active()) checker->remove_alias(handle);
-    if (lost(stream->device.device)) return;
+    if (stream->adopted || lost(stream->device.device)) return;
     const CurrentDevice current(stream->device.device);
     if (cudaStreamDestroy(stream->native) != cudaSuccess) (void)cudaGetLastError();
   } catch (...) {

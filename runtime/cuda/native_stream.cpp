@@ -46,13 +46,13 @@ void* native_stream(const Stream& stream) {
   return cuda::native(stream);
 }
 
-void wait_for_native(Stream& stream, void* native) {
+void wait_for_native(const Stream& stream, void* native) {
   check_cuda("wait_for_native", stream.device());
   const cuda::CurrentDevice current(stream.device());
   Mark(stream.device(), static_cast<cudaStream_t>(native)).hold(cuda::native(stream));
 }
 
-void native_waits_for(void* native, Stream& stream) {
+void native_waits_for(void* native, const Stream& stream) {
   check_cuda("native_waits_for", stream.device());
   const cuda::CurrentDevice current(stream.device());
   Mark(stream.device(), cuda::native(stream)).hold(static_cast<cudaStream_t>(native));

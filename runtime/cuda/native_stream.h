@@ -13,9 +13,9 @@ namespace lockstep {
 // The cudaStream_t behind the stream, for other libraries to enqueue on; it lives as long as the process.
 LOCKSTEP_API void* native_stream(const Stream& stream);
 // Later work of `stream` runs after what is on `native` now.
-LOCKSTEP_API void wait_for_native(Stream& stream, void* native);
+LOCKSTEP_API void wait_for_native(const Stream& stream, void* native);
 // Later work on `native` runs after what is on `stream` now.
-LOCKSTEP_API void native_waits_for(void* native, Stream& stream);
+LOCKSTEP_API void native_waits_for(void* native, const Stream& stream);
 
 // The GPU of a CUDA device as CUDA numbers them in this process, and the first logical device on a GPU, if any.
 LOCKSTEP_API int native_ordinal(Device device);

@@ -51,12 +51,12 @@ DeviceAllocator& DeviceAllocator::of(Device device) {
   return *allocator;
 }
 
-MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
+MemoryBlock* DeviceAllocator::allocate(const Stream& stream, std::size_t bytes) {
   if (bytes > kLargestBytes) {
     Lock lock(mutex_);
     throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_, limit_bytes_);
   }
-  StreamState& state = stream.state();
+  StreamState& state = detail::state_of(stream);
   const int bin = size_class(bytes);
   MemoryBlock* block;
   {
@@ -71,7 +71,7 @@ MemoryBlock* DeviceAllocator::allocate(Stream& stream, std::size_t bytes) {
     in_use_bytes_ += class_bytes(bin);
     peak_in_use_bytes_ = std::max(peak_in_use_bytes_, in_use_bytes_);
   }
-  block->stream = &stream.lasting();
+  block->stream = &stream.body();
   block->next = nullptr;
   if (poisons_ || !caches_) block->bytes = bytes;  // the slack is poisoned, or not there
   if (poisons_) unpoison(device_, block->data, bytes);
@@ -140,17 +140,19 @@ void DeviceAllocator::empty_cache() {
 
 }  // namespace detail
 
-MemoryBlock* allocate(Stream& stream, std::size_t bytes) { return stream.state().allocator->allocate(stream, bytes); }
+MemoryBlock* allocate(const Stream& stream, std::size_t bytes) {
+  return detail::state_of(stream).allocator->allocate(stream, bytes);
+}
 
 void release(MemoryBlock* block) noexcept {
   if (block) block->home->allocator->release(block);
 }
 
-void record_use(MemoryBlock* block, Stream& stream) {
-  if (stream.synchronous() || &stream.state() == block->home) return;
+void record_use(MemoryBlock* block, const Stream& stream) {
+  if (stream.synchronous() || &detail::state_of(stream) == block->home) return;
   if (stream.checked()) [[unlikely]]
     detail::OrderChecker::active()->used(detail::checked(*block), stream.handle());
-  LOCKSTEP_EDGE(block->home->allocator->record_use(block, stream.state()));
+  LOCKSTEP_EDGE(block->home->allocator->record_use(block, detail::state_of(stream)));
 }
 
 MemoryStats memory_stats(Device device) { return detail::DeviceAllocator::of(device).stats(); }

@@ -11,6 +11,7 @@
 namespace lockstep {
 namespace detail {
 struct Segment;
+struct StreamState;
 struct BlockUses;
 }  // namespace detail
 
@@ -19,7 +20,7 @@ struct MemoryBlock {
   void* data = nullptr;
   std::size_t bytes = 0;  // usable, at least what was asked for
   Device device;
-  Stream* stream = nullptr;  // the stream whose order governs reuse
+  detail::StreamBody* stream = nullptr;  // the stream whose order governs reuse
   // The rest belongs to the allocator.
   detail::Segment* segment = nullptr;
   detail::StreamState* home = nullptr;
@@ -30,12 +31,12 @@ struct MemoryBlock {
 
 // Memory for work on `stream` (and its device). From the cache when a block of the size class is free there; else from
 // the device; else the cache is flushed and the device asked again; else OutOfMemory. `bytes` may be 0.
-LOCKSTEP_API MemoryBlock* allocate(Stream& stream, std::size_t bytes);
+LOCKSTEP_API MemoryBlock* allocate(const Stream& stream, std::size_t bytes);
 // Gives the block back. Work enqueued on its stream so far may still use it; work on the streams named by record_use
 // too: the block is reused only after that work.
 LOCKSTEP_API void release(MemoryBlock* block) noexcept;
 // Says that work enqueued on `stream` uses the block. Does nothing for its own stream and for synchronous devices.
-LOCKSTEP_API void record_use(MemoryBlock* block, Stream& stream);
+LOCKSTEP_API void record_use(MemoryBlock* block, const Stream& stream);
 
 struct MemoryStats {
   std::size_t in_use_bytes = 0;  // in blocks handed out

@@ -214,12 +214,10 @@ void DeviceAllocator::add(StreamState* stream) {
   streams_ = stream;
 }
 
-StreamState* register_stream(Device device, Backend& backend, StreamHandle handle) {
+StreamState* register_stream(const StreamBody& body) {
   auto state = std::make_unique<StreamState>();
-  state->device = device;
-  state->backend = &backend;
-  state->allocator = &DeviceAllocator::of(device);
-  state->handle = handle;
+  static_cast<StreamBody&>(*state) = body;
+  state->allocator = &DeviceAllocator::of(body.device);
   state->allocator->add(state.get());
   return state.release();
 }

@@ -39,7 +39,7 @@ struct BlockUses {
 };
 
 // For the order checker.
-inline CheckedBlock checked(const MemoryBlock& block) { return {block.data, block.bytes, block.stream->handle()}; }
+inline CheckedBlock checked(const MemoryBlock& block) { return {block.data, block.bytes, block.stream->handle}; }
 
 class DeviceAllocator {
  public:
@@ -47,7 +47,7 @@ class DeviceAllocator {
 
   static DeviceAllocator& of(Device device);
 
-  MemoryBlock* allocate(Stream& stream, std::size_t bytes);
+  MemoryBlock* allocate(const Stream& stream, std::size_t bytes);
   void release(MemoryBlock* block) noexcept;
   void record_use(MemoryBlock* block, StreamState& stream);
 

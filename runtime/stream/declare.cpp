@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-void declare(Stream& stream, const char* operation, std::span<const MemoryUse> uses, Place place) {
+void declare(const Stream& stream, const char* operation, std::span<const MemoryUse> uses, Place place) {
   if (!stream.checked()) return;
   for (const MemoryUse& use : uses) {
     LOCKSTEP_CHECK(use.device == stream.device(), "[", operation, "] expected memory of ", stream.device(), ", got ",

@@ -13,7 +13,7 @@ namespace lockstep {
 // checked(). Throws RaceError when it is not ordered after an operation it conflicts with or when it uses memory that
 // has been released, InvalidArgument when the memory is another device's or the use goes beyond an allocation; it must
 // not be enqueued then. `operation` must live for ever.
-LOCKSTEP_API void declare(Stream& stream, const char* operation, std::span<const MemoryUse> uses,
+LOCKSTEP_API void declare(const Stream& stream, const char* operation, std::span<const MemoryUse> uses,
                           Place place = {__builtin_FILE(), __builtin_LINE()});
 
 }  // namespace lockstep

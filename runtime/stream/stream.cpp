@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -22,11 +23,14 @@
 
 namespace lockstep {
 
-// Lasting streams that no Stream object has at the moment, by device.
+namespace detail {
+namespace {
+
+// Streams that no handle holds at the moment, by device.
 struct StreamPool {
   std::mutex mutex;
-  std::vector<Stream*> free;
-  std::vector<Stream*> retired;  // of a device with an order checker
+  std::vector<StreamState*> free;
+  std::vector<StreamState*> retired;  // of a device with an order checker
 
   static StreamPool& of(Device device) {
     static StreamPool* const pools = new StreamPool[kMaxDevices];
@@ -34,10 +38,10 @@ struct StreamPool {
   }
 
   // One that has nothing to do, so that nobody inherits another's work or errors.
-  Stream* take() {
-    std::vector<Stream*> busy;
-    Stream* found = nullptr;
-    while (Stream* candidate = found ? nullptr : pop()) {
+  StreamState* take() {
+    std::vector<StreamState*> busy;
+    StreamState* found = nullptr;
+    while (StreamState* candidate = found ? nullptr : pop()) {
       if (idle(*candidate))
         found = candidate;
       else
@@ -49,38 +53,38 @@ struct StreamPool {
     }
     return found;
   }
-  static bool idle(const Stream& stream) {
+  static bool idle(StreamState& stream) {
     try {
-      const Stream* const copies = stream.state().copies.load(std::memory_order_acquire);
-      return stream.query() && (!copies || copies->query());
+      StreamBody* const copies = stream.copies.load(std::memory_order_acquire);
+      return Stream(stream).query() && (!copies || Stream(*copies).query());
     } catch (const std::exception& error) {
       log(LogLevel::warning,
           cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
       return false;
     }
   }
-  Stream* pop() {
+  StreamState* pop() {
     std::lock_guard lock(mutex);
     if (free.empty()) return nullptr;
-    Stream* stream = free.back();
+    StreamState* stream = free.back();
     free.pop_back();
     return stream;
   }
   // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
-  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose
-  // streams still know whom they have waited for.
-  Stream* take_retired() {
+  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose streams
+  // still know whom they have waited for.
+  StreamState* take_retired() {
     constexpr std::size_t kLooks = 8;
     std::unique_lock lock(mutex);
     const std::size_t count = retired.size(), looks = std::min(kLooks, count);
     const auto known =
-        std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks), [](Stream* stream) {
-          const Stream* const copies = stream->state().copies.load(std::memory_order_acquire);
-          detail::OrderChecker& checker = *detail::OrderChecker::active();
-          return checker.knows_all_of(stream->handle()) && (!copies || checker.knows_all_of(copies->handle()));
+        std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks), [](StreamState* stream) {
+          StreamBody* const copies = stream->copies.load(std::memory_order_acquire);
+          OrderChecker& checker = *OrderChecker::active();
+          return checker.knows_all_of(stream->handle) && (!copies || checker.knows_all_of(copies->handle));
         });
     if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
-    Stream* const stream = *known;
+    StreamState* const stream = *known;
     retired.erase(std::next(known).base());
     lock.unlock();
     if (idle(*stream)) return stream;
@@ -88,43 +92,59 @@ struct StreamPool {
     retired.insert(retired.begin(), stream);
     return nullptr;
   }
-  static Stream& take_or_make(Device device) {
-    Stream* stream = of(device).take();
+  static StreamState& take_or_make(Device device) {
+    StreamState* stream = of(device).take();
     if (!stream && properties(device).host_memory) stream = of(device).take_retired();
-    return stream ? *stream : *new Stream(device, Stream::Lasting{});
+    return stream ? *stream : make(device, backend(device).create_stream(device.index()));
   }
-  void give(Stream& stream) noexcept try {
+  static StreamState& make(Device device, StreamHandle handle) {
+    const DeviceProperties& known = properties(device);
+    Backend& of_device = backend(device);
+    try {
+      return *register_stream({device, known.synchronous, known.checked, &of_device, handle});
+    } catch (...) {
+      of_device.destroy_stream(handle);
+      throw;
+    }
+  }
+  void give(StreamState& stream) noexcept try {
     std::lock_guard lock(mutex);
-    (stream.checked() ? retired : free).push_back(&stream);
+    (stream.checked ? retired : free).push_back(&stream);
   } catch (const std::bad_alloc&) {
   }
 };
 
+}  // namespace
+}  // namespace detail
+
 namespace {
+
+using detail::StreamBody;
+using detail::StreamPool;
 
 thread_local StreamScope* innermost_scope = nullptr;
 
 // In traces and reports.
-void name_stream(const Stream& stream, const char* label) {
-  trace::name_lane(stream.handle(), label);
-  if (stream.checked()) detail::OrderChecker::active()->label_stream(stream.handle(), label);
+void name_stream(const StreamBody& stream, const char* label) {
+  trace::name_lane(stream.handle, label);
+  if (stream.checked) detail::OrderChecker::active()->label_stream(stream.handle, label);
 }
 
 // Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.
 struct StreamTable {
   const char* label;
-  std::atomic<Stream*> streams[kMaxDevices] = {};
+  std::atomic<StreamBody*> streams[kMaxDevices] = {};
   std::mutex mutex;
 
-  Stream& at(Device device) {
-    std::atomic<Stream*>& slot = streams[ordinal(device)];
-    Stream* stream = slot.load(std::memory_order_acquire);
+  StreamBody& at(Device device) {
+    std::atomic<StreamBody*>& slot = streams[ordinal(device)];
+    StreamBody* stream = slot.load(std::memory_order_acquire);
     return stream ? *stream : make(device, slot);
   }
 
-  [[gnu::noinline, gnu::cold]] Stream& make(Device device, std::atomic<Stream*>& slot) {
+  [[gnu::noinline, gnu::cold]] StreamBody& make(Device device, std::atomic<StreamBody*>& slot) {
     std::lock_guard lock(mutex);
-    Stream* stream = slot.load(std::memory_order_acquire);
+    StreamBody* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
       stream = &StreamPool::take_or_make(device);
       name_stream(*stream, label);
@@ -137,6 +157,17 @@ struct StreamTable {
 static_assert(std::is_trivially_destructible_v<StreamTable>);
 constinit StreamTable default_streams{.label = "default", .streams = {}, .mutex = {}};
 constinit StreamTable copy_streams{.label = "copies", .streams = {}, .mutex = {}};
+
+// Bodies of other libraries' streams, for ever: memory that was allocated on one may be in the cache.
+struct ForeignStreams {
+  std::mutex mutex;
+  std::map<std::pair<Device, void*>, detail::StreamState*> known;
+
+  static ForeignStreams& all() {
+    static ForeignStreams* const made = new ForeignStreams;
+    return *made;
+  }
+};
 
 struct EventPool {
   std::mutex mutex;
@@ -195,16 +226,16 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
   }
 }
 
-Stream& copies_of(Stream& stream) {
+Stream copies_of(const Stream& stream) {
   const Device device = stream.device();
   if (stream == default_stream(device)) return copy_stream(device);
-  std::atomic<Stream*>& slot = stream.state().copies;
-  if (Stream* const found = slot.load(std::memory_order_acquire)) [[likely]]
+  std::atomic<StreamBody*>& slot = state_of(stream).copies;
+  if (StreamBody* const found = slot.load(std::memory_order_acquire)) [[likely]]
     return *found;
   // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may
   // have to wait for the device, so not under a lock.
-  Stream& made = StreamPool::take_or_make(device);
-  Stream* first = nullptr;
+  StreamState& made = StreamPool::take_or_make(device);
+  StreamBody* first = nullptr;
   if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
     StreamPool::of(device).give(made);
     return *first;
@@ -222,8 +253,8 @@ Retained retained_streams(Device device) {
     StreamPool& pool = StreamPool::of(device);
     std::lock_guard lock(pool.mutex);
     for (const auto* list : {&pool.free, &pool.retired})
-      for (const Stream* stream : *list)
-        all.streams += 1 + (stream->state().copies.load(std::memory_order_acquire) != nullptr);
+      for (const StreamState* stream : *list)
+        all.streams += 1 + (stream->copies.load(std::memory_order_acquire) != nullptr);
   }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);
@@ -280,7 +311,7 @@ Event& Event::operator=(Event&& other) noexcept {
 
 Event::~Event() { detail::give_event(device_, handle_); }
 
-void Event::record(Stream& stream) try {
+void Event::record(const Stream& stream) try {
   if (!handle_ || device_ != stream.device()) {
     EventHandle fresh = detail::take_event(stream.device());
     detail::give_event(device_, handle_);
@@ -313,58 +344,60 @@ Event::Progress Event::progress() const {
   return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
 }
 
-Stream::Stream(Device device) : Stream(StreamPool::take_or_make(device)) {}
-
-Stream::Stream(Device device, Lasting)
-    : device_(device),
-      synchronous_(properties(device).synchronous),
-      checked_(properties(device).checked),
-      backend_(&lockstep::backend(device)),
-      handle_(backend_->create_stream(device.index())),
-      state_(nullptr),
-      lasting_(this) {
-  try {
-    state_ = detail::register_stream(device, *backend_, handle_);
-  } catch (...) {
-    backend_->destroy_stream(handle_);
-    throw;
-  }
+Stream::Stream(Device device) {
+  detail::StreamState& stream = StreamPool::take_or_make(device);
+  stream.holders.store(1, std::memory_order_relaxed);
+  body_ = &stream;
+  held_ = true;
 }
 
-Stream::~Stream() {
-  if (lasting_ != this) StreamPool::of(device_).give(*lasting_);
+Stream Stream::foreign(Device device, void* native) {
+  Backend& of_device = lockstep::backend(device);
+  ordinal(device);  // throws where there is no such device
+  ForeignStreams& all = ForeignStreams::all();
+  std::lock_guard lock(all.mutex);
+  detail::StreamState*& stream = all.known[{device, native}];
+  if (!stream) stream = &StreamPool::make(device, of_device.adopt_stream(device.index(), native));
+  return *stream;
 }
 
-void Stream::wait(const Event& event) {
+void Stream::hold() const noexcept { detail::state_of(*body_).holders.fetch_add(1, std::memory_order_relaxed); }
+
+void Stream::give_back() const noexcept {
+  detail::StreamState& stream = detail::state_of(*body_);
+  if (stream.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) StreamPool::of(stream.device).give(stream);
+}
+
+void Stream::wait(const Event& event) const {
   if (!event.recorded()) return;
-  if (event.device().type() == device_.type()) {
-    LOCKSTEP_EDGE(backend_->stream_wait_event(handle_, event.handle()));
+  if (event.device().type() == device().type()) {
+    LOCKSTEP_EDGE(backend().stream_wait_event(handle(), event.handle()));
   } else {
     // Two kinds of device know nothing of each other: the host stands between them.
     LOCKSTEP_EDGE(lockstep::wait(event, Deadline::after(kDefaultTimeout)));
   }
 }
 
-void Stream::wait_for(Stream& other) {
+void Stream::wait_for(const Stream& other) const {
   if (other == *this) return;
   Event event;
   LOCKSTEP_EDGE(event.record(other));
   LOCKSTEP_EDGE(wait(event));
 }
 
-Stream& default_stream(Device device) { return default_streams.at(device); }
+Stream default_stream(Device device) { return default_streams.at(device); }
 
-Stream& copy_stream(Device device) { return copy_streams.at(device); }
+Stream copy_stream(Device device) { return copy_streams.at(device); }
 
-Stream& current_stream(Device device) {
+Stream current_stream(Device device) {
   for (StreamScope* scope = innermost_scope; scope; scope = scope->outer_) {
     if (scope->device_ == device) return scope->stream_;
   }
   return default_stream(device);
 }
 
-StreamScope::StreamScope(Stream& stream)
-    : stream_(stream.lasting()), outer_(innermost_scope), device_(stream.device()) {
+StreamScope::StreamScope(const Stream& stream)
+    : stream_(stream.body()), outer_(innermost_scope), device_(stream.device()) {
   LOCKSTEP_EDGE(innermost_scope = this);
 }
 
@@ -374,7 +407,7 @@ void wait(const Event& event, Deadline deadline) {
   LOCKSTEP_EDGE(detail::wait_for_handle(event.device(), event.handle(), deadline));
 }
 
-void synchronize(Stream& stream, Milliseconds timeout) {
+void synchronize(const Stream& stream, Milliseconds timeout) {
   Event event;
   LOCKSTEP_EDGE(event.record(stream));
   LOCKSTEP_EDGE(wait(event, Deadline::after(timeout)));

@@ -1,8 +1,8 @@
-// Streams and events: ordinary move-only values above the backend seam.
+// Streams and events, above the backend seam.
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <utility>
 
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/backend.h"
@@ -10,9 +10,16 @@
 namespace lockstep {
 
 class Stream;
+
 namespace detail {
-struct StreamState;
-}
+// What stands behind a Stream. Never destroyed; the rest of it is in stream_state.h.
+struct StreamBody {
+  Device device;
+  bool synchronous = false, checked = false;
+  Backend* backend = nullptr;
+  StreamHandle handle = nullptr;
+};
+}  // namespace detail
 
 // A point in a stream's work that other streams and the host can wait for. Created on first record.
 class LOCKSTEP_API Event {
@@ -23,7 +30,7 @@ class LOCKSTEP_API Event {
   ~Event();
 
   // Marks the work enqueued on `stream` so far. Records again at will; earlier waits keep what they waited for.
-  void record(Stream& stream);
+  void record(const Stream& stream);
   // True when the marked work has finished, or nothing was ever recorded.
   bool query() const;
 
@@ -41,67 +48,82 @@ class LOCKSTEP_API Event {
   Device device_;
 };
 
-// An in-order queue of work on one device. Belongs to one thread at a time.
+// An in-order queue of work on one device: a handle, to be copied at will, on a body that lasts as long as the process.
+// Belongs to one thread at a time.
 class LOCKSTEP_API Stream {
  public:
-  // Takes one that is idle from the device's pool, else makes one.
+  Stream() = default;  // none; only to be assigned to, compared and asked whether it is one
+  // Takes a stream that is idle from the device's pool, else makes one. The pool has it back when the last copy of this
+  // handle is gone, which waits for nothing: what was enqueued runs.
   explicit Stream(Device device);
-  Stream& operator=(const Stream&) = delete;
-  ~Stream();  // waits for nothing: what was enqueued runs, and the pool has the stream back
+  // A stream of another library on the same device: a cudaStream_t of the GPU of a CUDA device (null: CUDA's default
+  // stream), whose owner keeps it until its work is done and memory that was allocated on it is released. The same
+  // stream gives the same Stream. Throws NotSupported for devices without such streams.
+  static Stream foreign(Device device, void* native);
+  // What Lockstep refers to a stream by: does not keep it out of the pool.
+  Stream(detail::StreamBody& body) : body_(&body) {}  // NOLINT(google-explicit-constructor): a body is a stream
 
-  // The stream itself, which outlives this object: what blocks, graph nodes and current_stream() refer to.
-  Stream& lasting() const { return *lasting_; }
-  friend bool operator==(const Stream& a, const Stream& b) { return a.lasting_ == b.lasting_; }
+  Stream(const Stream& other) : body_(other.body_), held_(other.held_) {
+    if (held_) [[unlikely]]
+      hold();
+  }
+  Stream(Stream&& other) noexcept : body_(other.body_), held_(std::exchange(other.held_, false)) {}
+  Stream& operator=(Stream other) noexcept {
+    std::swap(body_, other.body_);
+    std::swap(held_, other.held_);
+    return *this;
+  }
+  ~Stream() {
+    if (held_) [[unlikely]]
+      give_back();
+  }
 
-  Device device() const { return device_; }
-  StreamHandle handle() const { return handle_; }
-  Backend& backend() const { return *backend_; }
+  explicit operator bool() const { return body_ != nullptr; }
+  friend bool operator==(const Stream& a, const Stream& b) { return a.body_ == b.body_; }
+
+  Device device() const { return body_->device; }
+  StreamHandle handle() const { return body_->handle; }
+  Backend& backend() const { return *body_->backend; }
   // Work is finished when the enqueuing call returns.
-  bool synchronous() const { return synchronous_; }
-  // What is enqueued must be declared (see runtime/order/order.h).
-  bool checked() const { return checked_; }
+  bool synchronous() const { return body_->synchronous; }
+  // What is enqueued must be declared (see runtime/stream/declare.h).
+  bool checked() const { return body_->checked; }
 
   // Later work of this stream runs after what `event` marked. Does not block the host.
-  void wait(const Event& event);
+  void wait(const Event& event) const;
   // Later work of this stream runs after what is on `other` now. Nothing to do for the stream itself.
-  void wait_for(Stream& other);
-  void enqueue(UniqueFunction task) { backend_->enqueue(handle_, std::move(task)); }
-  bool query() const { return backend_->query_stream(handle_); }
+  void wait_for(const Stream& other) const;
+  void enqueue(UniqueFunction task) const { body_->backend->enqueue(body_->handle, std::move(task)); }
+  bool query() const { return body_->backend->query_stream(body_->handle); }
 
-  // What the allocator knows about the stream; for Lockstep's own use.
-  detail::StreamState& state() const { return *state_; }
+  // For Lockstep's own use.
+  detail::StreamBody& body() const { return *body_; }
 
  private:
-  friend struct StreamPool;
-  struct Lasting {};
-  Stream(Device device, Lasting);
-  Stream(const Stream&) = default;
+  void hold() const noexcept;
+  void give_back() const noexcept;
 
-  Device device_;
-  bool synchronous_, checked_;
-  Backend* backend_;
-  StreamHandle handle_;
-  detail::StreamState* state_;
-  Stream* lasting_;
+  detail::StreamBody* body_ = nullptr;
+  bool held_ = false;  // one of the handles that keep it out of the pool
 };
 
 // The stream that work of this thread on `device` goes to: the innermost StreamScope, else the device's default stream.
-LOCKSTEP_API Stream& current_stream(Device device);
-LOCKSTEP_API Stream& default_stream(Device device);
+LOCKSTEP_API Stream current_stream(Device device);
+LOCKSTEP_API Stream default_stream(Device device);
 // The device's stream for copies into it.
-LOCKSTEP_API Stream& copy_stream(Device device);
+LOCKSTEP_API Stream copy_stream(Device device);
 
 // Makes `stream` current for its device in this thread until the scope ends.
 class LOCKSTEP_API StreamScope {
  public:
-  explicit StreamScope(Stream& stream);
+  explicit StreamScope(const Stream& stream);
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;
   ~StreamScope();
 
  private:
-  friend Stream& current_stream(Device device);
-  Stream& stream_;
+  friend Stream current_stream(Device device);
+  detail::StreamBody& stream_;
   StreamScope* outer_;  // scopes of one thread nest
   Device device_;
 };
@@ -110,7 +132,7 @@ class LOCKSTEP_API StreamScope {
 // work failed.
 LOCKSTEP_API void wait(const Event& event, Deadline deadline);
 // Waits for all work enqueued on the stream, or on every stream that Lockstep has on the device.
-LOCKSTEP_API void synchronize(Stream& stream, Milliseconds timeout = kDefaultTimeout);
+LOCKSTEP_API void synchronize(const Stream& stream, Milliseconds timeout = kDefaultTimeout);
 LOCKSTEP_API void synchronize(Device device, Milliseconds timeout = kDefaultTimeout);
 
 }  // namespace lockstep

@@ -15,22 +15,22 @@ namespace detail {
 
 class DeviceAllocator;
 
-struct StreamState {
-  Device device;
-  Backend* backend = nullptr;
+struct StreamState : StreamBody {
   DeviceAllocator* allocator = nullptr;
-  StreamHandle handle = nullptr;
-  std::atomic<Stream*> copies{nullptr};  // copies_of
+  std::atomic<int> holders{0};               // handles that keep it out of the pool
+  std::atomic<StreamBody*> copies{nullptr};  // copies_of
 
   // The rest is guarded by the allocator's mutex.
   MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
   StreamState* next = nullptr;
 };
+inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
+inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }
 
 // The stream for copies between devices that `stream` is to wait for: the device's copy stream for the default stream,
 // else one that belongs to `stream` for ever. On a stream that others share a copy would wait for their work too, and
 // with it for ranks of theirs, which may wait for ours.
-Stream& copies_of(Stream& stream);
+Stream copies_of(const Stream& stream);
 
 // Events are pooled by device: making one is expensive on some backends.
 EventHandle take_event(Device device);
@@ -47,7 +47,7 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept;
 void wait_for_handle(Device device, EventHandle event, Deadline deadline);
 
 // For ever: streams that nobody has at the moment are kept for the next.
-StreamState* register_stream(Device device, Backend& backend, StreamHandle handle);
+StreamState* register_stream(const StreamBody& body);
 void synchronize_streams(Device device, Deadline deadline);
 
 }  // namespace detail

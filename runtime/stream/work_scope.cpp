@@ -6,14 +6,15 @@ namespace lockstep::trace {
 namespace {
 
 // In the order of the stream. On a device that is lost nothing runs any more: the span does not begin, or end.
-void tell(Stream& stream, Token token, void (*what)(Token)) noexcept try {
+void tell(const Stream& stream, Token token, void (*what)(Token)) noexcept try {
   stream.enqueue([=] { what(token); });
 } catch (...) {
 }
 
 }  // namespace
 
-WorkScope::WorkScope(Stream& stream, const Work& work) : stream_(stream), before_(detail::exchange_work(work)) {
+WorkScope::WorkScope(const Stream& stream, const Work& work)
+    : stream_(stream.body()), before_(detail::exchange_work(work)) {
   if (!active()) return;
   const bool by_tasks = stream.backend().traced_by_tasks();
   if (stream.synchronous() || by_tasks) token_ = enqueued(stream.handle(), stream.device(), work);

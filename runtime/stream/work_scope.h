@@ -11,13 +11,13 @@ namespace lockstep::trace {
 // device, the scope is its span.
 class LOCKSTEP_API WorkScope {
  public:
-  WorkScope(Stream& stream, const Work& work);
+  WorkScope(const Stream& stream, const Work& work);
   WorkScope(const WorkScope&) = delete;
   WorkScope& operator=(const WorkScope&) = delete;
   ~WorkScope();
 
  private:
-  Stream& stream_;
+  Stream stream_;
   Token token_ = 0;
   Work before_;
 };

@@ -14,7 +14,7 @@ CheckpointFrame*& CheckpointFrame::current() {
 CheckpointFrame::CheckpointFrame(std::function<void()> again, std::vector<Tensor> inputs)
     : again_(std::move(again)), inputs_(std::move(inputs)), context_(thread_context()) {
   for (const Tensor& input : inputs_) versions_.push_back(input.version());
-  if (!inputs_.empty()) LOCKSTEP_EDGE(stream_ = &current_stream(inputs_[0].device()));
+  if (!inputs_.empty()) LOCKSTEP_EDGE(stream_ = &current_stream(inputs_[0].device()).body());
   if (context_.substitution) {
     substitution_ = context_.substitution->flattened();
     context_.substitution = substitution_.get();

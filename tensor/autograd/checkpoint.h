@@ -54,7 +54,7 @@ class LOCKSTEP_API CheckpointFrame final : public RefCounted {
   std::vector<std::uint64_t> versions_;
   ThreadContext context_;
   std::shared_ptr<const Substitution> substitution_;
-  Stream* stream_ = nullptr;
+  detail::StreamBody* stream_ = nullptr;
   std::mutex mutex_;  // what follows: backward may ask from several threads
   std::size_t taken_ = 0;
   bool again_now_ = false;

@@ -6,7 +6,7 @@ namespace lockstep::detail {
 
 void attach(Node& node, const Tensor& output, std::uint32_t index) {
   if (node.stream == nullptr) {
-    LOCKSTEP_EDGE(node.stream = &current_stream(output.device()));
+    LOCKSTEP_EDGE(node.stream = &current_stream(output.device()).body());
     ThreadContext& context = thread_context();
     node.sequence = ++context.sequence;
     node.numbering = context.numbering;

@@ -133,7 +133,7 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
 }
 
 void Transfer::receive(const Event& sent, const std::vector<Tensor*>& tensors) const {
-  Stream& stream = current_stream(device_);
+  const Stream stream = current_stream(device_);
   LOCKSTEP_EDGE(stream.wait(sent));
   for (const Tensor* tensor : tensors)
     if (tensor->device() == device_) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));

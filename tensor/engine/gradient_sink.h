@@ -13,8 +13,8 @@ namespace lockstep {
 
 // The gradient of an owned leaf, at the leaf or at one of its mirrors.
 struct OwnedGradient {
-  Ref<LeafNode> leaf;   // whose owner may be gone when a later call adds it
-  Stream* stream;       // what follows is ordered by it, and on its device
+  Ref<LeafNode> leaf;          // whose owner may be gone when a later call adds it
+  detail::StreamBody* stream;  // what follows is ordered by it, and on its device
   bool replicated;      // of one replica of several, to be summed with the others; else it came by an ordinary edge
   bool differentiable;  // of a backward with create_graph
   Tensor matrix;        // either this

@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};  // leaves free their gradients as soon as they are complete
 }  // namespace
 
-void hand_over_gradient(const Tensor& gradient, Stream& receiver) {
-  Stream& made_on = current_stream(gradient.device());
+void hand_over_gradient(const Tensor& gradient, const Stream& receiver) {
+  const Stream made_on = current_stream(gradient.device());
   if (&made_on == &receiver) return;
   LOCKSTEP_EDGE(receiver.wait_for(made_on));
   LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
@@ -281,7 +281,7 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
   std::lock_guard lock(worker.mutex);
   if (gradient.defined()) {
     const bool mirror = from.node->kind() == Node::Kind::mirror;
-    const int origin = mirror ? from.replica : ordinal(from.node->stream->device());
+    const int origin = mirror ? from.replica : ordinal(from.node->stream->device);
     to.contributions.push_back({output, mirror ? 0 : from.node->sequence, origin, edge, std::move(gradient)});
   }
   arrived(target);
@@ -357,7 +357,7 @@ void GraphTask::fail(std::exception_ptr error) noexcept {
 }
 
 void GraphTask::join_streams() {
-  for (Stream* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device()).wait_for(*stream));
+  for (detail::StreamBody* stream : streams_) LOCKSTEP_EDGE(current_stream(stream->device).wait_for(*stream));
 }
 
 }  // namespace lockstep::detail

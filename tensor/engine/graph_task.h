@@ -142,10 +142,10 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::exception_ptr error_;
   std::vector<OwnedGradient> owned_;  // for the sink
   std::vector<Rows> rows_;
-  std::vector<Stream*> streams_;  // that nodes ran on
+  std::vector<detail::StreamBody*> streams_;  // that nodes ran on
 };
 
 // `gradient`, made on this thread's current stream, is for a node on `receiver`.
-void hand_over_gradient(const Tensor& gradient, Stream& receiver);
+void hand_over_gradient(const Tensor& gradient, const Stream& receiver);
 
 }  // namespace lockstep::detail

@@ -123,7 +123,7 @@ void GraphTask::assign_workers() {
   workers_.push_back(std::make_unique<Worker>());  // the calling thread
   std::vector<Device> devices;
   for (const State& state : states_) {
-    const Device device = state.node->stream->device();
+    const Device device = state.node->stream->device;
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
     if (std::find(streams_.begin(), streams_.end(), state.node->stream) == streams_.end())
       streams_.push_back(state.node->stream);
@@ -143,7 +143,7 @@ void GraphTask::assign_workers() {
   }
   for (State& state : states_)
     for (const auto& [device, worker] : worker_of)
-      if (state.node->stream->device() == device) state.worker = worker;
+      if (state.node->stream->device == device) state.worker = worker;
   std::vector<std::size_t> nodes(workers_.size());
   for (const State& state : states_) ++nodes[state.worker];
   for (std::size_t i = 0; i < workers_.size(); ++i) workers_[i]->ready.reserve(nodes[i]);

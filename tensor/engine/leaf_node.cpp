@@ -16,7 +16,7 @@ Ref<Node> make_leaf(const Tensor& tensor) {
   Ref<LeafNode> node(new LeafNode);
   node->shape = tensor.shape();
   node->dtype = tensor.dtype();
-  LOCKSTEP_EDGE(node->stream = &current_stream(tensor.device()));
+  LOCKSTEP_EDGE(node->stream = &current_stream(tensor.device()).body());
   return node;
 }
 
@@ -47,18 +47,18 @@ void run_gradient_hooks(const Node& node, std::span<Tensor> gradients) {
 void LeafNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor>) { accumulate(std::move(grad_outputs[0])); }
 
 void LeafNode::run_post_accumulate_hooks() {
-  const std::vector<PostAccumulateHook> hooks = post_accumulate_hooks;  // they may remove themselves
-  for (const PostAccumulateHook& hook : hooks) hook.function();
+  const std::vector<PostAccumulateHook> to_run = post_accumulate_hooks;  // they may remove themselves
+  for (const PostAccumulateHook& hook : to_run) hook.function();
 }
 
 void LeafNode::move_to(Device device, DType to_dtype) {
   earlier_dtypes |= 1u << static_cast<int>(dtype);
   dtype = to_dtype;
-  LOCKSTEP_EDGE(stream = &current_stream(device));
+  LOCKSTEP_EDGE(stream = &current_stream(device).body());
 }
 
 Tensor LeafNode::brought_home(const Tensor& gradient) const {
-  const Device home = stream->device();
+  const Device home = stream->device;
   Tensor here = gradient.device() == home ? gradient : gradient.to(home);
   // Of what was computed before the tensor was converted. Any other dtype is an operation's mistake, found later.
   const bool earlier = here.dtype() != dtype && (earlier_dtypes >> static_cast<int>(here.dtype()) & 1);
@@ -68,7 +68,7 @@ Tensor LeafNode::brought_home(const Tensor& gradient) const {
 SparseGradient LeafNode::brought_home(SparseGradient rows) const {
   if (!rows.defined()) return rows;
   rows.values = brought_home(rows.values);
-  rows.indices = rows.indices.to(stream->device());
+  rows.indices = rows.indices.to(stream->device);
   return rows;
 }
 
@@ -114,7 +114,7 @@ MirrorNode::MirrorNode(Ref<Node> leaf) {
 }
 
 void MirrorNode::backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
-  grad_inputs[0] = grad_outputs[0].to(edges()[0].node->stream->device());
+  grad_inputs[0] = grad_outputs[0].to(edges()[0].node->stream->device);
 }
 
 std::uint64_t next_training_call() {

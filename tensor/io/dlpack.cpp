@@ -75,8 +75,8 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
   const bool on_cuda = device.type() == DeviceType::cuda;
   LOCKSTEP_CHECK(!options.native_stream || on_cuda, "[to_dlpack] expected no native stream for ", tensor, ", got one");
   LOCKSTEP_CHECK(!options.native_stream || !options.stream, "[to_dlpack] expected one stream, got two");
-  LOCKSTEP_CHECK(!options.stream || options.stream->device() == device, "[to_dlpack] expected a stream of ", device,
-                 ", got one of ", options.stream->device());
+  LOCKSTEP_CHECK(!options.stream || options.stream.device() == device, "[to_dlpack] expected a stream of ", device,
+                 ", got one of ", options.stream.device());
   auto out = std::make_unique<Export<Managed>>();
   out->tensor = tensor.detach();
   const LeafNode* leaf = tensor.leaf();
@@ -96,10 +96,10 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
       .shape = out->shape.begin(),
       .strides = out->strides.begin(),
       .byte_offset = 0};
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   if (options.stream) {
-    LOCKSTEP_EDGE(options.stream->wait_for(stream));
-    LOCKSTEP_EDGE(tensor.storage()->record_use(*options.stream));
+    LOCKSTEP_EDGE(options.stream.wait_for(stream));
+    LOCKSTEP_EDGE(tensor.storage()->record_use(options.stream));
   } else if (options.native_stream) {
     native_waits_for(options.native_stream, stream);
     out->consumer = options.native_stream;
@@ -143,7 +143,7 @@ Device device_of(const dlpack::DeviceId& id) {
 
 // Whoever owns the memory may do with it what it likes after this.
 void finish(StreamUses& uses, void* owner) noexcept try {
-  for (Stream* stream : uses.streams()) {
+  for (detail::StreamBody* stream : uses.streams()) {
     if (owner) {
       native_waits_for(owner, *stream);
       continue;
@@ -185,7 +185,7 @@ Tensor import_tensor(const TensorView& view, const DLPackImportOptions& options,
     throw NotSupported(cat("[from_dlpack] expected elements that are aligned to ", size_of(dtype), " bytes"));
   if (device.is_cpu())
     return Tensor::over(Storage::external(device, data, bytes, std::move(release)), dtype, shape, used);
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   if (options.native_stream) wait_for_native(stream, options.native_stream);
   auto uses = std::make_shared<StreamUses>(stream);
   UniqueFunction finish_and_release = [uses, owner = options.native_stream, then = std::move(release)]() mutable {

@@ -59,7 +59,7 @@ struct DLPackExportOptions {
   // stream now, the host does not, and the memory outlives what is on it when the deleter runs. Null: the consumer uses
   // them from the host, or as it likes, and is done with them when the deleter runs; this call blocks until they are
   // computed.
-  Stream* stream = nullptr;
+  Stream stream = {};
   // For a CUDA tensor, instead: the consumer's own stream, as the array API hands it over (a cudaStream_t, or 1 and 2
   // for the default ones; see runtime/cuda/native_stream.h). It must live until the deleter has run.
   void* native_stream = nullptr;

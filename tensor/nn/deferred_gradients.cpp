@@ -18,7 +18,7 @@ ParameterBody* body_of(const OwnedGradient& gradient) { return lockstep::body_of
 bool is_slot(const OwnedGradient& gradient) {
   const ParameterBody* body = body_of(gradient);
   if (!body || !body->slabs) return false;
-  const Device device = gradient.stream->device();
+  const Device device = gradient.stream->device;
   return body->home.device() == device || body->slot(ordinal(device));
 }
 
@@ -77,7 +77,7 @@ class Claims {
 
 }  // namespace
 
-bool DeferredGradients::wants(const LeafNode& leaf) const { return leaf.owner() && leaf.stream->device() != device_; }
+bool DeferredGradients::wants(const LeafNode& leaf) const { return leaf.owner() && leaf.stream->device != device_; }
 
 // Nobody else may write the elements until they are added.
 void DeferredGradients::arrive(OwnedGradient& gradient) {
@@ -104,8 +104,8 @@ void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
   std::vector<OwnedGradient> stored;
   for (const OwnedGradient& gradient : all) {
     if (!gradient.replicated) continue;
-    const Device device = gradient.stream->device();
-    Stream& here = current_stream(device);
+    const Device device = gradient.stream->device;
+    const Stream here = current_stream(device);
     LOCKSTEP_EDGE(here.wait_for(*gradient.stream));
     if (gradient.matrix.defined()) LOCKSTEP_EDGE(gradient.matrix.storage()->record_use(here));
     if (!gradient.rows.defined()) {
@@ -128,7 +128,7 @@ void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
       else
         leaf.accumulate(leaf.brought_home(std::exchange(gradient.matrix, {})));
     }
-    LOCKSTEP_EDGE(current_stream(gradient.stream->device()).wait_for(*gradient.stream));
+    LOCKSTEP_EDGE(current_stream(gradient.stream->device).wait_for(*gradient.stream));
   }
 }
 

@@ -10,7 +10,7 @@ namespace lockstep {
 // ---- SlotMirror
 
 SlotMirror::SlotMirror(ParameterBody* body, Device device) : MirrorNode(body->leaf), body_(body), device_(device) {
-  LOCKSTEP_EDGE(stream = &default_stream(device));
+  LOCKSTEP_EDGE(stream = &default_stream(device).body());
 }
 
 LeafOwner* SlotMirror::owner() const { return body_; }
@@ -98,7 +98,7 @@ Tensor ParameterBody::on(Device device) {
                                   ? "list it in the members() of its module, which then can be moved and replicated"
                                   : "move the module or the input, or replicate the module"));
   }
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   Tensor handle = slot->value.detach();
   const bool differentiable = GradMode::enabled() && home.requires_grad();
   if (differentiable || !stream.synchronous()) {
@@ -108,8 +108,8 @@ Tensor ParameterBody::on(Device device) {
       // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
       if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
         LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
-      if (std::find(slot->readers.begin(), slot->readers.end(), &stream) == slot->readers.end())
-        LOCKSTEP_EDGE(slot->readers.push_back(&stream));
+      if (std::find(slot->readers.begin(), slot->readers.end(), &stream.body()) == slot->readers.end())
+        LOCKSTEP_EDGE(slot->readers.push_back(&stream.body()));
     }
     if (differentiable) {
       // One node per slot, so that a backward finds one gradient per replica.

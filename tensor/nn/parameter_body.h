@@ -41,11 +41,11 @@ struct Slot {
   std::atomic<std::uint64_t> home_version{0};  // of the elements it holds
   std::atomic<std::uint64_t> own_version{0};   // after the refresh that wrote them
   std::atomic<bool> filled{false};
-  std::atomic<bool> arrived{false};  // the last refresh is known to have succeeded
-  std::atomic<int> replica{0};       // position in the device list of the last refresh
-  std::mutex mutex;                  // ready, readers, node
-  Event ready;                       // the last refresh
-  std::vector<Stream*> readers;      // streams that have read it since
+  std::atomic<bool> arrived{false};          // the last refresh is known to have succeeded
+  std::atomic<int> replica{0};               // position in the device list of the last refresh
+  std::mutex mutex;                          // ready, readers, node
+  Event ready;                               // the last refresh
+  std::vector<detail::StreamBody*> readers;  // streams that have read it since
   Ref<SlotMirror> node;
 
   // The device failed to write it. While the refresh is under way nobody knows; what waits for it fails with it then.

@@ -131,28 +131,28 @@ void ReadGate::open(std::span<ReadGate* const> gates) noexcept {
   all.changed.notify_all();
 }
 
-void ReadGate::read_on(Stream& stream) {
+void ReadGate::read_on(const Stream& stream) {
   if (stream.synchronous()) return;
   const std::lock_guard lock(mutex_);
   for (const auto& [device, event] : written_) LOCKSTEP_EDGE(stream.wait(event));
-  if (std::find(readers_.begin(), readers_.end(), &stream.lasting()) == readers_.end())
-    LOCKSTEP_EDGE(readers_.push_back(&stream.lasting()));
+  if (std::find(readers_.begin(), readers_.end(), &stream.body()) == readers_.end())
+    LOCKSTEP_EDGE(readers_.push_back(&stream.body()));
 }
 
-void ReadGate::write_on(Stream& stream) {
+void ReadGate::write_on(const Stream& stream) {
   const std::lock_guard lock(mutex_);
-  for (Stream* reader : readers_) LOCKSTEP_EDGE(stream.wait_for(*reader));
+  for (detail::StreamBody* reader : readers_) LOCKSTEP_EDGE(stream.wait_for(*reader));
   for (const auto& [device, event] : written_) LOCKSTEP_EDGE(stream.wait(event));
 }
 
-void ReadGate::written_on(Stream& stream) {
+void ReadGate::written_on(const Stream& stream) {
   const std::lock_guard lock(mutex_);
   const auto same = [&](const auto& entry) { return entry.first == stream.device(); };
   auto at = std::find_if(written_.begin(), written_.end(), same);
   if (at == written_.end()) at = written_.emplace(written_.end(), stream.device(), Event());
   LOCKSTEP_EDGE(at->second.record(stream));
   // The stream itself has waited for them: later writers wait for it.
-  std::erase_if(readers_, [&](const Stream* reader) { return reader->device() == stream.device(); });
+  std::erase_if(readers_, [&](const detail::StreamBody* reader) { return reader->device == stream.device(); });
 }
 
 // ---- Reading
@@ -210,13 +210,13 @@ Reading::Entry& Reading::entry(const std::shared_ptr<ReadGate>& gate) {
   return first_[count_++];
 }
 
-void Reading::read(const ParameterBody& body, Stream& stream) {
+void Reading::read(const ParameterBody& body, const Stream& stream) {
   const std::shared_ptr<ReadGate>* gate = body.gate();
   if (!gate) return;
   Entry& held = entry(*gate);
-  if (held.stream == &stream) return;
+  if (held.stream == &stream.body()) return;
   (*gate)->read_on(stream);
-  held.stream = &stream;
+  held.stream = &stream.body();
 }
 
 Reading::Held Reading::share() {
@@ -272,9 +272,9 @@ Writing::Writing(const char* op, std::span<ParameterBody* const> bodies, std::sp
     gates_.push_back(gate.get());
   }
   for (const Device device : devices) {
-    Stream& stream = current_stream(device);
-    if (!stream.synchronous() && std::find(streams_.begin(), streams_.end(), &stream) == streams_.end())
-      streams_.push_back(&stream);
+    const Stream stream = current_stream(device);
+    if (!stream.synchronous() && std::find(streams_.begin(), streams_.end(), &stream.body()) == streams_.end())
+      streams_.push_back(&stream.body());
   }
   const bool on_device_thread = DeviceThread::current() != nullptr;
   const bool closed = ReadGate::close(gates_, on_device_thread ? Deadline::after(Milliseconds(0)) : deadline);
@@ -289,7 +289,7 @@ Writing::Writing(const char* op, std::span<ParameterBody* const> bodies, std::sp
                            " were still going on"));
   }
   try {
-    for (Stream* stream : streams_)
+    for (detail::StreamBody* stream : streams_)
       for (ReadGate* gate : gates_) gate->write_on(*stream);
   } catch (...) {
     ReadGate::open(gates_);
@@ -299,7 +299,7 @@ Writing::Writing(const char* op, std::span<ParameterBody* const> bodies, std::sp
 
 Writing::~Writing() {
   try {
-    for (Stream* stream : streams_)
+    for (detail::StreamBody* stream : streams_)
       for (ReadGate* gate : gates_) gate->written_on(*stream);
   } catch (...) {
     // What the stream cannot mark, its next user is told of.

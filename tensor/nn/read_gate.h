@@ -44,10 +44,10 @@ class LOCKSTEP_API ReadGate {
 
   // The order of the work on devices, of streams that do not run it at once. By a reader, inside: what `stream` does
   // from now on comes after what the last writer enqueued, and before what the next one does.
-  void read_on(Stream& stream);
+  void read_on(const Stream& stream);
   // By a writer, inside: what `stream` does from now on comes after what the readers, and the last writer, enqueued.
-  void write_on(Stream& stream);
-  void written_on(Stream& stream);  // when the writer has enqueued it all
+  void write_on(const Stream& stream);
+  void written_on(const Stream& stream);  // when the writer has enqueued it all
 
  private:
   static constexpr std::uint32_t kWriting = 1u << 31, kWanted = 1u << 30, kReaders = kWanted - 1;
@@ -63,7 +63,7 @@ class LOCKSTEP_API ReadGate {
   std::uint64_t turn_ = 0;    // how often those have been admitted
 
   std::mutex mutex_;                               // of what follows
-  std::vector<Stream*> readers_;                   // since the last write
+  std::vector<detail::StreamBody*> readers_;       // since the last write
   std::vector<std::pair<Device, Event>> written_;  // the last one
 };
 
@@ -85,7 +85,7 @@ class LOCKSTEP_API Reading {
   // Enters the gate unless this thread has. Throws TimeoutError when a writer stays inside.
   void enter(const std::shared_ptr<ReadGate>& gate) { entry(gate); }
   // The same for the gate of a parameter's home, and for work on `stream`.
-  void read(const ParameterBody& body, Stream& stream);
+  void read(const ParameterBody& body, const Stream& stream);
 
   // What this thread holds of homes, for those who work for it. `leave` gives it back, from any thread.
   static Held share();
@@ -94,7 +94,7 @@ class LOCKSTEP_API Reading {
  private:
   struct Entry {
     std::shared_ptr<ReadGate> gate;
-    Stream* stream = nullptr;  // the last one that it was read on
+    detail::StreamBody* stream = nullptr;  // the last one that it was read on
   };
   Entry& entry(const std::shared_ptr<ReadGate>& gate);
   Entry* find(const ReadGate& gate);
@@ -126,7 +126,7 @@ class Writing {
  private:
   std::vector<std::shared_ptr<ReadGate>> owners_;
   std::vector<ReadGate*> gates_;
-  std::vector<Stream*> streams_;
+  std::vector<detail::StreamBody*> streams_;
 };
 
 }  // namespace detail

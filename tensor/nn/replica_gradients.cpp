@@ -25,7 +25,7 @@ constexpr std::size_t kBalanceBytes = 64 * 1024;
 
 int replica_of(const OwnedGradient& gradient) {
   const ParameterBody& body = *body_of(*gradient.leaf);
-  const Device device = gradient.stream->device();
+  const Device device = gradient.stream->device;
   if (body.home.device() == device) return -1;  // home comes first
   const Slot* slot = body.slot(ordinal(device));
   if (!slot) fail_moved(body);
@@ -176,7 +176,7 @@ void append_rows(SlabSet& set, const std::vector<OwnedGradient>& gradients) {
   for (const OwnedGradient& gradient : gradients) {
     const SparseGradient& rows = gradient.rows;
     pieces.push_back({rows.indices.to(set.home()), rows.values.to(set.home()), rows.shape});
-    if (gradient.stream->device() == set.home()) continue;
+    if (gradient.stream->device == set.home()) continue;
     const std::lock_guard lock(set.reduce_mutex);
     set.reduced.bytes += rows.indices.bytes() + rows.values.bytes();
     set.reduced.copies += 2;
@@ -218,7 +218,7 @@ void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
   std::map<std::shared_ptr<SlabSet>, ByEntry> by_set;
   for (OwnedGradient& gradient : arrived) {
     for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
-      if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.stream->device())));
+      if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(gradient.stream->device)));
     const ParameterBody& body = *body_of(*gradient.leaf);
     by_set[slabs_of(body)][body.slab_entry].push_back(std::move(gradient));
   }
@@ -235,8 +235,8 @@ void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
       }
       for (const OwnedGradient& gradient : gradients) {
         if (has_rows(gradient))
-          store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device(), gradient.rows.to_dense());
-        by_entry[index].push_back(gradient.stream->device());
+          store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.rows.to_dense());
+        by_entry[index].push_back(gradient.stream->device);
       }
     }
     for (const std::vector<OwnedGradient>* gradients : rows_alone) append_rows(*set, *gradients);
@@ -270,7 +270,7 @@ class ReplicaGradients final : public GradientSink {
   bool wants(const LeafNode&) const override { return false; }
   void arrive(OwnedGradient& gradient) override {
     if (!gradient.matrix.defined()) return;
-    store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device(), gradient.matrix);
+    store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.matrix);
     gradient.matrix = {};
   }
   void finish(std::vector<OwnedGradient> gradients) override { reduce_replica_gradients(std::move(gradients)); }

@@ -127,13 +127,13 @@ std::vector<int> SlabSet::stale(std::span<ParameterBody* const> bodies, Device d
 
 void SlabSet::refresh(Device device, std::span<const int> stale, TransferStats& stats) {
   const int home = ordinal(home_), at = ordinal(device);
-  Stream& from = current_stream(home_);
-  Stream& to = current_stream(device);
+  const Stream from = current_stream(home_);
+  const Stream to = current_stream(device);
   // After everything enqueued so far that reads these slots.
   for (int index : stale) {
     Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
     std::lock_guard lock(slot.mutex);
-    for (Stream* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
+    for (detail::StreamBody* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
     slot.readers.clear();
     LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
@@ -273,7 +273,7 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
       gates.push_back(&set->gate(device));
       stale.emplace_back(set.get(), std::move(entries));
       // Stream by stream: a gate is asked once for each.
-      for (Stream* stream : {&current_stream(devices[0]), &current_stream(device)})
+      for (detail::StreamBody* stream : {&current_stream(devices[0]).body(), &current_stream(device).body()})
         for (const ParameterBody* body : bodies) reading.read(*body, *stream);
     }
     if (gates.empty()) continue;

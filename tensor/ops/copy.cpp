@@ -42,7 +42,7 @@ Tensor Tensor::to(Device device) const {
   ordinal(device);  // throws for a device that does not exist, before anything is computed
   if (!contiguous_layout()) return contiguous().to(device);
   Tensor y = detail::fresh(shape(), dtype(), device);
-  Stream &source_stream = current_stream(from), &destination_stream = current_stream(device);
+  const Stream source_stream = current_stream(from), destination_stream = current_stream(device);
   LOCKSTEP_EDGE(storage()->record_use(source_stream));
   copy_bytes({.destination = y.raw_data(),
               .destination_device = device,

@@ -196,7 +196,7 @@ Tensor& Tensor::copy_(const Tensor& source) {
   if (source.device() != device() && contiguous_layout() && source.contiguous_layout() && source.shape() == shape() &&
       source.dtype() == dtype() && !(GradMode::enabled() && source.requires_grad())) {
     // Straight into place.
-    Stream &from = current_stream(source.device()), &to = current_stream(device());
+    const Stream from = current_stream(source.device()), to = current_stream(device());
     LOCKSTEP_EDGE(source.storage()->record_use(from));
     LOCKSTEP_EDGE(storage()->record_use(to));
     copy_bytes({.destination = raw_data(),

@@ -35,7 +35,7 @@ struct Figures {
 // One rank's part of a measurement.
 Figures measure(Communicator& comm, Kind kind, const Row& row, bool in_place) {
   CollectiveCase its(comm, kind, row.dtype, row.reduction, std::max(row.root, 0), row.bytes, in_place);
-  Stream& stream = current_stream(comm.device());
+  const Stream stream = current_stream(comm.device());
   Figures figures;
   for (int i = 0; i < options.check; ++i) {
     its.fill();

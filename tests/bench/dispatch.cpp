@@ -53,7 +53,7 @@ void measure_threads(const std::vector<Device>& devices, bench::Session& session
 
 void measure_resources(Device device, bench::Session& session) {
   bench::Table table("resources", "resources (nanoseconds)", {"operation", "ns"});
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   Stream other(device);
   constexpr int kCalls = 200'000;
   auto add = [&](const char* name, auto body) {
@@ -74,9 +74,9 @@ void measure_resources(Device device, bench::Session& session) {
   });
   add("event record + wait, new event", [&] { other.wait_for(stream); });
   volatile std::uintptr_t sink = 0;
-  add("current_stream, no scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device)); });
+  add("current_stream, no scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device).body()); });
   StreamScope scope(other);
-  add("current_stream, in a scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device)); });
+  add("current_stream, in a scope", [&] { sink = reinterpret_cast<std::uintptr_t>(&current_stream(device).body()); });
   volatile int number = 0;
   add("ordinal", [&] { number = ordinal(device); });
   session.add(std::move(table));

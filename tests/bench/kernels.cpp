@@ -21,7 +21,7 @@ std::int64_t elements = 0, size = 0;
 // Seconds that the device takes for one call of `body`, by events, after two runs that warm up.
 template <class Body>
 bench::Samples device_seconds(const bench::Session& session, Device device, Body body) {
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   Backend& of_device = backend(device);
   const EventHandle begin = of_device.create_event(device.index(), true);
   const EventHandle end = of_device.create_event(device.index(), true);
@@ -62,7 +62,7 @@ void measure_memory(bench::Session& session, Device device) {
   const Tensor a = rand({elements}, {.device = device}), b = rand({elements}, {.device = device});
   const Tensor rows = a.reshape({elements / 1024, 1024});
   const Tensor target = a.clone();
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   std::vector<Row> results;
   const auto add = [&](const char* name, double work, auto body) {
     if (session.wants("memory", name)) results.push_back({name, work, device_seconds(session, device, body)});

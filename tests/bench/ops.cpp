@@ -40,7 +40,7 @@ void measure_small(bench::Session& session, Device device) {
       table.add({name, session.nanoseconds_per_call(calls, body).times(1e-3 / parts), limit});
   };
   const TensorOptions options{.device = device};
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   add("allocate from the cache and release", 0.2, kCalls, 1, [&] { release(allocate(stream, 64)); });
   const Tensor a = rand({16}, options), b = rand({16}, options);
   {

@@ -34,7 +34,7 @@ std::string peer_access(Device from, Device to) {
 class Buffer {
  public:
   Buffer(Device device, std::size_t size) : block_(allocate(default_stream(device), size)) {
-    backend(device).fill_bytes(block_->data, 1, size, block_->stream->handle());  // pages exist from here on
+    backend(device).fill_bytes(block_->data, 1, size, block_->stream->handle);  // pages exist from here on
     synchronize(*block_->stream);
   }
   Buffer(const Buffer&) = delete;

@@ -9,7 +9,7 @@ template <class... Missing>
 struct Some {
   using Absent = ArgsList<FillArgs>;
   template <class Args>
-  requires(!ArgsList<Missing...>::template contains<Args>) static void enqueue(Stream&, const Args&) {}
+  requires(!ArgsList<Missing...>::template contains<Args>) static void enqueue(const Stream&, const Args&) {}
 };
 
 struct Misspelt : Some<FillArgs, CastArgs> {};  // no kernel for CastArgs

@@ -65,7 +65,7 @@ class SideStream {
   }
 
  private:
-  Stream& outer_;
+  Stream outer_;
   std::optional<Stream> side_;
   std::optional<StreamScope> scope_;
 };

@@ -24,7 +24,7 @@ std::size_t extent_bytes(const View& view) {
 
 // Logical devices on one GPU have its memory in common, and must not use each other's all the same. Memory that is none
 // of theirs came from outside (DLPack).
-bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view) {
+bool check_owner(const char* kernel, const lockstep::Stream& stream, const View& view) {
   const lockstep::cuda::CudaLayout& layout = lockstep::cuda::cuda_layout();
   const lockstep::Device device = stream.device();
   if (extent_bytes(view) == 0) return true;
@@ -40,7 +40,7 @@ bool check_owner(const char* kernel, lockstep::Stream& stream, const View& view)
 }
 
 template <class Args>
-void run_checked(lockstep::Stream& stream, const Args& args) {
+void run_checked(const lockstep::Stream& stream, const Args& args) {
   bool sound = true;
   args.views([&](const auto& use) {
     if (!use.view.present) return;

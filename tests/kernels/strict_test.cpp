@@ -14,7 +14,7 @@ constexpr std::int64_t kRows = 8, kColumns = 16;
 
 class Matrix {  // f32 on one host device, for work on one stream
  public:
-  explicit Matrix(Stream& stream)
+  explicit Matrix(const Stream& stream)
       : block_(allocate(stream, static_cast<std::size_t>(kRows * kColumns) * sizeof(float))) {}
   Matrix(const Matrix&) = delete;
   ~Matrix() { release(block_); }
@@ -37,12 +37,12 @@ class Matrix {  // f32 on one host device, for work on one stream
   MemoryBlock* block_;
 };
 
-void fill(Stream& stream, const View& view, double value) { kernels::launch(stream, FillArgs{Out{view}, value}); }
-void double_in_place(Stream& stream, const View& view) {
+void fill(const Stream& stream, const View& view, double value) { kernels::launch(stream, FillArgs{Out{view}, value}); }
+void double_in_place(const Stream& stream, const View& view) {
   kernels::launch(stream, UnaryArgs{UnaryOp::mul_scalar, In{view}, Out{view}, 2});
 }
 
-std::string report_of(void (*program)(Stream&, Stream&, const Matrix&)) {
+std::string report_of(void (*program)(const Stream&, const Stream&, const Matrix&)) {
   const Device device = Device::host(0);
   Stream first(device), second(device);
   const Matrix matrix(first);
@@ -99,21 +99,21 @@ TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") 
 TEST_CASE("the checker knows what kernels read and write, element by element") {
   if (!default_stream(Device::host(0)).checked()) return;
   for (int round = 0; round < 50; ++round) {
-    CHECK(contains(report_of([](Stream& first, Stream& second, const Matrix& matrix) {
+    CHECK(contains(report_of([](const Stream& first, const Stream& second, const Matrix& matrix) {
                      fill(first, matrix.all(), 1);
                      double_in_place(second, matrix.all());
                    }),
                    "'unary' (kernels/strict_test.cpp:"));
-    CHECK(report_of([](Stream& first, Stream& second, const Matrix& matrix) {
+    CHECK(report_of([](const Stream& first, const Stream& second, const Matrix& matrix) {
             fill(first, matrix.columns(0, 8), 1);  // halves of every row: no byte in common
             fill(second, matrix.columns(8, 8), 2);
           }) == "");
-    CHECK(contains(report_of([](Stream& first, Stream& second, const Matrix& matrix) {
+    CHECK(contains(report_of([](const Stream& first, const Stream& second, const Matrix& matrix) {
                      fill(first, matrix.columns(0, 9), 1);
                      fill(second, matrix.columns(8, 8), 2);
                    }),
                    " writes 4 bytes at 0x"));
-    CHECK(report_of([](Stream& first, Stream& second, const Matrix& matrix) {
+    CHECK(report_of([](const Stream& first, const Stream& second, const Matrix& matrix) {
             fill(first, matrix.all(), 1);
             second.wait_for(first);
             double_in_place(second, matrix.transposed());

@@ -57,12 +57,12 @@ struct SelfTaught : Module<SelfTaught> {
   template <class F>
   void on_side_streams(Device device, F&& body) const {
     Stream here(device), home(weight.device());
-    for (Stream* stream : {&here, &home}) stream->wait_for(current_stream(stream->device()));
+    for (const Stream& stream : {here, home}) stream.wait_for(current_stream(stream.device()));
     {
       const StreamScope on_home(home), on_here(here);
       body();
     }
-    for (Stream* stream : {&here, &home}) current_stream(stream->device()).wait_for(*stream);
+    for (const Stream& stream : {here, home}) current_stream(stream.device()).wait_for(stream);
   }
   const Turns* turns = nullptr;
   int backwards = 1, failing = -1;
@@ -109,7 +109,7 @@ TEST_CASE("backward in replicas: several by each add up, in every form, on strea
       module.by_hand = by_hand;
       module.side_streams = true;
       Stream first(devices[0]), second(devices[1]), third(devices[2]);
-      for (Stream* stream : {&first, &second, &third}) stream->wait_for(default_stream(stream->device()));
+      for (const Stream& stream : {first, second, third}) stream.wait_for(default_stream(stream.device()));
       const StreamScope on_first(first), on_second(second), on_third(third);
       for (int step = 1; step < 3; ++step) {
         const Turns turns({2, 0, 1});

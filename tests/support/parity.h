@@ -31,7 +31,7 @@ inline const Device* parity_device() {
 // Host memory and its copy on the device.
 class Mirror {
  public:
-  Mirror(TestTensor& tensor, Stream& stream) : tensor_(tensor), block_(allocate(stream, tensor.storage_bytes())) {
+  Mirror(TestTensor& tensor, const Stream& stream) : tensor_(tensor), block_(allocate(stream, tensor.storage_bytes())) {
     copy(block_->data, stream.device(), tensor.storage(), Device::cpu(), stream);
   }
   Mirror(const Mirror&) = delete;
@@ -40,7 +40,7 @@ class Mirror {
 
   bool holds(const void* data) const { return offset_of(data) < tensor_.storage_bytes(); }
   void* translate(void* data) const { return static_cast<std::byte*>(block_->data) + offset_of(data); }
-  TestTensor download(Stream& stream) const {
+  TestTensor download(const Stream& stream) const {
     TestTensor result = tensor_;
     copy(result.storage(), Device::cpu(), block_->data, stream.device(), stream);
     return result;
@@ -50,8 +50,8 @@ class Mirror {
   std::size_t offset_of(const void* data) const {
     return static_cast<std::size_t>(static_cast<const std::byte*>(data) - tensor_.storage());
   }
-  void copy(void* to, Device to_device, const void* from, Device from_device, Stream& stream) const {
-    Stream& cpu = current_stream(Device::cpu());
+  void copy(void* to, Device to_device, const void* from, Device from_device, const Stream& stream) const {
+    const Stream cpu = current_stream(Device::cpu());
     copy_bytes({to, to_device, from, from_device, tensor_.storage_bytes()}, from_device.is_cpu() ? cpu : stream,
                to_device.is_cpu() ? cpu : stream);
     if (!stream.synchronous()) synchronize(stream);
@@ -67,7 +67,7 @@ template <class Args>
 std::string compare_with_host(const Args& args, std::initializer_list<TestTensor*> tensors, double tolerance = 0,
                               double scale = 1) {
   const Device device = *parity_device();
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   std::vector<std::unique_ptr<Mirror>> mirrors;
   for (TestTensor* t : tensors) mirrors.push_back(std::make_unique<Mirror>(*t, stream));
   Args there = args;

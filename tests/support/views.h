@@ -233,7 +233,7 @@ std::string mismatch(const TestTensor& got, Want&& want, double relative = 2, do
 // Runs a kernel and waits for it. Throws what it throws, at the call or at the wait.
 template <class Args>
 void run(const Args& args) {
-  Stream& stream = current_stream(test_device());
+  const Stream stream = current_stream(test_device());
   kernels::launch(stream, args);
   if (!stream.synchronous()) synchronize(stream);
 }

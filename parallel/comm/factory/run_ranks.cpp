@@ -97,7 +97,7 @@ std::vector<std::unique_ptr<Communicator>> make_group(const std::vector<Device>&
 }
 
 // Waits for the stream of a rank whose failure is known.
-void await_failed(Stream& stream, Milliseconds timeout) noexcept try {
+void await_failed(const Stream& stream, Milliseconds timeout) noexcept try {
   LOCKSTEP_EDGE(synchronize(stream, timeout));
 } catch (...) {  // what follows from the failure, or a task that does not end
 }

@@ -11,7 +11,7 @@ class LoopbackCommunicator final : public Communicator {
   const char* backend() const override { return "loopback"; }
 
  private:
-  void enqueue(const Collective& collective, Stream& stream) override {
+  void enqueue(const Collective& collective, const Stream& stream) override {
     if (!collective.input || !collective.output || collective.input == collective.output) return;
     const std::size_t bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype);
     copy_bytes({collective.output, device(), collective.input, device(), bytes}, stream, stream);

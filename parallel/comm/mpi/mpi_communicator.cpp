@@ -27,7 +27,7 @@ class MpiCommunicator final : public Communicator {
   const char* backend() const override { return "mpi"; }
 
  private:
-  void enqueue(const Collective& collective, Stream& stream) override {
+  void enqueue(const Collective& collective, const Stream& stream) override {
     stream.enqueue(detail::StreamTask(mpi_rank_, collective));
   }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override {

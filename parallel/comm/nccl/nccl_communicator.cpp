@@ -31,7 +31,7 @@ class NcclCommunicator final : public Communicator {
   const char* backend() const override { return "nccl"; }
 
  private:
-  void enqueue(const Collective& collective, Stream& stream) override {
+  void enqueue(const Collective& collective, const Stream& stream) override {
     guarded(collective, [&] {
       if (check_collectives_) rank_->check_agreement(collective);
       rank_->launch(collective, stream);

@@ -175,7 +175,7 @@ void Rank::check_agreement(const Collective& c) {
   if (c.sequence > 1) oob_.forget(cat("call/", c.sequence - 1));  // all have come to this one, so they have seen it
 }
 
-void Rank::launch(const Collective& collective, Stream& stream) {
+void Rank::launch(const Collective& collective, const Stream& stream) {
   check();
   meet_locals(collective);
   if (collective.count == 0) return;

@@ -26,7 +26,7 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   // Makes NCCL's communicator; blocks until all ranks have come.
   void connect(Milliseconds timeout);
   // Enqueues the collective, when the others of this process have come to it.
-  void launch(const Collective& collective, Stream& stream);
+  void launch(const Collective& collective, const Stream& stream);
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // Compares with the other ranks through the store.
   void check_agreement(const Collective& collective);

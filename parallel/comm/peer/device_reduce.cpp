@@ -27,7 +27,7 @@ BinaryOp op_of(RedOp reduction, DType dtype) {
 // The work of one call on one stream.
 class Combiner {
  public:
-  Combiner(Stream& stream, DType dtype, std::int64_t count) : stream_(stream), dtype_(dtype), count_(count) {}
+  Combiner(const Stream& stream, DType dtype, std::int64_t count) : stream_(stream), dtype_(dtype), count_(count) {}
 
   View view(const void* data, std::int64_t stride = 1) const {
     return {const_cast<void*>(data), Shape{count_}, Strides{stride}, dtype_, stream_.device(), true};
@@ -45,7 +45,7 @@ class Combiner {
   }
 
  private:
-  Stream& stream_;
+  Stream stream_;
   DType dtype_;
   std::int64_t count_;
 };
@@ -58,8 +58,8 @@ std::size_t combine_scratch_bytes(DType dtype, std::int64_t count) {
   return (is_half(dtype) ? 2 * bytes : bytes) + kAlignment;
 }
 
-void combine(Stream& stream, RedOp reduction, DType dtype, std::int64_t count, std::span<const void* const> pieces,
-             void* out, void* scratch) {
+void combine(const Stream& stream, RedOp reduction, DType dtype, std::int64_t count,
+             std::span<const void* const> pieces, void* out, void* scratch) {
   if (count == 0) return;
   const bool half = is_half(dtype);
   const Combiner given(stream, dtype, count), wide(stream, half ? DType::f32 : dtype, count);

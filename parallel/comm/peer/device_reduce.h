@@ -14,7 +14,7 @@ std::size_t combine_scratch_bytes(DType dtype, std::int64_t count);
 
 // Enqueues on `stream`: out = pieces[0] op pieces[1] op …, each of `count` contiguous elements on the stream's device.
 // f16 and bf16 are combined in f32 and rounded once. `out` may be one of the pieces.
-void combine(Stream& stream, RedOp reduction, DType dtype, std::int64_t count, std::span<const void* const> pieces,
-             void* out, void* scratch);
+void combine(const Stream& stream, RedOp reduction, DType dtype, std::int64_t count,
+             std::span<const void* const> pieces, void* out, void* scratch);
 
 }  // namespace lockstep::detail

@@ -18,7 +18,7 @@ class PeerGroup {
   Device device(int rank) const { return devices_[static_cast<std::size_t>(rank)]; }
   MeetingPlace& place() { return place_; }
   // A stream of the rank's device on which nothing ever is: for copies that are ordered by events alone.
-  Stream& idle_stream(int rank) { return *idle_[static_cast<std::size_t>(rank)]; }
+  const Stream& idle_stream(int rank) { return *idle_[static_cast<std::size_t>(rank)]; }
   // The group of some of the ranks.
   std::shared_ptr<PeerGroup> split(const std::vector<int>& members, const std::string& id);
 

@@ -38,7 +38,7 @@ Range range_of(int rank, int size, std::int64_t count) {
 // A collective on its way.
 struct PeerCommunicator::Work {
   const Collective& collective;
-  Stream& stream;
+  Stream stream;
   Meeting meeting;
   std::vector<Contribution> contributions = {};  // of the last meeting
   std::size_t bytes = 0;                         // of one rank's part
@@ -84,7 +84,7 @@ std::unique_ptr<Communicator> PeerCommunicator::make_split(const std::vector<int
   throw break_with(error);
 }
 
-void PeerCommunicator::enqueue(const Collective& collective, Stream& stream) {
+void PeerCommunicator::enqueue(const Collective& collective, const Stream& stream) {
   try {
     if (size() == 1) return copy_own(collective, stream);
     run(collective, stream);
@@ -97,7 +97,7 @@ void PeerCommunicator::enqueue(const Collective& collective, Stream& stream) {
 }
 
 // What the rank has for itself.
-void PeerCommunicator::copy_own(const Collective& collective, Stream& stream) {
+void PeerCommunicator::copy_own(const Collective& collective, const Stream& stream) {
   const std::size_t part = static_cast<std::size_t>(collective.count) * size_of(collective.dtype);
   const std::size_t own = static_cast<std::size_t>(rank()) * part;
   const void* from = collective.input;
@@ -109,7 +109,7 @@ void PeerCommunicator::copy_own(const Collective& collective, Stream& stream) {
   copy_bytes({to, device(), from, device(), part}, stream, stream);
 }
 
-void PeerCommunicator::run(const Collective& collective, Stream& stream) {
+void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
   Work work{.collective = collective,
             .stream = stream,
             .meeting = next_meeting(collective),
@@ -167,7 +167,7 @@ void PeerCommunicator::meet_again(Work& work, std::exception_ptr own_error, void
     LOCKSTEP_EDGE(done->record(work.stream));
   } catch (...) {
     if (!own_error) own_error = std::current_exception();
-    for (Stream* stream : {&pulls_, &work.stream}) settle(stream->backend(), device(), stream->handle());
+    for (const Stream& stream : {pulls_, work.stream}) settle(stream.backend(), device(), stream.handle());
   }
   ++work.meeting.phase;
   const char* name = to_string(work.collective.kind);

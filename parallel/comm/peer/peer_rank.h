@@ -20,14 +20,14 @@ class PeerCommunicator final : public Communicator {
  private:
   struct Work;
 
-  void enqueue(const Collective& collective, Stream& stream) override;
+  void enqueue(const Collective& collective, const Stream& stream) override;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override;
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
   void on_broken(const CommError& error) override;
 
   Meeting next_meeting(const Collective& collective);
-  void run(const Collective& collective, Stream& stream);
-  void copy_own(const Collective& collective, Stream& stream);
+  void run(const Collective& collective, const Stream& stream);
+  void copy_own(const Collective& collective, const Stream& stream);
   void begin(Work& work);
   void move(Work& work);
   void reduce_range(Work& work, std::int64_t offset, std::int64_t count, void* out);

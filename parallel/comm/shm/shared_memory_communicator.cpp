@@ -53,8 +53,8 @@ SharedMemoryCommunicator::SharedMemoryCommunicator(std::shared_ptr<ShmGroup> gro
 
 SharedMemoryCommunicator::~SharedMemoryCommunicator() { shm_rank_->disown(); }
 
-void SharedMemoryCommunicator::enqueue(const Collective& collective, Stream& stream) {
-  shm_rank_->announce(collective, &stream);
+void SharedMemoryCommunicator::enqueue(const Collective& collective, const Stream& stream) {
+  shm_rank_->announce(collective, stream);
   stream.enqueue(detail::StreamTask(shm_rank_, collective));
 }
 

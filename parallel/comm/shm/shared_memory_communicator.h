@@ -36,7 +36,7 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
   SharedMemoryCommunicator(std::shared_ptr<detail::ShmGroup> group, int rank, Device device, Milliseconds timeout);
 
  private:
-  void enqueue(const Collective& collective, Stream& stream) override;
+  void enqueue(const Collective& collective, const Stream& stream) override;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override;
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
   void on_broken(const CommError& error) override;

@@ -38,10 +38,10 @@ Channel& ShmRank::channel(const Collective& collective) {
   return stream_channel_;
 }
 
-void ShmRank::announce(const Collective& collective, const Stream* stream) {
+void ShmRank::announce(const Collective& collective, const Stream& stream) {
   using Kind = Collective::Kind;
   if (collective.kind != Kind::send && collective.kind != Kind::recv) count_call(collective);
-  if (!group_->share_devices() || !stream || stream->synchronous()) return;
+  if (!group_->share_devices() || !stream || stream.synchronous()) return;
   try {
     channel(collective).meet_hosts(collective);
   } catch (const CommError& error) {

@@ -52,7 +52,7 @@ class ShmRank {
   // Where ranks share a device whose streams run by themselves, it waits until the host threads of all have come to the
   // collective. Otherwise what one rank enqueues after its call could go before what another enqueues before its own,
   // on the copy stream that they share, or in a wait for the whole device, and each would wait for the other.
-  void announce(const Collective& collective, const Stream* stream = nullptr);
+  void announce(const Collective& collective, const Stream& stream = {});
   // The collective will not be performed: the work before it failed.
   void skip(const Collective& collective) noexcept;
   void disown();

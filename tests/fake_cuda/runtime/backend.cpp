@@ -31,8 +31,8 @@ using Owned = std::unique_ptr<MemoryBlock, Release>;
 bool round_trip(Device device) {
   unsigned char sent[64], received[64] = {};
   for (int i = 0; i < 64; ++i) sent[i] = static_cast<unsigned char>(i * 3 + 1);
-  Stream& stream = default_stream(device);
-  Stream& host = default_stream(Device::cpu());
+  const Stream stream = default_stream(device);
+  const Stream host = default_stream(Device::cpu());
   const Owned block(allocate(stream, 64));
   copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream);
   copy_bytes({received, Device::cpu(), block->data, device, 64}, stream, host);
@@ -41,7 +41,7 @@ bool round_trip(Device device) {
 }
 
 bool travels(Device from, Device to) {
-  Stream &source = default_stream(from), &destination = default_stream(to), &host = default_stream(Device::cpu());
+  const Stream source = default_stream(from), destination = default_stream(to), host = default_stream(Device::cpu());
   const Owned here(allocate(source, 64)), there(allocate(destination, 64));
   unsigned char sent[64], received[64] = {};
   for (int i = 0; i < 64; ++i) sent[i] = static_cast<unsigned char>(i * 5 + 2);
@@ -92,7 +92,7 @@ TEST_CASE("the caller's device stays, whatever the library does on others") {
 }
 
 TEST_CASE("memory that a device does not have is OutOfMemory, and the next call works") {
-  Stream& stream = default_stream(Device::cuda(5));
+  const Stream stream = default_stream(Device::cuda(5));
   CHECK_THROWS_AS(allocate(stream, std::size_t{4} << 30), OutOfMemory);
   CHECK(round_trip(Device::cuda(5)));
 }
@@ -137,7 +137,7 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
 TEST_CASE("what copies went through is used again after their device has failed") {
   const Device device = Device::cuda(3);
   Stream stream(device);
-  Stream& host = default_stream(Device::cpu());
+  const Stream host = default_stream(Device::cpu());
   const Owned block(allocate(stream, 64));
   const unsigned char sent[64] = {5};
   const auto send = [&] { copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream); };
@@ -227,7 +227,7 @@ TEST_CASE("logical devices share GPUs and keep to their share", "[.logical]") {
 // The same. 0, 2 and 4 are one GPU, which does not mind.
 TEST_CASE("logical devices of one GPU do not use each other's memory", "[.logical]") {
   const Device device = Device::cuda(2), other = Device::cuda(4);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   const Owned mine(allocate(stream, 64)), others(allocate(default_stream(other), 64));
   const auto fill = [&](void* memory) {
     fake_cuda::checked_table().fill(

@@ -26,7 +26,7 @@ using Owned = std::unique_ptr<MemoryBlock, Release>;
 constexpr std::size_t kBytes = std::size_t{5} << 19;  // three pieces of staging
 
 void copy_there_and_back(Device from, Device to, const void* sent, void* received) {
-  Stream &source = default_stream(from), &destination = default_stream(to), &host = default_stream(Device::cpu());
+  const Stream source = default_stream(from), destination = default_stream(to), host = default_stream(Device::cpu());
   const Owned here(allocate(source, kBytes)), there(allocate(destination, kBytes));
   copy_bytes({here->data, from, sent, Device::cpu(), kBytes}, host, source);
   copy_bytes({there->data, to, here->data, from, kBytes}, source, destination);
@@ -89,7 +89,7 @@ TEST_CASE("an edge that cannot be made is made by the host") {
   const Device device = Device::cuda(3);
   Stream first(device), second(device);
   const Owned block(allocate(first, 64));
-  const auto fill = [&](Stream& stream, int value) {
+  const auto fill = [&](const Stream& stream, int value) {
     backend(device).fill_bytes(block->data, value, 64, stream.handle());
   };
   for (const char* call : {"cudaEventRecord", "cudaStreamWaitEvent"}) {

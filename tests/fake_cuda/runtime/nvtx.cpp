@@ -24,7 +24,7 @@ std::string seen(const char* what) {
 }
 std::string ranges() { return seen("fake_nvtx_ranges"); }
 
-void work(Stream& stream) {
+void work(const Stream& stream) {
   const trace::Scope scope("load");
   {
     const trace::WorkScope named(stream, {.name = "named", .kind = trace::Kind::kernel});

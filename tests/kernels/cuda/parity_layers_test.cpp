@@ -205,7 +205,7 @@ TEST_CASE("CUDA: an index out of range is reported, and the device works on", "[
   NEEDS_CUDA
   const Device device = *parity_device();
   if (device.is_cpu()) return;
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   TestTensor x(DType::f32, {4}), index(DType::i64, {3}), y(DType::f32, {3});
   x.fill_random(1), index.fill([](std::int64_t i) { return i == 1 ? 9.0 : 2.0; });
   const Mirror there_x(x, stream), there_index(index, stream), there_y(y, stream);

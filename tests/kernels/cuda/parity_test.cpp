@@ -26,7 +26,7 @@ TEST_CASE("CUDA parity: unary", "[cuda][parity]") {
             try {
               check_parity(compare_with_host(args, {&x, &y}, 24), cat("op ", op, " ", dtype, " ", shape));
             } catch (const NotSupported&) {
-              Stream& stream = current_stream(Device::cpu());
+              const Stream stream = current_stream(Device::cpu());
               CHECK_THROWS_AS(kernels::table(DeviceType::host).entry<UnaryArgs>()(stream, args), NotSupported);
             }
           }
@@ -51,7 +51,7 @@ TEST_CASE("CUDA parity: binary", "[cuda][parity]") {
             try {
               check_parity(compare_with_host(args, {&x, &y, &z}, tolerance), cat("op ", op, " ", dtype, " ", shape));
             } catch (const NotSupported&) {
-              Stream& stream = current_stream(Device::cpu());
+              const Stream stream = current_stream(Device::cpu());
               CHECK_THROWS_AS(kernels::table(DeviceType::host).entry<BinaryArgs>()(stream, args), NotSupported);
             }
           }

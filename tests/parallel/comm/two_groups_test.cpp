@@ -28,7 +28,7 @@ struct Streams {
 
 Tensor number(double value, Device device) { return full({4}, value, {.dtype = DType::f64, .device = device}); }
 
-std::string result(const Tensor& sum, Stream& stream) {
+std::string result(const Tensor& sum, const Stream& stream) {
   synchronize(stream, kSoon);
   return cat(sum.item<double>());
 }

@@ -268,7 +268,7 @@ TEST_CASE("a rank's forwards and backwards may go on in another thread") {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
     for (int i = 0; i < 20; ++i) net(rows(1));
     const Tensor early = sum(net(rows(communicator.rank() + 1)));
-    Stream& stream = current_stream(communicator.device());
+    const Stream stream = current_stream(communicator.device());
     std::string error;
     Tensor late;
     std::thread other([&] {  // its graph nodes are numbered from 1
@@ -298,7 +298,7 @@ TEST_CASE("a backward through no forward is local also where its graph comes fro
     const Tensor loss = sum(net(rows(communicator.rank() + 1)));  // nodes 1, 2, … of this thread
     Doubles seen;
     if (communicator.rank() == 0) {
-      Stream& stream = current_stream(communicator.device());
+      const Stream stream = current_stream(communicator.device());
       Tensor plain;
       std::thread other([&] {  // and of this one
         const StreamScope scope(stream);

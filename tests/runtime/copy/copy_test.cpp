@@ -63,7 +63,7 @@ TEST_CASE("pieces of one memory may overlap") {
   Bytes bytes(kBytes);
   for (std::size_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i % 251);
   const Device device = device_at(0);
-  Stream& stream = current_stream(device);
+  const Stream stream = current_stream(device);
   for (const bool upwards : {true, false}) {
     const Memory memory(device, kBytes);
     memory.put(bytes);
@@ -75,7 +75,7 @@ TEST_CASE("pieces of one memory may overlap") {
 }
 
 TEST_CASE("a copy of nothing touches nothing") {
-  Stream& stream = current_stream(device_at(0));
+  const Stream stream = current_stream(device_at(0));
   CHECK_NOTHROW(copy_bytes({nullptr, device_at(0), nullptr, device_at(0), 0}, stream, stream));
 }
 

@@ -37,9 +37,9 @@ using Bytes = std::vector<unsigned char>;
 
 // What arrives when memory of one device is copied to another: more than one piece of the detour.
 Bytes send(const Bytes& bytes, Device from, Device to) {
-  Stream& source = default_stream(from);
-  Stream& destination = default_stream(to);
-  Stream& plain = default_stream(Device::cpu());
+  const Stream source = default_stream(from);
+  const Stream destination = default_stream(to);
+  const Stream plain = default_stream(Device::cpu());
   MemoryBlock* here = allocate(source, bytes.size());
   MemoryBlock* there = allocate(destination, bytes.size());
   Bytes received(bytes.size());
@@ -79,7 +79,7 @@ TEST_CASE("the k-th raw allocation fails and the later ones do not") {
 TEST_CASE("the allocator survives an allocation that fails, and reports a device that has no more") {
   Faults faults;
   const Device device = Device::host(5);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   empty_cache(device);
   host_faults().fail_allocation(1, 1);
   MemoryBlock* block = nullptr;
@@ -232,7 +232,7 @@ TEST_CASE("the detour waits for what either side has waited for, as the straight
     Faults faults;
     if (denied) host_faults().deny_peer(1, 0);
     const Device from = Device::host(0), to = Device::host(1);
-    Stream &source = default_stream(from), &destination = default_stream(to), &plain = default_stream(Device::cpu());
+    const Stream source = default_stream(from), destination = default_stream(to), plain = default_stream(Device::cpu());
     Stream writer(from);
     const std::size_t bytes = 5000;
     Bytes received(bytes);
@@ -307,7 +307,7 @@ TEST_CASE("several threads may be the first to use a link") {
       MemoryBlock* from = allocate(source, bytes.size());
       MemoryBlock* to = allocate(destination, bytes.size());
       each.resize(bytes.size());
-      Stream& plain = default_stream(Device::cpu());
+      const Stream plain = default_stream(Device::cpu());
       copy_bytes({from->data, Device::host(5), bytes.data(), Device::cpu(), bytes.size()}, plain, source);
       copy_bytes({to->data, Device::host(6), from->data, Device::host(5), bytes.size()}, source, destination);
       copy_bytes({each.data(), Device::cpu(), to->data, Device::host(6), bytes.size()}, destination, plain);

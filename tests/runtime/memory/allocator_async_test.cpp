@@ -229,7 +229,7 @@ TEST_CASE("the next stream takes over the memory of one that is gone, once that 
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
   auto stream = std::make_unique<Stream>(kDevice);
-  Stream* const lasting = &stream->lasting();
+  detail::StreamBody* const lasting = &stream->body();
   MemoryBlock* held = allocate(*stream, 5000);
   MemoryBlock* cached = allocate(*stream, 9000);
   void* const held_data = held->data;
@@ -240,13 +240,13 @@ TEST_CASE("the next stream takes over the memory of one that is gone, once that 
   release(held);
   {
     Stream other(kDevice);
-    CHECK(&other.lasting() != lasting);
+    CHECK(&other.body() != lasting);
   }
   backend.run_all();
   std::vector<std::unique_ptr<Stream>> streams;
   do streams.push_back(std::make_unique<Stream>(kDevice));
-  while (&streams.back()->lasting() != lasting && streams.size() < 1000);
-  Stream& heir = *streams.back();
+  while (&streams.back()->body() != lasting && streams.size() < 1000);
+  const Stream& heir = *streams.back();
   MemoryBlock* first = allocate(heir, 5000);
   MemoryBlock* second = allocate(heir, 9000);
   CHECK(first->data == held_data);

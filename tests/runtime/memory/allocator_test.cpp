@@ -66,7 +66,7 @@ TEST_CASE("size classes waste at most a quarter") {
 }
 
 TEST_CASE("a block is aligned, writable, and says what it is") {
-  Stream& stream = default_stream(device_at(0));
+  const Stream stream = default_stream(device_at(0));
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{257}, 300 * kKiB, 3 * kMiB + 5}) {
     MemoryBlock* block = allocate(stream, bytes);
     REQUIRE(block);
@@ -83,7 +83,7 @@ TEST_CASE("a block is aligned, writable, and says what it is") {
 
 TEST_CASE("blocks do not overlap") {
   FreshDevice fresh(device_at(0));
-  Stream& stream = default_stream(device_at(0));
+  const Stream stream = default_stream(device_at(0));
   std::mt19937 random(3);
   std::vector<std::pair<MemoryBlock*, unsigned char>> held;
   for (int i = 0; i < 3000; ++i) {
@@ -107,7 +107,7 @@ TEST_CASE("blocks do not overlap") {
 }
 
 TEST_CASE("a released block is the next one of its class") {
-  Stream& stream = default_stream(device_at(0));
+  const Stream stream = default_stream(device_at(0));
   Stream other(device_at(0));
   MemoryBlock* block = allocate(stream, 5000);
   void* const data = block->data;
@@ -122,7 +122,7 @@ TEST_CASE("a released block is the next one of its class") {
 
 TEST_CASE("the figures are exact") {
   const Device device = device_at(1);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   CHECK(memory_stats(device).in_use_bytes == 0);
   CHECK(memory_stats(device).cached_bytes == 0);
@@ -152,7 +152,7 @@ TEST_CASE("the figures are exact") {
 
 TEST_CASE("after warm-up no raw memory is asked for") {
   const Device device = device_at(1);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   std::mt19937 random(5);
   std::vector<std::size_t> sizes;
@@ -172,7 +172,7 @@ TEST_CASE("after warm-up no raw memory is asked for") {
 
 TEST_CASE("what a flush cannot give back stays in use") {
   const Device device = device_at(1);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   MemoryBlock* held = allocate(stream, 4096);
   MemoryBlock* cached = allocate(stream, 4096);
@@ -191,7 +191,7 @@ TEST_CASE("what a flush cannot give back stays in use") {
 
 TEST_CASE("the rest of a segment serves smaller blocks") {
   const Device device = device_at(1);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 9; ++i) blocks.push_back(allocate(stream, 224 * kKiB));  // 9 of 224 KiB leave 32 KiB
@@ -209,7 +209,7 @@ TEST_CASE("the rest of a segment serves smaller blocks") {
 
 TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
   const Device device = device_at(2);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 10 * kMiB);
   MemoryBlock* first = allocate(stream, 6 * kMiB);
@@ -238,7 +238,7 @@ TEST_CASE("beyond the limit there is no memory, and everything stays usable") {
 
 TEST_CASE("small blocks fit where no segment does") {
   const Device device = device_at(2);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   set_memory_limit(device, 4096);
   std::vector<MemoryBlock*> blocks;
@@ -251,7 +251,7 @@ TEST_CASE("small blocks fit where no segment does") {
 
 TEST_CASE("a device's own memory ends too") {
   const Device device = device_at(7);  // 16 MiB
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(allocate(stream, 4 * kMiB));
@@ -263,7 +263,7 @@ TEST_CASE("a device's own memory ends too") {
 }
 
 TEST_CASE("sizes that no machine has are out of memory, not overflow") {
-  Stream& stream = default_stream(device_at(0));
+  const Stream stream = default_stream(device_at(0));
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   for (const std::size_t bytes : {kMost, kMost - 1, kMost - 255, kMost - 256, kMost / 2 + 1, kMost / 2,
                                   detail::kLargestBytes + 1, detail::kLargestBytes, std::size_t{1} << 47}) {
@@ -280,7 +280,7 @@ TEST_CASE("sizes that no machine has are out of memory, not overflow") {
 
 TEST_CASE("any thread may release a block") {
   const Device device = device_at(3);
-  Stream& stream = default_stream(device);
+  const Stream stream = default_stream(device);
   FreshDevice fresh(device);
   std::vector<MemoryBlock*> blocks;
   for (int i = 0; i < 64; ++i) blocks.push_back(allocate(stream, 2048));
@@ -382,7 +382,7 @@ TEST_CASE("blocks outlive their stream, and their memory serves others") {
 
 #ifdef LOCKSTEP_POISONS
 TEST_CASE("AddressSanitizer guards cached memory where nothing is in flight") {
-  Stream& stream = default_stream(Device::cpu());
+  const Stream stream = default_stream(Device::cpu());
   MemoryBlock* block = allocate(stream, 1000);
   auto* const bytes = static_cast<char*>(block->data);
   CHECK_FALSE(__asan_address_is_poisoned(bytes));

@@ -30,7 +30,7 @@ CopyArgs args_for(Bytes& destination, Device to, const Bytes& source, Device fro
           .bytes = source.size()};
 }
 
-void fill(Stream& stream, Bytes& bytes, int value) {
+void fill(const Stream& stream, Bytes& bytes, int value) {
   stream.backend().fill_bytes(bytes.data(), value, bytes.size(), stream.handle());
 }
 
@@ -192,14 +192,14 @@ TEST_CASE("a stream can go while it has work") {
 
 TEST_CASE("what a thread remembers of a stream outlives the object") {
   const Device device = Device::cuda(0);
-  Stream* remembered;
+  detail::StreamBody* remembered;
   MemoryBlock* block;
   bool done = false;
   {
     Stream stream(device);
     StreamScope scope(stream);
-    remembered = &current_stream(device);
-    CHECK(remembered == &stream.lasting());
+    remembered = &current_stream(device).body();
+    CHECK(remembered == &stream.body());
     CHECK(*remembered == stream);
     block = allocate(stream, 1000);
     CHECK(block->stream == remembered);
@@ -213,19 +213,19 @@ TEST_CASE("what a thread remembers of a stream outlives the object") {
 TEST_CASE("a stream is made of one that has nothing to do, or anew") {
   const Device device = Device::cuda(0);
   std::optional<Stream> first(std::in_place, device);
-  Stream* const busy = &first->lasting();
+  detail::StreamBody* const busy = &first->body();
   first->enqueue([] {});
   first.reset();
   {
     Stream second(device);
-    CHECK(&second.lasting() != busy);
+    CHECK(&second.body() != busy);
   }
   manual::backend().run_all();
   std::vector<std::unique_ptr<Stream>> all;  // more than the pool can have
   bool found = false;
   for (int i = 0; i < 100 && !found; ++i) {
     all.push_back(std::make_unique<Stream>(device));
-    found = &all.back()->lasting() == busy;
+    found = &all.back()->body() == busy;
     for (int k = 0; k < i; ++k) REQUIRE(*all[static_cast<std::size_t>(k)] != *all.back());
   }
   CHECK(found);
@@ -289,7 +289,7 @@ TEST_CASE("a copy between devices leaves the compute streams free") {
 TEST_CASE("copies that different streams wait for do not wait for each other") {
   manual::ManualBackend& backend = manual::backend();
   const Device near = Device::cuda(0), far = Device::cuda(1);
-  CHECK(&detail::copies_of(default_stream(far)) == &copy_stream(far));
+  CHECK(&detail::copies_of(default_stream(far)) == &copy_stream(far).body());
   Stream from(near), other_from(near), to(far), other_to(far);
   CHECK(&detail::copies_of(to) == &detail::copies_of(to));
   Bytes source(16, 3), held(16, 0), free(16, 0);
@@ -298,7 +298,7 @@ TEST_CASE("copies that different streams wait for do not wait for each other") {
   copy_bytes(args_for(held, far, source, near), from, to);
   copy_bytes(args_for(free, far, source, near), other_from, other_to);
   // Nothing of the first two streams runs.
-  for (Stream* stream : {&other_from, &other_to, &detail::copies_of(other_to)}) backend.run(stream->handle());
+  for (const Stream& stream : {other_from, other_to, detail::copies_of(other_to)}) backend.run(stream.handle());
   CHECK(free == Bytes(16, 3));
   CHECK(held == Bytes(16, 0));
   backend.reset();
@@ -332,7 +332,7 @@ TEST_CASE("copies from and to pageable memory are ordered with the pinned pieces
   const std::size_t bytes = (std::size_t{6} << 20) + 5;
   for (unsigned order = 0; order < 6; ++order) {
     Stream stream(Device::cuda(0));
-    Stream& plain = current_stream(Device::cpu());
+    const Stream plain = current_stream(Device::cpu());
     Bytes sent(bytes), there(bytes, 0), back(bytes, 0), received(bytes, 0);
     for (std::size_t i = 0; i < bytes; ++i) sent[i] = static_cast<unsigned char>(i * 7 + (i >> 20) * 37 + order);
     const Bytes expected = sent;

@@ -36,12 +36,12 @@ TEST_CASE("an event that was never recorded holds nobody up") {
 
 TEST_CASE("each device has one default stream and one copy stream") {
   for (const Device device : all_devices()) {
-    CHECK(&default_stream(device) == &default_stream(device));
+    CHECK(&default_stream(device).body() == &default_stream(device).body());
     CHECK(default_stream(device).device() == device);
-    CHECK(&copy_stream(device) == &copy_stream(device));
-    CHECK(&copy_stream(device) != &default_stream(device));
+    CHECK(&copy_stream(device).body() == &copy_stream(device).body());
+    CHECK(&copy_stream(device).body() != &default_stream(device).body());
     CHECK(copy_stream(device).device() == device);
-    CHECK(&current_stream(device) == &default_stream(device));
+    CHECK(&current_stream(device).body() == &default_stream(device).body());
   }
   CHECK_THROWS_AS(default_stream(device_at(8)), InvalidArgument);
   CHECK_THROWS_AS(current_stream(device_at(8)), InvalidArgument);
@@ -59,24 +59,24 @@ TEST_CASE("a scope makes a stream current for its device and its thread") {
       StreamScope elsewhere_scope(elsewhere);
       CHECK(current_stream(device) == inner);
       CHECK(current_stream(other) == elsewhere);
-      CHECK(&current_stream(Device::cpu()) == &default_stream(Device::cpu()));
-      Stream* seen = nullptr;
-      std::thread([&] { seen = &current_stream(device); }).join();
-      CHECK(seen == &default_stream(device));
+      CHECK(&current_stream(Device::cpu()).body() == &default_stream(Device::cpu()).body());
+      detail::StreamBody* seen = nullptr;
+      std::thread([&] { seen = &current_stream(device).body(); }).join();
+      CHECK(seen == &default_stream(device).body());
     }
     CHECK(current_stream(device) == outer);
-    CHECK(&current_stream(other) == &default_stream(other));
+    CHECK(&current_stream(other).body() == &default_stream(other).body());
   }
-  CHECK(&current_stream(device) == &default_stream(device));
+  CHECK(&current_stream(device).body() == &default_stream(device).body());
 }
 
 TEST_CASE("default streams are made once, also by many threads") {
   const Device device = device_at(6);
-  Stream* seen[8] = {};
+  detail::StreamBody* seen[8] = {};
   std::vector<std::thread> threads;
-  for (Stream*& slot : seen) threads.emplace_back([&slot, device] { slot = &copy_stream(device); });
+  for (detail::StreamBody*& slot : seen) threads.emplace_back([&slot, device] { slot = &copy_stream(device).body(); });
   for (std::thread& thread : threads) thread.join();
-  for (Stream* stream : seen) CHECK(stream == seen[0]);
+  for (detail::StreamBody* stream : seen) CHECK(stream == seen[0]);
 }
 
 TEST_CASE("waiting for an event is what orders two threads on host devices") {
@@ -96,7 +96,7 @@ TEST_CASE("waiting for an event is what orders two threads on host devices") {
       recorded.store(true, std::memory_order_relaxed);
     });
     while (!recorded.load(std::memory_order_relaxed)) std::this_thread::yield();
-    Stream& stream = default_stream(device_at(1));
+    const Stream stream = default_stream(device_at(1));
     stream.wait(event);
     stream.enqueue([&] { seen = value; });
     synchronize(stream);
@@ -107,7 +107,7 @@ TEST_CASE("waiting for an event is what orders two threads on host devices") {
 
 TEST_CASE("timing events measure") {
   Backend& host = backend(device_type());
-  Stream& stream = default_stream(device_at(0));
+  const Stream stream = default_stream(device_at(0));
   EventHandle begin = host.create_event(0, true), end = host.create_event(0, true), plain = host.create_event(0, false);
   host.record_event(begin, stream.handle());
   CHECK_THROWS_AS(host.elapsed_milliseconds(begin, end), InvalidArgument);

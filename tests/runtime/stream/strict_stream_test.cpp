@@ -28,7 +28,7 @@ constexpr std::size_t kBytes = 3000;
 
 bool strict() { return default_stream(device_at(0)).checked(); }
 
-void fill(Stream& stream, void* data, std::size_t bytes = kBytes) {
+void fill(const Stream& stream, void* data, std::size_t bytes = kBytes) {
   stream.backend().fill_bytes(data, 1, bytes, stream.handle());
 }
 
@@ -180,8 +180,8 @@ TEST_CASE("blocks go round between streams without a report") {
   const Device device = device_at(2);
   Stream streams[] = {Stream(device), Stream(device), Stream(device)};
   for (int round = 0; round < 300; ++round) {
-    Stream& home = streams[round % 3];
-    Stream& user = streams[(round + 1) % 3];
+    const Stream& home = streams[round % 3];
+    const Stream& user = streams[(round + 1) % 3];
     MemoryBlock* block = allocate(home, 1000 + 700 * static_cast<std::size_t>(round % 5));
     fill(home, block->data, 1000);
     if (round % 2 == 0) {
@@ -199,8 +199,8 @@ TEST_CASE("blocks go round between streams without a report") {
 TEST_CASE("reports of copies name the caller, and the default streams") {
   if (!strict()) return;
   const Device from = device_at(3), to = device_at(4);
-  Stream& source = default_stream(from);
-  Stream& destination = default_stream(to);
+  const Stream source = default_stream(from);
+  const Stream destination = default_stream(to);
   Stream stranger(to);
   MemoryBlock* here = allocate(source, kBytes);
   MemoryBlock* there = allocate(destination, kBytes);
@@ -223,7 +223,7 @@ TEST_CASE("plain memory is watched too") {
   if (!strict()) return;
   const Device device = device_at(0);
   Stream stream(device);
-  Stream& plain = default_stream(Device::cpu());
+  const Stream plain = default_stream(Device::cpu());
   MemoryBlock* there = allocate(stream, kBytes);
   MemoryBlock* here = allocate(plain, kBytes);
   fill(stream, there->data);
@@ -241,7 +241,7 @@ TEST_CASE("device threads that do it right are never reported") {
   const std::uint64_t assumed = order_stats().assumed_handovers;
   for (int round = 0; round < 100; ++round) {
     const Device home = device_at(0);
-    Stream& at_home = default_stream(home);
+    const Stream at_home = default_stream(home);
     MemoryBlock* source = allocate(at_home, kBytes);
     fill(at_home, source->data);
     constexpr int kReplicas = 3;
@@ -250,12 +250,12 @@ TEST_CASE("device threads that do it right are never reported") {
     std::atomic<int> failures{0};
     for (int replica = 0; replica < kReplicas; ++replica) {
       const Device device = device_at(replica + 1);
-      Stream& stream = default_stream(device);
+      const Stream stream = default_stream(device);
       pieces[replica] = allocate(stream, kBytes);
       copy_bytes({pieces[replica]->data, device, source->data, home, kBytes}, at_home, stream);
       device_thread(device).post([&, replica, device, join] {
         try {
-          Stream& mine = current_stream(device);
+          const Stream mine = current_stream(device);
           MemoryBlock* scratch = allocate(mine, kBytes);
           copy_bytes({scratch->data, device, pieces[replica]->data, device, kBytes}, mine, mine);
           fill(mine, pieces[replica]->data);

@@ -54,7 +54,7 @@ TEST_CASE("what does not end is named by shutdown", "[.shutdown]") {
 
 TEST_CASE("what has ended with a time-out is not named by shutdown", "[.shutdown]") {
   Stream stream(Device::host(0)), other(Device::host(0));
-  for (Stream* each : {&stream, &other}) each->enqueue([] { throw TimeoutError("some wait of its own"); });
+  for (const Stream& each : {stream, other}) each.enqueue([] { throw TimeoutError("some wait of its own"); });
   std::atomic<bool> done{false};
   other.enqueue([] { throw Error("told as well"); });
   Stream last(Device::host(0));

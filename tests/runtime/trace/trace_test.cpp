@@ -95,7 +95,7 @@ TEST_CASE("work has the name of the scope it is enqueued in") {
 
 TEST_CASE("copies and fills are recorded in every mode") {
   const Device from = device_at(0), to = device_at(1);
-  Stream &source = default_stream(from), &destination = default_stream(to);
+  const Stream source = default_stream(from), destination = default_stream(to);
   MemoryBlock* here = allocate(source, 100);
   MemoryBlock* there = allocate(destination, 100);
   source.backend().fill_bytes(here->data, 3, 100, source.handle());

@@ -64,15 +64,15 @@ TEST_CASE("run_ranks: tensors that ranks return are there") {
 
 TEST_CASE("run_ranks: each rank has its device, and a stream of its own that is current") {
   std::mutex mutex;
-  std::set<Stream*> streams;
+  std::set<detail::StreamBody*> streams;
   std::vector<Device> devices(4);
   run_ranks(4,
             [&](Communicator& comm) {
-              Stream& stream = current_stream(comm.device());
+              const Stream stream = current_stream(comm.device());
               comm.barrier();  // all are there at once
               const std::lock_guard lock(mutex);
               devices[static_cast<std::size_t>(comm.rank())] = comm.device();
-              if (!(stream == default_stream(comm.device()))) streams.insert(&stream.lasting());
+              if (!(stream == default_stream(comm.device()))) streams.insert(&stream.body());
             },
             {.devices = devices_at({3, 1, 3, 3})});
   CHECK(devices == devices_at({3, 1, 3, 3}));

@@ -44,7 +44,7 @@ inline int atomicCAS_system(int* to, int expected, int value) {
 namespace lockstep::kernels::cuda {
 
 template <class... Parameters, class... Args>
-void launch(Stream&, const char* op, void (*kernel)(Parameters...), const Grid& grid, const Args&... args) {
+void launch(const Stream&, const char* op, void (*kernel)(Parameters...), const Grid& grid, const Args&... args) {
   static_assert(sizeof...(Parameters) == sizeof...(Args));
   struct Call {
     void (*kernel)(Parameters...);
