@@ -160,7 +160,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   // the only one; the targets are scattered like the inputs.
   template <class Loss, class In, class Targets = std::tuple<>>
   Tensor reduce_with(Loss loss, const In& inputs, const Targets& targets = {}) const {
-    const typename ModuleBase::Call call(*this);
+    const typename ModuleBase::CallScope scope(*this);
     CallStats stats;
     Tensor result = compute_loss(loss, Inputs(detail::as_tuple(inputs)), detail::as_tuple(targets), stats);
     finish_call(stats);

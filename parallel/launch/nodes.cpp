@@ -119,18 +119,18 @@ std::optional<End> Nodes::end() const {
   return end_;
 }
 
-void Nodes::defer(std::function<void()> actions) {
+void Nodes::defer(std::function<void()> action) {
   const std::lock_guard lock(mutex_);
-  deferred_.push_back(std::move(actions));
+  deferred_.push_back(std::move(action));
 }
 
-void Nodes::tell_all() {
+void Nodes::run_deferred() {
   std::vector<std::function<void()>> actions;
   {
     const std::lock_guard lock(mutex_);
     actions.swap(deferred_);
   }
-  for (const auto& each : actions) each();
+  for (const auto& action : actions) action();
 }
 
 void Nodes::begin_to_end(std::optional<End> reason) {
@@ -150,7 +150,7 @@ void Nodes::rank_ended(int rank, const std::string& how) {
     }
   });
   if (options_.nodes == 1) try {  // the store is in this process, and nobody watches
-      tell_all();
+      run_deferred();
     } catch (const Error&) {
     }
 }
@@ -186,7 +186,7 @@ void Nodes::watch() {
 // Whether the job has ended.
 bool Nodes::look() {
   store_->add(key("beat", options_.node), 1);
-  tell_all();
+  run_deferred();
   if (options_.node == 0) watch_over();
   try {
     if (!ending()) {

@@ -50,8 +50,8 @@ class Nodes {
   void leave(bool wait_for_late);
 
  private:
-  void defer(std::function<void()> actions);  // by the thread that watches
-  void tell_all();
+  void defer(std::function<void()> action);  // to the thread that watches
+  void run_deferred();
   bool look();
   void watch_over();
   void conclude(Ending ending);

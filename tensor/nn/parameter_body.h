@@ -112,4 +112,5 @@ void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gr
 // Sums what was stored, in replica order (home first), and adds the sums to the home parameters' grads. Gradients
 // without rows stand for the matrices that were stored. Whoever calls it keeps the bodies alive.
 void reduce_replica_gradients(std::vector<OwnedGradient> gradients);
+
 }  // namespace lockstep

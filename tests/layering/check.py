@@ -10,6 +10,8 @@ LAYERS = ["runtime", "kernels", "tensor", "parallel"]  # each may include itself
 # lockstep-run, and what programs of benchmarks read their command line with: they may print and exit
 PROGRAM = ("parallel/launch/", "parallel/bench/command_line.")
 
+ACYCLIC = LAYERS  # whose folders form no circle
+
 VENDOR = {"cuda", "nccl"}  # folders that a build without CUDA leaves out
 
 COMMENT = r'//[^\n]*|/\*.*?\*/'
@@ -116,6 +118,17 @@ def find_cycle(graph):
     return next(filter(None, map(visit, sorted(graph))), None)
 
 
+def folders_of(graph, layer):
+    """Which folders of a layer include which others of it."""
+    folders = {}
+    for path, targets in graph.items():
+        for target in targets:
+            source, included = (name.rpartition("/")[0] for name in (path, target))
+            if source != included and all(f"{folder}/".startswith(f"{layer}/") for folder in (source, included)):
+                folders.setdefault(source, set()).add(included)
+    return folders
+
+
 def check(root):
     """All breaches below `root`, one line each."""
     root = pathlib.Path(root)
@@ -155,6 +168,10 @@ def check(root):
     cycle = find_cycle(graph)
     if cycle:
         breaches.append(f"{cycle[0]}:1: includes form a cycle: {' -> '.join(cycle)}")
+    for layer in ACYCLIC:
+        cycle = find_cycle(folders_of(graph, layer))
+        if cycle:
+            breaches.append(f"{cycle[0]}: folders include each other in a circle: {' -> '.join(cycle)}")
     return breaches
 
 

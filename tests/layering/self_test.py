@@ -127,6 +127,12 @@ longer_cycle = {"runtime/a.h": '#pragma once\n#include "lockstep/runtime/b.h"\n'
                 "runtime/b.h": '#pragma once\n#include "lockstep/runtime/a.h"\n'}
 if not any("cycle" in breach for breach in breaches_of(SOUND | longer_cycle)):
     failures.append("a cycle of two files was not found")
+circle_of_folders = {"tensor/nn/module.h": '#pragma once\n#include "lockstep/tensor/ops/view.h"\n',
+                     "tensor/ops/view.h": '#pragma once\n#include "lockstep/tensor/tensor.h"\n',
+                     "tensor/ops/view.cpp": '#include "lockstep/tensor/nn/linear.h"\n',
+                     "tensor/nn/linear.h": '#pragma once\n'}
+if not any("tensor/nn -> tensor/ops -> tensor/nn" in breach for breach in breaches_of(SOUND | circle_of_folders)):
+    failures.append("a circle of two folders was not found")
 tests = [(SOUND, BROKEN, check), (SOUND_EDGES, BROKEN_EDGES, edges.check), (SOUND_NAMES, BROKEN_NAMES, test_names.check),
          (SOUND_ENTRIES, BROKEN_ENTRIES, entries.check)]
 for sound, broken, checks in tests:
@@ -135,5 +141,5 @@ for sound, broken, checks in tests:
         found = breaches_of(sound | {path: text}, checks)
         if len(found) != 1 or expected not in found[0]:
             failures.append(f"{path} = {text!r}: expected one breach with {expected!r}, got {found}")
-print("\n".join(failures) or f"{sum(len(broken) for _, broken, _ in tests) + 6} trees judged rightly")
+print("\n".join(failures) or f"{sum(len(broken) for _, broken, _ in tests) + 7} trees judged rightly")
 sys.exit(1 if failures else 0)

@@ -65,8 +65,8 @@ std::string get_unless_ended(Store& store, const std::string& key, Deadline dead
                              const std::function<bool(int rank)>& missing, const char* op) {
   while (true) {
     try {
-      const Deadline look = Deadline::after(kPollInterval);
-      return store.get(key, ended && look.time() < deadline.time() ? look : deadline);
+      const Deadline next = Deadline::after(kPollInterval);
+      return store.get(key, ended && next.time() < deadline.time() ? next : deadline);
     } catch (const TimeoutError&) {
       if (!ended || deadline.passed()) throw;
     }
