@@ -30,6 +30,8 @@ HERE = re.compile(r"^ *// the block$")
 LOOKS_LIKE_CPP = re.compile(r"^\s*#\s*include\s*[<\"]|;\s*(//.*)?$|^\s*(struct|class|template|namespace)\b")
 SCRIPT = re.compile(r"(?<![\w/.-])(scripts/[\w./-]+)")
 CONTEXTS = "tests/user/documents"
+GLOSSARY = "docs/glossary.md"
+PLACE = re.compile(r"`([\w./-]+)`(?=[^|]*\|$)", re.M)  # in the last column of a table
 
 
 class Block:
@@ -113,6 +115,9 @@ def breaches(root):
                 for script in SCRIPT.findall("\n".join(block.lines)):
                     if not (root / script).exists():
                         found.append(f"{block.place}: there is no {script}")
+    if (root / GLOSSARY).exists():
+        found += [f"{GLOSSARY}: there is no {place}" for place in PLACE.findall((root / GLOSSARY).read_text())
+                  if "/" in place and not (root / place).exists()]
     for context in sorted((root / CONTEXTS).glob("*.cpp")):
         if context.stem not in used:
             found.append(f"{CONTEXTS}/{context.name}: no document uses it")
@@ -267,6 +272,11 @@ def self_test():
         if [(file.name, file.read_text()) for file in (root / "out").iterdir()] != [
                 ("a.cpp", '#line 5 "README.md"\nint main() {\n}\n')]:
             print("self-test: expected extract to write a.cpp")
+            return 1
+        (root / "docs").mkdir()
+        (root / GLOSSARY).write_text("| word | meaning | file |\n|---|---|---|\n| **a** | `b/c.h` or so | `README.md`, `d/e.h` |\n")
+        if breaches(root) != [f"{GLOSSARY}: there is no d/e.h"]:
+            print(f"self-test: expected d/e.h to be missed, got {breaches(root)}")
             return 1
     return 0
 
