@@ -5,7 +5,7 @@
 
 namespace fake_cuda {
 
-// Lets the library give back its caches; returns what it keeps on purpose after that (docs/testing.md has the list).
+// Lets the library give back its caches; returns what it keeps on purpose after that (docs/fake-cuda.md has the list).
 Alive library_retained();
 
 }  // namespace fake_cuda
