@@ -47,6 +47,25 @@ if(TARGET lockstep_bench)
   set_tests_properties(package/bench PROPERTIES LABELS "package;user" TIMEOUT 600 FIXTURES_REQUIRED install)
 endif()
 
+# What docs/extending.md shows, outside of the tree.
+if(Python3_FOUND)
+  add_test(NAME package/extending WORKING_DIRECTORY "${binary}" COMMAND sh -ec
+    "'${Python3_EXECUTABLE}' -B '${PROJECT_SOURCE_DIR}/tests/user/documents.py' extract '${PROJECT_SOURCE_DIR}' docs/extending.md extending_blocks
+     '${CMAKE_COMMAND}' -S '${source}/extending' -B extending -G '${CMAKE_GENERATOR}' -DCMAKE_PREFIX_PATH='${binary}/prefix' \\
+       -DCMAKE_CXX_COMPILER='${CMAKE_CXX_COMPILER}' -DCMAKE_CUDA_COMPILER='${CMAKE_CUDA_COMPILER}' \\
+       -DCMAKE_CXX_COMPILER_LAUNCHER='${CMAKE_CXX_COMPILER_LAUNCHER}' -DCMAKE_CUDA_COMPILER_LAUNCHER='${CMAKE_CXX_COMPILER_LAUNCHER}' \\
+       -DBLOCKS='${binary}/extending_blocks' -DWITH_CUDA=${LOCKSTEP_HAVE_CUDA} -DCMAKE_BUILD_TYPE=Debug
+     '${CMAKE_COMMAND}' --build extending
+     for mode in inline async strict; do
+       for program in cube lion mailbox_communicator scale; do LOCKSTEP_HOST_MODE=$mode extending/$program; done
+     done")
+  set_tests_properties(package/extending PROPERTIES LABELS "package;user" TIMEOUT 900 PROCESSORS 2 FIXTURES_REQUIRED install)
+
+  add_test(NAME package/left_out COMMAND Python3::Interpreter -B "${source}/left_out.py" "${PROJECT_SOURCE_DIR}"
+           "${CMAKE_COMMAND}" "${binary}/left_out")
+  set_tests_properties(package/left_out PROPERTIES LABELS package TIMEOUT 300)
+endif()
+
 # Compiles the library once more, as a shared one, which is then installed and found; to be quick, unoptimised, without
 # debug information and without CUDA, which the static one has.
 package_test(add_subdirectory "-DLOCKSTEP_SOURCE_DIR=${PROJECT_SOURCE_DIR}" -DBUILD_SHARED_LIBS=ON
