@@ -137,7 +137,7 @@ TEST_CASE("dlpack out: without a stream a tensor on a GPU is computed when the c
   CHECK(library.contents() == std::vector<float>(kCount, 6));
   managed->deleter(managed);
   Stream own(the_device());
-  CHECK_THROWS_AS(to_dlpack(x, {.stream = &own, .native_stream = library.stream()}), InvalidArgument);
+  CHECK_THROWS_AS(to_dlpack(x, {.stream = own, .native_stream = library.stream()}), InvalidArgument);
 }
 
 TEST_CASE("dlpack in: memory of a GPU goes back to its owner's stream after the last work on it") {

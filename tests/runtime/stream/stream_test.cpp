@@ -22,6 +22,50 @@ TEST_CASE("a synchronous stream has done its work when the call returns") {
   CHECK(stream.query());
 }
 
+TEST_CASE("copies of a handle are the same stream, and the last one gives it back") {
+  const Device device = device_at(3);
+  Stream first(device), none;
+  CHECK_FALSE(none);
+  CHECK(first);
+  CHECK_FALSE(first == none);
+  Stream second = first, third;
+  third = second;
+  Stream fourth = std::move(third);
+  CHECK(second == first);
+  CHECK(fourth == first);
+  third = fourth;
+  CHECK(third == first);
+  detail::StreamBody& body = first.body();
+  // Another is not given out while any of them is there, whichever went first.
+  first = Stream(device);
+  CHECK_FALSE(first == second);
+  second = {};
+  third = fourth;
+  {
+    const Stream other(device);
+    CHECK_FALSE(other == fourth);
+    const Stream unheld = body;  // what the library refers to it by: does not count
+    CHECK(unheld == fourth);
+  }
+  fourth = std::move(third);
+  fourth.enqueue([] {});
+  synchronize(fourth);
+  fourth = {};
+  CHECK_FALSE(Stream(device) == none);
+  // In the pool once, not twice.
+  Stream a(device), b(device), c(device);
+  CHECK_FALSE(a == b);
+  CHECK_FALSE(b == c);
+  CHECK_FALSE(a == c);
+}
+
+TEST_CASE("only a device of a vendor has streams of other libraries") {
+  for (const Device device : {Device::cpu(), Device::host(1)})
+    CHECK_THROWS_WITH(Stream::foreign(device, nullptr), Catch::Matchers::Contains(to_string(device)));
+  CHECK_THROWS_AS(Stream::foreign(Device::host(0), nullptr), NotSupported);
+  CHECK_THROWS_AS(Stream::foreign(device_at(8), nullptr), InvalidArgument);
+}
+
 TEST_CASE("an event that was never recorded holds nobody up") {
   Event event;
   CHECK_FALSE(event.recorded());
@@ -36,12 +80,12 @@ TEST_CASE("an event that was never recorded holds nobody up") {
 
 TEST_CASE("each device has one default stream and one copy stream") {
   for (const Device device : all_devices()) {
-    CHECK(&default_stream(device).body() == &default_stream(device).body());
+    CHECK(default_stream(device) == default_stream(device));
     CHECK(default_stream(device).device() == device);
-    CHECK(&copy_stream(device).body() == &copy_stream(device).body());
-    CHECK(&copy_stream(device).body() != &default_stream(device).body());
+    CHECK(copy_stream(device) == copy_stream(device));
+    CHECK(copy_stream(device) != default_stream(device));
     CHECK(copy_stream(device).device() == device);
-    CHECK(&current_stream(device).body() == &default_stream(device).body());
+    CHECK(current_stream(device) == default_stream(device));
   }
   CHECK_THROWS_AS(default_stream(device_at(8)), InvalidArgument);
   CHECK_THROWS_AS(current_stream(device_at(8)), InvalidArgument);
@@ -59,15 +103,15 @@ TEST_CASE("a scope makes a stream current for its device and its thread") {
       StreamScope elsewhere_scope(elsewhere);
       CHECK(current_stream(device) == inner);
       CHECK(current_stream(other) == elsewhere);
-      CHECK(&current_stream(Device::cpu()).body() == &default_stream(Device::cpu()).body());
+      CHECK(current_stream(Device::cpu()) == default_stream(Device::cpu()));
       detail::StreamBody* seen = nullptr;
       std::thread([&] { seen = &current_stream(device).body(); }).join();
       CHECK(seen == &default_stream(device).body());
     }
     CHECK(current_stream(device) == outer);
-    CHECK(&current_stream(other).body() == &default_stream(other).body());
+    CHECK(current_stream(other) == default_stream(other));
   }
-  CHECK(&current_stream(device).body() == &default_stream(device).body());
+  CHECK(current_stream(device) == default_stream(device));
 }
 
 TEST_CASE("default streams are made once, also by many threads") {

@@ -183,7 +183,7 @@ TEST_CASE("dlpack out: elements, strides and dtypes of every kind", "[dlpack]") 
   CHECK_THROWS_AS(to_dlpack(Tensor()), InvalidArgument);
   CHECK_THROWS_AS(to_dlpack_unversioned(x, {.read_only = true}), NotSupported);
   Stream elsewhere(Device::host(1));
-  CHECK_THROWS_AS(to_dlpack(x, {.stream = &elsewhere}), InvalidArgument);
+  CHECK_THROWS_AS(to_dlpack(x, {.stream = elsewhere}), InvalidArgument);
   CHECK_THROWS_AS(to_dlpack(x, {.native_stream = &elsewhere}), InvalidArgument);
   auto* guarded = to_dlpack(x, {.read_only = true});
   CHECK(guarded->flags == dlpack::kReadOnly);
@@ -212,7 +212,7 @@ TEST_CASE("dlpack out: without a stream the host may read at once, with one the 
     Tensor x = full({100}, 1, {.device = device});
     if (!producer.synchronous()) producer.enqueue([door] { door.reaches(1); });
     x.add_(1);
-    managed = to_dlpack(x, {.stream = &consumer});  // would hang for a minute if it blocked
+    managed = to_dlpack(x, {.stream = consumer});  // would hang for a minute if it blocked
     {
       const StreamScope as_consumer(consumer);
       sum = x.sum();  // in mode strict: ordered after the producer's writes, or a RaceError

@@ -1,0 +1,73 @@
+// Streams of other libraries as Lockstep's.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/stream.h"
+#include "support/catch.h"
+
+using namespace lockstep;
+
+namespace {
+
+// A stream as another library makes it.
+struct Native {
+  explicit Native(Device device) {
+    REQUIRE(cudaSetDevice(native_ordinal(device)) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  }
+  Native(const Native&) = delete;
+  ~Native() { (void)cudaStreamDestroy(stream); }
+  cudaStream_t stream = nullptr;
+};
+
+struct Release {
+  void operator()(MemoryBlock* block) const { release(block); }
+};
+using Owned = std::unique_ptr<MemoryBlock, Release>;
+
+}  // namespace
+
+TEST_CASE("a foreign stream is the same Stream each time, and enqueues on the stream itself") {
+  const Device device = Device::cuda(2);
+  const Native native(device), other(device);
+  const Stream stream = Stream::foreign(device, native.stream);
+  CHECK(stream == Stream::foreign(device, native.stream));
+  CHECK_FALSE(stream == Stream::foreign(device, other.stream));
+  CHECK(native_stream(stream) == native.stream);
+  CHECK(stream.device() == device);
+  int ran = 0;
+  stream.enqueue([&] { ++ran; });
+  REQUIRE(cudaStreamSynchronize(native.stream) == cudaSuccess);
+  CHECK(ran == 1);
+  CHECK(stream.query());
+}
+
+TEST_CASE("memory and copies on a foreign stream are ordered by it, and with Lockstep's own") {
+  const Device device = Device::cuda(1);
+  const Native native(device);
+  const Stream stream = Stream::foreign(device, native.stream), own(device), cpu = default_stream(Device::cpu());
+  std::vector<unsigned char> sent(4096), received(4096);
+  for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<unsigned char>(7 * i + 3);
+  for (int round = 0; round < 3; ++round) {
+    std::fill(received.begin(), received.end(), 0);
+    const Owned block(allocate(stream, sent.size()));
+    copy_bytes({block->data, device, sent.data(), Device::cpu(), sent.size()}, cpu, stream);
+    own.wait_for(stream);
+    copy_bytes({received.data(), Device::cpu(), block->data, device, sent.size()}, own, cpu);
+    stream.wait_for(own);
+    synchronize(stream);
+    CHECK(received == sent);
+  }
+  {
+    const StreamScope scope(stream);
+    CHECK(current_stream(device) == stream);
+  }
+  CHECK(current_stream(device) == default_stream(device));
+}
