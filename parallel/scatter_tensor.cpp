@@ -90,7 +90,7 @@ void Departures::wait_for_all() {
     if (copy.stream->device.is_cpu())
       LOCKSTEP_EDGE(wait(copy.copied, Deadline::after(timeout_)));
     else
-      LOCKSTEP_EDGE(copy.stream->wait(copy.copied));
+      LOCKSTEP_EDGE(Stream(*copy.stream).wait(copy.copied));
     copies_.pop_back();
   }
 }
