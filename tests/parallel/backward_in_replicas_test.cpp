@@ -153,6 +153,7 @@ TEST_CASE("backward in replicas: rows stay rows, and mix with matrices") {
 }
 
 TEST_CASE("backward in replicas: home's replica sees its own gradient, hooks see home's and the sum of the others'") {
+  support::needs_devices(3);
   const auto replicas = [](const SelfTaught& module) { return replicate(module, first_devices(3)); };
   SelfTaught module{tensor({1}, {1}, first_devices(1)[0])};
   std::vector<double> seen;

@@ -43,6 +43,7 @@ const Doubles kExpected{1, 4, 3, 8, 5, 12, 7, 16};
 }  // namespace
 
 TEST_CASE("devices: duplicates, absent ones and bad options are errors") {
+  support::needs_devices(2);
   CHECK(missing(message_of<InvalidArgument>([] {
                   DataParallel(Mlp{}, {.devices = devices_at({0, 1, 0})});
                 }),

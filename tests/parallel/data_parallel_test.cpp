@@ -195,6 +195,7 @@ TEST_CASE("one device: type, rank and output device as for several") {
 }
 
 TEST_CASE("fewer pieces than devices use fewer replicas; policies decide the pieces") {
+  support::needs_devices(5);
   const auto devices_used = [](DataParallelOptions options, std::int64_t batch) {
     const auto net = DataParallel(Numbers{}, std::move(options));
     return std::get<1>(net(counting({batch})));

@@ -137,6 +137,7 @@ TEST_CASE("after a step exactly the changed parameters and buffers are copied to
 }
 
 TEST_CASE("stats count the gradients that are summed, not what lies between them") {
+  support::needs_devices(3);
   struct Uneven : Module<Uneven> {
     Parameter a, b, c;
     Uneven(std::int64_t large, std::int64_t small)

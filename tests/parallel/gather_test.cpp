@@ -82,6 +82,7 @@ TEST_CASE("scalars with another dim are an error") {
 }
 
 TEST_CASE("outputs that do not fit are an error that names the replica and both sides") {
+  support::needs_devices(3);
   const auto message = [](const Tensor& second, std::int64_t dim = 0) {
     return message_of<InvalidArgument>([&] {
       gather(std::vector{counting({2, 3}, device_at(0)), counting({1, 3}, device_at(1)), second}, device_at(0), dim);

@@ -313,6 +313,7 @@ TEST_CASE("the gradient of a moved parameter can be clipped and stepped") {
 }
 
 TEST_CASE("an uninitialised parameter remembers where its module was moved to") {
+  support::needs_devices(3);
   struct Lazy : Module<Lazy> {
     Parameter ready{counting({2})}, later = Parameter::uninitialized({2}, DType::f64);
     void members(Members& m) override { m("ready", ready), m("later", later); }

@@ -68,6 +68,7 @@ TEST_CASE("what is not an exception of the standard library is reported too") {
 }
 
 TEST_CASE("a replica that does not return in time makes a TimeoutError; it keeps what it uses") {
+  support::needs_devices(3);
   const auto latch = std::make_shared<Latch>();
   const auto seen = std::make_shared<std::atomic<double>>(0);
   auto kept = std::make_shared<int>(41);
@@ -124,6 +125,7 @@ TEST_CASE("a late replica outlives the substitutes of its caller") {
 }
 
 TEST_CASE("a late replica that throws in the end harms nobody; the failures of the others are told") {
+  support::needs_devices(2);
   const auto latch = std::make_shared<Latch>();
   const auto work = [latch](int i) {
     if (i == 1) throw Odd("early");

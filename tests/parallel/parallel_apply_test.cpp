@@ -52,6 +52,7 @@ TEST_CASE("outputs come in order, whatever their type") {
 }
 
 TEST_CASE("a tuple holds the arguments, anything else is the only one") {
+  support::needs_devices(3);
   const auto add = [](const Tensor& x, int n) { return x.item<double>() + n; };
   const std::vector<std::tuple<Tensor, int>> inputs{{counting({1}, device_at(0)), 5},
                                                     {counting({1}, device_at(1), 2), 6}};
@@ -62,6 +63,7 @@ TEST_CASE("a tuple holds the arguments, anything else is the only one") {
 }
 
 TEST_CASE("lengths must agree, the message has both") {
+  support::needs_devices(3);
   const auto one = [](int i) { return i; };
   CHECK(missing(message_of<InvalidArgument>([&] {
                   parallel_apply(std::vector{one, one}, std::vector{1, 2, 3}, first_devices(2));
@@ -101,6 +103,7 @@ TEST_CASE("replicas run on their own devices") {
 }
 
 TEST_CASE("a lone replica runs in the caller's thread, several on device threads") {
+  support::needs_devices(4);
   const auto caller = std::this_thread::get_id();
   const auto here = [caller](int) { return std::this_thread::get_id() == caller; };
   CHECK(parallel_apply(std::vector{here}, std::vector{0}, devices_at({3})) == std::vector<bool>{true});
@@ -146,6 +149,7 @@ TEST_CASE("replicas see the caller's context, and leave no trace in the threads"
 }
 
 TEST_CASE("replicas compute on the caller's current streams") {
+  support::needs_devices(2);
   const auto streams = [](int) {
     return std::vector{current_stream(device_at(0)).handle(), current_stream(device_at(1)).handle()};
   };
@@ -212,6 +216,7 @@ TEST_CASE("node numbers go on from the caller's and come back") {
 }
 
 TEST_CASE("a call from inside a replica is an error, also inside a lone one") {
+  support::needs_devices(6);
   const auto inner = [](int) {
     return message_of<Error>(
         [] { parallel_apply(std::vector{[](int i) { return i; }}, std::vector{1}, devices_at({5})); });
@@ -225,6 +230,7 @@ TEST_CASE("a call from inside a replica is an error, also inside a lone one") {
 }
 
 TEST_CASE("calls from several threads on the same devices in different orders do not wait for each other") {
+  support::needs_devices(2);
   // Replicas of one call meet each other: with tasks enqueued in different orders on two devices this would never end.
   const auto meet = [](const std::shared_ptr<Rendezvous>& rendezvous, int i) {
     rendezvous->arrive_and_wait(i, Deadline::after(kDefaultTimeout));

@@ -73,6 +73,7 @@ TEST_CASE("an in-place update at home stays, one elsewhere is lost at the refres
 }
 
 TEST_CASE("only slots that changed, at home or by themselves, are refreshed") {
+  support::needs_devices(8);
   const Mixed net = on(Mixed{}, device_at(0));
   const auto devices = first_devices(3);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 2 * kBytes);
@@ -126,12 +127,14 @@ TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parame
 }
 
 TEST_CASE("without grad mode mirrors have no edge") {
+  support::needs_devices(2);
   const Mixed net = on(Mixed{}, device_at(0));
   const NoGrad off;
   CHECK_FALSE(replicate(net, first_devices(2))[1].parameters()[0].requires_grad());
 }
 
 TEST_CASE("misplaced, uninitialised and doubled are errors that say where") {
+  support::needs_devices(5);
   Mixed net = on(Mixed{}, device_at(0));
   CHECK(missing(message_of<InvalidArgument>([&] {
                   replicate(net, devices_at({1, 0}));

@@ -31,6 +31,7 @@ TEST_CASE("a tensor becomes pieces along dim, each on its device, in order") {
 }
 
 TEST_CASE("the shares of the specification") {
+  support::needs_devices(7);
   CHECK(sizes(scatter(counting({9}), first_devices(4))) == Sizes{3, 3, 3});
   CHECK(sizes(scatter(counting({10}), first_devices(4))) == Sizes{3, 3, 3, 1});
   CHECK(sizes(scatter(counting({36}), first_devices(7))) == Sizes{6, 6, 6, 6, 6, 6});
@@ -75,6 +76,7 @@ TEST_CASE("a device whose share is zero is skipped") {
 }
 
 TEST_CASE("a tensor without dimensions cannot be split") {
+  support::needs_devices(2);
   const std::string message = message_of<InvalidArgument>([] { scatter(full({}, 3), first_devices(2)); });
   CHECK(missing(message, {"f32[]", "number"}) == "");
 }
@@ -96,6 +98,7 @@ TEST_CASE("cpu is a device to scatter to") {
 }
 
 TEST_CASE("an undefined tensor is given to everybody") {
+  support::needs_devices(3);
   CHECK(scatter(Tensor(), first_devices(3)).size() == 3);
   CHECK_FALSE(scatter(std::pair(Tensor(), counting({4})), first_devices(2))[1].first.defined());
 }

@@ -99,6 +99,7 @@ TEST_CASE("run-time values: lists and maps are divided, the rest is copied") {
 }
 
 TEST_CASE("empty containers, numbers, strings and other types: a copy per piece") {
+  support::needs_devices(3);
   CHECK(scatter(5, first_devices(3)) == std::vector<int>{5, 5, 5});
   CHECK(scatter(true, first_devices(2)) == std::vector<bool>{true, true});
   CHECK(scatter(std::string("a"), first_devices(2)) == std::vector<std::string>{"a", "a"});
@@ -176,6 +177,7 @@ TEST_CASE("values without tensors follow the count of the tensors") {
 }
 
 TEST_CASE("tensors that give different counts are an error that names both") {
+  support::needs_devices(4);
   const std::string message = message_of<InvalidArgument>([] {
     scatter(std::pair(counting({8, 3}), counting({2})), first_devices(4));
   });
@@ -188,6 +190,7 @@ TEST_CASE("tensors that give different counts are an error that names both") {
 }
 
 TEST_CASE("nothing is moved when the value does not fit") {
+  support::needs_devices(4);
   const std::uint64_t before = detail::moved_bytes();
   CHECK_THROWS_AS(scatter(std::pair(counting({8}, device_at(0)), counting({2})), first_devices(4)), InvalidArgument);
   CHECK(detail::moved_bytes() == before);

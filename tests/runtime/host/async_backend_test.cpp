@@ -183,6 +183,7 @@ TEST_CASE("the first error of a stream keeps its later work from running and sur
 }
 
 TEST_CASE("an error that is not Lockstep's arrives as a DeviceError that holds it") {
+  support::needs_devices(3);
   for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode});
     TestStream stream(*backend, 2);
@@ -388,6 +389,7 @@ TEST_CASE("copies and fills are work of their stream") {
 }
 
 TEST_CASE("timing events measure, at least as long as the link takes") {
+  support::needs_devices(3);
   for (const HostMode mode : async_modes()) {
     Backends backend({.mode = mode,
                       .bandwidth_bytes_per_second = 10'000'000,

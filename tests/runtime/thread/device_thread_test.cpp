@@ -49,6 +49,7 @@ TEST_CASE("a device thread runs tasks in the order they were posted") {
 }
 
 TEST_CASE("threads are found by device and know themselves") {
+  support::needs_devices(3);
   DeviceThread& worker = device_thread(device_at(1));
   DeviceThread& lane = backward_lane(device_at(1));
   CHECK(&worker == &device_thread(device_at(1)));
@@ -139,6 +140,7 @@ TEST_CASE("fan-out and join, over and over") {
 }
 
 TEST_CASE("a task may post to its own thread and to others") {
+  support::needs_devices(2);
   DeviceThread& worker = device_thread(device_at(0));
   std::string seen;
   auto join = std::make_shared<Join>(3);

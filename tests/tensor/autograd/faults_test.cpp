@@ -144,6 +144,7 @@ TEST_CASE("autograd: a graph two hundred thousand operations deep may be dropped
 }
 
 TEST_CASE("autograd: an exception in an operation's backward leaves everything usable, on one device and on several") {
+  support::needs_devices(2);
   for (const bool several : {false, true}) {
     Tensor x = leaf({1, 2}, first_devices(1)[0]);
     bool fails = true;

@@ -149,6 +149,7 @@ TEST_CASE("an evaluation pass does not disturb the backward of an earlier one, n
 }
 
 TEST_CASE("dropout") {
+  support::needs_devices(2);
   manual_seed(4);
   Dropout drop(0.25);
   const Tensor x = ones({100, 1000});

@@ -67,6 +67,7 @@ TEST_CASE("two members of one name are an error at the first traversal") {
 }
 
 TEST_CASE("a forgotten members() is named as such") {
+  support::needs_devices(2);
   const Unlisted net;
   CHECK_THROWS_WITH(net(ones({1, 2}, {.device = device_at(1)})),
                     Contains("(not listed)") && Contains("list it in the members() of its module"));

@@ -86,6 +86,7 @@ TEST_CASE("an operand that overlaps the written tensor is read before it is writ
 }
 
 TEST_CASE("in a graph, in-place operations differentiate like their counterparts") {
+  support::needs_devices(2);
   const std::pair<const char*, Function> cases[] = {
       {"add_", [](const std::vector<Tensor>& in) { return square(in[0]).add_(in[1], 3) * in[0]; }},
       {"mul_", [](const std::vector<Tensor>& in) { return square(in[0]).mul_(in[1]) * in[0]; }},

@@ -166,6 +166,7 @@ TEST_CASE("peer: a split has ranks of its own and needs nobody else") {
 }
 
 TEST_CASE("peer: ranks that call different things are told who calls what, all of them") {
+  support::needs_devices(3);
   const auto disagree = [](const std::function<void(Communicator&, const Tensor&)>& first,
                            const std::function<void(Communicator&, const Tensor&)>& other) {
     const Group group = make_peer_group(support::first_devices(3));
@@ -301,6 +302,7 @@ TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's mem
 }
 
 TEST_CASE("peer: devices must be different ones of one kind") {
+  support::needs_devices(2);
   CHECK_THROWS_AS(make_peer_group({}), InvalidArgument);
   CHECK_THROWS_AS(make_peer_group({Device::cpu()}), InvalidArgument);
   CHECK_THROWS_AS(make_peer_group(support::devices_at({0, 1, 0})), InvalidArgument);

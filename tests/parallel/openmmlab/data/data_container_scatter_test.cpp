@@ -193,6 +193,7 @@ TEST_CASE("targets go to the devices of their inputs' groups") {
 }
 
 TEST_CASE("the groups are as many as the pieces of what is beside them") {
+  support::needs_devices(4);
   const Images batch = Images::of_lists({{counting({2})}, {counting({5})}});
   CHECK(scatter(std::pair(batch, counting({2})), first_devices(2)).size() == 2);
   CHECK(scatter(std::pair(batch, counting({2})), first_devices(4)).size() == 2);
@@ -251,6 +252,7 @@ TEST_CASE("gradients flow back through a container, twice") {
 }
 
 TEST_CASE("walks find what is in a container unless it is cpu_only") {
+  support::needs_devices(5);
   Sample batch = collate(samples(3), 2);
   int found = 0;
   for_each_tensor(std::as_const(batch), [&](const Tensor&) { ++found; });
