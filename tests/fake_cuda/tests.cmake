@@ -70,7 +70,9 @@ endif()
 function(fake_cuda_layer layer)
   set(cases $<TARGET_OBJECTS:lockstep_device_cases_${layer}>)
   file(GLOB own CONFIGURE_DEPENDS "${here}/${layer}/*.cpp")
-  fake_cuda_program(lockstep-fake-${layer} ${cases} ${own})
+  test_cases(lockstep_fake_cases_${layer} ${layer} ${own})
+  target_include_directories(lockstep_fake_cases_${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  fake_cuda_program(lockstep-fake-${layer} ${cases} $<TARGET_OBJECTS:lockstep_fake_cases_${layer}>)
   # Every layer: the setup brings the kernels.
   target_link_libraries(lockstep-fake-${layer} PRIVATE lockstep_fake_tables lockstep_fake_setup ${layer_objects}
                         $<$<STREQUAL:${layer},parallel>:lockstep_test_ranks>)
@@ -80,6 +82,7 @@ function(fake_cuda_layer layer)
   if(LOCKSTEP_GPU_TESTS AND NOT layer STREQUAL "runtime")
     file(GLOB real CONFIGURE_DEPENDS "${here}/${layer}/nccl_alone.cpp")  # needs no fake
     test_program(lockstep-cuda-${layer} ${cases} ${real} "${here}/../cuda_contract/setup_gpu.cc")
+    target_link_libraries(lockstep-cuda-${layer} PRIVATE $<$<STREQUAL:${layer},parallel>:lockstep_test_ranks>)
     target_include_directories(lockstep-cuda-${layer} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     list(TRANSFORM left_out_of_real_${layer} REPLACE "(.+)" "~\"\\1\"" OUTPUT_VARIABLE patterns)
     list(JOIN patterns "" patterns)
