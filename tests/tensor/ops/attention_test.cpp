@@ -1,44 +1,25 @@
-// Attention and the cells of recurrent networks: against the operations they stand for, their derivatives, what they
-// refuse.
+// Attention: against the operations it stands for, its derivatives, what it refuses, its weights.
 #include <cmath>
-#include <limits>
 
-#include "lockstep/tensor/ops/factory.h"
-#include "lockstep/tensor/ops/ops.h"
-#include "lockstep/tensor/ops/random.h"
-#include "support/catch.h"
+#include "lockstep/tensor/nn/layers.h"
 #include "support/compare.h"
 #include "support/devices.h"
-#include "support/gradcheck.h"
+#include "tensor/ops/support.h"
 
-using namespace lockstep;
-using Catch::Matchers::Contains;
+using namespace op_tests;
 using support::device_at;
 using support::difference;
-using support::Function;
-using support::gradcheck;
-using support::gradgradcheck;
-using support::random_leaf;
-using support::random_transposed_leaf;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-void check(const std::string& name, const Function& f, const std::vector<Tensor>& inputs) {
-  INFO(name);
-  CHECK(gradcheck(f, inputs) == "");
-  CHECK(gradgradcheck(f, inputs) == "");
-}
 
 Tensor lower_triangle(std::int64_t rows, std::int64_t columns) { return arange(rows).unsqueeze(1) >= arange(columns); }
 
 // The operations that attention stands for; every query sees a key.
 Tensor composed(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
   Tensor scores = matmul(q, k.transpose(-1, -2)) * o.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
-  if (o.mask.defined() && o.mask.dtype() == DType::boolean) scores = where(o.mask, scores, -kInfinity);
+  if (o.mask.defined() && o.mask.dtype() == DType::boolean) scores = where(o.mask, scores, -kInf);
   if (o.mask.defined() && o.mask.dtype() != DType::boolean) scores = scores + o.mask;
-  if (o.causal) scores = where(lower_triangle(q.size(-2), k.size(-2)), scores, -kInfinity);
+  if (o.causal) scores = where(lower_triangle(q.size(-2), k.size(-2)), scores, -kInf);
   return matmul(dropout(softmax(scores, -1), o.dropout, true), v);
 }
 
@@ -97,25 +78,26 @@ TEST_CASE("derivatives of attention") {
   };
   const std::vector<Tensor> inputs{random_leaf({2, 2, 3, 4}, 1), random_leaf({2, 2, 5, 4}, 2),
                                    random_leaf({2, 2, 5, 3}, 3)};
-  check("plain", with({}), inputs);
-  check("causal", with({.causal = true}), inputs);
-  check("keys allowed", with({.mask = from_data({true, false, true, true, false}, {5})}), inputs);
-  check("a query without a key", with({.mask = from_data({true, false, true}, {3, 1})}), inputs);
-  check("added, a query without a key",
-        with({.mask = from_data({0.5, -kInfinity, -1.0}, {3, 1}, {.dtype = DType::f64})}), inputs);
-  check("dropout", with({.scale = 0.3, .dropout = 0.5}), inputs);
-  check("one head", with({.causal = true}),
-        {random_leaf({2, 3, 4}, 1), random_leaf({2, 3, 4}, 2), random_leaf({2, 3, 2}, 3)});
-  check("not contiguous", with({}),
-        {random_transposed_leaf({1, 2, 3, 2}, 1), random_transposed_leaf({1, 2, 4, 2}, 2),
-         random_transposed_leaf({1, 2, 4, 3}, 3)});
-  check("the mask's own",
-        [](const std::vector<Tensor>& in) {
-          manual_seed(1);
-          return scaled_dot_product_attention(in[0], in[1], in[2], {.mask = in[3], .causal = true, .dropout = 0.25});
-        },
-        {random_leaf({1, 2, 3, 2}, 1), random_leaf({1, 2, 4, 2}, 2), random_leaf({1, 2, 4, 2}, 3),
-         random_leaf({2, 1, 4}, 4)});
+  check_gradients("plain", with({}), inputs);
+  check_gradients("causal", with({.causal = true}), inputs);
+  check_gradients("keys allowed", with({.mask = from_data({true, false, true, true, false}, {5})}), inputs);
+  check_gradients("a query without a key", with({.mask = from_data({true, false, true}, {3, 1})}), inputs);
+  check_gradients("added, a query without a key",
+                  with({.mask = from_data({0.5, -kInf, -1.0}, {3, 1}, {.dtype = DType::f64})}), inputs);
+  check_gradients("dropout", with({.scale = 0.3, .dropout = 0.5}), inputs);
+  check_gradients("one head", with({.causal = true}),
+                  {random_leaf({2, 3, 4}, 1), random_leaf({2, 3, 4}, 2), random_leaf({2, 3, 2}, 3)});
+  check_gradients("not contiguous", with({}),
+                  {random_transposed_leaf({1, 2, 3, 2}, 1), random_transposed_leaf({1, 2, 4, 2}, 2),
+                   random_transposed_leaf({1, 2, 4, 3}, 3)});
+  check_gradients("the mask's own",
+                  [](const std::vector<Tensor>& in) {
+                    manual_seed(1);
+                    return scaled_dot_product_attention(in[0], in[1], in[2],
+                                                        {.mask = in[3], .causal = true, .dropout = 0.25});
+                  },
+                  {random_leaf({1, 2, 3, 2}, 1), random_leaf({1, 2, 4, 2}, 2), random_leaf({1, 2, 4, 2}, 3),
+                   random_leaf({2, 1, 4}, 4)});
 }
 
 TEST_CASE("attention gives gradients to those who want one") {
@@ -148,52 +130,56 @@ TEST_CASE("attention refuses what does not fit") {
                     Contains("one device"));
 }
 
-TEST_CASE("cells compute what their names say") {
-  const Tensor gates = random_leaf({3, 8}, 1), c = random_leaf({3, 2}, 2);
-  const std::vector<Tensor> g = chunk(gates, 4, 1);
-  const LstmState got = lstm_cell(gates, c);
-  const Tensor want = sigmoid(g[1]) * c + sigmoid(g[0]) * tanh(g[2]);
-  CHECK(difference(got.c, want) < 1e-14);
-  CHECK(difference(got.h, sigmoid(g[3]) * tanh(want)) < 1e-14);
-
-  const Tensor input = random_leaf({3, 6}, 3), hidden = random_leaf({3, 6}, 4);
-  const std::vector<Tensor> x = chunk(input, 3, 1), y = chunk(hidden, 3, 1);
-  const Tensor r = sigmoid(x[0] + y[0]), z = sigmoid(x[1] + y[1]), n = tanh(x[2] + r * y[2]);
-  CHECK(difference(gru_cell(input, hidden, c), (1 - z) * n + z * c) < 1e-14);
+TEST_CASE("attention with weights gives what attention gives, dropout included") {
+  const DefaultDType scope(DType::f64);
+  const Tensor q = randn({2, 3, 5, 4}), k = randn({2, 3, 7, 4}), v = randn({2, 3, 7, 6});
+  // The second query sees nothing.
+  const Tensor seen = logical_and(arange(7) >= arange(5).unsqueeze(1), ne(arange(5).unsqueeze(1), 1));
+  const Tensor added = where(seen, randn({5, 7}), -kInf);
+  for (const AttentionOptions& options :
+       {AttentionOptions{}, AttentionOptions{.mask = seen}, AttentionOptions{.mask = added},
+        AttentionOptions{.causal = true, .scale = 0.3}, AttentionOptions{.mask = seen, .dropout = 0.4}}) {
+    manual_seed(5);
+    const Tensor want = scaled_dot_product_attention(q, k, v, options);
+    manual_seed(5);
+    const AttentionResult got = attention_with_weights(q, k, v, options);
+    CHECK(difference(got.output, want) < 1e-12);
+    CHECK(difference(matmul(got.weights, v), want) < 1e-12);
+    if (options.mask.defined()) CHECK(got.weights.select(2, 1).to_vector<double>() == std::vector<double>(42, 0));
+    if (options.dropout == 0 && !options.mask.defined())
+      CHECK(difference(got.weights.sum({-1}), ones({2, 3, 5})) < 1e-12);
+  }
+  // One head.
+  const AttentionResult single = attention_with_weights(q[0], k[0], v[0], {.causal = true});
+  CHECK(single.weights.shape() == Shape{3, 5, 7});
+  CHECK(difference(single.output, scaled_dot_product_attention(q[0], k[0], v[0], {.causal = true})) < 1e-12);
+  CHECK_THROWS_WITH(attention_with_weights(q, v, v), Contains("f64[2, 3, 7, 6]"));
 }
 
-TEST_CASE("derivatives of the cells of recurrent networks") {
-  const std::vector<Tensor> lstm{random_leaf({2, 12}, 1), random_leaf({2, 3}, 2)};
-  check(
-      "lstm",
-      [](const std::vector<Tensor>& in) {
-        return cat({lstm_cell(in[0], in[1]).h, lstm_cell(in[0], in[1]).c});
-      },
-      lstm);
-  check(
-      "lstm, h and c of one step",
-      [](const std::vector<Tensor>& in) {
-        const LstmState s = lstm_cell(in[0], in[1]);
-        return s.h * s.c;
-      },
-      lstm);
-  check(
-      "lstm, h alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).h; }, lstm);
-  check(
-      "lstm, c alone", [](const std::vector<Tensor>& in) { return lstm_cell(in[0], in[1]).c; }, lstm);
-  const Tensor fixed = random_leaf({2, 3}, 2).detach();
-  check("lstm, a fixed state", [&](const std::vector<Tensor>& in) { return lstm_cell(in[0], fixed).h; },
-        {random_transposed_leaf({2, 12}, 1)});
-  const Function gru = [](const std::vector<Tensor>& in) { return gru_cell(in[0], in[1], in[2]); };
-  check("gru", gru, {random_leaf({2, 9}, 1), random_leaf({2, 9}, 2), random_leaf({2, 3}, 3)});
-  check("gru, a fixed state", [&](const std::vector<Tensor>& in) { return gru_cell(in[0], in[1], fixed); },
-        {random_transposed_leaf({2, 9}, 1), random_leaf({2, 9}, 2)});
+TEST_CASE("derivatives of the weights of attention") {
+  const Tensor q = random_leaf({1, 2, 3, 2}, 1), k = random_leaf({1, 2, 4, 2}, 2), v = random_leaf({1, 2, 4, 3}, 3);
+  const auto f = [](const std::vector<Tensor>& in) {
+    const AttentionResult r = attention_with_weights(in[0], in[1], in[2], {.causal = true});
+    return cat({r.output.flatten(), square(r.weights).flatten()});
+  };
+  CHECK(support::gradcheck(f, {q, k, v}) == "");
+  CHECK(support::gradgradcheck(f, {q, k, v}) == "");
 }
 
-TEST_CASE("cells refuse gates that do not fit the state") {
-  CHECK_THROWS_WITH(lstm_cell(zeros({2, 8}), zeros({2, 3})), Contains("[N, 4 H]"));
-  CHECK_THROWS_WITH(lstm_cell(zeros({3, 8}), zeros({2, 2})), Contains("[N, 4 H]"));
-  CHECK_THROWS_WITH(gru_cell(zeros({2, 6}), zeros({2, 8}), zeros({2, 2})), Contains("[N, 3 H]"));
-  CHECK_THROWS_WITH(gru_cell(zeros({2, 6}), zeros({2, 6}), zeros({2, 2}, {.dtype = DType::f64})),
-                    Contains("one floating"));
+TEST_CASE("a layer's weights: shapes, means of heads, a layer that was never called") {
+  const MultiheadAttention layer(6, 3, {.dropout = 0.5, .batch_first = true});
+  const Tensor x = randn({2, 5, 6}), y = randn({2, 4, 6});
+  const AttentionWithWeights mean = layer.forward_with_weights(x, y, y);
+  CHECK(mean.weights.shape() == Shape{2, 5, 4});
+  mean.weights.sum().backward();  // which needs the layer's members
+  CHECK(layer.in_proj_weight.grad().defined());
+  MultiheadAttention quiet = layer;
+  quiet.eval();
+  const AttentionWithWeights each = quiet.forward_with_weights(x, y, y, {}, false);
+  CHECK(each.weights.shape() == Shape{2, 3, 5, 4});
+  CHECK(difference(each.output, quiet(x, y, y)) < 1e-5);
+  CHECK(difference(each.weights.mean({1}), quiet.forward_with_weights(x, y, y).weights) < 1e-6);
+  CHECK(quiet.forward_with_weights(x[0], y[0], y[0]).weights.shape() == Shape{5, 4});
+  CHECK(quiet.forward_with_weights(x[0], y[0], y[0], {}, false).weights.shape() == Shape{3, 5, 4});
+  CHECK_THROWS_WITH(layer.forward_with_weights(x, randn({2, 4, 5}), y), Contains("[MultiheadAttention]"));
 }

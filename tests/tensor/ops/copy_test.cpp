@@ -1,0 +1,36 @@
+// Copies, conversions of dtype, moves between devices.
+#include "support/devices.h"
+#include "tensor/ops/support.h"
+
+using namespace op_tests;
+using support::device_at;
+
+namespace {
+
+std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
+
+// 0, 1, 2, … in row-major order.
+Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
+
+bool shares(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
+
+}  // namespace
+
+TEST_CASE("copies") {
+  support::needs_devices(6);
+  const Tensor x = numbered({2, 3});
+  CHECK(x.contiguous().identity() == x.identity());
+  CHECK(x.t().contiguous().contiguous_layout());
+  CHECK(ints(x.t().contiguous()) == ints(x.t()));
+  CHECK_FALSE(shares(x.clone(), x));
+  CHECK(ints(x.t().clone()) == ints(x.t()));
+  CHECK(x.to(DType::i64).identity() == x.identity());
+  CHECK(x.to(Device::cpu()).identity() == x.identity());
+  CHECK(from_data({1.9, -1.9, 0.0}, {3}).to(DType::i32).to_vector<int>() == std::vector<int>{1, -1, 0});
+  CHECK(from_data({1.9, -1.9, 0.0}, {3}).to(DType::boolean).to_vector<int>() == std::vector<int>{1, 1, 0});
+  const Tensor there = x.t().to(device_at(3));
+  CHECK(there.device() == device_at(3));
+  CHECK(ints(there) == ints(x.t()));
+  CHECK(ints(there.to(device_at(5)).t()) == ints(x));
+  CHECK(zeros({0}).to(device_at(0)).shape() == Shape{0});
+}

@@ -1,0 +1,61 @@
+// Indexing.
+#include "tensor/ops/support.h"
+
+using namespace op_tests;
+
+namespace {
+
+std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
+
+// 0, 1, 2, … in row-major order.
+Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
+
+}  // namespace
+
+TEST_CASE("indexing") {
+  const Tensor x = numbered({2, 3});
+  const Tensor picks = from_data({2, 0, 2}, {3});
+  CHECK(ints(index_select(x, 1, picks)) == std::vector<int>{2, 0, 2, 5, 3, 5});
+  CHECK(ints(index_select(x.t(), 0, picks)) == std::vector<int>{2, 5, 0, 3, 2, 5});
+  CHECK(ints(index_select(x, 0, from_data({1}, {1}, {.dtype = DType::u8}))) == std::vector<int>{3, 4, 5});
+  CHECK(index_select(x, 0, zeros({0}, {.dtype = DType::i64})).shape() == Shape{0, 3});
+  CHECK(ints(index_add(x, 1, picks, numbered({2, 3}) * 10)) == std::vector<int>{10, 1, 22, 43, 4, 85});
+  CHECK(ints(gather(x, 1, from_data({2, 1, 0, 0}, {2, 2}))) == std::vector<int>{2, 1, 3, 3});
+  CHECK(ints(gather(x, 0, from_data({1, 0}, {1, 2}))) == std::vector<int>{3, 1});
+  CHECK(ints(scatter_add(x, 1, from_data({2, 2, 0, 1}, {2, 2}), numbered({2, 2}) * 10)) ==
+        std::vector<int>{0, 1, 12, 23, 34, 5});
+  CHECK(ints(one_hot(from_data({1, 0, 2}, {3}), 3)) == std::vector<int>{0, 1, 0, 1, 0, 0, 0, 0, 1});
+  CHECK(one_hot(from_data({1, 0}, {2, 1}), 4).shape() == Shape{2, 1, 4});
+  CHECK(one_hot(tensor(1), 2).dtype() == DType::i64);
+  CHECK(ints(flip(x, {1})) == std::vector<int>{2, 1, 0, 5, 4, 3});
+  CHECK(ints(flip(x, {0, 1})) == std::vector<int>{5, 4, 3, 2, 1, 0});
+  CHECK(ints(flip(x, {})) == ints(x));
+  CHECK_THROWS_AS(index_select(x, 1, from_data({3}, {1})), InvalidArgument);
+  CHECK_THROWS_AS(gather(x, 0, from_data({-1}, {1, 1})), InvalidArgument);
+  // Where x itself may not be written, its copy is.
+  CHECK(ints(x) == std::vector<int>{0, 1, 2, 3, 4, 5});
+}
+
+TEST_CASE("derivatives of indexing") {
+  const Tensor picks = integers({2, 0, 2, 1}, {4});
+  check_gradients("index_select 0",
+                  [&](const std::vector<Tensor>& in) { return square(index_select(in[0], 0, picks)); },
+                  {random_leaf({3, 2}, 1)});
+  check_gradients("index_select 1",
+                  [&](const std::vector<Tensor>& in) { return square(index_select(in[0], 1, picks)); },
+                  {random_transposed_leaf({2, 3}, 1)});
+  check_gradients("index_add", [&](const std::vector<Tensor>& in) { return square(index_add(in[0], 1, picks, in[1])); },
+                  {random_leaf({2, 3}, 1), random_leaf({2, 4}, 2)});
+  const Tensor grid = integers({0, 2, 1, 1, 0, 0}, {2, 3});
+  check_gradients("gather 1", [&](const std::vector<Tensor>& in) { return square(gather(in[0], 1, grid)); },
+                  {random_leaf({2, 4}, 1)});
+  check_gradients("gather 0 of fewer columns",
+                  [&](const std::vector<Tensor>& in) { return square(gather(in[0], 0, grid)); },
+                  {random_leaf({3, 5}, 1)});
+  check_gradients("scatter_add 1",
+                  [&](const std::vector<Tensor>& in) { return square(scatter_add(in[0], 1, grid, in[1])); },
+                  {random_leaf({2, 4}, 1), random_leaf({2, 3}, 2)});
+  check_gradients("scatter_add 0 into more columns",
+                  [&](const std::vector<Tensor>& in) { return square(scatter_add(in[0], 0, grid, in[1])); },
+                  {random_leaf({3, 5}, 1), random_leaf({2, 3}, 2)});
+}

@@ -1,0 +1,80 @@
+// Joining and splitting.
+#include "tensor/ops/support.h"
+
+using namespace op_tests;
+
+namespace {
+
+std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
+
+// 0, 1, 2, … in row-major order.
+Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
+
+bool shares(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
+
+}  // namespace
+
+TEST_CASE("joining") {
+  const Tensor x = numbered({2, 2});
+  CHECK(ints(cat({x, x * 10})) == std::vector<int>{0, 1, 2, 3, 0, 10, 20, 30});
+  CHECK(ints(cat({x, x.t() * 10, x.narrow(1, 0, 0)}, -1)) == std::vector<int>{0, 1, 0, 20, 2, 3, 10, 30});
+  CHECK(ints(cat(std::vector<Tensor>{x})) == ints(x));
+  CHECK(cat(std::vector<Tensor>{x, x}, 1).shape() == Shape{2, 4});
+  CHECK(cat({zeros({0}), zeros({0})}).shape() == Shape{0});
+  CHECK(ints(stack({x, x * 10}, 2)) == std::vector<int>{0, 0, 1, 10, 2, 20, 3, 30});
+  CHECK(stack({x, x}, -1).shape() == Shape{2, 2, 2});
+  CHECK(stack(std::vector<Tensor>{tensor(1), tensor(2)}).shape() == Shape{2});
+  CHECK(ints(pad(x, 1, 1, 2)) == std::vector<int>{0, 0, 1, 0, 0, 0, 2, 3, 0, 0});
+}
+
+TEST_CASE("splitting") {
+  const Tensor x = numbered({7, 2});
+  const auto shapes = [](const std::vector<Tensor>& parts) {
+    std::vector<int> sizes;
+    for (const Tensor& part : parts) sizes.push_back(static_cast<int>(part.size(0)));
+    return sizes;
+  };
+  CHECK(shapes(split(x, 3)) == std::vector<int>{3, 3, 1});
+  CHECK(shapes(split(x, 9)) == std::vector<int>{7});
+  CHECK(shapes(chunk(x, 3)) == std::vector<int>{3, 3, 1});
+  CHECK(shapes(chunk(x, 4)) == std::vector<int>{2, 2, 2, 1});
+  CHECK(shapes(chunk(x, 20)) == std::vector<int>{1, 1, 1, 1, 1, 1, 1});
+  CHECK(shapes(chunk(zeros({0}), 3)) == std::vector<int>{0});
+  CHECK(shapes(split_lengths(x, std::vector<std::int64_t>{0, 5, 2})) == std::vector<int>{0, 5, 2});
+  CHECK(ints(split(x, 3)[2]) == std::vector<int>{12, 13});
+  CHECK(shares(split(x, 3)[1], x));
+  CHECK(ints(split(x, 1, 1)[1]) == std::vector<int>{1, 3, 5, 7, 9, 11, 13});
+}
+
+TEST_CASE("derivatives of joining and splitting") {
+  check_one("split",
+            [](const Tensor& x) {
+              const auto parts = split(x, 2, 1);
+              return parts[0].sum({1}) * parts[1].sum({1});
+            },
+            {2, 5});
+  check_one("split, one part unused", [](const Tensor& x) { return split(x, 2, 0)[1]; }, {5, 2});
+  check_one("chunk", [](const Tensor& x) { return chunk(x, 3)[0] * 2 + chunk(x, 3)[2]; }, {6});
+  check_one("unbind", [](const Tensor& x) { return unbind(x, 1)[2] * unbind(x, 1)[0]; }, {2, 3});
+  check_one("unbind, one part used", [](const Tensor& x) { return unbind(x)[1]; }, {3, 2});
+  check_one("repeat", [](const Tensor& x) { return repeat(x, {2, 1, 3}); }, {2, 2});
+  check_one("repeat_interleave", [](const Tensor& x) { return repeat_interleave(x, 2, 0); }, {3, 2});
+  check_one("roll", [](const Tensor& x) { return roll(x, 2, 1) * x; }, {2, 5});
+  check_one("tril and triu", [](const Tensor& x) { return tril(x, 1) * triu(x, -1); }, {3, 4});
+  check_one("pad with a number", [](const Tensor& x) { return square(pad(x, {1, 0, 2, 1}, 3)); }, {2, 2});
+  check_gradients("meshgrid",
+                  [](const std::vector<Tensor>& in) {
+                    const auto grids = meshgrid(in);
+                    return grids[0] * square(grids[1]);
+                  },
+                  {random_leaf({3}, 1), random_leaf({2}, 2)});
+  check_gradients("cat",
+                  [](const std::vector<Tensor>& in) {
+                    return square(cat({in[0], in[1], in[2]}, 1));
+                  },
+                  {random_leaf({2, 3}, 1), random_leaf({2, 0}, 2), random_transposed_leaf({2, 2}, 3)});
+  check_gradients("cat, one without gradient", [](const std::vector<Tensor>& in) { return square(cat(in, -1)); },
+                  {random_leaf({2, 3}, 1), random_leaf({2, 1}, 2).detach()});
+  check_gradients("stack", [](const std::vector<Tensor>& in) { return square(stack(in, 1)); },
+                  {random_leaf({2, 3}, 1), random_leaf({2, 3}, 2)});
+}

@@ -1,0 +1,51 @@
+// Numbers and checks that the tests of operations share.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "lockstep/tensor/ops/random.h"
+#include "support/catch.h"
+#include "support/gradcheck.h"
+
+namespace op_tests {
+
+using namespace lockstep;
+using Catch::Matchers::Contains;
+using support::Function;
+using support::gradcheck;
+using support::gradgradcheck;
+using support::random_leaf;
+using support::random_transposed_leaf;
+
+using Doubles = std::vector<double>;
+using Integers = std::vector<std::int64_t>;
+using Inputs = const std::vector<Tensor>&;
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+inline const TensorOptions kF64{.dtype = DType::f64};
+
+inline Tensor f64(const Doubles& values, const Shape& shape) { return from_data(values, shape); }
+inline Tensor integers(const Integers& values, const Shape& shape) { return from_data(values, shape); }
+inline Doubles values(const Tensor& x) { return x.detach().to_vector<double>(); }
+
+// First and second derivatives, with respect to the inputs that require one.
+inline void check_gradients(const std::string& name, const Function& f, const std::vector<Tensor>& inputs) {
+  INFO(name);
+  CHECK(gradcheck(f, inputs) == "");
+  CHECK(gradgradcheck(f, inputs) == "");
+}
+
+// A function of one tensor, for contiguous and other inputs of `shape`. Squared, so that second derivatives exist.
+inline void check_one(const std::string& name, Tensor (*f)(const Tensor& x), const Shape& shape) {
+  const Function plain = [&](const std::vector<Tensor>& in) { return f(in[0]); };
+  const Function squared = [&](const std::vector<Tensor>& in) { return square(f(square(in[0]))); };
+  INFO(name << " of " << to_string(shape));
+  CHECK(gradcheck(plain, {random_leaf(shape, 1)}) == "");
+  CHECK(gradcheck(plain, {random_transposed_leaf(shape, 2)}) == "");
+  CHECK(gradgradcheck(squared, {random_leaf(shape, 3, -1, 1)}) == "");
+}
+
+}  // namespace op_tests
