@@ -1,11 +1,12 @@
-"""Shows that check.py, edges.py, test_names.py and entries.py turn red: each case breaks a sound tree in one way and names the line
-it expects."""
+"""Shows that check.py, edges.py, test_names.py, entries.py and operations.py turn red: each case breaks a sound tree in
+one way and names the line it expects."""
 import pathlib
 import sys
 import tempfile
 
 import edges
 import entries
+import operations
 import test_names
 from check import check
 
@@ -110,6 +111,18 @@ BROKEN_ENTRIES = [
     ("kernels/table.h", "struct KernelTable {};\n", "no kernels found"),
 ]
 
+SOUND_OPERATIONS = {
+    "tensor/ops/math_ops.h": "LOCKSTEP_API Tensor exp(const Tensor& x);\nLOCKSTEP_API bool equal(int a);\n",
+    "tensor/ops/shape_ops.h": "inline Tensor reshape(const Tensor& x);\nLOCKSTEP_API Tensor join(int tensors);\n",
+    "tests/tensor/ops/table/rows.cpp": '      unary(\n          "exp", "", exp),\n      of_one("reshape", "", f),\n',
+}
+BROKEN_OPERATIONS = [
+    ("tests/tensor/ops/table/rows.cpp", 'unary("exp", "", exp)', "shape_ops.h: 'reshape' has no row"),
+    ("tests/tensor/ops/table/rows.cpp", 'of_one("reshape", "exp", f)', "math_ops.h: 'exp' has no row"),
+    ("tensor/ops/nn_ops.h", "LOCKSTEP_API LstmState cell(Tensor x);\n", "nn_ops.h: 'cell' has no row"),
+    ("tensor/ops/nn_ops.h", "LOCKSTEP_API std::vector<Tensor> cut(Tensor x);\n", "nn_ops.h: 'cut' has no row"),
+]
+
 
 def breaches_of(tree, check=check):
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +147,7 @@ circle_of_folders = {"tensor/nn/module.h": '#pragma once\n#include "lockstep/ten
 if not any("tensor/nn -> tensor/ops -> tensor/nn" in breach for breach in breaches_of(SOUND | circle_of_folders)):
     failures.append("a circle of two folders was not found")
 tests = [(SOUND, BROKEN, check), (SOUND_EDGES, BROKEN_EDGES, edges.check), (SOUND_NAMES, BROKEN_NAMES, test_names.check),
-         (SOUND_ENTRIES, BROKEN_ENTRIES, entries.check)]
+         (SOUND_ENTRIES, BROKEN_ENTRIES, entries.check), (SOUND_OPERATIONS, BROKEN_OPERATIONS, operations.check)]
 for sound, broken, checks in tests:
     failures += [f"a sound tree: {breach}" for breach in breaches_of(sound, checks)]
     for path, text, expected in broken:

@@ -7,25 +7,6 @@ using namespace op_tests;
 
 namespace {
 
-struct Binary {
-  const char* name;
-  Tensor (*f)(const Tensor& a, const Tensor& b);
-  double low = -2, high = 2;
-};
-
-const Binary kBinary[] = {
-    {"a + b", [](const Tensor& a, const Tensor& b) { return a + b; }},
-    {"add alpha", [](const Tensor& a, const Tensor& b) { return add(a, b, -2.5); }},
-    {"a - b", [](const Tensor& a, const Tensor& b) { return a - b; }},
-    {"a * b", [](const Tensor& a, const Tensor& b) { return a * b; }},
-    {"a / b", [](const Tensor& a, const Tensor& b) { return a / b; }, 0.3, 3},
-    {"pow", [](const Tensor& a, const Tensor& b) { return pow(a, b); }, 0.3, 2},
-    {"maximum", [](const Tensor& a, const Tensor& b) { return maximum(a, b); }},
-    {"minimum squared", [](const Tensor& a, const Tensor& b) { return square(minimum(a, b)); }},
-    {"where", [](const Tensor& a, const Tensor& b) { return where(a > 0.0, a * a, b * b); }},
-    {"where number", [](const Tensor& a, const Tensor& b) { return where(a > b, a * b, 2.0) + where(a > b, 1.5, b); }},
-};
-
 Tensor u8(std::initializer_list<int> values) {
   return from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = DType::u8});
 }
@@ -95,27 +76,6 @@ TEST_CASE("comparisons and logic") {
   CHECK(bits(logical_or(a > 2, a < 2)) == Bits{1, 0, 1, 0});
   CHECK(bits(logical_xor(a > 1, a < 3)) == Bits{1, 0, 1, 0});
   CHECK(bits(from_data({1, 2}, {2}) < 1.5) == Bits{1, 0});
-}
-
-TEST_CASE("derivatives of functions of two tensors, with broadcasting") {
-  const std::pair<Shape, Shape> pairs[] = {
-      {{2, 3}, {2, 3}}, {{2, 3}, {3}}, {{3}, {2, 3}},       {{2, 1}, {1, 3}}, {{}, {2, 3}},
-      {{2, 3}, {}},     {{1}, {4}},    {{4, 1, 2}, {3, 1}}, {{0, 3}, {3}},    {{1, 1}, {1}},
-  };
-  for (const Binary& op : kBinary) {
-    const Function f = [&](const std::vector<Tensor>& in) { return op.f(in[0], in[1]); };
-    for (const auto& [a, b] : pairs) {
-      INFO(op.name << " of " << to_string(a) << " and " << to_string(b));
-      CHECK(gradcheck(f, {random_leaf(a, 4, op.low, op.high), random_leaf(b, 5, op.low, op.high)}) == "");
-    }
-    INFO(op.name);
-    CHECK(gradcheck(f, {random_transposed_leaf({3, 4}, 6, op.low, op.high), random_leaf({3, 4}, 7, op.low, op.high)}) ==
-          "");
-    CHECK(gradgradcheck(f, {random_leaf({2, 3}, 8, op.low, op.high), random_leaf({3}, 9, op.low, op.high)}) == "");
-    // One operand alone.
-    CHECK(gradcheck(f, {random_leaf({2, 3}, 8, op.low, op.high).detach(), random_leaf({3}, 9, op.low, op.high)}) == "");
-    CHECK(gradcheck(f, {random_leaf({2, 3}, 8, op.low, op.high), random_leaf({3}, 9, op.low, op.high).detach()}) == "");
-  }
 }
 
 TEST_CASE("rounded quotients, remainders and norms") {

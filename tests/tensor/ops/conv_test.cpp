@@ -163,61 +163,6 @@ TEST_CASE("transposed convolution adds its kernel at every place") {
   manual_seed(0);
 }
 
-TEST_CASE("derivatives of convolution and of its adjoints") {
-  struct Case {
-    const char* name;
-    Shape x, weight;
-    ConvGeometry geometry;
-  };
-  const Case cases[] = {
-      {"plain", {2, 2, 4, 5}, {3, 2, 3, 3}, {}},
-      {"1x1", {2, 3, 2, 2}, {2, 3, 1, 1}, {}},
-      {"padding and stride", {1, 2, 5, 4}, {2, 2, 3, 2}, {.stride = {2, 1}, .padding = {1, 0}}},
-      {"dilation", {1, 1, 6, 5}, {2, 1, 2, 3}, {.padding = 1, .dilation = 2}},
-      {"groups", {2, 4, 3, 3}, {4, 2, 2, 2}, {.groups = 2}},
-      {"depthwise", {1, 3, 4, 4}, {3, 1, 3, 3}, {.stride = 2, .padding = 1, .groups = 3}},
-      {"a stride that leaves a rest", {1, 1, 6, 6}, {1, 1, 3, 3}, {.stride = 2}},
-  };
-  for (const Case& c : cases) {
-    check_gradients(std::string("conv2d ") + c.name,
-                    [&](const std::vector<Tensor>& in) { return conv2d(in[0], in[1], in[2], c.geometry); },
-                    {random_leaf(c.x, 1), random_leaf(c.weight, 2), random_leaf({c.weight[0]}, 3)});
-    const Shape y = conv2d(zeros(c.x), zeros(c.weight), {}, c.geometry).shape();
-    check_gradients(std::string("conv2d_grad_input ") + c.name,
-                    [&](const std::vector<Tensor>& in) { return conv2d_grad_input(in[0], in[1], c.x, c.geometry); },
-                    {random_leaf(y, 1), random_leaf(c.weight, 2)});
-    check_gradients(
-        std::string("conv2d_grad_weight ") + c.name,
-        [&](const std::vector<Tensor>& in) { return conv2d_grad_weight(in[0], in[1], c.weight, c.geometry); },
-        {random_leaf(y, 1), random_leaf(c.x, 2)});
-  }
-  check_gradients("conv2d, not contiguous", [](const std::vector<Tensor>& in) { return conv2d(in[0], in[1]); },
-                  {random_transposed_leaf({2, 2, 3, 3}, 1), random_transposed_leaf({1, 2, 2, 2}, 2)});
-}
-
-TEST_CASE("derivatives of transposed convolution") {
-  struct Case {
-    const char* name;
-    Shape x, weight;
-    ConvTransposeGeometry geometry;
-  };
-  const Case cases[] = {
-      {"plain", {2, 2, 3, 4}, {2, 3, 3, 2}, {}},
-      {"stride and padding", {1, 2, 3, 3}, {2, 2, 3, 3}, {.stride = {2, 1}, .padding = {1, 0}}},
-      {"output padding", {1, 2, 3, 2}, {2, 1, 3, 3}, {.stride = {2, 3}, .padding = 1, .output_padding = {1, 2}}},
-      {"output padding beyond the stride",
-       {1, 1, 2, 3},
-       {1, 2, 2, 2},
-       {.padding = 1, .output_padding = 2, .dilation = 3}},
-      {"groups", {2, 4, 2, 2}, {4, 3, 2, 2}, {.stride = 2, .groups = 2}},
-  };
-  for (const Case& c : cases)
-    check_gradients(c.name, [&](Inputs in) { return conv_transpose2d(in[0], in[1], in[2], c.geometry); },
-                    {random_leaf(c.x, 1), random_leaf(c.weight, 2), random_leaf({c.weight[1] * c.geometry.groups}, 3)});
-  check_gradients("not contiguous, without bias", [](Inputs in) { return conv_transpose2d(in[0], in[1]); },
-                  {random_transposed_leaf({1, 2, 3, 3}, 1), random_transposed_leaf({2, 1, 2, 2}, 2)});
-}
-
 TEST_CASE("layers of transposed convolution") {
   manual_seed(3);
   const ConvTranspose2d layer(4, 6, {3, 5}, {.stride = 2, .groups = 2});

@@ -58,3 +58,9 @@ TEST_CASE("embedding divides gradients by frequency") {
   CHECK_THROWS_WITH(embedding(weight, index, {.scale_grad_by_freq = true, .sparse = true}),
                     Contains("[embedding]") && Contains("both"));
 }
+
+TEST_CASE("the padding row of an embedding gets no gradient") {
+  Tensor weight = random_leaf({3, 2}, 1);
+  embedding(weight, integers({0, 1, 1, 2}, {4}), {.padding_index = 1}).sum().backward();
+  CHECK(values(weight.grad()) == Doubles{1, 1, 0, 0, 1, 1});
+}

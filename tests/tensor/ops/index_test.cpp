@@ -35,27 +35,3 @@ TEST_CASE("indexing") {
   // Where x itself may not be written, its copy is.
   CHECK(ints(x) == std::vector<int>{0, 1, 2, 3, 4, 5});
 }
-
-TEST_CASE("derivatives of indexing") {
-  const Tensor picks = integers({2, 0, 2, 1}, {4});
-  check_gradients("index_select 0",
-                  [&](const std::vector<Tensor>& in) { return square(index_select(in[0], 0, picks)); },
-                  {random_leaf({3, 2}, 1)});
-  check_gradients("index_select 1",
-                  [&](const std::vector<Tensor>& in) { return square(index_select(in[0], 1, picks)); },
-                  {random_transposed_leaf({2, 3}, 1)});
-  check_gradients("index_add", [&](const std::vector<Tensor>& in) { return square(index_add(in[0], 1, picks, in[1])); },
-                  {random_leaf({2, 3}, 1), random_leaf({2, 4}, 2)});
-  const Tensor grid = integers({0, 2, 1, 1, 0, 0}, {2, 3});
-  check_gradients("gather 1", [&](const std::vector<Tensor>& in) { return square(gather(in[0], 1, grid)); },
-                  {random_leaf({2, 4}, 1)});
-  check_gradients("gather 0 of fewer columns",
-                  [&](const std::vector<Tensor>& in) { return square(gather(in[0], 0, grid)); },
-                  {random_leaf({3, 5}, 1)});
-  check_gradients("scatter_add 1",
-                  [&](const std::vector<Tensor>& in) { return square(scatter_add(in[0], 1, grid, in[1])); },
-                  {random_leaf({2, 4}, 1), random_leaf({2, 3}, 2)});
-  check_gradients("scatter_add 0 into more columns",
-                  [&](const std::vector<Tensor>& in) { return square(scatter_add(in[0], 0, grid, in[1])); },
-                  {random_leaf({3, 5}, 1), random_leaf({2, 3}, 2)});
-}

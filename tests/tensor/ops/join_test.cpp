@@ -45,36 +45,3 @@ TEST_CASE("splitting") {
   CHECK(shares(split(x, 3)[1], x));
   CHECK(ints(split(x, 1, 1)[1]) == std::vector<int>{1, 3, 5, 7, 9, 11, 13});
 }
-
-TEST_CASE("derivatives of joining and splitting") {
-  check_one("split",
-            [](const Tensor& x) {
-              const auto parts = split(x, 2, 1);
-              return parts[0].sum({1}) * parts[1].sum({1});
-            },
-            {2, 5});
-  check_one("split, one part unused", [](const Tensor& x) { return split(x, 2, 0)[1]; }, {5, 2});
-  check_one("chunk", [](const Tensor& x) { return chunk(x, 3)[0] * 2 + chunk(x, 3)[2]; }, {6});
-  check_one("unbind", [](const Tensor& x) { return unbind(x, 1)[2] * unbind(x, 1)[0]; }, {2, 3});
-  check_one("unbind, one part used", [](const Tensor& x) { return unbind(x)[1]; }, {3, 2});
-  check_one("repeat", [](const Tensor& x) { return repeat(x, {2, 1, 3}); }, {2, 2});
-  check_one("repeat_interleave", [](const Tensor& x) { return repeat_interleave(x, 2, 0); }, {3, 2});
-  check_one("roll", [](const Tensor& x) { return roll(x, 2, 1) * x; }, {2, 5});
-  check_one("tril and triu", [](const Tensor& x) { return tril(x, 1) * triu(x, -1); }, {3, 4});
-  check_one("pad with a number", [](const Tensor& x) { return square(pad(x, {1, 0, 2, 1}, 3)); }, {2, 2});
-  check_gradients("meshgrid",
-                  [](const std::vector<Tensor>& in) {
-                    const auto grids = meshgrid(in);
-                    return grids[0] * square(grids[1]);
-                  },
-                  {random_leaf({3}, 1), random_leaf({2}, 2)});
-  check_gradients("cat",
-                  [](const std::vector<Tensor>& in) {
-                    return square(cat({in[0], in[1], in[2]}, 1));
-                  },
-                  {random_leaf({2, 3}, 1), random_leaf({2, 0}, 2), random_transposed_leaf({2, 2}, 3)});
-  check_gradients("cat, one without gradient", [](const std::vector<Tensor>& in) { return square(cat(in, -1)); },
-                  {random_leaf({2, 3}, 1), random_leaf({2, 1}, 2).detach()});
-  check_gradients("stack", [](const std::vector<Tensor>& in) { return square(stack(in, 1)); },
-                  {random_leaf({2, 3}, 1), random_leaf({2, 3}, 2)});
-}

@@ -45,68 +45,6 @@ TEST_CASE("matrix products") {
   CHECK(matmul(zeros({0, 2, 3}), zeros({0, 3, 4})).shape() == Shape{0, 2, 4});
 }
 
-TEST_CASE("derivatives of matrix products") {
-  const std::pair<Shape, Shape> pairs[] = {
-      {{2, 3}, {3, 4}},
-      {{1, 3}, {3, 1}},
-      {{3}, {3}},
-      {{3}, {3, 2}},
-      {{2, 3}, {3}},
-      {{2, 2, 3}, {3, 4}},
-      {{2, 2, 3}, {2, 3, 4}},
-      {{1, 2, 3}, {2, 3, 2}},
-      {{2, 2, 3}, {1, 3, 2}},
-      {{2, 3}, {2, 3, 2}},
-      {{2, 1, 2, 3}, {3, 3, 2}},
-      {{3}, {2, 3, 2}},
-      {{2, 2, 3}, {3}},
-      {{2, 0}, {0, 3}},
-      {{0, 3}, {3, 2}},
-      {{1, 1}, {1, 1}},
-      {{5, 1}, {1, 4}},
-  };
-  const Function f = [](const std::vector<Tensor>& in) { return matmul(in[0], in[1]); };
-  for (const auto& [a, b] : pairs) {
-    INFO(to_string(a) << " @ " << to_string(b));
-    CHECK(gradcheck(f, {random_leaf(a, 1), random_leaf(b, 2)}) == "");
-    CHECK(gradcheck(f, {random_transposed_leaf(a, 1), random_transposed_leaf(b, 2)}) == "");
-    CHECK(gradgradcheck(f, {random_leaf(a, 1), random_leaf(b, 2)}) == "");
-    CHECK(gradcheck(f, {random_leaf(a, 1).detach(), random_leaf(b, 2)}) == "");
-  }
-}
-
-TEST_CASE("derivatives of linear and embedding") {
-  const Function f = [](const std::vector<Tensor>& in) {
-    return linear(in[0], in[1], in.size() > 2 ? in[2] : Tensor());
-  };
-  check_gradients("linear", f, {random_leaf({4, 3}, 1), random_leaf({2, 3}, 2), random_leaf({2}, 3)});
-  check_gradients("linear without bias", f, {random_leaf({4, 3}, 1), random_leaf({2, 3}, 2)});
-  check_gradients("linear of a vector", f, {random_leaf({3}, 1), random_leaf({2, 3}, 2), random_leaf({2}, 3)});
-  check_gradients("linear of rank 3", f,
-                  {random_leaf({2, 2, 3}, 1), random_transposed_leaf({2, 3}, 2), random_leaf({2}, 3)});
-  check_gradients("linear, not contiguous", f,
-                  {random_transposed_leaf({4, 3}, 1), random_leaf({1, 3}, 2), random_leaf({1}, 3)});
-  check_gradients("linear of nothing", f, {random_leaf({0, 3}, 1), random_leaf({2, 3}, 2), random_leaf({2}, 3)});
-  for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh}) {
-    const Function activated = [=](const std::vector<Tensor>& in) {
-      return linear(in[0], in[1], in.size() > 2 ? in[2] : Tensor(), activation);
-    };
-    check_gradients("linear with an activation", activated,
-                    {random_leaf({2, 2, 3}, 4), random_leaf({2, 3}, 5), random_leaf({2}, 6)});
-    check_gradients("linear with an activation, without bias", activated,
-                    {random_leaf({4, 3}, 7), random_transposed_leaf({2, 3}, 8)});
-  }
-  check_gradients("embedding",
-                  [](const std::vector<Tensor>& in) {
-                    return square(embedding(in[0], integers({1, 0, 1, 3}, {2, 2})));
-                  },
-                  {random_leaf({4, 3}, 1)});
-
-  Tensor weight = random_leaf({3, 2}, 1);
-  embedding(weight, integers({0, 1, 1, 2}, {4}), {.padding_index = 1}).sum().backward();
-  CHECK(weight.grad().to_vector<double>() == std::vector<double>{1, 1, 0, 0, 1, 1});
-}
-
 TEST_CASE("linear with an activation is the activation of linear, with a gradient and without") {
   manual_seed(5);
   struct Case {

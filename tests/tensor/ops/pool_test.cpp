@@ -3,26 +3,6 @@
 
 using namespace op_tests;
 
-TEST_CASE("derivatives of pooling") {
-  const PoolGeometry geometries[] = {{}, {.stride = 1}, {.stride = Size2(2, 1), .padding = 1}};
-  for (const PoolGeometry& geometry : geometries) {
-    check_gradients("max_pool2d",
-                    [&](const std::vector<Tensor>& in) {
-                      return square(max_pool2d(in[0], {2, 3}, geometry));
-                    },
-                    {random_leaf({2, 2, 5, 6}, 1)});
-    check_gradients("avg_pool2d",
-                    [&](const std::vector<Tensor>& in) {
-                      return square(avg_pool2d(in[0], {2, 3}, geometry));
-                    },
-                    {random_leaf({2, 2, 5, 6}, 1)});
-  }
-  check_gradients(
-      "max_pool2d dilated",
-      [](const std::vector<Tensor>& in) { return square(max_pool2d(in[0], 2, {.stride = 1, .dilation = 2})); },
-      {random_transposed_leaf({1, 2, 4, 4}, 1)});
-}
-
 TEST_CASE("pooling in ceil mode") {
   const Tensor x = arange(5.0).to(DType::f64).reshape({1, 1, 1, 5});
   CHECK(values(max_pool2d(x, {1, 2}, {.ceil_mode = true})) == Doubles{1, 3, 4});

@@ -47,15 +47,3 @@ TEST_CASE("interpolate by a factor that leaves the size or doubles it") {
     CHECK(values(interpolate(x, {.scale_factor = Scale2(1, 1.13), .mode = mode})) == Doubles{0, 1, 2, 3, 4});
   CHECK(values(interpolate(x, {.scale_factor = Scale2(1, 2.15)})) == Doubles{0, 0, 1, 1, 2, 2, 3, 3, 4, 4});
 }
-
-TEST_CASE("derivatives of resampling") {
-  for (const Size2 output : {Size2(2, 3), Size2(7, 1), Size2(5, 4)})
-    check_gradients("adaptive_avg_pool2d", [&](Inputs in) { return square(adaptive_avg_pool2d(in[0], output)); },
-                    {random_transposed_leaf({2, 1, 5, 4}, 1)});
-  for (const InterpolateOptions& options :
-       {InterpolateOptions{.size = Size2(7, 2)}, InterpolateOptions{.scale_factor = 2},
-        InterpolateOptions{.scale_factor = Scale2(1.5, 0.6), .mode = InterpolateMode::bilinear},
-        InterpolateOptions{.size = Size2(3, 9), .mode = InterpolateMode::bilinear, .align_corners = true}})
-    check_gradients("interpolate", [&](Inputs in) { return square(interpolate(in[0], options)); },
-                    {random_leaf({1, 2, 4, 5}, 1)});
-}

@@ -38,14 +38,4 @@ inline void check_gradients(const std::string& name, const Function& f, const st
   CHECK(gradgradcheck(f, inputs) == "");
 }
 
-// A function of one tensor, for contiguous and other inputs of `shape`. Squared, so that second derivatives exist.
-inline void check_one(const std::string& name, Tensor (*f)(const Tensor& x), const Shape& shape) {
-  const Function plain = [&](const std::vector<Tensor>& in) { return f(in[0]); };
-  const Function squared = [&](const std::vector<Tensor>& in) { return square(f(square(in[0]))); };
-  INFO(name << " of " << to_string(shape));
-  CHECK(gradcheck(plain, {random_leaf(shape, 1)}) == "");
-  CHECK(gradcheck(plain, {random_transposed_leaf(shape, 2)}) == "");
-  CHECK(gradgradcheck(squared, {random_leaf(shape, 3, -1, 1)}) == "");
-}
-
 }  // namespace op_tests

@@ -89,54 +89,6 @@ TEST_CASE("views") {
   CHECK(x.select(0, 1).contiguous_layout());
 }
 
-TEST_CASE("derivatives of views and copies") {
-  const Shape shape{2, 3, 4};
-  check_one(
-      "reshape",
-      [](const Tensor& x) {
-        return x.reshape({4, -1});
-      },
-      shape);
-  check_one(
-      "flatten", [](const Tensor& x) { return x.flatten(1); }, shape);
-  check_one(
-      "transpose", [](const Tensor& x) { return x.transpose(0, -1); }, shape);
-  check_one("t", [](const Tensor& x) { return x.t(); }, {2, 3});
-  check_one(
-      "permute",
-      [](const Tensor& x) {
-        return x.permute({2, 0, 1});
-      },
-      shape);
-  check_one("expand", [](const Tensor& x) { return x.expand({2, 3, 4}); }, {3, 1});
-  check_one("squeeze", [](const Tensor& x) { return x.squeeze(1); }, {2, 1, 3});
-  check_one("unsqueeze", [](const Tensor& x) { return x.unsqueeze(1); }, {2, 3});
-  check_one(
-      "narrow", [](const Tensor& x) { return x.narrow(1, 1, 2); }, shape);
-  check_one(
-      "narrow to nothing", [](const Tensor& x) { return x.narrow(1, 1, 0); }, shape);
-  check_one(
-      "slice", [](const Tensor& x) { return x.slice(1, 0, {}, 2); }, shape);
-  check_one(
-      "slice of one", [](const Tensor& x) { return slice(x, 1, -1, {}, 1'000'000'000'000'000'000); }, shape);
-  check_one(
-      "select", [](const Tensor& x) { return x.select(1, -1); }, shape);
-  check_one(
-      "[]", [](const Tensor& x) { return x[1][2]; }, shape);
-  check_one(
-      "contiguous", [](const Tensor& x) { return x.transpose(0, 1).contiguous(); }, shape);
-  check_one(
-      "pad", [](const Tensor& x) { return pad(x, 1, 2, 1); }, shape);
-  check_one(
-      "flip",
-      [](const Tensor& x) {
-        return flip(x, {0, 2});
-      },
-      shape);
-  check_one(
-      "to a device", [](const Tensor& x) { return x.to(device_at(0)).to(device_at(1)).to(Device::cpu()); }, shape);
-}
-
 TEST_CASE("slice takes every step-th element, and leaves out what lies beyond the dimension") {
   const Tensor x = arange(7);
   using Numbers = std::vector<std::int64_t>;
