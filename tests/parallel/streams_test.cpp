@@ -86,13 +86,13 @@ TEST_CASE("a tensor may be written, or go, while its pieces are on their way") {
 TEST_CASE("the gradient of pieces is put together on the stream that scattered them") {
   const Device home = device_at(0);
   Tensor x = counting({4}, home).set_requires_grad();
-  std::vector<detail::StreamBody*> seen, expected;
+  std::vector<Stream> seen, expected;
   std::vector<Tensor> pieces;
   {
     Aside aside(devices_at({0, 1, 2}));
     expected = {&aside[0].lasting()};
     pieces = scatter(x, devices_at({1, 2}));
-    pieces[0].register_hook([&](Tensor&) { seen.push_back(&current_stream(home).body()); });
+    pieces[0].register_hook([&](Tensor&) { seen.push_back(current_stream(home)); });
   }
   ((pieces[0] * 2).to(home) + (pieces[1] * 3).to(home)).sum().backward();
   CHECK(seen == expected);

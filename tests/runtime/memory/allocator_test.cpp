@@ -72,7 +72,7 @@ TEST_CASE("a block is aligned, writable, and says what it is") {
     REQUIRE(block);
     CHECK(block->bytes >= bytes);
     CHECK(block->device == device_at(0));
-    CHECK(block->stream == &stream);
+    CHECK(block->stream == &stream.body());
     REQUIRE(block->data);
     CHECK(reinterpret_cast<std::uintptr_t>(block->data) % 256 == 0);
     std::memset(block->data, 7, block->bytes);

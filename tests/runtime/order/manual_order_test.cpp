@@ -192,19 +192,18 @@ TEST_CASE("a stream can go while it has work") {
 
 TEST_CASE("what a thread remembers of a stream outlives the object") {
   const Device device = Device::cuda(0);
-  detail::StreamBody* remembered;
+  Stream remembered;
   MemoryBlock* block;
   bool done = false;
   {
     Stream stream(device);
     StreamScope scope(stream);
-    remembered = &current_stream(device).body();
-    CHECK(remembered == &stream.body());
-    CHECK(*remembered == stream);
+    remembered = current_stream(device);
+    CHECK(remembered == stream);
     block = allocate(stream, 1000);
-    CHECK(block->stream == remembered);
+    CHECK(block->stream == &remembered.body());
   }
-  remembered->enqueue([&] { done = true; });
+  remembered.enqueue([&] { done = true; });
   manual::backend().run_all();
   CHECK(done);
   release(block);
@@ -213,7 +212,7 @@ TEST_CASE("what a thread remembers of a stream outlives the object") {
 TEST_CASE("a stream is made of one that has nothing to do, or anew") {
   const Device device = Device::cuda(0);
   std::optional<Stream> first(std::in_place, device);
-  detail::StreamBody* const busy = &first->body();
+  const detail::StreamBody* const busy = &first->body();
   first->enqueue([] {});
   first.reset();
   {
@@ -289,9 +288,9 @@ TEST_CASE("a copy between devices leaves the compute streams free") {
 TEST_CASE("copies that different streams wait for do not wait for each other") {
   manual::ManualBackend& backend = manual::backend();
   const Device near = Device::cuda(0), far = Device::cuda(1);
-  CHECK(&detail::copies_of(default_stream(far)) == &copy_stream(far).body());
+  CHECK(detail::copies_of(default_stream(far)) == copy_stream(far));
   Stream from(near), other_from(near), to(far), other_to(far);
-  CHECK(&detail::copies_of(to) == &detail::copies_of(to));
+  CHECK(detail::copies_of(to) == detail::copies_of(to));
   Bytes source(16, 3), held(16, 0), free(16, 0);
   REQUIRE(peer_copies(near, far));
   backend.reset();

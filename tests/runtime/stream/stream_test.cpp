@@ -104,9 +104,9 @@ TEST_CASE("a scope makes a stream current for its device and its thread") {
       CHECK(current_stream(device) == inner);
       CHECK(current_stream(other) == elsewhere);
       CHECK(current_stream(Device::cpu()) == default_stream(Device::cpu()));
-      detail::StreamBody* seen = nullptr;
-      std::thread([&] { seen = &current_stream(device).body(); }).join();
-      CHECK(seen == &default_stream(device).body());
+      Stream seen;
+      std::thread([&] { seen = current_stream(device); }).join();
+      CHECK(seen == default_stream(device));
     }
     CHECK(current_stream(device) == outer);
     CHECK(current_stream(other) == default_stream(other));
@@ -116,11 +116,11 @@ TEST_CASE("a scope makes a stream current for its device and its thread") {
 
 TEST_CASE("default streams are made once, also by many threads") {
   const Device device = device_at(6);
-  detail::StreamBody* seen[8] = {};
+  Stream seen[8];
   std::vector<std::thread> threads;
-  for (detail::StreamBody*& slot : seen) threads.emplace_back([&slot, device] { slot = &copy_stream(device).body(); });
+  for (Stream& slot : seen) threads.emplace_back([&slot, device] { slot = copy_stream(device); });
   for (std::thread& thread : threads) thread.join();
-  for (detail::StreamBody* stream : seen) CHECK(stream == seen[0]);
+  for (const Stream& stream : seen) CHECK(stream == seen[0]);
 }
 
 TEST_CASE("waiting for an event is what orders two threads on host devices") {

@@ -10,6 +10,7 @@
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/retained.h"
+#include "lockstep/runtime/stream/declare.h"
 #include "lockstep/runtime/thread/device_thread.h"
 #include "runtime/order/order_programs.h"
 #include "runtime/text.h"

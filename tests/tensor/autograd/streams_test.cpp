@@ -68,13 +68,13 @@ TEST_CASE("a node runs on its forward's stream, after what made its gradient, an
     Side side;
     Tensor x = leaf({1, 2});
     Tensor h = side.run([&] { return x * x; });
-    std::vector<detail::StreamBody*> seen;
-    h.register_hook([&](Tensor&) { seen.push_back(&current_stream(first_device()).body()); });
+    std::vector<Stream> seen;
+    h.register_hook([&](Tensor&) { seen.push_back(current_stream(first_device())); });
     side.join();
     // Two gradients for h, made on the main stream, that must be added up on the side.
     Tensor y = (h * 3.0 + h * 4.0).sum();
     y.backward();
-    CHECK(seen == std::vector<detail::StreamBody*>{&side.stream.body()});
+    CHECK(seen == std::vector<Stream>{side.stream});
     CHECK(x.grad().to_vector<double>() == Doubles{14, 28});
     side.main.wait_for(side.stream);
     h = y = Tensor();
@@ -91,12 +91,12 @@ TEST_CASE("nodes on several streams and devices run each on its forward's stream
     Tensor far = h.to(second_device());
     Tensor g = other.run([&] { return far * far; });
     other.join();
-    std::vector<detail::StreamBody*> seen{nullptr, nullptr};
-    h.register_hook([&](Tensor&) { seen[0] = &current_stream(first_device()).body(); });
-    g.register_hook([&](Tensor&) { seen[1] = &current_stream(second_device()).body(); });
+    std::vector<Stream> seen(2);
+    h.register_hook([&](Tensor&) { seen[0] = current_stream(first_device()); });
+    g.register_hook([&](Tensor&) { seen[1] = current_stream(second_device()); });
     Tensor y = (g * 3.0 + g * 4.0).to(first_device()).sum() + h.sum();
     y.backward();
-    CHECK(seen == std::vector<detail::StreamBody*>{&side.stream.body(), &other.stream.body()});
+    CHECK(seen == std::vector<Stream>{side.stream, other.stream});
     CHECK(x.grad().to_vector<double>() == Doubles{14 * 2 * 1 + 2, 14 * 2 * 8 + 4});
     side.join(), other.join();
     h = g = far = y = Tensor();
@@ -133,10 +133,10 @@ TEST_CASE("a checkpointed function runs again on the streams of its forward") {
   for (int round = 0; round < 3; ++round) {
     Side side;
     Tensor x = leaf({1, 2});
-    std::vector<detail::StreamBody*> seen;
+    std::vector<Stream> seen;
     Tensor y = checkpoint(
         [&](const Tensor& in) {
-          seen.push_back(&current_stream(first_device()).body());
+          seen.push_back(current_stream(first_device()));
           const Tensor h = in * in;
           h.storage()->record_use(side.stream);
           return side.run([&] { return h * h; });
@@ -144,7 +144,7 @@ TEST_CASE("a checkpointed function runs again on the streams of its forward") {
         x);
     side.join();
     y.sum().backward();  // the first node that asks is on the side
-    CHECK(seen == std::vector<detail::StreamBody*>(2, &side.main));
+    CHECK(seen == std::vector<Stream>(2, side.main));
     CHECK(x.grad().to_vector<double>() == Doubles{4, 32});
     side.join();
     y = Tensor();
@@ -173,11 +173,11 @@ TEST_CASE("a leaf that is given other elements gets its gradient on their stream
     x.set_data(values({1, 2}));
     return 0;
   });
-  std::vector<detail::StreamBody*> seen;
-  x.register_hook([&](Tensor&) { seen.push_back(&current_stream(first_device()).body()); });
+  std::vector<Stream> seen;
+  x.register_hook([&](Tensor&) { seen.push_back(current_stream(first_device())); });
   side.join();
   (x * 3.0).sum().backward();
-  CHECK(seen == std::vector<detail::StreamBody*>{&side.stream.body()});
+  CHECK(seen == std::vector<Stream>{side.stream});
   CHECK(x.grad().to_vector<double>() == Doubles{3, 3});
   side.stream.wait_for(side.main);
 }
