@@ -51,7 +51,10 @@ void DeviceAllocator::synchronize(Deadline deadline) {
   {
     Lock lock(mutex_);
     const RestWithout rest(lock);
-    for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
+    for (StreamState* stream = streams_; stream; stream = stream->next) {
+      if (stream->suspended) continue;
+      LOCKSTEP_EDGE(marks.add(*stream));
+    }
   }
   LOCKSTEP_EDGE(marks.wait(deadline));
 }
@@ -62,7 +65,10 @@ bool DeviceAllocator::flush(Lock& lock) {
   Marks marks;
   if (!synchronous_) {
     // Before anything is taken, so that an error here changes nothing.
-    for (StreamState* stream = streams_; stream; stream = stream->next) LOCKSTEP_EDGE(marks.add(*stream));
+    for (StreamState* stream = streams_; stream; stream = stream->next) {
+      if (stream->suspended) continue;
+      LOCKSTEP_EDGE(marks.add(*stream));
+    }
   }
   flushing_ = true;
   MemoryBlock* held = nullptr;
@@ -74,7 +80,9 @@ bool DeviceAllocator::flush(Lock& lock) {
       }
     }
   };
-  for (StreamState* stream = streams_; stream; stream = stream->next) take_bins(*stream);
+  for (StreamState* stream = streams_; stream; stream = stream->next) {
+    if (!stream->suspended) take_bins(*stream);
+  }
   take_bins(ownerless_);
   MemoryBlock* waiting = std::exchange(pending_, nullptr);
   Segment* was_open = std::exchange(open_, nullptr);

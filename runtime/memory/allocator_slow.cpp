@@ -214,6 +214,32 @@ void DeviceAllocator::add(StreamState* stream) {
   streams_ = stream;
 }
 
+void DeviceAllocator::suspend(StreamState& stream) noexcept {
+  Lock lock(mutex_);
+  stream.suspended = true;
+  for (MemoryBlock*& bin : stream.bins) {
+    while (MemoryBlock* const block = bin) {
+      try {
+        auto uses = std::make_unique<BlockUses>();
+        uses->list.push_back({&stream, nullptr, false});
+        if (!mark_use(uses->list.front())) return;
+        block->uses = uses.release();
+      } catch (...) {
+        return;  // what is left stays for the stream's return
+      }
+      bin = block->next;
+      block->home = &ownerless_;
+      block->next = pending_;
+      pending_ = block;
+    }
+  }
+}
+
+void DeviceAllocator::resume(StreamState& stream) noexcept {
+  Lock lock(mutex_);
+  stream.suspended = false;
+}
+
 StreamState* register_stream(const StreamBody& body) {
   auto state = std::make_unique<StreamState>();
   static_cast<StreamBody&>(*state) = body;
@@ -221,6 +247,9 @@ StreamState* register_stream(const StreamBody& body) {
   state->allocator->add(state.get());
   return state.release();
 }
+
+void suspend_stream(StreamState& stream) noexcept { stream.allocator->suspend(stream); }
+void resume_stream(StreamState& stream) noexcept { stream.allocator->resume(stream); }
 
 void synchronize_streams(Device device, Deadline deadline) {
   LOCKSTEP_EDGE(DeviceAllocator::of(device).synchronize(deadline));

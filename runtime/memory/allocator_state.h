@@ -52,6 +52,8 @@ class DeviceAllocator {
   void record_use(MemoryBlock* block, StreamState& stream);
 
   void add(StreamState* stream);
+  void suspend(StreamState& stream) noexcept;
+  void resume(StreamState& stream) noexcept;
   void synchronize(Deadline deadline);
 
   MemoryStats stats();

@@ -357,15 +357,26 @@ Stream Stream::foreign(Device device, void* native) {
   ForeignStreams& all = ForeignStreams::all();
   std::lock_guard lock(all.mutex);
   detail::StreamState*& stream = all.known[{device, native}];
-  if (!stream) stream = &StreamPool::make(device, of_device.adopt_stream(device.index(), native));
-  return *stream;
+  if (!stream) {
+    stream = &StreamPool::make(device, of_device.adopt_stream(device.index(), native));
+    stream->foreign = true;
+  }
+  if (stream->holders.fetch_add(1, std::memory_order_relaxed) == 0) detail::resume_stream(*stream);
+  Stream found(*stream);
+  found.held_ = true;
+  return found;
 }
 
 void Stream::hold() const noexcept { detail::state_of(*body_).holders.fetch_add(1, std::memory_order_relaxed); }
 
 void Stream::give_back() const noexcept {
   detail::StreamState& stream = detail::state_of(*body_);
-  if (stream.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) StreamPool::of(stream.device).give(stream);
+  if (!stream.foreign) {
+    if (stream.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) StreamPool::of(stream.device).give(stream);
+    return;
+  }
+  std::lock_guard lock(ForeignStreams::all().mutex);  // foreign() may hand it out at the same time
+  if (stream.holders.fetch_sub(1, std::memory_order_acq_rel) == 1) detail::suspend_stream(stream);
 }
 
 void Stream::wait(const Event& event) const {

@@ -57,8 +57,9 @@ class LOCKSTEP_API Stream {
   // handle is gone, which waits for nothing: what was enqueued runs.
   explicit Stream(Device device);
   // A stream of another library on the same device: a cudaStream_t of the GPU of a CUDA device (null: CUDA's default
-  // stream), whose owner keeps it until its work is done and memory that was allocated on it is released. The same
-  // stream gives the same Stream. Throws NotSupported for devices without such streams.
+  // stream). Its owner keeps it until the last copy of the handle is gone, memory that was allocated on it is released,
+  // and graphs that were recorded on it have run. The same stream gives the same Stream. Throws NotSupported for
+  // devices without such streams.
   static Stream foreign(Device device, void* native);
   // What Lockstep refers to a stream by: does not keep it out of the pool.
   Stream(detail::StreamBody& body) : body_(&body) {}  // NOLINT(google-explicit-constructor): a body is a stream

@@ -23,6 +23,8 @@ struct StreamState : StreamBody {
   // The rest is guarded by the allocator's mutex.
   MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
   StreamState* next = nullptr;
+  bool foreign = false;
+  bool suspended = false;  // a foreign stream that no handle holds: its owner may have destroyed it
 };
 inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
 inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }
@@ -48,6 +50,10 @@ void wait_for_handle(Device device, EventHandle event, Deadline deadline);
 
 // For ever: streams that nobody has at the moment are kept for the next.
 StreamState* register_stream(const StreamBody& body);
+// Of a foreign stream: no handle holds it any more, or one does again. Nothing is asked of a suspended stream; what is
+// free in its order is anybody's once its work so far is done.
+void suspend_stream(StreamState& stream) noexcept;
+void resume_stream(StreamState& stream) noexcept;
 void synchronize_streams(Device device, Deadline deadline);
 
 }  // namespace detail

@@ -230,7 +230,7 @@ TEST_CASE("logical devices of one GPU do not use each other's memory", "[.logica
   const Stream stream = default_stream(device);
   const Owned mine(allocate(stream, 64)), others(allocate(default_stream(other), 64));
   const auto fill = [&](void* memory) {
-    fake_cuda::checked_table().fill(
+    fake_cuda::checked_table().entry<FillArgs>()(
         stream,
         {.out = {{.data = memory, .shape = {16}, .strides = {1}, .device = device, .present = true}}, .value = 1});
     synchronize(stream);

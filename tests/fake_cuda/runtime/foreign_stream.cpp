@@ -44,9 +44,36 @@ TEST_CASE("a foreign stream is the same Stream each time, and enqueues on the st
   CHECK(stream.device() == device);
   int ran = 0;
   stream.enqueue([&] { ++ran; });
-  REQUIRE(cudaStreamSynchronize(native.stream) == cudaSuccess);
+  synchronize(stream);
   CHECK(ran == 1);
   CHECK(stream.query());
+}
+
+TEST_CASE("a foreign stream may go once its last handle is gone, and its memory serves others") {
+  const Device device = Device::cuda(3);
+  void* data = nullptr;
+  void* again = nullptr;
+  auto native = std::make_unique<Native>(device);
+  {
+    const Stream first = Stream::foreign(device, native->stream), second = first;
+    const Owned block(allocate(first, 5 << 20));
+    data = block->data;
+    backend(device).fill_bytes(data, 1, 5 << 20, second.handle());
+  }
+  // No handle holds it: whoever comes next gets the memory once the fill is done.
+  synchronize(default_stream(device));
+  {
+    const Stream back = Stream::foreign(device, native->stream);
+    synchronize(back);
+    const Owned block(allocate(back, 5 << 20));
+    again = block->data;
+  }
+  CHECK(again == data);
+  native.reset();
+  synchronize(device);  // asks nothing of a stream that is gone
+  const Owned block(allocate(default_stream(device), 5 << 20));
+  CHECK(block->data == data);
+  empty_cache(device);
 }
 
 TEST_CASE("memory and copies on a foreign stream are ordered by it, and with Lockstep's own") {
