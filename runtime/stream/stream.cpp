@@ -17,105 +17,12 @@
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/in_flight.h"
+#include "lockstep/runtime/stream/stream_pool.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/threads.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {
-
-namespace detail {
-namespace {
-
-// Streams that no handle holds at the moment, by device.
-struct StreamPool {
-  std::mutex mutex;
-  std::vector<StreamState*> free;
-  std::vector<StreamState*> retired;  // of a device with an order checker
-
-  static StreamPool& of(Device device) {
-    static StreamPool* const pools = new StreamPool[kMaxDevices];
-    return pools[ordinal(device)];
-  }
-
-  // One that has nothing to do, so that nobody inherits another's work or errors.
-  StreamState* take() {
-    std::vector<StreamState*> busy;
-    StreamState* found = nullptr;
-    while (StreamState* candidate = found ? nullptr : pop()) {
-      if (idle(*candidate))
-        found = candidate;
-      else
-        busy.push_back(candidate);
-    }
-    if (!busy.empty()) {
-      std::lock_guard lock(mutex);
-      free.insert(free.begin(), busy.begin(), busy.end());
-    }
-    return found;
-  }
-  static bool idle(StreamState& stream) {
-    try {
-      StreamBody* const copies = stream.copies.load(std::memory_order_acquire);
-      return Stream(stream).query() && (!copies || Stream(*copies).query());
-    } catch (const std::exception& error) {
-      log(LogLevel::warning,
-          cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
-      return false;
-    }
-  }
-  StreamState* pop() {
-    std::lock_guard lock(mutex);
-    if (free.empty()) return nullptr;
-    StreamState* stream = free.back();
-    free.pop_back();
-    return stream;
-  }
-  // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
-  // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose streams
-  // still know whom they have waited for.
-  StreamState* take_retired() {
-    constexpr std::size_t kLooks = 8;
-    std::unique_lock lock(mutex);
-    const std::size_t count = retired.size(), looks = std::min(kLooks, count);
-    const auto known =
-        std::find_if(retired.rbegin(), retired.rbegin() + static_cast<std::ptrdiff_t>(looks), [](StreamState* stream) {
-          StreamBody* const copies = stream->copies.load(std::memory_order_acquire);
-          OrderChecker& checker = *OrderChecker::active();
-          return checker.knows_all_of(stream->handle) && (!copies || checker.knows_all_of(copies->handle));
-        });
-    if (known == retired.rbegin() + static_cast<std::ptrdiff_t>(looks)) return nullptr;
-    StreamState* const stream = *known;
-    retired.erase(std::next(known).base());
-    lock.unlock();
-    if (idle(*stream)) return stream;
-    lock.lock();
-    retired.insert(retired.begin(), stream);
-    return nullptr;
-  }
-  static StreamState& take_or_make(Device device) {
-    StreamState* stream = of(device).take();
-    if (!stream && properties(device).host_memory) stream = of(device).take_retired();
-    return stream ? *stream : make(device, backend(device).create_stream(device.index()));
-  }
-  static StreamState& make(Device device, StreamHandle handle) {
-    const DeviceProperties& known = properties(device);
-    Backend& of_device = backend(device);
-    try {
-      return *register_stream({device, known.synchronous, known.checked, &of_device, handle});
-    } catch (...) {
-      of_device.destroy_stream(handle);
-      throw;
-    }
-  }
-  void give(StreamState& stream) noexcept try {
-    std::lock_guard lock(mutex);
-    (stream.checked ? retired : free).push_back(&stream);
-  } catch (const std::bad_alloc&) {
-  }
-};
-
-}  // namespace
-}  // namespace detail
 
 namespace {
 
@@ -249,13 +156,7 @@ Retained retained_streams(Device device) {
   for (const StreamTable* table : {&default_streams, &copy_streams}) {
     all.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
   }
-  {
-    StreamPool& pool = StreamPool::of(device);
-    std::lock_guard lock(pool.mutex);
-    for (const auto* list : {&pool.free, &pool.retired})
-      for (const StreamState* stream : *list)
-        all.streams += 1 + (stream->copies.load(std::memory_order_acquire) != nullptr);
-  }
+  all.streams += StreamPool::of(device).streams();
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);
   all.events = static_cast<int>(pool.free.size());
