@@ -37,6 +37,7 @@ enum class UnaryOp : std::uint8_t {
   gelu_exact,
   gelu_tanh,
   silu,
+  hardswish,  // x * min(max(x + 3, 0), 6) / 6
   normal_cdf,
   logical_not,
   log1p,
@@ -85,7 +86,8 @@ enum class BinaryOp : std::uint8_t {
   softplus_grad,
   silu_grad,
   gelu_grad,
-  gelu_tanh_grad,  // x times the derivative at y (y: input)
+  gelu_tanh_grad,
+  hardswish_grad,  // x times the derivative at y (y: input)
   floor_div,
   remainder,  // remainder has the sign of y; of integers, x / 0 is 0 and the remainder x
   smooth_l1,  // with d = |x - y|: d < alpha ? d * d / (2 alpha) : d - alpha / 2

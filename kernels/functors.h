@@ -214,7 +214,10 @@ LOCKSTEP_HD inline auto unary(T x, [[maybe_unused]] T a, [[maybe_unused]] T b) {
     return x * math::sigmoid(kGeluScale<T> * (x + kGeluCubic<T> * x * x * x));
   } else if constexpr (op == UnaryOp::silu)
     return x * math::sigmoid(x);
-  else if constexpr (op == UnaryOp::normal_cdf)
+  else if constexpr (op == UnaryOp::hardswish) {
+    const T above = math::select(x < T(-3), T(0), x + T(3));  // NaN stays
+    return x * math::select(x > T(3), T(1), above / T(6));    // divided first: 6 x may be infinite
+  } else if constexpr (op == UnaryOp::normal_cdf)
     return math::normal_cdf(x);
   else if constexpr (op == UnaryOp::logical_not)
     return x == T(0);
@@ -326,6 +329,9 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
     const T s = math::sigmoid(kGeluScale<T> * (y + kGeluCubic<T> * y * y * y));
     // The slope comes last: it grows without bound where the factor before it is 0 long since.
     return x * (s + s * (T(1) - s) * y * (kGeluScale<T> * (T(1) + T(3) * kGeluCubic<T> * y * y)));
+  } else if constexpr (op == BinaryOp::hardswish_grad) {
+    // NaN passes the gradient on.
+    return math::select(y <= T(-3), T(0), math::select(y < T(3), x * (y / T(3) + T(0.5)), x));
   } else if constexpr (op == BinaryOp::floor_div)
     return floor_quotient(x, y);
   else if constexpr (op == BinaryOp::remainder)

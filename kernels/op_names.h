@@ -27,6 +27,7 @@ constexpr const char* op_name(UnaryOp op) {
     case UnaryOp::gelu_exact: return "gelu";
     case UnaryOp::gelu_tanh: return "gelu_tanh";
     case UnaryOp::silu: return "silu";
+    case UnaryOp::hardswish: return "hardswish";
     case UnaryOp::normal_cdf: return "normal_cdf";
     case UnaryOp::logical_not: return "logical_not";
     case UnaryOp::log1p: return "log1p";
@@ -69,6 +70,7 @@ constexpr const char* op_name(BinaryOp op) {
     case BinaryOp::silu_grad: return "silu_grad";
     case BinaryOp::gelu_grad: return "gelu_grad";
     case BinaryOp::gelu_tanh_grad: return "gelu_tanh_grad";
+    case BinaryOp::hardswish_grad: return "hardswish_grad";
     case BinaryOp::floor_div: return "floor_divide";
     case BinaryOp::remainder: return "remainder";
     case BinaryOp::smooth_l1: return "smooth_l1";

@@ -127,6 +127,7 @@ LOCKSTEP_API Tensor sigmoid(const Tensor& x);
 LOCKSTEP_API Tensor relu(const Tensor& x);
 LOCKSTEP_API Tensor softplus(const Tensor& x);    // log(1 + exp(x))
 LOCKSTEP_API Tensor silu(const Tensor& x);        // x * sigmoid(x)
+LOCKSTEP_API Tensor hardswish(const Tensor& x);   // x * relu6(x + 3) / 6; the derivative is 0 at -3 and 1 at 3
 LOCKSTEP_API Tensor normal_cdf(const Tensor& x);  // of the standard normal distribution
 LOCKSTEP_API Tensor log1p(const Tensor& x);       // log(1 + x), exact near 0
 LOCKSTEP_API Tensor expm1(const Tensor& x);       // exp(x) - 1, exact near 0

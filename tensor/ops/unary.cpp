@@ -95,6 +95,11 @@ constexpr UnaryRule kGeluTanh{"gelu", UnaryOp::gelu_tanh, Save::input, [](Of of)
                                   return s + s * (1 - s) * x * (kScale * (1 + x2 * (3 * kCubic)));
                                 });
                               }};
+constexpr UnaryRule kHardswish{"hardswish", UnaryOp::hardswish, Save::input, [](Of of) {
+                                 if (!GradMode::enabled()) return fused("hardswish", BinaryOp::hardswish_grad, of);
+                                 const auto slope = [](const Tensor& x) { return where(x < 3.0, x / 3 + 0.5, 1.0); };
+                                 return where(of.saved <= -3.0, 0.0, composed(of, slope));
+                               }};
 constexpr UnaryRule kFloor{"floor", UnaryOp::floor, Save::nothing, nullptr, false};
 constexpr UnaryRule kCeil{"ceil", UnaryOp::ceil, Save::nothing, nullptr, false};
 constexpr UnaryRule kRound{"round", UnaryOp::round, Save::nothing, nullptr, false};
@@ -135,6 +140,7 @@ Tensor sigmoid(const Tensor& x) { return apply(kSigmoid, x); }
 Tensor relu(const Tensor& x) { return apply(kRelu, x); }
 Tensor softplus(const Tensor& x) { return apply(kSoftplus, x); }
 Tensor silu(const Tensor& x) { return apply(kSilu, x); }
+Tensor hardswish(const Tensor& x) { return apply(kHardswish, x); }
 Tensor normal_cdf(const Tensor& x) { return apply(kNormalCdf, x); }
 Tensor gelu(const Tensor& x, GeluForm form) { return apply(form == GeluForm::exact ? kGelu : kGeluTanh, x); }
 

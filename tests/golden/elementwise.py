@@ -113,3 +113,9 @@ for a, first in KINDS.items():
 case("add", torch.add, x(dtype="f64"), x(3, 4, dtype="f16"), dtypes=("f64",))
 case("lt", torch.lt, values([0.1, 0.7], dtype="f32"), values(0.1, dtype="f64"), dtypes=("f32",), gradients=False)
 case("add", torch.add, ints(5, dtype="u8"), ints(5, dtype="u8"), dtypes=("u8",), alpha=-3)
+
+# Beyond the kinks and at them.
+case("hardswish", F.hardswish, x(3, 5, low=-5, high=5), dtypes=EVERY)
+case("hardswish", F.hardswish, x(4, 3, 2, low=-5, high=5, layout="transposed"))
+case("hardswish", F.hardswish, x(3, 7, low=-5, high=5, layout="offset"))
+case("hardswish", F.hardswish, values([-1000.0, -3.0, -1.5, 0.0, 3.0, 1000.0, nan]), dtypes=EVERY)

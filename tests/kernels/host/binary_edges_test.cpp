@@ -30,9 +30,14 @@ TEST_CASE("binary edges", "[elementwise]") {
     CHECK(apply(BinaryOp::relu_grad, 5, 0) == 0);
     CHECK(apply(BinaryOp::relu_grad, nan, -1) == 0);
     CHECK(apply(BinaryOp::relu_grad, 5, nan) == 5);
+    CHECK(apply(BinaryOp::hardswish_grad, 5, -3) == 0);
+    CHECK(apply(BinaryOp::hardswish_grad, 5, 3) == 5);
+    CHECK(apply(BinaryOp::hardswish_grad, 5, nan) == 5);
+    CHECK(apply(BinaryOp::hardswish_grad, std::numeric_limits<double>::infinity(), -4) == 0);
     // Beyond the squares and cubes that the dtype can hold.
     const double large = dtype == DType::f64 ? 1e110 : 1e13, far = dtype == DType::f16 ? 6e4 : large;
-    for (const BinaryOp op : {BinaryOp::gelu_grad, BinaryOp::gelu_tanh_grad, BinaryOp::silu_grad}) {
+    for (const BinaryOp op :
+         {BinaryOp::gelu_grad, BinaryOp::gelu_tanh_grad, BinaryOp::silu_grad, BinaryOp::hardswish_grad}) {
       CHECK(apply(op, 3, far) == 3);
       CHECK(apply(op, 3, -far) == 0);
     }

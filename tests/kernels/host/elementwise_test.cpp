@@ -55,6 +55,8 @@ const std::vector<UnaryCase> kUnary = {
      [](double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x))); }, -3,
      3, false, 12},  // the polynomial's rounding is amplified by exp
     {UnaryOp::silu, "silu", [](double x) { return x / (1 + std::exp(-x)); }, -9, 9, false, 3},
+    {UnaryOp::hardswish, "hardswish", [](double x) { return x * std::min(std::max(x + 3, 0.0), 6.0) / 6; }, -5, 5,
+     false, 2},
     {UnaryOp::normal_cdf, "normal_cdf", [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -4, 4, false,
      24},  // as gelu_exact
     {UnaryOp::log1p, "log1p", [](double x) { return std::log1p(x); }, -0.9, 9, false, 2},
@@ -181,6 +183,11 @@ TEST_CASE("unary at the edges of the floating-point numbers", "[elementwise]") {
     CHECK(apply(UnaryOp::softplus, 500) == 500);
     CHECK(apply(UnaryOp::gelu_exact, 50) == 50);
     CHECK(apply(UnaryOp::gelu_exact, -50) == 0);
+    CHECK(apply(UnaryOp::hardswish, -3) == 0);
+    CHECK(apply(UnaryOp::hardswish, 3) == 3);
+    const double most = dtype == DType::f32 ? std::numeric_limits<float>::max() : std::numeric_limits<double>::max();
+    CHECK(apply(UnaryOp::hardswish, most) == most);
+    CHECK(apply(UnaryOp::hardswish, -most) == 0);
     CHECK(std::isnan(apply(UnaryOp::sqrt, -1)));
     CHECK(apply(UnaryOp::rsqrt, 0) == kInf);
     CHECK(std::signbit(apply(UnaryOp::neg, 0)));
@@ -200,6 +207,7 @@ struct BinaryCase {
   enum { floats, numbers, all } dtypes;
   bool predicate = false;
   double tolerance = 1;
+  double reach = 2;  // of y: beyond what bends the function
 };
 constexpr double kAlpha = 3;
 
@@ -247,6 +255,12 @@ const std::vector<BinaryCase> kBinary = {
        return x * (0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y));
      },
      BinaryCase::floats, false, 16},
+    {BinaryOp::hardswish_grad, "hardswish_grad",
+     [](double x, double y) {
+       if (std::fabs(y) >= 3) return y > 0 ? x : 0;
+       return x * (y / 3 + 0.5);
+     },
+     BinaryCase::floats, false, 2, 5},
     {BinaryOp::smooth_l1, "smooth_l1",
      [](double x, double y) {
        const double d = std::fabs(x - y);
@@ -278,7 +292,7 @@ TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
             const bool positive = c.op == BinaryOp::pow || c.op == BinaryOp::div;
             // Few values for predicates, so that equal ones occur.
             x.fill_random(3, positive ? 0.5 : -2, 2);
-            y.fill_random(11, positive ? 0.5 : -2, 2);
+            y.fill_random(11, positive ? 0.5 : -c.reach, c.reach);
             if (c.predicate) {
               x.fill([&, copy = x.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });
               y.fill([&, copy = y.values()](std::int64_t i) { return std::trunc(copy[static_cast<std::size_t>(i)]); });

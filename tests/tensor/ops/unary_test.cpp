@@ -1,6 +1,7 @@
 // Functions of one tensor.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "support/devices.h"
 #include "tensor/ops/support.h"
@@ -16,6 +17,7 @@ struct Activated {
 };
 const Activated kActivations[] = {{"softplus", [](const Tensor& x) { return softplus(x); }},
                                   {"silu", [](const Tensor& x) { return silu(x); }},
+                                  {"hardswish", [](const Tensor& x) { return hardswish(x); }},
                                   {"gelu", [](const Tensor& x) { return gelu(x); }},
                                   {"gelu tanh", [](const Tensor& x) { return gelu(x, GeluForm::tanh); }}};
 
@@ -111,4 +113,18 @@ TEST_CASE("16-bit results do not overflow on the way") {
     CHECK(var(reals({256, 258}, dtype)).item<double>() == 2);
     CHECK(stddev(reals({500, -500}, dtype)).item<double>() == Approx(707).epsilon(0.01));
   }
+}
+
+TEST_CASE("the gradient of hardswish at its kinks, at NaN, and where the gradient before it is infinite") {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64})
+    for (const bool create_graph : {false, true}) {
+      INFO(to_string(dtype) << (create_graph ? " create_graph" : ""));
+      const Tensor x = from_data({-4.0, -3.0, 0.0, 3.0, 4.0, kNan}, {6}, {.dtype = dtype}).set_requires_grad(true);
+      const auto slopes = [&](double before) {
+        return grad((hardswish(x) * before).sum(), {x}, {.create_graph = create_graph})[0].detach().to_vector<double>();
+      };
+      CHECK(slopes(1) == std::vector<double>{0, 0, 0.5, 1, 1, 1});
+      CHECK(slopes(kInfinity) == std::vector<double>{0, 0, kInfinity, kInfinity, kInfinity, kInfinity});
+    }
 }

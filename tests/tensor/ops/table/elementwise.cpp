@@ -50,6 +50,9 @@ std::vector<Row> functions() {
       unary(
           "softplus", "", softplus, [](double x) { return std::log1p(std::exp(x)); }, kWide, "softplus"),
       unary(
+          "hardswish", "", hardswish, [](double x) { return x * std::min(std::max(x + 3, 0.0), 6.0) / 6; }, {-5, 5},
+          "hardswish"),
+      unary(
           "silu", "", silu, [](double x) { return x * sigmoid_of(x); }, kWide, "silu"),
       unary("normal_cdf", "", normal_cdf, normal_cdf_of, {}, "normal_cdf"),
       unary(
