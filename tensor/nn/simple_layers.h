@@ -22,6 +22,10 @@ class SiLU : public Module<SiLU> {
  public:
   Tensor forward(const Tensor& x) const { return silu(x); }
 };
+class Hardswish : public Module<Hardswish> {
+ public:
+  Tensor forward(const Tensor& x) const { return hardswish(x); }
+};
 class GELU : public Module<GELU> {
  public:
   explicit GELU(GeluForm form = GeluForm::exact) : form_(form) {}

@@ -101,6 +101,7 @@ TEST_CASE("golden: layers and models") {
        {"Tanh", plain<Tanh>},
        {"Sigmoid", plain<Sigmoid>},
        {"SiLU", plain<SiLU>},
+       {"Hardswish", plain<Hardswish>},
        {"GELU", plain<GELU>},
        {"MaxPool2d", [](GoldenCase& c) { return apply(c, MaxPool2d(c.get<int>("kernel"))); }},
        {"AvgPool2d", [](GoldenCase& c) { return apply(c, AvgPool2d(c.get<int>("kernel"))); }},

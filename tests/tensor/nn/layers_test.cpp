@@ -208,6 +208,7 @@ TEST_CASE("simple layers call their functions") {
   CHECK(equal(Tanh()(x), tanh(x)));
   CHECK(equal(Sigmoid()(x), sigmoid(x)));
   CHECK(equal(SiLU()(x), silu(x)));
+  CHECK(equal(Hardswish()(x), hardswish(x)));
   CHECK(equal(GELU()(x), gelu(x)));
   CHECK(equal(GELU(GeluForm::tanh)(x), gelu(x, GeluForm::tanh)));
   CHECK(equal(Softmax(1)(x), softmax(x, 1)));
