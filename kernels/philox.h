@@ -2,16 +2,16 @@
 // elements. Counter-based: an element depends on key, stream and its own position, on nothing that was drawn before.
 //
 // A block is the four words of one counter {low, high, stream low, stream high}. Element i of a tensor uses
-//   one word  (f32, f16, bf16 uniform and normal; bernoulli of every dtype): word i % 4 of the block with counter i /
-//   4, two words (f64 uniform and normal; integer of every dtype): words 2 * (i % 2), + 1 of the block with counter i
-//   / 2.
+//   one word   of the block with counter i / 4: word i % 4
+//              (uniform and normal of f32, f16 and bf16; bernoulli of every dtype)
+//   two words  of the block with counter i / 2: word 2 * (i % 2) and the one behind it
+//              (uniform and normal of f64; integer of every dtype)
 // Two words make one number: the first is the low half.
 //
 //   uniform    the top 24 (f32), 53 (f64), 11 (f16), 8 (bf16) bits as a fraction u; a + (b - a) * u, never b itself
-//   normal     Box-Muller over neighbours: elements 2 j and 2 j + 1 share the uniforms u (of element 2 j, in (0, 1])
-//   and
-//              v (of element 2 j + 1): r = sqrt(-2 ln u), element 2 j is a + b r cos(2 pi v), the other a + b r sin(2
-//              pi v)
+//   normal     Box-Muller over neighbours: elements 2 j and 2 j + 1 share two uniforms, u in (0, 1] of element 2 j
+//              and v of element 2 j + 1. With r = sqrt(-2 ln u), element 2 j is a + b r cos(2 pi v), and the other
+//              a + b r sin(2 pi v)
 //   bernoulli  word < a * 2^32
 //   integer    a + the high half of the 128-bit product of the 64-bit number and the count b - a
 #pragma once

@@ -6,8 +6,8 @@
 //     // Element `position` of the result with the given number; `offset` is where it lies in the input.
 //     __device__ Accumulator load(std::int64_t result, std::int64_t offset, std::int64_t position) const;
 //     __device__ Accumulator join(Accumulator a, Accumulator b) const;
-//     __device__ void finish(std::int64_t result, std::int64_t offset, Accumulator total) const;  // offset in the
-//     output
+//     // Here `offset` is where the result lies in the output.
+//     __device__ void finish(std::int64_t result, std::int64_t offset, Accumulator total) const;
 //   };
 //
 // A block is `lanes` threads for each of `results` results; neighbouring threads read neighbouring memory: they are

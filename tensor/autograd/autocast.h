@@ -6,12 +6,11 @@
 //   }
 //   loss.backward();
 //
-// | linear, matmul, conv2d, conv_transpose2d, scaled_dot_product_attention, lstm_cell, gru_cell | in the 16-bit dtype,
-//   also of f32 inputs |
-// | exp, log, pow, reciprocal, rsqrt, softplus, softmax, log_softmax, sum, prod, cumsum, norms, losses | in f32, also
-// of
-//   16-bit inputs |
-// | everything else | as always: two dtypes meet in the wider one |
+//   in the 16-bit dtype, also of f32 inputs:  linear, matmul, conv2d, conv_transpose2d, scaled_dot_product_attention,
+//                                             lstm_cell, gru_cell
+//   in f32, also of 16-bit inputs:            exp, log, log1p, expm1, pow, reciprocal, rsqrt, softplus, softmax,
+//                                             log_softmax, sum, prod, cumsum, norms, losses
+//   as always:                                everything else; two dtypes meet in the wider one
 //
 // f64 and the integers stay what they are. Gradients arrive in the dtype of the parameters, since a cast is an
 // operation like any other. The casts of parameters are kept until the outermost scope of the thread (in a replica: the
