@@ -261,6 +261,8 @@ const std::vector<BinaryCase> kBinary = {
        return x * (y / 3 + 0.5);
      },
      BinaryCase::floats, false, 2, 5},
+    {BinaryOp::floor_div, "floor_div", [](double x, double y) { return std::floor(x / y); }, BinaryCase::floats},
+    {BinaryOp::remainder, "remainder", [](double x, double y) { return std::fmod(x, y); }, BinaryCase::floats},
     {BinaryOp::smooth_l1, "smooth_l1",
      [](double x, double y) {
        const double d = std::fabs(x - y);
@@ -289,7 +291,8 @@ TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
             const Layout out_layout = kOutputLayouts[(static_cast<int>(x_layout) + static_cast<int>(y_layout)) % 3];
             TestTensor x(dtype, shape, x_layout), y(dtype, shape, y_layout);
             TestTensor z(c.predicate ? DType::boolean : dtype, shape, out_layout);
-            const bool positive = c.op == BinaryOp::pow || c.op == BinaryOp::div;
+            const bool positive = c.op == BinaryOp::pow || c.op == BinaryOp::div || c.op == BinaryOp::floor_div ||
+                                  c.op == BinaryOp::remainder;
             // Few values for predicates, so that equal ones occur.
             x.fill_random(3, positive ? 0.5 : -2, 2);
             y.fill_random(11, positive ? 0.5 : -c.reach, c.reach);
