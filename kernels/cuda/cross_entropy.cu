@@ -95,10 +95,6 @@ Options options_of(const Args& args, const Stream& stream) {
   return {args.ignore_index, args.label_smoothing, args.label_smoothing / static_cast<double>(args.x.view.shape[1]),
           lockstep::cuda::kernel_report(stream.device())};
 }
-template <class T>
-const T* or_null(const In& in) {
-  return in.view.present ? data<T>(in) : nullptr;
-}
 
 }  // namespace
 

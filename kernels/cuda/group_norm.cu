@@ -114,19 +114,14 @@ struct ParameterSums : AddTwo {
 };
 
 template <class T>
-T* or_null(const View& view) {
-  return view.present ? static_cast<T*>(view.data) : nullptr;
-}
-
-template <class T>
 void forward(const Stream& stream, const GroupNormArgs& a) {
   using C = Compute<T>;
   const Shape& shape = a.x.view.shape;
   if (element_count(shape) == 0) return;
   const Groups groups(shape);
   launch(stream, GroupNormArgs::kName, group_norm_kernel<T>, groups.lines.grid(sizeof(Two)), data<T>(a.x),
-         or_null<T>(a.weight.view), or_null<T>(a.bias.view), data<T>(a.y), or_null<C>(a.mean.view),
-         or_null<C>(a.inv_std.view), a.eps, groups);
+         or_null<T>(a.weight), or_null<T>(a.bias), data<T>(a.y), or_null<C>(a.mean), or_null<C>(a.inv_std), a.eps,
+         groups);
 }
 
 template <class T>
@@ -136,13 +131,13 @@ void backward(const Stream& stream, const GroupNormGradArgs& a) {
   if (element_count(shape) > 0) {
     const Groups groups(shape);
     launch(stream, GroupNormGradArgs::kName, group_norm_grad_kernel<T>, groups.lines.grid(sizeof(Two)), data<T>(a.dy),
-           data<T>(a.x), or_null<T>(a.weight.view), data<C>(a.mean), data<C>(a.inv_std), data<T>(a.dx), groups);
+           data<T>(a.x), or_null<T>(a.weight), data<C>(a.mean), data<C>(a.inv_std), data<T>(a.dx), groups);
   }
   if (!a.dweight.view.present && !a.dbias.view.present) return;
   ParameterSums<T> sums;
   sums.dy = data<T>(a.dy), sums.x = data<T>(a.x);
   sums.mean = data<C>(a.mean), sums.inv_std = data<C>(a.inv_std);
-  sums.dweight = or_null<T>(a.dweight.view), sums.dbias = or_null<T>(a.dbias.view);
+  sums.dweight = or_null<T>(a.dweight), sums.dbias = or_null<T>(a.dbias);
   sums.by_line = Splitter(shape[2] * shape[3], element_count(shape));
   bool lanes_adjacent;
   const FoldShape fold_shape = channel_shape({shape[0], shape[1] * shape[2], shape[3]}, &lanes_adjacent);

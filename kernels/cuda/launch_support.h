@@ -18,6 +18,16 @@ using host::data;
 using host::dispatch_floating;
 using host::fail_dtype;
 
+// The elements of a view that may be absent: then null.
+template <class T>
+const T* or_null(const In& in) {
+  return in.view.present ? data<T>(in) : nullptr;
+}
+template <class T>
+T* or_null(const Out& out) {
+  return out.view.present ? data<T>(out) : nullptr;
+}
+
 inline constexpr int kThreads = 256;  // of a block, where a kernel says nothing else
 
 struct Grid {

@@ -2,10 +2,10 @@
 // passed over. Sums of f32 are in f32 for a few hundred elements, then in double.
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/norm.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/vector.h"
 #include "lockstep/kernels/host/widen.h"
@@ -20,32 +20,6 @@ struct Sizes {
   // Of the parameters: the first channel of a row.
   std::int64_t first_channel(std::int64_t row) const { return row % groups * channels; }
 };
-
-struct Two {
-  double first = 0, second = 0;
-};
-
-// The sums over pieces of a row: `vector(i, a, b)` adds to the vectors a and b what the elements from i on give,
-// `scalar(i, total)` what one element gives.
-template <class C, class AddVector, class AddScalar>
-Two sum_pieces(std::int64_t count, AddVector&& vector, AddScalar&& scalar) {
-  constexpr std::int64_t kVectors = 4, kStep = kVectors * kWidth<C>, kPiece = 16 * kStep;
-  Two total;
-  std::int64_t i = 0;
-  const std::int64_t whole = count / kStep * kStep;
-  while (i < whole) {
-    Vector<C> a[kVectors] = {}, b[kVectors] = {};
-    for (const std::int64_t end = std::min(i + kPiece, whole); i < end; i += kStep)
-      for (std::int64_t k = 0; k < kVectors; ++k) vector(i + k * kWidth<C>, a[k], b[k]);
-    for (std::int64_t k = 0; k < kVectors; ++k)
-      for (int lane = 0; lane < kWidth<C>; ++lane) {
-        total.first += static_cast<double>(a[k][lane]);
-        total.second += static_cast<double>(b[k][lane]);
-      }
-  }
-  for (; i < count; ++i) scalar(i, total);
-  return total;
-}
 
 // The mean, and the sum of the squared distances from it. The elements come from the cache, so memory has time to get
 // ready what will be written at `to`.
@@ -78,20 +52,6 @@ Two statistics(const C* x, std::int64_t count, const C* to) {
   sums = around(centre);
   squares = sums.second - sums.first * sums.first / elements;
   return {static_cast<double>(centre) + sums.first / elements, squares > 0 ? squares : 0};
-}
-
-// Calls f(begin, end) for pieces of [begin, end), and asks for what lies `ahead` elements behind each of them: the next
-// row is on its way while this one is written.
-template <class C, class F>
-void for_each_piece(std::int64_t begin, std::int64_t end, std::int64_t ahead, std::initializer_list<const C*> next,
-                    F&& f) {
-  constexpr std::int64_t kPiece = 256, kLine = 64 / sizeof(C);
-  for (std::int64_t i = begin; i < end; i += kPiece) {
-    const std::int64_t stop = std::min(i + kPiece, end);
-    for (const C* memory : next)
-      for (std::int64_t k = i; k < stop; k += kLine) __builtin_prefetch(memory + ahead + k);
-    f(i, stop);
-  }
 }
 
 template <class C>
@@ -213,23 +173,15 @@ void backward(const GroupNormGradArgs& a) {
   const C* inv_std = read<C>(scratch, a.inv_std);
   const Writer<C> all_dx(scratch, a.dx), dweight(scratch, a.dweight), dbias(scratch, a.dbias);
   const std::int64_t channels = s.groups * s.channels, size = s.row();
-  // Of dy, and of dy * x': of a few images, then of all.
-  constexpr std::int64_t kImages = 16;
-  C* few[2] = {scratch.take<C>(channels), scratch.take<C>(channels)};
-  double* all[2] = {scratch.take<double>(channels), scratch.take<double>(channels)};
-  for (int k = 0; k < 2; ++k) std::fill_n(few[k], channels, C(0)), std::fill_n(all[k], channels, 0.0);
-  const auto collect = [&] {
-    for (int k = 0; k < 2; ++k)
-      for (std::int64_t c = 0; c < channels; ++c) all[k][c] += static_cast<double>(few[k][c]), few[k][c] = 0;
-  };
+  const ChannelSums<C> of_dy(scratch, channels), of_products(scratch, channels);
   C* ones = nullptr;
   if (!weight) std::fill_n(ones = scratch.take<C>(s.channels), s.channels, C(1));
   for (std::int64_t r = 0; r < s.rows && size > 0; ++r) {
     const std::int64_t first = s.first_channel(r);
     const Row<C> row{dy + r * size, x + r * size, weight ? weight + first : ones, mean[r], inv_std[r]};
     C* dx = all_dx.data() + r * size;
-    const Two sums = s.length == 1 ? sum_elements(row, size, few[0] + first, few[1] + first)
-                                   : sum_channels(s, row, few[0] + first, few[1] + first);
+    const Two sums = s.length == 1 ? sum_elements(row, size, of_dy.few() + first, of_products.few() + first)
+                                   : sum_channels(s, row, of_dy.few() + first, of_products.few() + first);
     const double inverse = static_cast<double>(row.inverse), count = static_cast<double>(size);
     const C centre = row.centre, scale = row.inverse;
     const C offset = static_cast<C>(inverse * sums.first / count);
@@ -248,11 +200,11 @@ void backward(const GroupNormGradArgs& a) {
         }
       });
     }
-    if ((r + 1) % (kImages * s.groups) == 0) collect();
+    if ((r + 1) % (kFewRows * s.groups) == 0) of_dy.collect(), of_products.collect();
   }
-  collect();
-  if (dweight.data()) std::copy_n(all[1], channels, dweight.data());
-  if (dbias.data()) std::copy_n(all[0], channels, dbias.data());
+  of_dy.collect(), of_products.collect();
+  of_products.store(dweight.data());
+  of_dy.store(dbias.data());
   dweight.finish();
   dbias.finish();
   all_dx.finish();

@@ -55,14 +55,18 @@ class GroupNormNode final : public NodeOf<3> {
 
 }  // namespace
 
-Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters,
-                                const Tensor& weight, const Tensor& bias, double eps) {
+void detail::check_affine(const char* op, const Tensor& x, const Shape& parameters, const Tensor& weight,
+                          const Tensor& bias) {
   for (const Tensor& affine : {weight, bias}) {
     if (!affine.defined()) continue;
     detail::check_floating_alike(op, x, affine);
-    LOCKSTEP_CHECK(affine.shape() == parameters, "[", op, "] expected a weight and a bias ", parameters, ", got ",
-                   affine);
+    LOCKSTEP_CHECK(affine.shape() == parameters, "[", op, "] expected parameters ", parameters, ", got ", affine);
   }
+}
+
+Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters,
+                                const Tensor& weight, const Tensor& bias, double eps) {
+  check_affine(op, x, parameters, weight, bias);
   const Tensor in = x.contiguous();
   const Tensor scale = weight.defined() ? weight.contiguous() : weight,
                shift = bias.defined() ? bias.contiguous() : bias;

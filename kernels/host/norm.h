@@ -1,0 +1,78 @@
+// What the normalisations of rows share: sums over a row, passes over it, and sums for each channel over all rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "lockstep/kernels/host/scratch.h"
+#include "lockstep/kernels/host/vector.h"
+
+namespace lockstep::kernels::host {
+
+struct Two {
+  double first = 0, second = 0;
+};
+
+// The sums over pieces of a row: `vector(i, a, b)` adds to the vectors a and b what the elements from i on give,
+// `scalar(i, total)` what one element gives.
+template <class C, class AddVector, class AddScalar>
+Two sum_pieces(std::int64_t count, AddVector&& vector, AddScalar&& scalar) {
+  constexpr std::int64_t kVectors = 4, kStep = kVectors * kWidth<C>, kPiece = 16 * kStep;
+  Two total;
+  std::int64_t i = 0;
+  const std::int64_t whole = count / kStep * kStep;
+  while (i < whole) {
+    Vector<C> a[kVectors] = {}, b[kVectors] = {};
+    for (const std::int64_t end = std::min(i + kPiece, whole); i < end; i += kStep)
+      for (std::int64_t k = 0; k < kVectors; ++k) vector(i + k * kWidth<C>, a[k], b[k]);
+    for (std::int64_t k = 0; k < kVectors; ++k)
+      for (int lane = 0; lane < kWidth<C>; ++lane) {
+        total.first += static_cast<double>(a[k][lane]);
+        total.second += static_cast<double>(b[k][lane]);
+      }
+  }
+  for (; i < count; ++i) scalar(i, total);
+  return total;
+}
+
+// Calls f(begin, end) for pieces of [begin, end), and asks for what lies `ahead` elements behind each of them: the next
+// row is on its way while this one is written.
+template <class C, class F>
+void for_each_piece(std::int64_t begin, std::int64_t end, std::int64_t ahead, std::initializer_list<const C*> next,
+                    F&& f) {
+  constexpr std::int64_t kPiece = 256, kLine = 64 / sizeof(C);
+  for (std::int64_t i = begin; i < end; i += kPiece) {
+    const std::int64_t stop = std::min(i + kPiece, end);
+    for (const C* memory : next)
+      for (std::int64_t k = i; k < stop; k += kLine) __builtin_prefetch(memory + ahead + k);
+    f(i, stop);
+  }
+}
+
+// A number for each channel that every row adds to: in C for a few rows, then in double.
+template <class C>
+class ChannelSums {
+ public:
+  ChannelSums(Scratch& scratch, std::int64_t channels)
+      : channels_(channels), few_(scratch.take<C>(channels)), all_(scratch.take<double>(channels)) {
+    std::fill_n(few_, channels, C(0)), std::fill_n(all_, channels, 0.0);
+  }
+  C* few() const { return few_; }  // where rows add
+  // After a few rows, and after the last one.
+  void collect() const {
+    for (std::int64_t c = 0; c < channels_; ++c) all_[c] += static_cast<double>(few_[c]), few_[c] = 0;
+  }
+  // The sums, where there is memory for them.
+  void store(C* to) const {
+    if (to) std::copy_n(all_, channels_, to);
+  }
+
+ private:
+  std::int64_t channels_;
+  C* few_;
+  double* all_;
+};
+inline constexpr std::int64_t kFewRows = 16;
+
+}  // namespace lockstep::kernels::host
