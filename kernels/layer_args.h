@@ -26,6 +26,23 @@ struct GroupNormGradArgs {
   void views(auto&& f) const { f(dy), f(x), f(weight), f(mean), f(inv_std), f(dx), f(dweight), f(dbias); }
 };
 
+// x, y: [rows, size] contiguous, divided by the square root of the mean of the squares of their row plus eps; weight:
+// [size] in the dtype of x, or absent.
+struct RmsNormArgs {
+  In x, weight;
+  Out y;
+  Out inv_rms;  // [rows] or absent: what x was multiplied with; f64 for f64, else f32
+  double eps;
+  static constexpr const char* kName = "rms_norm";
+  void views(auto&& f) const { f(x), f(weight), f(y), f(inv_rms); }
+};
+struct RmsNormGradArgs {
+  In dy, x, weight, inv_rms;
+  Out dx, dweight;  // dweight may be absent
+  static constexpr const char* kName = "rms_norm_grad";
+  void views(auto&& f) const { f(dy), f(x), f(weight), f(inv_rms), f(dx), f(dweight); }
+};
+
 // Resampling rows and columns of [batch, channels, height, width], contiguous, by a linear map; resample.h has the
 // maps.
 enum class ResampleKind : std::uint8_t {

@@ -32,6 +32,8 @@ struct Kernels {
   static void enqueue(const Stream& stream, const SoftmaxGradArgs& args);
   static void enqueue(const Stream& stream, const GroupNormArgs& args);
   static void enqueue(const Stream& stream, const GroupNormGradArgs& args);
+  static void enqueue(const Stream& stream, const RmsNormArgs& args);
+  static void enqueue(const Stream& stream, const RmsNormGradArgs& args);
   static void enqueue(const Stream& stream, const Resample2dArgs& args);
   static void enqueue(const Stream& stream, const CrossEntropyArgs& args);
   static void enqueue(const Stream& stream, const CrossEntropyGradArgs& args);
@@ -63,12 +65,13 @@ void logical_not(const Stream& stream, const UnaryArgs& args);
 class KernelList;
 using ListKernels = void(KernelList& list);
 ListKernels list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_group_norm,
-    list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad, list_cells,
-    list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_matmul, list_conv, list_depthwise;
+    list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad,
+    list_cells, list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_matmul, list_conv,
+    list_depthwise;
 inline constexpr ListKernels* kAllLists[] = {
-    list_unary,     list_binary,         list_copy,     list_cast,          list_reduce, list_batch_norm,
-    list_softmax,   list_group_norm,     list_resample, list_cross_entropy, list_cumsum, list_argsort,
-    list_attention, list_attention_grad, list_cells,    list_pool,          list_index,  list_sort,
-    list_random,    list_optimizer,      list_adam,     list_matmul,        list_conv,   list_depthwise};
+    list_unary,          list_binary,   list_copy,     list_cast,          list_reduce, list_batch_norm, list_softmax,
+    list_group_norm,     list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort,    list_attention,
+    list_attention_grad, list_cells,    list_pool,     list_index,         list_sort,   list_random,     list_optimizer,
+    list_adam,           list_matmul,   list_conv,     list_depthwise};
 
 }  // namespace lockstep::kernels::cuda

@@ -32,6 +32,8 @@ struct Kernels {
   static void enqueue(const Stream& stream, const SoftmaxGradArgs& args);
   static void enqueue(const Stream& stream, const GroupNormArgs& args);
   static void enqueue(const Stream& stream, const GroupNormGradArgs& args);
+  static void enqueue(const Stream& stream, const RmsNormArgs& args);
+  static void enqueue(const Stream& stream, const RmsNormGradArgs& args);
   static void enqueue(const Stream& stream, const Resample2dArgs& args);
   static void enqueue(const Stream& stream, const CrossEntropyArgs& args);
   static void enqueue(const Stream& stream, const CrossEntropyGradArgs& args);

@@ -120,6 +120,11 @@ LOCKSTEP_API Tensor layer_norm(const Tensor& x, const Shape& normalized, const T
 LOCKSTEP_API Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {}, const Tensor& bias = {},
                                double eps = 1e-5);
 
+// x / sqrt(mean(x^2) + eps) over the last dimensions, whose sizes are `normalized`; weight of that shape, or undefined.
+// Without eps: the epsilon of f64 for f64, else of f32.
+LOCKSTEP_API Tensor rms_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {},
+                             std::optional<double> eps = std::nullopt);
+
 // ---- softmax and dropout
 
 LOCKSTEP_API Tensor softmax(const Tensor& x, std::int64_t dim);

@@ -137,3 +137,12 @@ for power in [2.0, 1.0]:
     case("embedding_max_norm", limited, x(7, 4, grad=False), ints(9, high=7), dtypes=FLOATING, norm=1.5, power=power)
 case("embedding_by_frequency", lambda weight, index, padding: F.embedding(index, weight, padding, scale_grad_by_freq=True),
      x(5, 4), ints(3, 4, high=5), dtypes=("f32", "f64", "bf16"), padding=3)
+
+case("rms_norm", lambda a, weight, shape, eps: F.rms_norm(a, shape, weight, eps), x(4, 3, 7), x(7), dtypes=FLOATING,
+     loose=3, shape=[7], eps=1e-5)
+case("rms_norm", lambda a, weight, shape, eps: F.rms_norm(a, shape, weight, eps), x(4, 3, 5, layout="transposed"), x(3, 5),
+     loose=3, shape=[3, 5], eps=1e-3)
+# Without eps, also of numbers so small that it counts; not in 16 bits, whose reference is computed in f64.
+case("rms_norm_plain", lambda a, shape: F.rms_norm(a, shape), x(5, 33), loose=3, shape=[33])
+case("rms_norm_plain", lambda a, shape: F.rms_norm(a, shape), x(5, 33, low=-5e-4, high=5e-4), dtypes=("f32",), loose=3,
+     shape=[33])

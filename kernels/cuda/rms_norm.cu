@@ -1,0 +1,123 @@
+// Normalisation by the root of the mean square over the rows of [rows, size]. The threads of a line go over one row:
+// the sum of its squares is in double, and the passes after the first one find the row in the cache. The gradient of
+// the weight is a fold over the rows.
+#include <cmath>
+
+#include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/kernels/cuda/lines.cuh"
+#include "lockstep/kernels/cuda/norm.cuh"
+
+namespace lockstep::kernels::cuda {
+namespace {
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    rms_norm_kernel(const T* x, const T* weight, T* y, Compute<T>* inv_rms, double eps, const Lines s) {
+  using C = Compute<T>;
+  for_each_line(s, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
+    const std::int64_t size = inside ? s.size : 0;
+    double squares = 0;
+    for (std::int64_t i = lane; i < size; i += s.lanes) {
+      const double v = number(x, begin + i);
+      squares += v * v;
+    }
+    squares = join_line(Add{}, squares, s, lane, distance);
+    if (!inside) return;  // no barrier follows
+    const C scale = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(size) + eps));
+    if (lane == 0 && inv_rms) inv_rms[line] = scale;
+    for (std::int64_t i = lane; i < size; i += s.lanes) {
+      C value = widen(x[begin + i]) * scale;
+      if (weight) value *= widen(weight[i]);
+      y[begin + i] = narrow<T>(value);
+    }
+  });
+}
+
+// With x' = x * inv_rms and g = dy * weight: dx = inv_rms * (g - x' * mean(g * x')).
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    rms_norm_grad_kernel(const T* dy, const T* x, const T* weight, const Compute<T>* inv_rms, T* dx, const Lines s) {
+  using C = Compute<T>;
+  for_each_line(s, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
+    const std::int64_t size = inside ? s.size : 0;
+    const auto gradient = [&](std::int64_t i) {
+      const C d = widen(dy[begin + i]);
+      return weight ? d * widen(weight[i]) : d;
+    };
+    double sum = 0;
+    for (std::int64_t i = lane; i < size; i += s.lanes) sum += static_cast<double>(gradient(i)) * number(x, begin + i);
+    sum = join_line(Add{}, sum, s, lane, distance);
+    if (!inside) return;  // no barrier follows
+    const double inverse = static_cast<double>(inv_rms[line]);
+    const C scale = static_cast<C>(inverse);
+    const C slope = static_cast<C>(inverse * inverse * inverse * sum / static_cast<double>(size));
+    for (std::int64_t i = lane; i < size; i += s.lanes)
+      dx[begin + i] = narrow<T>(scale * gradient(i) - widen(x[begin + i]) * slope);
+  });
+}
+
+// Results are the columns: the sums of dy * x'.
+template <class T>
+struct WeightSums : Add {
+  const T *dy, *x;
+  const Compute<T>* inv_rms;
+  T* dweight;
+  Splitter by_line;  // offsets in x
+
+  __device__ double start() const { return 0; }
+  __device__ double load(std::int64_t, std::int64_t offset, std::int64_t) const {
+    std::int64_t ignored;
+    const std::int64_t line = by_line.split(offset, &ignored);
+    return number(dy, offset) * number(x, offset) * static_cast<double>(inv_rms[line]);
+  }
+  __device__ void finish(std::int64_t column, std::int64_t, double total) const { dweight[column] = rounded<T>(total); }
+};
+
+template <class T>
+void forward(const Stream& stream, const RmsNormArgs& a) {
+  const Shape& shape = a.x.view.shape;
+  if (element_count(shape) == 0) return;
+  const Lines lines(Shape{shape[0], shape[1], 1});
+  launch(stream, RmsNormArgs::kName, rms_norm_kernel<T>, lines.grid(sizeof(double)), data<T>(a.x), or_null<T>(a.weight),
+         data<T>(a.y), or_null<Compute<T>>(a.inv_rms), a.eps, lines);
+}
+
+template <class T>
+void backward(const Stream& stream, const RmsNormGradArgs& a) {
+  using C = Compute<T>;
+  const Shape& shape = a.x.view.shape;
+  if (element_count(shape) > 0) {
+    const Lines lines(Shape{shape[0], shape[1], 1});
+    launch(stream, RmsNormGradArgs::kName, rms_norm_grad_kernel<T>, lines.grid(sizeof(double)), data<T>(a.dy),
+           data<T>(a.x), or_null<T>(a.weight), data<C>(a.inv_rms), data<T>(a.dx), lines);
+  }
+  if (!a.dweight.view.present) return;
+  WeightSums<T> sums;
+  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x);
+  sums.inv_rms = data<C>(a.inv_rms), sums.dweight = data<T>(a.dweight);
+  sums.by_line = Splitter(shape[1], element_count(shape));
+  bool lanes_adjacent;
+  const FoldShape fold_shape = channel_shape({shape[0], shape[1], 1}, &lanes_adjacent);
+  fold(stream, RmsNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
+}
+
+}  // namespace
+
+void Kernels::enqueue(const Stream& stream, const RmsNormArgs& args) {
+  check_floating(RmsNormArgs::kName, args.x.view.dtype, stream);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args); });
+}
+void Kernels::enqueue(const Stream& stream, const RmsNormGradArgs& args) {
+  check_floating(RmsNormGradArgs::kName, args.x.view.dtype, stream);
+  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { backward<T>(stream, args); });
+}
+
+void list_rms_norm(KernelList& list) {
+  for_floating([&]<class T>(Type<T>) {
+    list.add(rms_norm_kernel<T>);
+    list.add(rms_norm_grad_kernel<T>);
+    list.add(fold_kernel<WeightSums<T>>);
+  });
+}
+
+}  // namespace lockstep::kernels::cuda
