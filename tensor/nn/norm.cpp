@@ -74,6 +74,13 @@ Tensor LayerNorm::forward(const Tensor& x) const {
   return layer_norm(x, normalized_, w, b, eps_);
 }
 
+RMSNorm::RMSNorm(const Shape& normalized, RMSNormOptions options) : normalized_(normalized), eps_(options.eps) {
+  LOCKSTEP_CHECK(!normalized.empty(), "[RMSNorm] expected at least one size, got ", normalized);
+  if (options.affine) weight = Parameter(ones(normalized));
+}
+
+Tensor RMSNorm::forward(const Tensor& x) const { return rms_norm(x, normalized_, on(weight, x.device()), eps_); }
+
 GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, GroupNormOptions options)
     : groups_(groups), channels_(channels), eps_(options.eps) {
   LOCKSTEP_CHECK(groups > 0 && channels > 0 && channels % groups == 0, "[GroupNorm] expected channels that ", groups,

@@ -71,6 +71,26 @@ class LOCKSTEP_API LayerNorm : public Module<LayerNorm> {
   double eps_;
 };
 
+struct RMSNormOptions {
+  std::optional<double> eps = std::nullopt;  // none: the epsilon of f64 for f64, else of f32
+  bool affine = true;                        // with weight
+};
+
+// Divides by the root of the mean square over the last dimensions, whose sizes are `normalized`; weight of that shape.
+class LOCKSTEP_API RMSNorm : public Module<RMSNorm> {
+ public:
+  explicit RMSNorm(const Shape& normalized, RMSNormOptions options = {});
+  explicit RMSNorm(std::int64_t size, RMSNormOptions options = {}) : RMSNorm(Shape{size}, options) {}
+  Tensor forward(const Tensor& x) const;
+  void members(Members& m) override { m("weight", weight); }
+
+  Parameter weight;
+
+ private:
+  Shape normalized_;
+  std::optional<double> eps_;
+};
+
 struct GroupNormOptions {
   double eps = 1e-5;
   bool affine = true;  // with weight and bias

@@ -99,3 +99,5 @@ for train in [True, False]:  # twice, so that there is something to average
     module("BatchNorm1d_average", lambda num_features: nn.BatchNorm1d(num_features, momentum=None), x(4, 3, 5),
            call=lambda m, a: (m(a * 3), m(a))[1], dtypes=("f32", "f64"), loose=3, train=train, num_features=3)
 module("Hardswish", nn.Hardswish, x(4, 5, low=-5, high=5), dtypes=HALF)
+module("RMSNorm", nn.RMSNorm, x(3, 4, 6), dtypes=HALF, loose=3, normalized_shape=[4, 6], eps=1e-5)
+module("RMSNorm", nn.RMSNorm, x(5, 6), dtypes=("f32", "f64"), loose=3, normalized_shape=[6])

@@ -21,12 +21,13 @@ struct Mixed : Module<Mixed> {
   ConvTranspose2d grow{4, 6, 2, {.stride = 2, .groups = 2}};
   GroupNorm groups{3, 6};
   LayerNorm layers{10};
+  RMSNorm roots{10};
   Linear head{16, 2};
   bool checkpointed = false;
   Tensor forward(const Tensor& tokens, const Tensor& picture) const {
     const auto read = [this](const Tensor& x, const Tensor& missing) {
       const Tensor seen = attention(x, {.key_padding = missing});
-      return layers(lstm(seen.transpose(0, 1)).output.mean({0}));
+      return roots(layers(lstm(seen.transpose(0, 1)).output.mean({0})));
     };
     const auto look = [this](const Tensor& x) { return gelu(groups(grow(x))).mean({2, 3}); };
     const Tensor missing = tokens == 0.0, x = words(tokens);
@@ -40,7 +41,7 @@ struct Mixed : Module<Mixed> {
   }
   void members(Members& m) override {
     m("words", words), m("attention", attention), m("lstm", lstm), m("grow", grow), m("groups", groups);
-    m("layers", layers), m("head", head);
+    m("layers", layers), m("roots", roots), m("head", head);
   }
 };
 

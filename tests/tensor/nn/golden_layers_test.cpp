@@ -93,6 +93,11 @@ TEST_CASE("golden: layers and models") {
           return Results{layer(c[0])};
         }},
        {"LayerNorm", [](GoldenCase& c) { return apply(c, LayerNorm(Shape(c.integers("normalized_shape")))); }},
+       {"RMSNorm",
+        [](GoldenCase& c) {
+          const auto eps = c.has("eps") ? std::optional(c.get("eps")) : std::nullopt;
+          return apply(c, RMSNorm(Shape(c.integers("normalized_shape")), {.eps = eps}));
+        }},
        {"Embedding",
         [](GoldenCase& c) {
           return apply(c, Embedding(c.get<int>("rows"), c.get<int>("size"), {.padding_index = c.get<int>("padding")}));

@@ -46,6 +46,8 @@ TEST_CASE("layers have the names, shapes and dtypes of PyTorch's") {
   CHECK(state_names(LayerNorm(5)) == Names{"weight f32[5] on cpu", "bias f32[5] on cpu"});
   CHECK(state_names(LayerNorm(Shape{2, 3}, {.bias = false})) == Names{"weight f32[2, 3] on cpu"});
   CHECK(state_names(LayerNorm(5, {.affine = false})).empty());
+  CHECK(state_names(RMSNorm(5)) == Names{"weight f32[5] on cpu"});
+  CHECK(state_names(RMSNorm(Shape{2, 3}, {.affine = false})).empty());
   CHECK(state_names(Embedding(7, 3)) == Names{"weight f32[7, 3] on cpu"});
   {
     const DefaultDType f64(DType::f64);
@@ -225,6 +227,12 @@ TEST_CASE("simple layers call their functions") {
   CHECK(Flatten(2)(x).shape() == Shape{2, 3, 16});
   const LayerNorm norm(Shape{4, 4});
   CHECK(allclose(norm(x), (x - mean(x, {2, 3}, true)) / sqrt(var(x, {2, 3}, 0, true) + 1e-5), 1e-5, 1e-5));
+  RMSNorm root(4, {.eps = 0.5});
+  CHECK(equal(root.weight.tensor(), ones({4})));
+  root.weight.assign(full({4}, 3.0));
+  CHECK(allclose(root(x), x / sqrt(square(x).mean({3}, true) + 0.5) * 3, 1e-5, 1e-5));
+  CHECK(equal(RMSNorm(Shape{4, 4}, {.affine = false})(x), rms_norm(x, {4, 4})));
+  CHECK_THROWS_WITH(RMSNorm(Shape{}), Contains("[RMSNorm]") && Contains("[]"));
   manual_seed(0);
 }
 
