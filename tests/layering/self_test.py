@@ -104,11 +104,16 @@ SOUND_ENTRIES = {
     "kernels/table.h": "using AllArgs =\n    ArgsList<FillArgs>;\n",
     "tests/kernels/host/copy_test.cpp": "run(FillArgs{});\n",
     "tests/kernels/cuda/parity_test.cpp": "compare_with_host(FillArgs{});\n",
+    "kernels/cuda/kernels.h": "inline constexpr ListKernels* kAllLists[] = {list_fill};\n",
+    "kernels/cuda/fill.cu": "template <class T>\n__global__ void __launch_bounds__(kThreads)\n    fill(T* y) {\n}\n"
+                            "void list_fill(KernelList& list) {\n  list.add(fill<float>);\n}\n",
 }
 BROKEN_ENTRIES = [
     ("tests/kernels/host/copy_test.cpp", "// fill\n", "FillArgs has no test"),
     ("tests/kernels/cuda/parity_test.cpp", "compare_with_host(Fill2Args{});\n", "FillArgs is not compared"),
     ("kernels/table.h", "struct KernelTable {};\n", "no kernels found"),
+    ("kernels/cuda/kernels.h", "inline constexpr ListKernels* kAllLists[] = {list_copy};\n", "list_fill is not in kAllLists"),
+    ("kernels/cuda/fill.cu", "__global__ void fill(float* y) {\n}\n", "no list_… of the file adds fill"),
 ]
 
 SOUND_OPERATIONS = {
