@@ -1,5 +1,5 @@
 // What operations are made of: fresh results, checks, type promotion, launches, and elementwise operations in one line.
-// For the library's own operations and for those of extensions; "Adding an op" in CONTRIBUTING.md shows how.
+// For the library's own operations and for those of extensions; the recipes of CONTRIBUTING.md show how.
 #pragma once
 
 #include "lockstep/kernels/api.h"
