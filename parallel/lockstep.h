@@ -40,6 +40,7 @@
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/reduce_lr_on_plateau.h"
+#include "lockstep/tensor/optim/rmsprop.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "lockstep/tensor/tensor.h"

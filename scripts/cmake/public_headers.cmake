@@ -46,6 +46,7 @@ set(headers_for_users
   tensor/optim/grad_scaler.h
   tensor/optim/lr_schedule.h
   tensor/optim/reduce_lr_on_plateau.h
+  tensor/optim/rmsprop.h
   tensor/optim/sgd.h
   tensor/optim/sparse_adam.h
   # For those who look inside, or bring something of their own: streams, backends, operations, communicators.

@@ -7,6 +7,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/adam.h"
+#include "lockstep/tensor/optim/rmsprop.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "support/temporary_folder.h"
@@ -65,6 +66,12 @@ const Kind kKinds[] = {
      [](const Parameter& a, const Parameter& b) {
        return std::make_unique<Adam>(std::vector<AdamGroup>{{.parameters = {a}}, {.parameters = {b}, .lr = 0.5}},
                                      AdamOptions{.amsgrad = true});
+     }},
+    {"RMSprop",
+     {false, false},
+     [](const Parameter& a, const Parameter& b) {
+       return std::make_unique<RMSprop>(std::vector<RMSpropGroup>{{.parameters = {a}}, {.parameters = {b}, .lr = 0.5}},
+                                        RMSpropOptions{.momentum = 0.5, .centered = true});
      }},
     {"SparseAdam",
      {true, true},
