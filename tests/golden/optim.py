@@ -100,3 +100,7 @@ for mode in ["min", "max"]:
         case("ReduceLROnPlateau", plateau, values(METRICS if mode == "min" else [7 - metric for metric in METRICS], grad=False),
              dtypes=("f64",), mode=mode, factor=0.4, patience=1, threshold=0.01, threshold_mode=threshold_mode, cooldown=1,
              min_lr=0.004)
+
+for options in [dict(), dict(momentum=0.9), dict(centered=True, alpha=0.8), dict(weight_decay=0.1, eps=1e-3),
+                dict(maximize=True, momentum=0.5, centered=True, weight_decay=0.2, alpha=0.7)]:
+    optimizer("RMSprop", torch.optim.RMSprop, lr=0.05, **options)

@@ -2,6 +2,7 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/reduce_lr_on_plateau.h"
+#include "lockstep/tensor/optim/rmsprop.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "support/catch.h"
@@ -50,6 +51,17 @@ Results adam(GoldenCase& c) {
   options.amsgrad = c.get("amsgrad", false);
   options.maximize = c.get("maximize", false);
   return after_steps<Optimizer>(c, options);
+}
+
+Results rmsprop(GoldenCase& c) {
+  RMSpropOptions options{.lr = c.get("lr")};
+  options.alpha = c.get("alpha", options.alpha);
+  options.eps = c.get("eps", options.eps);
+  options.weight_decay = c.get("weight_decay", 0.0);
+  options.momentum = c.get("momentum", 0.0);
+  options.centered = c.get("centered", false);
+  options.maximize = c.get("maximize", false);
+  return after_steps<RMSprop>(c, options);
 }
 
 // After the parameter, the rows of each step: indices, values.
@@ -107,6 +119,7 @@ TEST_CASE("golden: optimizers and schedules") {
       {{"SGD", sgd},
        {"Adam", adam<Adam, AdamOptions>},
        {"AdamW", adam<AdamW, AdamWOptions>},
+       {"RMSprop", rmsprop},
        {"SparseAdam", sparse_adam},
        {"StepLR",
         [](GoldenCase& c) { return rates(c, StepLR{.step_size = c.get<int>("step_size"), .gamma = c.get("gamma")}); }},
