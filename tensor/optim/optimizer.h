@@ -34,7 +34,7 @@ class LOCKSTEP_API Optimizer {
   // Of every group, or of one. Throws InvalidArgument unless finite and at least 0.
   void set_lr(double lr);
   void set_lr(std::size_t group, double lr);
-  // SGD's momentum, beta1 of the Adam family; 0 of an optimizer without one.
+  // The option `momentum`, or beta1 of the Adam family; 0 of an optimizer without one.
   double momentum(std::size_t group = 0) const;
   // Of every group, or of one. Throws, before anything is changed, NotSupported for an optimizer without momentum and
   // InvalidArgument for a value that does not fit the other options.
