@@ -1,16 +1,29 @@
 #include "lockstep/kernels/api.h"
 
+#include "lockstep/runtime/device_table.h"
+
 namespace lockstep::kernels {
 namespace {
 
-const KernelTable* installed_tables[3] = {};  // by device type; null: the backend's own
+const KernelTable* installed_tables[lockstep::detail::kDeviceTypes] = {};  // null: the backend's own
+
+const KernelTable& own_table(DeviceType type) {
+  switch (type) {
+    case DeviceType::cpu:
+    case DeviceType::host:
+      break;
+    case DeviceType::cuda:
+      return cuda::kernel_table();
+  }
+  return host::kernel_table();
+}
 
 }  // namespace
 
 const KernelTable& table(DeviceType type) {
   if (const KernelTable* installed = installed_tables[static_cast<int>(type)]) [[unlikely]]
     return *installed;
-  return type == DeviceType::cuda ? cuda::kernel_table() : host::kernel_table();
+  return own_table(type);
 }
 
 void prepare(Device device) {

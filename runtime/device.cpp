@@ -20,8 +20,10 @@ using detail::trim;
 }
 
 bool parse_type(std::string_view text, DeviceType& type) {
-  if (text == "host") return type = DeviceType::host, true;
-  if (text == "cuda") return type = DeviceType::cuda, true;
+  for (int i = 0; i < detail::kDeviceTypes; ++i) {
+    type = static_cast<DeviceType>(i);
+    if (type != DeviceType::cpu && text == to_string(type)) return true;  // cpu has no index
+  }
   return false;
 }
 

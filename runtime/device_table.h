@@ -10,11 +10,21 @@
 
 namespace lockstep::detail {
 
+// How many kinds of devices there are. A switch, so that the compiler says when one is missing.
+inline constexpr int kDeviceTypes = [] {
+  switch (DeviceType::cpu) {
+    case DeviceType::cpu:
+    case DeviceType::host:
+    case DeviceType::cuda:
+      break;
+  }
+  return 3;
+}();
+
 struct DeviceTable {
-  static constexpr int kTypes = 3;
-  Backend* backends[kTypes] = {};  // null: this build or machine has none
-  int count[kTypes] = {};
-  int first[kTypes] = {};  // ordinal of index 0
+  Backend* backends[kDeviceTypes] = {};  // null: this build or machine has none
+  int count[kDeviceTypes] = {};
+  int first[kDeviceTypes] = {};  // ordinal of index 0
   std::vector<Device> all;
   std::string (*why_no_cuda)() = nullptr;  // for messages; asks the driver
 };

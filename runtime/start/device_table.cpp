@@ -16,7 +16,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  Backend* installed[DeviceTable::kTypes] = {};
+  Backend* installed[kDeviceTypes] = {};
 };
 
 Registry& registry() {
@@ -53,7 +53,7 @@ const DeviceTable& build_device_table() {
 
   auto* table = new DeviceTable;
   int ordinal = 0;
-  for (int type = 0; type < DeviceTable::kTypes; ++type) {
+  for (int type = 0; type < kDeviceTypes; ++type) {
     Backend* backend = registered.installed[type];
     table->backends[type] = backend;
     table->count[type] = backend ? backend->device_count() : 0;
