@@ -9,7 +9,11 @@ namespace lockstep {
 namespace {
 
 void check_cuda(const char* op, Device device) {
-  if (device.type() != DeviceType::cuda) throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
+  if (device.type() == DeviceType::cuda) {
+    ordinal(device);  // throws for an absent one
+    if (device.index() < cuda::cuda_layout().count) return;
+  }
+  throw NotSupported(cat("[", op, "] expected a CUDA device, got ", device));
 }
 
 // An event for one wait: CUDA gives its resources back once the wait is over.

@@ -1,7 +1,7 @@
 // Order between Lockstep's streams and those of other libraries on the same CUDA devices. A native stream is a
 // cudaStream_t of the device's GPU, or what CUDA has for its default ones: 1 (legacy) and 2 (per thread). It must live
-// as long as the call; nothing here blocks. All of it throws NotSupported for other devices than CUDA's, and
-// DeviceError.
+// as long as the call; nothing here blocks. All of it throws NotSupported for other devices than CUDA's,
+// InvalidArgument for absent ones, and DeviceError.
 #pragma once
 
 #include <optional>

@@ -76,6 +76,11 @@ TEST_CASE("a foreign stream may go once its last handle is gone, and its memory 
   empty_cache(device);
 }
 
+TEST_CASE("a device that is absent has no ordinal") {
+  CHECK_THROWS_AS(native_ordinal(Device::cuda(99)), InvalidArgument);
+  CHECK_THROWS_AS(native_ordinal(Device::host(0)), NotSupported);
+}
+
 TEST_CASE("memory and copies on a foreign stream are ordered by it, and with Lockstep's own") {
   const Device device = Device::cuda(1);
   const Native native(device);
