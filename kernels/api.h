@@ -22,6 +22,7 @@ namespace detail {
 LOCKSTEP_API void install_table(DeviceType type, const KernelTable& table);
 
 [[noreturn]] LOCKSTEP_API void fail_device(const char* op, const View& view, Device stream_device);
+// Also for a kernel that has only some of its operations, before it enqueues.
 [[noreturn]] LOCKSTEP_API void fail_missing(const char* op, DType dtype, Device device);
 inline void check_view(const char* op, const View& view, Device device) {
   if (view.present && view.device != device) [[unlikely]]
@@ -40,9 +41,9 @@ template <class Args>
   declare(stream, Args::kName, uses, place);
 }
 
-// What a trace calls it: the operation, where a kernel does several.
+// What a trace and an error call it: the operation, where a kernel does several.
 template <class Args>
-const char* traced_name(const Args& args) {
+const char* operation_name(const Args& args) {
   if constexpr (requires { op_name(args.op); })
     return op_name(args.op);
   else if constexpr (requires { op_name(args.kind); })
@@ -52,8 +53,12 @@ const char* traced_name(const Args& args) {
 }
 template <class Args>
 [[gnu::noinline, gnu::cold]] void run_traced(const Stream& stream, Kernel<Args> kernel, const Args& args) {
-  const trace::WorkScope scope(stream, {.name = traced_name(args), .kind = trace::Kind::kernel});
+  const trace::WorkScope scope(stream, {.name = operation_name(args), .kind = trace::Kind::kernel});
   kernel(stream, args);
+}
+template <class Args>
+[[noreturn, gnu::noinline, gnu::cold]] void fail_absent(const Args& args, DType dtype, Device device) {
+  fail_missing(operation_name(args), dtype, device);
 }
 }  // namespace detail
 
@@ -70,7 +75,7 @@ void launch(const Stream& stream, const Args& args, Place place = {__builtin_FIL
   });
   const Kernel<Args> kernel = table(stream.device().type()).template entry<Args>();
   if (kernel == nullptr) [[unlikely]]
-    detail::fail_missing(Args::kName, dtype, stream.device());
+    detail::fail_absent(args, dtype, stream.device());
   if (stream.checked()) [[unlikely]]
     detail::declare_views(stream, args, place);
   if (trace::active()) [[unlikely]]
