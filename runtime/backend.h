@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
@@ -33,6 +34,9 @@ class LOCKSTEP_API Backend {
   virtual DeviceType type() const noexcept = 0;
   virtual int device_count() const noexcept = 0;
   virtual const DeviceProperties& properties(int index) const = 0;
+  // The hardware behind the device, by a name that is the same in every process of the machine: devices of one name
+  // share it, and ranks on them its communicators. Empty: nobody else is on it. Does not block; may throw DeviceError.
+  virtual std::string hardware(int /*index*/) const { return {}; }
 
   // Makes the device current for the calling thread (device threads call it once).
   virtual void bind_thread(int index) = 0;

@@ -1,5 +1,4 @@
 // A build without CUDA.
-#include "lockstep/runtime/cuda/gpu_identity.h"
 #include "lockstep/runtime/cuda/make_cuda_backend.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/cuda/versions.h"
@@ -22,7 +21,6 @@ namespace {
 }
 }  // namespace
 
-std::string detail::gpu_identity(Device device) { refuse("gpu_identity", device); }
 void* native_stream(const Stream& stream) { refuse("native_stream", stream.device()); }
 void wait_for_native(const Stream& stream, void*) { refuse("wait_for_native", stream.device()); }
 void native_waits_for(void*, const Stream& stream) { refuse("native_waits_for", stream.device()); }

@@ -167,6 +167,7 @@ class CudaBackend final : public Backend {
   DeviceType type() const noexcept override { return DeviceType::cuda; }
   int device_count() const noexcept override { return cuda_layout().count; }
   const DeviceProperties& properties(int index) const override { return cuda_device(Device::cuda(index)).properties; }
+  std::string hardware(int index) const override { return gpu_identity(Device::cuda(index)); }
 
   void bind_thread(int index) override {
     CudaDevice& device = started(index);

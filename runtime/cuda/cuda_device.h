@@ -76,4 +76,7 @@ struct CudaLayout {
 const CudaLayout& cuda_layout();
 CudaDevice& cuda_device(Device device);
 
+// Which GPU of the machine the device is on: the same in every process, whichever GPUs it sees and in whatever order.
+std::string gpu_identity(Device device);
+
 }  // namespace lockstep::cuda

@@ -4,8 +4,6 @@
 
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
-#include "lockstep/runtime/cuda/gpu_identity.h"
-#include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/environment.h"
@@ -73,15 +71,15 @@ const CudaLayout& cuda_layout() {
   return layout;
 }
 
-}  // namespace lockstep::cuda
-
-namespace lockstep::detail {
-
 std::string gpu_identity(Device device) {
-  const cudaDeviceProp found = cuda::properties_of(native_ordinal(device));
+  const cudaDeviceProp found = properties_of(static_cast<int>(ordinal_of(device)));
   // Where it is plugged in, which is also what NCCL tells GPUs apart by.
   return cat(found.pciDomainID, ':', found.pciBusID, ':', found.pciDeviceID);
 }
+
+}  // namespace lockstep::cuda
+
+namespace lockstep::detail {
 
 std::string why_no_cuda() {
   if (environment("LOCKSTEP_CUDA_DEVICES") == "0") return "LOCKSTEP_CUDA_DEVICES is 0";

@@ -1,7 +1,9 @@
 // What the layers above the seams do with a backend that they have never heard of (second_backend.cpp): the same as
 // with host devices, bit for bit; and what they say about kernels that it lacks.
+#include <cstdlib>
 #include <functional>
 
+#include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/error.h"
@@ -138,6 +140,19 @@ TEST_CASE("second backend: DataParallel trains on it as on host devices") {
   const std::vector<Doubles> expected = train({Device::host(0), Device::host(1)});
   CHECK(train({kFirst, kSecond}) == expected);
   CHECK(train({kSecond, Device::cuda(3)}) == expected);
+}
+
+TEST_CASE("second backend: ranks on it reduce, and nobody asks which GPU it is") {
+  setenv("LOCKSTEP_COMMUNICATOR", "peer", 1);  // some machines have NCCL
+  const auto reduced = [](Communicator& comm) {
+    const Tensor x = eighths({33}, comm.device(), DType::f64, comm.rank());
+    comm.all_reduce(x);
+    return values(x);
+  };
+  const std::vector<Doubles> sums = run_ranks(2, reduced, {.devices = {kFirst, kSecond}});
+  unsetenv("LOCKSTEP_COMMUNICATOR");
+  const Doubles expected = values(eighths({33}, Device::cpu()) + eighths({33}, Device::cpu(), DType::f64, 0));
+  CHECK(sums == std::vector<Doubles>{expected, expected});
 }
 
 TEST_CASE("second backend: what is CUDA's alone is refused") {

@@ -9,7 +9,7 @@
 #include "lockstep/parallel/comm/factory/rank_traits.h"
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/ranks/job.h"
-#include "lockstep/runtime/cuda/gpu_identity.h"
+#include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"
 
@@ -39,7 +39,8 @@ RankTraits describe_rank(const RankInfo& rank, Device device, const std::string&
                     .kind = to_string(device.type()),
                     .backend = backend};
   // Not its ordinal: where every process sees one GPU alone, all of them are number 0.
-  if (device.type() == DeviceType::cuda) traits.gpu = cat(traits.machine, '#', detail::gpu_identity(device));
+  const std::string hardware = lockstep::backend(device).hardware(device.index());
+  if (!hardware.empty()) traits.gpu = cat(traits.machine, '#', hardware);
   for (const CommunicatorBackend& each : detail::communicator_backends()) {
     if (!each.why_not_here || !detail::may_be_chosen(each, traits.kind, backend)) continue;
     if (std::string why = each.why_not_here(rank); !why.empty()) traits.why_not[each.name] = std::move(why);

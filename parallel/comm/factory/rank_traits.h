@@ -17,7 +17,7 @@ namespace lockstep::detail {
 struct RankTraits {
   std::string machine;  // ranks with the same one can hand over memory
   std::string process;
-  std::string gpu;                             // "" on other than CUDA devices
+  std::string gpu;                             // "" on devices that share no hardware (Backend::hardware)
   std::string kind;                            // of device: "host", "cuda"
   std::string backend;                         // that it asks for; "": what suits
   std::map<std::string, std::string> why_not;  // by backend: why it cannot; absent: it can
