@@ -229,6 +229,19 @@ void norms(std::vector<Row>& rows) {
   rows.push_back(of_all(
       "layer_norm", "bias alone", [](Inputs in) { return square(layer_norm(in[0], {4}, {}, in[1])); },
       {with_constant({{3, 4}, {4}})}, [=](Inputs in) { return square(normal(in[0], {1}, 1e-5) + in[1]); }));
+  const auto by_size = [](const Tensor& x, Dims dims) { return x / sqrt(mean(square(x), dims, true) + 1e-5); };
+  rows.push_back(of_all(
+      "rms_norm", "", [](Inputs in) { return rms_norm(in[0], {4}, in[1], 1e-5); }, {shapes({{3, 4}, {4}})},
+      [=](Inputs in) { return by_size(in[0], {1}) * in[1]; }));
+  rows.push_back(of_all(
+      "rms_norm", "over two, without weight",
+      [](Inputs in) {
+        return rms_norm(in[0], {2, 3}, {}, 1e-5);
+      },
+      {shapes({{2, 2, 3}})},
+      [=](Inputs in) {
+        return by_size(in[0], {1, 2});
+      }));
   for (const std::int64_t groups : {1, 2}) {
     const std::vector<Operands> all{shapes({{3, 4}, {4}, {4}}), shapes({{2, 4, 3}, {4}, {4}}),
                                     shapes({{2, 4, 2, 3}, {4}, {4}})};
