@@ -34,7 +34,7 @@ class Device {
   constexpr int index() const { return index_; }
   constexpr bool is_cpu() const { return type_ == DeviceType::cpu; }
 
-  friend constexpr auto operator<=>(const Device&, const Device&) = default;
+  friend constexpr auto operator<=>(const Device&, const Device&) = default;  // NOLINT(modernize-use-nullptr)
 
  private:
   // Indices that do not fit stay absent instead of wrapping to a device that exists.

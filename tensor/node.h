@@ -83,7 +83,7 @@ class LOCKSTEP_API Node : public RefCounted {
 template <int Inputs>
 class NodeOf : public Node {
  protected:
-  NodeOf() : Node(inputs_.data(), Inputs) {}
+  NodeOf() : Node(nullptr, Inputs) { edges_ = inputs_.data(); }
 
  private:
   std::array<Edge, Inputs> inputs_;
