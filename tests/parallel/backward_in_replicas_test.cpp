@@ -74,6 +74,7 @@ const float big = 1e8f;
 }  // namespace
 
 TEST_CASE("backward in replicas: the sum has the same bits, whoever comes first") {
+  support::needs_devices(4);
   for (const auto& devices : {devices_at({0, 1, 2}), devices_at({3, 1, 2})}) {
     for (const auto& [create_graph, by_hand] : {std::pair{false, false}, {true, false}, {false, true}}) {
       auto net = DataParallel(SelfTaught{ones({1}, {.dtype = DType::f32})}, {.devices = devices});

@@ -113,6 +113,7 @@ TEST_CASE("outputs that do not fit together, and inputs that do not, leave the w
 }
 
 TEST_CASE("a replica that is late: TimeoutError; its device answers DeviceError until it returns") {
+  support::needs_devices(4);
   auto net = DataParallel(Trouble{}, {.devices = first_devices(2), .timeout = Milliseconds(400)});
   const auto other = DataParallel(Trouble{}, {.devices = devices_at({2, 1})});
   net(batch());
@@ -154,6 +155,7 @@ TEST_CASE("a replica that runs out of memory: ReplicaError around OutOfMemory, t
 }
 
 TEST_CASE("two wrappers over one module, called from two threads in inference, are correct") {
+  support::needs_devices(4);
   Mlp module;
   const auto a = DataParallel(module, {.devices = devices_at({0, 1, 2})}),
              b = DataParallel(module, {.devices = devices_at({0, 2, 3})});

@@ -54,6 +54,7 @@ TEST_CASE("gradients are summed exactly, for every device set and batch size, st
 }
 
 TEST_CASE("the sum over the replicas is formed in replica order, home first") {
+  support::needs_devices(8);
   const float big = 1e8f;
   struct Case {
     std::vector<Device> devices;
@@ -179,6 +180,7 @@ TEST_CASE("tied parameters: both uses in every replica add up once") {
 }
 
 TEST_CASE("a parameter used by some replicas only") {
+  support::needs_devices(3);
   struct Picky : Module<Picky> {
     Parameter always{tensor({2}, {1})}, sometimes{tensor({3}, {1})};
     Tensor forward(const Tensor& x) const {

@@ -111,6 +111,7 @@ TEST_CASE("numbers and strings come out as a vector with one per replica, for ev
 }
 
 TEST_CASE("the rank of a result does not depend on the number of devices") {
+  support::needs_devices(4);
   for (const auto& devices : {first_devices(1), first_devices(2), devices_at({3, 1, 2}), devices_at({})}) {
     const Tensor sums = DataParallel(Mean{}, {.devices = devices})(counting({6}));
     CHECK(sums.rank() == 1);
@@ -187,6 +188,7 @@ TEST_CASE("the constructor moves the module to devices[0], for any number of dev
 }
 
 TEST_CASE("one device: type, rank and output device as for several") {
+  support::needs_devices(6);
   const auto net = DataParallel(Mlp{}, {.devices = devices_at({2}), .output_device = device_at(5)});
   const Tensor y = net(noise({3, 3}, 1));
   CHECK(y.device() == device_at(5));
@@ -288,6 +290,7 @@ TEST_CASE("the mode of the wrapper is that of the module below, in every replica
 }
 
 TEST_CASE("every step can be overridden") {
+  support::needs_devices(4);
   struct Net : DataParallel<Scale> {
     using DataParallel<Scale>::DataParallel;
     mutable std::vector<std::string> steps;
@@ -340,6 +343,7 @@ TEST_CASE("every step can be overridden") {
 }
 
 TEST_CASE("the balance check: one warning that names both devices, memory before multiprocessors") {
+  support::needs_devices(8);
   support::needs_unequal_devices();
   CapturedLog log;
   DataParallel(Mlp{}, {.devices = first_devices(3)});

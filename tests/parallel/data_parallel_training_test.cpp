@@ -88,6 +88,7 @@ TEST_CASE("steady-state inference replicates nothing and allocates no raw memory
 }
 
 TEST_CASE("training allocates no raw memory after warm-up") {
+  support::needs_devices(5);
   for (const auto& devices : {first_devices(2), devices_at({4, 0, 2})}) {
     auto net = DataParallel(normed(), {.devices = devices});
     SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
@@ -105,6 +106,7 @@ TEST_CASE("training allocates no raw memory after warm-up") {
 }
 
 TEST_CASE("after a step exactly the changed parameters and buffers are copied to every mirror") {
+  support::needs_devices(8);
   for (const auto& devices : {first_devices(2), first_devices(3), devices_at({4, 0, 2, 7, 1})}) {
     auto net = DataParallel(normed(), {.devices = devices});
     net.module().out.weight.set_requires_grad(false);
@@ -190,6 +192,7 @@ TEST_CASE("stats count bytes and time by phase, of the last call and in total") 
 }
 
 TEST_CASE("random masks depend on seed, replica and call, not on timing") {
+  support::needs_devices(5);
   struct Dropping : Module<Dropping> {
     std::shared_ptr<std::atomic<int>> calls = std::make_shared<std::atomic<int>>(0);
     Tensor forward(const Tensor& x) const {

@@ -45,6 +45,7 @@ TEST_CASE("pieces that are at home already and not contiguous are gathered in th
 }
 
 TEST_CASE("all dtypes keep their bits") {
+  support::needs_devices(3);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
     const Tensor x = counting({5}, device_at(0)).to(dtype);
     const Tensor back = gather(scatter(x, first_devices(3)), device_at(0));
@@ -61,6 +62,7 @@ TEST_CASE("a single output is taken to the device; at home it is itself") {
 }
 
 TEST_CASE("scalars become a vector with one element per replica, and one warning per process") {
+  support::needs_devices(3);
   detail::scalar_warning_given() = false;
   CapturedLog log;
   for (int i = 0; i < 3; ++i) {
@@ -104,6 +106,7 @@ TEST_CASE("no outputs are an error, undefined ones stay undefined") {
 }
 
 TEST_CASE("steady-state gathering allocates no raw memory") {
+  support::needs_devices(4);
   const std::vector<Tensor> pieces = scatter(counting({8, 4}, device_at(0)), first_devices(4));
   for (int i = 0; i < 3; ++i) gather(pieces, device_at(0));
   const std::uint64_t before = memory_stats(device_at(0)).raw_allocations;

@@ -76,6 +76,7 @@ double distance(const Doubles& a, const Doubles& b) {
 }  // namespace
 
 TEST_CASE("layers of every kind in replicas: outputs and gradients of one device, also checkpointed") {
+  support::needs_devices(5);
   Mixed reference = make_mixed();
   reference.eval();
   for (const auto& devices : {first_devices(1), first_devices(2), devices_at({2, 0, 1}), first_devices(5)}) {
@@ -97,6 +98,7 @@ TEST_CASE("layers of every kind in replicas: outputs and gradients of one device
 }
 
 TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, also checkpointed") {
+  support::needs_devices(3);
   const Mixed first = make_mixed();
   const Batch in = batch(7);
   for (const auto& devices : {first_devices(1), devices_at({1, 0, 2})}) {

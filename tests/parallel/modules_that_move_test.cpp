@@ -94,6 +94,7 @@ const std::vector<Change>& changes() {
 }  // namespace
 
 TEST_CASE("a module that is moved between forward and backward gets whole gradients where it is") {
+  support::needs_devices(5);
   for (const Change& change : changes()) {
     for (const auto& devices : {devices_at({0, 1, 2}), devices_at({2, 0, 1, 4, 3})}) {
       INFO(change.name << ", " << devices.size() << " devices");
@@ -294,6 +295,7 @@ TEST_CASE("rows of a weight that has moved since forward arrive as rows") {
 }
 
 TEST_CASE("the gradient of a moved parameter can be clipped and stepped") {
+  support::needs_devices(2);
   for (const bool wrapped : {false, true}) {
     Mlp module;
     module.to(device_at(0));

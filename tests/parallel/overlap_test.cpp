@@ -86,6 +86,7 @@ bool asynchronous() { return !default_stream(device_at(0)).synchronous(); }
 }  // namespace
 
 TEST_CASE("the first replica computes while the next piece is on its way") {
+  support::needs_devices(4);
   if (!asynchronous()) return;
   for (const auto& devices : {first_devices(2), devices_at({3, 1})}) {
     const Overlap run(devices, devices[0]);
@@ -118,6 +119,7 @@ TEST_CASE("pieces from plain memory arrive side by side, and whoever has one com
 }
 
 TEST_CASE("the batch may be written when the call has returned") {
+  support::needs_devices(6);
   for (const Device source : {Device::cpu(), device_at(0), device_at(5)}) {
     const auto net = DataParallel(Scale({1, 2}), {.devices = first_devices(3)});
     for (int round = 0; round < 20; ++round) {
@@ -132,6 +134,7 @@ TEST_CASE("the batch may be written when the call has returned") {
 }
 
 TEST_CASE("a replica that fails leaves no copy without an edge") {
+  support::needs_devices(3);
   for (const Device source : {Device::cpu(), device_at(0)}) {
     const auto net = DataParallel(Calling([](const Tensor& x, const Tensor& weight) -> Tensor {
                                     if (x.device() == device_at(0)) throw std::runtime_error("no");

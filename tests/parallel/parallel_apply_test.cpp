@@ -165,6 +165,7 @@ TEST_CASE("replicas compute on the caller's current streams") {
 }
 
 TEST_CASE("substitutes reach the replicas") {
+  support::needs_devices(2);
   Scale net({2, 3});
   net.to(device_at(0));
   const auto replicas = replicate(net, first_devices(2));

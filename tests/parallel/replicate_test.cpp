@@ -105,6 +105,7 @@ TEST_CASE("tied parameters are mirrored once") {
 }
 
 TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parameters keep an undefined grad") {
+  support::needs_devices(3);
   const Mixed net = on(Mixed{}, device_at(0));
   const Parameter unused(tensor({1}, {1}, device_at(0)));
   const auto replicas = replicate(net, first_devices(3));
@@ -167,6 +168,7 @@ TEST_CASE("misplaced, uninitialised and doubled are errors that say where") {
 }
 
 TEST_CASE("replicas keep the module alive") {
+  support::needs_devices(2);
   auto net = std::make_unique<Mixed>(on(Mixed{}, device_at(0)));
   const auto replicas = replicate(*net, first_devices(2));
   net.reset();

@@ -46,6 +46,7 @@ TEST_CASE("the gradient of the pieces is gathered back to the source's device") 
 }
 
 TEST_CASE("a piece nobody uses has a gradient of zeros") {
+  support::needs_devices(3);
   const Tensor x = wanting_gradient(counting({5}, device_at(1)));
   const std::vector<Tensor> pieces = scatter(x, first_devices(3));
   (pieces[1] * 3).sum().backward();
@@ -65,6 +66,7 @@ TEST_CASE("gather gives each output its part of the gradient, on its device") {
 }
 
 TEST_CASE("gathered scalars give each replica a scalar gradient") {
+  support::needs_devices(2);
   const Tensor a = wanting_gradient(full({}, 2, {.dtype = DType::f64, .device = device_at(0)})),
                b = wanting_gradient(full({}, 3, {.dtype = DType::f64, .device = device_at(1)}));
   (gather(std::vector{a, b}, device_at(0)) * counting({2}, device_at(0), 5)).sum().backward();
@@ -93,6 +95,7 @@ TEST_CASE("both are differentiable again") {
 }
 
 TEST_CASE("without grad mode there is no graph") {
+  support::needs_devices(2);
   const Tensor x = wanting_gradient(counting({4}, device_at(0)));
   const NoGrad off;
   const std::vector<Tensor> pieces = scatter(x, first_devices(2));
@@ -102,6 +105,7 @@ TEST_CASE("without grad mode there is no graph") {
 }
 
 TEST_CASE("the pieces of a tensor in a graph must not be written in place") {
+  support::needs_devices(2);
   const Tensor x = wanting_gradient(counting({4}, device_at(0)));
   std::vector<Tensor> pieces = scatter(x, first_devices(2));
   CHECK_THROWS_AS(pieces[0].mul_(2), InvalidArgument);  // a view of x
@@ -109,6 +113,7 @@ TEST_CASE("the pieces of a tensor in a graph must not be written in place") {
 }
 
 TEST_CASE("an unrelated use of the gathered gradient is not disturbed by its parts") {
+  support::needs_devices(2);
   // Both x and y get the gradient of z; the parts of x's are views of it.
   const Tensor a = wanting_gradient(counting({2}, device_at(0))), b = wanting_gradient(counting({2}, device_at(1))),
                y = wanting_gradient(counting({4}, device_at(0)));

@@ -40,6 +40,7 @@ TEST_CASE("the shares of the specification") {
 }
 
 TEST_CASE("any dimension, also from the end, and tensors that are not contiguous") {
+  support::needs_devices(3);
   const Tensor x = counting({2, 5, 3}, device_at(0));
   for (const std::int64_t dim : {1, -2}) {
     const std::vector<Tensor> pieces = scatter(x, first_devices(3), dim);
@@ -152,6 +153,7 @@ TEST_CASE("what a copy still reads when its time is up is kept until the copy is
 }
 
 TEST_CASE("steady-state scattering allocates no raw memory") {
+  support::needs_devices(4);
   const Tensor x = counting({8, 4}, device_at(0));
   for (int i = 0; i < 3; ++i) scatter(x, first_devices(4));
   const auto raw = [] {

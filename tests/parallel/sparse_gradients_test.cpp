@@ -62,6 +62,7 @@ TEST_CASE("sparse gradients of replicas are exact, for every device set and batc
 }
 
 TEST_CASE("rows stand replica by replica, home first, and move between devices once") {
+  support::needs_devices(5);
   for (const auto& devices : {first_devices(1), first_devices(2), first_devices(3), first_devices(5),
                               devices_at({3, 1}), devices_at({4, 0, 2})}) {
     const auto net = DataParallel(Words(true), {.devices = devices});
@@ -83,6 +84,7 @@ TEST_CASE("rows stand replica by replica, home first, and move between devices o
 }
 
 TEST_CASE("rows of some replicas and a matrix of another become a matrix") {
+  support::needs_devices(5);
   struct Mixed : Module<Mixed> {
     Parameter weight{counting({kRows, kSize})};
     Device dense;

@@ -45,6 +45,7 @@ void nothing_to_report(const std::vector<Device>& devices) {
 }  // namespace
 
 TEST_CASE("an output may go while it is gathered on another stream") {
+  support::needs_devices(3);
   for (int round = 0; round < 10; ++round) {
     std::vector<Tensor> pieces{counting({2}, device_at(1)).mul_(2), counting({2}, device_at(2)).mul_(3)};
     Tensor joined;
@@ -61,6 +62,7 @@ TEST_CASE("an output may go while it is gathered on another stream") {
 }
 
 TEST_CASE("a tensor may be written, or go, while its pieces are on their way") {
+  support::needs_devices(3);
   for (const Device home : {device_at(0), Device::cpu()}) {
     for (int round = 0; round < 10; ++round) {
       Tensor x = counting({4}, home).mul_(2);
@@ -84,6 +86,7 @@ TEST_CASE("a tensor may be written, or go, while its pieces are on their way") {
 }
 
 TEST_CASE("the gradient of pieces is put together on the stream that scattered them") {
+  support::needs_devices(3);
   const Device home = device_at(0);
   Tensor x = counting({4}, home).set_requires_grad();
   std::vector<Stream> seen, expected;

@@ -1,8 +1,9 @@
 // The devices that tests name. Which kind they are the program's setup says (setup.cpp and its like, device_type): the
 // same compiled cases run on virtual host devices, on the fake's CUDA devices and on real GPUs. The tests know of 8, of
-// which number 6 has half the memory of the others; a machine with GPUs may have fewer, and equal ones. There, whoever
-// names a device that is not there ends the case with a sentence instead of a verdict: let the thread that runs the
-// case do it, before it has begun what must be ended, outside of what catches exceptions.
+// which number 6 has half the memory of the others; a machine with GPUs may have fewer, and equal ones. There, who
+// names a device that is not there ends the case with a sentence instead of a verdict. The thread of the case must do
+// so, outside of assertions and before anything is left behind: a case begins with needs_devices, unless the first
+// device that it names is the last one.
 #pragma once
 
 #include <initializer_list>

@@ -44,6 +44,7 @@ class Memory {
 }  // namespace
 
 TEST_CASE("host devices copy") {
+  support::needs_devices(6);
   const std::vector<Device> devices{Device::cpu(), device_at(0), device_at(5)};
   for (const Device from : devices) {
     for (const Device to : devices) {
@@ -80,6 +81,7 @@ TEST_CASE("a copy of nothing touches nothing") {
 }
 
 TEST_CASE("the streams must be of the devices") {
+  support::needs_devices(2);
   const Memory source(device_at(0), 4), destination(device_at(1), 4);
   CHECK_THROWS_AS(copy_bytes({destination.data(), device_at(1), source.data(), device_at(0), 4},
                              current_stream(device_at(1)), current_stream(device_at(0))),

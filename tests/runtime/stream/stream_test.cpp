@@ -93,6 +93,7 @@ TEST_CASE("each device has one default stream and one copy stream") {
 }
 
 TEST_CASE("a scope makes a stream current for its device and its thread") {
+  support::needs_devices(3);
   const Device device = device_at(1), other = device_at(2);
   Stream outer(device), inner(device), elsewhere(other);
   {
@@ -124,6 +125,7 @@ TEST_CASE("default streams are made once, also by many threads") {
 }
 
 TEST_CASE("waiting for an event is what orders two threads on host devices") {
+  support::needs_devices(2);
   // The flag is relaxed: only the event makes the value visible, and ThreadSanitizer knows.
   for (int round = 0; round < 50; ++round) {
     int value = 0, seen = 0;

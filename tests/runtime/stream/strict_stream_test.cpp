@@ -42,6 +42,7 @@ struct SilentLog {
 }  // namespace
 
 TEST_CASE("declaring nothing wrong costs nothing, and nothing is declared where nobody checks") {
+  support::needs_devices(2);
   Stream stream(device_at(0));
   const MemoryUse elsewhere = MemoryUse::write(&stream, 1, device_at(1));
   if (!strict()) {
@@ -59,6 +60,7 @@ TEST_CASE("declaring nothing wrong costs nothing, and nothing is declared where 
 }
 
 TEST_CASE("a block that another stream still uses must not be given back without a word") {
+  support::needs_devices(2);
   if (!strict()) return;
   SilentLog silent;
   for (int round = 0; round < kRounds; ++round) {
@@ -198,6 +200,7 @@ TEST_CASE("blocks go round between streams without a report") {
 }
 
 TEST_CASE("reports of copies name the caller, and the default streams") {
+  support::needs_devices(5);
   if (!strict()) return;
   const Device from = device_at(3), to = device_at(4);
   const Stream source = default_stream(from);

@@ -94,6 +94,7 @@ TEST_CASE("work has the name of the scope it is enqueued in") {
 }
 
 TEST_CASE("copies and fills are recorded in every mode") {
+  support::needs_devices(2);
   const Device from = device_at(0), to = device_at(1);
   const Stream source = default_stream(from), destination = default_stream(to);
   MemoryBlock* here = allocate(source, 100);

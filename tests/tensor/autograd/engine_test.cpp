@@ -134,6 +134,7 @@ TEST_CASE("callbacks run at the end of the backward that queued them") {
 }
 
 TEST_CASE("an exception in a hook ends the backward and is thrown as it is") {
+  support::needs_devices(2);
   for (const bool two_devices : {false, true}) {
     Tensor x = leaf({1, 2}, device_at(0));
     Tensor h = two_devices ? (x.to(device_at(1)) * 2.0).to(device_at(0)) + x : x * 2.0;

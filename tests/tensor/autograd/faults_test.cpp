@@ -111,6 +111,7 @@ TEST_CASE("autograd: what a hook or an operation of one's own gives must be like
 }
 
 TEST_CASE("autograd: the hook of a replicated parameter is held to the same") {
+  support::needs_devices(2);
   struct Net : Module<Net> {
     Parameter weight{ones({2}, {.dtype = DType::f64})};
     void members(Members& m) override { m("weight", weight); }

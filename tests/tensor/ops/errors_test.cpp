@@ -165,6 +165,7 @@ TEST_CASE("targets that do not fit") {
 }
 
 TEST_CASE("tensors on two devices") {
+  support::needs_devices(2);
   const Tensor a = zeros({2, 2}, {.device = device_at(0)}), b = zeros({2, 2}, {.device = device_at(1)});
   const Tensor scalar = zeros({});
   const std::vector<std::string> both{device_name(0), device_name(1), ".to(device)"};

@@ -163,9 +163,8 @@ void check_refusals(const std::vector<Row>& rows) {
 
 template <class Op>
 void expect_all(const std::set<std::string>& ran) {
-  for (int i = 0;; ++i) {
+  for (std::size_t i = 0; i < kCountOf<Op>; ++i) {
     const std::string name = op_name(static_cast<Op>(i));
-    if (name == "?") break;  // behind the last one
     INFO(name);
     CHECK(ran.count(name) == 1);
   }
@@ -181,10 +180,14 @@ TEST_CASE("every function of neural networks that has a plain formula computes i
 
 TEST_CASE("derivatives of the functions of the elements") { check_derivatives(elementwise_rows(), itself); }
 TEST_CASE("derivatives of every reduction") { check_derivatives(reduce_rows(), square); }
-TEST_CASE("derivatives of what arranges elements") { check_derivatives(arrange_rows(), square); }
+TEST_CASE("derivatives of what arranges elements") {
+  support::needs_devices(2);
+  check_derivatives(arrange_rows(), square);
+}
 TEST_CASE("derivatives of products and of the functions of neural networks") { check_derivatives(nn_rows(), itself); }
 
 TEST_CASE("every operation gives the same on a device, and so do its gradients") {
+  support::needs_devices(2);  // some rows move between two
   for (const auto& rows : {elementwise_rows(), reduce_rows(), arrange_rows(), nn_rows()}) check_parity(rows);
 }
 

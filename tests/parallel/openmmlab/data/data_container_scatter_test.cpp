@@ -81,6 +81,7 @@ TEST_CASE("each device gets its group") {
 }
 
 TEST_CASE("tensors of a group are moved wherever they are in it, and of any shape") {
+  support::needs_devices(3);
   const Tensor matrix = counting({3, 2});
   const Tensor there = counting({2}, device_at(1), 50);
   const Nested first{{"a", {counting({2}), tensor({9}, {})}}, {"b", {}}};
