@@ -130,7 +130,7 @@ LOCKSTEP_HD inline To convert(From value) {
 
 // Of how many elements window `i` of average pooling is the mean, along dimension `d` of [height, width]. The last one
 // may reach beyond the padding: what lies there does not exist.
-LOCKSTEP_HD inline std::int64_t window_elements(const Window2d& w, bool padding, int d, std::int64_t i,
+LOCKSTEP_HD inline std::int64_t window_elements(const Window2d& w, bool padding, std::size_t d, std::int64_t i,
                                                 std::int64_t size) {
   const std::int64_t begin = i * w.stride[d] - w.padding[d], outside = padding ? w.padding[d] : 0;
   const std::int64_t end = smaller(begin + w.kernel[d], size + outside) - larger(begin, -outside);

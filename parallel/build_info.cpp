@@ -2,7 +2,7 @@
 
 #include "lockstep/kernels/host/onednn_version.h"
 #include "lockstep/parallel/comm/factory/backends.h"
-#include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/cuda/cuda_versions.h"
 #include "lockstep/runtime/strings.h"
 #include "lockstep/version.h"
 

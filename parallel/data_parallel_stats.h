@@ -8,7 +8,7 @@
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/trace/trace.h"
-#include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/nn/module_slots.h"
 
 namespace lockstep {
 

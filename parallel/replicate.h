@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/parallel/scatter_tensor.h"
-#include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/nn/module_slots.h"
 
 namespace lockstep {
 

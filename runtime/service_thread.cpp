@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/runtime/keep_loaded.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/library_threads.h"
 
 namespace lockstep::detail {
 namespace {

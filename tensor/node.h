@@ -80,7 +80,7 @@ class LOCKSTEP_API Node : public RefCounted {
   Saved* saved_ = nullptr;  // the last one; each knows the one before it
 };
 
-template <int Inputs>
+template <std::size_t Inputs>
 class NodeOf : public Node {
  protected:
   NodeOf() : Node(nullptr, Inputs) { edges_ = inputs_.data(); }

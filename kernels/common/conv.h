@@ -5,7 +5,7 @@
 
 #include "lockstep/kernels/args.h"
 
-namespace lockstep::kernels::host {
+namespace lockstep::kernels {
 
 struct ConvSizes {
   std::int64_t batch, channels, height, width;  // of x
@@ -46,4 +46,4 @@ inline Range inside(std::int64_t offset, std::int64_t stride, std::int64_t size,
   return {std::min(begin, out_size), std::max(std::min(begin, out_size), std::min(end, out_size))};
 }
 
-}  // namespace lockstep::kernels::host
+}  // namespace lockstep::kernels

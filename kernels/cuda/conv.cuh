@@ -7,8 +7,6 @@
 
 namespace lockstep::kernels::cuda {
 
-using host::ConvSizes;
-
 template <class F>
 __device__ void for_each_position(std::int64_t count, F&& f) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;

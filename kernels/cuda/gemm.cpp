@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
-#include "lockstep/runtime/cuda/cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"

@@ -222,9 +222,9 @@ void Kernels::enqueue(const Stream& stream, const IndexAddArgs& args) {
       return add_lines<T>(stream, IndexAddArgs::kName, in, spread(index, in.shape, args.dim), out, target, args.dim);
     Shape slice = in.shape;
     slice[args.dim] = 1;
-    host::Plan<2> keys;
+    LoopNest<2> keys;
     keys.rank = 1, keys.sizes[0] = size, keys.strides[0][0] = 0, keys.strides[0][1] = index.strides[0];
-    host::Plan<1> entries;
+    LoopNest<1> entries;
     entries.rank = 1, entries.sizes[0] = size, entries.strides[0][0] = in.strides[args.dim];
     Target numbers = target;
     numbers.stride = 1;

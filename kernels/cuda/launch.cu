@@ -1,6 +1,6 @@
 #include "lockstep/kernels/cuda/launch.cuh"
-#include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 
 namespace lockstep::kernels::cuda::detail {

@@ -6,17 +6,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/kernels/common/launch.h"
+#include "lockstep/kernels/common/dispatch.h"
 #include "lockstep/kernels/cuda/offsets.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep::kernels::cuda {
-
-using host::check_floating;
-using host::data;
-using host::dispatch_floating;
-using host::fail_dtype;
 
 // The elements of a view that may be absent: then null.
 template <class T>

@@ -26,10 +26,10 @@ __device__ T rounded(double value) {
 // As a fold: results are channels, elements are the positions of a channel in all images.
 inline FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
   const std::int64_t batch = x[0], channels = x[1], length = x[2];
-  host::Plan<2> kept;
+  LoopNest<2> kept;
   if (channels != 1) kept.rank = 1, kept.sizes[0] = channels, kept.strides[0][0] = length, kept.strides[0][1] = 1;
   kept.empty = channels == 0;
-  host::Plan<1> reduced;
+  LoopNest<1> reduced;
   const auto add = [&](std::int64_t size, std::int64_t stride) {
     reduced.empty |= size == 0;
     if (size == 1) return;

@@ -1,11 +1,12 @@
-// From the position of an element to where it lies in memory, on either side: the plan of kernels/common/plan.h in a
-// form that a kernel takes as an argument. Positions below 2^31 are split by multiplications, larger ones by divisions.
+// From the position of an element to where it lies in memory, on either side: the loop nest of
+// kernels/common/loop_nest.h in a form that a kernel takes as an argument. Positions below 2^31 are split by
+// multiplications, larger ones by divisions.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/common/loop_nest.h"
 #include "lockstep/kernels/hd.h"
 
 namespace lockstep::kernels::cuda {
@@ -66,13 +67,13 @@ struct Offsets {
   std::int64_t strides[kMaxRank][N] = {};
 
   Offsets() = default;
-  explicit Offsets(const host::Plan<N>& plan) : rank(plan.rank) {
+  explicit Offsets(const LoopNest<N>& nest) : rank(nest.rank) {
     for (int d = 0; d < rank; ++d) {
-      sizes[d] = plan.sizes[d];
+      sizes[d] = nest.sizes[d];
       count *= sizes[d];
-      for (int v = 0; v < N; ++v) strides[d][v] = plan.strides[d][v];
+      for (int v = 0; v < N; ++v) strides[d][v] = nest.strides[d][v];
     }
-    if (plan.empty) count = 0;
+    if (nest.empty) count = 0;
     small = count <= kSmall;
     for (int d = 0; d < rank && small && count > 0; ++d) dividers[d] = Divider(sizes[d]);
   }
@@ -119,21 +120,21 @@ struct Offsets {
 // Over views of one shape, merged and sorted for the first of them.
 template <int N>
 Offsets<N> make_offsets(const Shape& shape, const std::array<const View*, N>& views) {
-  return Offsets<N>(host::make_plan<N>(shape, views));
+  return Offsets<N>(make_loop_nest<N>(shape, views));
 }
 
 // The same over the dimensions as they are: positions count in row-major order.
 template <int N>
 Offsets<N> row_major_offsets(const Shape& shape, const std::array<const View*, N>& views) {
-  host::Plan<N> plan;
+  LoopNest<N> nest;
   for (int d = shape.rank() - 1; d >= 0; --d) {
-    if (shape[d] == 0) plan.empty = true;
+    if (shape[d] == 0) nest.empty = true;
     if (shape[d] == 1) continue;
-    plan.sizes[plan.rank] = shape[d];
-    for (int v = 0; v < N; ++v) plan.strides[plan.rank][v] = views[v]->strides[d];
-    ++plan.rank;
+    nest.sizes[nest.rank] = shape[d];
+    for (int v = 0; v < N; ++v) nest.strides[nest.rank][v] = views[v]->strides[d];
+    ++nest.rank;
   }
-  return Offsets<N>(plan);
+  return Offsets<N>(nest);
 }
 
 }  // namespace lockstep::kernels::cuda

@@ -3,11 +3,11 @@
 #include <cmath>
 #include <cstring>
 
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -44,9 +44,9 @@ Loop<1> find_cast(DType from, DType to) {
 
 template <class T>
 void fill_view(const View& out, T value) {
-  const Plan<1> plan = make_plan<1>(out.shape, {&out});
-  const std::int64_t size = plan.inner_size(), stride = plan.inner_stride(0);
-  for_each_row(plan, [&](const std::array<std::int64_t, 1>& offsets) {
+  const LoopNest<1> nest = make_loop_nest<1>(out.shape, {&out});
+  const std::int64_t size = nest.inner_size(), stride = nest.inner_stride(0);
+  for_each_row(nest, [&](const std::array<std::int64_t, 1>& offsets) {
     T* row = static_cast<T*>(out.data) + offsets[0];
     if (stride == 1)
       std::fill_n(row, size, value);

@@ -27,26 +27,26 @@ Operand make_operand(const View& view, std::int64_t stride, std::int64_t row_str
   return {static_cast<std::byte*>(view.data), stride, row_stride, size_of(view.dtype), direct, mover};
 }
 
-template <int Inputs>
+template <std::size_t Inputs>
 class Blocks {
  public:
   using Offsets = std::array<std::int64_t, Inputs + 1>;
 
-  Blocks(Plan<Inputs + 1>& plan, const std::array<const View*, Inputs>& in, const View& out, HalfAs half,
+  Blocks(LoopNest<Inputs + 1>& nest, const std::array<const View*, Inputs>& in, const View& out, HalfAs half,
          Loop<Inputs> loop, const Scalars& scalars)
-      : plan_(plan), loop_(loop), scalars_(scalars) {
+      : nest_(nest), loop_(loop), scalars_(scalars) {
     bring_transposed_rows_next();
-    const auto row_stride = [&](int v) { return plan.rank > 1 ? plan.strides[1][v] : 0; };
-    for (int v = 0; v < Inputs; ++v)
-      inputs_[v] = make_operand(*in[v], plan.inner_stride(v + 1), row_stride(v + 1), half);
-    output_ = make_operand(out, plan.inner_stride(0), row_stride(0), half);
+    const auto row_stride = [&](std::size_t v) { return nest.rank > 1 ? nest.strides[1][v] : 0; };
+    for (std::size_t v = 0; v < Inputs; ++v)
+      inputs_[v] = make_operand(*in[v], nest.inner_stride(v + 1), row_stride(v + 1), half);
+    output_ = make_operand(out, nest.inner_stride(0), row_stride(0), half);
   }
 
   void run() {
-    const std::int64_t columns = plan_.inner_size(), rows = plan_.rank > 1 ? plan_.sizes[1] : 1;
+    const std::int64_t columns = nest_.inner_size(), rows = nest_.rank > 1 ? nest_.sizes[1] : 1;
     const Tile step = transposed_ ? Tile{kTileRows, kTileColumns} : Tile{1, kBlock};
     for_each_row(
-        plan_,
+        nest_,
         [&](const Offsets& offsets) {
           // Down first: a transposed operand is read along its memory.
           for (std::int64_t c = 0; c < columns; c += step.columns)
@@ -59,13 +59,13 @@ class Blocks {
  private:
   // If an input has gaps along the inner dimension, the dimension in which it has the smallest ones becomes the second.
   void bring_transposed_rows_next() {
-    for (int v = 1; v <= Inputs && plan_.rank > 1; ++v) {
-      if (plan_.strides[0][v] <= 1) continue;
+    for (std::size_t v = 1; v <= Inputs && nest_.rank > 1; ++v) {
+      if (nest_.strides[0][v] <= 1) continue;
       int next = 1;
-      for (int d = 2; d < plan_.rank; ++d)
-        if (plan_.strides[d][v] < plan_.strides[next][v]) next = d;
-      std::swap(plan_.sizes[1], plan_.sizes[next]);
-      std::swap(plan_.strides[1], plan_.strides[next]);
+      for (int d = 2; d < nest_.rank; ++d)
+        if (nest_.strides[d][v] < nest_.strides[next][v]) next = d;
+      std::swap(nest_.sizes[1], nest_.sizes[next]);
+      std::swap(nest_.strides[1], nest_.strides[next]);
       transposed_ = true;
       return;
     }
@@ -74,7 +74,7 @@ class Blocks {
   void run_tile(const Offsets& offsets, std::int64_t row, std::int64_t column, Tile tile) {
     std::array<std::byte*, Inputs> sources;
     std::array<std::int64_t, Inputs> steps;  // bytes from row to row
-    for (int v = 0; v < Inputs; ++v) {
+    for (std::size_t v = 0; v < Inputs; ++v) {
       const Operand& o = inputs_[v];
       std::byte* from = o.at(offsets[v + 1] + row * o.row_stride + column * o.stride);
       if (o.direct) {
@@ -88,7 +88,7 @@ class Blocks {
         // The next block of a long row finds the buffer full of the right element.
         if (repeated_[v] == from) continue;
         repeated_[v] = from;
-        o.mover.gather(from, 0, 0, buffers_[v], {1, std::min(kBlock, plan_.inner_size())});
+        o.mover.gather(from, 0, 0, buffers_[v], {1, std::min(kBlock, nest_.inner_size())});
       } else {
         o.mover.gather(from, o.stride, o.row_stride, buffers_[v], tile);
       }
@@ -100,13 +100,13 @@ class Blocks {
                                          : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
     std::array<const void*, Inputs> arguments;
     for (std::int64_t r = 0; r < tile.rows; ++r, target += target_step) {
-      for (int v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];
+      for (std::size_t v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];
       loop_(arguments, target, tile.columns, scalars_);
     }
     if (!output_.direct) output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
   }
 
-  Plan<Inputs + 1>& plan_;
+  LoopNest<Inputs + 1>& nest_;
   const Loop<Inputs> loop_;
   const Scalars& scalars_;
   std::array<Operand, Inputs> inputs_;
@@ -118,26 +118,26 @@ class Blocks {
 
 }  // namespace
 
-template <int Inputs>
+template <std::size_t Inputs>
 void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
                  const Scalars& scalars) {
   std::array<const View*, Inputs + 1> views{&out};
   std::copy(in.begin(), in.end(), views.begin() + 1);
-  Plan<Inputs + 1> plan = make_plan<Inputs + 1>(out.shape, views);
+  LoopNest<Inputs + 1> nest = make_loop_nest<Inputs + 1>(out.shape, views);
   bool direct = true;
-  for (int v = 0; v <= Inputs; ++v) {
-    direct &= plan.inner_stride(v) == 1;
+  for (std::size_t v = 0; v <= Inputs; ++v) {
+    direct &= nest.inner_stride(v) == 1;
     if (half == HalfAs::floats) direct &= views[v]->dtype != DType::f16 && views[v]->dtype != DType::bf16;
   }
-  if (!direct) return Blocks<Inputs>(plan, in, out, half, loop, scalars).run();
+  if (!direct) return Blocks<Inputs>(nest, in, out, half, loop, scalars).run();
   std::array<std::int64_t, Inputs> element_bytes;
-  for (int v = 0; v < Inputs; ++v) element_bytes[v] = static_cast<std::int64_t>(size_of(in[v]->dtype));
+  for (std::size_t v = 0; v < Inputs; ++v) element_bytes[v] = static_cast<std::int64_t>(size_of(in[v]->dtype));
   const auto out_bytes = static_cast<std::int64_t>(size_of(out.dtype));
   std::array<const void*, Inputs> sources;
-  for_each_row(plan, [&](const std::array<std::int64_t, Inputs + 1>& offsets) {
-    for (int v = 0; v < Inputs; ++v)
+  for_each_row(nest, [&](const std::array<std::int64_t, Inputs + 1>& offsets) {
+    for (std::size_t v = 0; v < Inputs; ++v)
       sources[v] = static_cast<const std::byte*>(in[v]->data) + offsets[v + 1] * element_bytes[v];
-    loop(sources, static_cast<std::byte*>(out.data) + offsets[0] * out_bytes, plan.inner_size(), scalars);
+    loop(sources, static_cast<std::byte*>(out.data) + offsets[0] * out_bytes, nest.inner_size(), scalars);
   });
 }
 

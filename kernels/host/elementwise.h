@@ -5,8 +5,8 @@
 #pragma once
 
 #include "lockstep/kernels/args.h"
-#include "lockstep/kernels/common/gather.h"
-#include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/common/loop_nest.h"
+#include "lockstep/kernels/host/gather.h"
 
 namespace lockstep::kernels::host {
 
@@ -15,11 +15,11 @@ struct Scalars {
 };
 
 // Computes `count` contiguous elements.
-template <int Inputs>
+template <std::size_t Inputs>
 using Loop = void (*)(const std::array<const void*, Inputs>& in, void* out, std::int64_t count, const Scalars& scalars);
 
 // `half` says what the loop gets for f16 and bf16.
-template <int Inputs>
+template <std::size_t Inputs>
 void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
                  const Scalars& scalars);
 

@@ -1,4 +1,4 @@
-#include "lockstep/kernels/common/gather.h"
+#include "lockstep/kernels/host/gather.h"
 
 #include <algorithm>
 

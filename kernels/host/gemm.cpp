@@ -34,7 +34,7 @@ struct Target {  // where a tile goes: c = alpha * tile + keep * c
 template <int Rows, class T>
 [[gnu::noinline]] void multiply_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_column,
                                      const T* b, std::int64_t b_stride, const Target<T>& target, std::int64_t width) {
-  Vector<T> sums[Rows][2] = {};
+  Vector<T> sums[std::size_t{Rows}][2] = {};
   // Unrolled by hand, here and below: the accumulators must be registers, and registers have no index.
   const auto for_rows = [](auto&& f) {
     [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
@@ -162,7 +162,7 @@ template <class T>
 void small_gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T alpha, T beta) {
   constexpr std::int64_t kTile = kTileColumns<T>;
   const std::int64_t m = a.rows, n = b.columns, depth = a.columns;
-  alignas(kVectorBytes) T strip[kDepth * kTile];
+  alignas(kVectorBytes) T strip[std::size_t{kDepth * kTile}];
   for (std::int64_t j = 0; j < n; j += kTile) {
     const std::int64_t width = std::min(kTile, n - j);
     for (std::int64_t k = 0; k < depth || k == 0; k += kDepth) {

@@ -1,10 +1,10 @@
 // Indexing. Every index is checked before the first element is written.
 #include <cstring>
 
-#include "lockstep/kernels/common/launch.h"
-#include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/common/loop_nest.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -35,7 +35,7 @@ void check_indices(const char* op, const View& index, std::int64_t size) {
   }
 }
 
-// A view with one dimension taken out: what a plan covers while that dimension is walked by index.
+// A view with one dimension taken out: what a loop nest covers while that dimension is walked by index.
 View without(const View& view, int dim, const Shape& shape) {
   View v = view;
   v.shape = shape;
@@ -46,17 +46,17 @@ View without(const View& view, int dim, const Shape& shape) {
 // Row-major loops over `index`, in the order of its elements, whatever the strides: additions happen in that order.
 template <class F>
 void for_each_in_order(const Shape& shape, const std::array<const View*, 3>& views, F&& f) {
-  Plan<3> plan;
+  LoopNest<3> nest;
   for (int d = shape.rank() - 1; d >= 0; --d) {
     if (shape[d] == 0) return;
-    plan.sizes[plan.rank] = shape[d];
-    for (int v = 0; v < 3; ++v) plan.strides[plan.rank][v] = views[v]->strides[d];
-    ++plan.rank;
+    nest.sizes[nest.rank] = shape[d];
+    for (std::size_t v = 0; v < 3; ++v) nest.strides[nest.rank][v] = views[v]->strides[d];
+    ++nest.rank;
   }
-  const std::int64_t size = plan.inner_size();
-  for_each_row(plan, [&](const std::array<std::int64_t, 3>& at) {
+  const std::int64_t size = nest.inner_size();
+  for_each_row(nest, [&](const std::array<std::int64_t, 3>& at) {
     for (std::int64_t i = 0; i < size; ++i)
-      f(at[0] + i * plan.inner_stride(0), at[1] + i * plan.inner_stride(1), at[2] + i * plan.inner_stride(2));
+      f(at[0] + i * nest.inner_stride(0), at[1] + i * nest.inner_stride(1), at[2] + i * nest.inner_stride(2));
   });
 }
 
@@ -96,13 +96,13 @@ void scatter_add_views(const ScatterAddArgs& a) {
   });
 }
 
-// The slice of `view` at one position of `dim`, and a plan over two such slices.
+// The slice of `view` at one position of `dim`, and a loop nest over two such slices.
 struct Slices {
-  Plan<2> plan;  // strides: of the written view, of the read view
+  LoopNest<2> nest;  // strides: of the written view, of the read view
   Slices(const View& written, const View& read, int dim) {
     Shape shape = written.shape;
     shape[dim] = 1;
-    plan = make_plan<2>(shape, {&written, &read});
+    nest = make_loop_nest<2>(shape, {&written, &read});
   }
 };
 
@@ -114,9 +114,9 @@ void index_select_views(const IndexSelectArgs& a) {
   check_indices(IndexSelectArgs::kName, index, in.shape[a.dim]);
   const Slices slices(out, in, a.dim);
   const auto* positions = data<std::int64_t>(a.index);
-  const std::int64_t size = slices.plan.inner_size(), to_stride = slices.plan.inner_stride(0),
-                     from_stride = slices.plan.inner_stride(1);
-  for_each_row(slices.plan, [&](const std::array<std::int64_t, 2>& at) {
+  const std::int64_t size = slices.nest.inner_size(), to_stride = slices.nest.inner_stride(0),
+                     from_stride = slices.nest.inner_stride(1);
+  for_each_row(slices.nest, [&](const std::array<std::int64_t, 2>& at) {
     for (std::int64_t i = 0; i < index.shape[0]; ++i) {
       T* to = data<T>(a.out) + at[0] + i * out.strides[a.dim];
       const T* from = data<T>(a.in) + at[1] + positions[i * index.strides[0]] * in.strides[a.dim];
@@ -136,9 +136,9 @@ void index_add_views(const IndexAddArgs& a) {
   check_indices(IndexAddArgs::kName, index, out.shape[a.dim]);
   const Slices slices(out, in, a.dim);
   const auto* positions = data<std::int64_t>(a.index);
-  const std::int64_t size = slices.plan.inner_size(), to_stride = slices.plan.inner_stride(0),
-                     from_stride = slices.plan.inner_stride(1);
-  for_each_row(slices.plan, [&](const std::array<std::int64_t, 2>& at) {
+  const std::int64_t size = slices.nest.inner_size(), to_stride = slices.nest.inner_stride(0),
+                     from_stride = slices.nest.inner_stride(1);
+  for_each_row(slices.nest, [&](const std::array<std::int64_t, 2>& at) {
     for (std::int64_t i = 0; i < index.shape[0]; ++i) {
       T* to = data<T>(a.out) + at[0] + positions[i * index.strides[0]] * out.strides[a.dim];
       const T* from = data<T>(a.in) + at[1] + i * in.strides[a.dim];

@@ -1,10 +1,10 @@
 #include <algorithm>
 
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {

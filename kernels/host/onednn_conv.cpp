@@ -11,7 +11,7 @@
 
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/library_threads.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -81,7 +81,7 @@ Convolution::Convolution(Kind kind, const ConvSizes& s, bool has_bias) {
   const memory::dims strides{w.stride[0], w.stride[1]}, dilations{w.dilation[0] - 1, w.dilation[1] - 1};
   const memory::dims before{w.padding[0], w.padding[1]};
   // oneDNN wants the padding at the far end that the last window reaches, not what the caller asked for.
-  const auto after = [&](int d, std::int64_t size, std::int64_t out_size) {
+  const auto after = [&](std::size_t d, std::int64_t size, std::int64_t out_size) {
     return (out_size - 1) * w.stride[d] + (w.kernel[d] - 1) * w.dilation[d] + 1 - size - w.padding[d];
   };
   const memory::dims behind{after(0, s.height, s.out_height), after(1, s.width, s.out_width)};

@@ -9,7 +9,7 @@
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/library_threads.h"
 
 namespace lockstep::kernels::host {
 namespace {

@@ -1,7 +1,7 @@
 // The oneDNN that products and convolutions on the host go to.
 #pragma once
 
-#include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/cuda/cuda_versions.h"
 
 namespace lockstep::kernels::host {
 

@@ -1,7 +1,7 @@
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/optimizer_functors.h"
 
 namespace lockstep::kernels::host {

@@ -7,10 +7,10 @@
 #include <immintrin.h>
 #endif
 
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/philox.h"
 
 namespace lockstep::kernels::host {
@@ -77,7 +77,7 @@ void for_each_block(const RandomArgs& a, Make&& make) {
   const std::int64_t count = element_count(a.out.view.shape);
   T* y = data<T>(a.out);
   Words words;
-  T rest[kBatch * kPerBlock];
+  T rest[std::size_t{kBatch * kPerBlock}];
   for (std::int64_t first = 0; first < count; first += kBatch * kPerBlock) {
     const std::int64_t elements = std::min(kBatch * kPerBlock, count - first);
     const std::int64_t blocks = (elements + kPerBlock - 1) / kPerBlock;

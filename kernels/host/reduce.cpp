@@ -2,21 +2,18 @@
 // as a tree; long runs are halved first, so that errors grow with the logarithm of the length. Floating-point sums
 // accumulate in double, integer sums in 64 bits. The walk over memory is compiled once; what depends on the operation
 // and the dtype is a handful of functions over contiguous elements.
-#ifdef __AVX__
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "lockstep/kernels/common/gather.h"
-#include "lockstep/kernels/common/launch.h"
-#include "lockstep/kernels/common/plan.h"
+#include "lockstep/kernels/common/loop_nest.h"
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/fold.h"
+#include "lockstep/kernels/host/gather.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/vector.h"
 
@@ -25,46 +22,6 @@ namespace {
 
 using functors::Compute;
 
-// How an operation joins accumulators, and takes an element x into one.
-template <class A>
-struct Add {
-  static constexpr bool kSums = true;
-  static constexpr A start() { return 0; }
-  static A join(A a, A b) { return functors::plus(a, b); }
-  template <class V>  // A, or a register of them
-  static V take(V a, V x) {
-    return functors::plus(a, x);
-  }
-};
-template <class A>
-struct AddSquares : Add<A> {
-  template <class V>
-  static V take(V a, V x) {
-    return a + x * x;
-  }
-};
-template <class A>
-struct Multiply {
-  static constexpr A start() { return 1; }
-  static A join(A a, A b) { return functors::times(a, b); }
-  static A take(A a, A x) { return join(a, x); }
-};
-template <class A>
-struct Larger {
-  using Limits = std::numeric_limits<A>;
-  static constexpr A start() { return Limits::has_infinity ? -Limits::infinity() : Limits::min(); }
-  static A join(A a, A b) { return functors::larger(a, b); }
-  static A take(A a, A x) { return join(a, x); }
-};
-template <class A>
-struct Smaller {
-  using Limits = std::numeric_limits<A>;
-  static constexpr A start() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
-  static A join(A a, A b) { return functors::smaller(a, b); }
-  static A take(A a, A x) { return join(a, x); }
-};
-
-constexpr std::int64_t kRun = 4096;    // longer rows are split in two
 constexpr std::int64_t kStrip = 2048;  // columns that are reduced together
 constexpr std::int64_t kRows = 8;      // rows of a strip that are taken in together: accumulators stay in registers
 // Rows, a multiple of kRows, after which a strip is added to the totals, for the accuracy of tall sums.
@@ -93,63 +50,6 @@ void join(const void* from, std::int64_t count, void* accumulators) {
   for (std::int64_t i = 0; i < count; ++i) a[i] = J::join(a[i], static_cast<const A*>(from)[i]);
 }
 
-template <class J>
-concept Sums = requires {
-  J::kSums;
-};
-
-// As many floats as a register has doubles.
-inline Vector<double> widened(const float* x) {
-#ifdef __AVX__
-  return _mm256_cvtps_pd(_mm_loadu_ps(x));  // g++ 12 makes three instructions, through memory, of what stands below
-#else
-  typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
-  Floats floats;
-  std::memcpy(&floats, x, sizeof floats);
-  return __builtin_convertvector(floats, Vector<double>);
-#endif
-}
-
-// Takes groups of kLanes elements, and returns how many that were. The sums of floats in double, which keep up with
-// memory only when every register is used, are written out: compilers leave the accumulators in memory.
-template <class J, class L, class A, std::int64_t kLanes>
-std::int64_t take_groups(const L* x, std::int64_t count, A (&lanes)[kLanes]) {
-  std::int64_t i = 0;
-  if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
-    constexpr std::int64_t kAtOnce = kWidth<double>, kRegisters = kLanes / kAtOnce;
-    Vector<double> sums[kRegisters];
-    for (std::int64_t r = 0; r < kRegisters; ++r) sums[r] = load(lanes + r * kAtOnce);
-    for (; i + kLanes <= count; i += kLanes) {
-      // One stream of loads alone does not keep memory busy.
-      __builtin_prefetch(x + i + 1024);
-      __builtin_prefetch(x + i + 1040);
-#pragma GCC unroll 16
-      for (std::int64_t r = 0; r < kRegisters; ++r) {
-        sums[r] = J::take(sums[r], widened(x + i + r * kAtOnce));
-      }
-    }
-    for (std::int64_t r = 0; r < kRegisters; ++r) store<double>(sums[r], lanes + r * kAtOnce);
-  } else {
-    for (; i + kLanes <= count; i += kLanes)
-      for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
-  }
-  return i;
-}
-
-template <class J, class L, class A>
-A fold(const L* x, std::int64_t count) {
-  constexpr std::int64_t kLanes = 256 / sizeof(A);
-  A lanes[kLanes];
-  for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
-  const std::int64_t i = take_groups<J, L, A>(x, count, lanes);
-  const std::int64_t rest = count - i;
-  for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
-  std::int64_t width = kLanes;
-  while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
-  for (width /= 2; width > 0; width /= 2)
-    for (std::int64_t j = 0; j < width; ++j) lanes[j] = J::join(lanes[j], lanes[j + width]);
-  return lanes[0];
-}
 template <class J, class L, class A>
 void run(const void* x, std::int64_t count, void* accumulator) {
   *static_cast<A*>(accumulator) = fold<J, L, A>(static_cast<const L*>(x), count);
@@ -158,7 +58,7 @@ void run(const void* x, std::int64_t count, void* accumulator) {
 template <class J, class L, class A, std::int64_t kCount>
 void add_rows(const void* const* rows, std::int64_t count, void* accumulators) {
   auto* a = static_cast<A*>(accumulators);
-  const L* x[kCount];
+  const L* x[std::size_t{kCount}];
   for (std::int64_t r = 0; r < kCount; ++r) x[r] = static_cast<const L*>(rows[r]);
   std::int64_t i = 0;
   if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
@@ -245,8 +145,8 @@ class Reducer {
       (is_kept ? reduced : kept)[d] = 1;
       if (!is_kept) elements_ *= in.shape[d];
     }
-    kept_ = make_plan<2>(kept, {&in, &out});
-    reduced_ = make_plan<1>(reduced, {&in});
+    kept_ = make_loop_nest<2>(kept, {&in, &out});
+    reduced_ = make_loop_nest<1>(reduced, {&in});
   }
 
   void run() {
@@ -340,56 +240,11 @@ class Reducer {
   const Mover mover_;
   const View& in_;
   const View& out_;
-  Plan<2> kept_;               // strides: in, out
-  Plan<1> reduced_;            // strides: in
+  LoopNest<2> kept_;           // strides: in, out
+  LoopNest<1> reduced_;        // strides: in
   std::int64_t elements_ = 1;  // that make one result
   alignas(64) std::byte gathered_[kRun * kWidest];
 };
-
-// The position of the first extreme among contiguous elements. Two passes, of which the first is vector code and the
-// second ends early.
-template <class L, bool kMax>
-std::int64_t find_extreme(const void* elements, std::int64_t count) {
-  const auto* x = static_cast<const L*>(elements);
-  L extreme = x[0];
-  for (std::int64_t i = 0; i < count; i += kRun) {
-    const std::int64_t n = std::min(kRun, count - i);
-    if constexpr (kMax)
-      extreme = functors::larger(extreme, fold<Larger<L>, L, L>(x + i, n));
-    else
-      extreme = functors::smaller(extreme, fold<Smaller<L>, L, L>(x + i, n));
-  }
-  std::int64_t i = 0;
-  if (functors::is_nan(extreme)) {
-    while (!functors::is_nan(x[i])) ++i;
-  } else {
-    while (x[i] != extreme) ++i;
-  }
-  return i;
-}
-
-using FindExtreme = std::int64_t (*)(const void* elements, std::int64_t count);
-
-void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
-  const View& in = args.in.view;
-  const std::int64_t size = in.shape[args.dim], stride = in.strides[args.dim];
-  const Mover mover = find_mover(in.dtype, HalfAs::floats);
-  const bool direct = stride == 1 && mover.buffer_bytes == size_of(in.dtype);
-  Scratch scratch;
-  auto* gathered = direct ? nullptr : scratch.take<std::byte>(size * static_cast<std::int64_t>(mover.buffer_bytes));
-  Shape kept = in.shape;
-  kept[args.dim] = 1;
-  auto* out = data<std::int64_t>(args.out);
-  for_each_row(
-      make_plan<2>(kept, {&in, &args.out.view}),
-      [&](const std::array<std::int64_t, 2>& position) {
-        const std::byte* x =
-            static_cast<const std::byte*>(in.data) + position[0] * static_cast<std::int64_t>(size_of(in.dtype));
-        if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
-        out[position[1]] = find(direct ? x : gathered, size);
-      },
-      0);
-}
 
 }  // namespace
 
@@ -402,16 +257,6 @@ void Kernels::enqueue(const Stream& stream, const ReduceArgs& args) {
     LOCKSTEP_CHECK(element_count(in.shape) > 0 || element_count(args.out.view.shape) == 0,
                    "[reduce] expected at least one element for max and min, got shape ", in.shape);
   launch(stream, args, [reduction](const ReduceArgs& a) { Reducer(reduction, a.in.view, a.out.view).run(); });
-}
-
-void Kernels::enqueue(const Stream& stream, const ArgReduceArgs& args) {
-  const View& in = args.in.view;
-  LOCKSTEP_CHECK(in.shape[args.dim] > 0 || element_count(args.out.view.shape) == 0,
-                 "[arg_reduce] expected at least one element, got shape ", in.shape);
-  const FindExtreme find = dispatch(in.dtype, [&]<class T>(Type<T>) -> FindExtreme {
-    return args.op == ArgReduceOp::max ? find_extreme<Compute<T>, true> : find_extreme<Compute<T>, false>;
-  });
-  launch(stream, args, [find](const ArgReduceArgs& a) { arg_reduce_views(a, find); });
 }
 
 }  // namespace lockstep::kernels::host

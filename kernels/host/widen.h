@@ -2,7 +2,7 @@
 // are converted to float in scratch memory on the way in and back on the way out. All views here are contiguous.
 #pragma once
 
-#include "lockstep/kernels/common/launch.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {

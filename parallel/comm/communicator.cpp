@@ -6,9 +6,9 @@
 
 #include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/stream/declare.h"
 #include "lockstep/runtime/stream/work_scope.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep {
 namespace {

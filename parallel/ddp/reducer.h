@@ -139,7 +139,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> last_unused_;
   bool same_unused_ = true;
   DdpTimeline timeline_;
-  std::recursive_mutex mutex_;  // hooks may come from the lanes of several devices
+  std::recursive_mutex mutex_;  // hooks may come from the backward threads of several devices
 };
 
 }  // namespace lockstep::detail

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/launch/ends.h"
 

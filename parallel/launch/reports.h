@@ -15,8 +15,8 @@ struct Report {
   std::string text;
 };
 
-// A socket that takes what processes of this user send; see lockstep/parallel/comm/ranks/job.h. What a process has
-// sent before it ended is there when its end is known.
+// A socket that takes what processes of this user send; see lockstep/parallel/comm/ranks/launcher_protocol.h. What a
+// process has sent before it ended is there when its end is known.
 class Reports {
  public:
   Reports();

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/runtime/error.h"
@@ -24,13 +24,13 @@ cpu_set_t share_of_cores(int rank, int ranks) {
   if (::sched_getaffinity(0, sizeof all, &all) != 0 ||
       CPU_COUNT(&all) == 0)  // also with more cores than the set has room for
     throw Error(cat("cannot bind ranks to cores: expected the cores of this process, got ", std::strerror(errno)));
-  std::vector<int> cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core)
+  std::vector<std::size_t> cores;
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &all)) cores.push_back(core);
-  const int count = static_cast<int>(cores.size());
-  const int first = count >= ranks ? rank * count / ranks : rank % count;
-  const int last = count >= ranks ? (rank + 1) * count / ranks : first + 1;
-  for (int i = first; i < last; ++i) CPU_SET(cores[static_cast<std::size_t>(i)], &share);
+  const auto me = static_cast<std::size_t>(rank), everybody = static_cast<std::size_t>(ranks);
+  const std::size_t first = cores.size() >= everybody ? me * cores.size() / everybody : me % cores.size();
+  const std::size_t last = cores.size() >= everybody ? (me + 1) * cores.size() / everybody : first + 1;
+  for (std::size_t i = first; i < last; ++i) CPU_SET(cores[i], &share);
   return share;
 }
 

@@ -10,9 +10,9 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

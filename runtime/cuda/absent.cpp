@@ -1,7 +1,7 @@
 // A build without CUDA.
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_versions.h"
 #include "lockstep/runtime/cuda/native_stream.h"
-#include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/error.h"
 

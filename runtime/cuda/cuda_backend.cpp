@@ -11,8 +11,9 @@
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
+#include "lockstep/runtime/cuda/host_task.h"
 #include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/stream/work_scope.h"
@@ -20,31 +21,6 @@
 
 namespace lockstep::cuda {
 namespace {
-
-// Logical devices, by bit of their index.
-using DeviceSet = std::uint32_t;
-static_assert(sizeof(DeviceSet) * 8 >= 32);
-
-struct CudaStream {
-  CudaDevice& device;
-  cudaStream_t native = nullptr;
-  // The devices whose work this stream's work comes after: a host-side error of one of them is an error of what this
-  // stream does later. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
-  std::atomic<DeviceSet> depends_on;
-  bool adopted = false;  // another library's
-};
-
-struct CudaEvent {
-  CudaDevice& device;
-  cudaEvent_t native = nullptr;
-  bool timing;
-  std::atomic<DeviceSet> depends_on{0};               // none until it is recorded
-  std::atomic<std::uint64_t> sequence{0}, caller{0};  // of the last record
-};
-
-CudaStream& as_stream(StreamHandle handle) { return *reinterpret_cast<CudaStream*>(handle); }
-CudaEvent& as_event(EventHandle handle) { return *reinterpret_cast<CudaEvent*>(handle); }
-DeviceSet bit(const CudaDevice& device) { return DeviceSet{1} << device.device.index(); }
 
 CudaDevice& started(int index) {
   CudaDevice& device = cuda_device(Device::cuda(index));
@@ -59,31 +35,6 @@ CudaDevice& any_started() {
     if (layout.devices[i]->started() && !lost(layout.devices[i]->device)) return *layout.devices[i];
   }
   return started(0);
-}
-
-// What has failed of what `caller` enqueued as number `sequence`, after work of these devices.
-std::shared_ptr<detail::Failure> failure_of(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
-  const CudaLayout& layout = cuda_layout();
-  for (int i = 0; devices != 0; ++i, devices >>= 1) {
-    if (!(devices & 1)) continue;
-    if (auto failure = layout.devices[i]->failure_of(sequence, caller)) return failure;
-  }
-  return nullptr;
-}
-
-void surface(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
-  if (const auto failure = failure_of(devices, sequence, caller)) failure->surface();
-  const CudaLayout& layout = cuda_layout();
-  for (int i = 0; devices != 0; ++i, devices >>= 1) {
-    if (devices & 1) layout.devices[i]->surface_report();
-  }
-}
-
-void tell_losses(DeviceSet devices) {
-  const CudaLayout& layout = cuda_layout();
-  for (int i = 0; devices != 0; ++i, devices >>= 1) {
-    if (devices & 1) layout.devices[i]->tell_loss();
-  }
 }
 
 bool ready(cudaError_t result, Device device, const char* call) {
@@ -107,60 +58,6 @@ class Patience {
  private:
   int turns_ = 0;
 };
-
-struct HostTask {
-  UniqueFunction task;
-  CudaDevice& device;
-  DeviceSet depends_on;
-  std::uint64_t sequence, caller;
-  trace::Token token;
-};
-
-// A copy or a fill on a stream. Host functions around it tell when it begins and ends: timing events would say so more
-// exactly, but by the GPU's clock, and only once somebody asks them. Nothing of it while nothing is traced.
-class TraceSpan {
- public:
-  TraceSpan(const CudaStream& stream, StreamHandle handle, const trace::Work& work) : stream_(stream) {
-    if (trace::active()) [[unlikely]]
-      begin(handle, work);
-  }
-  TraceSpan(const TraceSpan&) = delete;
-  TraceSpan& operator=(const TraceSpan&) = delete;
-  ~TraceSpan() {
-    if (token_ != 0) [[unlikely]]
-      tell([](void* token) { trace::ended(reinterpret_cast<trace::Token>(token)); });
-  }
-
- private:
-  [[gnu::noinline, gnu::cold]] void begin(StreamHandle handle, const trace::Work& work) {
-    token_ = trace::enqueued(handle, stream_.device.device, work);
-    if (token_ != 0) tell([](void* token) { trace::began(reinterpret_cast<trace::Token>(token)); });
-  }
-  // On a device that is lost the operation says so, and the span does not begin or end.
-  void tell(cudaHostFn_t function) const {
-    static_assert(sizeof(void*) == sizeof(trace::Token));
-    if (cudaLaunchHostFunc(stream_.native, function, reinterpret_cast<void*>(token_)) != cudaSuccess)
-      (void)cudaGetLastError();
-  }
-  const CudaStream& stream_;
-  trace::Token token_ = 0;
-};
-
-void run_host_task(void* memory) {
-  const std::unique_ptr<HostTask> host_task(static_cast<HostTask*>(memory));
-  const HostTask& t = *host_task;
-  // As on a stream whose work failed: nothing more until whoever enqueued it knows.
-  if (const auto failure = failure_of(t.depends_on, t.sequence, t.caller)) return failure->affects(t.caller);
-  trace::began(t.token);
-  try {
-    host_task->task();
-  } catch (...) {
-    auto failure = std::make_shared<detail::Failure>(std::current_exception(), t.device.device);
-    failure->affects(t.caller);
-    t.device.fail(t.sequence, std::move(failure));
-  }
-  trace::ended(host_task->token);
-}
 
 class CudaBackend final : public Backend {
  public:
@@ -445,8 +342,6 @@ class CudaBackend final : public Backend {
 };
 
 }  // namespace
-
-cudaStream_t native(const Stream& stream) { return as_stream(stream.handle()).native; }
 
 }  // namespace lockstep::cuda
 

@@ -1,12 +1,11 @@
-// What kernels need of the CUDA devices' streams. Private to the library.
+// The CUDA devices, if this build has any. Private to the library.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include "lockstep/runtime/backend.h"
 
-#include "lockstep/runtime/stream/stream.h"
+namespace lockstep::detail {
 
-namespace lockstep::cuda {
+// Null without a driver or a GPU, and in a build without CUDA.
+Backend* make_cuda_backend();
 
-// The CUDA stream behind a stream of a CUDA device.
-cudaStream_t native(const Stream& stream);
-}  // namespace lockstep::cuda
+}  // namespace lockstep::detail

@@ -4,7 +4,7 @@
 
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
-#include "lockstep/runtime/cuda/versions.h"
+#include "lockstep/runtime/cuda/cuda_versions.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"

@@ -1,6 +1,7 @@
+#include "lockstep/runtime/cuda/cuda_versions.h"
+
 #include <cuda_runtime_api.h>
 
-#include "lockstep/runtime/cuda/versions.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::detail {

@@ -4,7 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "lockstep/runtime/stream/in_flight.h"
+#include "lockstep/runtime/stream/watchdog.h"
 
 namespace lockstep::detail {
 namespace {

@@ -1,8 +1,8 @@
 #include "lockstep/runtime/cuda/native_stream.h"
 
-#include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep {

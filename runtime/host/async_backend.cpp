@@ -7,8 +7,8 @@
 
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/service_thread.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

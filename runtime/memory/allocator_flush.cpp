@@ -6,9 +6,9 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/memory/allocator_state.h"
 #include "lockstep/runtime/memory/poison.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/memory/allocator_state.h"
 #include "lockstep/runtime/memory/poison.h"
 #include "lockstep/runtime/order/order_checker.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 

@@ -3,12 +3,12 @@
 
 #include <mutex>
 
-#include "lockstep/runtime/cuda/make_cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_backend.h"
 #include "lockstep/runtime/keep_loaded.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::detail {

@@ -13,13 +13,13 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/retained.h"
-#include "lockstep/runtime/stream/in_flight.h"
 #include "lockstep/runtime/stream/stream_pool.h"
 #include "lockstep/runtime/stream/stream_state.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/stream/watchdog.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep {
@@ -33,7 +33,7 @@ thread_local StreamScope* innermost_scope = nullptr;
 
 // In traces and reports.
 void name_stream(const StreamBody& stream, const char* label) {
-  trace::name_lane(stream.handle, label);
+  trace::name_track(stream.handle, label);
   if (stream.checked) detail::OrderChecker::active()->label_stream(stream.handle, label);
 }
 

@@ -10,12 +10,12 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/futex.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/service_thread.h"
-#include "lockstep/runtime/thread_device.h"
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/trace/traced_device.h"
 
 namespace lockstep {
 namespace {
@@ -206,14 +206,14 @@ ThreadTable& replica_threads() {
   static ThreadTable* const table = new ThreadTable("ls");
   return *table;
 }
-ThreadTable& lanes() {
+ThreadTable& backward_threads() {
   static ThreadTable* const table = new ThreadTable("lsb");
   return *table;
 }
 
 template <class F>
 void for_each_thread(F&& f) {
-  for (ThreadTable* table : {&replica_threads(), &lanes()})
+  for (ThreadTable* table : {&replica_threads(), &backward_threads()})
     for (const auto& slot : table->threads)
       if (DeviceThread* const thread = slot.load(std::memory_order_acquire)) f(*table, *thread);
 }
@@ -222,7 +222,7 @@ void for_each_thread(F&& f) {
 
 DeviceThread& device_thread(Device device) { return replica_threads().at(device); }
 
-DeviceThread& backward_lane(Device device) { return lanes().at(device); }
+DeviceThread& backward_thread(Device device) { return backward_threads().at(device); }
 
 bool DeviceThread::idle() const {
   const std::lock_guard lock(state_->mutex);
@@ -250,8 +250,8 @@ std::string detail::wait_for_device_threads(Deadline deadline) {
     std::string running;
     for_each_thread([&](const ThreadTable& table, const DeviceThread& thread) {
       if (thread.idle()) return;
-      running +=
-          cat(running.empty() ? "" : ", ", &table == &lanes() ? "a backward on " : "a replica on ", thread.device());
+      running += cat(running.empty() ? "" : ", ", &table == &backward_threads() ? "a backward on " : "a replica on ",
+                     thread.device());
     });
     // One that was idle when it was looked at may have been given work since, by one that is idle now.
     if (running.empty() && posts() != before) running = "replicas that give each other work";

@@ -49,7 +49,7 @@ class LOCKSTEP_API DeviceThread {
 
 // The thread that runs replicas on `device`, and the one that runs backward nodes there (never user tasks).
 LOCKSTEP_API DeviceThread& device_thread(Device device);
-LOCKSTEP_API DeviceThread& backward_lane(Device device);
+LOCKSTEP_API DeviceThread& backward_thread(Device device);
 
 // Counts finished tasks; one thread waits for them. Spins for a few microseconds (yielding), then sleeps.
 // Tasks hold it by shared_ptr, so that a task that finishes after the deadline has something to report to.

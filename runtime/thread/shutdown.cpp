@@ -7,9 +7,9 @@
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/thread/device_thread.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep {
 namespace {

@@ -15,16 +15,16 @@
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/runtime/thread_device.h"
 #include "lockstep/runtime/trace/trace_environment.h"
+#include "lockstep/runtime/trace/traced_device.h"
 #include "lockstep/runtime/whole_file.h"
 
 namespace lockstep::trace {
 namespace {
 
 struct Record {
-  Span span;  // without the lane's name
-  int lane;
+  Span span;  // without the track's name
+  int track;
 };
 
 // All of it under one mutex: this is for looking, not for speed.
@@ -36,22 +36,22 @@ struct Recorder {
   std::size_t most = 0;
   std::uint64_t dropped = 0;
   std::vector<Record> records;
-  std::vector<std::string> lanes;
-  std::unordered_map<const void*, int> lane_of;
+  std::vector<std::string> tracks;
+  std::unordered_map<const void*, int> track_of;
 
   std::int64_t now() const { return std::chrono::nanoseconds(Clock::now() - origin).count(); }
-  int lane(const void* stream, const char* kind) {
-    const auto [found, made] = lane_of.try_emplace(stream, static_cast<int>(lanes.size()));
-    if (made) lanes.push_back(cat(kind, ' ', lanes.size()));
+  int track(const void* stream, const char* kind) {
+    const auto [found, made] = track_of.try_emplace(stream, static_cast<int>(tracks.size()));
+    if (made) tracks.push_back(cat(kind, ' ', tracks.size()));
     return found->second;
   }
-  Token add(const void* stream, const char* lane_kind, Device device, const Work& work) {
+  Token add(const void* stream, const char* track_kind, Device device, const Work& work) {
     if (records.size() >= most) {
       ++dropped;
       return 0;
     }
     Record& record = records.emplace_back();
-    record.lane = lane(stream, lane_kind);
+    record.track = track(stream, track_kind);
     record.span.work = work;
     record.span.device = device;
     record.span.enqueued = ++sequence;
@@ -81,7 +81,7 @@ bool push_range(const char* name) {
 }
 
 thread_local Work current_work;
-thread_local char thread_lane;  // its address stands for the thread
+thread_local char thread_track;  // its address stands for the thread
 
 std::string quoted(const std::string& text) {
   std::string result = "\"";
@@ -104,9 +104,9 @@ std::string microseconds(std::int64_t nanoseconds) {
 }
 
 // One event: complete ("X") when it has ended, else the begin alone ("B").
-std::string event_of(const Span& span, int process, int lane) {
+std::string event_of(const Span& span, int process, int track) {
   std::string text = cat("{\"name\":", quoted(span.work.name), ",\"cat\":\"", to_string(span.work.kind), "\",\"ph\":\"",
-                         span.ended ? 'X' : 'B', "\",\"pid\":", process, ",\"tid\":", lane,
+                         span.ended ? 'X' : 'B', "\",\"pid\":", process, ",\"tid\":", track,
                          ",\"ts\":", microseconds(span.began_nanoseconds));
   if (span.ended) text += cat(",\"dur\":", microseconds(span.ended_nanoseconds - span.began_nanoseconds));
   text += cat(",\"args\":{\"enqueued\":", span.enqueued, ",\"began\":", span.began, ",\"ended\":", span.ended,
@@ -141,8 +141,8 @@ std::string file_of_process(std::string path) {
   return path.insert(dot == path.npos || dot <= name ? path.size() : dot, cat(".rank", environment(launcher->rank)));
 }
 
-std::string name_event(const char* what, int process, int lane, const std::string& name) {
-  return cat("{\"name\":\"", what, "\",\"ph\":\"M\",\"pid\":", process, ",\"tid\":", lane,
+std::string name_event(const char* what, int process, int track, const std::string& name) {
+  return cat("{\"name\":\"", what, "\",\"ph\":\"M\",\"pid\":", process, ",\"tid\":", track,
              ",\"args\":{\"name\":", quoted(name), "}}");
 }
 
@@ -172,7 +172,7 @@ std::vector<Span> spans() {
   result.reserve(r.records.size());
   for (const Record& record : r.records) {
     result.push_back(record.span);
-    result.back().lane = r.lanes[static_cast<std::size_t>(record.lane)];
+    result.back().track = r.tracks[static_cast<std::size_t>(record.track)];
   }
   return result;
 }
@@ -192,15 +192,15 @@ void write(const std::string& path) {
   {
     Recorder& r = recorder();
     std::lock_guard lock(r.mutex);
-    std::vector<std::vector<bool>> named(devices.size(), std::vector<bool>(r.lanes.size()));
+    std::vector<std::vector<bool>> named(devices.size(), std::vector<bool>(r.tracks.size()));
     for (const Record& record : r.records) {
       if (!record.span.began) continue;
       const int process = ordinal(record.span.device);
-      const auto lane = static_cast<std::size_t>(record.lane);
-      auto seen = named[static_cast<std::size_t>(process)].begin() + record.lane;
-      if (!*seen) text += ",\n" + name_event("thread_name", process, record.lane, r.lanes[lane]);
+      const auto track = static_cast<std::size_t>(record.track);
+      auto seen = named[static_cast<std::size_t>(process)].begin() + record.track;
+      if (!*seen) text += ",\n" + name_event("thread_name", process, record.track, r.tracks[track]);
       *seen = true;
-      text += ",\n" + event_of(record.span, process, record.lane);
+      text += ",\n" + event_of(record.span, process, record.track);
     }
     text += cat("\n],\"otherData\":{\"dropped\":", r.dropped, "}}\n");
   }
@@ -238,10 +238,10 @@ void ended(Token token) {
   }
 }
 
-void name_lane(const void* stream, const char* name) {
+void name_track(const void* stream, const char* name) {
   Recorder& r = recorder();
   std::lock_guard lock(r.mutex);
-  r.lanes[static_cast<std::size_t>(r.lane(stream, "stream"))] = name;
+  r.tracks[static_cast<std::size_t>(r.track(stream, "stream"))] = name;
 }
 
 Token Scope::begin(const char* name) {
@@ -249,7 +249,7 @@ Token Scope::begin(const char* name) {
   Token token = 0;
   if (recording.load(std::memory_order_relaxed)) {
     std::lock_guard lock(r.mutex);
-    token = r.add(&thread_lane, "thread", lockstep::detail::thread_device, {.name = name, .kind = Kind::host});
+    token = r.add(&thread_track, "thread", lockstep::detail::thread_device, {.name = name, .kind = Kind::host});
   }
   began(token);
   return push_range(name) ? token | kRange : token;

@@ -34,7 +34,7 @@ struct Work {
 struct Span {
   Work work;
   Device device;
-  std::string lane;  // the stream, or the host thread
+  std::string track;  // the stream, or the host thread
   // Places in the one order of all that is recorded: what is smaller happened before. 0: not yet.
   std::uint64_t enqueued = 0, began = 0, ended = 0;
   std::int64_t enqueued_nanoseconds = 0, began_nanoseconds = 0, ended_nanoseconds = 0;  // since start()
@@ -64,8 +64,8 @@ using Token = std::uint64_t;
 LOCKSTEP_API Token enqueued(const void* stream, Device device, Work work = {});
 LOCKSTEP_API void began(Token token);
 LOCKSTEP_API void ended(Token token);
-// What the lane of the stream is called.
-LOCKSTEP_API void name_lane(const void* stream, const char* name);
+// What the track of the stream is called.
+LOCKSTEP_API void name_track(const void* stream, const char* name);
 
 // A span of the calling thread: `trace::Scope scope("load batch");`
 class Scope {

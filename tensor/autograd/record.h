@@ -11,7 +11,7 @@
 //   if (auto* node = record<ExpNode>(y, x)) node->y.save_output(y);
 //   return y;
 //
-// A whole one is in docs/embedding.md, "Extending it".
+// A whole one is in docs/extending.md.
 #pragma once
 
 #include <span>

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

@@ -15,7 +15,7 @@ bool runs_here(Device device) {
 // A hook there that starts a backward of its own: two threads that wait for each other would never end.
 bool on_backward_thread() {
   const DeviceThread* thread = DeviceThread::current();
-  return thread && thread == &backward_lane(thread->device());
+  return thread && thread == &backward_thread(thread->device());
 }
 }  // namespace
 
@@ -139,7 +139,7 @@ void GraphTask::assign_workers() {
     if (runs_here(device)) continue;
     worker_of.emplace_back(device, static_cast<std::uint16_t>(workers_.size()));
     workers_.push_back(std::make_unique<Worker>());
-    workers_.back()->thread = &backward_lane(device);
+    workers_.back()->thread = &backward_thread(device);
   }
   for (State& state : states_)
     for (const auto& [device, worker] : worker_of)

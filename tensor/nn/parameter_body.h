@@ -70,7 +70,7 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient
 
-  Slot* slot(int ordinal) const { return slots_[ordinal].load(std::memory_order_acquire); }
+  Slot* slot(int ordinal) const { return slots_[static_cast<std::size_t>(ordinal)].load(std::memory_order_acquire); }
   Slot& make_slot(int ordinal, Tensor value);
   void drop_slots();  // when home moves
   // The tensor on `device` as Parameter::on gives it, substitutes apart.

@@ -9,9 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/read_gate.h"
-#include "lockstep/tensor/nn/slots.h"
 
 namespace lockstep {
 

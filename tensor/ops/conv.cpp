@@ -13,7 +13,7 @@ namespace lockstep {
 namespace {
 
 // What the three nodes have in common: the two factors, and how they were combined.
-template <int Inputs>
+template <std::size_t Inputs>
 class ConvNode : public NodeOf<Inputs> {
  public:
   Saved first{*this}, second{*this};

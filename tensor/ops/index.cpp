@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 // What the four nodes have in common.
-template <int Inputs>
+template <std::size_t Inputs>
 class IndexedNode : public NodeOf<Inputs> {
  public:
   Saved indices{*this};

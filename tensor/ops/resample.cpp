@@ -63,7 +63,7 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
           {},
           o.align_corners};
   Shape shape = x.shape();
-  for (int i = 0; i < 2; ++i) {
+  for (const int i : {0, 1}) {
     const auto source = static_cast<double>(x.shape()[2 + i]);
     double scale = 0;
     if (o.size) {
@@ -76,12 +76,13 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
     }
     LOCKSTEP_CHECK(shape[2 + i] > 0, "[interpolate] expected a result of at least 1x1, got ", shape, " from ", x);
     const auto result = static_cast<double>(shape[2 + i]);
+    double& step = map.step[i == 0 ? 0 : 1];
     if (o.align_corners)
-      map.step[i] = result > 1 ? (source - 1) / (result - 1) : 0;
+      step = result > 1 ? (source - 1) / (result - 1) : 0;
     else if (result == source || (result == 2 * source && o.mode == InterpolateMode::nearest))
-      map.step[i] = source / result;  // exactly, whatever the factor was
+      step = source / result;  // exactly, whatever the factor was
     else
-      map.step[i] = o.size ? source / result : 1 / scale;
+      step = o.size ? source / result : 1 / scale;
   }
   return resample(x, map, false, shape);
 }

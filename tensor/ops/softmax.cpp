@@ -1,4 +1,3 @@
-// Softmax, dropout.
 #include <algorithm>
 
 #include "lockstep/tensor/autograd/autocast.h"
@@ -57,15 +56,5 @@ Tensor softmax(const char* name, const Tensor& x, std::int64_t dim, bool log) {
 
 Tensor softmax(const Tensor& x, std::int64_t dim) { return softmax("softmax", x, dim, false); }
 Tensor log_softmax(const Tensor& x, std::int64_t dim) { return softmax("log_softmax", x, dim, true); }
-
-Tensor dropout(const Tensor& x, double p, bool training) {
-  LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected a probability, got ", p);
-  detail::check_floating("dropout", x);
-  if (!training || p == 0) return x;
-  Tensor mask = detail::fresh(x.shape(), x.dtype(), x.device());
-  detail::draw(RandomKind::bernoulli, mask, 1 - p);
-  if (p < 1) mask.mul_(1 / (1 - p));
-  return x * mask;
-}
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 #include "lockstep/kernels/api.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
-#include "lockstep/runtime/cuda/cuda_backend.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 

@@ -2,8 +2,8 @@
 
 #include "fake_cuda/fake_cuda.h"
 #include "lockstep/kernels/table.h"
-#include "lockstep/runtime/cuda/cuda_backend.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/strings.h"
 
 namespace fake_cuda {

@@ -1,7 +1,7 @@
 // Weights that are replaced or refreshed while replicas compute. tests/user/serving.cpp does the same for longer.
 #include <thread>
 
-#include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/nn/module_slots.h"
 #include "parallel/support.h"
 #include "support/hidden_case.h"
 

@@ -5,10 +5,10 @@
 #include <fstream>
 
 #include "lockstep/parallel/comm/factory/backends.h"
-#include "lockstep/parallel/comm/factory/rank_choice.h"
+#include "lockstep/parallel/comm/factory/communicator_choice.h"
 #include "lockstep/parallel/comm/factory/rank_traits.h"
 #include "lockstep/parallel/comm/meeting_place.h"
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"

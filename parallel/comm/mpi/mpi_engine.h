@@ -16,7 +16,9 @@
 namespace lockstep::detail {
 
 // Messages between two members are received in the order in which they were sent, for each of these by itself.
-enum class MpiTag { collective, exchange, pair, pair_answer, split, control };
+enum class MpiTag { collective, exchange, pair, pair_answer, split, control, count };
+constexpr int kTagsPerContext = 8;  // MPI tags that a communicator may use: the context decides which
+static_assert(static_cast<int>(MpiTag::count) <= kTagsPerContext);
 
 struct MpiFailure {
   int rank = 0;  // a member

@@ -130,7 +130,7 @@ bool MpiEngine::Loop::take_commands() {
       auto& control = controls_[group->context];
       control = std::make_unique<Control>();
       control->group = group;
-      if ((group->context + 1) * 8 > max_tag_) {
+      if ((group->context + 1) * kTagsPerContext > max_tag_) {
         engine_.fail(group, {group->index, "expected no more communicators than MPI has tags for"}, true);
       } else {
         receive_control(*control);

@@ -58,7 +58,7 @@ class MpiEngine::Loop {
   std::string message_of(int code) const;
   void error(const std::shared_ptr<MpiGroup>& group, const char* call, int code);
   int tag_number(const MpiGroup& group, MpiTag tag) const {
-    return static_cast<int>(group.context * 8 + static_cast<int>(tag));
+    return static_cast<int>(group.context * kTagsPerContext + static_cast<int>(tag));
   }
 
   MpiEngine& engine_;

@@ -12,7 +12,7 @@
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/nccl/nccl_library.h"
 #include "lockstep/parallel/comm/nccl/nccl_out_of_band.h"
-#include "lockstep/runtime/stream/in_flight.h"
+#include "lockstep/runtime/stream/watchdog.h"
 
 namespace lockstep::nccl {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/comm/shm/process_monitor.h"
 #include "lockstep/parallel/comm/shm/shm_rank.h"
 #include "lockstep/parallel/comm/store/store.h"

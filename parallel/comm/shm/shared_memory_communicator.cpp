@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/comm_error_message.h"
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/comm/shared_by_name.h"
 #include "lockstep/parallel/comm/shm/process_group.h"
 #include "lockstep/parallel/comm/shm/shm_rank.h"
@@ -86,8 +86,8 @@ std::vector<std::unique_ptr<Communicator>> make_thread_group(std::span<const Dev
                  "[make_thread_group] expected 1 to ", SharedMemoryCommunicator::kMostRanks, " devices, got ",
                  devices.size());
   bool share_devices = false;
-  for (std::size_t r = 1; r < devices.size(); ++r)
-    share_devices = share_devices || std::find(devices.begin(), devices.begin() + r, devices[r]) != devices.begin() + r;
+  for (auto device = devices.begin(); device != devices.end(); ++device)
+    share_devices = share_devices || std::find(devices.begin(), device, *device) != device;
   const auto group = std::make_shared<ThreadGroup>(static_cast<int>(devices.size()), share_devices);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (std::size_t r = 0; r < devices.size(); ++r)

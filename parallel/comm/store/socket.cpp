@@ -138,33 +138,33 @@ int connect_to(const Endpoint& endpoint, Deadline deadline, Fd& connected) {
   return 0;
 }
 
-Transfer send_all(int fd, std::string_view bytes, Deadline deadline) {
+SocketResult send_all(int fd, std::string_view bytes, Deadline deadline) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!wait_until_ready(fd, POLLOUT, deadline)) return Transfer::timeout;
+      if (!wait_until_ready(fd, POLLOUT, deadline)) return SocketResult::timeout;
     } else if (errno != EINTR) {
-      return Transfer::closed;
+      return SocketResult::closed;
     }
   }
-  return Transfer::done;
+  return SocketResult::done;
 }
 
-Transfer receive_all(int fd, char* bytes, std::size_t count, Deadline deadline) {
+SocketResult receive_all(int fd, char* bytes, std::size_t count, Deadline deadline) {
   while (count > 0) {
     const ssize_t got = ::recv(fd, bytes, count, 0);
     if (got > 0) {
       bytes += got;
       count -= static_cast<std::size_t>(got);
     } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      if (!wait_until_ready(fd, POLLIN, deadline)) return Transfer::timeout;
+      if (!wait_until_ready(fd, POLLIN, deadline)) return SocketResult::timeout;
     } else if (got == 0 || errno != EINTR) {
-      return Transfer::closed;
+      return SocketResult::closed;
     }
   }
-  return Transfer::done;
+  return SocketResult::done;
 }
 
 }  // namespace lockstep::detail

@@ -42,8 +42,8 @@ int connect_to(const Endpoint& endpoint, Deadline deadline, Fd& connected);
 // Whether one of `events` (of poll), an error or a hang-up came before the deadline.
 bool wait_until_ready(int fd, short events, Deadline deadline);
 
-enum class Transfer { done, timeout, closed };
-Transfer send_all(int fd, std::string_view bytes, Deadline deadline);
-Transfer receive_all(int fd, char* bytes, std::size_t count, Deadline deadline);
+enum class SocketResult { done, timeout, closed };
+SocketResult send_all(int fd, std::string_view bytes, Deadline deadline);
+SocketResult receive_all(int fd, char* bytes, std::size_t count, Deadline deadline);
 
 }  // namespace lockstep::detail

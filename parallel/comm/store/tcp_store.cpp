@@ -24,7 +24,7 @@ namespace lockstep {
 namespace {
 
 using detail::Fd;
-using detail::Transfer;
+using detail::SocketResult;
 namespace wire = detail::wire;
 
 constexpr Milliseconds kAttempt{10'000};  // one attempt to connect and be greeted
@@ -109,9 +109,9 @@ class TcpStore final : public Store {
     detail::check_key(name, request.key);
     Fd socket = take();
     if (!socket) socket = connect(Deadline::after(options_.timeout), false);
-    const auto check = [&](Transfer transfer) {
-      if (transfer == Transfer::closed) lose(cat(where(), " is gone: its process or machine ended"));
-      if (transfer == Transfer::timeout) {
+    const auto check = [&](SocketResult result) {
+      if (result == SocketResult::closed) lose(cat(where(), " is gone: its process or machine ended"));
+      if (result == SocketResult::timeout) {
         const std::string what =
             cat(where(), " did not answer '", name, "' of '", request.key, "' before the deadline");
         if (request.op == wire::Op::get) throw TimeoutError(cat("[Store.get] ", what));
@@ -175,11 +175,12 @@ class TcpStore final : public Store {
 
   // Nothing when both sides are satisfied; a problem that may pass; CommError for one that will not.
   std::optional<std::string> greet(int socket, Deadline deadline) {
-    const auto trouble = [](Transfer transfer) {
-      return transfer == Transfer::timeout ? "it accepts connections, but does not answer" : "it closed the connection";
+    const auto trouble = [](SocketResult result) {
+      return result == SocketResult::timeout ? "it accepts connections, but does not answer"
+                                             : "it closed the connection";
     };
     std::string hello(wire::kHelloBytes, '\0');
-    if (const auto got = detail::receive_all(socket, hello.data(), hello.size(), deadline); got != Transfer::done)
+    if (const auto got = detail::receive_all(socket, hello.data(), hello.size(), deadline); got != SocketResult::done)
       return trouble(got);
     if (!hello.starts_with(wire::kMagic)) throw error(cat(options_.address, " is not a Lockstep store"));
     if (hello[4] != wire::kVersion)
@@ -195,9 +196,11 @@ class TcpStore final : public Store {
     greeting += nonce;
     greeting +=
         has_token ? wire::proof(options_.token, "client", server_nonce, nonce) : std::string(wire::kProofBytes, '\0');
-    if (const auto sent = detail::send_all(socket, greeting, deadline); sent != Transfer::done) return trouble(sent);
+    if (const auto sent = detail::send_all(socket, greeting, deadline); sent != SocketResult::done)
+      return trouble(sent);
     std::string verdict(wire::kVerdictBytes, '\0');
-    if (const auto got = detail::receive_all(socket, verdict.data(), verdict.size(), deadline); got != Transfer::done)
+    if (const auto got = detail::receive_all(socket, verdict.data(), verdict.size(), deadline);
+        got != SocketResult::done)
       return trouble(got);
     switch (static_cast<wire::Verdict>(verdict[0])) {
       case wire::Verdict::welcome:

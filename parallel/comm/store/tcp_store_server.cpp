@@ -10,8 +10,8 @@
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/store_service.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/service_thread.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep {
 

@@ -36,7 +36,9 @@ Tensor ImgDataPreprocessor::converted(const Tensor& images) const {
   // By scalars: tensors of the means would have to be brought to every device.
   std::vector<Tensor> normalized;
   for (std::int64_t c = 0; c < channels; ++c) {
-    const auto of = [c](const std::vector<double>& list) { return list.size() == 1 ? list[0] : list[c]; };
+    const auto of = [at = static_cast<std::size_t>(c)](const std::vector<double>& list) {
+      return list.size() == 1 ? list[0] : list[at];
+    };
     normalized.push_back((whole.narrow(-3, swaps ? channels - 1 - c : c, 1) - of(options_.mean)) / of(options_.std));
   }
   return cat(normalized, -3);

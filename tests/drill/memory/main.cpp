@@ -17,21 +17,15 @@
 #include <vector>
 
 #include "failing_new.h"
-#include "lockstep/parallel/data_parallel.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/log.h"
-#include "lockstep/tensor/nn/layers.h"
-#include "lockstep/tensor/ops/factory.h"
-#include "lockstep/tensor/ops/ops.h"
-#include "lockstep/tensor/optim/sgd.h"
+#include "phases.h"
 
 namespace {
 
 using namespace lockstep;
-using memory_drill::arm;
-using memory_drill::disarm;
-using Doubles = std::vector<double>;
+using namespace memory_drill;
 
 constexpr const char* kUsage =
     "usage: %s [--devices N] [--every M] [--seed S] [--phase NAME] [--k K] [--mode once|lasting]\n"
@@ -45,126 +39,6 @@ constexpr int kPatienceSeconds = 600;
 #else
 constexpr int kPatienceSeconds = 120;
 #endif
-
-struct Net : Module<Net> {
-  Embedding words{7, 4, {.sparse = true}};
-  Linear hidden{4, 5}, out{5, 3};
-  Parameter large{full({16'897}, 0.001, {.dtype = DType::f32})};  // summed in balanced parts
-  Buffer offset{full({3}, 0.25, {.dtype = DType::f32})};
-  Tensor forward(const Tensor& ids) const {
-    const Device device = ids.device();
-    const Tensor w = large.on(device);
-    return out(tanh(hidden(words(ids)))) + (w * w).sum() + offset.on(device);
-  }
-  void members(Members& m) override {
-    m("words", words), m("hidden", hidden), m("out", out), m("large", large), m("offset", offset);
-  }
-};
-
-using Wrapped = decltype(DataParallel(std::declval<const Net&>(), DataParallelOptions{}));
-
-struct State {
-  explicit State(const std::vector<Device>& on, const Net& of) : devices(on), source(of) {}
-  const std::vector<Device>& devices;
-  const Net& source;
-  Tensor ids = from_data(std::vector<std::int64_t>{0, 3, 6, 3, 1, 5, 2, 0, 4, 6, 1, 1, 3}, {13});
-  std::optional<Wrapped> net;
-  std::optional<SGD> optimizer;
-  Tensor loss, refreshed, answer;
-
-  std::vector<Parameter> parameters() { return net->parameters(); }
-};
-
-Tensor loss_of(const State& s) { return ((*s.net)(s.ids) * 0.5).sum(); }
-
-struct Phase {
-  const char* name;
-  std::function<void(State&)> run;
-  std::function<void(State&)> before;  // and before it is done again
-};
-
-void make(State& s) {
-  s.optimizer.reset();
-  s.net.reset();
-  Net net = deep_copy(s.source);
-  net.to(s.devices[0]);
-  // Parts that were replicated by themselves keep slots, and a gate, of their own: a reader of the whole has several.
-  (void)replicate(net.hidden, s.devices);
-  (void)replicate(net.out, s.devices);
-  s.net.emplace(net, DataParallelOptions{.devices = s.devices});
-  s.optimizer.emplace(s.net->parameters(), SgdOptions{.lr = 0.125});
-}
-
-// Phases may leave gradients behind, never a state that zero_grad() does not mend.
-void forward_again(State& s) {
-  s.loss = Tensor();
-  s.net->zero_grad();
-  s.loss = loss_of(s);
-}
-
-const std::vector<Phase>& phases() {
-  static const auto& made = *new std::vector<Phase>{
-      {"make", make, [](State&) {}},
-      {"forward", [](State& s) { s.loss = loss_of(s); }, [](State&) {}},
-      {"second",
-       [](State& s) {
-         std::vector<Tensor> handles;
-         for (const Parameter& parameter : s.parameters()) handles.push_back(parameter.tensor());
-         Tensor sum;
-         for (const Tensor& g : grad(s.loss, handles, {.create_graph = true}))
-           sum = sum.defined() ? sum + (g * g).sum() : (g * g).sum();
-         sum.backward();
-       },
-       forward_again},
-      {"backward", [](State& s) { s.loss.backward(); }, forward_again},
-      {"step", [](State& s) { s.optimizer->step(); }, [](State&) {}},
-      {"refresh", [](State& s) { s.refreshed = (*s.net)(s.ids).detach(); }, [](State&) {}},
-      {"replica",
-       [](State& s) {
-         const NoGrad no_grad;
-         for (const Parameter& parameter : s.parameters())
-           parameter.tensor().mul_(1);  // to be refreshed; the same values
-         const auto replicas = replicate(s.net->module(), s.devices);
-         s.answer = replicas.back()(s.ids.to(s.devices.back()));
-       },
-       [](State&) {}},
-      {"drop graph", [](State& s) { s.loss = Tensor(); }, forward_again},
-      {"drop all",
-       [](State& s) {
-         s.refreshed = s.answer = Tensor();
-         s.optimizer.reset();
-         s.net.reset();
-       },
-       [](State&) {}},
-  };
-  return made;
-}
-
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
-void append(Doubles& all, const Tensor& x) {
-  const Doubles more = values(x);
-  all.insert(all.end(), more.begin(), more.end());
-}
-
-Doubles gradients(State& s) {
-  Doubles all;
-  for (const Parameter& parameter : s.parameters())
-    append(all, parameter.body() == s.net->module().words.weight.body() ? parameter.sparse_grad().to_dense()
-                                                                        : parameter.grad());
-  return all;
-}
-// Dense ones: of what the second derivative reaches.
-Doubles second_gradients(State& s) {
-  Doubles all;
-  for (const Parameter& parameter : s.parameters())
-    if (!parameter.sparse_grad().defined() && parameter.grad().defined()) append(all, parameter.grad());
-  return all;
-}
-Doubles weights(State& s) {
-  Doubles all;
-  for (const Parameter& parameter : s.parameters()) append(all, parameter.tensor().detach());
-  return all;
-}
 
 // Whether an exception says that memory has run out, by itself or by what is nested in it.
 bool says_so(const std::exception& error) {

@@ -102,8 +102,8 @@ TEST_CASE("a bucket is reduced before the gradients of the next one are computed
   for (const auto& span : spans) {
     if (span.device != first_devices(1)[0]) continue;
     names.emplace_back(span.work.name);
-    if (names.back() == "all_reduce") reducing.insert(span.lane);
-    if (names.back() == "matmul") computing.insert(span.lane);
+    if (names.back() == "all_reduce") reducing.insert(span.track);
+    if (names.back() == "matmul") computing.insert(span.track);
   }
   std::size_t reductions = 0, matmuls_between = 0, waiting = 0;
   for (const std::string& name : names) {

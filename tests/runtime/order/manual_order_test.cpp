@@ -359,7 +359,7 @@ TEST_CASE("a device thread is bound to its device before its first task") {
     int bound = -1;
     run_on(device_thread(Device::cuda(index)), [&] { bound = manual::ManualBackend::bound_index; });
     CHECK(bound == index);
-    run_on(backward_lane(Device::cuda(index)), [&] { bound = 10 + manual::ManualBackend::bound_index; });
+    run_on(backward_thread(Device::cuda(index)), [&] { bound = 10 + manual::ManualBackend::bound_index; });
     CHECK(bound == 10 + index);
   }
   CHECK(manual::ManualBackend::bound_index == -1);

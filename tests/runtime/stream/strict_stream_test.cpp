@@ -213,7 +213,7 @@ TEST_CASE("reports of copies name the caller, and the default streams") {
   copy_bytes({there->data, to, here->data, from, kBytes}, source, destination);
   const std::string report = message_of<RaceError>([&] { fill(stranger, there->data); });
   CAPTURE(report);
-  CHECK(contains(report, cat("'copy' (runtime/strict_stream_test.cpp:", line, ") on stream ")));
+  CHECK(contains(report, cat("'copy' (stream/strict_stream_test.cpp:", line, ") on stream ")));
   CHECK(contains(report, " of " + device_name(4) + " (copies) by thread "));
   Stream third(from);
   CHECK(contains(message_of<RaceError>([&] { fill(third, here->data); }), " of " + device_name(3) + " (default)"));

@@ -51,22 +51,22 @@ TEST_CASE("a device thread runs tasks in the order they were posted") {
 TEST_CASE("threads are found by device and know themselves") {
   support::needs_devices(3);
   DeviceThread& worker = device_thread(device_at(1));
-  DeviceThread& lane = backward_lane(device_at(1));
+  DeviceThread& backward = backward_thread(device_at(1));
   CHECK(&worker == &device_thread(device_at(1)));
-  CHECK(&worker != &lane);
+  CHECK(&worker != &backward);
   CHECK(&worker != &device_thread(device_at(2)));
   CHECK(worker.device() == device_at(1));
   CHECK_THROWS_AS(device_thread(device_at(8)), InvalidArgument);
 
   CHECK(DeviceThread::current() == nullptr);
   DeviceThread* seen = nullptr;
-  DeviceThread* seen_lane = nullptr;
-  std::thread::id id, lane_id;
+  DeviceThread* seen_backward = nullptr;
+  std::thread::id id, backward_id;
   run_on(worker, [&] { seen = DeviceThread::current(), id = std::this_thread::get_id(); });
-  run_on(lane, [&] { seen_lane = DeviceThread::current(), lane_id = std::this_thread::get_id(); });
+  run_on(backward, [&] { seen_backward = DeviceThread::current(), backward_id = std::this_thread::get_id(); });
   CHECK(seen == &worker);
-  CHECK(seen_lane == &lane);
-  CHECK(id != lane_id);
+  CHECK(seen_backward == &backward);
+  CHECK(id != backward_id);
   CHECK(id != std::this_thread::get_id());
 }
 
@@ -219,7 +219,7 @@ TEST_CASE("a thread whose task outlives its deadline is lost until the task retu
   // Others go on.
   int other = 0;
   run_on(device_thread(device_at(7)), [&] { other = 1; });
-  run_on(backward_lane(device_at(6)), [&] { other += 1; });
+  run_on(backward_thread(device_at(6)), [&] { other += 1; });
   CHECK(other == 2);
 
   release->count_down();

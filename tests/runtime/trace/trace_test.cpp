@@ -65,8 +65,8 @@ TEST_CASE("a trace tells what was enqueued, when it began and when it ended") {
     CHECK(spans[1].work.source == device_at(0));
     CHECK(spans[1].device == device_at(1));
     CHECK(std::string(spans[2].work.name) == "fill");
-    CHECK(spans[1].lane == spans[2].lane);
-    CHECK(spans[0].lane != spans[1].lane);
+    CHECK(spans[1].track == spans[2].track);
+    CHECK(spans[0].track != spans[1].track);
     for (const trace::Span& span : spans) {
       CHECK(span.enqueued < span.began);
       CHECK(span.began < span.ended);
@@ -111,10 +111,10 @@ TEST_CASE("copies and fills are recorded in every mode") {
   const std::vector<trace::Span> spans = trace::spans();
   REQUIRE(spans.size() == 2);
   CHECK(std::string(spans[0].work.name) == "fill");
-  CHECK(spans[0].lane == "default");
+  CHECK(spans[0].track == "default");
   CHECK(spans[1].work.kind == trace::Kind::copy);
   CHECK(spans[1].device == to);
-  CHECK(spans[1].lane == "copies");
+  CHECK(spans[1].track == "copies");
   CHECK(spans[0].ended < spans[1].began);
 }
 

@@ -9,8 +9,8 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
-#include "lockstep/tensor/nn/slots.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"

@@ -20,7 +20,7 @@
 
 using namespace lockstep;
 using lockstep::detail::Fd;
-using lockstep::detail::Transfer;
+using lockstep::detail::SocketResult;
 using lockstep::test::check_serves;
 using lockstep::test::in_threads;
 using lockstep::test::kToken;
@@ -102,7 +102,7 @@ TEST_CASE("who cannot connect is told what the store said, not that the last att
       std::string bytes = std::string(wire::kMagic) + wire::kVersion + '\0' + std::string(wire::kNonceBytes, 'n');
       detail::send_all(client.get(), bytes, soon());
       bytes.resize(wire::kGreetingBytes);
-      if (detail::receive_all(client.get(), bytes.data(), bytes.size(), soon()) != Transfer::done) continue;
+      if (detail::receive_all(client.get(), bytes.data(), bytes.size(), soon()) != SocketResult::done) continue;
       const std::string verdict =
           std::string(1, static_cast<char>(wire::Verdict::full)) + std::string(wire::kProofBytes, '\0');
       if (refuses) detail::send_all(client.get(), verdict, soon());

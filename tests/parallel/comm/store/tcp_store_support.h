@@ -24,19 +24,19 @@ class Stranger {
     const auto endpoints = detail::resolve(detail::parse_host_port("test", address));
     if (detail::connect_to(endpoints.front(), soon(), fd_) != 0) throw Error("cannot connect to " + address);
   }
-  detail::Transfer send(std::string_view bytes) { return detail::send_all(fd_.get(), bytes, soon()); }
+  detail::SocketResult send(std::string_view bytes) { return detail::send_all(fd_.get(), bytes, soon()); }
   std::string receive(std::size_t bytes) {
     std::string out(bytes, '\0');
-    if (detail::receive_all(fd_.get(), out.data(), bytes, soon()) != detail::Transfer::done) return "";
+    if (detail::receive_all(fd_.get(), out.data(), bytes, soon()) != detail::SocketResult::done) return "";
     return out;
   }
   // Whether the other side closes the connection; what it still sends is thrown away.
   bool is_closed() {
     char byte;
-    detail::Transfer got;
-    while ((got = detail::receive_all(fd_.get(), &byte, 1, soon())) == detail::Transfer::done) {
+    detail::SocketResult got;
+    while ((got = detail::receive_all(fd_.get(), &byte, 1, soon())) == detail::SocketResult::done) {
     }
-    return got == detail::Transfer::closed;
+    return got == detail::SocketResult::closed;
   }
   // Greets a server without token as a client does.
   void greet() {

@@ -1,4 +1,4 @@
-#include "lockstep/runtime/stream/in_flight.h"
+#include "lockstep/runtime/stream/watchdog.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -7,8 +7,8 @@
 #include <new>
 
 #include "lockstep/runtime/deadline.h"
+#include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/service_thread.h"
-#include "lockstep/runtime/threads.h"
 
 namespace lockstep::detail {
 namespace {

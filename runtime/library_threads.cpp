@@ -1,4 +1,4 @@
-#include "lockstep/runtime/threads.h"
+#include "lockstep/runtime/library_threads.h"
 
 #include <pthread.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/engine/engine.h"
-#include "lockstep/tensor/nn/slots.h"
+#include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"

@@ -1,5 +1,5 @@
 // What lockstep-run hears of the communicators of its ranks.
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>

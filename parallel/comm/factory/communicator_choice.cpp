@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/factory/rank_choice.h"
+#include "lockstep/parallel/comm/factory/communicator_choice.h"
 
 #include "lockstep/runtime/error.h"
 

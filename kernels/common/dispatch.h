@@ -1,20 +1,9 @@
-// How a host kernel gets onto a stream, and how it refuses a dtype.
+// From a dtype to a type, and how a kernel refuses one that it does not have.
 #pragma once
 
-#include "lockstep/kernels/common/gather.h"
 #include "lockstep/kernels/table.h"
 
-namespace lockstep::kernels::host {
-
-// Runs `kernel(args)` in the order of the stream: at once on a synchronous stream, else as a task that owns a copy of
-// the arguments.
-template <class Args, class Kernel>
-void launch(const Stream& stream, const Args& args, Kernel kernel) {
-  if (stream.synchronous())
-    kernel(args);
-  else
-    stream.enqueue([args, kernel] { kernel(args); });
-}
+namespace lockstep::kernels {
 
 [[noreturn, gnu::noinline, gnu::cold]] inline void fail_dtype(const char* op, DType dtype, const Stream& stream) {
   lockstep::detail::fail<NotSupported>("[", op, "] expected a dtype that this operation has, got ", dtype, " on ",
@@ -42,21 +31,6 @@ decltype(auto) dispatch_floating(DType dtype, F&& f) {
   }
 }
 
-// For operations that only move elements: Bits of the element's size.
-template <class F>
-decltype(auto) dispatch_size(DType dtype, F&& f) {
-  switch (size_of(dtype)) {
-    case 1:
-      return f(Type<Bits<std::uint8_t>>{});
-    case 2:
-      return f(Type<Bits<std::uint16_t>>{});
-    case 4:
-      return f(Type<Bits<std::uint32_t>>{});
-    default:
-      return f(Type<Bits<std::uint64_t>>{});
-  }
-}
-
 template <class T>
 T* data(const Out& out) {
   return static_cast<T*>(out.view.data);
@@ -70,4 +44,4 @@ const T* data(const In& in) {
   return static_cast<const T*>(in.view.data);
 }
 
-}  // namespace lockstep::kernels::host
+}  // namespace lockstep::kernels

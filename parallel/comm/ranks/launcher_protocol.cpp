@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm/ranks/job.h"
+#include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 
 #include <sys/socket.h>
 #include <sys/time.h>

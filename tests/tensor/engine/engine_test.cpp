@@ -212,7 +212,7 @@ TEST_CASE("double backward works across devices") {
   }
 }
 
-TEST_CASE("a hook may run a backward of its own, also on a backward lane") {
+TEST_CASE("a hook may run a backward of its own, also on a backward thread") {
   support::needs_devices(3);
   Tensor x = leaf({3}, device_at(0));
   Tensor y = x.to(device_at(1)) * 2.0;

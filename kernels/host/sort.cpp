@@ -1,9 +1,9 @@
 // Running sums and sorting along the middle of [outer, size, inner].
 #include <algorithm>
 
-#include "lockstep/kernels/common/launch.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/sort_key.h"
 
