@@ -63,7 +63,9 @@ struct ReplicaCall::Replica {
 };
 
 ReplicaCall::ReplicaCall(std::span<const Device> devices)
-    : count_(devices.size()), replicas_(new Replica[devices.size()]), join_(static_cast<int>(devices.size())) {
+    : count_(devices.size()),
+      replicas_(new Replica[devices.size()]),
+      join_(std::make_shared<Join>(static_cast<int>(devices.size()))) {
   for (std::size_t i = 0; i < count_; ++i) {
     replicas_[i].device = devices[i];
     if (count_ > 1) replicas_[i].deferred.emplace(devices[i]);
@@ -103,7 +105,6 @@ void ReplicaCall::run_replica(std::size_t replica) noexcept {
     mine.deferred.reset();
     mine.error = nullptr;
   }
-  join_.done();
 }
 
 void ReplicaCall::run_here() {
@@ -116,7 +117,12 @@ std::size_t ReplicaCall::post_all(const std::shared_ptr<ReplicaCall>& self, std:
   const std::lock_guard lock(post_order());
   for (std::size_t i = 0; i < count_; ++i) {
     try {
-      device_thread(replicas_[i].device).post([self, i] { self->run_replica(i); });
+      device_thread(replicas_[i].device).post([call = self, i]() mutable {
+        const std::shared_ptr<Join> join = call->join_;
+        call->run_replica(i);
+        call.reset();
+        join->done();
+      });
     } catch (...) {
       refused = std::current_exception();
       return i;
@@ -145,7 +151,7 @@ void ReplicaCall::throw_failures() {
   std::vector<ReplicaError::Failure> failures;
   std::exception_ptr lowest;
   for (std::size_t i = 0; i < count_; ++i) {
-    // Taken out of the call, which a device thread may be the last to let go of: exceptions die in the caller's thread.
+    // Taken out of the call: a task that comes after the deadline may be the last to let go of that.
     const std::exception_ptr error = std::exchange(replicas_[i].error, nullptr);
     if (!error) continue;
     if (!lowest) lowest = error;
@@ -214,9 +220,9 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   const std::size_t posted = call->post_all(call, refused);
   for (std::size_t i = posted; i < call->count_; ++i) {
     call->replicas_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
-    call->join_.done();
+    call->join_->done();
   }
-  LOCKSTEP_EDGE(if (!call->join_.wait(Deadline::after(timeout))) call->give_up(timeout));
+  LOCKSTEP_EDGE(if (!call->join_->wait(Deadline::after(timeout))) call->give_up(timeout));
   struct Drop {
     ReplicaCall& call;
     ~Drop() {

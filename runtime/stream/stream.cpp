@@ -157,6 +157,12 @@ Retained retained_streams(Device device) {
     all.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
   }
   all.streams += StreamPool::of(device).streams();
+  {
+    ForeignStreams& foreign = ForeignStreams::all();
+    std::lock_guard lock(foreign.mutex);
+    for (const auto& [native, stream] : foreign.known)  // they are others', but not those that carry their copies
+      all.streams += native.first == device && stream && stream->copies.load(std::memory_order_acquire) != nullptr;
+  }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);
   all.events = static_cast<int>(pool.free.size());

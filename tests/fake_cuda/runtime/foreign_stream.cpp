@@ -19,8 +19,11 @@ namespace {
 // A stream as another library makes it.
 struct Native {
   explicit Native(Device device) {
+    int before = 0;
+    REQUIRE(cudaGetDevice(&before) == cudaSuccess);
     REQUIRE(cudaSetDevice(native_ordinal(device)) == cudaSuccess);
     REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaSetDevice(before) == cudaSuccess);
   }
   Native(const Native&) = delete;
   ~Native() { (void)cudaStreamDestroy(stream); }
