@@ -116,7 +116,8 @@ LOCKSTEP_HD inline To convert(From value) {
   } else if constexpr (std::is_floating_point_v<F> && std::is_integral_v<To>) {
     // The range as numbers of type F: the lower end is exact, the upper end is a power of two just beyond the range.
     constexpr F kLow = static_cast<F>(std::numeric_limits<To>::min());
-    constexpr F kHigh = F(2) * static_cast<F>(std::numeric_limits<To>::max() / 2 + 1);
+    constexpr To kHalf = std::numeric_limits<To>::max() / 2 + 1;
+    constexpr F kHigh = F(2) * static_cast<F>(kHalf);
     // No branches, and no conversion that is undefined: loops of this become vector code.
     const To inside = static_cast<To>(math::select((x > kLow) & (x < kHigh), x, F(0)));
     const To low = x <= kLow ? std::numeric_limits<To>::min() : inside;

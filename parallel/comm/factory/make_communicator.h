@@ -17,7 +17,7 @@ struct CommunicatorOptions {
   RankInfo rank = {};
   std::optional<Device> device = std::nullopt;  // default: the accelerator with the number of the local rank, in turn
   // By name (docs/distributed.md has a table): "nccl", …; empty: LOCKSTEP_COMMUNICATOR, else what suits.
-  std::string backend = "";
+  std::string backend = {};
   Milliseconds timeout = kDefaultTimeout;  // of this call, and of every collective
 };
 

@@ -21,12 +21,12 @@ char version[MPI_MAX_LIBRARY_VERSION_STRING] = {};
 // No MPI has a request whose bits are all zero.
 MPI_Request native(Request request) {
   MPI_Request own = MPI_REQUEST_NULL;
-  if (request != 0) std::memcpy(&own, &request, sizeof own);
+  if (request != 0) std::memcpy(&own, &request, sizeof own);  // NOLINT(bugprone-sizeof-expression): some are pointers
   return own;
 }
 void keep(Request* request, const MPI_Request& own) {
   *request = 0;
-  if (own != MPI_REQUEST_NULL) std::memcpy(request, &own, sizeof own);
+  if (own != MPI_REQUEST_NULL) std::memcpy(request, &own, sizeof own);  // NOLINT(bugprone-sizeof-expression)
 }
 // Calls MPI's function with the request as MPI has it.
 template <class Call>

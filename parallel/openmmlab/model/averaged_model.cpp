@@ -37,7 +37,10 @@ Tensor AverageOptions::next(const Tensor& average, const Tensor& parameter, std:
   double share = momentum;
   if (kind == AverageKind::annealing)
     share = std::max(momentum, static_cast<double>(gamma) / static_cast<double>(gamma + updates));
-  if (kind == AverageKind::stochastic) share = 1 / static_cast<double>(updates / interval + 1);
+  if (kind == AverageKind::stochastic) {
+    const auto averaged = updates / interval;  // models so far
+    share = 1 / static_cast<double>(averaged + 1);
+  }
   return average + (source.to(average.dtype()) - average) * share;
 }
 
