@@ -123,7 +123,7 @@ void RMSprop::step() {
       const auto take = [&] { return (flat++)->narrow(0, 0, parameter.count()).reshape(parameter.shape()); };
       const auto widen = [&](const Tensor& x) {
         if (x.dtype() == computing(x.dtype())) return x;
-        const Tensor wide = take();
+        Tensor wide = take();
         detail::copy_elements(wide, x);
         return wide;
       };
