@@ -35,11 +35,14 @@ OutOfMemory::OutOfMemory(Device on, std::size_t requested, std::size_t in_use, s
       cached_bytes(cached),
       limit_bytes(limit) {}
 
+// Messages are made for the error; a copy would not hurt either.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 DeviceError::DeviceError(Device on, int vendor_code, std::string message)
     : Error(describe_device_error(on, vendor_code, message)), device(on), code(vendor_code) {}
 
 ReplicaError::ReplicaError(std::vector<Failure> list) : Error(describe_failures(list)), failures(std::move(list)) {}
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 CommError::CommError(int on_rank, std::string of_collective, std::string message)
     : Error(cat("[", of_collective, "] ", before_message(on_rank, message), message)),
       rank(on_rank),

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 
-#include <csignal>
 #include <thread>
 #include <utility>
 
@@ -10,23 +9,14 @@
 #include "lockstep/runtime/library_threads.h"
 
 namespace lockstep::detail {
-namespace {
 
-// A thread inherits the mask of its maker.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
+BlockedSignals::BlockedSignals() noexcept {
+  sigset_t signals;
+  sigfillset(&signals);
+  for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT}) sigdelset(&signals, own);
+  pthread_sigmask(SIG_BLOCK, &signals, &before_);
+}
+BlockedSignals::~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
 void start_service_thread(const std::string& name, UniqueFunction body) {
   keep_loaded();

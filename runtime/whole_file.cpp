@@ -22,6 +22,9 @@ int check(const char* what, int result) {
   return result;
 }
 
+// What leads to an open file, as long as /proc is there.
+std::string descriptor_path(int file) { return cat("/proc/self/fd/", file); }
+
 // Where a file is written that is opened under this name: links are followed, also to what is not there yet.
 std::string without_links(const std::string& path) {
   constexpr int kMostLinks = 40;  // as the system follows
@@ -37,7 +40,20 @@ std::string without_links(const std::string& path) {
 
 }  // namespace
 
+int write_all(int file, const void* from, std::size_t bytes) {
+  const auto* in = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t put = ::write(file, in, bytes);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return put < 0 ? errno : ENOSPC;
+    in += put;
+    bytes -= static_cast<std::size_t>(put);
+  }
+  return 0;
+}
+
 WholeFile::WholeFile(const std::string& path, Special special) {
+  if (path.empty()) throw FileError{"create", ENOENT};
   struct stat old {};
   const bool replaces = ::stat(path.c_str(), &old) == 0;
   if (replaces && S_ISDIR(old.st_mode)) throw FileError{"replace", EISDIR};
@@ -56,14 +72,32 @@ WholeFile::WholeFile(const std::string& path, Special special) {
   if (replaces) (void)!::fchmod(file_, old.st_mode & 0777);
 }
 
-void WholeFile::create_temporary() {
+// A name that is not there yet: make(name) is negative, with EEXIST, for one that is.
+template <class Make>
+void WholeFile::name_temporary(Make&& make) {
   static std::atomic<unsigned> counter{0};
-  do {
+  for (;;) {
     // Short, whatever the length of the final name.
-    temporary_ = cat(folder_, ".lockstep-", ::getpid(), '-', counter.fetch_add(1), ".tmp");
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  } while (file_ < 0 && errno == EEXIST);
-  check("create", file_);
+    const std::string name = cat(folder_, ".lockstep-", ::getpid(), '-', counter.fetch_add(1), ".tmp");
+    if (make(name.c_str()) >= 0) {
+      temporary_ = name;
+      return;
+    }
+    check("create", errno == EEXIST ? 0 : -1);
+  }
+}
+
+void WholeFile::create_temporary() {
+  const char* folder = folder_.empty() ? "." : folder_.c_str();
+  struct stat found {};
+  const bool gone = ::stat(folder, &found) == 0 && found.st_nlink == 0;  // takes files that can get no name
+  file_ = gone ? -1 : ::open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (file_ >= 0) {
+    if (::access(descriptor_path(file_).c_str(), F_OK) == 0) return;  // it can be given a name
+    ::close(file_);
+  }
+  name_temporary(
+      [this](const char* name) { return file_ = ::open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
 }
 
 WholeFile::~WholeFile() {
@@ -72,19 +106,16 @@ WholeFile::~WholeFile() {
 }
 
 void WholeFile::write(const void* from, std::size_t bytes) {
-  const auto* in = static_cast<const char*>(from);
-  while (bytes > 0) {
-    const ssize_t put = ::write(file_, in, bytes);
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) throw FileError{"write", put < 0 ? errno : ENOSPC};
-    in += put;
-    bytes -= static_cast<std::size_t>(put);
-  }
+  if (const int code = write_all(file_, from, bytes)) throw FileError{"write", code};
 }
 
 void WholeFile::commit() {
+  if (!target_.empty() && temporary_.empty())  // a link cannot take the place of another
+    name_temporary([from = descriptor_path(file_)](const char* name) {
+      return ::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW);
+    });
   check("close", ::close(std::exchange(file_, -1)));
-  if (temporary_.empty()) return;
+  if (target_.empty()) return;
   check("replace", std::rename(temporary_.c_str(), target_.c_str()));
   temporary_.clear();
 }

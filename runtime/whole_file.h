@@ -1,10 +1,15 @@
-// Files that are there whole or not at all. Private to the library.
+// Files that are there whole or not at all. Private to the library and its launcher.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
+#include "lockstep/runtime/api.h"
+
 namespace lockstep::detail {
+
+// Writes all of it to an open file, however often that takes. 0, or the system's reason.
+LOCKSTEP_API int write_all(int file, const void* from, std::size_t bytes);
 
 // What could not be done to a file ("write"), and the system's reason.
 struct FileError {
@@ -12,9 +17,11 @@ struct FileError {
   int code;
 };
 
-// A file under a temporary name in the folder of the one that `path` leads to, which takes its place, with its
-// permissions, in commit() or goes away: whatever goes wrong, what was there before stays and nothing else is left. All
-// of it throws FileError.
+// A file without a name in the folder of the one that `path` leads to, which takes its place, with its permissions, in
+// commit() or goes away: whatever goes wrong, what was there before stays and nothing else is left, also of a process
+// that is killed, but within commit(): the file has a temporary name there for a moment, since a link replaces nothing.
+// Where the file system knows no such files it has that name all along, and a kill leaves it. All of it throws
+// FileError.
 class WholeFile {
  public:
   // What is no file (a pipe, a terminal) is written as it is, or refused.
@@ -31,8 +38,10 @@ class WholeFile {
 
  private:
   void create_temporary();
+  template <class Make>
+  void name_temporary(Make&& make);
 
-  std::string target_, folder_, temporary_;
+  std::string target_, folder_, temporary_;  // temporary: empty while the file has no name
   int file_ = -1;
 };
 

@@ -18,7 +18,7 @@ constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 of b and 1 of a: 15 of 16
 template <class T>
 constexpr std::int64_t kTileColumns = 2 * kWidth<T>;
 // Products up to this many multiplications are done before oneDNN has looked at its arguments.
-constexpr std::int64_t kSmallFloat = 32 * 32 * 32;
+constexpr std::int64_t kSmallFloat = std::int64_t{32} * 32 * 32;
 // Of the blocks: kDepth x kColumns of b and kRows x kDepth of a fit a second-level cache of 1 MiB in double.
 constexpr std::int64_t kDepth = 256, kRows = 120, kColumns = 256;
 
@@ -191,7 +191,7 @@ void gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T
   if constexpr (std::is_same_v<T, float>)
     if (m * n * k > kSmallFloat && onednn_gemm(a, b, c, c_stride, alpha, beta)) return;
   // Packing pays when its result is used often enough: by several tiles in both directions.
-  if (m <= 2 * kTileRows || m * n * k <= 48 * 48 * 48)
+  if (m <= std::int64_t{2} * kTileRows || m * n * k <= std::int64_t{48} * 48 * 48)
     small_gemm(a, b, c, c_stride, alpha, beta);
   else
     blocked_gemm(a, b, c, c_stride, alpha, beta);

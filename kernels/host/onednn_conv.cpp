@@ -82,7 +82,7 @@ Convolution::Convolution(Kind kind, const ConvSizes& s, bool has_bias) {
   const memory::dims before{w.padding[0], w.padding[1]};
   // oneDNN wants the padding at the far end that the last window reaches, not what the caller asked for.
   const auto after = [&](std::size_t d, std::int64_t size, std::int64_t out_size) {
-    return (out_size - 1) * w.stride[d] + (w.kernel[d] - 1) * w.dilation[d] + 1 - size - w.padding[d];
+    return (out_size - 1) * w.stride[d] + (std::int64_t{w.kernel[d]} - 1) * w.dilation[d] + 1 - size - w.padding[d];
   };
   const memory::dims behind{after(0, s.height, s.out_height), after(1, s.width, s.out_width)};
 

@@ -16,15 +16,13 @@
 namespace lockstep::kernels::host {
 namespace {
 
-using philox::Block;
-
-constexpr std::int64_t kBatch =
-    64;  // blocks whose words are made together, so that the compiler makes vector code of it
+// Blocks whose words are made together, so that the compiler makes vector code of it.
+constexpr std::int64_t kBatch = 64;
 
 struct Words {
   std::uint32_t words[4][kBatch];
 
-  std::uint64_t number(int half, std::int64_t block) const {
+  std::uint64_t number(std::ptrdiff_t half, std::int64_t block) const {
     return philox::join(words[2 * half][block], words[2 * half + 1][block]);
   }
 };
@@ -58,7 +56,7 @@ void make_words(std::uint64_t first, std::int64_t blocks, std::uint64_t stream, 
   }
 #else
   for (std::int64_t b = 0; b < blocks; ++b) {
-    const Block block = philox::block(first + static_cast<std::uint64_t>(b), stream, key);
+    const philox::Block block = philox::block(first + static_cast<std::uint64_t>(b), stream, key);
     for (int w = 0; w < 4; ++w) out.words[w][b] = block.words[w];
   }
 #endif

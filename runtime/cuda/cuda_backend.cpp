@@ -291,9 +291,9 @@ class CudaBackend final : public Backend {
     // Of work in a WorkScope the scope is the span.
     const bool traced = trace::active() && !trace::detail::in_work_scope();
     const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
-    auto host_task =
-        std::make_unique<HostTask>(std::move(task), stream.device, stream.depends_on.load(std::memory_order_relaxed),
-                                   detail::next_sequence(), detail::caller(), token);
+    std::unique_ptr<HostTask> host_task(new HostTask{std::move(task), stream.device,
+                                                     stream.depends_on.load(std::memory_order_relaxed),
+                                                     detail::next_sequence(), detail::caller(), token});
     LOCKSTEP_CUDA(stream.device.device, cudaLaunchHostFunc(stream.native, run_host_task, host_task.get()));
     (void)host_task.release();  // run_host_task has it
   }

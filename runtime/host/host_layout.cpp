@@ -1,8 +1,5 @@
 // How many virtual devices there are, with how much memory, in which mode.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <thread>
 
 #include "lockstep/runtime/environment.h"
@@ -11,24 +8,11 @@
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
+#include "lockstep/runtime/machine_memory.h"
 #include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
 namespace {
-
-// What the machine has, or what the container may use of it.
-std::size_t machine_memory_bytes() {
-  std::size_t bytes =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    if (std::FILE* file = std::fopen(path, "re")) {
-      unsigned long long limit = 0;  // "max" leaves it 0
-      if (std::fscanf(file, "%llu", &limit) == 1 && limit > 0) bytes = std::min<std::size_t>(bytes, limit);
-      std::fclose(file);
-    }
-  }
-  return bytes;
-}
 
 int default_device_count() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8); }
 
@@ -88,7 +72,7 @@ Backend* make_host_backend(const HostOptions& options) {
   if (memory_bytes.empty()) {
     memory_bytes = parse_bytes_list("LOCKSTEP_HOST_MEMORY", environment("LOCKSTEP_HOST_MEMORY"));
   }
-  if (memory_bytes.empty()) memory_bytes.push_back(machine_memory_bytes() / static_cast<std::size_t>(devices));
+  if (memory_bytes.empty()) memory_bytes.push_back(machine_memory().total_bytes / static_cast<std::size_t>(devices));
 
   std::vector<HostBackend::DeviceLayout> layout;
   for (int i = 0; i < devices; ++i) {
@@ -103,7 +87,8 @@ Backend* make_host_backend(const HostOptions& options) {
 }
 
 Backend* make_cpu_backend() {
-  const std::vector<HostBackend::DeviceLayout> layout{{.memory_bytes = machine_memory_bytes(), .multiprocessors = 1}};
+  const std::vector<HostBackend::DeviceLayout> layout{
+      {.memory_bytes = machine_memory().total_bytes, .multiprocessors = 1}};
   // Whatever kind of device the checker watches: what they copy from and to is this memory.
   if (OrderChecker* checker = OrderChecker::active()) return new CheckedCpuBackend(layout, *checker);
   return new InlineBackend(DeviceType::cpu, layout);

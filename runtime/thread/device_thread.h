@@ -13,8 +13,8 @@
 namespace lockstep {
 
 namespace detail {
-std::string wait_for_device_threads(Deadline deadline);
-void wake_device_threads() noexcept;
+std::string wait_for_device_threads(Deadline deadline);  // NOLINT(readability-redundant-declaration): for the friends
+void wake_device_threads() noexcept;                     // NOLINT(readability-redundant-declaration)
 }  // namespace detail
 
 // A thread bound to one device that runs tasks in the order they were posted. Idle, it spins for about 50 microseconds,

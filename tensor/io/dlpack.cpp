@@ -237,7 +237,7 @@ Tensor from_dlpack(ManagedTensorVersioned* managed, const DLPackImportOptions& o
                            managed->version.major, ".", managed->version.minor));
   if ((managed->flags & dlpack::kReadOnly) == 0 || options.alias_read_only)
     return import_tensor(managed->tensor, options, Owner(managed));
-  const Tensor copy = import_tensor(managed->tensor, options, {}).clone();
+  Tensor copy = import_tensor(managed->tensor, options, {}).clone();
   Owner{managed}();
   return copy;
 }

@@ -213,8 +213,7 @@ Tensor load_npy(const std::string& path) {
   Shape shape;
   for (std::size_t i = 0; i < header.sizes.size(); ++i)
     shape.push_back(header.sizes[header.fortran_order ? header.sizes.size() - 1 - i : i]);
-  const Tensor stored =
-      Tensor::over(Storage::allocate(Device::cpu(), bytes), header.dtype, shape, contiguous_strides(shape));
+  Tensor stored = Tensor::over(Storage::allocate(Device::cpu(), bytes), header.dtype, shape, contiguous_strides(shape));
   file.read(data_at, stored.storage()->data(), bytes);
   if (header.dtype == DType::boolean) detail::check_bools(path, stored, data_at);
   if (!header.fortran_order || shape.rank() < 2) return stored;

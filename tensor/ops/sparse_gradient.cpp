@@ -62,7 +62,7 @@ SparseGradient SparseGradient::coalesce() const {
 Tensor SparseGradient::to_dense() const {
   NoGrad no_grad;
   LOCKSTEP_CHECK(defined(), "[to_dense] expected a gradient, got ", *this);
-  const Tensor dense = detail::fresh_zeros(shape, values.dtype(), values.device());
+  Tensor dense = detail::fresh_zeros(shape, values.dtype(), values.device());
   detail::add_rows(dense, indices, values);
   return dense;
 }

@@ -56,7 +56,7 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
       elements = detail::sum_rows({gradient.indices, elements, gradient.parameter.shape()}).values;
     norms.push_back(norm_of(elements, options.norm_type).to(device));
   }
-  const Tensor total = norm_of(stack(norms), options.norm_type);
+  Tensor total = norm_of(stack(norms), options.norm_type);
   if (options.error_if_nonfinite)
     if (const double value = total.item<double>(); !std::isfinite(value))
       throw Error(cat("[clip_grad_norm] expected a finite norm of the gradients of ", parameters.size(),

@@ -23,7 +23,8 @@ void check_factor(const char* name, const char* what, double factor) {
 }  // namespace
 
 double StepLR::operator()(double base_lr, std::int64_t epoch) const {
-  return base_lr * std::pow(gamma, static_cast<double>(epoch / step_size));
+  const std::int64_t steps = epoch / step_size;  // that are over
+  return base_lr * std::pow(gamma, static_cast<double>(steps));
 }
 void StepLR::check() const {
   LOCKSTEP_CHECK(step_size > 0, "[StepLR] expected a step size of at least 1 epoch, got ", step_size);

@@ -1,9 +1,4 @@
-// The main function of every test program.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_session.hpp>
+// The main function of test programs without one of their own.
+#include "support/run_tests.h"
 
-int main(int argc, char** argv) { return Catch::Session().run(argc, argv); }
-#else
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
-#endif
+int main(int argc, char** argv) { return support::run_tests(argc, argv); }

@@ -67,7 +67,7 @@ TEST_CASE("what has ended with a time-out is not named by shutdown", "[.shutdown
 }
 
 TEST_CASE("device threads that give each other work are at rest when there is none left", "[.shutdown]") {
-  constexpr int kPasses = 200'000;
+  constexpr int kPasses = 20'000;
   static std::atomic<int> passes{0};
   struct Ball {
     static void pass() {
