@@ -72,4 +72,13 @@ Value gather_column(const Column<Value>& column, const GatherTarget& target) {
   return one_per_replica;
 }
 
+PackedSequence gather_column(const Column<PackedSequence>& column, const GatherTarget& target) {
+  for (const PackedSequence* sequences : column)
+    if (sequences->data.defined()) sequences->check("gather");
+  const Column<Tensor> parts =
+      part<Tensor>(column, [](const PackedSequence& sequences) -> const Tensor& { return sequences.data; });
+  const Tensor rows = gather_column(parts, {target.device, 0});
+  return rows.defined() ? PackedSequence::join(column, rows) : PackedSequence();
+}
+
 }  // namespace lockstep::detail

@@ -35,6 +35,7 @@ Column<Part> part(const Column<R>& column, Get&& get) {
 }
 
 LOCKSTEP_API Value gather_column(const Column<Value>& column, const GatherTarget& target);
+LOCKSTEP_API PackedSequence gather_column(const Column<PackedSequence>& column, const GatherTarget& target);
 inline Tensor gather_column(const Column<Tensor>& column, const GatherTarget& target) {
   const bool stays = !target.device && column[0]->defined();
   return gather_tensor(column, stays ? column[0]->device() : target.device.value_or(Device::cpu()), target.dim);
@@ -198,7 +199,8 @@ gathered_t<R> gather_outputs(const std::vector<R>& outputs, const GatherTarget& 
 
 // Puts the outputs of the replicas together on `device` (`cpu` allowed: then it blocks until the copies are done).
 // Tensors are concatenated along `dim`; without dimensions (and dim 0) they become a vector with one element per
-// replica, as do numbers and strings; containers and structs are gathered element by element. Ordered on the current
+// replica, as do numbers and strings; containers and structs are gathered element by element; the packed sequences of
+// all replicas are packed together, those of replica 0 first in the caller's order. Ordered on the current
 // streams of the devices involved. Differentiable any number of times. A single tensor that is on `device` already is
 // returned as it is, not copied: writing into it in place writes into what the replica returned.
 // Throws InvalidArgument when the outputs do not fit together: ranks, other dimensions or dtypes, lengths of lists,

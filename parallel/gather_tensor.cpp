@@ -68,7 +68,7 @@ bool ranges_contiguous(const Shape& shape, int dim) {
 
 Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, int dim, bool scalars, Device device) {
   NoGrad off;
-  const Tensor result = empty(shape, {.dtype = pieces[0]->dtype(), .device = device});
+  Tensor result = empty(shape, {.dtype = pieces[0]->dtype(), .device = device});
   const bool direct = ranges_contiguous(shape, dim);
   const Stream destination_stream = current_stream(device);
   auto* place = static_cast<std::byte*>(result.storage()->data());
@@ -124,7 +124,7 @@ Tensor gather_tensor(std::span<const Tensor* const> pieces, Device device, std::
   const Shape shape = result_shape(pieces, at, scalars);
   if (pieces.size() == 1 && !scalars && first.device() == device) return first;
 
-  const Tensor result = concatenate(pieces, shape, at, scalars, device);
+  Tensor result = concatenate(pieces, shape, at, scalars, device);
   bool wanted = false;
   for (const Tensor* piece : pieces) wanted |= wants_gradient(*piece);
   if (wanted && GradMode::enabled()) {

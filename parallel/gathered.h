@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/tensor/nn/packed_sequence.h"
 #include "lockstep/tensor/tree.h"
 #include "lockstep/tensor/value.h"
 
@@ -34,7 +35,7 @@ concept OnePerReplica = std::is_arithmetic_v<R> || std::is_enum_v<R> || std::sam
 template <class R>
 struct Gathered {
   static auto choose() {
-    if constexpr (std::same_as<R, Tensor> || std::same_as<R, Value>)
+    if constexpr (std::same_as<R, Tensor> || std::same_as<R, Value> || std::same_as<R, PackedSequence>)
       return std::type_identity<R>{};
     else if constexpr (OnePerReplica<R>)
       return std::type_identity<std::vector<R>>{};

@@ -1,6 +1,7 @@
 // scatter: a batch is divided among devices. Tensors are split along a dimension; tuples, vectors, maps, optionals,
-// variants, structs with fields and Values are divided element by element and keep their types; everything else is
-// copied. A type in which tensors would be passed over does not compile, as far as that can be seen from its type.
+// variants, structs with fields and Values are divided element by element and keep their types; a PackedSequence is
+// divided by its sequences; everything else is copied. A type in which tensors would be passed over does not compile,
+// as far as that can be seen from its type.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,7 @@ namespace detail {
 struct PlanVisitor {
   ScatterPlan& plan;
   void operator()(const Tensor& tensor) { plan.add(tensor); }
+  void sequences(const PackedSequence& packed) { plan.add(packed); }
   template <class C>
   void divided(const C& container) {
     if constexpr (requires { container.part_samples(); })
@@ -53,6 +55,7 @@ struct PieceVisitor {
   std::size_t piece;
   std::size_t next = 0;  // tensors are met in the same order as when the plan was made
   void operator()(Tensor& tensor) { tensor = plan.take(next++, piece); }
+  void sequences(PackedSequence& packed) { plan.take(next++, piece, packed); }
   template <class C>
   void divided(C& container) {
     container.take_piece(piece, plan.piece_devices()[piece]);
@@ -63,6 +66,9 @@ struct SizeVisitor {
   std::optional<std::int64_t> size = std::nullopt;
   void operator()(const Tensor& tensor) {
     if (!size && tensor.rank() > 0) size = tensor.size(dim);
+  }
+  void sequences(const PackedSequence& packed) {
+    if (!size) size = packed.sample_count();
   }
   template <class C>
   void divided(const C& container) {
@@ -135,8 +141,9 @@ Pieces<T> scatter_pieces(const T& value, std::span<const Device> devices, std::i
 
 // Divides `value` among `devices`, one element of the result per piece. Tensors are split along `dim` (negative counts
 // from the end) as `policy` says, or, beside containers that are divided already, into pieces of as many samples as
-// theirs; all must give the same number of pieces, and what is not a tensor is copied once for each. A value without
-// tensors gives one copy per device. An empty batch gives one empty piece on the first device.
+// theirs; packed sequences are divided in the caller's order, and those of a piece are packed anew, by one kernel where
+// they are, before they are moved. All must give the same number of pieces, and what is not a tensor is copied once for
+// each. A value without tensors gives one copy per device. An empty batch gives one empty piece on the first device.
 //
 // A piece on the device where it already is, is a view; the others are copied and usable at once on the caller's
 // current stream of their device. Does not block. Differentiable any number of times.

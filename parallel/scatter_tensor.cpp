@@ -62,7 +62,7 @@ thread_local Departures* current_departures = nullptr;
 // piece.to(device), but for the edge back to where the piece is.
 Tensor send(const Tensor& piece, Device device, Departures& departures) {
   const Tensor whole = piece.contiguous();
-  const Tensor copy = fresh(whole.shape(), whole.dtype(), device);
+  Tensor copy = fresh(whole.shape(), whole.dtype(), device);
   const Stream source_stream = current_stream(whole.device()), destination_stream = current_stream(device);
   LOCKSTEP_EDGE(whole.storage()->record_use(source_stream));
   Event copied = start_copy({.destination = const_cast<void*>(copy.data()),
@@ -236,13 +236,18 @@ void ScatterPlan::add(const Tensor& tensor) {
   const bool stays = devices_.size() == 1 && devices_[0].is_cpu();
   LOCKSTEP_CHECK(tensor.rank() > 0 || stays, "[scatter] expected tensors with at least one dimension, got ",
                  tensor.describe(), ": pass a number to give every replica the same value");
-  added_.push_back({&tensor, 0});
+  added_.push_back({.tensor = &tensor});
+}
+
+void ScatterPlan::add(const PackedSequence& sequences) {
+  sequences.check("scatter");
+  added_.push_back({.sequences = &sequences});
 }
 
 void ScatterPlan::add_divided(std::size_t count, const std::vector<std::int64_t>& samples) {
   LOCKSTEP_CHECK(count >= 1 && count <= devices_.size(), "[scatter] expected a container divided into 1 to ",
                  devices_.size(), " parts, one per device, got ", count, " (see samples_per_device of collate)");
-  added_.push_back({nullptr, count});
+  added_.push_back({.parts = count});
   whole_ |= samples.size() == 1;  // nothing can part company then
   if (samples.size() < 2 || samples == samples_) return;
   LOCKSTEP_CHECK(samples_.empty() || samples_.size() != samples.size(),
@@ -251,20 +256,33 @@ void ScatterPlan::add_divided(std::size_t count, const std::vector<std::int64_t>
   if (samples_.empty()) samples_ = samples;  // else decide() names the numbers of pieces
 }
 
+std::string ScatterPlan::Added::describe() const {
+  if (tensor) return tensor->describe();
+  if (sequences) return cat(sequences->sample_count(), " packed sequences");
+  return cat("a container divided into ", parts, " parts");
+}
+
 // Finds the sizes of its pieces, and where they go.
 std::vector<Device> ScatterPlan::divide(Division& division) const {
-  const Tensor& tensor = *division.tensor;
-  if (tensor.rank() == 0) return {devices_[0]};
-  division.dim = normalize_dim("scatter", dim_, tensor.rank());
-  const std::int64_t count = tensor.shape()[division.dim];
+  std::int64_t count = 0;
+  if (const Tensor* tensor = division.value.tensor) {
+    if (tensor->rank() == 0) return {devices_[0]};
+    division.dim = normalize_dim("scatter", dim_, tensor->rank());
+    count = tensor->shape()[division.dim];
+  } else {
+    count = division.value.sequences->sample_count();
+  }
   if (whole_ && policy_.is_chunk()) {
     division.sizes.assign(1, count);
     return {devices_[0]};
   }
   if (!samples_.empty()) {
     const std::int64_t sum = std::accumulate(samples_.begin(), samples_.end(), std::int64_t{0});
-    LOCKSTEP_CHECK(count == sum, "[scatter] expected tensors beside a container with groups of ", text_of(samples_),
-                   " samples to have ", sum, " elements along dimension ", division.dim, ", got ", tensor.describe());
+    const bool sequences = division.value.sequences != nullptr;
+    LOCKSTEP_CHECK(count == sum, "[scatter] expected ", sequences ? "packed sequences" : "tensors",
+                   " beside a container with groups of ", text_of(samples_), " samples to ",
+                   sequences ? cat("be ", sum) : cat("have ", sum, " elements along dimension ", division.dim),
+                   ", got ", division.value.describe());
     division.sizes = samples_;
     if (!policy_.is_chunk()) {
       std::vector<std::int64_t> sizes = policy_.shares(count, static_cast<int>(devices_.size()));
@@ -293,13 +311,10 @@ void ScatterPlan::decide() {
   const auto pieces = [](const std::vector<Device>& devices) {
     return cat(devices.size(), devices.size() == 1 ? " piece on " : " pieces on ", devices);
   };
-  const auto name = [](const Added& added) {
-    return added.tensor ? added.tensor->describe() : cat("a container divided into ", added.parts, " parts");
-  };
   for (const Added& added : added_) {
     std::vector<Device> wanted(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(added.parts));
-    if (added.tensor) {
-      Division division{added.tensor};
+    if (added.parts == 0) {
+      Division division{added};
       wanted = divide(division);
       divisions_.push_back(std::move(division));
     }
@@ -307,8 +322,8 @@ void ScatterPlan::decide() {
       piece_devices_ = std::move(wanted);
     else if (wanted != piece_devices_)
       fail<InvalidArgument>("[scatter] expected everything in one call to give the same pieces, got ",
-                            pieces(piece_devices_), " from ", name(added_.front()), " and ", pieces(wanted), " from ",
-                            name(added));
+                            pieces(piece_devices_), " from ", added_.front().describe(), " and ", pieces(wanted),
+                            " from ", added.describe());
   }
 }
 
@@ -316,13 +331,26 @@ void ScatterPlan::split() {
   decide();
   pieces_.reserve(divisions_.size());
   for (const Division& division : divisions_) {
-    if (division.tensor->rank() > 0) {
-      pieces_.push_back(scatter_tensor(*division.tensor, piece_devices_, division.sizes, division.dim));
+    if (division.value.sequences) {
+      const auto [rows, counts] = division.value.sequences->group(division.sizes);
+      pieces_.push_back(scatter_tensor(rows, piece_devices_, counts, 0));
+      continue;
+    }
+    const Tensor& tensor = *division.value.tensor;
+    if (tensor.rank() > 0) {
+      pieces_.push_back(scatter_tensor(tensor, piece_devices_, division.sizes, division.dim));
     } else {
-      if (!division.tensor->device().is_cpu()) moved_bytes() += division.tensor->bytes();
-      pieces_.push_back({division.tensor->to(piece_devices_[0])});
+      if (!tensor.device().is_cpu()) moved_bytes() += tensor.bytes();
+      pieces_.push_back({tensor.to(piece_devices_[0])});
     }
   }
+}
+
+void ScatterPlan::take(std::size_t tensor, std::size_t piece, PackedSequence& sequences) {
+  const std::vector<std::int64_t>& sizes = divisions_[tensor].sizes;
+  const auto first =
+      std::accumulate(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(piece), std::int64_t{0});
+  sequences = sequences.part(first, sizes[piece], take(tensor, piece));
 }
 
 }  // namespace lockstep::detail

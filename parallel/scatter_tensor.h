@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/parallel/scatter_policy.h"
+#include "lockstep/tensor/nn/packed_sequence.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep::detail {
@@ -81,6 +82,8 @@ class LOCKSTEP_API ScatterPlan {
   // A tensor to be divided, which must outlive the plan. Throws InvalidArgument when it has no dimensions, unless the
   // one device is cpu, which takes it as it is.
   void add(const Tensor& tensor);
+  // Sequences to be divided in the caller's order, whatever the dimension; they must outlive the plan, too.
+  void add(const PackedSequence& sequences);
   // A container that is divided already, into `count` pieces for the first `count` devices. `samples`: how many each
   // piece has, where the container knows; tensors are divided alike then.
   void add_divided(std::size_t count, const std::vector<std::int64_t>& samples = {});
@@ -93,17 +96,21 @@ class LOCKSTEP_API ScatterPlan {
   const std::vector<Device>& piece_devices() const { return piece_devices_; }
   std::vector<Tensor> take(std::size_t tensor) { return std::move(pieces_[tensor]); }
   Tensor take(std::size_t tensor, std::size_t piece) { return std::move(pieces_[tensor][piece]); }
+  // `sequences`, which were added as number `tensor`, become those of a piece.
+  void take(std::size_t tensor, std::size_t piece, PackedSequence& sequences);
 
  private:
+  // In the order in which they were added: a tensor, sequences, or a container of so many parts.
+  struct Added {
+    const Tensor* tensor = nullptr;
+    const PackedSequence* sequences = nullptr;
+    std::size_t parts = 0;
+    std::string describe() const;
+  };
   struct Division {
-    const Tensor* tensor;
+    Added value;  // no container
     int dim = 0;
     std::vector<std::int64_t> sizes = {};  // one per piece
-  };
-  // In the order in which they were added; without a tensor, a container of so many parts.
-  struct Added {
-    const Tensor* tensor;
-    std::size_t parts;
   };
   std::vector<Device> divide(Division& division) const;
   void decide();
@@ -116,7 +123,7 @@ class LOCKSTEP_API ScatterPlan {
   bool whole_ = false;  // a container is a batch of one part
   std::vector<Division> divisions_;
   std::vector<Device> piece_devices_;
-  std::vector<std::vector<Tensor>> pieces_;  // by tensor
+  std::vector<std::vector<Tensor>> pieces_;  // by tensor; the data of sequences is one
 };
 
 }  // namespace lockstep::detail

@@ -19,9 +19,23 @@ struct MemberSignature<R (C::*)(Args...) const noexcept> {
   using type = R(Args...);
 };
 
+template <class M>
+concept HasOneForward = requires {
+  &M::forward;
+};
+template <class M>
+struct ForwardSignature {
+  static_assert(HasOneForward<M>,
+                "forward is overloaded or a template: name the signature that is meant, as in "
+                "DataParallel<Net, Tensor(Tensor)>");
+  using type = void;
+};
+template <HasOneForward M>
+struct ForwardSignature<M> : MemberSignature<decltype(&M::forward)> {};
+
 // Does not compile where forward is overloaded or a template: then the signature must be given.
 template <class M>
-using SignatureOf = typename MemberSignature<decltype(&M::forward)>::type;
+using SignatureOf = typename ForwardSignature<M>::type;
 
 template <class T>
 inline constexpr bool is_span = false;

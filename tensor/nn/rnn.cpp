@@ -48,21 +48,89 @@ void RecurrentLayers::members(Members& m) {
   }
 }
 
-// x [T, B, I]; `states` become those after the last step. Returns [T, B, H].
-Tensor RecurrentLayers::run_direction(const Cell& cell, const Weights& w, const Tensor& x, States& states,
-                                      bool reverse) const {
+// The rows of x, and of the result, belong to batch_sizes[0] sequences at time 0, batch_sizes[1] at time 1 and so on.
+// `states` become those after the last step of each sequence.
+Tensor RecurrentLayers::run_direction(const Cell& cell, const Weights& w, const Tensor& x, Sizes batch_sizes,
+                                      States& states, bool reverse) const {
   const Device device = x.device();
   const auto on = [&](const Parameter& p) { return p.defined() ? p.on(device) : Tensor(); };
   const Slots slots{on(w.weight_ih), on(w.weight_hh), on(w.bias_ih), on(w.bias_hh)};
   // One product for all times.
-  const std::vector<Tensor> gates = split(linear(x, slots.weight_ih, cell.input_bias(slots)), 1, 0);
+  const std::vector<Tensor> gates = split_lengths(linear(x, slots.weight_ih, cell.input_bias(slots)), batch_sizes);
+  // Sequences that begin or end together, the longest first: each time another one has fewer or more of them running.
+  std::vector<std::int64_t> together;
+  for (std::size_t t = gates.size(); t-- > 0;) {
+    const std::int64_t more = batch_sizes[t] - (t + 1 < gates.size() ? batch_sizes[t + 1] : 0);
+    if (more > 0 || together.empty()) together.push_back(more);
+  }
+  std::vector<std::vector<Tensor>> waiting, ended(states.size());  // by kind of state
+  for (Tensor& state : states) {
+    waiting.push_back(reverse && together.size() > 1 ? split_lengths(state, together) : std::vector{state});
+    state = waiting.back()[0];
+  }
   std::vector<Tensor> outputs(gates.size());
+  std::size_t groups = 1;  // in reverse: so many have begun
   for (std::size_t step = 0; step < gates.size(); ++step) {
     const std::size_t t = reverse ? gates.size() - 1 - step : step;
-    states = cell.step(gates[t].squeeze(0), states, slots);
+    const std::int64_t running = states[0].size(0), wanted = batch_sizes[t];
+    for (std::size_t s = 0; s < states.size(); ++s) {
+      if (running < wanted) states[s] = lockstep::cat({states[s], waiting[s][groups]});
+      if (running <= wanted) continue;
+      const std::vector<Tensor> parts = split_lengths(states[s], std::vector{wanted, running - wanted});
+      states[s] = parts[0];
+      ended[s].push_back(parts[1]);
+    }
+    groups += running < wanted;
+    states = cell.step(gates[t], states, slots);
     outputs[t] = states[0];
   }
-  return stack(outputs);
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    if (ended[s].empty()) continue;
+    ended[s].push_back(states[s]);
+    std::reverse(ended[s].begin(), ended[s].end());
+    states[s] = lockstep::cat(ended[s]);
+  }
+  return lockstep::cat(outputs);
+}
+
+// [layers * directions, batch, H] each.
+RecurrentLayers::States RecurrentLayers::initial_states(const States& initial, std::int64_t batch, const Tensor& input,
+                                                        bool batched) const {
+  const Shape shape{options.layers * (options.bidirectional ? 2 : 1), batch, hidden_};
+  States given;
+  for (const Tensor& state : initial) {
+    if (!state.defined()) {
+      given.push_back(zeros(shape, {.dtype = input.dtype(), .device = input.device()}));
+      continue;
+    }
+    const Tensor full = batched ? state : state.unsqueeze(1);
+    LOCKSTEP_CHECK(full.shape() == shape, "[", name_, "] expected a state ", shape, " for the input ", input, ", got ",
+                   state);
+    given.push_back(full);
+  }
+  return given;
+}
+
+RecurrentLayers::Result RecurrentLayers::run_layers(const Cell& cell, Tensor x, Sizes batch_sizes,
+                                                    const States& initial, bool training) const {
+  const int directions = options.bidirectional ? 2 : 1;
+  std::vector<std::vector<Tensor>> last(initial.size());  // by kind of state, then layer and direction
+  for (std::int64_t layer = 0; layer < options.layers; ++layer) {
+    if (layer > 0) x = dropout(x, options.dropout, training);
+    std::vector<Tensor> outputs;
+    for (int direction = 0; direction < directions; ++direction) {
+      const std::int64_t which = layer * directions + direction;
+      States states;
+      for (const Tensor& state : initial) states.push_back(state.select(0, which));
+      outputs.push_back(
+          run_direction(cell, weights[static_cast<std::size_t>(which)], x, batch_sizes, states, direction == 1));
+      for (std::size_t s = 0; s < states.size(); ++s) last[s].push_back(states[s]);
+    }
+    x = directions == 1 ? outputs[0] : lockstep::cat(outputs, 1);
+  }
+  Result result{x, {}};
+  for (const std::vector<Tensor>& states : last) result.states.push_back(stack(states));
+  return result;
 }
 
 RecurrentLayers::Result RecurrentLayers::run(const Cell& cell, const Tensor& input, const States& initial,
@@ -70,37 +138,34 @@ RecurrentLayers::Result RecurrentLayers::run(const Cell& cell, const Tensor& inp
   LOCKSTEP_CHECK(input.defined() && (input.rank() == 2 || input.rank() == 3) && input.size(-1) == inputs_, "[", name_,
                  "] expected an input [time, batch, ", inputs_, "] or [time, ", inputs_, "], got ", input);
   const bool batched = input.rank() == 3;
-  Tensor x = !batched ? input.unsqueeze(1) : options.batch_first ? input.transpose(0, 1) : input;
-  LOCKSTEP_CHECK(x.size(0) > 0, "[", name_, "] expected at least one step of time, got ", input);
-  const int directions = options.bidirectional ? 2 : 1;
-  const Shape state_shape{options.layers * directions, x.size(1), hidden_};
-  States given;
-  for (const Tensor& state : initial) {
-    if (!state.defined()) {
-      given.push_back(zeros(state_shape, {.dtype = x.dtype(), .device = x.device()}));
-      continue;
-    }
-    const Tensor full = batched ? state : state.unsqueeze(1);
-    LOCKSTEP_CHECK(full.shape() == state_shape, "[", name_, "] expected a state ", state_shape, " for the input ",
-                   input, ", got ", state);
-    given.push_back(full);
-  }
-  std::vector<std::vector<Tensor>> last(given.size());  // by kind of state, then layer and direction
-  for (std::int64_t layer = 0; layer < options.layers; ++layer) {
-    if (layer > 0) x = dropout(x, options.dropout, training);
-    std::vector<Tensor> outputs;
-    for (int direction = 0; direction < directions; ++direction) {
-      const std::int64_t which = layer * directions + direction;
-      States states;
-      for (const Tensor& state : given) states.push_back(state.select(0, which));
-      outputs.push_back(run_direction(cell, weights[static_cast<std::size_t>(which)], x, states, direction == 1));
-      for (std::size_t s = 0; s < states.size(); ++s) last[s].push_back(states[s]);
-    }
-    x = directions == 1 ? outputs[0] : lockstep::cat(outputs, 2);
-  }
-  Result result{!batched ? x.squeeze(1) : options.batch_first ? x.transpose(0, 1) : x, {}};
-  for (const std::vector<Tensor>& states : last)
-    result.states.push_back(batched ? stack(states) : stack(states).squeeze(1));
+  const Tensor x = !batched ? input.unsqueeze(1) : options.batch_first ? input.transpose(0, 1) : input;
+  const std::int64_t times = x.size(0), batch = x.size(1);
+  LOCKSTEP_CHECK(times > 0, "[", name_, "] expected at least one step of time, got ", input);
+  const std::vector<std::int64_t> batch_sizes(static_cast<std::size_t>(times), batch);
+  Result result = run_layers(cell, x.reshape({times * batch, inputs_}), batch_sizes,
+                             initial_states(initial, batch, input, batched), training);
+  const Tensor output = result.output.reshape({times, batch, result.output.size(1)});
+  result.output = !batched ? output.squeeze(1) : options.batch_first ? output.transpose(0, 1) : output;
+  for (Tensor& states : result.states)
+    if (!batched) states = states.squeeze(1);
+  return result;
+}
+
+RecurrentLayers::Result RecurrentLayers::run(const Cell& cell, const PackedSequence& x, const States& initial,
+                                             bool training) const {
+  x.check(name_);
+  LOCKSTEP_CHECK(x.data.rank() == 2 && x.data.size(1) == inputs_, "[", name_, "] expected packed elements [", inputs_,
+                 "], got rows ", x.data);
+  // States come and go in the caller's order.
+  const auto reordered = [&](States& states, const std::vector<std::int64_t>& order) {
+    if (order.empty()) return;
+    const Tensor indices = from_data(order, {x.sample_count()}, {.device = x.data.device()});
+    for (Tensor& state : states) state = index_select(state, 1, indices);
+  };
+  States begin = initial_states(initial, x.sample_count(), x.data, true);
+  reordered(begin, x.sorted_indices);
+  Result result = run_layers(cell, x.data, x.batch_sizes, begin, training);
+  reordered(result.states, x.unsorted_indices);
   return result;
 }
 
@@ -123,24 +188,61 @@ constexpr RecurrentLayers::Cell kGru{
       return RecurrentLayers::States{gru_cell(gates, linear(s[0], w.weight_hh, w.bias_hh), s[0])};
     }};
 
+template <Tensor (*activation)(const Tensor&)>
+constexpr RecurrentLayers::Cell kRnn{
+    kLstm.input_bias, [](const Tensor& gates, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w) {
+      return RecurrentLayers::States{activation(gates + linear(s[0], w.weight_hh))};
+    }};
+
+RecurrentLayers::States states_of(const LstmState& state) {
+  LOCKSTEP_CHECK(state.h.defined() == state.c.defined(), "[LSTM] expected both h and c or neither, got ", state.h,
+                 " and ", state.c);
+  return {state.h, state.c};
+}
+
 }  // namespace
+
+RNN::RNN(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options, RnnNonlinearity nonlinearity)
+    : layers_("RNN", 1, inputs, hidden, options), nonlinearity_(nonlinearity) {}
+
+const RecurrentLayers::Cell& RNN::cell() const {
+  return nonlinearity_ == RnnNonlinearity::relu ? kRnn<relu> : kRnn<tanh>;
+}
+
+RnnResult RNN::forward(const Tensor& x, const Tensor& state) const {
+  const RecurrentLayers::Result result = layers_.run(cell(), x, {state}, is_training());
+  return {result.output, result.states[0]};
+}
+
+PackedRnnResult RNN::forward(const PackedSequence& x, const Tensor& state) const {
+  const RecurrentLayers::Result result = layers_.run(cell(), x, {state}, is_training());
+  return {x.with_data(result.output), result.states[0]};
+}
 
 LSTM::LSTM(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options)
     : layers_("LSTM", 4, inputs, hidden, options) {}
 
 LstmResult LSTM::forward(const Tensor& x, const LstmState& state) const {
-  LOCKSTEP_CHECK(state.h.defined() == state.c.defined(), "[LSTM] expected both h and c or neither, got ", state.h,
-                 " and ", state.c);
-  RecurrentLayers::Result result = layers_.run(kLstm, x, {state.h, state.c}, is_training());
+  const RecurrentLayers::Result result = layers_.run(kLstm, x, states_of(state), is_training());
   return {result.output, result.states[0], result.states[1]};
+}
+
+PackedLstmResult LSTM::forward(const PackedSequence& x, const LstmState& state) const {
+  const RecurrentLayers::Result result = layers_.run(kLstm, x, states_of(state), is_training());
+  return {x.with_data(result.output), result.states[0], result.states[1]};
 }
 
 GRU::GRU(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options)
     : layers_("GRU", 3, inputs, hidden, options) {}
 
 GruResult GRU::forward(const Tensor& x, const Tensor& state) const {
-  RecurrentLayers::Result result = layers_.run(kGru, x, {state}, is_training());
+  const RecurrentLayers::Result result = layers_.run(kGru, x, {state}, is_training());
   return {result.output, result.states[0]};
+}
+
+PackedGruResult GRU::forward(const PackedSequence& x, const Tensor& state) const {
+  const RecurrentLayers::Result result = layers_.run(kGru, x, {state}, is_training());
+  return {x.with_data(result.output), result.states[0]};
 }
 
 }  // namespace lockstep

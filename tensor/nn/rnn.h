@@ -1,12 +1,19 @@
 // Recurrent layers. Parameters begin on cpu, in DefaultDType, uniform in ±1 / sqrt(hidden size), with PyTorch's names
 // and layouts: weight_ih_l0 [gates * H, I], weight_hh_l0 [gates * H, H], bias_ih_l0, bias_hh_l0 [gates * H], then the
 // same with _reverse for the other direction, then the next layer (whose input is the output of the one before).
+//
+// Sequences of different lengths come and go as a PackedSequence, and no step computes padding. Each sequence's states
+// are those after its own last element (of the reverse direction: its first), in the caller's order, as the initial
+// states are.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/packed_sequence.h"
 #include "lockstep/tensor/ops/sequence_ops.h"
 
 namespace lockstep {
@@ -14,7 +21,7 @@ namespace lockstep {
 struct RnnOptions {
   std::int64_t layers = 1;
   bool bias = true;
-  bool batch_first = false;  // inputs and outputs are [batch, time, ..] instead of [time, batch, ..]
+  bool batch_first = false;  // inputs and outputs are [batch, time, ..] instead of [time, batch, ..], unless packed
   double dropout = 0;        // of the output of each layer but the last, in training
   bool bidirectional = false;
 };
@@ -30,10 +37,23 @@ struct GruResult {
   Tensor output, h;
   void fields(auto& f) { f(output, h); }
 };
+using RnnResult = GruResult;
+// `output` has the order and the lengths of the input.
+struct PackedLstmResult {
+  PackedSequence output;
+  Tensor h, c;
+  void fields(auto& f) { f(output, h, c); }
+};
+struct PackedGruResult {
+  PackedSequence output;
+  Tensor h;
+  void fields(auto& f) { f(output, h); }
+};
+using PackedRnnResult = PackedGruResult;
 
 namespace detail {
 
-// What LSTM and GRU share: parameters, and the walk over layers, directions and time.
+// What RNN, LSTM and GRU share: parameters, and the walk over layers, directions and time.
 class LOCKSTEP_API RecurrentLayers {
  public:
   RecurrentLayers(const char* name, int gates, std::int64_t inputs, std::int64_t hidden, const RnnOptions& options);
@@ -58,20 +78,48 @@ class LOCKSTEP_API RecurrentLayers {
     Tensor output;
     States states;  // [layers * directions, B, H] each
   };
-  // `initial` may be empty, or hold undefined tensors only: zeros.
+  // `initial` has as many states as the cell; those that are undefined begin as zeros.
   Result run(const Cell& cell, const Tensor& x, const States& initial, bool training) const;
+  // The output is the data of the packed sequences.
+  Result run(const Cell& cell, const PackedSequence& x, const States& initial, bool training) const;
 
   // In the order of the states: layer 0 forward, layer 0 reverse, layer 1 forward, …
   std::vector<Weights> weights;
   RnnOptions options;
 
  private:
-  Tensor run_direction(const Cell& cell, const Weights& weights, const Tensor& x, States& states, bool reverse) const;
+  using Sizes = std::span<const std::int64_t>;
+  States initial_states(const States& initial, std::int64_t batch, const Tensor& input, bool batched) const;
+  Result run_layers(const Cell& cell, Tensor x, Sizes batch_sizes, const States& initial, bool training) const;
+  Tensor run_direction(const Cell& cell, const Weights& weights, const Tensor& x, Sizes batch_sizes, States& states,
+                       bool reverse) const;
   const char* name_;
   std::int64_t inputs_, hidden_;
 };
 
 }  // namespace detail
+
+enum class RnnNonlinearity { tanh, relu };
+
+// h' = tanh or relu of W_ih x + b_ih + W_hh h + b_hh (Elman, 1990).
+class LOCKSTEP_API RNN : public Module<RNN> {
+ public:
+  RNN(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options = {},
+      RnnNonlinearity nonlinearity = RnnNonlinearity::tanh);
+  // x [T, B, I] or, without a batch, [T, I] (the states are then [layers * directions, H]). The states begin as zeros.
+  RnnResult forward(const Tensor& x, const Tensor& state = {}) const;
+  PackedRnnResult forward(const PackedSequence& x, const Tensor& state = {}) const;
+  void members(Members& m) override { layers_.members(m); }
+  const RnnOptions& options() const { return layers_.options; }
+  RnnNonlinearity nonlinearity() const { return nonlinearity_; }
+  const std::vector<detail::RecurrentLayers::Weights>& weights() const { return layers_.weights; }
+
+ private:
+  const detail::RecurrentLayers::Cell& cell() const;
+
+  detail::RecurrentLayers layers_;
+  RnnNonlinearity nonlinearity_;
+};
 
 // i, f, o = sigmoid, g = tanh of W_ih x + b_ih + W_hh h + b_hh (rows in the order i f g o); c' = f * c + i * g,
 // h' = o * tanh(c') (Hochreiter and Schmidhuber, 1997).
@@ -80,8 +128,12 @@ class LOCKSTEP_API LSTM : public Module<LSTM> {
   LSTM(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options = {});
   // x [T, B, I] or, without a batch, [T, I] (the states are then [layers * directions, H]). The states begin as zeros.
   LstmResult forward(const Tensor& x, const LstmState& state = {}) const;
+  PackedLstmResult forward(const PackedSequence& x, const LstmState& state = {}) const;
   using Module::operator();
   LstmResult operator()(const Tensor& x, const LstmState& state) const { return Module::operator()(x, state); }
+  PackedLstmResult operator()(const PackedSequence& x, const LstmState& state) const {
+    return Module::operator()(x, state);
+  }
   void members(Members& m) override { layers_.members(m); }
   const RnnOptions& options() const { return layers_.options; }
   const std::vector<detail::RecurrentLayers::Weights>& weights() const { return layers_.weights; }
@@ -96,6 +148,7 @@ class LOCKSTEP_API GRU : public Module<GRU> {
  public:
   GRU(std::int64_t inputs, std::int64_t hidden, const RnnOptions& options = {});
   GruResult forward(const Tensor& x, const Tensor& state = {}) const;
+  PackedGruResult forward(const PackedSequence& x, const Tensor& state = {}) const;
   void members(Members& m) override { layers_.members(m); }
   const RnnOptions& options() const { return layers_.options; }
   const std::vector<detail::RecurrentLayers::Weights>& weights() const { return layers_.weights; }

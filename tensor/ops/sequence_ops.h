@@ -38,6 +38,7 @@ LOCKSTEP_API AttentionResult attention_with_weights(const Tensor& q, const Tenso
 
 struct LstmState {
   Tensor h, c;
+  void fields(auto& f) { f(h, c); }
 };
 // One step. gates [N, 4 H]: x @ w_ih^T + h @ w_hh^T + biases, in the order i f g o; c [N, H].
 LOCKSTEP_API LstmState lstm_cell(const Tensor& gates, const Tensor& c);

@@ -45,11 +45,6 @@ struct Mixed : Module<Mixed> {
   }
 };
 
-Mixed make_mixed() {
-  const DefaultDType f64(DType::f64);
-  manual_seed(5);
-  return Mixed();
-}
 struct Batch {
   Tensor tokens, picture;
 };
@@ -77,7 +72,7 @@ double distance(const Doubles& a, const Doubles& b) {
 
 TEST_CASE("layers of every kind in replicas: outputs and gradients of one device, also checkpointed") {
   support::needs_devices(5);
-  Mixed reference = make_mixed();
+  Mixed reference = seeded<Mixed>(5);
   reference.eval();
   for (const auto& devices : {first_devices(1), first_devices(2), devices_at({2, 0, 1}), first_devices(5)}) {
     for (const bool checkpointed : {false, true}) {
@@ -99,7 +94,7 @@ TEST_CASE("layers of every kind in replicas: outputs and gradients of one device
 
 TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, also checkpointed") {
   support::needs_devices(3);
-  const Mixed first = make_mixed();
+  const Mixed first = seeded<Mixed>(5);
   const Batch in = batch(7);
   for (const auto& devices : {first_devices(1), devices_at({1, 0, 2})}) {
     std::vector<Doubles> seen;
@@ -119,7 +114,7 @@ TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, a
 }
 
 TEST_CASE("layers of every kind in ranks: the gradients of one device, under a loss scale and checkpointed") {
-  Mixed reference = make_mixed();
+  Mixed reference = seeded<Mixed>(5);
   reference.eval();
   const std::int64_t rows = 3;
   for (const int ranks : {1, 2, 3}) {

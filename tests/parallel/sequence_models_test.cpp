@@ -32,11 +32,6 @@ struct Text : Module<Text> {
   }
 };
 
-Text make_text() {
-  const DefaultDType f64(DType::f64);
-  manual_seed(1);
-  return Text();
-}
 Tensor tokens(std::int64_t batch) {
   manual_seed(static_cast<std::uint64_t>(batch));
   return randint(0, 7, {batch, 6});
@@ -62,7 +57,7 @@ struct Product : Module<Product> {
 
 TEST_CASE("sequence models in replicas compute and train as on one device") {
   for (const auto& devices : device_sets()) {
-    Text reference = make_text();
+    Text reference = seeded<Text>(1);
     for (const bool checkpointed : {false, true}) {
       Text copy = deep_copy(reference);
       copy.checkpointed = checkpointed;
@@ -82,7 +77,7 @@ TEST_CASE("sequence models in replicas compute and train as on one device") {
 }
 
 TEST_CASE("replicas that checkpoint drop the same elements in backward") {
-  const Text first = make_text();
+  const Text first = seeded<Text>(1);
   std::vector<Tensor> plain;
   for (const bool checkpointed : {false, true}) {
     Text net = deep_copy(first);

@@ -19,6 +19,13 @@ using Doubles = std::vector<double>;
 using Names = std::vector<std::string>;
 
 Doubles values(const Tensor& x) { return x.to_vector<double>(); }
+double furthest(const Tensor& x, const Doubles& expected) {
+  const Doubles got = values(x.to(DType::f64));
+  REQUIRE(got.size() == expected.size());
+  double most = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) most = std::max(most, std::abs(got[i] - expected[i]));
+  return most;
+}
 Names state_names(const ModuleBase& module) {
   Names names;
   for (const NamedTensor& entry : module.state_dict()) names.push_back(entry.name + " " + to_string(entry.tensor));
@@ -134,6 +141,38 @@ TEST_CASE("batch norm in training uses the batch and moves the running statistic
   BatchNorm1d own(2, {.track_running_stats = false});
   own.eval();
   CHECK(allclose(own(x), y));
+}
+
+TEST_CASE("batch norm of an input in another floating dtype than its parameters and statistics") {
+  struct Dtypes {
+    DType x, weight, statistics;
+  };
+  for (const auto [x, weight, statistics] :
+       {Dtypes{DType::bf16, DType::bf16, DType::f32}, Dtypes{DType::f16, DType::f32, DType::f32},
+        Dtypes{DType::f32, DType::f64, DType::f64}, Dtypes{DType::f32, DType::f32, DType::bf16},
+        Dtypes{DType::bf16, DType::f16, DType::f16}}) {
+    INFO(to_string(x) << ", " << to_string(weight) << ", " << to_string(statistics));
+    for (const std::optional<double> momentum : {std::optional(0.5), std::optional<double>()}) {
+      BatchNorm1d norm(2, {.momentum = momentum});
+      norm.weight = Parameter(from_data(std::vector<double>{1, 2}, {2}, {.dtype = DType::f64}).to(weight));
+      norm.bias = Parameter(zeros({2}, {.dtype = weight}));
+      norm.running_mean = Buffer(zeros({2}, {.dtype = statistics}));
+      norm.running_var = Buffer(ones({2}, {.dtype = statistics}));
+      Tensor input = from_data(std::vector<double>{-1, 2, 1, 6, -1, 2, 1, 6}, {4, 2}, {.dtype = DType::f64}).to(x);
+      input.set_requires_grad();
+      const Tensor y = norm(input);  // means 0 and 4, variances 1 and 4
+      CHECK(y.dtype() == x);
+      CHECK(furthest(y, {-1, -2, 1, 2, -1, -2, 1, 2}) < 1e-2);
+      sum(y * y).backward();
+      CHECK(input.grad().dtype() == x);
+      CHECK(norm.weight.grad().dtype() == weight);
+      CHECK(furthest(norm.weight.grad(), {8, 16}) < 0.1);  // 2 w sum(normalised^2)
+      CHECK(norm.running_mean.tensor().dtype() == statistics);
+      CHECK(furthest(norm.running_mean.tensor(), momentum ? Doubles{0, 2} : Doubles{0, 4}) < 1e-2);
+      norm.eval();
+      CHECK(norm(input).dtype() == x);
+    }
+  }
 }
 
 TEST_CASE("an evaluation pass does not disturb the backward of an earlier one, nor a training pass") {

@@ -51,6 +51,16 @@ Naive naive_gru(const Tensor& x, Tensor h, const Tensor&, const std::vector<Tens
   return {stack(outputs), h, h};
 }
 
+Naive naive_rnn(const Tensor& x, Tensor h, const Tensor&, const std::vector<Tensor>& p, bool reverse) {
+  std::vector<Tensor> outputs(static_cast<std::size_t>(x.size(0)));
+  for (std::int64_t step = 0; step < x.size(0); ++step) {
+    const std::int64_t t = reverse ? x.size(0) - 1 - step : step;
+    h = tanh(matmul(x[t], p[0].t()) + p[2] + matmul(h, p[1].t()) + p[3]);
+    outputs[static_cast<std::size_t>(t)] = h;
+  }
+  return {stack(outputs), h, h};
+}
+
 template <class Step>
 Naive naive(Step step, const ModuleBase& module, int layers, int directions, Tensor x, const Tensor& h,
             const Tensor& c) {
@@ -77,6 +87,10 @@ TEST_CASE("recurrent layers have the names and shapes of PyTorch's") {
               "bias_hh_l0_reverse[20]", "weight_ih_l1[20, 10]", "weight_hh_l1[20, 5]", "bias_ih_l1[20]",
               "bias_hh_l1[20]", "weight_ih_l1_reverse[20, 10]", "weight_hh_l1_reverse[20, 5]", "bias_ih_l1_reverse[20]",
               "bias_hh_l1_reverse[20]"});
+  CHECK(state_names(RNN(3, 5, {.bidirectional = true})) ==
+        Names{"weight_ih_l0[5, 3]", "weight_hh_l0[5, 5]", "bias_ih_l0[5]", "bias_hh_l0[5]",
+              "weight_ih_l0_reverse[5, 3]", "weight_hh_l0_reverse[5, 5]", "bias_ih_l0_reverse[5]",
+              "bias_hh_l0_reverse[5]"});
   CHECK(state_names(GRU(3, 5, {.bias = false})) == Names{"weight_ih_l0[15, 3]", "weight_hh_l0[15, 5]"});
   manual_seed(0);
   double largest = 0;
@@ -103,12 +117,15 @@ TEST_CASE("recurrent layers compute their formulas, over layers and directions")
         const Tensor zero = zeros_like(h);
         CHECK(difference(lstm(x).output, lstm(x, {zero, zero}).output) == 0);
       }
-      const GRU gru(2, 5, options);
-      const Naive want = naive(naive_gru, gru, layers, directions, x, h, h);
-      const GruResult got = gru(x, h);
-      CHECK(difference(got.output, want.output) < 1e-13);
-      CHECK(difference(got.h, want.h) < 1e-13);
-      CHECK(difference(gru(x).output, gru(x, zeros_like(h)).output) == 0);
+      const auto check = [&](const auto& cell, const auto& layer) {
+        const Naive want = naive(cell, layer, layers, directions, x, h, h);
+        const auto got = layer(x, h);
+        CHECK(difference(got.output, want.output) < 1e-13);
+        CHECK(difference(got.h, want.h) < 1e-13);
+        CHECK(difference(layer(x).output, layer(x, zeros_like(h)).output) == 0);
+      };
+      check(naive_rnn, RNN(2, 5, options));
+      check(naive_gru, GRU(2, 5, options));
     }
 }
 
@@ -148,6 +165,7 @@ TEST_CASE("derivatives of recurrent layers") {
     for (const Parameter& p : module.parameters()) inputs.push_back(p.tensor());
     return inputs;
   };
+  const RNN rnn(2, 2, options), rectified(2, 2, options, RnnNonlinearity::relu);
   const Tensor x = random_leaf({3, 2, 2}, 1, -1, 1), h = random_leaf({4, 2, 2}, 2, -1, 1),
                c = random_leaf({4, 2, 2}, 3, -1, 1);
   CHECK(gradcheck(
@@ -162,12 +180,30 @@ TEST_CASE("derivatives of recurrent layers") {
               return cat({r.output.flatten(), r.h.flatten()});
             },
             with(gru, {x, h})) == "");
+  for (const RNN* plain : {&rnn, &rectified})
+    CHECK(gradcheck(
+              [&](const std::vector<Tensor>& in) {
+                const RnnResult r = (*plain)(in[0], in[1]);
+                return cat({r.output.flatten(), r.h.flatten()});
+              },
+              with(*plain, {x, h})) == "");
+}
+
+TEST_CASE("a recurrent layer without gates is rectified when it is told to") {
+  RNN rnn(1, 1, {}, RnnNonlinearity::relu);
+  CHECK(rnn.nonlinearity() == RnnNonlinearity::relu);
+  CHECK(RNN(1, 1).nonlinearity() == RnnNonlinearity::tanh);
+  for (const Parameter& p : rnn.parameters()) p.tensor().detach().fill_(0.5);
+  const Tensor x = from_data({2.0, -8.0, 1.0}, {3, 1, 1}, {.dtype = DType::f32});
+  // 1 + 1, then less than 0, then 0.5 + 1
+  CHECK(rnn(x).output.to_vector<double>() == std::vector<double>{2, 0, 1.5});
 }
 
 TEST_CASE("recurrent layers refuse what does not fit") {
   CHECK_THROWS_WITH(LSTM(3, 0), Contains("[LSTM]") && Contains("hidden size"));
   CHECK_THROWS_WITH(GRU(3, 2, {.layers = 0}), Contains("[GRU]") && Contains("0 layers"));
   CHECK_THROWS_WITH(LSTM(3, 2, {.dropout = -1}), Contains("probability"));
+  CHECK_THROWS_WITH(RNN(3, 2)(zeros({4, 5, 2})), Contains("[RNN]") && Contains("[time, batch, 3]"));
   const LSTM lstm(3, 2);
   const Tensor x = zeros({4, 5, 3});
   CHECK_THROWS_WITH(lstm(zeros({4, 5, 2})), Contains("[time, batch, 3]"));

@@ -4,6 +4,7 @@
 #include "lockstep/parallel/openmmlab/mm_data_parallel.h"
 #include "lockstep/tensor/data/collate.h"
 #include "lockstep/tensor/data/data_loader.h"
+#include "lockstep/tensor/nn/packed_sequence.h"
 #include "parallel/ddp/support.h"
 #include "support/devices.h"
 
@@ -290,4 +291,30 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
   });
   CHECK(devices_of_rank ==
         std::vector<std::vector<Device>>{{device_at(0), Device::cpu()}, {device_at(1), Device::cpu()}});
+}
+
+TEST_CASE("packed sequences beside containers are divided as these are, and in containers are moved") {
+  support::needs_devices(2);
+  const auto sentences = [](std::vector<std::int64_t> lengths) {
+    std::vector<Tensor> list;
+    for (const std::int64_t length : lengths) list.push_back(counting({length}));
+    return pack_sequence(list, false);
+  };
+  const auto images = DataContainer<Tensor>::of_lists({{counting({1}), counting({1}), counting({1})}, {counting({1})}});
+  const auto beside = scatter(std::pair(images, sentences({2, 1, 4, 3})), first_devices(2));
+  REQUIRE(beside.size() == 2);
+  CHECK(beside[0].second.lengths() == std::vector<std::int64_t>{2, 1, 4});
+  CHECK(beside[1].second.lengths() == std::vector<std::int64_t>{3});
+  CHECK(beside[1].second.data.device() == device_at(1));
+  CHECK(missing(message_of<InvalidArgument>([&] {
+                  scatter(std::pair(images, sentences({2, 1, 4})), first_devices(2));
+                }),
+                {"expected packed sequences beside", "3 + 1 samples to be 4, got 3 packed sequences"}) == "");
+
+  const auto inside = DataContainer<PackedSequence>::of_lists({{sentences({1, 2})}, {sentences({3})}});
+  const auto moved = scatter(inside, devices_at({1, 0}));
+  REQUIRE(moved.size() == 2);
+  CHECK(moved[0].list()[0].data.device() == device_at(1));
+  CHECK(moved[0].list()[0].lengths() == std::vector<std::int64_t>{1, 2});
+  CHECK(moved[1].list()[0].data.device() == device_at(0));
 }
