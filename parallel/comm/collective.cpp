@@ -50,10 +50,17 @@ const char* to_string(Collective::Kind kind) {
 }
 
 Fingerprint fingerprint(const Collective& c) {
-  Fingerprint result{.sequence = c.sequence, .count = c.count, .kind = c.kind, .dtype = c.dtype};
+  Fingerprint result{
+      .sequence = c.sequence, .count = c.count, .kind = c.kind, .dtype = c.dtype, .item = c.item, .items = c.items};
   if (c.reduces()) result.reduction = c.reduction;
   if (c.has_root()) result.root = c.peer;
   return result;
+}
+
+bool same_call(Fingerprint a, Fingerprint b) {
+  for (Fingerprint* print : {&a, &b})
+    if (print->kind == Collective::Kind::recv) print->kind = Collective::Kind::send;
+  return a == b;
 }
 
 std::string to_string(const Fingerprint& f) {
@@ -63,7 +70,8 @@ std::string to_string(const Fingerprint& f) {
   if (f.kind != Collective::Kind::exchange)
     text += cat(f.dtype, ", ", f.count, f.count == 1 ? " element" : " elements");
   if (as.has_root()) text += cat(", root ", f.root);
-  return text + cat("), number ", f.sequence);
+  text += cat("), number ", f.sequence);
+  return f.items == 1 ? text : text + cat(", tensor ", f.item, " of ", f.items);
 }
 
 }  // namespace lockstep

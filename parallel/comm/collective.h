@@ -42,12 +42,15 @@ struct Collective {
   // all_gather) for work in place; otherwise the two do not overlap.
   const void* input = nullptr;
   void* output = nullptr;
+  // Of a list of tensors in one call: which one, of how many.
+  std::int32_t item = 0, items = 1;
   // The how-manieth collective of the communicator this is; sends and receives count by themselves, per pair and
   // direction.
   std::uint64_t sequence = 0;
   Milliseconds timeout{};
 
   bool reduces() const { return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter; }
+  bool pairwise() const { return kind == Kind::send || kind == Kind::recv; }
   bool has_root() const {
     return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather || kind == Kind::scatter;
   }
@@ -63,10 +66,13 @@ struct Fingerprint {
   Collective::Kind kind = Collective::Kind::all_reduce;
   RedOp reduction = RedOp::sum;
   DType dtype = DType::f32;
-  std::int32_t root = -1;
+  std::int32_t root = -1, item = 0, items = 1;
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 LOCKSTEP_API Fingerprint fingerprint(const Collective& collective);
-LOCKSTEP_API std::string to_string(const Fingerprint& fingerprint);  // "all_reduce(sum, f32, 100 elements), number 7"
+// Equal, where a send and its recv are the same call.
+LOCKSTEP_API bool same_call(Fingerprint a, Fingerprint b);
+LOCKSTEP_API std::string to_string(const Fingerprint& fingerprint);  // "all_reduce(sum, f32, 100 elements), number 7";
+                                                                     // of a list: ", tensor 1 of 3" (from 0) after it
 
 }  // namespace lockstep

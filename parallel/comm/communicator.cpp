@@ -4,6 +4,8 @@
 #include <charconv>
 #include <tuple>
 
+#include "lockstep/parallel/comm/ended_fellows.h"
+#include "lockstep/parallel/comm/tensor_checks.h"
 #include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/library_threads.h"
@@ -14,37 +16,9 @@ namespace lockstep {
 namespace {
 
 using Kind = Collective::Kind;
-
-void check_tensor(const char* op, const char* what, const Tensor& tensor, Device device) {
-  LOCKSTEP_CHECK(tensor.defined(), "[", op, "] expected ", what, " to be defined");
-  LOCKSTEP_CHECK(tensor.device() == device, "[", op, "] expected ", what, " on ", device,
-                 ", where the communicator works, got ", tensor.describe());
-  LOCKSTEP_CHECK(tensor.contiguous_layout(), "[", op, "] expected ", what, " to be contiguous, got ", tensor.describe(),
-                 " with strides ", tensor.strides());
-}
-
-// `larger` has `ranks` times the elements of `smaller`.
-void check_pair(const char* op, const Tensor& input, const Tensor& output, int ranks, bool output_larger) {
-  LOCKSTEP_CHECK(input.dtype() == output.dtype(), "[", op, "] expected one dtype, got ", input.describe(), " and ",
-                 output.describe());
-  const std::int64_t smaller = output_larger ? input.count() : output.count();
-  const std::int64_t larger = output_larger ? output.count() : input.count();
-  LOCKSTEP_CHECK(larger == smaller * ranks, "[", op, "] expected ", output_larger ? "output" : "input", " to have ",
-                 ranks, " times the elements of ", output_larger ? "input" : "output", ", got input ", input.describe(),
-                 ", output ", output.describe());
-}
-
-// The smaller memory may be the rank's part of the larger; any other overlap would be read half written.
-void check_overlap(const char* op, const Tensor& input, const Tensor& output, std::int64_t own_offset) {
-  const auto* in = static_cast<const std::byte*>(input.data());
-  const auto* out = static_cast<const std::byte*>(output.data());
-  if (in + input.bytes() <= out || out + output.bytes() <= in) return;
-  const auto* large = input.bytes() >= output.bytes() ? in : out;
-  const auto* small = input.bytes() >= output.bytes() ? out : in;
-  LOCKSTEP_CHECK(own_offset >= 0 && small == large + own_offset * static_cast<std::int64_t>(size_of(input.dtype())),
-                 "[", op,
-                 "] expected input and output to be apart, or the smaller to be this rank's part of the larger");
-}
+using detail::check_overlap;
+using detail::check_pair;
+using detail::check_tensor;
 
 }  // namespace
 
@@ -101,11 +75,34 @@ void Communicator::abort(const std::string& reason) {
 
 // ---- collectives
 
+std::uint64_t& Communicator::number_of(const Collective& collective) {
+  if (collective.kind == Kind::send) return sent_[static_cast<std::size_t>(collective.peer)];
+  if (collective.kind == Kind::recv) return received_[static_cast<std::size_t>(collective.peer)];
+  return sequence_;
+}
+
+// What is about to be enqueued reads and writes these.
+void Communicator::use_on(const Stream& stream, const char* name, std::span<const Tensor> inputs,
+                          std::span<const Tensor> outputs) {
+  std::vector<MemoryUse> uses;
+  for (const Tensor& input : inputs) {
+    if (!input.defined()) continue;
+    LOCKSTEP_EDGE(input.storage()->record_use(stream));
+    if (stream.checked()) uses.push_back(MemoryUse::read(input.data(), input.bytes(), device_));
+  }
+  for (const Tensor& output : outputs) {
+    if (!output.defined()) continue;
+    LOCKSTEP_EDGE(output.storage()->record_use(stream));
+    if (stream.checked()) uses.push_back(MemoryUse::write(output.data(), output.bytes(), device_));
+    output.mark_changed();
+  }
+  if (stream.checked()) declare(stream, name, uses);
+}
+
 void Communicator::submit(Collective collective, const Tensor& input, const Tensor& output) {
   check();
   const char* name = to_string(collective.kind);
-  const bool pairwise = collective.kind == Kind::send || collective.kind == Kind::recv;
-  if (collective.has_root() || pairwise)
+  if (collective.has_root() || collective.pairwise())
     LOCKSTEP_CHECK(collective.peer >= 0 && collective.peer < size_, "[", name, "] expected a rank from 0 to ",
                    size_ - 1, ", got ", collective.peer);
   const Tensor& any = input.defined() ? input : output;
@@ -117,19 +114,8 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
   collective.timeout = timeout_;
 
   const Stream stream = current_stream(device_);
-  for (const Tensor* tensor : {&input, &output})
-    if (tensor->defined()) LOCKSTEP_EDGE(tensor->storage()->record_use(stream));
-  if (stream.checked()) {
-    std::vector<MemoryUse> uses;
-    if (input.defined()) uses.push_back(MemoryUse::read(input.data(), input.bytes(), device_));
-    if (output.defined()) uses.push_back(MemoryUse::write(output.data(), output.bytes(), device_));
-    declare(stream, name, uses);
-  }
-  if (output.defined()) output.mark_changed();
-  std::uint64_t& number = collective.kind == Kind::send   ? sent_[static_cast<std::size_t>(collective.peer)]
-                          : collective.kind == Kind::recv ? received_[static_cast<std::size_t>(collective.peer)]
-                                                          : sequence_;
-  collective.sequence = ++number;
+  use_on(stream, name, {&input, 1}, {&output, 1});
+  collective.sequence = ++number_of(collective);
   if (trace::active()) [[unlikely]] {
     const trace::WorkScope scope(stream, {.name = name, .kind = trace::Kind::kernel});
     enqueue(collective, stream);
@@ -255,18 +241,47 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::sort(members.begin(), members.end());
   std::vector<int> ranks;
   for (const auto& [its_key, r] : members) ranks.push_back(r);
-  const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-  detail::FailureReport report{.send = failure_report_.send};
+  return make_part(ranks, cat(number, '.', color));
+}
+
+std::unique_ptr<Communicator> Communicator::make_part(const std::vector<int>& members, const std::string& id) {
+  const auto index = std::find(members.begin(), members.end(), rank_) - members.begin();
+  detail::FailureReport report = failure_report_;
+  report.ranks.clear();
   if (!failure_report_.ranks.empty())
-    for (const int r : ranks) report.ranks.push_back(failure_report_.ranks[static_cast<std::size_t>(r)]);
+    for (const int r : members) report.ranks.push_back(failure_report_.ranks[static_cast<std::size_t>(r)]);
   try {
-    auto made = make_split(ranks, static_cast<int>(index), cat(number, '.', color));
+    auto made = make_split(members, static_cast<int>(index), id);
     made->set_failure_report(std::move(report));
     return made;
   } catch (const CommError& error) {
     report(error);
     throw;
   }
+}
+
+void Communicator::enqueue_batch(std::vector<Collective>, const Stream&) {
+  throw NotSupported(
+      cat("[transfer] expected a communicator that sends and receives at the same time, got ", backend()));
+}
+detail::RollCall Communicator::roll_call() {
+  throw NotSupported(cat("[shrink] expected a communicator whose ranks can meet without it, got ", backend()));
+}
+
+std::unique_ptr<Communicator> Communicator::shrink(const ShrinkOptions& options) {
+  detail::check_generation("communicator", generation_);
+  const Milliseconds timeout = options.timeout.value_or(timeout_);
+  LOCKSTEP_CHECK(timeout.count() > 0, "[shrink] expected a positive timeout, got ", timeout.count(), " ms");
+  for (const int r : options.exclude)
+    LOCKSTEP_CHECK(r >= 0 && r < size_, "[shrink] expected ranks from 0 to ", size_ - 1, " to exclude, got ", r);
+  const trace::Scope scope("shrink");
+  const detail::RollCall call = detail::with_ended_ranks(roll_call(), failure_report_.ranks);
+  const std::uint64_t number = ++shrinks_;
+  const std::vector<int> members = detail::agree_on_survivors(call, number, rank_, size_, options.exclude, timeout);
+  std::unique_ptr<Communicator> made = make_part(members, cat("shrink.", number));
+  made->barrier();  // all members have theirs, or all hear who has not
+  if (failure_report_.send_recovery) failure_report_.send_recovery(made->failure_report_.ranks);
+  return made;
 }
 
 }  // namespace lockstep

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <random>
 
+#include "lockstep/parallel/comm/odd_one_out.h"
+
 namespace lockstep::detail {
 
 MeetingPlace::MeetingPlace(std::vector<int> ranks)
@@ -30,29 +32,60 @@ std::optional<CommError> MeetingPlace::why_not(const Table& table, const char* n
 std::vector<Contribution> MeetingPlace::meet(const Meeting& meeting, int member, Contribution contribution,
                                              Milliseconds timeout) {
   const char* name = to_string(contribution.fingerprint.kind);
-  const bool open = meeting.phase == 0;
-  const Deadline deadline = Deadline::after(timeout);
-  std::unique_lock lock(mutex_);
-  if (open) {
-    if (failure_) throw *failure_;
-    last_[static_cast<std::size_t>(member)] = contribution.fingerprint;
-  }
-  Table& table = meetings_[meeting];  // stays where it is until the last one has left
-  if (table.contributions.empty()) {
-    table.contributions.resize(ranks_.size());
-    const bool pair = meeting.sender >= 0;
-    table.present.assign(ranks_.size(), pair);  // who does not belong to it is not waited for
-    table.missing = pair ? 2 : size();
-    if (pair) {
-      table.present[static_cast<std::size_t>(meeting.sender)] = false;
-      table.present[static_cast<std::size_t>(meeting.receiver)] = false;
-    }
-  }
-  table.contributions[static_cast<std::size_t>(member)] = std::move(contribution);
-  table.present[static_cast<std::size_t>(member)] = true;
-  ++table.here;
-  if (--table.missing == 0) changed_.notify_all();
+  std::vector<Arrival> one;
+  one.push_back({meeting, std::move(contribution)});
+  come(std::move(one), member);
+  return collect(meeting, name, timeout, Deadline::after(timeout));
+}
 
+void MeetingPlace::come(std::vector<Arrival>&& arrivals, int member) {
+  const auto self = static_cast<std::size_t>(member);
+  const std::lock_guard lock(mutex_);
+  for (const Arrival& arrival : arrivals)
+    if (failure_ && arrival.meeting.phase == 0) throw *failure_;
+  for (auto& [meeting, contribution] : arrivals) {
+    if (meeting.phase == 0) last_[self] = contribution.fingerprint;
+    Table& table = meetings_[meeting];  // stays where it is until the last one has left
+    if (table.contributions.empty()) {
+      table.contributions.resize(ranks_.size());
+      const bool pair = meeting.sender >= 0;
+      table.present.assign(ranks_.size(), pair);  // who does not belong to it is not waited for
+      table.missing = pair ? 2 : size();
+      if (pair) {
+        table.present[static_cast<std::size_t>(meeting.sender)] = false;
+        table.present[static_cast<std::size_t>(meeting.receiver)] = false;
+      }
+    }
+    table.contributions[self] = std::move(contribution);
+    table.present[self] = true;
+    ++table.here;
+    if (--table.missing == 0) changed_.notify_all();
+  }
+}
+
+std::size_t MeetingPlace::wait_for_any(const std::vector<Meeting>& meetings, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  std::size_t found = 0;
+  const auto over = [&] {
+    for (found = 0; found < meetings.size(); ++found) {
+      const Table& table = meetings_[meetings[found]];
+      if (table.missing == 0 || why_not(table, "", meetings[found].phase == 0)) return true;
+    }
+    found = 0;
+    return false;
+  };
+  if (deadline.never())
+    changed_.wait(lock, over);
+  else
+    changed_.wait_until(lock, deadline.time(), over);
+  return found;
+}
+
+std::vector<Contribution> MeetingPlace::collect(const Meeting& meeting, const char* name, Milliseconds timeout,
+                                                Deadline deadline) {
+  const bool open = meeting.phase == 0;
+  std::unique_lock lock(mutex_);
+  Table& table = meetings_[meeting];
   std::optional<CommError> error;
   const auto over = [&] {
     if (table.missing == 0) return true;
@@ -98,19 +131,41 @@ void MeetingPlace::leave(int member) {
   changed_.notify_all();
 }
 
+std::vector<int> MeetingPlace::gone() {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> members;
+  for (int m = 0; m < size(); ++m)
+    if (left_[static_cast<std::size_t>(m)]) members.push_back(m);
+  return members;
+}
+
 void MeetingPlace::check_agreement(const Meeting& meeting, const std::vector<Contribution>& contributions) const {
   const bool pair = meeting.sender >= 0;
-  const auto first = static_cast<std::size_t>(pair ? meeting.sender : 0);
-  const Fingerprint& expected = contributions[first].fingerprint;
-  for (std::size_t r = 0; r < contributions.size(); ++r) {
-    if (r == first || (pair && r != static_cast<std::size_t>(meeting.receiver))) continue;
-    const Fingerprint& got = contributions[r].fingerprint;
-    const bool same = pair ? got.count == expected.count && got.dtype == expected.dtype : got == expected;
-    if (same) continue;
-    throw CommError(ranks_[r], to_string(expected.kind),
-                    cat("expected all ranks to call the same, got ", to_string(expected), " from rank ", ranks_[first],
-                        " and ", to_string(got), " from rank ", ranks_[r]));
+  const auto print = [&](int member) -> const Fingerprint& {
+    return contributions[static_cast<std::size_t>(member)].fingerprint;
+  };
+  const auto same = [&](int a, int b) {
+    return pair ? print(a).count == print(b).count && print(a).dtype == print(b).dtype : print(a) == print(b);
+  };
+  const auto disagree = [&](int odd, int other) {
+    const auto [first, second] = std::minmax(odd, other);
+    throw CommError(ranks_[static_cast<std::size_t>(odd)], to_string(print(other).kind),
+                    cat("expected all ranks to call the same, got ", to_string(print(first)), " from rank ",
+                        ranks_[static_cast<std::size_t>(first)], " and ", to_string(print(second)), " from rank ",
+                        ranks_[static_cast<std::size_t>(second)]));
+  };
+  if (pair) {
+    const auto [first, second] = std::minmax(meeting.sender, meeting.receiver);
+    if (!same(first, second)) disagree(second, first);
+    return;
   }
+  const auto count = static_cast<int>(contributions.size());
+  bool agreed = true;
+  for (int m = 1; agreed && m < count; ++m) agreed = same(0, m);
+  if (agreed) [[likely]]
+    return;
+  const OddOneOut found = *odd_one_out(count, same);
+  disagree(found.odd, found.usual);
 }
 
 const std::string& process_token() {

@@ -32,7 +32,7 @@ struct Meeting {
   std::uint64_t number = 0;
   // The second and third meeting of one collective: whoever came to the first comes to these, whatever has happened.
   int phase = 0;
-  friend auto operator<=>(const Meeting&, const Meeting&) = default;
+  friend auto operator<=>(const Meeting&, const Meeting&) = default;  // NOLINT(modernize-use-nullptr): compares with 0
 };
 
 // Members have numbers from 0; `ranks` says which rank of the communicator each is, for errors.
@@ -45,6 +45,17 @@ class MeetingPlace {
   // Blocks until all who belong to the meeting have come; returns what they have brought, by member. Throws the first
   // failure, which is a CommError for members that are missing after `timeout` or have left, to everybody who waits.
   std::vector<Contribution> meet(const Meeting& meeting, int member, Contribution contribution, Milliseconds timeout);
+  // The two halves of meet. Who comes to several meetings at once waits for none before it has come to all of them.
+  // `come` throws the first failure, and has come to none then; every other call must be followed by `collect`.
+  struct Arrival {
+    Meeting meeting;
+    Contribution contribution;
+  };
+  void come(std::vector<Arrival>&& arrivals, int member);
+  std::vector<Contribution> collect(const Meeting& meeting, const char* name, Milliseconds timeout, Deadline deadline);
+  // Which of the meetings `collect` need not wait for, because all have come or somebody will not; blocks until there
+  // is one, or the deadline is over.
+  std::size_t wait_for_any(const std::vector<Meeting>& meetings, Deadline deadline);
   // What all must agree on: CommError that names two ranks that do not, the same for all of them.
   void check_agreement(const Meeting& meeting, const std::vector<Contribution>& contributions) const;
 
@@ -52,6 +63,8 @@ class MeetingPlace {
   void fail(const CommError& error);
   // The member does not come any more.
   void leave(int member);
+  // Those that have left.
+  std::vector<int> gone();
 
  private:
   struct Table {

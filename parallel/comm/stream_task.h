@@ -8,27 +8,26 @@
 
 namespace lockstep::detail {
 
-// Calls rank->perform(collective). One that is dropped instead of run (the stream had failed before) calls
-// rank->skip(collective), which fails for all ranks: they would wait for it in vain.
-template <class Rank>
+// Calls rank->perform(call), of a collective or a batch of them. One that is dropped instead of run (the stream had
+// failed before) calls rank->skip(call), which fails for all ranks: they would wait for it in vain.
+template <class Rank, class Call = Collective>
 class StreamTask {
  public:
-  StreamTask(std::shared_ptr<Rank> rank, const Collective& collective)
-      : rank_(std::move(rank)), collective_(collective) {}
+  StreamTask(std::shared_ptr<Rank> rank, Call call) : rank_(std::move(rank)), call_(std::move(call)) {}
   StreamTask(StreamTask&&) noexcept = default;
   StreamTask(const StreamTask&) = delete;
   StreamTask& operator=(const StreamTask&) = delete;
   ~StreamTask() {
-    if (rank_) rank_->skip(collective_);
+    if (rank_) rank_->skip(call_);
   }
   void operator()() {
     const std::shared_ptr<Rank> rank = std::move(rank_);
-    rank->perform(collective_);
+    rank->perform(call_);
   }
 
  private:
   std::shared_ptr<Rank> rank_;
-  Collective collective_;
+  Call call_;
 };
 
 }  // namespace lockstep::detail

@@ -1,20 +1,15 @@
 // The main function of test programs on the fake: failures that no test took make the program fail, whatever the
 // tests' own assertions say.
-#if __has_include(<catch2/catch_all.hpp>)
-#include <catch2/catch_all.hpp>
-using Listener = Catch::EventListenerBase;
-#else
-#define CATCH_CONFIG_RUNNER
-#include <catch2/catch.hpp>
-using Listener = Catch::TestEventListenerBase;
-#endif
-
 #include <cstdio>
 #include <memory>
 
 #include "fake_cuda/fake_cuda.h"
+#include "support/catch_listener.h"
+#include "support/run_tests.h"
 
 namespace {
+
+using support::Listener;
 
 // Tells the fake which test runs, and holds the tests to leave the main thread's device as it was (tests_keep_device).
 class FakeListener : public Listener {
@@ -41,7 +36,7 @@ CATCH_REGISTER_LISTENER(FakeListener)
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int result = Catch::Session().run(argc, argv);
+  const int result = support::run_tests(argc, argv);
   fake_cuda::check_end();
   const std::vector<fake_cuda::Failure> failures = fake_cuda::take_failures();
   constexpr std::size_t kMostPrinted = 50;

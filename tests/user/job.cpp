@@ -176,7 +176,6 @@ int main(int argc, char** argv) {
     } else if (thread_count > 0) {
       threads(thread_count, options);
     } else {
-      options.rank = discover_ranks();
       work(*make_communicator(options));
     }
   } catch (const NotSupported& error) {

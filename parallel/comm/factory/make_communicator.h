@@ -14,7 +14,7 @@ namespace lockstep {
 struct CommunicatorOptions {
   std::shared_ptr<Store> store =
       {};  // where the ranks meet; null: connect_store(rank), or MPI where there is no address
-  RankInfo rank = {};
+  RankInfo rank = discover_ranks();             // one alone, whatever a launcher says: RankInfo{}
   std::optional<Device> device = std::nullopt;  // default: the accelerator with the number of the local rank, in turn
   // By name (docs/distributed.md has a table): "nccl", …; empty: LOCKSTEP_COMMUNICATOR, else what suits.
   std::string backend = {};

@@ -24,7 +24,7 @@ std::string take(std::string_view& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
   const auto begin = static_cast<std::size_t>(end - text.data()) + 1;
   if (error != std::errc() || begin > text.size() || *end != ':' || text.size() - begin < bytes) fail_to_unpack(text);
-  const std::string taken(text.substr(begin, bytes));
+  std::string taken(text.substr(begin, bytes));
   text.remove_prefix(begin + bytes);
   return taken;
 }

@@ -1,5 +1,6 @@
 #include "lockstep/parallel/comm/loopback/loopback_communicator.h"
 
+#include "lockstep/parallel/comm/store/store.h"
 #include "lockstep/runtime/copy/copy.h"
 
 namespace lockstep {
@@ -16,10 +17,12 @@ class LoopbackCommunicator final : public Communicator {
     const std::size_t bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype);
     copy_bytes({collective.output, device(), collective.input, device(), bytes}, stream, stream);
   }
+  void enqueue_batch(std::vector<Collective>, const Stream&) override {}  // there is nobody to send to
   std::vector<std::string> exchange(const Collective&, const std::string& mine) override { return {mine}; }
   std::unique_ptr<Communicator> make_split(const std::vector<int>&, int, const std::string&) override {
     return make_loopback_communicator(device(), timeout());
   }
+  detail::RollCall roll_call() override { return {.store = make_local_store(), .prefix = "loopback"}; }
   void on_broken(const CommError&) override {}  // there are no others
 };
 

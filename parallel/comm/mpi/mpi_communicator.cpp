@@ -30,6 +30,9 @@ class MpiCommunicator final : public Communicator {
   void enqueue(const Collective& collective, const Stream& stream) override {
     stream.enqueue(detail::StreamTask(mpi_rank_, collective));
   }
+  void enqueue_batch(std::vector<Collective> transfers, const Stream& stream) override {
+    stream.enqueue(detail::StreamTask(mpi_rank_, std::move(transfers)));
+  }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override {
     try {
       return mpi_rank_->exchange(collective, mine);
@@ -44,6 +47,11 @@ class MpiCommunicator final : public Communicator {
     } catch (const CommError& error) {
       throw break_with(error);
     }
+  }
+  detail::RollCall roll_call() override {
+    throw NotSupported(
+        "[shrink] expected ranks that can go on without the others, got those of an MPI job, which "
+        "cannot be mended: start it again");
   }
   void on_broken(const CommError& error) override { mpi_rank_->fail(error); }
 

@@ -5,6 +5,8 @@
 
 #include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/host_reduce.h"
+#include "lockstep/parallel/comm/odd_one_out.h"
+#include "lockstep/parallel/comm/together.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::detail {
@@ -21,12 +23,6 @@ void copy_bytes(void* to, const void* from, std::int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-// A send and its recv are the same call.
-Fingerprint comparable(Fingerprint print) {
-  if (print.kind == Kind::recv) print.kind = Kind::send;
-  return print;
-}
-
 }  // namespace
 
 // One collective under way: its messages, and what becomes of them.
@@ -38,7 +34,7 @@ class MpiRank::Work {
         deadline(Deadline::after(of.timeout)),
         bytes_each(static_cast<std::int64_t>(size_of(of.dtype))),
         mpi_rank_(mpi_rank) {
-    const bool pair = of.kind == Kind::send || of.kind == Kind::recv;
+    const bool pair = of.pairwise();
     tag = of.kind == Kind::exchange ? MpiTag::exchange : pair ? MpiTag::pair : MpiTag::collective;
     for (int m = 0; m < mpi_rank.size_; ++m)
       if (m != mpi_rank.rank_ && (!pair || m == of.peer)) others.push_back(m);
@@ -105,15 +101,16 @@ class MpiRank::Work {
     std::vector<int> all = others;
     all.push_back(mpi_rank_.rank_);
     std::sort(all.begin(), all.end());
-    const Fingerprint& first = prints[static_cast<std::size_t>(all[0])];
-    int odd = -1;
+    const auto print_of = [&](int member) {
+      return prints[static_cast<std::size_t>(all[static_cast<std::size_t>(member)])];
+    };
+    const auto found =
+        odd_one_out(static_cast<int>(all.size()), [&](int a, int b) { return same_call(print_of(a), print_of(b)); });
+    if (!found) return;
     std::string text = "expected all ranks to make the same call, got ";
-    for (const int m : all) {
-      const Fingerprint& its = prints[static_cast<std::size_t>(m)];
-      if (odd < 0 && comparable(its) != comparable(first)) odd = m;
-      text += cat(m == all[0] ? "" : "; ", "rank ", m, ": ", to_string(its));
-    }
-    if (odd >= 0) give_up(odd, text);
+    for (const int m : all)
+      text += cat(m == all[0] ? "" : "; ", "rank ", m, ": ", to_string(prints[static_cast<std::size_t>(m)]));
+    give_up(all[static_cast<std::size_t>(found->odd)], text);
   }
 
  private:
@@ -166,26 +163,40 @@ void MpiRank::skip(const Collective& collective) noexcept try {
 
 // ---- collectives
 
-void MpiRank::perform(const Collective& collective) {
+// Tells the owner of a failure.
+template <class Body>
+void MpiRank::guarded(Body&& body) {
   try {
-    Work work(*this, collective);
-    const auto peer = static_cast<std::size_t>(collective.peer);
-    std::uint64_t& turn = collective.kind == Kind::send   ? sent_[peer]
-                          : collective.kind == Kind::recv ? received_[peer]
-                                                          : group_->done.collectives;
-    if (!engine_.wait_for_turn(*group_, work.tag, turn, collective.sequence, work.deadline)) {
-      if (engine_.failure(*group_)) work.pass_on();
-      work.give_up(rank_, cat("expected the call before ", to_string(work.print), " to end within ",
-                              collective.timeout.count(), " ms"));
-    }
-    work.compare();
-    run(work);
-    engine_.next_turn(turn);
+    body();
   } catch (const CommError& error) {
     const std::lock_guard lock(mutex_);
     if (notify_owner_) notify_owner_(error);
     throw;
   }
+}
+
+void MpiRank::perform(const Collective& collective) {
+  guarded([&] { carry_out(collective); });
+}
+
+void MpiRank::perform(const std::vector<Collective>& transfers) {
+  guarded([&] { perform_together(transfers, [this](const Collective& each) { carry_out(each); }); });
+}
+
+void MpiRank::carry_out(const Collective& collective) {
+  Work work(*this, collective);
+  const auto peer = static_cast<std::size_t>(collective.peer);
+  std::uint64_t& turn = collective.kind == Kind::send   ? sent_[peer]
+                        : collective.kind == Kind::recv ? received_[peer]
+                                                        : group_->done.collectives;
+  if (!engine_.wait_for_turn(*group_, work.tag, turn, collective.sequence, work.deadline)) {
+    if (engine_.failure(*group_)) work.pass_on();
+    work.give_up(rank_, cat("expected the call before ", to_string(work.print), " to end within ",
+                            collective.timeout.count(), " ms"));
+  }
+  work.compare();
+  run(work);
+  engine_.next_turn(turn);
 }
 
 void MpiRank::run(Work& work) {

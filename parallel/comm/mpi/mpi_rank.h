@@ -21,10 +21,12 @@ class MpiRank {
   MpiRank& operator=(const MpiRank&) = delete;
   ~MpiRank();
 
-  // Any collective but an exchange; blocks. Tells the owner of a failure.
+  // Any collective but an exchange, or a batch of sends and receives; blocks. Tells the owner of a failure.
   void perform(const Collective& collective);
+  void perform(const std::vector<Collective>& transfers);
   // The collective will not be performed: the work before it failed.
   void skip(const Collective& collective) noexcept;
+  void skip(const std::vector<Collective>& transfers) noexcept { skip(transfers[0]); }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // The number of the communicator that these members make, from the first of them.
   std::shared_ptr<MpiGroup> split(const std::vector<int>& members, int index, Deadline deadline);
@@ -35,6 +37,9 @@ class MpiRank {
 
  private:
   class Work;
+  template <class Body>
+  void guarded(Body&& body);
+  void carry_out(const Collective& collective);
   void run(Work& work);
   void all_reduce(Work& work);
   void reduce_scatter(Work& work);
@@ -45,8 +50,7 @@ class MpiRank {
   MpiEngine& engine_;
   const std::shared_ptr<MpiGroup> group_;
   const int rank_, size_;
-  std::uint64_t collectives_ = 0;               // that are done; under the engine's lock, as these
-  std::vector<std::uint64_t> sent_, received_;  // by member
+  std::vector<std::uint64_t> sent_, received_;  // by member; under the engine's lock
   std::unique_ptr<std::byte[]> staging_;
   std::size_t staging_bytes_ = 0;
   std::mutex mutex_;

@@ -34,7 +34,14 @@ class NcclCommunicator final : public Communicator {
   void enqueue(const Collective& collective, const Stream& stream) override {
     guarded(collective, [&] {
       if (check_collectives_) rank_->check_agreement(collective);
-      rank_->launch(collective, stream);
+      rank_->launch({&collective, 1}, stream);
+    });
+  }
+
+  void enqueue_batch(std::vector<Collective> transfers, const Stream& stream) override {
+    guarded(transfers[0], [&] {
+      if (check_collectives_) rank_->check_pairs(transfers);
+      rank_->launch(transfers, stream);
     });
   }
 
@@ -49,6 +56,8 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclCommunicator>(make_prefix_store(rank_->oob().store(), cat("split/", id)), index,
                                               static_cast<int>(members.size()), device(), options);
   }
+
+  detail::RollCall roll_call() override { return rank_->oob().roll_call(); }
 
   void on_broken(const CommError& error) override { rank_->fail(error); }
 

@@ -35,13 +35,31 @@ std::optional<CommError> OutOfBand::failure() {
 }
 
 void OutOfBand::publish(const std::string& name, const std::string& mine) { store_->set(key(name, rank_), mine); }
-void OutOfBand::forget(const std::string& name) { store_->erase(key(name, rank_)); }
+void OutOfBand::forget(const std::string& name, int rank) { store_->erase(key(name, rank)); }
 std::optional<std::string> OutOfBand::peek(const std::string& name, int rank) {
   return store_->try_get(key(name, rank));
 }
 
+lockstep::detail::RollCall OutOfBand::roll_call() const {
+  const auto gone = [store = store_, size = size_] {
+    std::vector<int> ranks;
+    for (int r = 0; r < size; ++r)
+      if (store->try_get(cat("left/", r))) ranks.push_back(r);
+    return ranks;
+  };
+  return {.store = store_, .prefix = "survivors", .gone = gone};
+}
+
+// All who have not brought their value; those before `first` have.
+std::string OutOfBand::missing(const std::string& name, int first) {
+  std::string text;
+  for (int r = first; r < size_; ++r)
+    if (r == first || (r != rank_ && !peek(name, r))) text += cat(", rank ", r, " did not come");
+  return text;
+}
+
 std::string OutOfBand::wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
-                                Deadline deadline, const std::function<void()>& check_health) {
+                                Deadline deadline, const std::function<void()>& check_health, bool of_all) {
   for (;;) {
     const bool last = deadline.left() <= kSlice;
     try {
@@ -50,8 +68,9 @@ std::string OutOfBand::wait_for(const std::string& name, int rank, const char* c
     }
     check_health();
     if (last && deadline.passed())
-      throw CommError(rank, collective,
-                      cat("expected every rank within ", timeout.count(), " ms, rank ", rank, " did not come"));
+      throw LateError(rank, collective,
+                      cat("expected every rank within ", timeout.count(), " ms",
+                          of_all ? missing(name, rank) : cat(", rank ", rank, " did not come")));
     if (store_->try_get(key("left", rank)) && !store_->try_get(key(name, rank)))
       throw CommError(rank, collective, "it left before this collective: its communicator was destroyed");
   }
@@ -64,7 +83,7 @@ std::vector<std::string> OutOfBand::exchange(const std::string& name, const std:
   publish(name, mine);
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r)
-    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, check_health));
+    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, check_health, true));
   return all;
 }
 

@@ -9,9 +9,15 @@
 
 #include "lockstep/parallel/comm/collective.h"
 #include "lockstep/parallel/comm/store/store.h"
+#include "lockstep/parallel/comm/survivors.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::nccl {
+
+// Somebody has not come before the deadline.
+struct LateError : CommError {
+  using CommError::CommError;
+};
 
 class OutOfBand {
  public:
@@ -21,19 +27,23 @@ class OutOfBand {
   int size() const { return size_; }
   const std::shared_ptr<Store>& store() const { return store_; }
 
+  // For shrink: the store is this communicator's own.
+  lockstep::detail::RollCall roll_call() const;
+
   // The first failure of any rank stays.
   void report(const CommError& failure);
   std::optional<CommError> failure();
 
   // Everybody brings a value under `name`, and gets all of them, by rank. `look` is called now and then, and may throw.
-  // CommError of `collective`, naming who has not come, after the time-out or when one has left.
+  // CommError of `collective`, naming all who have not come, after the time-out (LateError) or when one has left.
   std::vector<std::string> exchange(const std::string& name, const std::string& mine, const char* collective,
                                     Milliseconds timeout, const std::function<void()>& check_health);
-  // Who has been everywhere that others may still look need not keep it: forgets this rank's part.
-  void forget(const std::string& name);
-  // The value of another rank under `name`.
+  // Takes away what `rank` has brought: by the one who knows that nobody looks there any more.
+  void forget(const std::string& name, int rank);
+  // The value of another rank under `name`. `of_all`: all ranks bring one, and an error at the deadline names all that
+  // have not.
   std::string wait_for(const std::string& name, int rank, const char* collective, Milliseconds timeout,
-                       Deadline deadline, const std::function<void()>& check_health);
+                       Deadline deadline, const std::function<void()>& check_health, bool of_all = false);
   void publish(const std::string& name, const std::string& mine);
   std::optional<std::string> peek(const std::string& name, int rank);
 
@@ -47,6 +57,7 @@ class OutOfBand {
   std::optional<int> left_before(std::uint64_t number);
 
  private:
+  std::string missing(const std::string& name, int first);
   std::string key(const std::string& name, int rank) const { return cat(name, '/', rank); }
 
   const std::shared_ptr<Store> store_;

@@ -1,9 +1,11 @@
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <thread>
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/parallel/comm/odd_one_out.h"
 #include "lockstep/parallel/comm/shared_by_name.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
@@ -50,7 +52,9 @@ void Rank::connect(Milliseconds timeout) {
   const int rank = oob_.rank(), size = oob_.size();
   const auto check_health = [&] {
     if (const std::optional<CommError> error = oob_.failure()) throw *error;
+    publish_state_if_asked();
   };
+  agree_on_size(timeout, deadline, check_health);
 
   // Who else is in this process?
   const int gpu = native_ordinal(device_);
@@ -90,6 +94,25 @@ void Rank::connect(Milliseconds timeout) {
   wait_until_ready(lock, kName, deadline, timeout);
 }
 
+// NCCL would wait for ranks that there are not.
+void Rank::agree_on_size(Milliseconds timeout, Deadline deadline, const std::function<void()>& check_health) {
+  constexpr const char* kName = "make_nccl_communicator";
+  oob_.publish("size", std::to_string(oob_.size()));
+  std::vector<int> sizes;
+  for (int r = 0, least = oob_.size(); r < least; ++r) {
+    sizes.push_back(std::atoi(oob_.wait_for("size", r, kName, timeout, deadline, check_health).c_str()));
+    least = std::min(least, sizes.back());
+  }
+  const auto size_of_rank = [&](int r) { return sizes[static_cast<std::size_t>(r)]; };
+  const auto found = detail::odd_one_out(static_cast<int>(sizes.size()),
+                                         [&](int a, int b) { return size_of_rank(a) == size_of_rank(b); });
+  if (!found) return;
+  const auto [odd, usual] = *found;
+  throw CommError(odd, kName,
+                  cat("expected all ranks to be of as many, got rank ", odd, " of ", size_of_rank(odd), " and rank ",
+                      usual, " of ", size_of_rank(usual)));
+}
+
 // NCCL may still be working on what it was asked for: nothing else may be asked of it, nor enqueued, before it is done.
 void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline,
                             Milliseconds timeout) {
@@ -100,13 +123,15 @@ void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what
     const Result result = nccl_.comm_get_async_error(comm_, &state);
     if (result != kSuccess) throw CommError(oob_.rank(), what, cat("ncclCommGetAsyncError: ", explain(result)));
     if (state == kSuccess) return;
-    if (state != kInProgress) throw CommError(oob_.rank(), what, explain(state));
-    if (deadline.passed())
-      throw CommError(oob_.rank(), what, cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
     lock.unlock();  // somebody may want to abort it
+    if (state != kInProgress) throw blame(what, find_silent_rank(), explain(state));
+    if (deadline.passed())
+      throw blame(what, find_silent_rank(),
+                  cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
     if (Clock::now() >= next_check) {
       next_check = Clock::now() + kStoreInterval;
       if (const std::optional<CommError> error = oob_.failure()) throw *error;
+      publish_state_if_asked();
     }
     check();
     lock.lock();
@@ -127,70 +152,101 @@ std::optional<CommError> Rank::failure() {
 }
 
 // Ranks of one process: nobody's half of a collective spins while another one may still need the device for itself.
-void Rank::meet_locals(const Collective& collective) {
+void Rank::meet_locals(std::span<const Collective> calls) {
   if (place_->size() == 1) return;
   const auto member = [&](int rank) { return member_of_rank_[static_cast<std::size_t>(rank)]; };
   const int mine = member(oob_.rank());
-  detail::Meeting meeting;
-  if (collective.kind == Kind::send || collective.kind == Kind::recv) {
-    const int other = member(collective.peer);
-    if (other < 0) return;
-    const bool sends = collective.kind == Kind::send;
-    meeting = {sends ? mine : other, sends ? other : mine, collective.sequence};
-  } else {
-    meeting.number = ++meetings_;
+  std::vector<detail::MeetingPlace::Arrival> arrivals;
+  for (const Collective& each : calls) {
+    detail::Meeting meeting;
+    if (each.pairwise()) {
+      const int other = member(each.peer);
+      if (other < 0) continue;
+      const bool sends = each.kind == Kind::send;
+      meeting = {sends ? mine : other, sends ? other : mine, each.sequence};
+    } else {
+      meeting.number = ++meetings_;
+    }
+    arrivals.push_back({meeting, {.fingerprint = fingerprint(each)}});
   }
-  const detail::Contribution post{.fingerprint = fingerprint(collective)};
-  place_->check_agreement(meeting, place_->meet(meeting, mine, post, collective.timeout));
+  const Collective& first = calls[0];
+  std::vector<detail::Meeting> meetings;
+  for (const auto& arrival : arrivals) meetings.push_back(arrival.meeting);
+  const Deadline deadline = Deadline::after(first.timeout);
+  place_->come(std::move(arrivals), mine);
+  std::exception_ptr error;
+  for (const detail::Meeting& meeting : meetings) {
+    try {
+      place_->check_agreement(meeting, place_->collect(meeting, to_string(first.kind), first.timeout, deadline));
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+void Rank::differ(const Collective& collective, int rank, const std::string& theirs) {
+  const std::string mine = to_string(fingerprint(collective));
+  const int least = std::min(rank, oob_.rank()), most = std::max(rank, oob_.rank());
+  throw CommError(most, to_string(collective.kind),
+                  cat("expected all ranks to call the same, got ", rank == least ? theirs : mine, " from rank ", least,
+                      " and ", rank == least ? mine : theirs, " from rank ", most));
+}
+
+// All keys are there before one is waited for, so nobody knows which of its own the other side has read: who reads one
+// erases it.
+void Rank::check_pairs(std::span<const Collective> transfers) {
+  const auto about = [&](const Collective& c) {
+    const bool sends = c.kind == Kind::send;
+    return cat("pair/", sends ? oob_.rank() : c.peer, '-', sends ? c.peer : oob_.rank(), '/');
+  };
+  for (const Collective& c : transfers) oob_.publish(cat(about(c), c.sequence), to_string(fingerprint(c)));
+  for (const Collective& c : transfers) {
+    const std::string theirs = oob_.wait_for(cat(about(c), c.sequence), c.peer, to_string(c.kind), c.timeout,
+                                             Deadline::after(c.timeout), [this] { check_health(); });
+    const std::string mine = to_string(fingerprint(c));
+    if (theirs.substr(theirs.find('(')) != mine.substr(mine.find('('))) differ(c, c.peer, theirs);
+    oob_.forget(cat(about(c), c.sequence), c.peer);
+  }
 }
 
 void Rank::check_agreement(const Collective& c) {
-  const bool pair = c.kind == Kind::send || c.kind == Kind::recv;
+  if (c.pairwise()) return check_pairs({&c, 1});
   const char* name = to_string(c.kind);
   const auto check_health = [this] { this->check_health(); };
   const std::string mine = to_string(fingerprint(c));
-  const auto differ = [&](int rank, const std::string& theirs) {
-    const int least = std::min(rank, oob_.rank());
-    throw CommError(std::max(rank, oob_.rank()), name,
-                    cat("expected all ranks to call the same, got ", rank == least ? theirs : mine, " from rank ",
-                        least, " and ", rank == least ? mine : theirs, " from rank ", std::max(rank, oob_.rank())));
-  };
-  if (pair) {
-    const bool sends = c.kind == Kind::send;
-    const std::string about = cat("pair/", sends ? oob_.rank() : c.peer, '-', sends ? c.peer : oob_.rank(), '/');
-    const std::string theirs = [&] {
-      oob_.publish(cat(about, c.sequence), mine);
-      return oob_.wait_for(cat(about, c.sequence), c.peer, name, c.timeout, Deadline::after(c.timeout), check_health);
-    }();
-    if (theirs.substr(theirs.find('(')) != mine.substr(mine.find('('))) differ(c.peer, theirs);
-    if (c.sequence > 1) oob_.forget(cat(about, c.sequence - 1));
-    return;
-  }
   const std::vector<std::string> all = oob_.exchange(cat("call/", c.sequence), mine, name, c.timeout, check_health);
-  for (int r = 0; r < oob_.size(); ++r)
-    if (all[static_cast<std::size_t>(r)] != all[0])
-      throw CommError(r, name,
-                      cat("expected all ranks to call the same, got ", all[0], " from rank 0 and ",
-                          all[static_cast<std::size_t>(r)], " from rank ", r));
-  if (c.sequence > 1) oob_.forget(cat("call/", c.sequence - 1));  // all have come to this one, so they have seen it
+  const auto call = [&](int r) -> const std::string& { return all[static_cast<std::size_t>(r)]; };
+  if (const auto found = detail::odd_one_out(oob_.size(), [&](int a, int b) { return call(a) == call(b); })) {
+    const auto [first, second] = std::minmax(found->odd, found->usual);
+    throw CommError(found->odd, name,
+                    cat("expected all ranks to call the same, got ", call(first), " from rank ", first, " and ",
+                        call(second), " from rank ", second));
+  }
+  if (c.sequence > 1)
+    oob_.forget(cat("call/", c.sequence - 1), oob_.rank());  // all have come to this one, so they have seen it
 }
 
-void Rank::launch(const Collective& collective, const Stream& stream) {
+void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
   check();
-  meet_locals(collective);
-  if (collective.count == 0) return;
-  const Deadline deadline = Deadline::after(collective.timeout);
-  PendingWork entry{.fingerprint = fingerprint(collective), .deadline = deadline.time(), .timeout = collective.timeout};
+  meet_locals(calls);
+  if (std::all_of(calls.begin(), calls.end(), [](const Collective& each) { return each.count == 0; })) return;
+  const Collective& first = calls[0];
+  const Deadline deadline = Deadline::after(first.timeout);
+  PendingWork entry{.fingerprint = fingerprint(first), .deadline = deadline.time(), .timeout = first.timeout};
+  for (const Collective& each : calls)
+    if (each.pairwise()) entry.peers.push_back(each.peer);
   detail::begin_collective();
   try {
     const cuda::CurrentDevice current(device_);
     {
       std::unique_lock lock(use_);
       if (!comm_) check();
-      const Result result = issue(collective, native_stream(stream));
+      void* const native = native_stream(stream);
+      const Result result = calls.size() == 1 ? issue(first, native) : issue_batch(calls, native);
       if (result != kSuccess && result != kInProgress)
-        throw CommError(oob_.rank(), to_string(collective.kind), explain(result));
-      wait_until_ready(lock, to_string(collective.kind), deadline, collective.timeout);
+        throw CommError(oob_.rank(), to_string(first.kind), explain(result));
+      wait_until_ready(lock, to_string(first.kind), deadline, first.timeout);
     }
     entry.done.record(stream);
   } catch (...) {
@@ -199,8 +255,27 @@ void Rank::launch(const Collective& collective, const Stream& stream) {
   }
   const std::lock_guard lock(state_);
   last_enqueued_ = entry.fingerprint;
-  if (collective.kind != Kind::send && collective.kind != Kind::recv) last_number_ = collective.sequence;
+  if (!first.pairwise()) last_number_ = first.sequence;
   pending_.push_back(std::move(entry));
+}
+
+// What `body` gives to `add` goes on at once.
+template <class Body>
+Result Rank::in_group(Body&& body) {
+  Result first = nccl_.group_start();
+  const auto fine = [&] { return first == kSuccess || first == kInProgress; };
+  body([&](auto&& call) {
+    if (fine()) first = call();
+  });
+  const Result end = nccl_.group_end();
+  return fine() ? end : first;
+}
+
+Result Rank::issue_batch(std::span<const Collective> calls, void* stream) {
+  return in_group([&](const auto& add) {
+    for (const Collective& each : calls)
+      if (each.count > 0) add([&] { return issue(each, stream); });
+  });
 }
 
 Result Rank::issue(const Collective& c, void* stream) {
@@ -239,52 +314,56 @@ Result Rank::issue_group(const Collective& c, void* stream) {
   const auto part = [&](const void* memory, int r) {
     return const_cast<std::byte*>(static_cast<const std::byte*>(memory)) + static_cast<std::size_t>(r) * bytes;
   };
-  Result first = nccl_.group_start();
-  const auto add = [&](auto&& call) {
-    if (first == kSuccess || first == kInProgress) first = call();
-  };
-  const auto send = [&](const void* memory, int to) {
-    add([&] { return nccl_.send(memory, count, type, to, comm_, stream); });
-  };
-  const auto recv = [&](void* memory, int from) {
-    add([&] { return nccl_.recv(memory, count, type, from, comm_, stream); });
-  };
   const bool root = rank == c.peer;
   const bool in_place = c.kind == Kind::gather    ? root && c.input == part(c.output, rank)
                         : c.kind == Kind::scatter ? root && c.output == part(c.input, rank)
                                                   : false;
-  if (c.kind == Kind::gather) {
-    if (!in_place) send(c.input, c.peer);
-    for (int r = 0; root && r < size; ++r)
-      if (r != rank || !in_place) recv(part(c.output, r), r);
-  } else if (c.kind == Kind::scatter) {
-    for (int r = 0; root && r < size; ++r)
-      if (r != rank || !in_place) send(part(c.input, r), r);
-    if (!in_place) recv(c.output, c.peer);
-  } else {
-    for (int r = 0; r < size; ++r) {
-      send(part(c.input, r), r);
-      recv(part(c.output, r), r);
+  return in_group([&](const auto& add) {
+    const auto send = [&](const void* memory, int to) {
+      add([&] { return nccl_.send(memory, count, type, to, comm_, stream); });
+    };
+    const auto recv = [&](void* memory, int from) {
+      add([&] { return nccl_.recv(memory, count, type, from, comm_, stream); });
+    };
+    if (c.kind == Kind::gather) {
+      if (!in_place) send(c.input, c.peer);
+      for (int r = 0; root && r < size; ++r)
+        if (r != rank || !in_place) recv(part(c.output, r), r);
+    } else if (c.kind == Kind::scatter) {
+      for (int r = 0; root && r < size; ++r)
+        if (r != rank || !in_place) send(part(c.input, r), r);
+      if (!in_place) recv(c.output, c.peer);
+    } else {
+      for (int r = 0; r < size; ++r) {
+        send(part(c.input, r), r);
+        recv(part(c.output, r), r);
+      }
     }
-  }
-  const Result end = nccl_.group_end();
-  return first == kSuccess || first == kInProgress ? end : first;
+  });
 }
 
 std::vector<std::string> Rank::exchange(const Collective& collective, const std::string& mine) {
   LOCKSTEP_CHECK(mine.size() <= Store::kMaxValueBytes, "[exchange] expected a message of at most ",
                  Store::kMaxValueBytes, " bytes, got ", mine.size());
   const auto name = [](std::uint64_t number) { return cat("exchange/", number); };
-  std::vector<std::string> all = oob_.exchange(name(collective.sequence), mine, to_string(collective.kind),
-                                               collective.timeout, [this] { check_health(); });
-  if (collective.sequence > 1) oob_.forget(name(collective.sequence - 1));
+  std::vector<std::string> all;
+  try {
+    all = oob_.exchange(name(collective.sequence), mine, to_string(collective.kind), collective.timeout,
+                        [this] { check_health(); });
+  } catch (const LateError&) {
+    throw explain_exchange(collective, name(collective.sequence));
+  }
+  if (collective.sequence > 1) oob_.forget(name(collective.sequence - 1), oob_.rank());
   return all;
 }
 
 // While the host waits for other hosts. Nothing need be on the way on the device, so nobody else may be asking NCCL.
 void Rank::check_health() {
   check();
-  check_nccl();
+  {
+    const std::lock_guard polling(polling_);
+    check_nccl();
+  }
   if (const std::optional<CommError> error = oob_.failure()) throw *error;
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/nccl/nccl_library.h"
@@ -25,11 +26,12 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
 
   // Makes NCCL's communicator; blocks until all ranks have come.
   void connect(Milliseconds timeout);
-  // Enqueues the collective, when the others of this process have come to it.
-  void launch(const Collective& collective, const Stream& stream);
+  // Enqueues the collective, or the sends and receives of a batch, when the others of this process have come to it.
+  void launch(std::span<const Collective> calls, const Stream& stream);
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // Compares with the other ranks through the store.
   void check_agreement(const Collective& collective);
+  void check_pairs(std::span<const Collective> transfers);
   // Nobody uses the object any more. Gives NCCL's communicator back when what is on the way is through, in a thread of
   // its own.
   void close() noexcept;
@@ -51,24 +53,36 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
  private:
   struct PendingWork {
     Fingerprint fingerprint;
+    std::vector<int> peers = {};  // of sends and receives, in their order
     Event done;
     Clock::time_point deadline;
     Milliseconds timeout;
   };
 
-  void meet_locals(const Collective& collective);
-  void call(const Collective& collective, void* stream);
+  void meet_locals(std::span<const Collective> calls);
+  template <class Body>
+  Result in_group(Body&& body);
+  Result issue_batch(std::span<const Collective> calls, void* stream);
+  [[noreturn]] void differ(const Collective& mine, int rank, const std::string& theirs);
   Result issue(const Collective& collective, void* stream);
   Result issue_group(const Collective& collective, void* stream);
   void wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline, Milliseconds timeout);
   std::string explain(Result result) const;
   bool retire() noexcept;  // what is through; true when nothing is left
+  void agree_on_size(Milliseconds timeout, Deadline deadline, const std::function<void()>& check_health);
   void check_health();
   void check_nccl();
   void check_store();
   void check_timeout();
   void publish_state();
+  void publish_state_if_asked();
+  bool others_asked();
+  int silent_rank();
+  int find_silent_rank();
+  CommError blame(const std::string& collective, int silent, const std::string& text) const;
+  CommError explain_exchange(const Collective& collective, const std::string& name);
   CommError explain_timeout(const Fingerprint& oldest, Milliseconds timeout);
+  CommError explain_pair_timeout(const Fingerprint& oldest, Milliseconds timeout, const std::vector<int>& peers);
   void abort_in_a_thread() noexcept;
   void give_back() noexcept;
 
@@ -88,8 +102,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
 
   std::mutex polling_;
   Clock::time_point next_store_check_{};
-  std::optional<Clock::time_point> states_requested_at_;  // of the others, because one is late
-  bool state_published_ = false;
+  std::optional<Clock::time_point> states_requested_at_;  // of the others, because one is late or gone
+  std::atomic<bool> state_published_{false};
 
   std::mutex state_;
   std::condition_variable changed_;

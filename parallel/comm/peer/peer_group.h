@@ -7,6 +7,7 @@
 
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/shared_by_name.h"
+#include "lockstep/parallel/comm/store/store.h"
 
 namespace lockstep::detail {
 
@@ -19,6 +20,8 @@ class PeerGroup {
   MeetingPlace& place() { return place_; }
   // A stream of the rank's device on which nothing ever is: for copies that are ordered by events alone.
   const Stream& idle_stream(int rank) { return *idle_[static_cast<std::size_t>(rank)]; }
+  // Where those that are left meet when the group is broken.
+  const std::shared_ptr<Store>& store() const { return store_; }
   // The group of some of the ranks.
   std::shared_ptr<PeerGroup> split(const std::vector<int>& members, const std::string& id);
 
@@ -26,6 +29,7 @@ class PeerGroup {
   const std::vector<Device> devices_;
   std::vector<std::unique_ptr<Stream>> idle_;
   MeetingPlace place_;
+  const std::shared_ptr<Store> store_ = make_local_store();
   SharedByName<PeerGroup> parts_;
 };
 

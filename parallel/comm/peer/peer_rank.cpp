@@ -1,6 +1,8 @@
 #include "lockstep/parallel/comm/peer/peer_rank.h"
 
 #include <algorithm>
+#include <iterator>
+#include <list>
 #include <optional>
 
 #include "lockstep/parallel/comm/peer/device_reduce.h"
@@ -42,6 +44,7 @@ struct PeerCommunicator::Work {
   Meeting meeting;
   std::vector<Contribution> contributions = {};  // of the last meeting
   std::size_t bytes = 0;                         // of one rank's part
+  Deadline deadline;                             // of the meeting
   OwnedBlock reduced = nullptr;                  // this rank's range, where it has no output of its own
 
   bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
@@ -84,16 +87,74 @@ std::unique_ptr<Communicator> PeerCommunicator::make_split(const std::vector<int
   throw break_with(error);
 }
 
-void PeerCommunicator::enqueue(const Collective& collective, const Stream& stream) {
+RollCall PeerCommunicator::roll_call() {
+  return {.store = group_->store(), .prefix = "peer", .gone = [group = group_] { return group->place().gone(); }};
+}
+
+// What goes wrong breaks the communicator.
+template <class Body>
+void PeerCommunicator::guarded(const Collective& collective, Body&& body) {
   try {
-    if (size() == 1) return copy_own(collective, stream);
-    run(collective, stream);
+    body();
   } catch (const CommError& error) {
     throw break_with(error);
   } catch (...) {
     break_with(CommError(rank(), to_string(collective.kind), describe(std::current_exception())));
     throw;
   }
+}
+
+void PeerCommunicator::enqueue(const Collective& collective, const Stream& stream) {
+  guarded(collective, [&] { size() == 1 ? copy_own(collective, stream) : run(collective, stream); });
+}
+
+// Each transfer goes on as soon as its other side does.
+void PeerCommunicator::enqueue_batch(std::vector<Collective> transfers, const Stream& stream) {
+  guarded(transfers[0], [&] {
+    std::list<Work> works;
+    std::vector<MeetingPlace::Arrival> arrivals;
+    for (const Collective& each : transfers) {
+      works.push_back(work_of(each, stream));
+      arrivals.push_back({works.back().meeting, announcement(works.back())});
+    }
+    group_->place().come(std::move(arrivals), rank());
+    std::exception_ptr error;
+    while (!works.empty()) {
+      std::vector<Meeting> meetings;
+      for (const Work& work : works) meetings.push_back(work.meeting);
+      // The first one's deadline is the first of all.
+      const std::size_t ready = group_->place().wait_for_any(meetings, works.front().deadline);
+      const auto work = std::next(works.begin(), static_cast<std::ptrdiff_t>(ready));
+      if (step(*work, error))
+        works.splice(works.end(), works, work);
+      else
+        works.erase(work);
+    }
+    if (error) std::rethrow_exception(error);
+  });
+}
+
+// Of a transfer that need not wait: whether there is more to come, as for all that have met, whatever becomes of them.
+// What goes wrong with one is nothing to those of the others; `first_error` is that of the batch.
+bool PeerCommunicator::step(Work& work, std::exception_ptr& first_error) {
+  const bool met = work.meeting.phase > 0;
+  std::exception_ptr error;
+  bool goes_on = false;
+  try {
+    if (met) {
+      part(work);
+    } else {
+      collect(work);
+      group_->place().check_agreement(work.meeting, work.contributions);
+      goes_on = true;
+      move(work);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (goes_on) come_again(work, error, nullptr);
+  if (!first_error) first_error = error;
+  return goes_on;
 }
 
 // What the rank has for itself.
@@ -109,11 +170,16 @@ void PeerCommunicator::copy_own(const Collective& collective, const Stream& stre
   copy_bytes({to, device(), from, device(), part}, stream, stream);
 }
 
+PeerCommunicator::Work PeerCommunicator::work_of(const Collective& collective, const Stream& stream) {
+  return {.collective = collective,
+          .stream = stream,
+          .meeting = next_meeting(collective),
+          .bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype),
+          .deadline = Deadline::after(collective.timeout)};
+}
+
 void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
-  Work work{.collective = collective,
-            .stream = stream,
-            .meeting = next_meeting(collective),
-            .bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype)};
+  Work work = work_of(collective, stream);
   begin(work);
   // Who has come this far comes to the other meetings too, even after an error: until then others may read its memory.
   std::exception_ptr error;
@@ -146,21 +212,34 @@ void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
 }
 
 // Every rank says what it calls, where its memory is, and when it may be used.
-void PeerCommunicator::begin(Work& work) {
+Contribution PeerCommunicator::announcement(const Work& work) {
   auto ready = std::make_shared<Event>();
   LOCKSTEP_EDGE(ready->record(work.stream));
-  const Collective& collective = work.collective;
-  work.contributions = group_->place().meet(work.meeting, rank(),
-                                            {.fingerprint = fingerprint(collective),
-                                             .input = collective.input,
-                                             .output = collective.output,
-                                             .event = std::move(ready)},
-                                            collective.timeout);
+  return {.fingerprint = fingerprint(work.collective),
+          .input = work.collective.input,
+          .output = work.collective.output,
+          .event = std::move(ready)};
+}
+
+void PeerCommunicator::begin(Work& work) {
+  work.contributions = group_->place().meet(work.meeting, rank(), announcement(work), work.collective.timeout);
   group_->place().check_agreement(work.meeting, work.contributions);
 }
 
 // Later work of the stream comes after what the other ranks have done with this one's memory so far.
 void PeerCommunicator::meet_again(Work& work, std::exception_ptr own_error, void* output) {
+  come_again(work, own_error, output);
+  try {
+    part(work);
+  } catch (...) {
+    if (!own_error) throw;
+  }
+  if (own_error) std::rethrow_exception(own_error);
+}
+
+// Says when this rank is done with the others' memory. They have the whole time-out to say so too: until then they may
+// read this rank's.
+void PeerCommunicator::come_again(Work& work, std::exception_ptr& own_error, void* output) {
   auto done = std::make_shared<Event>();
   try {
     LOCKSTEP_EDGE(work.stream.wait_for(pulls_));
@@ -170,18 +249,29 @@ void PeerCommunicator::meet_again(Work& work, std::exception_ptr own_error, void
     for (const Stream& stream : {pulls_, work.stream}) settle(stream.backend(), device(), stream.handle());
   }
   ++work.meeting.phase;
+  work.deadline = Deadline::after(work.collective.timeout);
+  std::vector<MeetingPlace::Arrival> one;
+  one.push_back({work.meeting,
+                 {.fingerprint = fingerprint(work.collective),
+                  .output = output,
+                  .event = std::move(done),
+                  .error = own_error ? describe(own_error) : ""}});
+  group_->place().come(std::move(one), rank());
+}
+
+void PeerCommunicator::collect(Work& work) {
+  work.contributions =
+      group_->place().collect(work.meeting, to_string(work.collective.kind), work.collective.timeout, work.deadline);
+}
+
+// What the others say of theirs.
+void PeerCommunicator::part(Work& work) {
   const char* name = to_string(work.collective.kind);
-  work.contributions = group_->place().meet(work.meeting, rank(),
-                                            {.fingerprint = fingerprint(work.collective),
-                                             .output = output,
-                                             .event = std::move(done),
-                                             .error = own_error ? describe(own_error) : ""},
-                                            work.collective.timeout);
+  collect(work);
   for (int r = 0; r < size(); ++r)
     if (r != rank() && work.contribution(r).event) LOCKSTEP_EDGE(work.stream.wait(*work.contribution(r).event));
-  if (own_error) std::rethrow_exception(own_error);
   for (int r = 0; r < size(); ++r)
-    if (!work.contribution(r).error.empty()) throw CommError(r, name, work.contribution(r).error);
+    if (r != rank() && !work.contribution(r).error.empty()) throw CommError(r, name, work.contribution(r).error);
 }
 
 // The copy is ordered by events alone: after what the other rank has said, and before what it is told at the end.

@@ -45,7 +45,7 @@ auto make_in_job(const RankInfo& info, Make&& make) {
   const std::vector<int> ranks = ranks_of_job(info);
   try {
     auto made = make();
-    made->set_failure_report({&report_failure, ranks});
+    made->set_failure_report({&report_failure, ranks, &report_recovery});
     report_recovery(ranks);
     return made;
   } catch (const CommError& error) {

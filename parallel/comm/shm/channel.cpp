@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/parallel/comm/host_reduce.h"
+#include "lockstep/parallel/comm/odd_one_out.h"
 
 namespace lockstep::detail {
 namespace {
@@ -32,12 +33,6 @@ bool has_many_inputs(Kind kind) {
   return kind == Kind::scatter || kind == Kind::reduce_scatter || kind == Kind::all_to_all;
 }
 
-// A send and its recv are the same call.
-Fingerprint comparable(Fingerprint print) {
-  if (print.kind == Kind::recv) print.kind = Kind::send;
-  return print;
-}
-
 }  // namespace
 
 struct Channel::Work {
@@ -47,7 +42,7 @@ struct Channel::Work {
         deadline(Deadline::after(of.timeout)),
         size(static_cast<std::int64_t>(size_of(of.dtype))),
         parts(has_many_inputs(of.kind) ? members : 1),
-        root(of.kind == Kind::send || of.kind == Kind::recv ? 0 : of.peer) {}
+        root(of.pairwise() ? 0 : of.peer) {}
 
   const Collective& collective;
   Fingerprint print;
@@ -120,10 +115,14 @@ void Channel::meet(Work& work) {
   if (first) compare(work);
 }
 
-void Channel::meet_hosts(const Collective& collective) {
-  const Work work(collective, count_);
+void Channel::come_to_hosts(const Collective& collective) {
   region_.states[index_].called.store(collective.sequence, std::memory_order_seq_cst);
   control_.notify_all();
+}
+
+void Channel::meet_hosts(const Collective& collective) {
+  const Work work(collective, count_);
+  if (region_.states[index_].called.load(std::memory_order_relaxed) < collective.sequence) come_to_hosts(collective);
   wait_for_all(work,
                [&](int m) { return region_.states[m].called.load(std::memory_order_acquire) >= collective.sequence; });
 }
@@ -153,11 +152,13 @@ void Channel::wait_for_all(const Work& work, HasCome&& has_come) {
 
 // Before any byte has moved.
 void Channel::compare(const Work& work) {
-  int odd = -1;
-  for (int m = 1; m < count_ && odd < 0; ++m)
-    if (comparable(descriptor(work, m).print) != comparable(descriptor(work, 0).print)) odd = m;
-  if (odd < 0) [[likely]]
+  const auto same = [&](int a, int b) { return same_call(descriptor(work, a).print, descriptor(work, b).print); };
+  bool agreed = true;
+  for (int m = 1; agreed && m < count_; ++m) agreed = same(0, m);
+  if (agreed) [[likely]]
     return;
+  // Of a pair the higher rank, whoever sends.
+  const int odd = work.collective.pairwise() ? (members_[0] > members_[1] ? 0 : 1) : odd_one_out(count_, same)->odd;
   std::string text = "expected all ranks to make the same call, got ";
   for (int m = 0; m < count_; ++m)
     text +=
@@ -264,7 +265,7 @@ void Channel::take(const Work& work, std::int64_t begin, std::int64_t length, So
 // Puts this rank's elements into its slot, unless nobody else wants them.
 void Channel::offer(const Work& work, std::int64_t begin, std::int64_t length) {
   const Kind kind = work.collective.kind;
-  const bool from_root = kind == Kind::broadcast || kind == Kind::scatter || kind == Kind::send || kind == Kind::recv;
+  const bool from_root = kind == Kind::broadcast || kind == Kind::scatter || work.collective.pairwise();
   const bool to_root = kind == Kind::reduce || kind == Kind::gather;
   const bool at_root = index_ == work.root;
   if ((from_root && !at_root) || (to_root && at_root)) return;

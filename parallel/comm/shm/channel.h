@@ -21,6 +21,8 @@ class Channel {
   // Until the host threads of all members have come to the call; for ranks that share a device, before the collective
   // goes to its stream. Throws as perform does.
   void meet_hosts(const Collective& collective);
+  // The first half of it, for who comes to several channels at once: says that this one has come.
+  void come_to_hosts(const Collective& collective);
   // Carries the collective out with the other members; blocks. A send or recv is a channel of two: sender, receiver.
   // Throws CommError, and the control block has failed then; nobody touches this rank's memory any more.
   void perform(const Collective& collective);

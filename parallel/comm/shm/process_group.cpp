@@ -26,6 +26,7 @@ namespace {
 
 constexpr char kOp[] = "connect";
 constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
+constexpr Milliseconds kGrace{5'000};                  // for those who come when the group has failed
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 ControlBlockLayout layout_of(int size) {
@@ -59,6 +60,7 @@ struct Joined {
   std::shared_ptr<ControlBlock> control = {};
   std::vector<ProcessMonitor::Watched> watched = {};
   bool share_devices = false;
+  std::string id = {};  // the name of the socket, which is random
 };
 
 // Ranks that are threads of one process may work on one device; the same answer on every rank.
@@ -155,50 +157,41 @@ class GroupServer {
   GroupServer(int size, Milliseconds timeout, const EndedRanks& ended)
       : size_(size),
         timeout_(timeout),
+        deadline_(Deadline::after(timeout)),
         ended_(ended),
         layout_(layout_of(size)),
         sockets_(static_cast<std::size_t>(size)) {}
 
-  std::string listen() {
-    const std::string name = cat("lockstep-", to_hex(random_bytes(16)));
+  const std::string& listen() {
     listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    const Endpoint own = abstract_endpoint(name);
+    const Endpoint own = abstract_endpoint(name_);
     if (!listener_ || bind(listener_.get(), reinterpret_cast<const sockaddr*>(&own.address), own.bytes) != 0 ||
         ::listen(listener_.get(), size_) != 0)
       fail_system(0, "a socket");
-    return name;
+    return name_;
   }
 
   // Until every rank has connected; tells all who have when that does not come about.
-  void gather(const Deadline& deadline) {
+  void gather() {
     welcome_.processes[0] = getpid();
     while (present_ < size_ - 1) {
       std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
       for (const Fd& socket : strangers_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
       const std::size_t ranks_begin = polled.size();
       for (const Fd& socket : sockets_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
-      const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline));
+      const int ready = poll(polled.data(), polled.size(), milliseconds_left(deadline_));
       if (ready < 0) continue;  // EINTR
       if (ready == 0) {
-        if (deadline.passed()) refuse_missing();
+        if (deadline_.passed()) refuse_missing();
         if (ended_) refuse_ended();
         continue;
       }
       for (std::size_t r = 0; r < sockets_.size(); ++r)
         if (polled[ranks_begin + r].revents)
           refuse(static_cast<int>(r), cat("rank ", r, " died while the ranks connected"));
-      std::vector<Fd> still_strangers;
-      for (std::size_t i = 0; i < strangers_.size(); ++i) {
-        if (polled[1 + i].revents == 0)
-          still_strangers.push_back(std::move(strangers_[i]));
-        else
-          greet(std::move(strangers_[i]));
-      }
-      strangers_ = std::move(still_strangers);
-      if (polled[0].revents) {
-        Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-        if (socket && same_user(socket.get())) strangers_.push_back(std::move(socket));
-      }
+      for (std::size_t i = strangers_.size(); i-- > 0;)
+        if (polled[1 + i].revents) greet(take_stranger(i));
+      if (polled[0].revents) accept_one();
     }
   }
 
@@ -206,7 +199,8 @@ class GroupServer {
     Fd memory = make_memory(layout_);
     for (int r = 1; r < size_; ++r) send_welcome(socket_of(r).get(), welcome_, memory.get());
     Joined joined{.control = std::make_shared<ControlBlock>(layout_, memory.get()),
-                  .share_devices = threads_among(welcome_, size_)};
+                  .share_devices = threads_among(welcome_, size_),
+                  .id = name_};
     for (int r = 1; r < size_; ++r) {
       monitor_process(joined.watched, *joined.control, r, welcome_.processes[r]);
       joined.watched.emplace_back(std::move(socket_of(r)), r);
@@ -224,13 +218,13 @@ class GroupServer {
     hello.build[sizeof hello.build - 1] = '\0';
     if (got != static_cast<ssize_t>(sizeof hello) || hello.build != build()) {
       const std::string its = got == static_cast<ssize_t>(sizeof hello) ? hello.build : "another one";
-      strangers_.push_back(std::move(socket));
+      refused_.push_back(std::move(socket));
       refuse(std::max(hello.rank, 0),
              cat("expected all ranks to run one build of Lockstep, ", build(), ", got rank ", hello.rank, " of ", its));
     }
     if (hello.layout != layout_ || hello.rank <= 0 || hello.rank >= size_ || socket_of(hello.rank)) {
       const int rank = hello.rank;
-      strangers_.push_back(std::move(socket));
+      refused_.push_back(std::move(socket));
       refuse(std::max(rank, 0),
              hello.layout != layout_
                  ? cat("expected all ranks to be of ", size_, ", got rank ", rank, " of ", hello.layout.ranks)
@@ -248,8 +242,36 @@ class GroupServer {
     std::memcpy(welcome_.text, text.data(), std::min(text.size(), sizeof welcome_.text - 1));
     for (const Fd& socket : sockets_)
       if (socket) send_welcome(socket.get(), welcome_, -1);
-    for (const Fd& socket : strangers_) send_welcome(socket.get(), welcome_, -1);
+    for (const Fd& socket : refused_) send_welcome(socket.get(), welcome_, -1);
+    tell_those_on_their_way();
     throw CommError(rank, kOp, text);
+  }
+  // They would wait for this group until the deadline, and then blame this rank. After the deadline they need not.
+  void tell_those_on_their_way() {
+    const Deadline grace = Deadline::after(std::min(kGrace, deadline_.left()));
+    const auto gone = ended_ ? static_cast<std::ptrdiff_t>(ended_().size()) : 0;
+    while (std::ssize(refused_) < size_ - 1 - present_ - gone && !grace.passed()) {
+      std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+      for (const Fd& socket : strangers_) polled.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+      if (poll(polled.data(), polled.size(), milliseconds_left(grace)) <= 0) continue;
+      for (std::size_t i = strangers_.size(); i-- > 0;) {
+        if (polled[1 + i].revents == 0) continue;
+        refused_.push_back(take_stranger(i));
+        Hello hello;  // an answer to what nobody has read might be lost
+        (void)recv(refused_.back().get(), &hello, sizeof hello, MSG_DONTWAIT);
+        send_welcome(refused_.back().get(), welcome_, -1);
+      }
+      if (polled[0].revents) accept_one();
+    }
+  }
+  Fd take_stranger(std::size_t i) {
+    Fd socket = std::move(strangers_[i]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    return socket;
+  }
+  void accept_one() {
+    Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket && same_user(socket.get())) strangers_.push_back(std::move(socket));
   }
   void refuse_ended() {
     for (const EndedRank& each : ended_())
@@ -269,11 +291,13 @@ class GroupServer {
 
   const int size_;
   const Milliseconds timeout_;
+  const Deadline deadline_;
   const EndedRanks& ended_;
   const ControlBlockLayout layout_;
+  const std::string name_ = cat("lockstep-", to_hex(random_bytes(16)));
   Fd listener_;
-  std::vector<Fd> sockets_;  // by rank
-  std::vector<Fd> strangers_;
+  std::vector<Fd> sockets_;              // by rank
+  std::vector<Fd> strangers_, refused_;  // who has said nothing yet; who is told why there is no group
   int present_ = 0;
   Welcome welcome_;
 };
@@ -283,7 +307,7 @@ Joined serve(Store& store, const std::string& key, int size, Milliseconds timeou
   if (size > 1) {
     store.set(key, server.listen());
     try {
-      server.gather(Deadline::after(timeout));
+      server.gather();
     } catch (...) {
       store.erase(key);
       throw;
@@ -295,7 +319,9 @@ Joined serve(Store& store, const std::string& key, int size, Milliseconds timeou
 
 // ---- the others
 
-Fd connect_to_server(Store& store, const std::string& key, const Deadline& deadline, const EndedRanks& ended) {
+// Also the name of the socket that it has connected to.
+std::pair<Fd, std::string> connect_to_server(Store& store, const std::string& key, const Deadline& deadline,
+                                             const EndedRanks& ended) {
   for (;;) {
     std::string name;
     try {
@@ -309,7 +335,7 @@ Fd connect_to_server(Store& store, const std::string& key, const Deadline& deadl
     if (connection &&
         connect(connection.get(), reinterpret_cast<const sockaddr*>(&server.address), server.bytes) == 0) {
       if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
-      return connection;
+      return {std::move(connection), name};
     }
     // The name may be that of a group whose rank 0 is gone; or too many connect at once.
     if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) fail_system(0, "a connection to rank 0");
@@ -321,7 +347,7 @@ Fd connect_to_server(Store& store, const std::string& key, const Deadline& deadl
 Joined join(Store& store, const std::string& key, int rank, int size, Milliseconds timeout, const EndedRanks& ended) {
   // Rank 0 says at the deadline who is missing: it is given the time to do so.
   const Deadline deadline = Deadline::after(timeout + timeout / 4 + Milliseconds(100));
-  Fd socket = connect_to_server(store, key, deadline, ended);
+  auto [socket, name] = connect_to_server(store, key, deadline, ended);
   Hello hello{.rank = rank, .process = getpid(), .layout = layout_of(size)};
   build().copy(hello.build, sizeof hello.build - 1);
   if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) < 0) fail_system(0, "to speak to rank 0");
@@ -333,7 +359,8 @@ Joined join(Store& store, const std::string& key, int rank, int size, Millisecon
       (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
     throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
   Joined joined{.control = std::make_shared<ControlBlock>(hello.layout, memory.get()),
-                .share_devices = threads_among(welcome, size)};
+                .share_devices = threads_among(welcome, size),
+                .id = name};
   for (int r = 0; r < size; ++r)
     if (r != rank && (r != 0 || same_user(socket.get())->pid == welcome.processes[0]))
       monitor_process(joined.watched, *joined.control, r, welcome.processes[r]);
@@ -349,7 +376,7 @@ std::shared_ptr<ShmGroup> ProcessGroup::make(std::shared_ptr<Store> store, std::
   Joined joined = rank == 0 ? serve(*store, key, size, timeout, ended) : join(*store, key, rank, size, timeout, ended);
   share_devices = share_devices || joined.share_devices;
   return std::make_shared<ProcessGroup>(std::move(joined.control), std::move(joined.watched), std::move(store),
-                                        std::move(name), share_devices);
+                                        std::move(name), std::move(joined.id), share_devices);
 }
 
 }  // namespace lockstep::detail

@@ -36,16 +36,23 @@ class ProcessGroup final : public ShmGroup {
                 ended_members);
   }
 
-  ProcessGroup(std::shared_ptr<ControlBlock> control, std::vector<ProcessMonitor::Watched> watched,
-               std::shared_ptr<Store> store, std::string name, bool share_devices)
+  RollCall roll_call() override {
+    auto self = std::static_pointer_cast<ProcessGroup>(shared_from_this());
+    return {.store = store_ ? store_ : make_local_store(), .prefix = id_, .gone = [self] { return self->gone(); }};
+  }
+
+  // `id`: no other group of the store has it, whatever their names.
+  ProcessGroup(const std::shared_ptr<ControlBlock>& control, std::vector<ProcessMonitor::Watched> watched,
+               std::shared_ptr<Store> store, std::string name, std::string id, bool share_devices)
       : ShmGroup(control, share_devices),
         store_(std::move(store)),
         name_(std::move(name)),
+        id_(std::move(id)),
         monitor_(control, std::move(watched)) {}
 
  private:
   std::shared_ptr<Store> store_;
-  std::string name_;
+  std::string name_, id_;
   ProcessMonitor monitor_;
 };
 

@@ -5,27 +5,18 @@
 #include <sys/eventfd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/service_thread.h"
 
 namespace lockstep::detail {
 
 ProcessMonitor::ProcessMonitor(std::shared_ptr<ControlBlock> control, std::vector<Watched> watched)
     : control_(std::move(control)), watched_(std::move(watched)), wake_(eventfd(0, EFD_CLOEXEC)), process_(getpid()) {
   if (!wake_) fail<Error>("[communicator] expected an event descriptor, got ", std::strerror(errno));
-  // Signals belong to the program's own threads: a thread inherits the mask of its maker.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this, wake = wake_.get()] { watch(wake); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const BlockedSignals blocked;
+  thread_ = std::thread([this, wake = wake_.get()] { watch(wake); });
   pthread_setname_np(thread_.native_handle(), "lss-peers");
 }
 

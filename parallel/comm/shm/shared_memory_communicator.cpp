@@ -38,7 +38,13 @@ class ThreadGroup final : public ShmGroup {
     });
   }
 
+  detail::RollCall roll_call() override {
+    auto self = std::static_pointer_cast<ThreadGroup>(shared_from_this());
+    return {.store = store_, .prefix = "threads", .gone = [self] { return self->gone(); }};
+  }
+
  private:
+  const std::shared_ptr<Store> store_ = make_local_store();
   detail::SharedByName<ShmGroup> splits_;  // that not all members have taken yet
 };
 
@@ -57,6 +63,13 @@ void SharedMemoryCommunicator::enqueue(const Collective& collective, const Strea
   shm_rank_->announce(collective, stream);
   stream.enqueue(detail::StreamTask(shm_rank_, collective));
 }
+
+void SharedMemoryCommunicator::enqueue_batch(std::vector<Collective> transfers, const Stream& stream) {
+  shm_rank_->announce(transfers, stream);
+  stream.enqueue(detail::StreamTask(shm_rank_, std::move(transfers)));
+}
+
+detail::RollCall SharedMemoryCommunicator::roll_call() { return group_->roll_call(); }
 
 std::vector<std::string> SharedMemoryCommunicator::exchange(const Collective& collective, const std::string& mine) {
   try {

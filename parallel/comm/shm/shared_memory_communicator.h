@@ -37,8 +37,10 @@ class LOCKSTEP_API SharedMemoryCommunicator final : public Communicator {
 
  private:
   void enqueue(const Collective& collective, const Stream& stream) override;
+  void enqueue_batch(std::vector<Collective> transfers, const Stream& stream) override;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override;
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override;
+  detail::RollCall roll_call() override;
   void on_broken(const CommError& error) override;
 
   friend class detail::ShmRank;

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "lockstep/parallel/comm/together.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::detail {
@@ -39,8 +40,7 @@ Channel& ShmRank::channel(const Collective& collective) {
 }
 
 void ShmRank::announce(const Collective& collective, const Stream& stream) {
-  using Kind = Collective::Kind;
-  if (collective.kind != Kind::send && collective.kind != Kind::recv) count_call(collective);
+  if (!collective.pairwise()) count_call(collective);
   if (!group_->share_devices() || !stream || stream.synchronous()) return;
   try {
     channel(collective).meet_hosts(collective);
@@ -48,6 +48,13 @@ void ShmRank::announce(const Collective& collective, const Stream& stream) {
     notify_owner(error);
     throw;
   }
+}
+
+// Hosts come to all of a batch before they wait for any.
+void ShmRank::announce(const std::vector<Collective>& transfers, const Stream& stream) {
+  if (!group_->share_devices() || stream.synchronous()) return;
+  for (const Collective& each : transfers) channel(each).come_to_hosts(each);
+  for (const Collective& each : transfers) announce(each, stream);
 }
 
 void ShmRank::count_call(const Collective& collective) {
@@ -64,6 +71,15 @@ void ShmRank::count_call(const Collective& collective) {
 void ShmRank::perform(const Collective& collective) {
   try {
     channel(collective).perform(collective);
+  } catch (const CommError& error) {
+    notify_owner(error);
+    throw;
+  }
+}
+
+void ShmRank::perform(const std::vector<Collective>& transfers) {
+  try {
+    perform_together(transfers, [this](const Collective& each) { channel(each).perform(each); });
   } catch (const CommError& error) {
     notify_owner(error);
     throw;

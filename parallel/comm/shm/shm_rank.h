@@ -29,6 +29,16 @@ class ShmGroup : public std::enable_shared_from_this<ShmGroup> {
   // The group that `members` of this one make of their own; see Communicator::make_split.
   virtual std::shared_ptr<ShmGroup> split(const std::vector<int>& members, int index, const std::string& id,
                                           Milliseconds timeout) = 0;
+  // Where those that are left meet when the group is broken: a store, and keys that no other group has.
+  virtual RollCall roll_call() = 0;
+
+ protected:
+  std::vector<int> gone() const {
+    std::vector<int> ranks;
+    for (int r = 0; r < control_->ranks(); ++r)
+      if (control_->presence(r) != ControlBlock::Presence::here) ranks.push_back(r);
+    return ranks;
+  }
 
  private:
   std::shared_ptr<ControlBlock> control_;
@@ -45,16 +55,19 @@ class ShmRank {
 
   ControlBlock& control() { return group_->control(); }
   Channel& host_channel() { return host_channel_; }
-  // Any collective but an exchange; blocks. Tells the owner of a failure.
+  // Any collective but an exchange, or a batch of sends and receives; blocks. Tells the owner of a failure.
   void perform(const Collective& collective);
+  void perform(const std::vector<Collective>& transfers);
   // To be called by the host thread before it puts a collective on a stream or makes an exchange.
   //
   // Where ranks share a device whose streams run by themselves, it waits until the host threads of all have come to the
   // collective. Otherwise what one rank enqueues after its call could go before what another enqueues before its own,
   // on the copy stream that they share, or in a wait for the whole device, and each would wait for the other.
   void announce(const Collective& collective, const Stream& stream = {});
+  void announce(const std::vector<Collective>& transfers, const Stream& stream);
   // The collective will not be performed: the work before it failed.
   void skip(const Collective& collective) noexcept;
+  void skip(const std::vector<Collective>& transfers) noexcept { skip(transfers[0]); }
   void disown();
 
  private:

@@ -104,7 +104,7 @@ class FileStore final : public Store {
     detail::check_key("Store.compare_set", key);
     detail::check_value("Store.compare_set", key, desired);
     const Lock lock(*this);
-    const std::string now = try_get(key).value_or("");
+    std::string now = try_get(key).value_or("");
     if (now != expected) return now;
     write(key, desired);
     return desired;

@@ -19,12 +19,19 @@ std::span<const Check> checks() {
       {"exchanges between hosts", exchanges},
       {"splits", splits},
       {"two communicators at once", two_at_once},
+      {"all_to_all of uneven parts", uneven_all_to_all},
+      {"batches of sends and receives", batches},
+      {"several tensors in one call", several_tensors},
+      {"lists that differ are an error that names both", disagreeing_lists},
       {"arguments that do not fit are refused before anything is enqueued", wrong_arguments},
       {"calls that differ are an error on every rank that names both", disagreements},
       {"a send that its receiver does not expect is an error on both sides", disagreeing_pairs},
       {"abort wakes every rank and says why", aborts},
       {"a rank that leaves is named", leaving},
       {"at the deadline the missing rank is named", deadlines},
+      {"a barrier names all that are missing", all_missing},
+      {"after a failure the ranks that are left make a communicator of their own", shrinks},
+      {"shrink without a failure: excluded and late ranks", shrinks_without_failure},
       {"after a failure every call throws it, and the ranks can go on with another communicator", after_a_failure},
   };
   return kChecks;
@@ -46,17 +53,31 @@ void expect_all(const Ranks& ranks, int count, const Body& body, Milliseconds ti
   }
 }
 
-std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts,
-                       const std::function<void()>& body) {
+std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts, const std::function<void()>& body,
+                       int named) {
   try {
     body();
     synchronize(current_stream(comm.device()), kPatience);
   } catch (const CommError& error) {
-    return missing(error.what(), parts);
+    const std::string wrong = missing(error.what(), parts);
+    if (!wrong.empty() || named < 0) return wrong;
+    if (error.rank != named) return cat("expected rank ", named, " to be named: ", error.what());
+    return comm.failure() && comm.failure()->rank == named ? "" : "expected failure() to name that rank, too";
   } catch (const std::exception& error) {
     return std::string("not a CommError: ") + error.what();
   }
   return "expected a CommError, got none";
+}
+
+std::string refused(std::initializer_list<std::string> parts, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InvalidArgument& error) {
+    return missing(error.what(), parts);
+  } catch (const std::exception& error) {
+    return std::string("not an InvalidArgument: ") + error.what();
+  }
+  return cat("expected an InvalidArgument with ", *parts.begin(), ", got none");
 }
 
 Tensor tensor_of(const std::vector<double>& values, DType dtype, Device device) {

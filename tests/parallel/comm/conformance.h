@@ -39,6 +39,7 @@ struct Ranks {
   bool compares = true;         // calls that differ are an error at once that names both
   bool names_missing = true;    // at the deadline, the error names who has not come
   bool notices_leaving = true;  // a rank that has destroyed its communicator is named at once
+  bool shrinks = true;          // the ranks that are left can go on
   std::vector<DType> dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16,
                                DType::i32, DType::i64, DType::u8,  DType::boolean};
 };
@@ -60,8 +61,11 @@ void expect_all(const Ranks& ranks, int count, const Body& body, Milliseconds ti
 std::vector<int> counts(const Ranks& ranks, int fewest = 1);
 
 // Calls `body`, waits for the current stream, and returns "" when one of the two threw a CommError whose message has
-// all the parts.
-std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts, const std::function<void()>& body);
+// all the parts, and which names the rank `named` (-1: any).
+std::string comm_error(Communicator& comm, std::initializer_list<std::string> parts, const std::function<void()>& body,
+                       int named = -1);
+// "" when `body` throws an InvalidArgument with all the parts.
+std::string refused(std::initializer_list<std::string> parts, const std::function<void()>& body);
 
 Tensor tensor_of(const std::vector<double>& values, DType dtype, Device device);
 // "" when the tensor has these elements, else the first that differs.
@@ -77,12 +81,19 @@ void send_and_receive(const Ranks& ranks);
 void exchanges(const Ranks& ranks);
 void splits(const Ranks& ranks);
 void two_at_once(const Ranks& ranks);
+void uneven_all_to_all(const Ranks& ranks);
+void batches(const Ranks& ranks);
+void several_tensors(const Ranks& ranks);
+void disagreeing_lists(const Ranks& ranks);
+void shrinks(const Ranks& ranks);
+void shrinks_without_failure(const Ranks& ranks);
 void wrong_arguments(const Ranks& ranks);
 void disagreements(const Ranks& ranks);
 void disagreeing_pairs(const Ranks& ranks);
 void aborts(const Ranks& ranks);
 void leaving(const Ranks& ranks);
 void deadlines(const Ranks& ranks);
+void all_missing(const Ranks& ranks);
 void after_a_failure(const Ranks& ranks);
 
 }  // namespace conformance

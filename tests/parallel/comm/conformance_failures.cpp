@@ -9,18 +9,6 @@ Tensor ones_of(Communicator& comm, std::int64_t count, DType dtype = DType::f32)
   return tensor_of(std::vector<double>(static_cast<std::size_t>(count), 1), dtype, comm.device());
 }
 
-// "" when `body` throws an InvalidArgument with all the parts.
-std::string refused(std::initializer_list<std::string> parts, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const InvalidArgument& error) {
-    return missing(error.what(), parts);
-  } catch (const std::exception& error) {
-    return std::string("not an InvalidArgument: ") + error.what();
-  }
-  return "expected an InvalidArgument, got none";
-}
-
 struct Difference {
   const char* what;
   std::function<void(Communicator&)> usual, odd;  // odd: the last rank's
@@ -65,6 +53,8 @@ void wrong_arguments(const Ranks& ranks) {
                refused({"[all_reduce]", "dtype"}, [&] { comm.all_reduce(x, ones_of(comm, x.count(), DType::i32)); }),
                refused({"[all_reduce]", "avg", "i64"},
                        [&] { comm.all_reduce(ones_of(comm, 2, DType::i64), RedOp::avg); }),
+               refused({"[all_reduce]", "avg", "bool"},
+                       [&] { comm.all_reduce(ones_of(comm, 2, DType::boolean), RedOp::avg); }),
                refused({"[all_reduce]", "apart"}, [&] { comm.all_reduce(x.narrow(0, 0, 2), x.narrow(0, 1, 2)); }),
                refused({"[broadcast]", "got 9"}, [&] { comm.broadcast(x, 9); }),
                refused({"[all_gather]", "times"}, [&] { comm.all_gather(x, ones_of(comm, x.count() + 1)); }),
@@ -86,19 +76,21 @@ void disagreements(const Ranks& ranks) {
   if (!ranks.compares) return;
   for (const int n : counts(ranks, 2)) {
     for (const Difference& difference : differences()) {
-      expect_all(ranks, n, [&](Communicator& comm) -> std::string {
-        const Tensor x = ones_of(comm, 2);
-        comm.all_reduce(x);  // number 1
-        const bool odd = comm.rank() == comm.size() - 1;
-        const std::string wrong = comm_error(
-            comm, {difference.usual_call, difference.odd_call, "number 2", "rank 0", cat("rank ", comm.size() - 1)},
-            [&] { odd ? difference.odd(comm) : difference.usual(comm); });
-        if (!wrong.empty()) return cat(difference.what, ": ", wrong);
-        if (!comm.broken()) return "expected it to be broken";
-        if (comm.failure()->rank != comm.size() - 1 && comm.size() > 2)
-          return cat("expected the last rank to be named, got ", comm.failure()->rank);
-        return "";
-      });
+      for (const int odd : {n - 1, 0}) {
+        expect_all(ranks, n, [&](Communicator& comm) -> std::string {
+          const Tensor x = ones_of(comm, 2);
+          comm.all_reduce(x);  // number 1
+          const std::string wrong =
+              comm_error(comm, {difference.usual_call, difference.odd_call, "number 2", "rank 0", "rank "},
+                         [&] { comm.rank() == odd ? difference.odd(comm) : difference.usual(comm); });
+          if (!wrong.empty()) return cat(difference.what, ": ", wrong);
+          if (!comm.broken()) return "expected it to be broken";
+          const int named = n > 2 ? odd : 1;  // of two, nobody is the odd one
+          if (comm.failure()->rank != named)
+            return cat("expected rank ", named, " to be named, got ", comm.failure()->rank);
+          return "";
+        });
+      }
     }
   }
 }
@@ -107,9 +99,15 @@ void disagreeing_pairs(const Ranks& ranks) {
   if (!ranks.compares) return;
   for (const int n : counts(ranks, 2)) {
     expect_all(ranks, n, [](Communicator& comm) -> std::string {
-      if (comm.rank() > 1) return "";
-      return comm_error(comm, {"send(f32, 3 elements)", "recv(f32, 4 elements)", "rank 0", "rank 1", "number 1"},
-                        [&] { comm.rank() == 0 ? comm.send(ones_of(comm, 3), 1) : comm.recv(ones_of(comm, 4), 0); });
+      // The others hear of it where they wait for all.
+      return comm_error(
+          comm, {"send(f32, 3 elements)", "recv(f32, 4 elements)", "rank 0", "rank 1", "number 1"},
+          [&] {
+            if (comm.rank() == 0) comm.send(ones_of(comm, 3), 1);
+            if (comm.rank() == 1) comm.recv(ones_of(comm, 4), 0);
+            comm.all_reduce(ones_of(comm, 1));
+          },
+          1);
     });
   }
 }
@@ -171,6 +169,25 @@ void deadlines(const Ranks& ranks) {
         return wrong;
       });
     }
+  }
+}
+
+void all_missing(const Ranks& ranks) {
+  if (!ranks.names_missing) return;
+  for (const int n : counts(ranks, 3)) {
+    expect_all(ranks, n, [&](Communicator& comm) -> std::string {
+      // Rank 0 alone comes; the others stay until it has been told.
+      const std::unique_ptr<Communicator> side = comm.split(0);
+      std::string wrong;
+      if (comm.rank() == 0) {
+        comm.set_timeout(Milliseconds(100));
+        wrong = comm_error(comm, {"100 ms"}, [&] { comm.barrier(); });
+        for (int r = 1; r < comm.size() && wrong.empty(); ++r)
+          wrong = missing(comm.failure()->what(), {cat("rank ", r)});
+      }
+      side->barrier();
+      return wrong;
+    });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/ranks/connect_store.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/parallel/comm/store/tcp_store_server.h"
@@ -251,4 +252,12 @@ TEST_CASE("ranks connect to the store of their job") {
   CHECK(connect_store(RankInfo{})->add("n", 1) == 1);
   CHECK(missing(message_of<InvalidArgument>([] { connect_store({.rank = 1, .size = 2, .source = "OpenMPI"}); }),
                 {"expected the address of a store (LOCKSTEP_STORE=host:port"}) == "");
+}
+
+TEST_CASE("ranks: a communicator is made for the rank that the launcher says, whatever else is asked for") {
+  const Environment launched({{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}});
+  const auto said = message_of<Error>([] { make_communicator({.device = accelerators().at(0)}); });
+  CHECK(missing(said, {"3 ranks"}) == "");
+  const CommunicatorOptions given{.rank = {.rank = 2, .size = 5}};
+  CHECK(given.rank.size == 5);
 }
