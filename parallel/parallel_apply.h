@@ -141,9 +141,9 @@ Device device_of(const F& function, const Input& input, std::size_t replica) {
 // their random numbers depend on the caller's seed and call and on the replica's index alone.
 //
 // Throws InvalidArgument for counts that differ, a device that comes twice or cannot be told; ReplicaError, after all
-// have returned, when some threw (the lowest replica's exception is nested in it); TimeoutError when some did not
-// return in time (they keep what they use, their devices answer DeviceError until they return); DeviceError at once for
-// such a device; Error when called from inside a replica.
+// have returned, when some threw (nested in it is the exception of the lowest replica that did not just wait in vain
+// for another one); TimeoutError when some did not return in time (they keep what they use, their devices answer
+// DeviceError until they return); DeviceError at once for such a device; Error when called from inside a replica.
 template <class F, class Input>
 auto parallel_apply(const std::vector<F>& replicas, std::vector<Input> inputs,
                     const std::optional<std::vector<Device>>& devices = std::nullopt,

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/replicas/replica_group.h"
+#include "lockstep/parallel/replicas/with_streams.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -45,11 +47,15 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 31);
 }
 
-template <class F>
-void with_streams(std::span<detail::StreamBody* const> streams, F&& body) {
-  if (streams.empty()) return body();
-  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *streams.front());
-  with_streams(streams.subspan(1), body);
+// Whether a replica threw it of its own accord, not because another one did not come to where they meet.
+bool is_own(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ReplicaGroup::Failure&) {
+    return false;
+  } catch (...) {
+    return true;
+  }
 }
 
 }  // namespace
@@ -70,6 +76,7 @@ ReplicaCall::ReplicaCall(std::span<const Device> devices)
     replicas_[i].device = devices[i];
     if (count_ > 1) replicas_[i].deferred.emplace(devices[i]);
   }
+  if (count_ > 1) group_ = std::make_unique<ReplicaGroup>(std::vector<Device>(devices.begin(), devices.end()));
 }
 
 ReplicaCall::~ReplicaCall() { stop_reading(); }
@@ -83,6 +90,8 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   if (mine.deferred) context.gradient_sink = &*mine.deferred;
   const ContextScope scope(context);
   const InReplica inside;
+  std::optional<ReplicaGroup::Scope> member;
+  if (group_) member.emplace(*group_, static_cast<int>(replica));
   const Reading reading(&reading_);
   try {
     const AutocastThread casts;
@@ -90,6 +99,7 @@ void ReplicaCall::run_in_context(std::size_t replica) {
   } catch (...) {
     mine.error = std::current_exception();
   }
+  if (group_) group_->leave(static_cast<int>(replica), mine.error);
   mine.sequence = thread_context().sequence;
 }
 
@@ -149,17 +159,18 @@ void ReplicaCall::drop_deferred_gradients() {
 
 void ReplicaCall::throw_failures() {
   std::vector<ReplicaError::Failure> failures;
-  std::exception_ptr lowest;
+  std::exception_ptr lowest, lowest_own;
   for (std::size_t i = 0; i < count_; ++i) {
     // Taken out of the call: a task that comes after the deadline may be the last to let go of that.
     const std::exception_ptr error = std::exchange(replicas_[i].error, nullptr);
     if (!error) continue;
     if (!lowest) lowest = error;
+    if (!lowest_own && is_own(error)) lowest_own = error;
     failures.push_back({static_cast<int>(i), replicas_[i].device, describe(error)});
   }
   if (!lowest) return;
   try {
-    std::rethrow_exception(lowest);
+    std::rethrow_exception(lowest_own ? lowest_own : lowest);
   } catch (...) {
     std::throw_with_nested(ReplicaError(std::move(failures)));
   }
@@ -173,10 +184,14 @@ void ReplicaCall::give_up(Milliseconds timeout) {
     if (before == Progress::pending) late.push_back(i);
   }
   if (late.empty()) return;  // just in time
+  // After that: who is let go here was late, however soon it returns.
+  const std::vector<bool> waited =
+      group_->fail("[parallel_apply] expected every replica to return before the deadline of the call");
 
   std::string running, failed;
   for (const std::size_t i : late) {
-    running += cat(running.empty() ? "" : ", ", "replica ", i, " on ", replicas_[i].device);
+    running += cat(running.empty() ? "" : ", ", "replica ", i, " on ", replicas_[i].device,
+                   waited[i] ? " (which waits for others)" : "");
   }
   for (std::size_t i = 0; i < count_; ++i) {
     if (std::find(late.begin(), late.end(), i) != late.end()) continue;
@@ -220,6 +235,7 @@ void run_replicas(const std::shared_ptr<ReplicaCall>& call, Milliseconds timeout
   const std::size_t posted = call->post_all(call, refused);
   for (std::size_t i = posted; i < call->count_; ++i) {
     call->replicas_[i].progress.store(ReplicaCall::Progress::finished, std::memory_order_relaxed);
+    call->group_->leave(static_cast<int>(i), refused);
     call->join_->done();
   }
   LOCKSTEP_EDGE(if (!call->join_->wait(Deadline::after(timeout))) call->give_up(timeout));

@@ -16,6 +16,8 @@
 
 namespace lockstep::detail {
 
+class ReplicaGroup;
+
 // One call of several replicas. Each task shares it, so that a replica that outlives its deadline finds everything it
 // uses still there. A task lets go of it before it says that it is done: where no deadline has passed, the call dies in
 // its caller's thread, and the code of a plug-in that derives from this may be unloaded once run_replicas() returns.
@@ -55,7 +57,8 @@ class LOCKSTEP_API ReplicaCall {
   std::unique_ptr<Substitution> substitution_;  // what the caller's scopes say: they may end before a late replica
   std::size_t count_;
   std::unique_ptr<Replica[]> replicas_;
-  std::shared_ptr<Join> join_;  // apart: what tasks tell last, when they hold nothing else of the call
+  std::unique_ptr<ReplicaGroup> group_;  // of several
+  std::shared_ptr<Join> join_;           // apart: what tasks tell last, when they hold nothing else of the call
 };
 
 // Runs all replicas and returns when all have returned: one in the calling thread, several on their device threads.

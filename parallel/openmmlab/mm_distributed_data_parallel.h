@@ -29,11 +29,12 @@ struct MMDistributedDataParallelOptions {
   std::vector<std::string> ignore = {};
   int backwards_per_forward = 1;
   std::optional<Milliseconds> timeout = std::nullopt;
+  DdpMixedPrecision mixed_precision = {};
 
   DistributedDataParallelOptions distributed() const {
     return {bucket_cap_mb,           first_bucket_mb, broadcast_buffers, find_unused_parameters,
             gradient_as_bucket_view, static_graph,    init_sync,         ignore,
-            backwards_per_forward,   timeout};
+            backwards_per_forward,   timeout,         mixed_precision};
   }
 };
 

@@ -82,6 +82,8 @@ Plan agreed_plan(ModuleBase& root, Communicator& communicator) {
 
 SeparateCore::SeparateCore(ModuleBase& root, Communicator& communicator, const DistributedDataParallelOptions& options)
     : communicator_(communicator), options_(options) {
+  LOCKSTEP_CHECK(!options.mixed_precision.on(), kName,
+                 " expected no mixed_precision, which casts the arguments of the whole module");
   const Plan plan = agreed_plan(root, communicator);
   for (const std::string& ignored : options_.ignore)
     LOCKSTEP_CHECK(std::any_of(plan.averaged.begin(), plan.averaged.end(),

@@ -61,8 +61,7 @@ std::vector<Tensor> grad(std::span<const Tensor> outputs, std::span<const Tensor
       LOCKSTEP_CHECK(task->capture_reached[i], "[grad] expected outputs that depend on every input, but input ", i,
                      ", ", inputs[i].describe(),
                      ", does not take part; pass allow_unused = true for an undefined gradient");
-  task->run();
-  return std::move(task->captured);
+  return task->run();
 }
 
 namespace detail {

@@ -27,7 +27,7 @@ GraphTask*& GraphTask::current() {
 
 GraphTask::GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode mode)
     : roots_(std::move(roots)), captures_(std::move(captures)), mode_(mode), context_(thread_context()) {
-  captured.resize(captures_.size());
+  captured_.resize(captures_.size());
   capture_reached.resize(captures_.size());
   context_.grad_enabled = mode_.create_graph;
   context_.autocast = false;  // gradients have the dtypes of the forward
@@ -54,18 +54,22 @@ void GraphTask::Claims::release() {
 
 // ---- running it
 
-void GraphTask::run() {
+std::vector<Tensor> GraphTask::run() {
+  // When nothing runs any more, a worker may still be the last to let go of this object. What it held of the caller's
+  // must not die in that thread, after the caller has gone on (and has unloaded the code of a node, say).
+  struct Forget {
+    GraphTask& task;
+    ~Forget() { task.forget(); }
+  } forget{*this};
   remaining_ = states_.size();
   {
     ContextScope context(context_);
     start();
     wait_for_workers();
-    // From here on nothing runs any more; the workers may hold on to this object for a moment longer.
     struct Release {
       Claims& claims;
       ~Release() { claims.release(); }
     } release{claims_};
-    // Taken out of the task, which a worker may be the last to let go of.
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
     if (!owned_.empty()) sink_->finish(std::move(owned_));
@@ -83,6 +87,20 @@ void GraphTask::run() {
     throw;
   }
   current() = outer;
+  return std::move(captured_);
+}
+
+// Does nothing when nodes are left to run: either it never started, and has one owner, or it ran out of time, and what
+// still runs needs all of it.
+void GraphTask::forget() noexcept {
+  if (remaining_.load(std::memory_order_acquire) != 0) return;
+  states_.clear();
+  captured_.clear();
+  callbacks.clear();
+  owned_.clear();
+  rows_.clear();
+  captures_.clear();
+  roots_.clear();
 }
 
 // Nothing runs yet, so what throws here leaves nothing behind.
@@ -211,7 +229,7 @@ void GraphTask::execute(std::uint32_t index) {
       if (node.hooks && !(node.is_leaf() && state.owner)) run_gradient_hooks(node, outputs);
       if (state.captured)
         for (std::size_t c = 0; c < captures_.size(); ++c)
-          if (captures_[c].node.get() == &node) captured[c] = outputs[captures_[c].index];
+          if (captures_[c].node.get() == &node) captured_[c] = outputs[captures_[c].index];
       if (is_for_sink(state)) [[unlikely]] {
         give_to_sink(state, std::move(outputs[0]), {});
       } else if (node.is_leaf() ? mode_.accumulate : state.runs) {
@@ -352,7 +370,7 @@ void GraphTask::finish_node() noexcept {
 
 void GraphTask::fail(std::exception_ptr error) noexcept {
   std::lock_guard lock(mutex_);
-  if (!error_) error_ = error;
+  if (!error_) error_ = std::move(error);
   failed_ = true;
 }
 

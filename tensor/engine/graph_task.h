@@ -28,10 +28,9 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   GraphTask(std::vector<Root> roots, std::vector<Edge> captures, Mode mode);
 
   // Blocks until every node has run or was skipped; throws the first error. Mirror gradients are reduced and callbacks
-  // have run when it returns.
-  void run();
+  // have run when it returns. Gives what arrived at the captures.
+  std::vector<Tensor> run();
 
-  std::vector<Tensor> captured;       // by capture
   std::vector<bool> capture_reached;  // whether the roots depend on it
   std::vector<std::function<void()>> callbacks;
   std::mutex callbacks_mutex;  // nodes of several workers may add
@@ -124,9 +123,11 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void finish_node() noexcept;
   void fail(std::exception_ptr error) noexcept;
   void join_streams();
+  void forget() noexcept;
 
   std::vector<Root> roots_;
   std::vector<Edge> captures_;
+  std::vector<Tensor> captured_;  // by capture
   Mode mode_;
   ThreadContext context_;
   std::vector<State> states_;

@@ -1,5 +1,6 @@
 #include "lockstep/tensor/nn/norm.h"
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
@@ -7,6 +8,28 @@
 namespace lockstep {
 namespace {
 Tensor on(const Parameter& parameter, Device device) { return parameter.defined() ? parameter.on(device) : Tensor(); }
+
+Tensor in(DType dtype, const Tensor& x) { return x.defined() ? x.to(dtype) : x; }
+
+// Like the operation, of floating dtypes that differ, as in mixed precision: computed in the widest, at least f32.
+Tensor batch_norm_of_any(const Tensor& x, const Tensor& weight, const Tensor& bias, BatchNormState state) {
+  DType widest = x.dtype();
+  bool same = true;
+  for (const Tensor& each : {weight, bias, state.running_mean, state.running_var}) {
+    if (!each.defined()) continue;
+    same = same && each.dtype() == x.dtype();
+    widest = promote_types(widest, each.dtype());
+  }
+  if (same || !is_floating(x.dtype()) || detail::widens(x)) return batch_norm(x, weight, bias, state);
+  widest = promote_types(widest, DType::f32);
+  const Tensor mean = state.running_mean, var = state.running_var;
+  state.running_mean = in(widest, mean), state.running_var = in(widest, var);
+  const Tensor y = batch_norm(in(widest, x), in(widest, weight), in(widest, bias), state);
+  for (auto [kept, now] : {std::pair{mean, state.running_mean}, std::pair{var, state.running_var}})
+    if (state.training && kept.defined() && kept.dtype() != widest) kept.copy_(now);
+  return y.to(x.dtype());
+}
+
 }  // namespace
 
 BatchNorm::BatchNorm(const char* name, std::int64_t channels, const BatchNormOptions& options, int least_rank,
@@ -32,11 +55,16 @@ void BatchNorm::members(Members& m) {
   m("num_batches_tracked", num_batches_tracked);
 }
 
-Tensor BatchNorm::forward(const Tensor& x) const {
+void BatchNorm::check_rank(const Tensor& x) const {
   LOCKSTEP_CHECK(x.rank() >= least_rank_ && x.rank() <= largest_rank_, "[", name_, "] expected an input of rank ",
                  least_rank_, " to ", largest_rank_, ", got ", x);
-  const Device device = x.device();
+}
+
+Tensor BatchNorm::forward(const Tensor& x) const {
   const bool training = is_training();
+  if (training && shared_ && shared_->shares(x.device())) return forward_shared(x);
+  check_rank(x);
+  const Device device = x.device();
   const Tensor w = on(weight, device), b = on(bias, device);
   Tensor mean = on(running_mean, device), var = on(running_var, device);
   BatchNormState state{.running_mean = mean,
@@ -49,7 +77,7 @@ Tensor BatchNorm::forward(const Tensor& x) const {
     state.running_mean = zeros_like(mean);
     state.running_var = zeros_like(var);
   }
-  Tensor y = batch_norm(x, w, b, state);
+  Tensor y = batch_norm_of_any(x, w, b, state);
   if (!tracks) return y;
   Tensor batches = num_batches_tracked.on(device);
   batches.add_(1);

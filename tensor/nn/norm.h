@@ -1,9 +1,11 @@
 // Normalisation layers. Parameters and buffers begin on cpu, in DefaultDType, with PyTorch's names.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/shared_statistics.h"
 
 namespace lockstep {
 
@@ -16,6 +18,13 @@ struct BatchNormOptions {
 
 // In training normalises each channel by the statistics of the batch and updates the running ones; in evaluation uses
 // the running ones. weight, bias, running_mean, running_var [channels]; num_batches_tracked (i64, rank 0).
+//
+// Any floating input goes with any floating parameters and statistics: it is computed in the widest of their dtypes, at
+// least in f32 where they differ, and has the input's.
+//
+// With shared statistics (convert_sync_batchnorm) the batch of a training is that of all members together. A piece may
+// be empty then. A batch with fewer than two values per channel in all is normalised by what there is, and leaves the
+// running statistics and num_batches_tracked alone.
 class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
  public:
   // Throws InvalidArgument unless the rank of x is one of the layer's, and, in training, each channel has more than one
@@ -24,6 +33,11 @@ class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
   void members(Members& m) override;
   const BatchNormOptions& options() const { return options_; }
 
+  // Null: statistics of each input by itself, as at first. Copies of the norm, deep ones too, share what it has when
+  // they are made. Not while the norm is called.
+  void share(std::shared_ptr<const SharedStatistics> statistics) { shared_ = std::move(statistics); }
+  const std::shared_ptr<const SharedStatistics>& shared() const { return shared_; }
+
   Parameter weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
 
@@ -31,9 +45,14 @@ class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
   BatchNorm(const char* name, std::int64_t channels, const BatchNormOptions& options, int least_rank, int largest_rank);
 
  private:
+  void check_rank(const Tensor& x) const;
+  Tensor forward_shared(const Tensor& x) const;
+  Tensor normalize_shared(const Tensor& x) const;
+
   const char* name_;
   BatchNormOptions options_;
   int least_rank_, largest_rank_;
+  std::shared_ptr<const SharedStatistics> shared_;
 };
 
 // x [batch, channels] or [batch, channels, length].

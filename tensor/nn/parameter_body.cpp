@@ -36,7 +36,7 @@ bool Slot::refresh_failed() {
 
 // ---- ParameterBody
 
-ParameterBody::ParameterBody(Tensor value, bool buffer, bool requires_grad)
+ParameterBody::ParameterBody(const Tensor& value, bool buffer, bool requires_grad)
     : shape(value.shape()), dtype(value.dtype()), is_buffer(buffer) {
   LOCKSTEP_CHECK(value.is_leaf(), "[parameter] expected a value outside any graph, got ", value.describe(),
                  "; detach() it first");

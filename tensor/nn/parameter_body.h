@@ -54,7 +54,7 @@ struct Slot {
 
 class ParameterBody final : public LeafOwner, public std::enable_shared_from_this<ParameterBody> {
  public:
-  ParameterBody(Tensor value, bool is_buffer, bool requires_grad);
+  ParameterBody(const Tensor& value, bool is_buffer, bool requires_grad);
   ParameterBody(const Shape& shape, DType dtype);  // uninitialised
   ~ParameterBody();
   ParameterBody(const ParameterBody&) = delete;

@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 // Ranges smaller than this are not worth sending around: home sums them alone.
-constexpr std::size_t kBalanceBytes = 64 * 1024;
+constexpr std::size_t kBalanceBytes = 64 << 10;
 
 [[noreturn]] void fail_moved(const ParameterBody& body) {
   throw Error(cat("[backward] expected ", body.describe(),

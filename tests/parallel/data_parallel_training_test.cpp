@@ -18,11 +18,6 @@ struct Normed : Module<Normed> {
   Tensor forward(const Tensor& x) const { return out(relu(norm(in(x)))); }
   void members(Members& m) override { m("in", in), m("norm", norm), m("out", out); }
 };
-Normed normed() {
-  const DefaultDType f64(DType::f64);
-  manual_seed(3);
-  return Normed{};
-}
 
 std::uint64_t raw_allocations(const std::vector<Device>& devices) {
   std::uint64_t count = 0;
@@ -54,7 +49,7 @@ TEST_CASE("steps with changing batch sizes: the parameters of one device") {
 }
 
 TEST_CASE("running statistics: those of devices[0] persist") {
-  Normed module = normed();
+  Normed module = seeded<Normed>(3);
   auto net = DataParallel(deep_copy(module), {.devices = devices_at({3, 1})});
   const Tensor x = noise({8, 3}, 1);
   // On home alone, with the first half of the batch.
@@ -73,7 +68,7 @@ TEST_CASE("running statistics: those of devices[0] persist") {
 
 TEST_CASE("steady-state inference replicates nothing and allocates no raw memory") {
   for (const auto& devices : device_sets()) {
-    auto net = DataParallel(normed(), {.devices = devices});
+    auto net = DataParallel(seeded<Normed>(3), {.devices = devices});
     net.eval();
     const NoGrad off;
     const Tensor x = noise({16, 3}, 1, devices[0]);
@@ -90,7 +85,7 @@ TEST_CASE("steady-state inference replicates nothing and allocates no raw memory
 TEST_CASE("training allocates no raw memory after warm-up") {
   support::needs_devices(5);
   for (const auto& devices : {first_devices(2), devices_at({4, 0, 2})}) {
-    auto net = DataParallel(normed(), {.devices = devices});
+    auto net = DataParallel(seeded<Normed>(3), {.devices = devices});
     SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
     const Tensor x = noise({12, 3}, 1, devices[0]), t = noise({12, 2}, 2, devices[0]);
     const auto step = [&] {
@@ -108,7 +103,7 @@ TEST_CASE("training allocates no raw memory after warm-up") {
 TEST_CASE("after a step exactly the changed parameters and buffers are copied to every mirror") {
   support::needs_devices(8);
   for (const auto& devices : {first_devices(2), first_devices(3), devices_at({4, 0, 2, 7, 1})}) {
-    auto net = DataParallel(normed(), {.devices = devices});
+    auto net = DataParallel(seeded<Normed>(3), {.devices = devices});
     net.module().out.weight.set_requires_grad(false);
     std::vector<Parameter> trained;
     std::uint64_t changing = 0;

@@ -32,7 +32,7 @@ TEST_CASE("a call dies in the thread of its caller, not in a device's") {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 16; ++caller)
     callers.emplace_back([&] {
-      for (int i = 0; i < 500; ++i) {
+      for (int i = 0; i < 2000; ++i) {
         std::thread::id died;
         {
           const auto call = std::make_shared<Mortal>(devices, died);

@@ -101,6 +101,14 @@ class Latch {
   bool open_ = false;
 };
 
+// In f64, from random numbers that are the same for the same seed.
+template <class M>
+M seeded(std::uint64_t seed) {
+  const DefaultDType f64(DType::f64);
+  manual_seed(seed);
+  return M();
+}
+
 // x * weight, element by element: [.., n] with n weights.
 struct Scale : Module<Scale> {
   Parameter weight;

@@ -21,6 +21,7 @@
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/openmmlab/fewshot/data.h"
 #include "lockstep/parallel/openmmlab/fewshot/meta_test_parallel.h"
+#include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
 #include "lockstep/tensor/data/random_engine.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
@@ -192,6 +193,7 @@ std::vector<TaskResult> test_tasks(const M& model, const Tasks& tasks, const Met
   std::vector<TaskResult> results;
   if (first >= tasks.size()) return results;
   MetaTestParallel<M> prepared(deep_copy(model));
+  revert_sync_batchnorm(prepared);  // each rank has tasks of its own
   const auto test = [&](const Tasks& given) {
     for (std::int64_t id = first; id < given.size(); id += step) {
       results.push_back(test_single_task(prepared, given.get(id), id, config));
@@ -220,10 +222,11 @@ std::vector<TaskResult> test_tasks(const M& model, const Tasks& tasks, const Met
 }  // namespace detail
 
 // Deep-copies the model, or that in a wrapper (DataParallel, MMDistributedDataParallel), once for all tasks and again
-// for each: the model itself is not changed. Per task: before_forward_support, the support phase, before_forward_query,
-// the queries in evaluation mode and without gradients. `tasks` is a Dataset of Episodes. What a task gives depends on
-// the model, the task and config.seed alone. Computes where the model is; blocks.
-// Throws InvalidArgument for no tasks, a confidence that is not in the table, and a config that does not fit the model.
+// for each: the model itself is not changed, and norms that share statistics are ones by themselves in the copies. Per
+// task: before_forward_support, the support phase, before_forward_query, the queries in evaluation mode and without
+// gradients. `tasks` is a Dataset of Episodes. What a task gives depends on the model, the task and config.seed alone.
+// Computes where the model is; blocks. Throws InvalidArgument for no tasks, a confidence that is not in the table, and
+// a config that does not fit the model.
 template <IsModule M, class Tasks>
 MetaTestResult meta_test(const M& model, const Tasks& tasks, const MetaTestConfig& config = {}) {
   return detail::summarise(detail::test_tasks(detail::unwrapped(model), tasks, config, 0, 1), config.confidence);

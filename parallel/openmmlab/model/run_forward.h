@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/parallel/openmmlab/model/model_output.h"
+#include "lockstep/parallel/signature.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/tree.h"
 #include "lockstep/tensor/value.h"
@@ -28,11 +29,6 @@ template <class Inputs, class Samples>
 ModelData(Inputs, Samples) -> ModelData<Inputs, Samples>;
 
 namespace detail {
-
-template <class M>
-concept HasOneForward = requires {
-  &M::forward;
-};
 
 // The model whose forward has a signature: of a wrapper, what it wraps.
 template <class M>

@@ -5,7 +5,7 @@
 namespace lockstep {
 
 OptimWrapperDict::OptimWrapperDict(std::vector<Item> items) : OptimWrapperDict() {
-  for (auto& [name, wrapper] : items) add(std::move(name), std::move(wrapper));
+  for (Item& item : items) add(std::move(item.first), std::move(item.second));
 }
 
 void OptimWrapperDict::add(std::string name, std::unique_ptr<OptimWrapper> wrapper) {

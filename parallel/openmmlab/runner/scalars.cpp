@@ -21,7 +21,7 @@ std::string shown(const std::string& name, double value) {
   };
   const auto is = [&](const char* what) { return name == what || name.ends_with(cat('.', what)); };
   if (name == "eta" && std::isfinite(value)) {
-    const auto seconds = static_cast<long long>(value + 0.5);
+    const auto seconds = std::llround(value);
     return print("%lld:%02lld:%02lld", seconds / 3600, seconds / 60 % 60, seconds % 60);
   }
   return print(is("lr") || is("momentum") ? "%.4e" : "%.4f", value);

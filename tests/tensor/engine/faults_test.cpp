@@ -1,4 +1,6 @@
 // The engine when it is used in odd ways, or wrongly.
+#include <atomic>
+#include <memory>
 #include <thread>
 
 #include "lockstep/tensor/autograd/record.h"
@@ -200,4 +202,43 @@ TEST_CASE("autograd: mistakes are told with both sides") {
   CHECK_THROWS_WITH((x * 2.0).set_requires_grad(false), Contains("mul"));
   const Tensor empty = x.narrow(0, 0, 0) * 2.0;
   CHECK_THROWS_WITH(empty.backward(), Contains("f64[0]") && Contains("one element"));
+}
+
+TEST_CASE("autograd: a graph dies in the thread that lets go of it, not in a device's") {
+  support::needs_devices(2);
+  const std::vector<Device> devices = first_devices(2);
+  // Says in which thread it dies, as the code of a plug-in would notice that is unloaded after its backward.
+  struct Witness {
+    std::shared_ptr<std::atomic<std::thread::id>> died = std::make_shared<std::atomic<std::thread::id>>();
+    std::shared_ptr<void> token() const {
+      return std::shared_ptr<void>(nullptr, [died = died](void*) { *died = std::this_thread::get_id(); });
+    }
+  };
+  const auto dies_elsewhere = [&](int caller, bool fails) {
+    const Witness rule, callback;
+    {
+      Tensor x = leaf({1, 2}, devices[static_cast<std::size_t>(caller % 2)]);
+      const Tensor there = x.to(devices[static_cast<std::size_t>((caller + 1) % 2)]);
+      const Tensor y = own(there, [fails, held = rule.token(), &callback](const Tensor& g) -> Tensor {
+        queue_backward_callback([held = callback.token()] {});
+        return fails ? throw Error("refused") : g * 2.0;
+      });
+      const Tensor loss = y.to(Device::cpu()).sum();
+      try {
+        loss.backward();
+      } catch (const Error&) {
+      }
+    }
+    const auto here = std::this_thread::get_id();
+    return *rule.died != here || *callback.died != here;
+  };
+  // Several callers, more than there are cores for: threads are interrupted everywhere.
+  std::atomic<int> elsewhere = 0;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 16; ++caller)
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < 1000; ++i) elsewhere += dies_elsewhere(caller, i % 10 == 9) ? 1 : 0;
+    });
+  for (std::thread& caller : callers) caller.join();
+  CHECK(elsewhere == 0);
 }

@@ -7,6 +7,7 @@
 #include "lockstep/parallel/openmmlab/data/data_container.h"
 #include "lockstep/parallel/openmmlab/model/model_wrapper.h"
 #include "lockstep/tensor/nn/linear.h"
+#include "lockstep/tensor/nn/rnn.h"
 #include "parallel/support.h"
 
 namespace {
@@ -45,6 +46,12 @@ struct TakesContainers : Module<TakesContainers> {
   }
   void before_forward_query(const Tensor&) {}
   void members(Members& m) override { m("weight", weight); }
+};
+
+struct Reads : Module<Reads> {
+  GRU gru{1, 2};
+  PackedSequence forward(const PackedSequence& x) const { return gru(x).output; }
+  void members(Members& m) override { m("gru", gru); }
 };
 
 struct Nothing : Module<Nothing> {
@@ -121,6 +128,14 @@ TEST_CASE("MetaTestParallel: a tensor without dimensions is taken as it is, wher
     CHECK(wrapper(number).rank() == 0);
     CHECK(wrapper.before_forward_query(number).item<double>() == 3.5);
   }
+}
+
+TEST_CASE("MetaTestParallel: packed sequences are moved whole") {
+  MetaTestParallel wrapper(Reads{});
+  wrapper.to(kFirst);
+  const PackedSequence got = wrapper(pack_sequence({zeros({1, 1}), zeros({3, 1})}, false));
+  CHECK(got.data.device() == kFirst);
+  CHECK(got.lengths() == std::vector<std::int64_t>{1, 3});
 }
 
 TEST_CASE("MetaTestParallel: a deep copy is independent of its source") {

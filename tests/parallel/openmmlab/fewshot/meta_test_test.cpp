@@ -9,6 +9,7 @@
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/openmmlab/fewshot/episodes.h"
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
+#include "lockstep/tensor/nn/norm.h"
 #include "lockstep/tensor/ops/random.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "parallel/support.h"
@@ -78,6 +79,19 @@ struct Probe : Module<Probe> {
       (*diary)(cat("before_forward_query ", weight.tensor().item<double>(), " ", batches.tensor().item<double>()));
   }
   void members(Members& m) override { m("weight", weight), m("batches", batches); }
+};
+
+// Is trained with a norm in it.
+struct NormedProbe : Module<NormedProbe> {
+  BatchNorm1d norm{1};
+  Tensor forward(const FewShotData& data, FewShotMode mode) const {
+    if (mode == FewShotMode::support) return sum(square(norm(data.img.to(DType::f32))));
+    return zeros({data.count(), 2}, {.device = data.content().device()});
+  }
+  void before_meta_test(const MetaTestConfig&) {}
+  void before_forward_support() {}
+  void before_forward_query() {}
+  void members(Members& m) override { m("norm", norm); }
 };
 
 Probe with_diary() {
@@ -227,6 +241,22 @@ TEST_CASE("meta_test: tasks are dealt round-robin, and rank 0 has the results of
     for (std::int64_t task = 0; task < 5; ++task) expected[static_cast<std::size_t>(task % ranks)].push_back(task);
     CHECK(dealt.tested == expected);
   }
+}
+
+TEST_CASE("meta_test: norms that share statistics are each rank's own in its tasks") {
+  MetaTestConfig config;
+  config.support.train = {.num_steps = 2};
+  const auto converted =
+      run_ranks(2,
+                [&](Communicator& communicator) {
+                  NormedProbe model;
+                  model.to(communicator.device());
+                  convert_sync_batchnorm(model, communicator);
+                  meta_test(model, Tasks{{2, 4, 1}}, config, communicator);  // rank 0 has one task more
+                  return revert_sync_batchnorm(model);
+                },
+                {.timeout = Milliseconds(20'000)});
+  CHECK(converted == std::vector<int>{1, 1});
 }
 
 TEST_CASE("meta_test: random numbers depend on the seed and the task alone") {
