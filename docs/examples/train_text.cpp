@@ -5,7 +5,9 @@
 #include <exception>
 
 #include "lockstep/lockstep.h"
+#include "support/mean_loss.h"
 #include "support/progress.h"
+#include "support/text_hook.h"
 #include "support/text_model.h"
 #include "support/text_options.h"
 
@@ -46,6 +48,8 @@ class Training {
         text_(text),
         communicator_(communicator),
         net_(make_model(), communicator),
+        hook_(options.hook, net_),
+        mean_loss_(communicator),
         optimizer_(net_.parameters(), {.lr = options.learning_rate, .weight_decay = 0.01}) {
     thread_context().random_stream = static_cast<std::uint64_t>(communicator.rank()) + 1;  // masks of its own
     if (o_.resume) resume();
@@ -69,21 +73,26 @@ class Training {
     const std::int64_t every = std::max<std::int64_t>(1, o_.steps / 10);
     Stopwatch watch;
     const auto rate = [&] { return static_cast<double>((step_ - begin) * tokens_per_step) / watch.seconds(); };
-    while (step_ < o_.steps) {
-      const Tensor loss = train_step();
-      const bool last = step_ == o_.steps;
-      if (step_ % 10 == 0 || step_ % every == 0 || last) {  // the same steps on every rank: it is a collective
-        const Tensor mean = loss.detach().clone();
-        communicator_.all_reduce(mean, RedOp::avg);
-        loss_ = mean.item<double>();
-        bar.update(step_, format("loss %.4f, %.0f tokens/s", loss_, rate()));
-        if (chatty && (step_ % every == 0 || last)) {
-          bar.clear();
-          say("%6lld  %8.4f  %9.0f", static_cast<long long>(step_), loss_, rate());
+    const std::int64_t mine = std::max<std::int64_t>(0, o_.steps - communicator_.rank() * o_.fewer);
+    const auto train = [&] {
+      while (step_ < mine) {
+        const Tensor loss = train_step();
+        const bool last = step_ == o_.steps;
+        if (step_ % 10 == 0 || step_ % every == 0 || last) {  // the same steps on every rank: it is a collective
+          loss_ = mean_loss_.of(loss);
+          bar.update(step_, format("loss %.4f, %.0f tokens/s", loss_, rate()));
+          if (chatty && (step_ % every == 0 || last)) {
+            bar.clear();
+            say("%6lld  %8.4f  %9.0f", static_cast<long long>(step_), loss_, rate());
+          }
         }
+        if (!o_.checkpoint.empty() && (step_ % o_.checkpoint_every == 0 || last)) save();
       }
-      if (!o_.checkpoint.empty() && (step_ % o_.checkpoint_every == 0 || last)) save();
-    }
+    };
+    if (o_.fewer > 0)
+      join({net_, mean_loss_}, train);
+    else
+      train();
     const double tokens_per_second = step_ > begin ? rate() : 0;
     bar.clear();
     communicator_.barrier();  // an error of another rank is this one's too
@@ -131,6 +140,7 @@ class Training {
     ++step_;
     optimizer_.set_lr(o_.learning_rate * std::min(1.0, static_cast<double>(step_) / 20));
     optimizer_.step();
+    hook_.after_step(net_);
     return loss;
   }
 
@@ -247,6 +257,8 @@ class Training {
   const Text& text_;
   Communicator& communicator_;
   DistributedDataParallel<Gpt> net_;
+  TextHook hook_;
+  MeanLoss mean_loss_;
   AdamW optimizer_;
   std::int64_t step_ = 0;
   double loss_ = 0;
@@ -276,7 +288,7 @@ int run(const TextOptions& options) {
   }
   std::optional<Device> device;
   if (!options.device.empty()) device = Device::parse(options.device);
-  const auto communicator = make_communicator({.rank = discover_ranks(), .device = device, .timeout = timeout});
+  const auto communicator = make_communicator({.device = device, .timeout = timeout});
   return train(options, text, *communicator);
 }
 

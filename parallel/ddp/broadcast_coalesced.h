@@ -7,7 +7,8 @@
 
 namespace lockstep::detail {
 
-// Rank `root`'s elements for all ranks, in few collectives. All tensors on the communicator's device, contiguous.
+// Rank `root`'s elements for all ranks, in few collectives. The tensors are contiguous; those on other devices than the
+// communicator's go there and back, on the current streams.
 void broadcast_coalesced(Communicator& communicator, std::span<const Tensor> tensors, int root);
 
 }  // namespace lockstep::detail

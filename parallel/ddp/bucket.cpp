@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -15,7 +16,7 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
     int bucket = -1;
     std::size_t bytes = 0, closed = 0;
   };
-  std::map<DType, Open> open;
+  std::map<std::pair<DType, int>, Open> open;
   std::vector<std::vector<int>> buckets;
   for (const int index : order) {
     const BucketEntry& entry = entries[static_cast<std::size_t>(index)];
@@ -23,7 +24,7 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
       buckets.push_back({index});
       continue;
     }
-    Open& current = open[entry.dtype];
+    Open& current = open[{entry.dtype, entry.device}];
     if (current.bucket < 0) {
       current.bucket = static_cast<int>(buckets.size());
       buckets.emplace_back();
@@ -37,21 +38,51 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
   return buckets;
 }
 
-Bucket::Bucket(std::vector<Slot> slots, DType dtype, Device device, bool sparse)
-    : slots_(std::move(slots)), dtype_(dtype), sparse_(sparse) {
+Bucket::Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool sparse)
+    : slots_(std::move(slots)), place_(gradients), sparse_(sparse) {
   for (Slot& slot : slots_) {
     slot.offset = count_;
     count_ += element_count(slot.shape);
   }
   if (sparse_) return;
-  flat_ = empty({count_}, {.dtype = dtype, .device = device});
-  for (const Slot& slot : slots_) {
-    const std::size_t element_bytes = size_of(dtype);
-    // A storage of its own: a write to one gradient is not a write to the others.
-    auto part = Storage::slice(flat_.storage(), static_cast<std::size_t>(slot.offset) * element_bytes,
-                               static_cast<std::size_t>(element_count(slot.shape)) * element_bytes);
-    gradients_.push_back(Tensor::over(std::move(part), dtype, slot.shape, contiguous_strides(slot.shape)));
+  flat_ = empty({count_}, {.dtype = reduced.dtype, .device = reduced.device});
+  parts_ = parts_of(flat_);
+  if (gradients == reduced) {
+    gradients_ = parts_;
+  } else {
+    held_ = empty({count_}, {.dtype = gradients.dtype, .device = gradients.device});
+    gradients_ = parts_of(held_);
   }
+}
+
+std::vector<Tensor> Bucket::parts_of(const Tensor& flat) const {
+  const std::size_t element_bytes = size_of(flat.dtype());
+  std::vector<Tensor> parts;
+  for (const Slot& slot : slots_) {
+    // A storage of its own: a write to one gradient is not a write to the others.
+    auto part = Storage::slice(flat.storage(), static_cast<std::size_t>(slot.offset) * element_bytes,
+                               static_cast<std::size_t>(element_count(slot.shape)) * element_bytes);
+    parts.push_back(Tensor::over(std::move(part), flat.dtype(), slot.shape, contiguous_strides(slot.shape)));
+  }
+  return parts;
+}
+
+void Bucket::send() {
+  if (apart()) flat_.copy_(held_);
+}
+
+void Bucket::receive() {
+  if (apart()) held_.copy_(flat_);
+}
+
+Bucket Bucket::zeros() const {
+  Bucket empty_one = *this;
+  empty_one.gradients_.clear();
+  empty_one.held_ = Tensor();
+  if (sparse_) return empty_one;
+  empty_one.flat_ = zeros_like(flat_);
+  empty_one.parts_ = empty_one.parts_of(empty_one.flat_);
+  return empty_one;
 }
 
 }  // namespace lockstep

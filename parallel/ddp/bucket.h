@@ -1,4 +1,7 @@
 // Buckets: gradients of several parameters in one piece of memory, reduced by one collective.
+//
+// Gradients lie where their parameters do. Where the communicator is on another device, or they are to be reduced in
+// another dtype, a bucket has a second piece of memory for that.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +17,13 @@ struct BucketEntry {
   std::size_t bytes = 0;
   DType dtype = DType::f32;
   bool sparse = false;  // gets rows as its gradient: a bucket by itself
+  int device = 0;       // number of its device among those of the module
 };
 
-// Divides entries 0, 1, …, visited in the order `order`, into buckets of one dtype. A bucket is closed when it has
-// reached its limit, so it may be larger by one entry; the n-th bucket of a dtype has the n-th limit, the last limit
-// repeats. Buckets are numbered as they are opened. The rule is that of PyTorch's compute_bucket_assignment_by_size.
+// Divides entries 0, 1, …, visited in the order `order`, into buckets of one dtype and device. A bucket is closed when
+// it has reached its limit, so it may be larger by one entry; the n-th bucket of a dtype has the n-th limit, the last
+// limit repeats. Buckets are numbered as they are opened. The rule is that of PyTorch's
+// compute_bucket_assignment_by_size.
 LOCKSTEP_API std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entries,
                                                           std::span<const int> order,
                                                           std::span<const std::size_t> limits_bytes);
@@ -31,24 +36,41 @@ class LOCKSTEP_API Bucket {
     Shape shape;
     std::int64_t offset;  // elements into flat()
   };
+  struct Place {
+    DType dtype;
+    Device device;
+    bool operator==(const Place&) const = default;
+  };
   // Not initialised. A bucket of a sparse parameter has no memory.
-  Bucket(std::vector<Slot> slots, DType dtype, Device device, bool sparse);
+  Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool sparse);
 
   const std::vector<Slot>& slots() const { return slots_; }
   bool sparse() const { return sparse_; }
-  DType dtype() const { return dtype_; }
-  std::size_t bytes() const { return static_cast<std::size_t>(count_) * size_of(dtype_); }
-  const Tensor& flat() const { return flat_; }
-  // The gradient of the i-th slot: part of flat(), with a version of its own.
+  const Place& place() const { return place_; }  // of the gradients
+  std::size_t bytes() const { return static_cast<std::size_t>(count_) * size_of(place_.dtype); }
+  // The gradient of the i-th slot, with a version of its own.
   const Tensor& gradient(std::size_t i) const { return gradients_[i]; }
 
+  // What is reduced: the gradients themselves, or, when they lie apart from it, what send() has copied; receive()
+  // copies back. Both use the current streams of the two devices.
+  const Tensor& flat() const { return flat_; }
+  const std::vector<Tensor>& parts() const { return parts_; }  // of flat(), by slot
+  bool apart() const { return held_.defined(); }
+  void send();
+  void receive();
+
+  // Another one with memory of its own for flat(), all zeros, and without gradients.
+  Bucket zeros() const;
+
  private:
+  std::vector<Tensor> parts_of(const Tensor& flat) const;
+
   std::vector<Slot> slots_;
-  DType dtype_;
+  Place place_;
   bool sparse_;
   std::int64_t count_ = 0;
-  Tensor flat_;
-  std::vector<Tensor> gradients_;
+  Tensor flat_, held_;  // held_: the gradients, where they lie apart
+  std::vector<Tensor> parts_, gradients_;
 };
 
 }  // namespace lockstep

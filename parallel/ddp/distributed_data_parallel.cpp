@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "lockstep/parallel/comm/agree.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
+#include "lockstep/parallel/ddp/mixed_precision.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/wrapped_members.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -11,10 +13,13 @@ namespace lockstep::detail {
 
 namespace {
 
+constexpr std::string_view kBuffers = "buffers";  // a step that is announced
+
 // A line per parameter and buffer that takes part: what the ranks must agree on.
 struct Listing {
   std::vector<NamedParameter> parameters, buffers;
   std::string text;
+  bool spread = false;  // over several devices
 };
 
 bool ignored(const DistributedDataParallelOptions& options, const std::string& name) {
@@ -30,19 +35,26 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
         std::any_of(parameters.begin(), parameters.end(), named) || std::any_of(buffers.begin(), buffers.end(), named),
         "[DistributedDataParallel] expected the ignored names to be the module's, got '", name, "'");
   }
-  const NamedParameter* first = nullptr;
+  std::vector<Device> devices;  // in the order in which members have them: the same on every rank
+  const NamedParameter *first = nullptr, *on_cpu = nullptr;
   for (const auto* list : {&parameters, &buffers}) {
     for (const NamedParameter& named : *list) {
       if (ignored(options, named.name)) continue;
       LOCKSTEP_CHECK(named.parameter.body()->home.defined(), "[DistributedDataParallel] expected elements, but '",
                      named.name, "' is uninitialised");
-      if (!first) first = &named;
-      LOCKSTEP_CHECK(named.parameter.device() == first->parameter.device(),
-                     "[DistributedDataParallel] expected all parameters and buffers on one device, got '", first->name,
-                     "' on ", first->parameter.device(), " and '", named.name, "' on ", named.parameter.device());
+      const Device there = named.parameter.device();
+      if (std::find(devices.begin(), devices.end(), there) == devices.end()) devices.push_back(there);
+      if (!there.is_cpu() && !first) first = &named;
+      if (there.is_cpu() && !on_cpu) on_cpu = &named;
     }
   }
-  if (first && first->parameter.device() != device) {
+  LOCKSTEP_CHECK(!first || !on_cpu,
+                 "[DistributedDataParallel] expected all parameters and buffers on one device, or none of them on the "
+                 "cpu, got '",
+                 on_cpu->name, "' on ", on_cpu->parameter.device(), " and '", first->name, "' on ",
+                 first->parameter.device());
+  listing.spread = devices.size() > 1;
+  if (devices.size() == 1 && devices[0] != device) {
     module.to(device);
     parameters = module.named_parameters(), buffers = module.named_buffers();
   }
@@ -53,9 +65,17 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
       const Tensor tensor = named.parameter.tensor();
       const bool is_parameter = list == &parameters;
       trainable |= is_parameter && named.parameter.requires_grad();
+      LOCKSTEP_CHECK(!options.mixed_precision.on() || !named.parameter.body()->sparse,
+                     "[DistributedDataParallel] expected no sparse gradients with mixed_precision, got '", named.name,
+                     "', which has them");
       listing.text += cat(is_parameter ? "parameter '" : "buffer '", named.name, "' ", tensor.dtype(), tensor.shape(),
                           " with strides ", tensor.strides(), named.parameter.requires_grad() ? "" : ", frozen",
-                          named.parameter.body()->sparse ? ", with sparse gradients" : "", '\n');
+                          named.parameter.body()->sparse ? ", with sparse gradients" : "");
+      if (listing.spread)
+        listing.text +=
+            cat(", on device ", std::find(devices.begin(), devices.end(), tensor.device()) - devices.begin(), " of ",
+                devices.size());
+      listing.text += '\n';
       (is_parameter ? listing.parameters : listing.buffers).push_back(named);
     }
   }
@@ -80,14 +100,12 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 }
 
 // Throws the same on every rank, so that none is left waiting.
-void verify(Communicator& communicator, const std::string& mine, bool good) {
-  const std::vector<std::string> all = communicator.all_gather_bytes((good ? '+' : '-') + mine);
-  for (std::size_t r = 0; r < all.size(); ++r)
-    LOCKSTEP_CHECK(all[r].starts_with('+'), "[DistributedDataParallel] rank ", r, ": ", all[r].substr(1));
+void verify(Communicator& communicator, const std::string& text, const std::string& problem) {
+  const std::vector<std::string> all = compare_notes(communicator, "DistributedDataParallel", text, problem);
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
-    const auto [on_first, on_this] = first_difference(all[0].substr(1), all[r].substr(1));
-    const auto count = [](const std::string& text) { return std::count(text.begin(), text.end(), '\n'); };
+    const auto [on_first, on_this] = first_difference(all[0], all[r]);
+    const auto count = [](const std::string& lines) { return std::count(lines.begin(), lines.end(), '\n'); };
     throw InvalidArgument(cat("[DistributedDataParallel] expected the same model on every rank, got on rank 0 ",
                               count(all[0]), " parameters and buffers, on rank ", r, " ", count(all[r]),
                               "; the first that differs: on rank 0 ", on_first, ", on rank ", r, " ", on_this));
@@ -109,6 +127,13 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
     LOCKSTEP_CHECK(options_.backwards_per_forward > 0,
                    "[DistributedDataParallel] expected at least one backward per forward, got ",
                    options_.backwards_per_forward);
+    const DdpMixedPrecision& mixed = options_.mixed_precision;
+    for (const auto& [name, dtype] : {std::pair("param_dtype", mixed.param_dtype),
+                                      {"reduce_dtype", mixed.reduce_dtype},
+                                      {"buffer_dtype", mixed.buffer_dtype}})
+      LOCKSTEP_CHECK(!dtype || is_floating(*dtype),
+                     "[DistributedDataParallel] expected a floating dtype for mixed_precision, got ", *dtype,
+                     " as its ", name);
     listing = list_members(module, communicator.device(), options_);
   } catch (const Error& e) {
     failure = e.what();
@@ -117,7 +142,7 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
   if (options_.init_sync || error) {
     if (options_.init_sync) {
       try {
-        verify(communicator, error ? failure : listing.text, !error);
+        verify(communicator, listing.text, failure);
       } catch (const InvalidArgument&) {
         if (error) std::rethrow_exception(error);  // the rank at fault has it at first hand
         throw;
@@ -129,13 +154,14 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
       for (const NamedParameter& named : *list) tensors.push_back(named.parameter.tensor());
     broadcast_coalesced(communicator, tensors, 0);
   }
+  spread_ = listing.spread;
   members_ = std::make_unique<WrappedMembers>(
-      module, communicator.device(),
-      WrappedMembers::Rules{.ignore = options_.ignore,
-                            .follow_buffers = options_.broadcast_buffers,
-                            .may_freeze = options_.find_unused_parameters || options_.static_graph});
+      module, WrappedMembers::Rules{.ignore = options_.ignore,
+                                    .follow_buffers = options_.broadcast_buffers,
+                                    .may_freeze = options_.find_unused_parameters || options_.static_graph});
   std::erase_if(listing.parameters, [](const NamedParameter& named) { return !named.parameter.requires_grad(); });
-  reducer_ = Reducer::make(std::move(listing.parameters), communicator, options_);
+  reducer_ = Reducer::make(std::move(listing.parameters), communicator, options_,
+                           [this](std::string_view step) { return announce(step); });
 }
 
 DdpCore::~DdpCore() = default;
@@ -150,20 +176,105 @@ bool DdpCore::begin_forward(const ModuleBase& module) {
   }
   const bool reduces = *local_depth_ == 0, training = module.is_training();
   reducer_->begin_forward(reduces, training);
-  if (reduces && training && options_.broadcast_buffers && !members_->buffers().empty()) {
-    std::vector<Tensor> tensors;
-    for (const Parameter& buffer : members_->buffers()) tensors.push_back(buffer.tensor());
-    broadcast_coalesced(communicator_, tensors, 0);
+  shares_buffers_ = reduces && training && options_.broadcast_buffers && !members_->buffers().empty();
+  if (!shares_buffers_) return reduces;
+  if (buffer_hook_.call) {
+    if (joined()) refuse_buffer_hook();
+    if (buffer_hook_.when == BufferHook::When::before_forward) call_buffer_hook();
+  } else {
+    broadcast_buffers(announce(kBuffers).root);
   }
   return reduces;
 }
 
 void DdpCore::end_forward(bool reduces, std::span<const Tensor> outputs) {
-  if (GradMode::enabled()) reducer_->end_forward(reduces, outputs);
+  if (!GradMode::enabled()) return;
+  reducer_->end_forward(reduces, outputs);
+  if (shares_buffers_ && buffer_hook_.call && buffer_hook_.when == BufferHook::When::after_forward) call_buffer_hook();
+}
+
+void DdpCore::call_buffer_hook() {
+  try {
+    const NoGrad no_grad;
+    buffer_hook_.call(members_->buffers(), communicator_);
+  } catch (...) {
+    const std::string error = describe(std::current_exception());
+    communicator_.check();
+    const std::string message = cat("[DistributedDataParallel] buffer hook '", buffer_hook_.name, "' failed on rank ",
+                                    communicator_.rank(), ": ", error);
+    communicator_.abort(message);
+    throw Error(message);
+  }
+}
+
+void DdpCore::register_buffer_hook(BufferHook hook) {
+  std::string problem;
+  if (!hook.call) {
+    problem = "expected a hook that can be called, got an empty function";
+  } else if (buffer_hook_.call) {
+    problem = cat("expected one hook, got '", hook.name, "' where '", buffer_hook_.name, "' is registered");
+  } else if (!options_.broadcast_buffers) {
+    problem = "expected the option broadcast_buffers, in whose place the hook works, got false";
+  }
+  agree(communicator_, "register_buffer_hook",
+        cat(hook.name, hook.when == BufferHook::When::before_forward ? " before" : " after", " the forward"), problem);
+  buffer_hook_ = std::move(hook);
+}
+
+void DdpCore::register_comm_hook(CommHook hook) {
+  agree(communicator_, "register_comm_hook", hook.name, reducer_->hook_problem(hook));
+  reducer_->set_hook(std::move(hook));
+}
+
+void DdpCore::broadcast_buffers(int root) {
+  std::vector<Tensor> tensors;
+  for (const NamedParameter& buffer : members_->buffers()) tensors.push_back(buffer.parameter.tensor());
+  broadcast_coalesced(communicator_, tensors, root);
+}
+
+// ---- mixed precision
+
+Tensor DdpCore::prepare_argument(const Tensor& argument) const {
+  const Tensor there = spread_ ? argument : argument.to(communicator_.device());
+  const std::optional<DType> dtype = options_.mixed_precision.param_dtype;
+  return dtype && there.defined() && is_floating(there.dtype()) ? there.to(*dtype) : there;
+}
+
+std::unique_ptr<MixedPrecisionScope> DdpCore::precision_scope() const {
+  const DdpMixedPrecision& dtypes = options_.mixed_precision;
+  if (!dtypes.param_dtype && !dtypes.buffer_dtype) return nullptr;
+  if (!GradMode::enabled()) members_->follow();  // else begin_forward has checked them
+  return std::make_unique<MixedPrecisionScope>(members_->parameters(), members_->all_buffers(), dtypes);
+}
+
+// ---- uneven inputs
+
+// What it does with the buffers of all ranks has no meaning for some of them.
+void DdpCore::refuse_buffer_hook() {
+  const std::string message =
+      cat("[join] expected buffers that are broadcast, but the buffer hook '", buffer_hook_.name,
+          "' is registered, of which nobody knows what it does with fewer ranks");
+  communicator_.abort(message);
+  throw NotSupported(message);
+}
+
+void DdpCore::shadow(std::string_view step, const JoinTurn& turn) {
+  if (step != kBuffers) return reducer_->shadow(step, turn);
+  members_->check();
+  broadcast_buffers(turn.root);
+}
+
+void DdpCore::take_over(int root) {
+  members_->follow();
+  std::vector<Tensor> tensors;
+  for (const Parameter& parameter : members_->parameters()) tensors.push_back(parameter.tensor());
+  for (const NamedParameter& buffer : members_->buffers()) tensors.push_back(buffer.parameter.tensor());
+  broadcast_coalesced(communicator_, tensors, root);
 }
 
 DdpLoggingData DdpCore::logging_data() const {
   DdpLoggingData data;
+  data.join_uneven_inputs = joined();
   reducer_->report(data);
   return data;
 }

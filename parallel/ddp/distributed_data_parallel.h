@@ -18,7 +18,11 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/parallel/ddp/buffer_hook.h"
+#include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/parallel/ddp/mixed_precision.h"
 #include "lockstep/parallel/ddp/options.h"
+#include "lockstep/parallel/join/join.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/tree.h"
@@ -33,26 +37,40 @@ class Reducer;
 class WrappedMembers;
 
 // What does not depend on the module's type.
-class LOCKSTEP_API DdpCore {
+class LOCKSTEP_API DdpCore final : public Joinable {
  public:
   DdpCore(ModuleBase& module, Communicator& communicator, DistributedDataParallelOptions options);
-  DdpCore(const DdpCore&) = delete;
-  DdpCore& operator=(const DdpCore&) = delete;
-  ~DdpCore();
+  ~DdpCore() override;
 
-  Communicator& communicator() const { return communicator_; }
+  Communicator& communicator() const override { return communicator_; }
   const DistributedDataParallelOptions& options() const { return options_; }
+  // Where and as what the module takes an argument.
+  Tensor prepare_argument(const Tensor& argument) const;
   // Before and after a call, in the mode of `module`. Backwards through what it computes reduce gradients when
   // `reduces`.
   bool begin_forward(const ModuleBase& module);
   void end_forward(bool reduces, std::span<const Tensor> outputs);
+  void register_comm_hook(CommHook hook);
+  void register_buffer_hook(BufferHook hook);
+  // Around the module's own call. Null: it computes as it is.
+  std::unique_ptr<MixedPrecisionScope> precision_scope() const;
+
+  void shadow(std::string_view step, const JoinTurn& turn) override;
+  void take_over(int root) override;
   DdpLoggingData logging_data() const;
 
  private:
   friend class lockstep::NoSync;
+  void broadcast_buffers(int root);
+  void call_buffer_hook();
+  [[noreturn]] void refuse_buffer_hook();
+
   Communicator& communicator_;
   const DistributedDataParallelOptions options_;
+  bool spread_ = false;  // the module, over several devices
   std::unique_ptr<WrappedMembers> members_;
+  BufferHook buffer_hook_;
+  bool shares_buffers_ = false;  // around the forward in progress
   std::shared_ptr<Reducer> reducer_;
   std::shared_ptr<int> local_depth_ = std::make_shared<int>(0);  // NoSync scopes, which may live longer
 };
@@ -98,10 +116,11 @@ class NoSync {
 template <IsModule M>
 class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
  public:
-  // Moves the module to the communicator's device and takes over the parameters and buffers of rank 0. Throws, on every
-  // rank, InvalidArgument for a module without trainable parameters, with parameters on several devices or not
-  // initialised, and for modules that differ between ranks: the first parameter or buffer that does, with both
-  // descriptions. Blocks until all ranks have come here.
+  // Moves the module to the communicator's device, unless it is spread over several devices of this rank, and takes
+  // over the parameters and buffers of rank 0. Throws, on every rank, InvalidArgument for a module without trainable
+  // parameters, with parameters that are not initialised, or on the cpu and elsewhere, and for modules that differ
+  // between ranks: the first parameter or buffer that does, with both descriptions. Blocks until all ranks have come
+  // here.
   DistributedDataParallel(M module, Communicator& communicator, DistributedDataParallelOptions options = {})
       : module_(std::make_unique<M>(std::move(module))),
         core_(std::make_unique<detail::DdpCore>(*module_, communicator, std::move(options))) {}
@@ -111,15 +130,27 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
   Communicator& communicator() const { return core_->communicator(); }
   const DistributedDataParallelOptions& options() const { return core_->options(); }
 
-  // Arguments are moved to the communicator's device, tensor by tensor, and handed on. Gradients are reduced when grad
-  // mode is on and no NoSync scope is open. The call itself communicates only in training mode: evaluation may be left
-  // to one rank.
+  // Arguments are moved to the communicator's device, tensor by tensor, and handed on; those of a module on several
+  // devices stay where they are. With mixed_precision floating ones get its param_dtype. Gradients are reduced when
+  // grad mode is on and no NoSync scope is open. The call itself communicates only in training mode: evaluation may be
+  // left to one rank.
   template <class... Args>
   auto forward(Args&&... args) const {
     return call(std::decay_t<Args>(std::forward<Args>(args))...);
   }
 
   [[nodiscard]] NoSync no_sync() const { return NoSync(*core_); }
+
+  // From now on the hook does with the gradients what it will; see comm_hook.h. Once, before the first backward that
+  // reduces. Every rank calls it, with a hook of the same name; it blocks until all have. InvalidArgument, on every
+  // rank, for a hook that differs, a second one, one that comes too late, and an empty function.
+  void register_comm_hook(CommHook hook) { core_->register_comm_hook(std::move(hook)); }
+  // From now on the hook does with the buffers what it will, in place of the broadcast from rank 0; see buffer_hook.h.
+  // Once; every rank calls it; it blocks until all have. InvalidArgument, on every rank, for a hook that differs, a
+  // second one, an empty function, and without the option broadcast_buffers.
+  void register_buffer_hook(BufferHook hook) { core_->register_buffer_hook(std::move(hook)); }
+  // For join(): ranks that have run out of inputs shadow what its forwards and backwards communicate.
+  operator Joinable&() const { return *core_; }  // NOLINT(google-explicit-constructor): join({net}, …)
   DdpLoggingData logging_data() const { return core_->logging_data(); }
 
   void members(Members& m) override { m("module", *module_); }
@@ -129,20 +160,25 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
   template <class... Args>
   auto call(Args... args) const {
     const trace::Scope span("forward");
-    const Device device = communicator().device();
-    const auto move = [&](Tensor& tensor) { tensor = tensor.to(device); };
-    (for_each_tensor(args, move), ...);
+    const auto prepare = [&](Tensor& tensor) { tensor = core_->prepare_argument(tensor); };
+    (for_each_tensor(args, prepare), ...);
     const bool reduces = core_->begin_forward(*this);
+    auto precision = core_->precision_scope();
+    const auto end = [&](std::span<const Tensor> leaves) {
+      if (precision) precision->keep_buffers();
+      precision.reset();  // a buffer hook works on the module's own
+      core_->end_forward(reduces, leaves);
+    };
     if constexpr (std::is_void_v<decltype(std::as_const(*module_)(std::move(args)...))>) {
       std::as_const (*module_)(std::move(args)...);
-      core_->end_forward(reduces, {});
+      end({});
     } else {
       auto result = std::as_const(*module_)(std::move(args)...);
       std::vector<Tensor> leaves;
       for_each_tensor(std::as_const(result), [&](const Tensor& tensor) {
         if (tensor.defined() && tensor.requires_grad() && tensor.is_leaf()) leaves.push_back(tensor);
       });
-      core_->end_forward(reduces, leaves);
+      end(leaves);
       return result;
     }
   }

@@ -35,8 +35,8 @@ std::vector<int> parse_numbers(const std::string& text) {
 // ---- life
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, Communicator& communicator,
-                                       const DistributedDataParallelOptions& options) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), communicator, options));
+                                       const DistributedDataParallelOptions& options, Announce announce) {
+  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), communicator, options, std::move(announce)));
   for (std::size_t i = 0; i < reducer->variables_.size(); ++i) {
     Variable& variable = reducer->variables_[i];
     // The leaf may outlive the reducer, and keep the hook where the parameter was frozen meanwhile.
@@ -48,13 +48,17 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, C
 }
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
-                 const DistributedDataParallelOptions& options)
-    : communicator_(communicator), options_(options), stream_(communicator.device()) {
+                 const DistributedDataParallelOptions& options, Announce announce)
+    : communicator_(communicator), options_(options), announce_(std::move(announce)), stream_(communicator.device()) {
   for (NamedParameter& named : parameters) {
     const Parameter& parameter = named.parameter;
     Variable variable;
+    const auto on_same = [&](const Stream& stream) { return stream.device() == parameter.device(); };
+    const auto at = std::find_if(streams_.begin(), streams_.end(), on_same);
+    const auto number = static_cast<int>(at - streams_.begin());
+    if (at == streams_.end()) streams_.push_back(on_same(stream_) ? stream_ : Stream(parameter.device()));
     variable.entry = {static_cast<std::size_t>(element_count(parameter.shape())) * size_of(parameter.dtype()),
-                      parameter.dtype(), parameter.body()->sparse};
+                      parameter.dtype(), parameter.body()->sparse, number};
     variable.name = std::move(named.name);
     variable.parameter = parameter;
     variables_.push_back(std::move(variable));
@@ -81,7 +85,9 @@ void Reducer::build_buckets(std::span<const int> order) {
     for (const int index : members)
       slots.push_back({index, variables_[static_cast<std::size_t>(index)].parameter.shape(), 0});
     const BucketEntry& first = entries[static_cast<std::size_t>(members.front())];
-    buckets.emplace_back(std::move(slots), first.dtype, communicator_.device(), first.sparse);
+    const Bucket::Place gradients{first.dtype, streams_[static_cast<std::size_t>(first.device)].device()},
+        reduced{options_.mixed_precision.reduces(first.dtype), communicator_.device()};
+    buckets.emplace_back(std::move(slots), gradients, reduced, first.sparse);
   }
   // Gradients that lie in the old buckets move into the new ones.
   const NoGrad no_grad;
@@ -101,13 +107,25 @@ void Reducer::build_buckets(std::span<const int> order) {
     }
   }
   buckets_ = std::move(buckets);
-  pending_.assign(buckets_.size(), {});
+  pending_ = std::vector<Pending>(buckets_.size());
+  labels_.clear();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    std::vector<NamedParameter> members;
+    for (const Bucket::Slot& slot : buckets_[b].slots()) {
+      const Variable& variable = variables_[static_cast<std::size_t>(slot.parameter)];
+      members.push_back({variable.name, variable.parameter});
+    }
+    labels_.push_back({cat(kStepBucket, b), std::make_shared<const std::vector<NamedParameter>>(std::move(members))});
+  }
 }
 
 void Reducer::rebuild_buckets() {
-  // All ranks take rank 0's order, or keep what they have when not every parameter became ready there.
-  const std::string order =
-      communicator_.broadcast_bytes(last_order_.size() == variables_.size() ? join_numbers(last_order_) : "", 0);
+  // All ranks take the order of the first one that knows one (rank 0, unless it has had no inputs yet), or keep what
+  // they have when not every parameter became ready there.
+  std::string order;
+  for (std::string& theirs :
+       communicator_.all_gather_bytes(last_order_.size() == variables_.size() ? join_numbers(last_order_) : ""))
+    if (order.empty()) order = std::move(theirs);
   rebuilt_ = true;
   const std::vector<int> numbers = parse_numbers(order);
   if (numbers.size() != variables_.size()) return;
@@ -125,7 +143,8 @@ void Reducer::mark_ready(std::size_t index, bool unused) {
   if (!unused) order_.push_back(static_cast<int>(index));
   store(variable);
   Pending& pending = pending_[static_cast<std::size_t>(variable.bucket)];
-  detail::StreamBody* writer = &current_stream(communicator_.device()).body();
+  const Bucket& bucket = buckets_[static_cast<std::size_t>(variable.bucket)];
+  detail::StreamBody* writer = &current_stream(bucket.place().device).body();
   if (std::find(pending.writers.begin(), pending.writers.end(), writer) == pending.writers.end())
     pending.writers.push_back(writer);
   --pending.parts;
@@ -137,10 +156,11 @@ bool Reducer::in_bucket(const Variable& variable) const {
   return grad.defined() && grad.storage().get() == part(variable).storage().get();
 }
 
-// What this rank's grad holds, divided by the number of ranks before anything is added (f16 could overflow otherwise).
-// Where this backward does not use the parameter that may be an average of before, in which the others have theirs.
+// What this rank's grad holds, divided by the number of ranks before anything is added (f16 could overflow otherwise);
+// a hook divides by itself. Where this backward does not use the parameter that may be an average of before, in which
+// the others have theirs.
 void Reducer::store(Variable& variable) {
-  if (alone() || variable.entry.sparse) return;  // gather_counts takes the rows themselves
+  if (alone() || variable.entry.sparse) return;  // prepare_rows takes the rows themselves
   LeafNode& leaf = Reducer::leaf(variable);
   const Tensor held = leaf.sparse.defined() ? leaf.sparse.to_dense() : leaf.grad;
   Tensor place = part(variable);
@@ -152,10 +172,13 @@ void Reducer::store(Variable& variable) {
                place, ", got ", held, ": the module was moved between forward and backward"));
     if (variable.unused && in_bucket(variable)) variable.kept = place.clone();
     const Tensor gradient = held.detach();
-    launch(
-        place.device(),
-        UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = 1.0 / communicator_.size()});
-    place.mark_changed();
+    const double factor = hooked() ? 1.0 : 1.0 / divisor_;
+    const bool in_place = gradient.storage().get() == place.storage().get() && gradient.strides() == place.strides();
+    if (factor != 1.0 || !in_place) {
+      launch(place.device(),
+             UnaryArgs{.op = UnaryOp::mul_scalar, .in = gradient.in(), .out = place.out(), .a = factor});
+      place.mark_changed();
+    }
   }
   if (variable.unused) return;  // its grad stays what it is until it is known whether others have one
   leaf.sparse = {};
@@ -163,30 +186,31 @@ void Reducer::store(Variable& variable) {
 }
 
 void Reducer::launch_ready_buckets() {
-  for (; next_bucket_ < buckets_.size() && pending_[next_bucket_].parts == 0; ++next_bucket_) reduce(next_bucket_);
+  for (; next_bucket_ < buckets_.size() && pending_[next_bucket_].parts == 0; ++next_bucket_)
+    launch_bucket(next_bucket_);
 }
 
-// Calls `communicate` with the reducer's stream current, after what is on `writers`.
-template <class F>
-void Reducer::on_own_stream(std::span<detail::StreamBody* const> writers, F&& communicate) {
-  for (detail::StreamBody* writer : writers) LOCKSTEP_EDGE(stream_.wait_for(*writer));
-  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
-  communicate();
+void Reducer::launch_bucket(std::size_t bucket) {
+  announce_(labels_[bucket].step);
+  reduce(bucket);
 }
 
-void Reducer::reduce(std::size_t bucket) {
-  const bool sparse = buckets_[bucket].sparse();
-  if (sparse && !alone()) gather_counts(bucket);
-  on_own_stream(pending_[bucket].writers, [&] {
-    timeline_.begin_reduction(bucket, stream_);
-    const GatheredRows& rows = pending_[bucket].rows;
-    if (rows.values.defined()) {
-      communicator_.all_gather(rows.my_indices, rows.indices);
-      communicator_.all_gather(rows.my_values, rows.values);
-    } else if (!sparse && !alone()) {
-      communicator_.all_reduce(buckets_[bucket].flat());
+void Reducer::reduce(std::size_t number) {
+  Bucket& bucket = buckets_[number];
+  on_own_streams(local_stream(bucket), pending_[number].writers, [&] {
+    if (bucket.sparse()) prepare_rows(number);
+    if (!alone()) bucket.send();
+    timeline_.begin_reduction(number, stream_);
+    if (hooked()) {
+      call_hook(number);
+    } else if (bucket.sparse()) {
+      pending_[number].rows.gather(communicator_);
+    } else if (!alone()) {
+      communicator_.all_reduce(bucket.flat());
     }
-    timeline_.end_reduction(bucket, stream_);
+    if (pending_[number].work.late()) return;
+    if (!alone()) bucket.receive();
+    timeline_.end_reduction(number, stream_);
   });
 }
 
@@ -213,24 +237,30 @@ void Reducer::close_iteration() {
     if (learns_graph()) variable.expected = variable.arrivals;
     if (!variable.ready) mark_ready(i, !counts(variable));
   }
-  if (may_skip() && (!options_.static_graph || learns_graph())) launch_used_map();
-}
-
-void Reducer::launch_used_map() {
+  learned_ = true;
+  if (!may_skip() || (options_.static_graph && reductions_ > 0)) return;
+  announce_(kStepUsed);
   std::vector<std::int32_t> used;
   for (const Variable& variable : variables_) used.push_back(!variable.unused);
+  sum_used_map(used);
+}
+
+void Reducer::sum_used_map(const std::vector<std::int32_t>& used) {
   used_map_ =
       from_data(used, {static_cast<std::int64_t>(used.size())}, {.dtype = DType::i32}).to(communicator_.device());
   detail::StreamBody* const writers[] = {&current_stream(communicator_.device()).body()};
-  on_own_stream(writers, [&] { communicator_.all_reduce(used_map_); });
+  on_own_streams(stream_, writers, [&] { communicator_.all_reduce(used_map_); });
 }
 
 void Reducer::finalize() {
   const NoGrad no_grad;
+  if (hook_is_late()) announce_(kStepLate), finish_hook();
   LOCKSTEP_EDGE(current_stream(communicator_.device()).wait_for(stream_));
+  for (const Stream& local : streams_)
+    if (!(local == stream_)) LOCKSTEP_EDGE(current_stream(local.device()).wait_for(local));
   finalize_unused();
   for (std::size_t b = 0; b < buckets_.size(); ++b)
-    if (buckets_[b].sparse()) join_gathered(b);
+    if (buckets_[b].sparse()) hooked() ? take_rows(b) : join_rows(b);
   for (Variable& variable : variables_) {
     if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse)
       leaf(variable).grad.copy_(part(variable));

@@ -12,26 +12,39 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/ddp/bucket.h"
+#include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/parallel/ddp/gathered_rows.h"
 #include "lockstep/parallel/ddp/options.h"
 #include "lockstep/parallel/ddp/timeline.h"
+#include "lockstep/parallel/join/joinable.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/engine/leaf_node.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep::detail {
+
+// The steps that are announced; a bucket's is followed by its number.
+inline constexpr std::string_view kStepOrder = "order", kStepBegin = "begin", kStepBucket = "bucket ",
+                                  kStepUsed = "used", kStepLate = "late";
 
 inline std::size_t mebibytes(double amount) { return static_cast<std::size_t>(amount * (1 << 20)); }
 
 // Belongs to the thread of its rank; what the hooks of a backward call is serialised by it.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // `parameters` require gradients and are on the communicator's device. The communicator outlives the reducer.
+  // What is about to be communicated, for ranks that shadow it (Joinable::announce).
+  using Announce = std::function<JoinTurn(std::string_view step)>;
+
+  // `parameters` require gradients. The communicator, and what `announce` uses, outlive the reducer.
   static std::shared_ptr<Reducer> make(std::vector<NamedParameter> parameters, Communicator& communicator,
-                                       const DistributedDataParallelOptions& options);
+                                       const DistributedDataParallelOptions& options, Announce announce);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
@@ -41,6 +54,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // began and did not end. Of `results` only leaves matter.
   void begin_forward(bool reduces, bool training);
   void end_forward(bool reduces, std::span<const Tensor> results);
+
+  // Why `hook` cannot be registered now; "": it can.
+  std::string hook_problem(const CommHook& hook);
+  void set_hook(CommHook hook);
+
+  // On a rank that has run out of inputs: its part of a step that the others have announced. Its own gradients stay
+  // what they are.
+  void shadow(std::string_view step, const JoinTurn& turn);
 
   void report(DdpLoggingData& data);
 
@@ -61,25 +82,29 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     bool used_anywhere = true;  // static graph: some rank uses it
     Tensor kept;                // the gradient in the bucket that may have to come back
   };
-  // Of a sparse parameter: this rank's rows and those of all, with room for as many from each.
-  struct GatheredRows {
-    std::vector<std::int64_t> counts;  // by rank
-    Tensor my_indices, my_values, indices, values;
-  };
   struct Pending {
     std::size_t parts = 0;                     // that are not final
     std::vector<detail::StreamBody*> writers;  // of those that are
     GatheredRows rows;
+    // With a hook:
+    SparseGradient own_rows;
+    std::optional<GradBucket> given;
+    Work work;
+  };
+  // What is said of a bucket in each iteration.
+  struct Label {
+    std::string step;  // that is announced
+    std::shared_ptr<const std::vector<NamedParameter>> parameters;
   };
   // Graph nodes that a thread made in a forward: its numbers up to `last`.
   struct Forward {
     std::uint32_t numbering;
     std::uint64_t last;
-    auto operator<=>(const Forward&) const = default;
+    auto operator<=>(const Forward&) const = default;  // NOLINT(modernize-use-nullptr): what it compares with 0
   };
 
   Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
-          const DistributedDataParallelOptions& options);
+          const DistributedDataParallelOptions& options, Announce announce);
 
   // Called by the hooks and at the end of a backward.
   void on_gradient(std::size_t index);
@@ -88,26 +113,47 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool goes_through_forward() const;
   void begin_backward(std::uint64_t number);
   void begin_iteration();
-  void give_away_unused();
+  void find_unreached();
+  void give_away_unreached(int device);
 
   void build_buckets(std::span<const int> order);
   void rebuild_buckets();
   void mark_ready(std::size_t index, bool unused);
   void store(Variable& variable);
   void launch_ready_buckets();
-  void launch_used_map();
+  void sum_used_map(const std::vector<std::int32_t>& used);
+  // Calls `communicate` with the reducer's streams current, that of the communicator's device and `local`, after what
+  // is on `writers`, which are of `local`'s device.
   template <class F>
-  void on_own_stream(std::span<detail::StreamBody* const> writers, F&& communicate);
+  void on_own_streams(const Stream& local, std::span<detail::StreamBody* const> writers, F&& communicate) {
+    for (detail::StreamBody* writer : writers) LOCKSTEP_EDGE(local.wait_for(*writer));
+    LOCKSTEP_EDGE_SCOPE(StreamScope, here, stream_);
+    if (local == stream_) return communicate();
+    LOCKSTEP_EDGE_SCOPE(StreamScope, there, local);
+    communicate();
+  }
+  void launch_bucket(std::size_t bucket);
   void reduce(std::size_t bucket);
-  void gather_counts(std::size_t bucket);
-  void join_gathered(std::size_t bucket);
+  void shadow_bucket(std::size_t bucket);
+  SparseGradient own_rows(const Variable& variable) const;
+  void prepare_rows(std::size_t bucket);
+  void join_rows(std::size_t bucket);
+  static void put_rows(const Variable& variable, SparseGradient rows);
+  template <class F>
+  void guard_hook(std::size_t bucket, F&& call);
+  void call_hook(std::size_t bucket);
+  bool hook_is_late() const;
+  void finish_hook();
+  void take_rows(std::size_t bucket);
   void close_iteration();
   void finalize();
   void finalize_unused();
   std::vector<std::uint64_t> bucket_bytes() const;
-  bool learns_graph() const { return options_.static_graph && reductions_ == 0; }
+  bool learns_graph() const { return options_.static_graph && !learned_; }
   bool may_skip() const { return options_.find_unused_parameters || options_.static_graph; }
-  bool alone() const { return communicator_.size() == 1; }  // then gradients are final, where they are
+  bool hooked() const { return hook_.call != nullptr; }
+  // Then gradients are final, where they are.
+  bool alone() const { return communicator_.size() == 1 && !hooked(); }
   bool in_bucket(const Variable& variable) const;
   bool counts(const Variable& variable) const;
   // Stays the parameter's while that is frozen.
@@ -115,17 +161,29 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const Tensor& part(const Variable& variable) const {
     return buckets_[static_cast<std::size_t>(variable.bucket)].gradient(variable.slot);
   }
+  const Stream& local_stream(const Bucket& bucket) const {
+    return streams_[static_cast<std::size_t>(
+        variables_[static_cast<std::size_t>(bucket.slots()[0].parameter)].entry.device)];
+  }
+  const Variable& first_of(std::size_t bucket) const {
+    return variables_[static_cast<std::size_t>(buckets_[bucket].slots()[0].parameter)];
+  }
   std::string list(const std::function<bool(const Variable&)>& which) const;
   [[noreturn]] void fail(const std::string& message);
 
   Communicator& communicator_;
   const DistributedDataParallelOptions options_;
-  Stream stream_;
+  const Announce announce_;
+  Stream stream_;                // of the communicator's device
+  std::vector<Stream> streams_;  // of the parameters' devices, by number; stream_ where it is that
+  CommHook hook_;                // empty: averages
   std::vector<Variable> variables_;
   std::vector<Bucket> buckets_;
-  std::vector<Pending> pending_;  // by bucket
-  std::size_t next_bucket_ = 0;   // the first that is not launched
-  std::vector<int> order_;        // variables as they became ready in this iteration
+  std::vector<Pending> pending_;        // by bucket
+  std::vector<Label> labels_;           // by bucket
+  std::size_t next_bucket_ = 0;         // the first that is not launched
+  std::vector<std::size_t> unreached_;  // variables that get no gradient in this iteration, and are not ready yet
+  std::vector<int> order_;              // variables as they became ready in this iteration
   std::vector<int> last_order_;
   std::map<Forward, std::uint64_t> forwards_;  // whose gradients are to be reduced: nodes from that number on
   std::uint64_t forward_first_ = 0;            // node of the one in progress
@@ -133,7 +191,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::uint64_t last_local_ = 0;               // the last one that does not
   bool started_ = false;                       // an iteration, by its first gradient
   int backwards_ = 0;                          // of this iteration
-  std::uint64_t reductions_ = 0;               // iterations that are finished
+  int divisor_ = 1;                            // of this iteration's sums
+  std::uint64_t reductions_ = 0;               // iterations that are finished, on this rank or in its shadow
+  bool learned_ = false;                       // a static graph, in an iteration of this rank
+  bool shadowing_ = false;                     // others' steps, without gradients
   bool rebuilt_ = false, layout_changed_ = false;
   Tensor used_map_;  // i32 by variable: how many ranks used it
   std::vector<bool> last_unused_;

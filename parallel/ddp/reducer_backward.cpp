@@ -23,7 +23,10 @@ void Reducer::begin_forward(bool reduces, bool training) {
             " backwards: the backward failed, or there were fewer than "
             "backwards_per_forward"));
   }
-  if (reduces && training && reductions_ > 0 && !rebuilt_) rebuild_buckets();
+  if (reduces && training && reductions_ > 0 && !rebuilt_) {
+    announce_(kStepOrder);
+    rebuild_buckets();
+  }
   if (reduces && DdpTimeline::measures(reductions_ + 1)) {
     timeline_.begin_forward(buckets_.size());
   } else {
@@ -73,12 +76,11 @@ void Reducer::on_gradient(std::size_t index) {
         "' (number ", index,
         ") is ready a second time: its gradient was computed by another backward while this one was in progress, or "
         "in several backwards after one failed"));
-  if (!reduces) {
-    if (options_.static_graph && reductions_ > 0 && !variable.used_anywhere)
-      fail(cat("[DistributedDataParallel] expected a static graph, but it has changed: parameter '", variable.name,
-               "' (number ", index, ") was unused in the first iteration and gets a gradient now"));
-    return;
-  }
+  if (options_.static_graph && reductions_ > 0 && !variable.used_anywhere)
+    fail(cat("[DistributedDataParallel] expected a static graph, but it has changed: parameter '", variable.name,
+             "' (number ", index, ") was unused in the first iteration and gets a gradient now"));
+  if (!reduces) return;
+  if (!unreached_.empty()) give_away_unreached(variable.entry.device);
   ++variable.arrivals;
   if (learns_graph() || backwards_ < options_.backwards_per_forward) return;
   if (options_.static_graph) {
@@ -124,14 +126,19 @@ bool Reducer::goes_through_forward() const {
 }
 
 void Reducer::begin_backward(std::uint64_t number) {
+  const bool first = !started_;
+  if (first) {
+    last_local_ = number;  // when it throws: the rest of this backward
+    divisor_ = announce_(kStepBegin).divisor;
+    last_local_ = 0;
+    begin_iteration();
+  }
   open_.push_back(number);
   queue_backward_callback([self = shared_from_this(), number] { self->on_backward_end(number); });
-  const bool first = !started_;
-  if (first) begin_iteration();
   ++backwards_;
   timeline_.begin_backward();
   if (first && options_.find_unused_parameters && !options_.static_graph && options_.backwards_per_forward == 1)
-    give_away_unused();
+    find_unreached();
 }
 
 void Reducer::begin_iteration() {
@@ -139,8 +146,9 @@ void Reducer::begin_iteration() {
   backwards_ = 0;
   next_bucket_ = 0;
   order_.clear();
+  unreached_.clear();
   used_map_ = Tensor();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {buckets_[b].slots().size(), {}, {}};
+  for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {.parts = buckets_[b].slots().size()};
   for (Variable& variable : variables_) {
     variable.ready = variable.unused = false;
     variable.arrivals = 0;
@@ -148,7 +156,7 @@ void Reducer::begin_iteration() {
 }
 
 // Parameters that the graph does not reach are ready now; those that it reaches without a gradient, at its end.
-void Reducer::give_away_unused() {
+void Reducer::find_unreached() {
   std::vector<const Node*> reached;
   visit_backward([&](const Node& node) {
     if (node.is_leaf()) reached.push_back(&node);
@@ -158,7 +166,16 @@ void Reducer::give_away_unused() {
   std::sort(reached.begin(), reached.end());
   for (std::size_t i = 0; i < variables_.size(); ++i)
     if (!std::binary_search(reached.begin(), reached.end(), static_cast<const Node*>(&leaf(variables_[i]))))
-      mark_ready(i, !counts(variables_[i]));
+      unreached_.push_back(i);
+}
+
+// Those of the device whose gradient has come: in this thread another one's current stream is not that of the rank.
+void Reducer::give_away_unreached(int device) {
+  const auto rest = std::stable_partition(unreached_.begin(), unreached_.end(),
+                                          [&](std::size_t i) { return variables_[i].entry.device != device; });
+  const std::vector<std::size_t> now(rest, unreached_.end());
+  unreached_.erase(rest, unreached_.end());
+  for (const std::size_t i : now) mark_ready(i, !counts(variables_[i]));
 }
 
 // Whether a gradient has come since the last reduction, and is still there.

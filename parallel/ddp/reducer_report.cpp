@@ -50,6 +50,7 @@ void Reducer::report(DdpLoggingData& data) {
   data.find_unused_parameters = options_.find_unused_parameters;
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
   data.static_graph = options_.static_graph;
+  data.comm_hook = hook_.name;
   data.iteration = reductions_;
   data.has_rebuilt_buckets = layout_changed_;
   if (layout_changed_) {

@@ -19,9 +19,9 @@ std::string describe(const Parameter& member) {
 
 }  // namespace
 
-WrappedMembers::WrappedMembers(ModuleBase& module, Device device, Rules rules)
-    : module_(module), device_(device), rules_(std::move(rules)), members_(list()) {
-  collect_buffers();
+WrappedMembers::WrappedMembers(ModuleBase& module, Rules rules)
+    : module_(module), rules_(std::move(rules)), members_(list()) {
+  collect();
 }
 
 std::vector<WrappedMembers::Member> WrappedMembers::list() const {
@@ -32,16 +32,18 @@ std::vector<WrappedMembers::Member> WrappedMembers::list() const {
                   .member = member,
                   .shape = member.shape(),
                   .dtype = member.dtype(),
+                  .device = member.body()->home.defined() ? member.device() : Device::cpu(),
                   .is_buffer = is_buffer,
                   .trained = member.requires_grad()};
-    listed.ignored = (is_buffer && !rules_.follow_buffers) ||
-                     std::find(rules_.ignore.begin(), rules_.ignore.end(), listed.name) != rules_.ignore.end();
+    listed.named = std::find(rules_.ignore.begin(), rules_.ignore.end(), listed.name) != rules_.ignore.end();
+    listed.ignored = listed.named || (is_buffer && !rules_.follow_buffers);
     members.push_back(std::move(listed));
   };
   visitor.visit(module_);
   for (std::size_t i = 0; i < members.size(); ++i) {  // under every name
-    if (!members[i].ignored) continue;
-    for (Member& member : members) member.ignored = member.ignored || member.member == members[i].member;
+    if (!members[i].named) continue;
+    for (Member& member : members)
+      if (member.member == members[i].member) member.named = member.ignored = true;
   }
   return members;
 }
@@ -59,15 +61,19 @@ bool WrappedMembers::unchanged() const {
   return same && at == members_.size();
 }
 
+void WrappedMembers::follow() {
+  if (!unchanged()) follow_to(list());
+}
+
 void WrappedMembers::check() {
-  if (!unchanged()) follow(list());
+  follow();
   for (const Member& member : members_)
     if (!member.ignored) check_same(member);
   check_trained();
 }
 
 // The objects of now, under the names of before.
-void WrappedMembers::follow(std::vector<Member> now) {
+void WrappedMembers::follow_to(std::vector<Member> now) {
   const auto named = [](auto& list, const Member& wanted) {
     return std::find_if(list.begin(), list.end(), [&](const Member& m) { return m.name == wanted.name; });
   };
@@ -88,20 +94,21 @@ void WrappedMembers::follow(std::vector<Member> now) {
                       " (or assign() to the parameter that is there)"));
     after->shape = before.shape;
     after->dtype = before.dtype;
+    after->device = before.device;
     after->trained = before.trained;
   }
   members_ = std::move(now);
-  collect_buffers();
+  collect();
 }
 
 void WrappedMembers::check_same(const Member& before) const {
   const ParameterBody& body = *before.member.body();
   if (body.home.defined() && body.home.shape() == before.shape && body.home.dtype() == before.dtype &&
-      body.home.device() == device_)
+      body.home.device() == before.device)
     return;
   throw Error(cat("[DistributedDataParallel] expected ", describe(before.is_buffer, before.name), " to stay ",
-                  before.dtype, before.shape, " on ", device_, ", as it was wrapped, got ", describe(before.member),
-                  kWrapAgain));
+                  before.dtype, before.shape, " on ", before.device, ", as it was wrapped, got ",
+                  describe(before.member), kWrapAgain));
 }
 
 void WrappedMembers::check_trained() const {
@@ -122,12 +129,15 @@ void WrappedMembers::check_trained() const {
                     thawed, " was frozen then and is not now, so that nobody would average its gradient", kWrapAgain));
 }
 
-void WrappedMembers::collect_buffers() {
-  buffers_.clear();
-  for (const Member& member : members_)
-    if (member.is_buffer && !member.ignored &&
-        std::find(buffers_.begin(), buffers_.end(), member.member) == buffers_.end())
-      buffers_.push_back(member.member);
+void WrappedMembers::collect() {
+  parameters_.clear(), buffers_.clear(), all_buffers_.clear();
+  for (const Member& member : members_) {
+    if (member.named) continue;
+    std::vector<Parameter>& list = member.is_buffer ? all_buffers_ : parameters_;
+    if (std::find(list.begin(), list.end(), member.member) != list.end()) continue;
+    list.push_back(member.member);
+    if (member.is_buffer && !member.ignored) buffers_.push_back({member.name, member.member});
+  }
 }
 
 }  // namespace lockstep::detail

@@ -18,14 +18,19 @@ class WrappedMembers {
     bool follow_buffers = true;       // else they may be anything too
     bool may_freeze = false;          // parameters that were trained may be frozen, and thawed
   };
-  // All but what is ignored has elements, on `device`.
-  WrappedMembers(ModuleBase& module, Device device, Rules rules);
+  // All but what is ignored has elements.
+  WrappedMembers(ModuleBase& module, Rules rules);
 
-  // Throws Error where the module is not what it was, naming what differs: a parameter that is another object, frozen
-  // or unfrozen; a member that came, went or has another dtype, shape or device. Else buffers() are the module's of
-  // now.
+  // buffers() are the module's of now; throws Error where its members are others otherwise.
+  void follow();
+  // The same, and throws Error where the module is not what it was, naming what differs: a parameter that is another
+  // object, frozen or unfrozen; a member that came, went or has another dtype, shape or device. Else buffers() are the
+  // module's of now.
   void check();
-  const std::vector<Parameter>& buffers() const { return buffers_; }  // each once
+  // Each once, but for those that may be anything.
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  const std::vector<NamedParameter>& buffers() const { return buffers_; }
+  const std::vector<Parameter>& all_buffers() const { return all_buffers_; }  // those that are not followed too
 
  private:
   struct Member {
@@ -33,20 +38,23 @@ class WrappedMembers {
     Parameter member;
     Shape shape;
     DType dtype;
-    bool is_buffer = false, ignored = false, trained = false;
+    Device device;
+    bool is_buffer = false, trained = false;
+    bool named = false;    // by the rules, to be left alone
+    bool ignored = false;  // may be anything
   };
   std::vector<Member> list() const;
   bool unchanged() const;
-  void follow(std::vector<Member> now);
+  void follow_to(std::vector<Member> now);
   void check_same(const Member& before) const;
   void check_trained() const;
-  void collect_buffers();
+  void collect();
 
   ModuleBase& module_;
-  const Device device_;
   const Rules rules_;
   std::vector<Member> members_;
-  std::vector<Parameter> buffers_;
+  std::vector<Parameter> parameters_, all_buffers_;
+  std::vector<NamedParameter> buffers_;
 };
 
 }  // namespace lockstep::detail

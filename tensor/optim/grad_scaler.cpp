@@ -83,7 +83,9 @@ void GradScaler::unscale_(Optimizer& optimizer) {
 
 bool GradScaler::is_bad(Progress& progress) const {
   if (!progress.known) {
-    for (const Tensor& found : progress.found) progress.bad |= found.item<float>() != 0;
+    bool bad = false;
+    for (const Tensor& found : progress.found) bad |= found.item<float>() != 0;
+    progress.bad = options_.share_overflow ? options_.share_overflow(bad) : bad;
     progress.known = true;
   }
   return progress.bad;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct GradScalerOptions {
   std::int64_t growth_interval = 2000;  // iterations
   bool dynamic = true;                  // false: the scale stays; steps are skipped all the same
   bool enabled = true;                  // false: nothing is scaled and nothing skipped
+  // Asked once per optimizer and iteration, where the host waits for its gradients: from whether they are infinite or
+  // NaN here to whether the step is skipped. Lets ranks decide alike; see overflow_on_any_rank. Empty: as found here.
+  std::function<bool(bool found)> share_overflow = {};
 };
 
 // Works with any number of optimizers, whose parameters may be on several devices. Used by one thread at a time.

@@ -31,6 +31,22 @@ for how in threads processes; do
   same "resumed, $how" "$whole" "$resumed"
 done
 
+# ---- communication hooks
+plain=$(result parameters_sha256 "$program" $small --steps 24 --threads 3)
+same "all_reduce" "$plain" "$(result parameters_sha256 "$program" $small --steps 24 --threads 3 --hook all_reduce)"
+for hook in f16_compress bf16_compress power_sgd post_local_sgd no_op; do
+  hooked=$(result parameters_sha256 "$program" $small --steps 24 --threads 3 --hook $hook)
+  [ "$hooked" != "$plain" ] || fail "--hook $hook changes nothing"
+  same "$hook, processes" "$hooked" "$(result parameters_sha256 "$launcher" -n 3 --no-prefix "$program" $small --steps 24 --hook $hook)"
+done
+
+# ---- inputs that run out on one rank after the other, on the last one before the first step
+fewer=$(result parameters_sha256 "$program" $small --steps 24 --threads 3 --fewer 12)
+[ "$fewer" != "$plain" ] || fail "--fewer changes nothing"
+same "--fewer, processes" "$fewer" "$(result parameters_sha256 "$launcher" -n 3 --no-prefix "$program" $small --steps 24 --fewer 12)"
+same "--fewer, all_reduce" "$fewer" "$(result parameters_sha256 "$program" $small --steps 24 --threads 3 --fewer 12 --hook all_reduce)"
+same "steps of --fewer" 24 "$(result steps "$program" $small --steps 24 --threads 3 --fewer 5 --hook power_sgd)"
+
 # ---- it learns
 loss=$(result loss "$program" --data "$text" --threads 2 --steps 80 --batch-size 12 --context 32 --layers 1 --width 32 --sample 0)
 awk "BEGIN { exit !($loss < 3.3) }" || fail "a loss of $loss after 80 steps"
@@ -67,6 +83,10 @@ bad "expected ranks 2" "$program" $small --threads 3 --steps 20 --resume --check
 bad "expected width 32" "$program" $small --threads 2 --steps 20 --width 48 --resume --checkpoint "$folder/checkpoint"
 bad "other characters" "$program" $small --data "$folder/capitals" --threads 2 --steps 20 --resume --checkpoint "$folder/checkpoint"
 bad "at least the 20 steps" "$program" $small --threads 2 --steps 5 --resume --checkpoint "$folder/checkpoint"
+bad "--hook" "$program" $small --hook other
+bad "the same on every rank" "$program" $small --hook power_sgd --checkpoint "$folder/checkpoint"
+bad "no --checkpoint" "$program" $small --fewer 1 --checkpoint "$folder/checkpoint"
+bad "got post_local_sgd" "$program" $small --fewer 1 --hook post_local_sgd
 bad "the folder" "$program" $small --checkpoint "$folder"
 "$program" --help | grep -q -- --resume || fail "no options in the help"
 

@@ -8,6 +8,7 @@
 
 #include "command_line.h"
 #include "lockstep/lockstep.h"
+#include "text_hook.h"
 
 namespace example {
 
@@ -18,6 +19,8 @@ struct TextOptions {
   std::int64_t steps = 300, batch_size = 24, context = 64;
   std::int64_t layers = 2, heads = 4, width = 64;
   double learning_rate = 3e-3, dropout = 0;
+  std::string hook = "none";  // see text_hook.h
+  std::int64_t fewer = 0;     // rank r takes r times as many steps less than rank 0
   std::int64_t seed = 1;
   std::string checkpoint;  // file; empty: none is written
   std::int64_t checkpoint_every = 100;
@@ -56,6 +59,10 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   app.add_option("--dropout", o.dropout, "Share of the features that is dropped in training")
       ->check(CLI::Range(0.0, 0.9))
       ->capture_default_str();
+  app.add_option("--hook", o.hook, "What becomes of gradients: a communication hook with its usual settings")
+      ->check(CLI::IsMember(TextHook::names()))
+      ->capture_default_str();
+  number("--fewer", o.fewer, "Rank r takes r times so many steps fewer, as with uneven inputs", 0);
   number("--seed", o.seed, "Same seed, same number of ranks: same bits", 0);
   app.add_option("--checkpoint", o.checkpoint, "File that rank 0 writes model, optimizer and random state to");
   number("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; there is one at the end too");
@@ -74,6 +81,12 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   if (o.width % o.heads != 0)
     throw UsageError(lockstep::cat("--width: expected a multiple of the ", o.heads, " heads, got ", o.width));
   if (o.resume && o.checkpoint.empty()) throw UsageError("--resume: expected --checkpoint to name the file");
+  if (!o.checkpoint.empty() && TextHook::has_state(o.hook))
+    throw UsageError(lockstep::cat("--checkpoint: expected a hook that is the same on every rank, got ", o.hook));
+  if (o.fewer > 0 && !o.checkpoint.empty())
+    throw UsageError("--fewer: expected no --checkpoint, which all ranks write together");
+  if (o.fewer > 0 && o.hook == "post_local_sgd")
+    throw UsageError("--fewer: expected a hook whose ranks meet in each step, got post_local_sgd");
   if (o.threads > 0 && !o.device.empty())
     throw UsageError("--device: expected no --threads, whose ranks take one each");
   return o;

@@ -6,18 +6,6 @@
 
 using namespace test;
 
-namespace {
-
-struct Either : Module<Either> {
-  Parameter left{counting({2})}, right{counting({2})};
-  Tensor forward(const Tensor& x, bool go_right) const { return x * (go_right ? right : left).on(x.device()); }
-  void members(Members& m) override { m("left", left), m("right", right); }
-};
-
-Tensor rows(double value) { return full({1, 2}, value, {.dtype = DType::f64}); }
-
-}  // namespace
-
 TEST_CASE("an average of before counts on the ranks that do not use the parameter") {
   for (const bool fixed : {false, true}) {
     for (const bool view : {true, false}) {
@@ -28,7 +16,7 @@ TEST_CASE("an average of before counts on the ranks that do not use the paramete
             {.find_unused_parameters = !fixed, .gradient_as_bucket_view = view, .static_graph = fixed});
         Doubles seen;
         for (int step = 0; step < 3; ++step) {
-          sum(net(rows(communicator.rank() + 1.0), communicator.rank() == 0)).backward();
+          sum(net(row_of(communicator.rank() + 1.0), communicator.rank() == 0)).backward();
           for (const Parameter* each : {&net.module().left, &net.module().right})
             seen.push_back(values(each->grad())[0]);
         }

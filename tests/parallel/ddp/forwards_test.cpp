@@ -10,12 +10,6 @@ using namespace test;
 
 namespace {
 
-struct Either : Module<Either> {
-  Parameter left{counting({2})}, right{counting({2})};
-  Tensor forward(const Tensor& x, bool go_right) const { return x * (go_right ? right : left).on(x.device()); }
-  void members(Members& m) override { m("left", left), m("right", right); }
-};
-
 // A result that the wrapper does not see into.
 struct Closed {
   Tensor loss;
@@ -33,8 +27,6 @@ struct Bare : Module<Bare> {
   void members(Members& m) override { m("weight", weight); }
 };
 
-Tensor rows(double value) { return full({1, 2}, value, {.dtype = DType::f64}); }
-
 }  // namespace
 
 TEST_CASE("two forwards, then their backwards: each is averaged") {
@@ -42,7 +34,7 @@ TEST_CASE("two forwards, then their backwards: each is averaged") {
     const auto result = run_ranks(2, [&](Communicator& communicator) {
       DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
       const double mine = communicator.rank() + 1;
-      const Tensor first = sum(net(rows(mine))), second = sum(net(rows(10 * mine)));
+      const Tensor first = sum(net(row_of(mine))), second = sum(net(row_of(10 * mine)));
       Doubles seen;
       for (const Tensor& loss : {second_first ? second : first, second_first ? first : second}) {
         loss.backward();
@@ -59,19 +51,19 @@ TEST_CASE("what a no_sync forward said holds for its backward, whenever that com
     const auto result = run_ranks(2, [&](Communicator& communicator) {
       DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
       const double mine = communicator.rank() + 1;
-      net(rows(5));  // one without a backward
+      net(row_of(5));  // one without a backward
       Tensor held;
       {
         const auto scope = net.no_sync();
-        held = sum(net(rows(mine)));
+        held = sum(net(row_of(mine)));
       }
-      const Tensor other = sum(net(rows(10 * mine)));
+      const Tensor other = sum(net(row_of(10 * mine)));
       Doubles seen;
       for (const Tensor& loss : {held_first ? held : other, held_first ? other : held}) {
         loss.backward();
         seen.push_back(values(net.module().weight.grad())[0]);
       }
-      sum(net(rows(0))).backward();
+      sum(net(row_of(0))).backward();
       seen.push_back(values(net.module().weight.grad())[0]);
       return seen;
     });
@@ -85,12 +77,12 @@ TEST_CASE(
     "the backward of a no_sync forward communicates nothing, also with a forward outside that waits for its own") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    const Tensor waiting = sum(net(rows(communicator.rank() + 1)));
+    const Tensor waiting = sum(net(row_of(communicator.rank() + 1)));
     if (communicator.rank() == 0) {  // one rank alone
       std::optional<Tensor> held;
       {
         const auto scope = net.no_sync();
-        held = sum(net(rows(8)));
+        held = sum(net(row_of(8)));
       }
       held->backward();
     }
@@ -106,9 +98,9 @@ TEST_CASE("one backward through forwards in and outside of no_sync is averaged a
     Tensor held;
     {
       const auto scope = net.no_sync();
-      held = sum(net(rows(communicator.rank() + 1), true));
+      held = sum(net(row_of(communicator.rank() + 1), true));
     }
-    (sum(net(rows(3), false)) + held).backward();
+    (sum(net(row_of(3), false)) + held).backward();
     Doubles seen{values(net.module().left.grad())[0], values(net.module().right.grad())[0]};
     return seen;
   });
@@ -118,7 +110,7 @@ TEST_CASE("one backward through forwards in and outside of no_sync is averaged a
 TEST_CASE("a graph that is run backward twice is averaged twice") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    const Tensor loss = sum(net(rows(communicator.rank() + 1)));
+    const Tensor loss = sum(net(row_of(communicator.rank() + 1)));
     loss.backward({}, {.retain_graph = true});
     loss.backward();
     return values(net.module().weight.grad());
@@ -131,7 +123,7 @@ TEST_CASE("a backward through no forward of the wrapper stays on the rank, and t
     const auto result = run_ranks(2, [&](Communicator& communicator) {
       DistributedDataParallel<Either> net(Either(), communicator, {.find_unused_parameters = true});
       const auto penalty = [&] { return sum(net.module().left.tensor()) * (communicator.rank() * 2.0); };
-      const Tensor loss = sum(net(rows(communicator.rank() + 1), true));
+      const Tensor loss = sum(net(row_of(communicator.rank() + 1), true));
       if (before) penalty().backward();
       loss.backward();
       if (!before) penalty().backward();
@@ -146,7 +138,7 @@ TEST_CASE("a backward through no forward of the wrapper stays on the rank, and t
 TEST_CASE("results that the wrapper does not see into, and parameters that are the result") {
   const auto closed = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Losing> net(Losing(), communicator);
-    const Tensor first = net(rows(communicator.rank() + 1)).loss, second = net(rows(4)).loss;
+    const Tensor first = net(row_of(communicator.rank() + 1)).loss, second = net(row_of(4)).loss;
     first.backward();
     second.backward();
     return values(net.module().weight.grad());
@@ -155,18 +147,18 @@ TEST_CASE("results that the wrapper does not see into, and parameters that are t
   const auto bare = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Bare> net(Bare(), communicator);
     Doubles seen;
-    (sum(net(rows(1))) * (communicator.rank() + 1.0)).backward();
+    (sum(net(row_of(1))) * (communicator.rank() + 1.0)).backward();
     seen.push_back(values(net.module().weight.grad())[0]);
     {
       const NoGrad no_grad;
-      net(rows(1));
+      net(row_of(1));
     }
-    const Tensor loss = sum(net(rows(1))) * (communicator.rank() + 1.0);
+    const Tensor loss = sum(net(row_of(1))) * (communicator.rank() + 1.0);
     loss.backward();
     seen.push_back(values(net.module().weight.grad())[0]);
     {
       const auto scope = net.no_sync();
-      (sum(net(rows(1))) * (communicator.rank() + 1.0)).backward();
+      (sum(net(row_of(1))) * (communicator.rank() + 1.0)).backward();
     }
     seen.push_back(values(net.module().weight.grad())[0]);
     return seen;
@@ -177,8 +169,8 @@ TEST_CASE("results that the wrapper does not see into, and parameters that are t
 TEST_CASE("a forward of long ago is averaged by its backward") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    const Tensor loss = sum(net(rows(communicator.rank() + 1)));
-    for (int i = 0; i < 5000; ++i) net(rows(0));
+    const Tensor loss = sum(net(row_of(communicator.rank() + 1)));
+    for (int i = 0; i < 5000; ++i) net(row_of(0));
     loss.backward();
     return values(net.module().weight.grad());
   });
@@ -188,16 +180,16 @@ TEST_CASE("a forward of long ago is averaged by its backward") {
 TEST_CASE("a rank's forwards and backwards may go on in another thread") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    for (int i = 0; i < 20; ++i) net(rows(1));
-    const Tensor early = sum(net(rows(communicator.rank() + 1)));
+    for (int i = 0; i < 20; ++i) net(row_of(1));
+    const Tensor early = sum(net(row_of(communicator.rank() + 1)));
     const Stream stream = current_stream(communicator.device());
     std::string error;
     Tensor late;
     std::thread other([&] {  // its graph nodes are numbered from 1
       try {
         const StreamScope scope(stream);
-        late = sum(net(rows(10 * (communicator.rank() + 1))));
-        sum(net(rows(100 * (communicator.rank() + 1)))).backward();
+        late = sum(net(row_of(10 * (communicator.rank() + 1))));
+        sum(net(row_of(100 * (communicator.rank() + 1)))).backward();
       } catch (const std::exception& e) {
         error = e.what();
       }
@@ -217,14 +209,14 @@ TEST_CASE("a rank's forwards and backwards may go on in another thread") {
 TEST_CASE("a backward through no forward is local also where its graph comes from another thread") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator);
-    const Tensor loss = sum(net(rows(communicator.rank() + 1)));  // nodes 1, 2, … of this thread
+    const Tensor loss = sum(net(row_of(communicator.rank() + 1)));  // nodes 1, 2, … of this thread
     Doubles seen;
     if (communicator.rank() == 0) {
       const Stream stream = current_stream(communicator.device());
       Tensor plain;
       std::thread other([&] {  // and of this one
         const StreamScope scope(stream);
-        plain = sum(net.module()(rows(10).to(communicator.device())));
+        plain = sum(net.module()(row_of(10).to(communicator.device())));
       });
       other.join();
       plain.backward();
@@ -244,10 +236,10 @@ TEST_CASE("gradients that were freed after a no_sync backward do not count as us
     DistributedDataParallel<Either> net(Either(), communicator, {.find_unused_parameters = true});
     {
       const auto scope = net.no_sync();
-      sum(net(rows(1), true)).backward();
+      sum(net(row_of(1), true)).backward();
     }
     net.zero_grad();
-    sum(net(rows(communicator.rank() + 1), false)).backward();
+    sum(net(row_of(communicator.rank() + 1), false)).backward();
     return Doubles{values(net.module().left.grad())[0], net.module().right.grad().defined() ? 1.0 : 0.0};
   });
   for (const Doubles& rank : result) CHECK(rank == Doubles{1.5, 0});
@@ -257,7 +249,7 @@ TEST_CASE("several forwards whose backwards come later, at a number of backwards
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 1}), communicator, {.backwards_per_forward = 2});
     const double mine = communicator.rank() + 1;
-    const Tensor first = net(rows(mine)), second = net(rows(10 * mine));
+    const Tensor first = net(row_of(mine)), second = net(row_of(10 * mine));
     Doubles seen;
     for (const Tensor& output : {first, second}) {
       for (const int part : {0, 1}) {
@@ -275,8 +267,8 @@ TEST_CASE("a backward within a backward that reduces") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Either> net(Either(), communicator, {.backwards_per_forward = 2});
     const double mine = communicator.rank() + 1;
-    const Tensor inner = sum(net(rows(mine), false));
-    const Tensor later = sum(net(rows(10 * mine), true)), first = sum(net(rows(100 * mine), false));  // in backward
+    const Tensor inner = sum(net(row_of(mine), false));
+    const Tensor later = sum(net(row_of(10 * mine), true)), first = sum(net(row_of(100 * mine), false));  // in backward
     const Tensor outer = later + first;
     const Parameter &left = net.module().left, &right = net.module().right;
     std::string late;
@@ -297,11 +289,11 @@ TEST_CASE("a rank alone gets no gradient that it has not computed") {
   DistributedDataParallel<Either> net(Either(), *communicator, {.static_graph = true});
   {
     const auto scope = net.no_sync();
-    sum(net(rows(1), true)).backward();
+    sum(net(row_of(1), true)).backward();
   }
-  sum(net(rows(2), false)).backward();
+  sum(net(row_of(2), false)).backward();
   net.zero_grad();
-  sum(net(rows(3), false)).backward();
+  sum(net(row_of(3), false)).backward();
   CHECK(values(net.module().left.grad())[0] == 3);
   CHECK_FALSE(net.module().right.grad().defined());
 }

@@ -64,8 +64,9 @@ Scenario scenario(std::string name, DistributedDataParallelOptions options, bool
     }
     return all_parameters(net);
   };
-  result.rank = [=](Communicator& communicator) {
+  result.with_hook = [=](Communicator& communicator, const HookMaker& make_hook) {
     DistributedDataParallel<Branchy> net(Branchy(sparse), communicator, options);
+    if (make_hook) net.register_comm_hook(make_hook());
     SGD optimizer(net.parameters(), {.lr = 0.02});
     for (int i = 0; i < kSteps; ++i) {
       if (i % frees == 0) optimizer.zero_grad();
@@ -74,6 +75,7 @@ Scenario scenario(std::string name, DistributedDataParallelOptions options, bool
     }
     return all_parameters(net.module());
   };
+  result.rank = [run = result.with_hook](Communicator& communicator) { return run(communicator, {}); };
   return result;
 }
 

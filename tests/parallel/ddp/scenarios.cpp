@@ -1,5 +1,6 @@
 #include "parallel/ddp/scenarios.h"
 
+#include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "support/watched.h"
 
@@ -43,6 +44,15 @@ struct Words : Module<Words> {
   void members(Members& m) override { m("table", table), m("head", head); }
 };
 
+// Norms of the whole batch, among the ranks.
+struct Normed : Module<Normed> {
+  Affine first{3, 4, 1}, last{4, 2, 2};
+  BatchNorm1d norm{4}, other;
+  explicit Normed(std::optional<double> momentum = 0.1) : other(2, {.momentum = momentum}) {}
+  Tensor forward(const Tensor& x) const { return other(last(tanh(norm(first(x))))) + 1.0; }
+  void members(Members& m) override { m("first", first), m("last", last), m("norm", norm), m("other", other); }
+};
+
 // `step(net, x, number, optimizer)` does the whole step: with the module itself on all rows, with its wrapper on a
 // rank's share.
 template <class M, class Step>
@@ -60,15 +70,18 @@ Scenario scenario(std::string name, DType dtype, DistributedDataParallelOptions 
     for (int i = 0; i < kSteps; ++i) step(net, batch(i, ranks, dtype, device), i, optimizer);
     return all_parameters(net);
   };
-  result.rank = [=](Communicator& communicator) {
+  result.with_hook = [=](Communicator& communicator, const HookMaker& make_hook) {
     M module = make();
     module.to(dtype);
+    if constexpr (std::is_same_v<M, Normed>) convert_sync_batchnorm(module, communicator);
     DistributedDataParallel<M> net(std::move(module), communicator, options);
+    if (make_hook) net.register_comm_hook(make_hook());
     SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = momentum});
     for (int i = 0; i < kSteps; ++i)
       step(net, share(batch(i, communicator.size(), dtype, communicator.device()), communicator.rank()), i, optimizer);
     return all_parameters(net.module());
   };
+  result.rank = [run = result.with_hook](Communicator& communicator) { return run(communicator, {}); };
   return result;
 }
 
@@ -111,6 +124,10 @@ std::vector<Scenario> scenarios() {
                                   }
                                 }));
   }
+  for (const std::optional<double> momentum : {std::optional(0.1), std::optional<double>()})
+    all.push_back(scenario<Normed>(
+        cat("norms, momentum ", momentum.value_or(0)), DType::f64, small_buckets(), [=] { return Normed(momentum); },
+        0.5, plain));
   all.push_back(scenario<Tied>(
       "tied", DType::f64, small_buckets(), [] { return Tied{}; }, 0.9, plain));
   all.push_back(scenario<Words>(
@@ -145,6 +162,7 @@ std::vector<Scenario> scenarios() {
           optimizer.step();
         }));
   for (Scenario& each : rank_scenarios()) all.push_back(std::move(each));
+  for (Scenario& each : join_scenarios()) all.push_back(std::move(each));
   return all;
 }
 

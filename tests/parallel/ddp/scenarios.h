@@ -20,10 +20,14 @@ int hold(const M&) {
   return 0;
 }
 
+using HookMaker = std::function<CommHook()>;
+
 struct Scenario {
   std::string name;
-  double tolerance;                            // between a rank and the whole
-  std::function<Doubles(Communicator&)> rank;  // parameters and buffers at the end
+  double tolerance;  // between a rank and the whole
+  // Parameters and buffers at the end; each module with a hook where they are given.
+  std::function<Doubles(Communicator&, const HookMaker&)> with_hook;
+  std::function<Doubles(Communicator&)> rank;  // without one
   std::function<Doubles(int ranks)> whole;
 };
 
@@ -32,5 +36,7 @@ struct Scenario {
 std::vector<Scenario> scenarios();
 // Each rank does something of its own; the whole is the mean of their losses.
 std::vector<Scenario> rank_scenarios();
+// Ranks have different numbers of inputs.
+std::vector<Scenario> join_scenarios();
 
 }  // namespace test

@@ -28,12 +28,6 @@ struct Spare : Module<Spare> {
   void members(Members& m) override { m("used", used), m("spare", spare); }
 };
 
-struct Either : Module<Either> {
-  Parameter left{counting({2})}, right{counting({2})};
-  Tensor forward(const Tensor& x, bool go_right) const { return x * (go_right ? right : left).on(x.device()); }
-  void members(Members& m) override { m("left", left), m("right", right); }
-};
-
 struct Words : Module<Words> {
   Embedding table;
   Affine head{3, 2, 5};

@@ -43,6 +43,31 @@ inline Tensor batch(int step, int size, DType dtype, Device device) {
 inline Tensor share(const Tensor& whole, int rank) { return whole.narrow(0, rank * kRowsPerRank, kRowsPerRank); }
 inline Tensor loss_of(const Tensor& output) { return mean(output * output); }
 
+// Uses one of its two parameters.
+struct Either : Module<Either> {
+  Parameter left{counting({2})}, right{counting({2})};
+  Tensor forward(const Tensor& x, bool go_right) const { return x * (go_right ? right : left).on(x.device()); }
+  void members(Members& m) override { m("left", left), m("right", right); }
+};
+// Its input of one row.
+// Sums, then divides; perhaps when it is waited for.
+inline CommHook summing_hook(bool late) {
+  return {"average", [late](GradBucket& bucket) {
+            const auto reduce = [bucket] {
+              Tensor buffer = bucket.buffer();
+              bucket.communicator().all_reduce(buffer);
+              buffer.mul_(1.0 / bucket.divisor());
+            };
+            if (!late) return reduce(), Work();
+            const WorkPromise promise(bucket.communicator().device());
+            Work work = promise.work();
+            promise.complete();
+            return std::move(work).then(reduce);
+          }};
+}
+
+inline Tensor row_of(double value) { return full({1, 2}, value, {.dtype = DType::f64}); }
+
 // Takes the errors that a failed collective has left on streams of the device, so that they are not another test's.
 inline void drain(Device device) {
   for (int tries = 0; tries < 10; ++tries) {

@@ -1,0 +1,31 @@
+#include "lockstep/parallel/ddp/comm_hook.h"
+
+#include "lockstep/tensor/ops/shape_ops.h"
+
+namespace lockstep {
+
+GradBucket GradBucket::with_buffer(const Tensor& buffer) const {
+  LOCKSTEP_CHECK(!sparse(), "[GradBucket::with_buffer] expected a bucket with a buffer, got rows of '",
+                 parameters()[0].name, "'");
+  LOCKSTEP_CHECK(buffer.defined() && buffer.shape() == contents_->buffer.shape() &&
+                     buffer.device() == contents_->buffer.device() && buffer.contiguous_layout(),
+                 "[GradBucket::with_buffer] expected a contiguous tensor like ", contents_->buffer, ", got ", buffer);
+  Contents contents = *contents_;
+  contents.buffer = buffer;
+  std::int64_t offset = 0;
+  for (Tensor& gradient : contents.gradients) {
+    const std::int64_t count = gradient.count();
+    gradient = buffer.narrow(0, offset, count).reshape(gradient.shape());
+    offset += count;
+  }
+  return GradBucket(std::move(contents));
+}
+
+GradBucket GradBucket::among(Communicator& communicator) const {
+  Contents contents = *contents_;
+  contents.communicator = &communicator;
+  contents.divisor = communicator.size();
+  return GradBucket(std::move(contents));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+// Averages, in 16 bits too: against plain loops over what each rank has.
+#include "lockstep/parallel/ddp/hooks/basic_hooks.h"
+
+#include "lockstep/tensor/nn/layers.h"
+#include "parallel/ddp/scenarios.h"
+#include "support/watched.h"
+
+using namespace test;
+
+namespace {
+
+// The gradient that each rank gets for the weight of a Scale whose input is `of_rank(rank)`.
+std::vector<Doubles> gradients(int ranks, DType dtype, const std::function<CommHook()>& hook,
+                               const std::function<Doubles(int)>& of_rank,
+                               DistributedDataParallelOptions options = {}) {
+  return run_ranks(ranks, [&](Communicator& communicator) {
+    const Doubles mine = of_rank(communicator.rank());
+    const auto count = static_cast<std::int64_t>(mine.size());
+    Scale module(zeros({count}, {.dtype = dtype}));
+    DistributedDataParallel<Scale> net(std::move(module), communicator, options);
+    net.register_comm_hook(hook());
+    // Twice, so that buckets are rebuilt.
+    for (int i = 0; i < 2; ++i) {
+      net.zero_grad();
+      sum(net(from_data(mine, {1, count}).to(dtype))).backward();
+    }
+    if (net.module().weight.grad().dtype() != dtype) throw Error("another dtype");
+    return values(net.module().weight.grad().to(DType::f64));
+  });
+}
+Doubles whole(int rank) { return {rank + 1.0, 6.0 * rank, -12.0, 0}; }
+
+}  // namespace
+
+TEST_CASE("hooks that average integers are exact") {
+  for (const int ranks : {1, 2, 3}) {
+    Doubles expected(4);
+    for (int r = 0; r < ranks; ++r)
+      for (std::size_t i = 0; i < 4; ++i) expected[i] += whole(r)[i] * 6 / ranks;
+    const auto six_times = [](int rank) {  // divisible by the number of ranks
+      Doubles values = whole(rank);
+      for (double& value : values) value *= 6;
+      return values;
+    };
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+      for (const auto& make : {all_reduce_hook, f16_compress_hook, bf16_compress_hook,
+                               +[] { return f16_compress_wrapper(all_reduce_hook()); },
+                               +[] { return bf16_compress_wrapper(f16_compress_wrapper(all_reduce_hook())); }}) {
+        INFO(make().name << ", " << to_string(dtype) << ", " << ranks << " ranks");
+        for (const Doubles& rank : gradients(ranks, dtype, make, six_times)) CHECK(rank == expected);
+      }
+    const auto local = gradients(ranks, DType::f64, no_op_hook, whole);
+    for (int r = 0; r < ranks; ++r) CHECK(local[static_cast<std::size_t>(r)] == whole(r));
+  }
+}
+
+TEST_CASE("16 bits round, and divide first") {
+  // 1 + 2^-9 has ten bits: f16 keeps it, bf16 does not.
+  const auto fine = [](int) { return Doubles{1 + 0x1p-9}; };
+  CHECK(gradients(2, DType::f64, f16_compress_hook, fine)[0] == Doubles{1 + 0x1p-9});
+  CHECK(gradients(2, DType::f64, bf16_compress_hook, fine)[0] == Doubles{1});
+  // 80000 does not fit into f16, its half does; the sum of two halves does not.
+  const auto large = [](int rank) { return Doubles{rank == 0 ? 80000.0 : 0.0}; };
+  CHECK(gradients(2, DType::f64, f16_compress_hook, large)[0] == Doubles{40000});
+  CHECK(std::isinf(gradients(
+      2, DType::f64, [] { return f16_compress_wrapper(all_reduce_hook()); }, large)[0][0]));
+  CHECK(gradients(2, DType::f16, all_reduce_hook, [](int) { return Doubles{32768}; })[0] == Doubles{32768});
+}
+
+TEST_CASE("a wrapper follows a hook that is late") {
+  const auto late = [] {
+    return CommHook{"late", [](GradBucket& bucket) {
+                      const WorkPromise promise(bucket.communicator().device());
+                      promise.complete();
+                      return promise.work().then([bucket]() mutable { detail::average(bucket); });
+                    }};
+  };
+  for (const Doubles& rank : gradients(
+           2, DType::f64, [&] { return bf16_compress_wrapper(late()); }, [](int r) { return Doubles{r * 4.0}; }))
+    CHECK(rank == Doubles{2});
+}
+
+TEST_CASE("averaging hooks train as none does, in all ways") {
+  for (const int ranks : {1, 2, 3}) {
+    if (support::watched() && ranks != 2) continue;
+    int number = 0;
+    for (const Scenario& scenario : scenarios()) {
+      if ((ranks != 2 || support::watched()) && number++ % 4 != 0) continue;
+      INFO(scenario.name << ", " << ranks << " ranks");
+      const auto without = run_ranks(ranks, scenario.rank);
+      const auto with = run_ranks(ranks, [&](Communicator& c) { return scenario.with_hook(c, all_reduce_hook); });
+      CHECK(different(with) == 0);
+      CHECK((ranks == 1 ? largest_difference(with[0], without[0]) <= 1e-12 : with == without));
+      const auto half = run_ranks(ranks, [&](Communicator& c) { return scenario.with_hook(c, bf16_compress_hook); });
+      CHECK(different(half) == 0);
+      CHECK(largest_difference(half[0], without[0]) < 0.1);
+    }
+  }
+}
+
+TEST_CASE("a wrapper around nothing") {
+  CHECK(missing(message_of<InvalidArgument>([] { f16_compress_wrapper({}); }), {"f16_compress_wrapper"}) == "");
+}
