@@ -60,6 +60,23 @@ const RankEnd* first_cause(const std::vector<RankEnd>& ranks) {
   return better ? better : cause;
 }
 
+// Of ranks that ended at the same time, one that was killed is rather the cause than one that noticed.
+void sort_by_time(std::vector<RankEnd>& ranks) {
+  std::stable_sort(ranks.begin(), ranks.end(), [](const RankEnd& a, const RankEnd& b) {
+    return std::pair(a.order, a.how != How::killed) < std::pair(b.order, b.how != How::killed);
+  });
+}
+
+// A program that a shell has started: the shell says that it was killed, as 128 + signal.
+std::string meaning_of(int code) {
+  return code > 128 && ::sigabbrev_np(code - 128) ? cat(", as a shell says of signal ", signal_name(code - 128)) : "";
+}
+
+int code_of(const RankEnd& rank) {
+  if (rank.how == How::lost) return 1;
+  return rank.how == How::exited ? rank.number : 128 + rank.number;
+}
+
 std::string one_line(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
@@ -73,32 +90,34 @@ std::string signal_name(int signal) {
   return name ? cat(signal, " (SIG", name, ')') : std::to_string(signal);
 }
 
+std::string log_file(const std::string& folder, int rank) {
+  return folder.empty() ? "" : cat(folder, "/rank", rank, ".log");
+}
+
 std::string describe(const RankEnd& rank) {
   switch (rank.how) {
     case How::exited:
-      return cat("exited with code ", rank.number);
+      return cat("exited with code ", rank.number, meaning_of(rank.number));
     case How::killed:
       return cat("was killed by signal ", signal_name(rank.number));
     case How::stopped:
       return cat("was stopped by signal ", signal_name(rank.number));
+    case How::lost:
+      return "was lost with its node";
     default:
       return "did not end by itself";
   }
 }
 
 End end_of(std::vector<RankEnd> ranks) {
-  // Of ranks that ended at the same time, one that was killed is rather the cause than one that noticed.
-  std::stable_sort(ranks.begin(), ranks.end(), [](const RankEnd& a, const RankEnd& b) {
-    return std::pair(a.order, a.how != How::killed) < std::pair(b.order, b.how != How::killed);
-  });
+  sort_by_time(ranks);
   const RankEnd* const cause = first_cause(ranks);
   if (!cause) return {};
   // A rank without a code of its own, or whose end looks good: that of the first one that failed for it.
   const RankEnd* speaks = cause;
   if (!cause->failed() && cause->how != How::stopped)
     speaks = &*std::find_if(ranks.begin(), ranks.end(), [](const RankEnd& each) { return each.failed(); });
-  End end{.code = speaks->how == How::exited ? speaks->number : 128 + speaks->number,
-          .message = cat("rank ", cause->rank, ' ', describe(*cause))};
+  End end{.code = code_of(*speaks), .message = cat("rank ", cause->rank, ' ', describe(*cause))};
 
   std::size_t lines = 0, others = 0;
   const auto list = [&](const RankEnd& each) {
@@ -106,10 +125,12 @@ End end_of(std::vector<RankEnd> ranks) {
       ++others;
       return;
     }
-    end.details += cat("\n  rank ", each.rank, " on ", each.host, ", process ", each.process, ", ", time_of(each.order),
-                       ": ", describe(each));
+    end.details += cat("\n  rank ", each.rank, " on ", each.host);
+    if (each.process > 0) end.details += cat(", process ", each.process);
+    end.details += cat(", ", time_of(each.order), ": ", describe(each));
     if (each.follows() && each.blamed != RankEnd::kUnknownRank) end.details += cat(" because of rank ", each.blamed);
     if (!each.error.empty()) end.details += cat(": ", each.error);
+    if (!each.log.empty()) end.details += cat("\n    log: ", each.log);
   };
   list(*cause);
   std::string cut;
@@ -117,7 +138,7 @@ End end_of(std::vector<RankEnd> ranks) {
     if (&each == cause) continue;
     if (each.failed())
       list(each);
-    else if (each.how != How::exited)
+    else if (!each.ended_well())
       cut += cat(cut.empty() ? "" : ", ", each.rank);
   }
   if (others > 0) end.details += cat("\n  and ", others, " more");
@@ -125,14 +146,20 @@ End end_of(std::vector<RankEnd> ranks) {
   return end;
 }
 
+int first_failure(std::vector<RankEnd> ranks) {
+  sort_by_time(ranks);
+  const RankEnd* const cause = first_cause(ranks);
+  return cause ? cause->rank : RankEnd::kNobody;
+}
+
 std::string to_text(const std::vector<RankEnd>& ranks) {
   // As much of the errors as fits in a value of the store when all have much to say.
   const std::size_t most = Store::kMaxValueBytes / std::max<std::size_t>(ranks.size(), 1);
   std::string text;
   for (const RankEnd& each : ranks) {
-    const std::string line =
-        cat(each.rank, ' ', static_cast<int>(each.how), ' ', each.number, ' ', each.order, ' ', each.blamed, ' ',
-            each.blamed_order, ' ', each.process, ' ', each.host, ' ', one_line(each.error));
+    const std::string line = cat(each.rank, ' ', static_cast<int>(each.how), ' ', each.number, ' ', each.order, ' ',
+                                 each.blamed, ' ', each.blamed_order, ' ', each.process, ' ', each.host, ' ',
+                                 each.log.size(), ' ', one_line(each.log), one_line(each.error));
     text.append(line, 0, most - 1).append("\n");
   }
   return text;
@@ -145,11 +172,14 @@ std::vector<RankEnd> parse_ends(const std::string& text) {
     std::istringstream words(line);
     RankEnd each;
     int how = 0;
+    std::size_t log = 0;
     words >> each.rank >> how >> each.number >> each.order >> each.blamed >> each.blamed_order >> each.process >>
-        each.host;
+        each.host >> log;
     each.how = static_cast<How>(how);
     words.get();
     std::getline(words, each.error);
+    each.log = each.error.substr(0, log);
+    each.error.erase(0, log);
     ranks.push_back(std::move(each));
   }
   return ranks;

@@ -13,8 +13,8 @@ namespace lockstep::launch {
 
 struct RankEnd {
   static constexpr int kNobody = -2, kUnknownRank = -1;
-  // cut: it still ran when lockstep-run ended it; stopped: so it did, but stopped by a signal.
-  enum class How { exited, killed, stopped, cut };
+  // cut: it still ran when lockstep-run ended it; stopped: so it did, but stopped by a signal; lost: with its node.
+  enum class How { exited, killed, stopped, cut, lost };
 
   int rank = 0;
   How how = How::cut;
@@ -26,8 +26,10 @@ struct RankEnd {
   std::string error;
   std::string host;
   pid_t process = -1;
+  std::string log;  // its file; empty: none
 
-  bool failed() const { return how == How::killed || (how == How::exited && number != 0); }
+  bool failed() const { return how == How::killed || how == How::lost || (how == How::exited && number != 0); }
+  bool ended_well() const { return how == How::exited && number == 0; }
   // It does not fail for itself.
   bool follows() const { return blamed != kNobody && blamed != rank; }
 };
@@ -36,10 +38,14 @@ struct RankEnd {
 // for each that failed. What ranks say of each other comes before the order in which they ended: one that notices
 // another's failure may well be gone sooner than that one.
 End end_of(std::vector<RankEnd> ranks);
+// Its number, or RankEnd::kNobody.
+int first_failure(std::vector<RankEnd> ranks);
 
 // "exited with code 3", "was killed by signal 9 (SIGKILL)".
 std::string describe(const RankEnd& rank);
 std::string signal_name(int signal);
+// Where lockstep-run writes what the rank writes; empty without a folder for it.
+std::string log_file(const std::string& folder, int rank);
 
 // As text, for the store.
 std::string to_text(const std::vector<RankEnd>& ranks);

@@ -12,21 +12,11 @@
 #include <utility>
 
 #include "lockstep/parallel/launch/cleanup.h"
+#include "lockstep/parallel/launch/summary.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
 namespace {
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 && name[0] ? name : "?";
-}
-
-std::int64_t now_milliseconds() {
-  return std::chrono::duration_cast<Milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
 std::string line_of(const std::string& message) { return cat("lockstep-run: ", message, '\n'); }
 
@@ -36,16 +26,23 @@ void say_now(const std::string& message) {
   [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
 }
 
+Shown shown(const Options& options) {
+  const bool to_files_alone = !options.log_dir.empty() && options.show.empty();
+  return Shown(options.tee, options.show, to_files_alone ? 0 : 3, options.world_size());
+}
+
 }  // namespace
 
-Job::Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_t& signals, const sigset_t& before)
+Job::Job(const Options& options, Nodes& nodes, JsonFile& json, std::string run_id, const sigset_t& signals,
+         const sigset_t& before)
     : options_(options),
       nodes_(nodes),
+      json_(json),
       run_id_(std::move(run_id)),
       before_(before),
       host_(host_name()),
       signals_(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
-      output_(options.prefix, options.tee) {
+      output_(options.prefix, shown(options)) {
   if (!signals_) throw Error(cat("cannot wait for signals: ", std::strerror(errno)));
 }
 
@@ -63,8 +60,9 @@ int Job::run(const std::string& token) {
   if (obstacle) end_for(*obstacle, SIGKILL);
   loop();
   kill_all(run_id_);
-  nodes_.leave(!interrupted_);
   const End end = *nodes_.end();
+  const std::string unwritten = json_.write(job_json(options_, end, began_, nodes_.leave(!interrupted_)));
+  if (!unwritten.empty()) say_now(unwritten);
   if (!end.details.empty())
     say_now(cat("first failure: ", end.message, end.details));
   else if (end.code != 0 && end.message != reason_)
@@ -79,7 +77,7 @@ void Job::open_logs() {
   if (error) throw Error(cat("cannot make the folder '", options_.log_dir, "': ", error.message()));
   for (int i = 0; i < options_.ranks; ++i) {
     const int rank = options_.node * options_.ranks + i;
-    output_.log_to(rank, cat(options_.log_dir, "/rank", rank, ".log"));
+    output_.log_to(rank, log_file(options_.log_dir, rank));
   }
 }
 
@@ -128,7 +126,8 @@ void Job::poll_once(std::optional<Clock::time_point> drain_until) {
                                {.fd = nodes_.event(), .events = POLLIN, .revents = 0}};
   output_.prepare(polls);
   auto wake = Clock::time_point::max();
-  for (const auto& each : {drain_until, patience_until_, kill_at_})
+  const auto stopped_until = give_up_stopped();
+  for (const auto& each : {drain_until, patience_until_, kill_at_, stopped_until})
     if (each) wake = std::min(wake, *each);
   int timeout = -1;
   if (wake != Clock::time_point::max())
@@ -152,12 +151,34 @@ void Job::poll_once(std::optional<Clock::time_point> drain_until) {
 
 void Job::follow_nodes() {
   nodes_.clear_event();
+  for (const std::string& each : nodes_.take_news()) say(each);
   const auto ending = nodes_.ending();
   if (!ending || ending_) return;
   if (ending->reason)
     end_for(*ending->reason, SIGTERM);
   else
-    end_for_failure("a rank of another node has failed");
+    end_for_failure(options_.keep_going ? cat("fewer than ", options_.min_ranks, " ranks are left")
+                                        : "a rank of another node has failed");
+}
+
+// Where the others go on, one that is stopped would be waited for for ever.
+std::optional<Clock::time_point> Job::give_up_stopped() {
+  std::optional<Clock::time_point> next;
+  if (!options_.keep_going || ending_) return next;
+  for (Rank& rank : ranks_) {
+    if (!rank.running || !rank.stopped || rank.given_up) continue;
+    const auto until = rank.stopped_since + options_.timeout;
+    if (Clock::now() < until) {
+      next = std::min(next.value_or(until), until);
+      continue;
+    }
+    rank.given_up = true;
+    rank.end.blamed = rank.end.rank;
+    rank.end.error =
+        cat("it was stopped by signal ", signal_name(rank.stopped), " for ", seconds(options_.timeout), " s");
+    ::kill(-rank.end.process, SIGKILL);
+  }
+  return next;
 }
 
 void Job::handle_signals() {
@@ -190,7 +211,7 @@ void Job::handle_signals() {
 }
 
 void Job::reap() {
-  std::vector<const Rank*> failed;
+  std::vector<const Rank*> ended;
   const std::int64_t now = now_milliseconds();
   int status = 0;
   for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED)) > 0;)
@@ -198,6 +219,7 @@ void Job::reap() {
       if (rank.end.process != process || !rank.running) continue;
       if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
         rank.stopped = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+        rank.stopped_since = Clock::now();
         continue;
       }
       rank.running = false;
@@ -205,21 +227,29 @@ void Job::reap() {
       rank.end.how = WIFSIGNALED(status) ? RankEnd::How::killed : RankEnd::How::exited;
       rank.end.number = WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
       rank.end.order = now;
-      if (rank.end.failed()) failed.push_back(&rank);
-      if (!ending_) nodes_.rank_ended(rank.end.rank, describe(rank.end));
+      ended.push_back(&rank);
     }
-  take_reports();
-  for (const Rank* rank : failed) {
-    std::string what = cat("rank ", rank->end.rank, ' ', describe(rank->end));
-    if (rank->end.follows() && rank->end.blamed >= 0) what += cat(" because of rank ", rank->end.blamed);
+  take_reports();  // what those that have ended said before
+  for (const Rank* rank : ended)
+    if (!ending_) nodes_.rank_ended(rank->end);
+  for (const Rank* rank : ended)
+    if (rank->end.failed()) rank_failed(rank->end);
+}
+
+void Job::rank_failed(const RankEnd& rank) {
+  if (ending_) return;
+  std::string what = cat("rank ", rank.rank, ' ', describe(rank));
+  if (rank.follows() && rank.blamed >= 0) what += cat(" because of rank ", rank.blamed);
+  if (options_.keep_going)
+    say(cat(what, (any_running() || options_.nodes > 1) && !nodes_.ending() ? ": the others go on" : ""));
+  else
     end_for_failure(what);
-  }
 }
 
 void Job::take_reports() {
   for (Report report; reports_.next(report);)
     for (Rank& rank : ranks_) {
-      if (rank.end.rank != report.rank) continue;
+      if (rank.end.rank != report.rank || rank.given_up) continue;
       rank.end.blamed = report.well ? RankEnd::kNobody : report.blamed;
       rank.end.blamed_order = now_milliseconds();
       rank.end.error = report.text;

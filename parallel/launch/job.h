@@ -8,17 +8,20 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/parallel/launch/json_file.h"
 #include "lockstep/parallel/launch/nodes.h"
 #include "lockstep/parallel/launch/options.h"
 #include "lockstep/parallel/launch/output.h"
 #include "lockstep/parallel/launch/reports.h"
+#include "lockstep/parallel/launch/times.h"
 
 namespace lockstep::launch {
 
 class Job {
  public:
   // `signals` are what a descriptor of signalfd hands over, `before` the mask that ranks get.
-  Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_t& signals, const sigset_t& before);
+  Job(const Options& options, Nodes& nodes, JsonFile& json, std::string run_id, const sigset_t& signals,
+      const sigset_t& before);
 
   // Starts the ranks and returns when they have ended: the code to exit with.
   int run(const std::string& token);
@@ -28,6 +31,8 @@ class Job {
     RankEnd end = {};  // its process is also the number of its process group
     bool running = false;
     int stopped = 0;  // by this signal
+    Clock::time_point stopped_since = {};
+    bool given_up = false;
   };
 
   void open_logs();
@@ -40,6 +45,8 @@ class Job {
   void reap();
   void take_reports();
   void follow_nodes();
+  std::optional<Clock::time_point> give_up_stopped();  // when to look again
+  void rank_failed(const RankEnd& rank);
   void signal_all(int signal);
   // The job is going to end, because a rank has failed: all have a moment to end by themselves. Or for a reason of its
   // own: they get `signal` at once. Only the first time counts.
@@ -54,9 +61,11 @@ class Job {
 
   const Options& options_;
   Nodes& nodes_;
+  JsonFile& json_;
   const std::string run_id_;
   const sigset_t before_;
   const std::string host_;
+  const std::int64_t began_ = now_milliseconds();
   detail::Fd signals_;
   Reports reports_;
   Output output_;

@@ -7,8 +7,13 @@
 #include <cstdio>
 
 #include "lockstep/parallel/comm/sha256.h"
+#include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/parallel/launch/cleanup.h"
+#include "lockstep/parallel/launch/health.h"
+#include "lockstep/parallel/launch/health_report.h"
 #include "lockstep/parallel/launch/job.h"
+#include "lockstep/parallel/launch/summary.h"
+#include "lockstep/parallel/launch/times.h"
 #include "lockstep/runtime/error.h"
 
 namespace {
@@ -18,13 +23,14 @@ using namespace lockstep::launch;
 
 constexpr char kDescription[] =
     "lockstep-run [options] program [arguments...]\n\n"
-    "Starts a program several times, as the ranks of one job, and ends all of them when one fails.\n\n"
+    "Starts a program several times, as the ranks of one job, and ends all of them when one fails (unless with\n"
+    "--keep-going).\n\n"
     "Each rank finds LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE, LOCKSTEP_LOCAL_RANK, LOCKSTEP_LOCAL_SIZE, LOCKSTEP_STORE,\n"
     "LOCKSTEP_TOKEN, LOCKSTEP_RUN_ID and LOCKSTEP_REPORTS in its environment, OMP_NUM_THREADS=1 where there are "
     "several\n"
     "ranks on the machine that share its cores and the variable is not set, and nothing on its standard input. Its\n"
     "standard output is a pseudo-terminal, so that lines are passed on when they are written and none is lost when\n"
-    "the rank is killed. Files are written with --log-dir only.";
+    "the rank is killed. Files are written with --log-dir and --json only.";
 
 constexpr char kFooter[] =
     "Exits with 0 when all ranks did, else with the code of the rank that failed first (128 + signal when it was\n"
@@ -33,17 +39,16 @@ constexpr char kFooter[] =
     "not\n"
     "end by itself, or with 0, the code is that of the first that failed because of it. 2 on wrong arguments, 126 "
     "when\n"
-    "the program cannot be run, 127 when it is not found. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks\n"
+    "the program cannot be run, 127 when it is not found, 1 when a machine is lost or lockstep-run itself fails.\n"
+    "With --keep-going the code is the same, but 0 when as many ranks as --min-ranks says have ended well; a rank\n"
+    "that is stopped for --timeout seconds is killed. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks\n"
     "and end the job, the second time at once; SIGUSR1 and SIGUSR2 are passed on.\n\n"
     "Several machines: run it on each, with the same -n, --nnodes, --master and token, and a --node-rank of its own:\n"
     "  (umask 077; head -c 32 /dev/urandom | base64 > token)   # the same file on every machine\n"
     "  lockstep-run -n 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29400 --token-file token ./train\n"
     "  lockstep-run -n 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29400 --token-file token ./train";
 
-int run(const Options& options) {
-  // The token is asked for before anything is started. Within one machine a job has one of its own.
-  std::string token = options.token_file.empty() ? store_token() : store_token_from_file(options.token_file);
-  if (token.empty() && options.nodes == 1) token = detail::to_hex(detail::random_bytes(32));
+int run_job(const Options& options, const std::string& token, JsonFile& json) {
   std::string run_id = detail::to_hex(detail::random_bytes(8));
   Guard guard(run_id);
 
@@ -60,10 +65,26 @@ int run(const Options& options) {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
   nodes.watch();
-  Job job(options, nodes, outer ? cat(outer, '.', run_id) : run_id, signals, before);
+  Job job(options, nodes, json, outer ? cat(outer, '.', run_id) : run_id, signals, before);
   const int code = job.run(token);
   guard.dismiss();
   return code;
+}
+
+int code_of(const std::exception& error) { return dynamic_cast<const InvalidArgument*>(&error) ? 2 : 1; }
+
+int run(const Options& options) {
+  // The token is asked for before anything is started. Within one machine a job has one of its own.
+  std::string token = options.token_file.empty() ? store_token() : store_token_from_file(options.token_file);
+  if (token.empty() && options.nodes == 1) token = detail::to_hex(detail::random_bytes(32));
+  JsonFile json(options.json);
+  try {
+    return options.health ? check_health(options, token, json) : run_job(options, token, json);
+  } catch (const std::exception& error) {
+    json.write(options.health ? launch::json({{}, {error.what()}})
+                              : job_json(options, {code_of(error), error.what()}, now_milliseconds(), {}));
+    throw;
+  }
 }
 
 }  // namespace
@@ -71,6 +92,7 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   double patience = 5, grace = 10, timeout = 60;
+  double min_free = 64;
   bool no_prefix = false, no_pty = false;
   std::string bind = "none";
   CLI::App app(kDescription, "lockstep-run");
@@ -89,7 +111,28 @@ int main(int argc, char** argv) {
   app.add_option(
       "--log-dir", options.log_dir,
       "Write what rank N writes to the file rankN.log in this folder, which is made, instead of passing it on");
-  app.add_flag("--tee", options.tee, "With --log-dir: pass it on as well");
+  app.add_option("--tee", options.tee,
+                 "With --log-dir: pass it on as well. 0 nothing, 1 standard output, 2 standard error, 3 both; or "
+                 "rank:mode,... and "
+                 "nothing of the other ranks");
+  app.add_option(
+      "--show", options.show,
+      "Ranks whose lines come to the terminal, as 0,4-7 (default all); the others' are in --log-dir, or lost");
+  app.add_option("--json", options.json,
+                 "Write the end of the job, or what --health finds, to this file (or /dev/fd/N) for programs");
+  app.add_flag("--keep-going", options.keep_going,
+               "Do not end the others when a rank fails: they get an error that they may get over. With several "
+               "machines also when one is silent for --timeout seconds; not without machine 0, which has the store");
+  app.add_option("--min-ranks", options.min_ranks,
+                 "With --keep-going: exit with 0 when so many ranks have ended well, and end the job as soon as fewer "
+                 "are left")
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_flag("--health", options.health,
+               "Run no program: look at the devices, memory, disks, clocks and builds of the machines and at their way "
+               "to the store, print a table, and exit with 1 when something is unfit");
+  app.add_option("--min-free", min_free,
+                 "With --health: MiB that must be free in memory, for --log-dir and in /dev/shm (default 64)")
+      ->check(CLI::Range(0.0, 1e12));
   app.add_option("--bind", bind, "cores: pin every rank to its share of the cores; none")
       ->check(CLI::IsMember({"cores", "none"}));
   app.add_option(
@@ -98,7 +141,11 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--grace", grace, "Seconds from then on until ranks that go on are killed (default 10)")
       ->check(CLI::Range(0.0, 1e6));
-  app.add_option("--timeout", timeout, "Seconds that machines wait for one another")->check(CLI::Range(0.1, 1e6));
+  app.add_option(
+         "--timeout", timeout,
+         "Seconds that machines wait for one another, and with --keep-going for a rank that is stopped: what is "
+         "silent for longer is named (default 60)")
+      ->check(CLI::Range(0.1, 1e6));
   app.prefix_command();
 
   const auto wrong = [](const std::string& message) {
@@ -112,11 +159,18 @@ int main(int argc, char** argv) {
       options.program.erase(options.program.begin());
     else if (!options.program.empty() && options.program.front().starts_with('-'))
       return wrong("unknown option " + options.program.front());
-    if (options.program.empty()) return wrong("expected a program to run");
+    if (options.program.empty() && !options.health) return wrong("expected a program to run");
+    if (!options.program.empty() && options.health)
+      return wrong(cat("expected no program along with --health, got ", options.program.front()));
     if (options.node < 0 || options.node >= options.nodes)
       return wrong(cat("expected --node-rank from 0 to ", options.nodes - 1, ", got ", options.node));
     if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
-    if (options.tee && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
+    if (!options.tee.empty() && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
+    Shown(options.tee, options.show, 3, options.world_size());  // throws for what does not fit
+    if (options.min_ranks > 0 && !options.keep_going) return wrong("expected --keep-going along with --min-ranks");
+    if (options.min_ranks > options.world_size())
+      return wrong(cat("expected --min-ranks from 1 to ", options.world_size(), ", got ", options.min_ranks));
+    if (app.count("--min-free") > 0 && !options.health) return wrong("expected --health along with --min-free");
     if (!options.master.empty()) detail::parse_host_port("--master", options.master);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
@@ -127,13 +181,13 @@ int main(int argc, char** argv) {
   options.pty = !no_pty;
   options.patience = Milliseconds(static_cast<std::int64_t>(patience * 1000));
   options.bind = bind == "cores";
+  options.min_free_bytes = static_cast<std::int64_t>(min_free * (1 << 20));
   options.grace = Milliseconds(static_cast<std::int64_t>(grace * 1000));
   options.timeout = Milliseconds(static_cast<std::int64_t>(timeout * 1000));
   try {
     return run(options);
-  } catch (const InvalidArgument& error) {
-    return wrong(error.what());
   } catch (const std::exception& error) {
+    if (code_of(error) == 2) return wrong(error.what());
     std::fprintf(stderr, "lockstep-run: %s\n", error.what());
     return 1;
   }

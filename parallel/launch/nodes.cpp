@@ -3,10 +3,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "lockstep/parallel/comm/store/ended_ranks.h"
+#include "lockstep/parallel/launch/times.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
@@ -15,6 +19,7 @@ namespace {
 constexpr Milliseconds kBeat{500}, kLate{2'000};
 // What kEnding says: a rank has failed, all is well (along with kEnd), or, as kEnd, the code and the reason.
 constexpr char kEnding[] = "lockstep-run/ending", kRank[] = "rank", kWell[] = "well";
+constexpr char kFailed[] = "lockstep-run/failed";
 constexpr char kEnd[] = "lockstep-run/end", kShape[] = "lockstep-run/shape";
 
 End parse_end(const std::string& text) {
@@ -29,51 +34,41 @@ End parse_end(const std::string& text) {
   return end;
 }
 
+// Where it stands how a rank has ended, for node 0 if it loses the rank's node.
+std::string rank_key(int rank) { return cat("lockstep-run/ended-rank/", rank); }
+
 std::string text_of(const End& end) { return cat(end.code, ' ', end.message, end.details); }
 
-End end_for(const std::optional<Nodes::Ending>& ending, const std::vector<RankEnd>& ranks) {
-  if (!ending) return {};
-  if (ending->reason) return *ending->reason;
-  End end = end_of(ranks);
-  return end.code != 0 ? end : End{1, "a rank has failed, and its node does not say which"};
+std::string shape_of(const Options& options) {
+  return cat(options.nodes, " nodes of ", options.ranks, " ranks",
+             options.keep_going ? cat(" that keep going, at least ", options.min_ranks) : "");
 }
 
 }  // namespace
 
-Nodes::Nodes(const Options& options, std::string token, const std::string& run_id)
+Nodes::Nodes(const Options& options, const std::string& token, const std::string& run_id)
     : options_(options),
-      token_(std::move(token)),
+      job_store_(open_store(options, token)),
+      store_(job_store_.client),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       beats_(static_cast<std::size_t>(options.nodes)) {
-  if (options.nodes == 1) {
-    server_ = std::make_unique<TcpStoreServer>(TcpStoreServerOptions{.token = token_});
-    address_ = server_->address();
-    store_ = make_tcp_store({.address = address_, .token = token_});
-    return;
-  }
-  address_ = options.master;
-  const auto master = detail::parse_host_port("--master", options.master);
-  if (options.node == 0)
-    server_ = std::make_unique<TcpStoreServer>(
-        TcpStoreServerOptions{.address = master.host, .port = master.port, .token = token_});
-  store_ = make_tcp_store(
-      {.address = address_, .token = token_, .connect_timeout = options.timeout, .timeout = options.timeout});
-  const std::string shape = cat(options.nodes, " nodes of ", options.ranks, " ranks");
+  if (options.keep_going) store_->add(kFailed, 0);  // while there is room: the ranks may fill the store
+  if (options.nodes == 1) return;
+  const std::string shape = shape_of(options);
   // Node 0 says it, so that whoever comes first, it is the other one that does not fit.
   if (options.node == 0) store_->set(kShape, shape);
   const std::string first = store_->get(kShape, Deadline::after(options.timeout));
   LOCKSTEP_CHECK(first == shape, "expected the same on all nodes, got ", shape, " on node ", options.node, " and ",
                  first, " on another");
-  LOCKSTEP_CHECK(store_->compare_set(key("node", options.node), "", run_id) == run_id,
-                 "expected one lockstep-run per node, got two with --node-rank ", options.node);
+  claim_node(*store_, options, run_id);
+  if (!options.log_dir.empty()) store_->set(node_key("logs", options.node), options.log_dir);
+  store_->add(node_key("beat", options.node), 1);  // from now on it has come
 }
 
 Nodes::~Nodes() {
   stop_ = true;
   if (watcher_.joinable()) watcher_.join();
 }
-
-std::string Nodes::key(const char* name, int node) const { return cat("lockstep-run/", name, '/', node); }
 
 void Nodes::wake() {
   const std::uint64_t one = 1;
@@ -104,7 +99,7 @@ void Nodes::conclude_alone() {
   std::optional<End> end;
   {
     const std::lock_guard lock(mutex_);
-    if (mine_) end = end_for(ending_, *mine_);
+    if (mine_) end = judge(ending_, *mine_);
   }
   if (end) conclude(*end);
 }
@@ -117,6 +112,11 @@ std::optional<Nodes::Ending> Nodes::ending() const {
 std::optional<End> Nodes::end() const {
   const std::lock_guard lock(mutex_);
   return end_;
+}
+
+std::vector<std::string> Nodes::take_news() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(news_, {});
 }
 
 void Nodes::defer(std::function<void()> action) {
@@ -142,12 +142,27 @@ void Nodes::begin_to_end(std::optional<End> reason) {
   defer([this, text = reason ? text_of(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
 }
 
-void Nodes::rank_ended(int rank, const std::string& how) {
-  defer([this, text = cat(rank, ' ', how)] {
+End Nodes::judge(const std::optional<Ending>& ending, const std::vector<RankEnd>& ranks) const {
+  if (ending && ending->reason) return *ending->reason;
+  if (!ending && !options_.keep_going) return {};
+  End end = end_of(ranks);
+  if (ending && end.code == 0) return {1, "a rank has failed, and its node does not say which"};
+  if (!options_.keep_going || end.details.empty()) return end;
+  const auto well = std::count_if(ranks.begin(), ranks.end(), [](const RankEnd& each) { return each.ended_well(); });
+  end.details += cat("\n  ", well, " of ", options_.world_size(), " ranks ended well");
+  if (options_.min_ranks > 0) end.details += cat(", at least ", options_.min_ranks, " are asked for");
+  if (options_.min_ranks > 0 && well >= options_.min_ranks) end.code = 0;
+  return end;
+}
+
+void Nodes::rank_ended(const RankEnd& rank) {
+  defer([this, rank] {
     try {
-      store_->set(detail::ended_key(store_->add(detail::kEndedCount, 1)), text);
+      store_->set(detail::ended_key(store_->add(detail::kEndedCount, 1)), cat(rank.rank, ' ', describe(rank)));
+      if (options_.nodes > 1 && options_.keep_going) store_->set(rank_key(rank.rank), to_text({rank}));
     } catch (const InvalidArgument&) {  // the ranks have filled the store, and do without
     }
+    if (options_.keep_going && rank.failed()) count_failures(1);
   });
   if (options_.nodes == 1) try {  // the store is in this process, and nobody watches
       run_deferred();
@@ -155,8 +170,18 @@ void Nodes::rank_ended(int rank, const std::string& how) {
     }
 }
 
+void Nodes::count_failures(int count) {
+  const std::int64_t failed = store_->add(kFailed, count);
+  if (options_.world_size() - failed >= options_.min_ranks) return;
+  if (options_.nodes == 1)
+    conclude(Ending{});
+  else
+    store_->compare_set(kEnding, "", kRank);
+}
+
 void Nodes::report(std::vector<RankEnd> ranks) {
-  if (options_.nodes > 1) defer([this, text = to_text(ranks)] { store_->set(key("report", options_.node), text); });
+  if (options_.nodes > 1)
+    defer([this, text = to_text(ranks)] { store_->set(node_key("report", options_.node), text); });
   {
     const std::lock_guard lock(mutex_);
     mine_ = std::move(ranks);
@@ -170,22 +195,31 @@ void Nodes::watch() {
     try {
       while (!stop_ && !look()) {
       }
+    } catch (const CommError& error) {
+      part(cat(error.what(), options_.keep_going ? " (node 0 has the job's store: nobody goes on without it)" : ""));
     } catch (const Error& error) {
-      Ending ending{End{1, cat("lost the other nodes: ", error.what())}};
-      {
-        const std::lock_guard lock(mutex_);
-        if (own_ending_) ending = *own_ending_;
-      }
-      conclude(std::move(ending));
-      lost_ = true;
-      conclude_alone();
+      part(error.what());
     }
   });
 }
 
+void Nodes::part(const std::string& why) {
+  Ending ending{End{1, cat("lost the other nodes: ", why)}};
+  {
+    const std::lock_guard lock(mutex_);
+    if (own_ending_) ending = *own_ending_;
+  }
+  conclude(std::move(ending));
+  lost_ = true;
+  conclude_alone();
+}
+
 // Whether the job has ended.
 bool Nodes::look() {
-  store_->add(key("beat", options_.node), 1);
+  store_->add(node_key("beat", options_.node), 1);
+  if (options_.keep_going)
+    if (const auto why = store_->try_get(node_key("lost", options_.node)))
+      throw Error(cat("they go on without this one: ", *why));
   run_deferred();
   if (options_.node == 0) watch_over();
   try {
@@ -207,17 +241,23 @@ void Nodes::watch_over() {
   bool all_came = true;
   for (int node = 0; node < options_.nodes; ++node) {
     Beat& beat = beats_[static_cast<std::size_t>(node)];
-    if (const auto report = store_->try_get(key("report", node))) {
-      beat.silent.clear();
+    if (const auto report = store_->try_get(node_key("report", node))) {
+      if (!beat.lost) beat.silent.clear();
       for (RankEnd& each : parse_ends(*report)) ranks.push_back(std::move(each));
       continue;
     }
-    const std::string count = store_->try_get(key("beat", node)).value_or("");
+    const std::string count = store_->try_get(node_key("beat", node)).value_or("");
     if (count != beat.count) beat = {count};
     if (Clock::now() - beat.since >= options_.timeout && beat.silent.empty()) {
       beat.silent = cat("node ", node, count.empty() ? " did not come within " : " was silent for ",
-                        std::chrono::duration<double>(options_.timeout).count(), " s");
-      store_->compare_set(kEnding, "", text_of({1, beat.silent}));
+                        seconds(options_.timeout), " s");
+      if (const auto host = store_->try_get(node_key("host", node))) beat.silent += cat(" (", *host, ')');
+      if (!options_.keep_going || count.empty()) {
+        store_->compare_set(kEnding, "", text_of({1, beat.silent}));
+      } else {
+        lose(node);
+        ++missing;  // until the next look, which finds what was said for its ranks
+      }
     }
     // Who comes when the job is ending is told, and not waited for.
     if (!count.empty() && beat.silent.empty()) ++missing;
@@ -226,35 +266,96 @@ void Nodes::watch_over() {
   const auto first = store_->try_get(kEnding);
   if (!first) {
     if (missing > 0 || !all_came) return;
-    store_->compare_set(kEnd, "", "0 ");
+    store_->compare_set(kEnd, "", text_of(judge(std::nullopt, ranks)));
     store_->compare_set(kEnding, "", kWell);
   } else if (*first != kRank && *first != kWell) {
     store_->compare_set(kEnd, "", *first);
   } else if (missing == 0) {
-    End end = end_for(Ending{}, ranks);
+    End end = judge(Ending{}, ranks);
     for (const Beat& beat : beats_)  // whose ranks are not among them
       if (!beat.silent.empty()) end.details += cat("\n  ", beat.silent);
     store_->compare_set(kEnd, "", text_of(end));
   }
 }
 
-void Nodes::leave(bool wait_for_late) {
-  if (watcher_.joinable()) watcher_.join();  // it goes by itself once the end is known, and `beats_` is its own
-  if (options_.nodes == 1 || lost_) return;
-  try {
-    store_->set(key("left", options_.node), "");
-    if (options_.node != 0) return;
-    const Deadline late = Deadline::after(wait_for_late ? options_.grace : Milliseconds(0));
-    const Deadline deadline = Deadline::after(options_.grace + kLate);
-    for (int node = 0; node < options_.nodes; ++node) {
-      if (!beats_[static_cast<std::size_t>(node)].silent.empty()) continue;  // it has been waited for
+// Node 0: the job goes on without this one. It says of the node's ranks that they are lost, but for those that had
+// ended before.
+void Nodes::lose(int node) {
+  Beat& beat = beats_[static_cast<std::size_t>(node)];
+  beat.lost = true;
+  store_->set(node_key("lost", node), beat.silent);
+  if (!ending()) {
+    const std::lock_guard lock(mutex_);
+    news_.push_back(cat(beat.silent, ": the others go on"));
+  }
+  wake();
+  const std::string host = store_->try_get(node_key("host", node)).value_or("?");
+  const std::string logs = store_->try_get(node_key("logs", node)).value_or("");  // perhaps in a folder that all share
+  std::set<int> told;
+  for (const EndedRank& each : store_->ended_ranks()) told.insert(each.rank);
+  std::vector<RankEnd> ends;
+  for (int rank = node * options_.ranks; rank < (node + 1) * options_.ranks; ++rank) {
+    if (const auto before = store_->try_get(rank_key(rank))) {
+      ends.push_back(parse_ends(*before).at(0));
+      continue;
+    }
+    ends.push_back({.rank = rank,
+                    .how = RankEnd::How::lost,
+                    .order = now_milliseconds(),
+                    .error = beat.silent,
+                    .host = host,
+                    .log = log_file(logs, rank)});
+    if (!told.contains(rank)) rank_ended(ends.back());
+  }
+  store_->set(node_key("report", node), to_text(ends));
+}
+
+std::vector<RankEnd> Nodes::all_ends() {
+  std::vector<RankEnd> all;
+  for (int node = 0; node < options_.nodes; ++node) {
+    std::vector<RankEnd> ends;
+    if (node == options_.node) {
+      const std::lock_guard lock(mutex_);
+      ends = mine_.value_or(ends);
+      if (options_.nodes > 1) ends = parse_ends(to_text(ends));  // as the others read it
+    } else if (!lost_) {
       try {
-        store_->get(key("node", node), late);
-        store_->get(key("left", node), deadline);
-      } catch (const TimeoutError&) {
+        ends = parse_ends(store_->try_get(node_key("report", node)).value_or(""));
+      } catch (const Error&) {  // node 0 has gone: nobody waits for each of the others
+        lost_ = true;
       }
     }
-  } catch (const Error&) {
+    all.insert(all.end(), std::make_move_iterator(ends.begin()), std::make_move_iterator(ends.end()));
+  }
+  return all;
+}
+
+std::vector<RankEnd> Nodes::leave(bool wait_for_late) {
+  if (watcher_.joinable()) watcher_.join();  // it goes by itself once the end is known, and `beats_` is its own
+  // Node 0 waits for the others, and knows most after that; the others know nothing any more when it has gone.
+  std::vector<RankEnd> known;
+  if (options_.nodes > 1 && !lost_) try {
+      run_deferred();
+      if (options_.node != 0) known = all_ends();
+      if (!lost_) store_->set(node_key("left", options_.node), "");
+      if (options_.node == 0) wait_for_others(wait_for_late);
+    } catch (const CommError&) {
+      lost_ = true;
+    } catch (const Error&) {
+    }
+  return known.empty() ? all_ends() : known;
+}
+
+void Nodes::wait_for_others(bool wait_for_late) {
+  const Deadline late = Deadline::after(wait_for_late ? options_.grace : Milliseconds(0));
+  const Deadline deadline = Deadline::after(options_.grace + kLate);
+  for (int node = 0; node < options_.nodes; ++node) {
+    if (!beats_[static_cast<std::size_t>(node)].silent.empty()) continue;  // it has been waited for
+    try {
+      store_->get(node_key("node", node), late);
+      store_->get(node_key("left", node), deadline);
+    } catch (const TimeoutError&) {
+    }
   }
 }
 

@@ -10,28 +10,28 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/comm/store/socket.h"
-#include "lockstep/parallel/comm/store/tcp_store.h"
-#include "lockstep/parallel/comm/store/tcp_store_server.h"
+#include "lockstep/parallel/comm/fd.h"
 #include "lockstep/parallel/launch/ends.h"
+#include "lockstep/parallel/launch/job_store.h"
 #include "lockstep/parallel/launch/options.h"
 
 namespace lockstep::launch {
 
 // Node 0's launcher serves the store. Every launcher shows in it that it is alive, says when the job is going to end,
-// and how its ranks have ended; from that of all node 0's finds the end of the job. An own thread watches, tells the
-// others what this launcher has to say, and makes `event()` readable when there is something to see: nobody else waits
-// for a store that may be out of reach.
+// and how its ranks have ended; from that of all node 0's finds the end of the job. Where ranks go on when one fails,
+// those of a node that is silent are lost, and the others go on; without node 0 nobody does. An own thread watches,
+// tells the others what this launcher has to say, and makes `event()` readable when there is something to see: nobody
+// else waits for a store that may be out of reach.
 class Nodes {
  public:
   // Blocks until the other launchers' store is there. Throws Error for what does not fit.
-  Nodes(const Options& options, std::string token, const std::string& run_id);
+  Nodes(const Options& options, const std::string& token, const std::string& run_id);
   ~Nodes();
 
   // Starts to look after the other launchers, in a thread that inherits the mask of signals.
   void watch();
 
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return job_store_.address; }
   int event() const { return event_.get(); }
   void clear_event();
   // The job is going to end before all ranks have ended well: because of a rank, or for this reason. The first counts.
@@ -40,32 +40,41 @@ class Nodes {
   };
   void begin_to_end(std::optional<End> reason);
   std::optional<Ending> ending() const;
-  // For ranks that wait for this one.
-  void rank_ended(int rank, const std::string& how);
+  // What is to be said of other nodes, once.
+  std::vector<std::string> take_news();
+  // For ranks that wait for this one. Where ranks go on when one fails, and too few of them are left, the job is going
+  // to end.
+  void rank_ended(const RankEnd& rank);
   // This machine's ranks have ended, well or not. With one machine that is all.
   void report(std::vector<RankEnd> ranks);
   // How the job has ended, once it has.
   std::optional<End> end() const;
-  // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all.
-  void leave(bool wait_for_late);
+  // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all. How each
+  // rank has ended, as far as this machine can learn it.
+  std::vector<RankEnd> leave(bool wait_for_late);
 
  private:
   void defer(std::function<void()> action);  // to the thread that watches
   void run_deferred();
   bool look();
   void watch_over();
+  void lose(int node);
+  void count_failures(int count);
+  void wait_for_others(bool wait_for_late);
+  std::vector<RankEnd> all_ends();
+  End judge(const std::optional<Ending>& ending, const std::vector<RankEnd>& ranks) const;
   void conclude(Ending ending);
   void conclude(End end);
   void conclude_alone();
+  void part(const std::string& why);  // from the others, for good
   void wake();
-  std::string key(const char* name, int node) const;
 
   Options options_;
-  std::string token_, address_;
-  std::unique_ptr<TcpStoreServer> server_;
-  std::shared_ptr<Store> store_;
+  JobStore job_store_;
+  const std::shared_ptr<Store> store_;
   detail::Fd event_;
   mutable std::mutex mutex_;
+  std::vector<std::string> news_;
   std::vector<std::function<void()>> deferred_;
   std::optional<Ending> own_ending_, ending_;  // what this machine wants the job to end for, and what it does
   std::optional<std::vector<RankEnd>> mine_;   // how the ranks of this machine have ended
@@ -75,6 +84,7 @@ class Nodes {
     std::string count;
     Clock::time_point since = Clock::now();
     std::string silent;  // why it is not waited for any more
+    bool lost = false;   // the others go on without it
   };
   std::vector<Beat> beats_;
   std::thread watcher_;

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep::launch {
 namespace {
@@ -25,6 +26,14 @@ constexpr std::size_t kMostKept = 500;        // of a line that may be told agai
 void Output::log_to(int rank, const std::string& path) {
   detail::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY, 0666));
   if (!fd) throw Error(cat("cannot write '", path, "': ", std::strerror(errno)));
+  // A full disk is noticed now, and not by the first line.
+  struct stat status {};
+  if (::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode)) {
+    const int full = ::posix_fallocate(fd.get(), 0, 4096);
+    if (full == ENOSPC || full == EDQUOT || full == EFBIG)
+      throw Error(cat("cannot write '", path, "': ", std::strerror(full)));
+    if (::ftruncate(fd.get(), 0) != 0) throw Error(cat("cannot write '", path, "': ", std::strerror(errno)));
+  }
   files_[rank] = {path, std::move(fd)};
 }
 
@@ -84,31 +93,24 @@ void Output::end_lines() {
 void Output::pass_on(Source& source, std::size_t count) {
   const std::string_view line = std::string_view(source.line).substr(0, count);
   if (line.find_first_not_of(" \t\r") != line.npos) source.last = line.substr(0, kMostKept);
-  if (write_to_file(source.rank, line) && !tee_) return;
+  write_to_file(source.rank, line);
+  if (!shown_.shows(source.rank, source.sink + 1) && !without_file_.contains(source.rank)) return;
   std::string& pending = sinks_[source.sink].pending;
   if (prefix_) pending += cat('[', source.rank, "] ");
   pending.append(line).append("\n");
 }
 
-// False where there is no file.
-bool Output::write_to_file(int rank, std::string_view line) {
+void Output::write_to_file(int rank, std::string_view line) {
   const auto found = files_.find(rank);
-  if (found == files_.end()) return false;
+  if (found == files_.end()) return;
   const std::string text = cat(line, '\n');
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t put = ::write(found->second.fd.get(), text.data() + done, text.size() - done);
-    if (put < 0 && errno == EINTR) continue;
-    if (put > 0) {
-      done += static_cast<std::size_t>(put);
-      continue;
-    }
-    // The work is worth more than its log.
-    say(cat("lockstep-run: cannot write '", found->second.path, "': ", std::strerror(put < 0 ? errno : ENOSPC),
-            ": the lines of rank ", rank, " follow here\n"));
-    files_.erase(found);
-    return false;
-  }
-  return true;
+  const int failed = detail::write_all(found->second.fd.get(), text.data(), text.size());
+  if (failed == 0) return;
+  // The work is worth more than its log.
+  say(cat("lockstep-run: cannot write '", found->second.path, "': ", std::strerror(failed), ": the lines of rank ",
+          rank, " follow here\n"));
+  files_.erase(found);
+  without_file_.insert(rank);
 }
 
 std::string Output::last_error(int rank) const {

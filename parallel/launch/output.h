@@ -4,19 +4,22 @@
 #include <poll.h>
 
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/parallel/comm/store/socket.h"
+#include "lockstep/parallel/launch/shown.h"
 
 namespace lockstep::launch {
 
 class Output {
  public:
-  // With `tee` what goes to files is passed on too.
-  Output(bool prefix, bool tee) : prefix_(prefix), tee_(tee) {}
+  // `shown` says what is passed on.
+  Output(bool prefix, Shown shown) : prefix_(prefix), shown_(std::move(shown)) {}
 
-  // The rank's lines go to this file. Throws Error that names it and the system's reason.
+  // The rank's lines go to this file. Throws Error that names it and the system's reason, also where the disk is full.
   void log_to(int rank, const std::string& path);
   // `pipe` is what a rank writes to; `target` (1 or 2) is where its lines go.
   void add(detail::Fd pipe, int rank, int target);
@@ -25,6 +28,8 @@ class Output {
   void handle(const std::vector<pollfd>& polls);
   // Passes on what has no end of its line yet: no more will come.
   void end_lines();
+  // Whether lines are to be changed or left out; else the ranks may as well write themselves.
+  bool needed() const { return prefix_ || !shown_.everything(); }
   bool all_read() const;  // nothing more will come
   bool written() const { return sinks_[0].pending.empty() && sinks_[1].pending.empty(); }
   // Nobody reads what is written any more.
@@ -54,11 +59,13 @@ class Output {
   void read(Source& source);
   void write(Sink& sink);
   void pass_on(Source& source, std::size_t count);
-  bool write_to_file(int rank, std::string_view line);
+  void write_to_file(int rank, std::string_view line);
 
-  const bool prefix_, tee_;
+  const bool prefix_;
+  const Shown shown_;
   std::vector<Source> sources_;
   std::map<int, File> files_;
+  std::set<int> without_file_;  // it could not be written any more: all their lines are shown
   Sink sinks_[2] = {{1, {}}, {2, {}}};
 };
 

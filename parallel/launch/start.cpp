@@ -51,7 +51,7 @@ bool Job::shares_cores() const {
 std::vector<std::string> Job::environment(int local_rank, const std::string& token) const {
   std::vector<std::string> set = {
       cat("LOCKSTEP_RANK=", options_.node * options_.ranks + local_rank),
-      cat("LOCKSTEP_WORLD_SIZE=", options_.nodes * options_.ranks),
+      cat("LOCKSTEP_WORLD_SIZE=", options_.world_size()),
       cat("LOCKSTEP_LOCAL_RANK=", local_rank),
       cat("LOCKSTEP_LOCAL_SIZE=", options_.ranks),
       cat("LOCKSTEP_STORE=", nodes_.address()),
@@ -82,7 +82,7 @@ std::optional<End> Job::start(int local_rank, const std::string& token) {
   const cpu_set_t cores = options_.bind ? share_of_cores(local_rank, options_.ranks) : cpu_set_t{};
   const pid_t parent = ::getpid();
   const int number = options_.node * options_.ranks + local_rank;
-  const bool captured = options_.prefix || !options_.log_dir.empty();
+  const bool captured = output_.needed() || !options_.log_dir.empty();
   Channel out(captured && options_.pty), err(false), failed(false);
   const pid_t process = ::fork();
   if (process < 0) throw Error(cat("cannot make a process: ", std::strerror(errno)));
@@ -107,7 +107,9 @@ std::optional<End> Job::start(int local_rank, const std::string& token) {
     ::_exit(127);
   }
   ::setpgid(process, process);  // whichever of the two comes first
-  ranks_.push_back({.end = {.rank = number, .host = host_, .process = process}, .running = true});
+  ranks_.push_back(
+      {.end = {.rank = number, .host = host_, .process = process, .log = log_file(options_.log_dir, number)},
+       .running = true});
   failed.write.close();
   int error = 0;
   ssize_t got;

@@ -11,7 +11,8 @@ class Arguments(unittest.TestCase):
         result = run("--help")
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         for word in ("--nnodes", "--node-rank", "--master", "--token-file", "--no-prefix", "--bind", "--grace", "--patience",
-                     "--log-dir", "--tee", "--no-pty", "OMP_NUM_THREADS", "127"):
+                     "--log-dir", "--tee", "--show", "--json", "--keep-going", "--min-ranks", "--health", "--min-free",
+                     "--no-pty", "OMP_NUM_THREADS", "127"):
             self.assertIn(word, result.stdout)
 
     def test_wrong_arguments(self):
@@ -25,6 +26,12 @@ class Arguments(unittest.TestCase):
             (("--nnodes", "2", "--master", "here", "true"), "host:port"),
             (("--bind", "sockets", "true"), "bind"),
             (("--token-file", "/nowhere", "true"), "/nowhere"),
+            (("--min-ranks", "1", "true"), "--keep-going along with --min-ranks"),
+            (("--keep-going", "--min-ranks", "2", "true"), "--min-ranks from 1 to 1, got 2"),
+            (("--keep-going", "--min-ranks", "0", "true"), "range"),
+            (("--min-free", "1", "true"), "--health along with --min-free"),
+            (("--health", "true"), "no program along with --health, got true"),
+            (("--health", "--min-free", "-1"), "range"),
             (("--nnodes", "2", "--master", "192.0.2.1:29400", "true"), "token"),
         ]:
             with self.subTest(arguments):

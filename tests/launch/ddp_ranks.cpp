@@ -7,6 +7,8 @@
 
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/sha256.h"
+#include "lockstep/parallel/ddp/hooks/basic_hooks.h"
+#include "parallel/ddp/mesh_scenarios.h"
 #include "parallel/ddp/scenarios.h"
 #include "support/devices.h"
 
@@ -29,13 +31,29 @@ bool all_good(Communicator& communicator) {
     bool same = true;
     for (const std::string& other : communicator.all_gather_bytes(hash)) same &= other == hash;
     const double difference = largest_difference(parameters, scenario.whole(communicator.size()));
-    const bool fits = same && difference <= scenario.tolerance;
+    const bool hooked = scenario.with_hook(communicator, all_reduce_hook) == parameters;
+    const bool fits = same && hooked && difference <= scenario.tolerance;
     good &= fits;
     if (communicator.rank() == 0)
       std::printf("%-28s %s %s\n", scenario.name.c_str(), hash.substr(0, 16).c_str(),
-                  fits    ? "good"
-                  : !same ? "ranks differ"
-                          : cat("off by ", difference).c_str());
+                  fits      ? "good"
+                  : !same   ? "ranks differ"
+                  : !hooked ? "the hook all_reduce changes it"
+                            : cat("off by ", difference).c_str());
+  }
+  if (communicator.size() == kMeshRanks) {
+    const Doubles parameters = train_on_mesh(communicator);
+    const double difference =
+        largest_difference(parameters, train_mesh_alone()[static_cast<std::size_t>(communicator.rank())]);
+    detail::Sha256 hash;
+    for (const std::string& each : communicator.all_gather_bytes(
+             std::string(reinterpret_cast<const char*>(parameters.data()), parameters.size() * sizeof(double))))
+      hash.update(each.data(), each.size());
+    const bool fits = difference <= 1e-10;
+    good &= fits;
+    if (communicator.rank() == 0)
+      std::printf("%-28s %s %s\n", "mesh of 2 x 2", detail::to_hex(hash.digest()).substr(0, 16).c_str(),
+                  fits ? "good" : cat("off by ", difference).c_str());
   }
   return good;
 }

@@ -18,12 +18,13 @@ run() {
   fi
 }
 
-for ranks in 2 3 4 5; do
+for ranks in 2 3 4; do  # 4: a mesh as well
   run threads "$program" --threads $ranks
   [ "$(grep -c 'good$' "$folder/threads")" -ge 20 ] || { echo "FAILED: $ranks threads say too little"; failures=$((failures + 1)); }
   run processes "$launcher" -n $ranks --no-prefix "$program"
   cmp "$folder/threads" "$folder/processes" || failures=$((failures + 1))
-  if [ -n "$mpirun" ]; then
+  # Ranks of MPI look for messages all the time: on two cores more of them would wait for each other.
+  if [ -n "$mpirun" ] && [ $ranks -le 3 ]; then
     run mpi env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 LOCKSTEP_COMMUNICATOR=mpi \
       "$mpirun" --oversubscribe -n $ranks "$program"
     cmp "$folder/threads" "$folder/mpi" || failures=$((failures + 1))

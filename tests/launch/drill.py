@@ -1,8 +1,8 @@
 """Ranks that fail under lockstep-run, by seed: is the code right, and the name of the rank that failed first?
 
-usage: drill.py <lockstep-run> <lockstep-launch-drill> [--failures N] [--seed S] [--jobs N] [--only SEED]
+usage: drill.py <lockstep-run> <lockstep-launch-drill> [--count N] [--seed S] [--jobs N] [--only SEED]
 
-Runs N failures (default 12) on one node, and N on two: two lockstep-run on this machine. A seed says how many ranks there
+Runs N jobs (default 12) on one node, and N on two: two lockstep-run on this machine. A seed says how many ranks there
 are, what they do together, which one fails when, and how: it throws, terminates, exits, is killed by a signal, or is
 stopped. lockstep-run must exit, on every node, with the code of that rank and name it as the first, and every other rank's
 own error must be in the log, as must be what it had written without an end of the line. The last line sums up. Exits with
@@ -109,13 +109,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("launcher")
     parser.add_argument("rank")
-    parser.add_argument("--failures", type=int, default=12)
+    parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1))
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seeds = [options.only] if options.only is not None else range(options.seed, options.seed + options.failures)
+    seeds = [options.only] if options.only is not None else range(options.seed, options.seed + options.count)
     begin = time.monotonic()
     failures = [Failure(seed, nodes) for nodes in (1, 2) for seed in seeds]
     right = {1: 0, 2: 0}

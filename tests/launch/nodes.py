@@ -1,6 +1,7 @@
 """Tests of lockstep-run: jobs on several nodes. See launcher.py for how it is started."""
 import pathlib
 import signal
+import socket
 import sys
 import unittest
 
@@ -49,7 +50,7 @@ class Nodes(unittest.TestCase):
             jobs[killed].finish()
             code, _, err = jobs[1 - killed].finish()
             self.assertEqual(code, 1)
-            self.assertIn("node 1 was silent for 3 s" if killed else "lost the other nodes: [store] rank", err.replace(
+            self.assertIn(f"node 1 was silent for 3 s ({socket.gethostname()})" if killed else "lost the other nodes: [store] rank", err.replace(
                 "[store] the store", "[store] rank"))
             for job in jobs:
                 job.wait_until_gone()

@@ -1,12 +1,28 @@
 # lockstep-run, as a user runs it.
 add_executable(lockstep-launch-rank "${CMAKE_CURRENT_LIST_DIR}/rank.cpp")
 target_link_libraries(lockstep-launch-rank PRIVATE lockstep_flags lockstep::lockstep)
-foreach(test Arguments Output Environment Ends FailedFirst Logs LeftBehind Nodes)
+foreach(test Arguments Output Environment Ends FailedFirst Logs LeftBehind Nodes Summary)
   string(REGEX REPLACE "([a-z])([A-Z])" "\\1_\\2" script "${test}")
   string(TOLOWER "${script}" script)
   add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/${script}.py"
            $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> $<TARGET_FILE:lockstep-launch-drill>)
   set_tests_properties(launch/${test} PROPERTIES LABELS host TIMEOUT 300)
+endforeach()
+# Ranks that get over the loss of others.
+add_executable(lockstep-launch-survivor "${CMAKE_CURRENT_LIST_DIR}/survivor_rank.cpp")
+target_link_libraries(lockstep-launch-survivor PRIVATE lockstep_flags lockstep::lockstep)
+# What --health says of nodes that are not there.
+add_executable(lockstep-launch-health "${CMAKE_CURRENT_LIST_DIR}/health_table.cpp"
+               "${PROJECT_SOURCE_DIR}/parallel/launch/health_report.cpp")
+target_link_libraries(lockstep-launch-health PRIVATE lockstep_flags lockstep::lockstep)
+target_include_directories(lockstep-launch-health SYSTEM PRIVATE "${NLOHMANN_JSON_INCLUDE_DIR}")
+foreach(test IN ITEMS "KeepGoing keep_going survivor" "Health health health")
+  separate_arguments(words UNIX_COMMAND "${test}")
+  list(POP_FRONT words name script program)
+  add_test(NAME launch/${name} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/${script}.py"
+           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-rank> $<TARGET_FILE:lockstep-launch-drill>
+           $<TARGET_FILE:lockstep-launch-${program}>)
+  set_tests_properties(launch/${name} PROPERTIES LABELS host TIMEOUT 300)
 endforeach()
 # Where the system does not say which cores there are: without --bind nobody asks, with it it is an error.
 add_library(lockstep-no-affinity MODULE "${CMAKE_CURRENT_LIST_DIR}/no_affinity.cpp")
@@ -20,8 +36,14 @@ set_tests_properties(launch/no_affinity PROPERTIES LABELS host TIMEOUT 60)
 add_executable(lockstep-launch-drill "${CMAKE_CURRENT_LIST_DIR}/drill_rank.cpp")
 target_link_libraries(lockstep-launch-drill PRIVATE lockstep_flags lockstep::lockstep)
 add_test(NAME launch/drill COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/drill.py"
-         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-drill> --failures 12)
+         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-drill> --count 12)
 set_tests_properties(launch/drill PROPERTIES LABELS "host;drill" TIMEOUT 900 PROCESSORS 2)
+# The ranks that are left when one is killed go on by themselves.
+add_executable(lockstep-launch-shrink "${CMAKE_CURRENT_LIST_DIR}/shrink_rank.cpp")
+target_link_libraries(lockstep-launch-shrink PRIVATE lockstep_flags lockstep::lockstep)
+add_test(NAME launch/shrink COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/shrink.py"
+         $<TARGET_FILE:lockstep-run> $<TARGET_FILE:lockstep-launch-shrink>)
+set_tests_properties(launch/shrink PROPERTIES LABELS host TIMEOUT 600)
 # DistributedDataParallel by threads, by lockstep-run and by mpirun.
 test_program(ddp_ranks "${CMAKE_CURRENT_LIST_DIR}/ddp_ranks.cpp")
 target_link_libraries(ddp_ranks PRIVATE lockstep_test_ranks)

@@ -76,6 +76,33 @@ class TwoHosts(hosts.TwoHosts):
         self.assertEqual(jobs[1].returncode, 1)
         self.assertIn("lost the other nodes", err)
 
+    def test_a_cable_that_is_pulled_while_ranks_keep_going(self):
+        options = ("--timeout", "2", "--grace", "1", "--keep-going", "--min-ranks", "2")
+        jobs = [self.start(node, "sh", "-c", "echo started; while [ ! -e $0 ]; do sleep 0.01; done; echo went on",
+                           self.folder / "end", token="a token for tests, 0123456789", options=options)
+                for node in (0, 1)]
+        for job in jobs:
+            for _ in range(2):
+                self.assertIn("started", job.stdout.readline())
+        self.hosts[0].do("ip", "link", "set", "cable", "down")
+        out, err = jobs[1].communicate(timeout=SOON)
+        self.assertEqual((jobs[1].returncode, out), (1, ""))
+        self.assertIn("node 0 has the job's store: nobody goes on without it", err)
+        (self.folder / "end").touch()
+        out, err = jobs[0].communicate(timeout=SOON)
+        self.assertEqual((jobs[0].returncode, out.count("went on")), (0, 2), err)
+        self.assertIn("was lost with its node: node 1 was silent for 2 s (host2)", err)
+
+    def test_health(self):
+        for options, code in (((), 0), (("--min-free", "1e12"), 1)):
+            jobs = [self.start(node, token="a token for tests, 0123456789", options=("--health", *options))
+                    for node in (0, 1)]
+            results = [(*job.communicate(timeout=SOON), job.returncode) for job in jobs]
+            self.assertEqual(results[0], results[1])
+            self.assertEqual(results[0][1:], ("", code))
+            for node in (0, 1):
+                self.assertRegex(results[0][0], rf"(?m)^{node}  *host{node + 1}  *[0-9]+ x .* MB/s$")
+
     def run_mpi(self, ranks, program, **variables):
         return subprocess.run(self.hosts[0].inside(*self.mpirun_command(MPI[0], ranks, "tcp,self", variables, program)),
                               capture_output=True, text=True, timeout=2 * SOON, env=ENVIRONMENT | variables)
