@@ -14,8 +14,6 @@
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/strings.h"
 
-extern char** environ;
-
 namespace lockstep::bench {
 namespace {
 

@@ -13,7 +13,19 @@ set(headers_for_users
   parallel/comm/parameter_hash.h
   parallel/comm/factory/make_communicator.h
   parallel/comm/factory/run_ranks.h
+  parallel/comm/mesh/device_mesh.h
+  parallel/ddp/buffer_hook.h
+  parallel/ddp/comm_hook.h
   parallel/ddp/distributed_data_parallel.h
+  parallel/ddp/hooks/basic_hooks.h
+  parallel/ddp/hooks/model_averager.h
+  parallel/ddp/hooks/one_module.h
+  parallel/ddp/hooks/post_local_sgd.h
+  parallel/ddp/hooks/power_sgd.h
+  parallel/ddp/overflow.h
+  parallel/ddp/work.h
+  parallel/join/join.h
+  parallel/sync_norm/convert_sync_batchnorm.h
   kernels/dtype.h
   runtime/deadline.h
   runtime/device.h
