@@ -2,6 +2,7 @@
 // that does not come.
 #include "lockstep/parallel/sync_norm/replica_statistics.h"
 
+#include <array>
 #include <thread>
 
 #include "lockstep/tensor/autograd/autocast.h"
@@ -147,7 +148,7 @@ TEST_CASE("a graph goes through the replicas that record one, whoever comes last
   for (const int last : {0, 1})
     for (const int without : {0, 1}) {
       TwoNorms module;
-      const auto seen = std::make_shared<std::vector<bool>>(2);
+      const auto seen = std::make_shared<std::array<bool, 2>>();
       module.call = [=](const TwoNorms& net, const Tensor& x) {
         const auto me = static_cast<std::size_t>(replica_of(x));
         if (replica_of(x) == last) std::this_thread::sleep_for(Milliseconds(2));  // likely to be the last
