@@ -26,23 +26,6 @@ const void* host_side(const CopyArgs& args) {
   return to_gpu == from_gpu ? nullptr : to_gpu ? args.source : args.destination;
 }
 
-// What the order checker says about the copies of this call.
-class PlaceScope {
- public:
-  PlaceScope(bool checked, Place place) : checked_(checked) {
-    if (checked_) [[unlikely]]
-      detail::copy_place = place;
-  }
-  PlaceScope(const PlaceScope&) = delete;
-  ~PlaceScope() {
-    if (checked_) [[unlikely]]
-      detail::copy_place = {};
-  }
-
- private:
-  bool checked_;
-};
-
 // What has been enqueued of a copy that failed is nobody's: the memory on both sides may be given back at once.
 void settle(const Stream& stream) noexcept { detail::settle(stream.backend(), stream.device(), stream.handle()); }
 
@@ -106,7 +89,7 @@ Event start_copy(const CopyArgs& args, const Stream& source_stream, const Stream
                  ", got streams of ", source_stream.device(), " and ", destination_stream.device());
   if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
-  const PlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
+  const detail::CopyPlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
   const Stream& stream =
       one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
 

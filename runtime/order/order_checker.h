@@ -154,4 +154,22 @@ struct HostThread {
 // The place that copies made by this thread are reported with.
 inline constinit thread_local Place copy_place;
 
+// Sets it for the copies that are enqueued in the scope.
+class CopyPlaceScope {
+ public:
+  CopyPlaceScope(bool checked, Place place) : checked_(checked) {
+    if (checked_) [[unlikely]]
+      copy_place = place;
+  }
+  CopyPlaceScope(const CopyPlaceScope&) = delete;
+  CopyPlaceScope& operator=(const CopyPlaceScope&) = delete;
+  ~CopyPlaceScope() {
+    if (checked_) [[unlikely]]
+      copy_place = {};
+  }
+
+ private:
+  bool checked_;
+};
+
 }  // namespace lockstep::detail

@@ -154,14 +154,14 @@ Stream copies_of(const Stream& stream) {
 Retained retained_streams(Device device) {
   Retained all;
   for (const StreamTable* table : {&default_streams, &copy_streams}) {
-    all.streams += table->streams[ordinal(device)].load(std::memory_order_acquire) != nullptr;
+    all.streams += count_with_copies(table->streams[ordinal(device)].load(std::memory_order_acquire));
   }
   all.streams += StreamPool::of(device).streams();
   {
     ForeignStreams& foreign = ForeignStreams::all();
     std::lock_guard lock(foreign.mutex);
     for (const auto& [native, stream] : foreign.known)  // they are others', but not those that carry their copies
-      all.streams += native.first == device && stream && stream->copies.load(std::memory_order_acquire) != nullptr;
+      if (native.first == device && stream) all.streams += count_with_copies(stream) - 1;
   }
   EventPool& pool = event_pool(device);
   std::lock_guard lock(pool.mutex);

@@ -102,7 +102,7 @@ int StreamPool::streams() {
   std::lock_guard lock(mutex_);
   int count = 0;
   for (const auto* list : {&free_, &retired_})
-    for (const StreamState* stream : *list) count += 1 + (stream->copies.load(std::memory_order_acquire) != nullptr);
+    for (StreamState* stream : *list) count += count_with_copies(stream);
   return count;
 }
 

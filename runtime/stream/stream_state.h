@@ -29,6 +29,13 @@ struct StreamState : StreamBody {
 inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
 inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }
 
+// How many streams there are with this one: it, the one for its copies, and those for that one's.
+inline int count_with_copies(StreamBody* stream) {
+  int count = 0;
+  for (; stream; stream = state_of(*stream).copies.load(std::memory_order_acquire)) ++count;
+  return count;
+}
+
 // The stream for copies between devices that `stream` is to wait for: the device's copy stream for the default stream,
 // else one that belongs to `stream` for ever. On a stream that others share a copy would wait for their work too, and
 // with it for ranks of theirs, which may wait for ours.

@@ -28,10 +28,14 @@ void SlotMirror::leave_slot() {
 // ---- Slot
 
 bool Slot::refresh_failed() {
-  if (arrived.load(std::memory_order_relaxed)) return false;
-  const Event::Progress progress = ready.progress();
-  if (progress == Event::Progress::done) arrived.store(true, std::memory_order_release);
-  return progress == Event::Progress::failed;
+  if (arrived.load(std::memory_order_relaxed) || !refresh) return false;
+  if (!refresh->arrived.load(std::memory_order_acquire)) {
+    const Event::Progress progress = refresh->ready.progress();
+    if (progress != Event::Progress::done) return progress == Event::Progress::failed;
+    refresh->arrived.store(true, std::memory_order_release);
+  }
+  arrived.store(true, std::memory_order_release);
+  return false;
 }
 
 // ---- ParameterBody
@@ -104,10 +108,11 @@ Tensor ParameterBody::on(Device device) {
   if (differentiable || !stream.synchronous()) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
-      LOCKSTEP_EDGE(stream.wait(slot->ready));
+      if (slot->refresh->stream != &stream.body()) LOCKSTEP_EDGE(stream.wait(slot->refresh->ready));
       // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
-      if (!slot->arrived.load(std::memory_order_relaxed) && slot->refresh_failed())
-        LOCKSTEP_EDGE(wait(slot->ready, Deadline::after(Milliseconds(0))));  // throws it
+      // A device that does not recover runs nothing any more.
+      if (!slot->arrived.load(std::memory_order_relaxed) && stream.backend().recovers() && slot->refresh_failed())
+        LOCKSTEP_EDGE(wait(slot->refresh->ready, Deadline::after(Milliseconds(0))));  // throws it
       if (std::find(slot->readers.begin(), slot->readers.end(), &stream.body()) == slot->readers.end())
         LOCKSTEP_EDGE(slot->readers.push_back(&stream.body()));
     }

@@ -35,16 +35,23 @@ class SlotMirror final : public MirrorNode {
   int last_replica_ = 0;
 };
 
+// The last time that slots on a device were brought up to date, for all that were.
+struct SlotRefresh {
+  Event ready;
+  detail::StreamBody* stream = nullptr;  // what is enqueued there later comes after it anyway
+  std::atomic<bool> arrived{false};      // known to have succeeded
+};
+
 // A copy of a parameter on a device other than home.
 struct Slot {
   Tensor value;                                // never changes its place
   std::atomic<std::uint64_t> home_version{0};  // of the elements it holds
   std::atomic<std::uint64_t> own_version{0};   // after the refresh that wrote them
   std::atomic<bool> filled{false};
-  std::atomic<bool> arrived{false};          // the last refresh is known to have succeeded
+  std::atomic<bool> arrived{false};          // `refresh` is known to have succeeded
   std::atomic<int> replica{0};               // position in the device list of the last refresh
-  std::mutex mutex;                          // ready, readers, node
-  Event ready;                               // the last refresh
+  std::mutex mutex;                          // refresh, readers, node
+  std::shared_ptr<SlotRefresh> refresh;      // that filled it
   std::vector<detail::StreamBody*> readers;  // streams that have read it since
   Ref<SlotMirror> node;
 

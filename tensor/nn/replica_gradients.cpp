@@ -1,12 +1,11 @@
-// Summing the gradients of replicas into the home parameters.
-//
-// Every device k sums a range of each run over all replicas, in replica order, and home gathers the ranges: the work
-// and the traffic are balanced, and the bits do not depend on who owns a range or who was faster.
+// Summing the gradients of replicas into the home parameters, in replica order: small runs at home, large ones along a
+// chain of the devices. The bits are the same either way, and do not depend on who was faster.
 #include <algorithm>
 
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/trace/trace.h"
+#include "lockstep/tensor/nn/gradient_chain.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
@@ -14,8 +13,8 @@ namespace lockstep {
 
 namespace {
 
-// Ranges smaller than this are not worth sending around: home sums them alone.
-constexpr std::size_t kBalanceBytes = 64 << 10;
+// Home receives smaller runs from all devices sooner than a chain of copies and sums starts.
+constexpr std::size_t kChainBytes = 1 << 20;
 
 [[noreturn]] void fail_moved(const ParameterBody& body) {
   throw Error(cat("[backward] expected ", body.describe(),
@@ -64,19 +63,22 @@ class Reduction {
     const auto& last = entry(slab, run.end - 1);
     const std::size_t begin = first.offset_bytes, end = last.offset_bytes + last.bytes;
     if (begin == end) return {};
-    // Where the sum is put together: this run's range of a buffer at home.
-    Tensor sum = Tensor::over(Storage::allocate(home_, end - begin), slab.dtype,
-                              {static_cast<std::int64_t>((end - begin) / size_of(slab.dtype))}, {1});
-    const std::size_t parts = end - begin < kBalanceBytes ? 1 : run.devices.size();
-    const std::size_t part = detail::part_bytes(end - begin, parts);
-    for (std::size_t p = 0, at = begin; at < end; ++p, at += part) {
-      const std::size_t bytes = std::min(part, end - at);
-      const Device owner = parts == 1 ? home_ : run.devices[p];
-      const std::size_t payload = payload_bytes(slab, run, at, at + bytes);
-      Tensor total = sum_range(slab, run, owner, at, bytes, payload);
-      Tensor place = sum.narrow(0, static_cast<std::int64_t>((at - begin) / size_of(slab.dtype)), total.count());
-      place.copy_(total);
-      if (owner != home_) count(payload);
+    Tensor sum = becomes_grads(slab, run)
+                     ? detail::slab_range(slab.grads, slab.dtype, begin, end - begin)
+                     : Tensor::over(Storage::allocate(home_, end - begin), slab.dtype,
+                                    {static_cast<std::int64_t>((end - begin) / size_of(slab.dtype))}, {1});
+    std::vector<Tensor> parts;  // in replica order
+    for (const Device device : run.devices)
+      parts.push_back(detail::slab_range(slab.incoming[ordinal(device)], slab.dtype, begin, end - begin));
+    const std::size_t payload = payload_bytes(slab, run);
+    // Two devices, of which home is the first, are a copy and a sum either way.
+    const std::size_t hops = parts.size() - (run.devices[0] == home_ ? 1 : 0);
+    if (end - begin >= kChainBytes && hops > 1 && detail::sums_along_chain(parts, home_)) {
+      detail::sum_along_chain(parts, sum);
+      for (std::size_t i = 0; i < parts.size(); ++i) count(payload);
+    } else {
+      sum_at_home(parts, sum);
+      for (std::size_t i = 0; i < hops; ++i) count(payload);
     }
     return sum;
   }
@@ -84,14 +86,10 @@ class Reduction {
   SlabSet::Entry& entry(SlabSet::Slab& slab, std::size_t position) {
     return set_.entries[static_cast<std::size_t>(slab.entries[position])];
   }
-  // Of a range of the run, without the padding between parameters.
-  std::size_t payload_bytes(SlabSet::Slab& slab, const Run& run, std::size_t begin, std::size_t end) {
+  // Of the run, without the padding between parameters.
+  std::size_t payload_bytes(SlabSet::Slab& slab, const Run& run) {
     std::size_t bytes = 0;
-    for (std::size_t i = run.begin; i < run.end; ++i) {
-      const SlabSet::Entry& e = entry(slab, i);
-      const std::size_t from = std::max(begin, e.offset_bytes), to = std::min(end, e.offset_bytes + e.bytes);
-      if (from < to) bytes += to - from;
-    }
+    for (std::size_t i = run.begin; i < run.end; ++i) bytes += entry(slab, i).bytes;
     return bytes;
   }
   void count(std::size_t payload) {
@@ -99,23 +97,27 @@ class Reduction {
     ++set_.reduced.copies;
   }
 
-  // The sum of one range over the replicas, on `owner`.
-  Tensor sum_range(SlabSet::Slab& slab, const Run& run, Device owner, std::size_t at, std::size_t bytes,
-                   std::size_t payload) {
-    Tensor total;
-    for (Device device : run.devices) {
-      Tensor piece = detail::slab_range(slab.incoming[ordinal(device)], slab.dtype, at, bytes);
-      if (device != owner) {
-        piece = piece.to(owner);
-        count(payload);
-      }
-      if (!total.defined()) {
-        total = device == owner ? piece.clone() : piece;
-      } else {
-        total.add_(piece);
-      }
+  // Whether the sum may be formed where the grads are to be: none of the run's parameters has one, nobody looks at an
+  // older one there, and no hook wants to see the new one first.
+  bool becomes_grads(SlabSet::Slab& slab, const Run& run) {
+    for (std::size_t i = run.begin; i < run.end; ++i) {
+      const SlabSet::Entry& target = entry(slab, i);
+      ParameterBody& body = *run.bodies[i - run.begin];
+      if (target.body != &body || (target.grad && target.grad->use_count() > 1)) return false;
+      auto& leaf = static_cast<LeafNode&>(*body.leaf);
+      std::lock_guard lock(leaf.mutex);
+      if (leaf.hooks || leaf.grad.defined() || leaf.sparse.defined()) return false;
     }
-    return total;
+    if (!slab.grads) slab.grads = detail::zeroed_slab(home_, slab.dtype, slab.bytes);
+    return true;
+  }
+
+  void sum_at_home(const std::vector<Tensor>& parts, Tensor& sum) {
+    // All copies are under way before the first is waited for.
+    std::vector<Tensor> here;
+    for (const Tensor& part : parts) here.push_back(part.to(home_));
+    sum.copy_(here[0]);
+    for (std::size_t i = 1; i < here.size(); ++i) sum.add_(here[i]);
   }
 
   // Adds the sum to the grad of a run's parameter; hooks see it first. They run without a lock: they may ask for
@@ -156,7 +158,11 @@ class Reduction {
     if (!target.grad) target.grad = Storage::slice(slab.grads, target.offset_bytes, target.bytes);
     if (target.grad->use_count() > 1) return false;
     Tensor grad = Tensor::over(target.grad, slab.dtype, body.shape, contiguous_strides(body.shape));
-    grad.copy_(gradient);
+    if (grad.data() == gradient.data()) {
+      grad.mark_changed();  // the sum was formed there
+    } else {
+      grad.copy_(gradient);
+    }
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
     std::lock_guard lock(leaf.mutex);
     leaf.grad = std::move(grad);
@@ -186,12 +192,6 @@ void append_rows(SlabSet& set, const std::vector<OwnedGradient>& gradients) {
 }
 
 }  // namespace
-
-std::size_t detail::part_bytes(std::size_t bytes, std::size_t parts) {
-  constexpr std::size_t kUnit = 256;
-  const std::size_t least = (bytes + parts - 1) / parts;  // rounded up before it is rounded up
-  return (least + kUnit - 1) / kUnit * kUnit;
-}
 
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
   LOCKSTEP_CHECK(gradient.shape() == body.shape && gradient.dtype() == body.dtype,

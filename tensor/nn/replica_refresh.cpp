@@ -1,12 +1,15 @@
 // How the copies of a module's parameters and buffers on other devices are brought up to date: what has changed, in
-// runs, between the same calls for all sets.
+// runs, between the same calls for all sets. The bytes go along the devices as a chain, so that no link carries them
+// twice: the time is that of one copy and of a piece per further device, instead of a copy per device.
 #include <algorithm>
 #include <cstring>
 #include <map>
 
+#include "lockstep/runtime/copy/chain.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -66,57 +69,121 @@ std::vector<int> SlabSet::stale(std::span<ParameterBody* const> bodies, Device d
   return found;
 }
 
-void SlabSet::refresh(Device device, std::span<const int> stale, TransferStats& stats) {
-  const int home = ordinal(home_), at = ordinal(device);
-  const Stream from = current_stream(home_);
-  const Stream to = current_stream(device);
-  // After everything enqueued so far that reads these slots.
+// Lets `to` come after everything enqueued so far that reads these slots.
+void SlabSet::await_readers(std::span<const int> stale, int device, const Stream& to) {
+  std::vector<detail::StreamBody*> readers;
+  std::vector<std::shared_ptr<SlotRefresh>> earlier;
+  const auto add = [](auto& list, const auto& each) {
+    if (std::find(list.begin(), list.end(), each) == list.end()) list.push_back(each);
+  };
   for (int index : stale) {
-    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
+    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(device);
     std::lock_guard lock(slot.mutex);
-    for (detail::StreamBody* reader : slot.readers) LOCKSTEP_EDGE(to.wait_for(*reader));
+    for (detail::StreamBody* reader : slot.readers) add(readers, reader);
+    if (slot.refresh) add(earlier, slot.refresh);
+  }
+  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(to.wait_for(*reader));
+  // A failure that nobody was told of yet is not forgotten with the event.
+  for (const auto& refresh : earlier) LOCKSTEP_EDGE(to.wait(refresh->ready));
+  for (int index : stale) {
+    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(device);
+    std::lock_guard lock(slot.mutex);
     slot.readers.clear();
-    LOCKSTEP_EDGE(to.wait(slot.ready));  // a failure that nobody was told of yet is not forgotten with the event
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
   }
+}
+
+// Entries that are neighbours in their slab and all stale.
+std::vector<SlabSet::Chain::Run> SlabSet::runs_of(std::span<const int> stale) const {
+  std::vector<Chain::Run> runs;
   for (std::size_t s = 0; s < slabs.size(); ++s) {
-    const Slab& slab = slabs[s];
-    // Runs of entries that are neighbours in the slab and all stale.
-    for (std::size_t i = 0; i < slab.entries.size();) {
-      if (!std::binary_search(stale.begin(), stale.end(), slab.entries[i])) {
-        ++i;
-        continue;
-      }
-      std::size_t end = i;
-      std::vector<std::pair<Slot*, std::uint64_t>> refreshed;  // with the home version, read before the copy
-      std::size_t payload = 0;
-      for (; end < slab.entries.size() && std::binary_search(stale.begin(), stale.end(), slab.entries[end]); ++end) {
-        const Entry& entry = entries[static_cast<std::size_t>(slab.entries[end])];
-        refreshed.emplace_back(entry.body->slot(at), entry.body->home.version());
-        payload += entry.bytes;
-      }
-      const Entry& first = entries[static_cast<std::size_t>(slab.entries[i])];
-      const Entry& last = entries[static_cast<std::size_t>(slab.entries[end - 1])];
-      const std::size_t bytes = last.offset_bytes + last.bytes - first.offset_bytes;
-      if (bytes > 0) {
-        copy_bytes({static_cast<std::byte*>(slab.values[at]->data()) + first.offset_bytes, device,
-                    static_cast<std::byte*>(slab.values[home]->data()) + first.offset_bytes, home_, bytes},
-                   from, to);
-        stats.bytes += payload;
-        ++stats.copies;
-      }
-      for (auto& [slot, version] : refreshed) {
-        slot->value.mark_changed();  // what graphs saved of the old elements is void
-        slot->home_version.store(version, std::memory_order_relaxed);
-        slot->own_version.store(slot->value.version(), std::memory_order_relaxed);
-        std::lock_guard lock(slot->mutex);
-        LOCKSTEP_EDGE(slot->ready.record(to));
-        slot->arrived.store(to.synchronous(), std::memory_order_relaxed);
-        slot->filled.store(true, std::memory_order_release);
-      }
-      i = end;
+    const std::vector<int>& order = slabs[s].entries;
+    bool inside = false;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const bool wanted = std::binary_search(stale.begin(), stale.end(), order[i]);
+      if (wanted && !inside) runs.push_back({s, i, i, {}});
+      if (wanted) runs.back().end = i + 1;
+      inside = wanted;
     }
   }
+  return runs;
+}
+
+void SlabSet::refresh(Device device, std::span<const int> stale, Chain& chain, TransferStats& stats) {
+  const Stream from = current_stream(home_), to = current_stream(device), copies = detail::copies_of(to);
+  const auto refreshed = std::make_shared<SlotRefresh>();
+  await_readers(stale, ordinal(device), to);
+  std::vector<std::uint64_t> versions;  // of home, read before the copies
+  for (int index : stale) versions.push_back(entries[static_cast<std::size_t>(index)].body->home.version());
+  std::vector<Chain::Run> runs = runs_of(stale);
+  bool from_home = false, from_before = false;
+  try {
+    LOCKSTEP_EDGE(copies.wait_for(to));
+    for (Chain::Run& run : runs) {
+      const Slab& slab = slabs[run.slab];
+      const Entry& first = entries[static_cast<std::size_t>(slab.entries[run.begin])];
+      const Entry& last = entries[static_cast<std::size_t>(slab.entries[run.end - 1])];
+      const std::size_t bytes = last.offset_bytes + last.bytes - first.offset_bytes;
+      if (bytes == 0) continue;
+      const auto sent = std::find_if(chain.runs.begin(), chain.runs.end(), [&run](const Chain::Run& each) {
+        return each.slab == run.slab && each.begin == run.begin && each.end == run.end;
+      });
+      // Replicas of other threads may write their buffers by now: those come from home. So does everything where copies
+      // are done at once: there is no link to spare, and home is in the cache.
+      const bool passed_on = sent != chain.runs.end() && !sent->arrived.empty() && !slab.buffers &&
+                             !copies.synchronous() && detail::chainable(chain.device, device);
+      const Device source = passed_on ? chain.device : home_;
+      const CopyArgs whole{
+          .destination = static_cast<std::byte*>(slab.values[ordinal(device)]->data()) + first.offset_bytes,
+          .destination_device = device,
+          .source = static_cast<std::byte*>(slab.values[ordinal(source)]->data()) + first.offset_bytes,
+          .source_device = source,
+          .bytes = bytes};
+      if (!passed_on && !detail::chainable(home_, device)) {
+        copy_bytes(whole, from, to);  // no pieces that the next device could wait for
+      } else {
+        if (!passed_on && !from_home) LOCKSTEP_EDGE(copies.wait_for(from));
+        (passed_on ? from_before : from_home) = true;
+        const std::size_t most = copies.synchronous() ? bytes : detail::chain_piece_bytes(bytes, chain.hops);
+        std::size_t piece = 0;
+        for (std::size_t at = 0; at < bytes; at += most, ++piece) {
+          CopyArgs part = whole;
+          part.destination = static_cast<std::byte*>(whole.destination) + at;
+          part.source = static_cast<const std::byte*>(whole.source) + at;
+          part.bytes = std::min(most, bytes - at);
+          if (passed_on) LOCKSTEP_EDGE(copies.wait(sent->arrived[piece]));
+          detail::copy_on(copies, part);
+          if (chain.left > 0) LOCKSTEP_EDGE(run.arrived.emplace_back().record(copies));
+        }
+      }
+      for (std::size_t i = run.begin; i < run.end; ++i)
+        stats.bytes += entries[static_cast<std::size_t>(slab.entries[i])].bytes;
+      ++stats.copies;
+    }
+    LOCKSTEP_EDGE(to.wait_for(copies));
+    // Nobody writes the sources before they have been read.
+    if (from_home) LOCKSTEP_EDGE(from.wait_for(copies));
+    if (from_before) LOCKSTEP_EDGE(current_stream(chain.device).wait_for(copies));
+    LOCKSTEP_EDGE(refreshed->ready.record(to));
+  } catch (...) {
+    detail::settle(copies.backend(), device, copies.handle());
+    throw;
+  }
+  // Another library may end its stream and get the next one under the same handle.
+  if (!detail::state_of(to).foreign) refreshed->stream = &to.body();
+  refreshed->arrived.store(to.synchronous(), std::memory_order_relaxed);
+  for (std::size_t i = 0; i < stale.size(); ++i) {
+    Slot& slot = *entries[static_cast<std::size_t>(stale[i])].body->slot(ordinal(device));
+    slot.value.mark_changed();  // what graphs saved of the old elements is void
+    slot.home_version.store(versions[i], std::memory_order_relaxed);
+    slot.own_version.store(slot.value.version(), std::memory_order_relaxed);
+    std::lock_guard lock(slot.mutex);
+    slot.refresh = refreshed;
+    slot.arrived.store(to.synchronous(), std::memory_order_relaxed);
+    slot.filled.store(true, std::memory_order_release);
+  }
+  chain.device = device;
+  chain.runs = std::move(runs);
 }
 
 // The slots on one device are replaced between the same calls, whatever sets they are of.
@@ -128,6 +195,8 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
   read(reading);
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& [set, bodies] : by_set) locks.emplace_back(set->mutex);
+  std::map<SlabSet*, SlabSet::Chain> chains;
+  for (const auto& [set, bodies] : by_set) chains[set.get()].hops = devices.size() - 1;
   for (std::size_t d = 1; d < devices.size(); ++d) {
     const Device device = devices[d];
     std::vector<std::pair<SlabSet*, std::vector<int>>> stale;
@@ -153,7 +222,11 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
       std::span<ReadGate* const> gates;
       ~Open() { ReadGate::open(gates); }
     } const open{gates};
-    for (const auto& [set, entries] : stale) set->refresh(device, entries, stats);
+    for (const auto& [set, entries] : stale) {
+      SlabSet::Chain& chain = chains[set];
+      chain.left = devices.size() - 1 - d;
+      set->refresh(device, entries, chain, stats);
+    }
   }
 }
 

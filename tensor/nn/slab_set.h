@@ -41,8 +41,18 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
 
   // Entries of `bodies` (all of this set) whose slots on `device` are not up to date. Under `mutex`.
   std::vector<int> stale(std::span<ParameterBody* const> bodies, Device device, int replica);
-  // Fills them, while the device's gate is closed.
-  void refresh(Device device, std::span<const int> stale, TransferStats& stats);
+  // The chain of devices that a refresh fills: what the last of them was sent, for the next one to have from there.
+  struct Chain {
+    struct Run {
+      std::size_t slab, begin, end;  // positions in slab.entries
+      std::vector<Event> arrived;    // its pieces
+    };
+    std::size_t hops, left;  // devices to fill, and those that are to come
+    Device device;
+    std::vector<Run> runs;
+  };
+  // Fills them, while the device's gate is closed: from the device before where that was sent the same, else from home.
+  void refresh(Device device, std::span<const int> stale, Chain& chain, TransferStats& stats);
 
   Device home() const { return home_; }
   // Of those who read the slots on a device.
@@ -57,6 +67,8 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
  private:
   explicit SlabSet(Device home) : home_(home) {}
   Slot& slot_for(Entry& entry, Device device);
+  void await_readers(std::span<const int> stale, int device, const Stream& to);
+  std::vector<Chain::Run> runs_of(std::span<const int> stale) const;
 
   struct MirrorGate {
     ReadGate gate{ReadGate::Of::mirrors};
@@ -71,8 +83,6 @@ namespace detail {
 Tensor slab_range(const Ref<Storage>& slab, DType dtype, std::size_t offset_bytes, std::size_t bytes);
 // Zeroed memory for a whole slab (the gaps between entries take part in sums).
 Ref<Storage> zeroed_slab(Device device, DType dtype, std::size_t bytes);
-// Into how many bytes, whole units of 256, a range is cut to make at most so many parts; the last ones may be empty.
-std::size_t part_bytes(std::size_t bytes, std::size_t parts);
 // The body's home moves out of its slab set.
 void leave_slabs(ParameterBody& body);
 }  // namespace detail

@@ -28,6 +28,7 @@ class Report(unittest.TestCase):
         names = run("--list").stdout.splitlines()
         for name in ["ops/small/add, 16 floats", "ops/large/softmax", "dispatch/resources/ordinal",
                      "engine/empty_call/2 spinning", "kernels/memory/copy", "topology/copy_of_8_bytes/host:0 to host:1",
+                     "transfers/transfers/1 refresh",
                      "ddp/own_cost/step", "overlap/overlap/step", "allreduce/all/sizes"]:
             self.assertIn(name, names)
         self.assertEqual(len(names), len(set(names)))

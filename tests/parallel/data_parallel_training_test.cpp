@@ -152,10 +152,11 @@ TEST_CASE("stats count the gradients that are summed, not what lies between them
     net(counting({devices, 1})).sum().backward();
     return net.stats().last.reduce.bytes;
   };
-  // Little: all comes home from each other replica.
+  // Little, or one other replica: all comes home from each.
   CHECK(reduced({3, 1}, 3) == 2 * (3 + 1 + 3) * 8);
-  // Much: device 0, which is home, sums a and b, device 1 sums c, whose parts come there and whose sum goes home.
-  CHECK(reduced({8192, 1}, 2) == (8192 + 1) * 8 + 2 * 8192 * 8);
+  CHECK(reduced({100'000, 1}, 2) == 200'001 * 8);
+  // Much: home's own goes to the second device, the sums from there to the third, and from there home.
+  CHECK(reduced({100'000, 1}, 3) == 3 * 200'001 * 8);
 }
 
 TEST_CASE("stats count bytes and time by phase, of the last call and in total") {

@@ -21,12 +21,12 @@ using Doubles = std::vector<double>;
 struct Net : Module<Net> {
   Embedding words{7, 4, {.sparse = true}};
   Linear hidden{4, 5}, out{5, 3};
-  Parameter large{full({16'897}, 0.001, {.dtype = DType::f32})};  // summed in balanced parts
+  Parameter large{full({131'073}, 0.0001, {.dtype = DType::f64})};  // summed along a chain
   Buffer offset{full({3}, 0.25, {.dtype = DType::f32})};
   Tensor forward(const Tensor& ids) const {
     const Device device = ids.device();
     const Tensor w = large.on(device);
-    return out(tanh(hidden(words(ids)))) + (w * w).sum() + offset.on(device);
+    return out(tanh(hidden(words(ids)))) + (w * w).sum().to(DType::f32) + offset.on(device);
   }
   void members(Members& m) override {
     m("words", words), m("hidden", hidden), m("out", out), m("large", large), m("offset", offset);

@@ -226,7 +226,7 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
   for (const Device device : devices) synchronize(device);
   detail::host_faults().throw_in_task(1);
   slots.refresh(devices);
-  const Event& ready = net.b.body()->slot(ordinal(first_device()))->ready;
+  const Event& ready = net.b.body()->slot(ordinal(first_device()))->refresh->ready;
   while (ready.progress() == Event::Progress::pending) std::this_thread::yield();
   int seen = 0;
   std::thread([&] {

@@ -112,17 +112,6 @@ TEST_CASE("gradients of any size are summed over any number of devices") {
   }
 }
 
-TEST_CASE("the parts of a sum are whole units and never less than the whole") {
-  for (std::size_t parts = 1; parts <= 64; ++parts)
-    for (std::size_t bytes :
-         {1u, 255u, 256u, 257u, 4u * 16'897, 4u * 16'641, 66'564u, 67'588u, 1u << 20, (1u << 20) + 4})
-      for (std::size_t more = 0; more < 1024; more += 4) {
-        const std::size_t part = detail::part_bytes(bytes + more, parts);
-        if (part % 256 != 0 || part * parts < bytes + more || (part - 256) * parts >= bytes + more)
-          FAIL(parts << " parts of " << bytes + more << " bytes have " << part);
-      }
-}
-
 TEST_CASE("neighbours that different replicas use are summed each over its own") {
   Net net = net_on(three_devices()[0]);
   ModuleSlots slots(net);

@@ -1,0 +1,90 @@
+// How many calls of the CUDA runtime the engine makes for a module of many parameters: what they cost is the host's
+// time.
+#include <string>
+
+#include "fake_cuda/fake_cuda.h"
+#include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/module_slots.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "support/catch.h"
+#include "support/devices.h"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr int kParameters = 1000;
+
+struct Many : Module<Many> {
+  std::vector<Parameter> all;
+  Many() {
+    for (int i = 0; i < kParameters; ++i) all.emplace_back(ones({3}));
+  }
+  void members(Members& m) override { m("all", all); }
+};
+
+int event_calls() {
+  int calls = 0;
+  for (const char* name : {"cudaEventRecord", "cudaStreamWaitEvent", "cudaEventQuery", "cudaEventSynchronize"})
+    calls += fake_cuda::calls_of(name);
+  return calls;
+}
+int copy_calls() { return fake_cuda::calls_of("cudaMemcpyAsync") + fake_cuda::calls_of("cudaMemcpyPeerAsync"); }
+
+}  // namespace
+
+TEST_CASE("the calls that a refresh makes do not grow with the parameters, nor those of reading them") {
+  support::needs_devices(8);
+  const std::vector<Device> devices = support::first_devices(8);
+  Many net;
+  net.to(devices[0]);
+  const ModuleSlots slots(net);
+  slots.refresh(devices);
+  for (const Device device : devices) synchronize(device);
+  for (int step = 0; step < 3; ++step) {
+    for (const Parameter& parameter : net.all) parameter.tensor().mark_changed();
+    const int events = event_calls(), copies = copy_calls(), switches = fake_cuda::calls_of("cudaSetDevice");
+    slots.refresh(devices);
+    CHECK(copy_calls() - copies == 7 * 2);  // two pieces
+    CHECK(event_calls() - events <= 7 * 2 * 8);
+    CHECK(fake_cuda::calls_of("cudaSetDevice") - switches <= 7 * 2 * 16);
+    const int before_reads = event_calls();
+    {
+      const NoGrad off;
+      for (const Device device : devices)
+        for (const Parameter& parameter : net.all) (void)parameter.on(device);
+    }
+    CHECK(event_calls() == before_reads);
+  }
+}
+
+TEST_CASE("the calls that bring gradients home do not grow with the parameters") {
+  support::needs_devices(8);
+  const std::vector<Device> devices = support::first_devices(8);
+  Many net;
+  net.to(devices[0]);
+  const ModuleSlots slots(net);
+  slots.refresh(devices);
+  const auto step = [&] {
+    Tensor total;
+    for (const Device device : devices) {
+      Tensor there;
+      for (const Parameter& parameter : net.all) {
+        const Tensor part = parameter.on(device).sum();
+        there = there.defined() ? there + part : part;
+      }
+      total = total.defined() ? total + there.to(devices[0]) : there.to(devices[0]);
+    }
+    const int copies = copy_calls();
+    total.backward();
+    const int made = copy_calls() - copies;
+    CHECK(net.all.back().grad().to_vector<float>() == std::vector<float>(3, 8));
+    net.zero_grad();
+    return made;
+  };
+  step();
+  const int made = step();
+  // The losses' gradients go out and the sums come back: no copy per parameter.
+  CHECK(made <= 7 * 3);
+}
