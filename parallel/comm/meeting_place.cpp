@@ -3,9 +3,18 @@
 #include <algorithm>
 #include <random>
 
+#include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/odd_one_out.h"
 
 namespace lockstep::detail {
+namespace {
+
+// For who is in the collective `name`, whatever the failure was found in.
+[[noreturn]] void pass_on(const CommError& failure, const char* name) {
+  throw CommError(failure.rank, name, message_of_failure(failure));
+}
+
+}  // namespace
 
 MeetingPlace::MeetingPlace(std::vector<int> ranks)
     : ranks_(std::move(ranks)), left_(ranks_.size()), last_(ranks_.size()) {}
@@ -42,7 +51,7 @@ void MeetingPlace::come(std::vector<Arrival>&& arrivals, int member) {
   const auto self = static_cast<std::size_t>(member);
   const std::lock_guard lock(mutex_);
   for (const Arrival& arrival : arrivals)
-    if (failure_ && arrival.meeting.phase == 0) throw *failure_;
+    if (failure_ && arrival.meeting.phase == 0) pass_on(*failure_, to_string(arrival.contribution.fingerprint.kind));
   for (auto& [meeting, contribution] : arrivals) {
     if (meeting.phase == 0) last_[self] = contribution.fingerprint;
     Table& table = meetings_[meeting];  // stays where it is until the last one has left
@@ -108,7 +117,7 @@ std::vector<Contribution> MeetingPlace::collect(const Meeting& meeting, const ch
     if (!failure_) failure_ = error;
     changed_.notify_all();
     if (--table.here == 0) meetings_.erase(meeting);
-    throw *failure_;
+    pass_on(*failure_, name);
   }
   if (table.here == 1) {
     std::vector<Contribution> contributions = std::move(table.contributions);

@@ -95,9 +95,9 @@ void poll_in_flight() noexcept {
   for_each_watched([](InFlight& each) { each.poll(); });
 }
 
-void break_off_all(const CommError& why, const InFlight* but) noexcept {
+void break_off_all(const CommError& why, const std::string& of, const InFlight* but) noexcept {
   for_each_watched([&](InFlight& each) {
-    if (&each != but) each.break_off(why);
+    if (&each != but) each.break_off(why, of);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/runtime/device.h"
@@ -17,9 +18,9 @@ class InFlight {
   // Looks at what is on the way. What has failed is broken off, then `failed()` says so. Any thread; returns at once
   // while another one looks.
   virtual void poll() noexcept = 0;
-  // Another communicator of the process has failed: what is on the way here is broken off too, since ending the one may
-  // wait for the other.
-  virtual void break_off(const CommError& why) noexcept = 0;
+  // Another rank of the process has failed, of the communicator `of`: what is on the way here is broken off too, since
+  // ending the one may wait for the other.
+  virtual void break_off(const CommError& why, const std::string& of) noexcept = 0;
   // Throws what has failed to who waits for its device, once.
   virtual void tell(Device waiting) = 0;
 };
@@ -32,7 +33,7 @@ inline constinit std::atomic<int> watched_count{0};
 inline bool anything_watched() { return watched_count.load(std::memory_order_acquire) > 0; }
 
 void poll_in_flight() noexcept;
-void break_off_all(const CommError& why, const InFlight* but) noexcept;
+void break_off_all(const CommError& why, const std::string& of, const InFlight* but) noexcept;
 void tell_in_flight(Device waiting);
 
 }  // namespace lockstep::detail

@@ -64,6 +64,12 @@ class NcclCommunicator final : public Communicator {
   // What goes wrong breaks the communicator.
   template <class Body>
   void guarded(const Collective& collective, Body&& body) {
+    struct InCall {
+      nccl::Rank& rank;
+      ~InCall() { rank.leave(); }
+    };
+    rank_->enter(collective.kind);
+    const InCall until_the_end{*rank_};
     try {
       body();
     } catch (const CommError& error) {

@@ -1,11 +1,9 @@
 // How an NCCL rank finds out that something is wrong, and what becomes of it then.
-#include <algorithm>
 #include <cstdlib>
-#include <set>
 #include <thread>
 
+#include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
-#include "lockstep/parallel/comm/odd_one_out.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/service_thread.h"
@@ -15,21 +13,6 @@ namespace {
 
 constexpr Milliseconds kAbortTime{10'000};  // after that the device is left to itself
 constexpr Milliseconds kStoreInterval{100};
-// How long the others have to say where they are, once one is late.
-constexpr Milliseconds kStateTime{2'000};
-constexpr const char* kState = "state";
-
-// What a rank says when it is asked where it is.
-struct State {
-  std::uint64_t number = 0;     // of its last collective
-  std::string last, waits_for;  // its last call; the first that is not through
-};
-State state_in(const std::optional<std::string>& text) {
-  if (!text) return {};
-  const std::size_t space = text->find(' '), line = text->find('\n');
-  if (space == text->npos || line == text->npos || line < space) return {};
-  return {std::strtoull(text->c_str(), nullptr, 10), text->substr(space + 1, line - space - 1), text->substr(line + 1)};
-}
 
 void rest() { std::this_thread::sleep_for(Milliseconds(1)); }
 
@@ -54,6 +37,7 @@ bool Rank::retire() noexcept {
   const std::lock_guard lock(state_);
   while (!pending_.empty() && through(pending_.front())) {
     pending_.pop_front();
+    ++through_;
     detail::end_collective();
   }
   return pending_.empty();
@@ -96,7 +80,7 @@ void Rank::check_nccl() {
 void Rank::check_store() {
   if (Clock::now() < next_store_check_) return;
   next_store_check_ = Clock::now() + kStoreInterval;
-  if (const std::optional<CommError> error = oob_.failure()) throw *error;
+  if (const std::optional<CommError> error = failure_of_others()) throw *error;
   publish_state_if_asked();
   std::optional<Fingerprint> oldest;
   {
@@ -113,151 +97,52 @@ void Rank::check_timeout() {
   Fingerprint oldest;
   Milliseconds timeout{};
   std::vector<int> peers;
+  std::optional<std::uint64_t> late;  // its number
   {
     const std::lock_guard lock(state_);
-    if (pending_.empty() || now < pending_.front().deadline) return;
-    oldest = pending_.front().fingerprint;
-    timeout = pending_.front().timeout;
-    peers = pending_.front().peers;
+    if (!pending_.empty() && now >= pending_.front().deadline) {
+      late = through_;
+      oldest = pending_.front().fingerprint;
+      timeout = pending_.front().timeout;
+      peers = pending_.front().peers;
+    }
   }
-  if (!others_asked()) return;
+  if (asked_for_ && asked_for_ != late) {  // it was only late: the answers are of then
+    states_requested_at_.reset();
+    asked_for_.reset();
+  }
+  if (!late) return;
+  if (!states_requested_at_) asked_for_ = late;
+  if (!others_asked() || is_through(*late)) return;
   throw peers.empty() ? explain_timeout(oldest, timeout) : explain_pair_timeout(oldest, timeout, peers);
 }
 
-// Where are the others? True when all have said so, or had the time to. By one thread at a time: see polling_.
-bool Rank::others_asked() {
-  const Clock::time_point now = Clock::now();
-  if (!states_requested_at_) {
-    states_requested_at_ = now;
-    oob_.request_states();
-    publish_state();
-  }
-  return silent_rank() == oob_.rank() || now >= *states_requested_at_ + kStateTime;
-}
-
-// The first that has been asked and does not say where it is; none: this one.
-int Rank::silent_rank() {
-  for (int r = 0; r < oob_.size(); ++r)
-    if (r != oob_.rank() && !oob_.peek(kState, r)) return r;
-  return oob_.rank();
-}
-
-// The same for a thread that may wait. Throws what another rank has found out meanwhile.
-int Rank::find_silent_rank() {
-  for (;; rest()) {
-    if (const std::optional<CommError> error = oob_.failure()) throw *error;
-    const std::lock_guard polling(polling_);
-    if (others_asked()) return silent_rank();
-  }
-}
-
-CommError Rank::blame(const std::string& collective, int silent, const std::string& text) const {
-  if (silent == oob_.rank()) return CommError(silent, collective, text);
-  return CommError(silent, collective,
-                   cat("it says nothing any more, and NCCL says to rank ", oob_.rank(), ": ", text));
-}
-
-// What this rank has enqueued last, and what it waits for, for a rank that looks for the one that is missing.
-void Rank::publish_state() {
-  std::string text;
-  {
-    const std::lock_guard lock(state_);
-    text = cat(last_number_, ' ', last_enqueued_ ? to_string(*last_enqueued_) : "", '\n',
-               pending_.empty() ? "" : to_string(pending_.front().fingerprint));
-  }
-  oob_.publish(kState, text);
-  state_published_ = true;
-}
-void Rank::publish_state_if_asked() {
-  if (!state_published_ && oob_.states_requested()) publish_state();
-}
-
-// Names who is missing or has called something else.
-CommError Rank::explain_timeout(const Fingerprint& oldest, Milliseconds timeout) {
-  const State mine = state_in(oob_.peek(kState, oob_.rank()));
-  std::optional<int> missing;
-  std::string text, differences;
-  std::vector<int> waiting;          // for what has not come about
-  std::vector<std::string> awaited;  // what that is
-  for (int r = 0; r < oob_.size(); ++r) {
-    const std::optional<std::string> said = oob_.peek(kState, r);
-    const State state = state_in(said);
-    if (!said || state.number < oldest.sequence) {
-      if (!missing) missing = r;
-      text += cat("; rank ", r, " did not come (",
-                  !said                ? "and says nothing"
-                  : state.last.empty() ? "it has made no call"
-                                       : "its last call was " + state.last,
-                  ")");
-    } else if (!state.waits_for.empty()) {
-      waiting.push_back(r);
-      awaited.push_back(state.waits_for);
-      if (state.waits_for != mine.waits_for) differences += cat("; rank ", r, " has called ", state.waits_for);
-    }
-  }
-  const auto same = [&](int a, int b) {
-    return awaited[static_cast<std::size_t>(a)] == awaited[static_cast<std::size_t>(b)];
-  };
-  int rank = oob_.rank();
-  if (missing)
-    rank = *missing;
-  else if (const auto found = detail::odd_one_out(static_cast<int>(waiting.size()), same))
-    rank = waiting[static_cast<std::size_t>(found->odd)];
-  return CommError(rank, to_string(oldest.kind),
-                   cat("rank ", oob_.rank(), " expected ", to_string(oldest), " to be through within ", timeout.count(),
-                       " ms, it is not", text, differences));
-}
-
-// Sends and receives have numbers of their own, per pair, so how far others are says nothing. Names a rank that is
-// silent, before all one that is waited for; else one that is waited for, before all one that waits for nothing itself.
-CommError Rank::explain_pair_timeout(const Fingerprint& oldest, Milliseconds timeout, const std::vector<int>& peers) {
-  std::optional<int> silent, idle;
-  std::string text;
-  for (const int peer : std::set<int>(peers.begin(), peers.end())) {
-    const std::optional<std::string> said = oob_.peek(kState, peer);
-    const State state = state_in(said);
-    if (!said && !silent) silent = peer;
-    if (said && state.waits_for.empty() && !idle) idle = peer;
-    text += cat("; rank ", peer,
-                !said                     ? " says nothing"
-                : state.waits_for.empty() ? " waits for nothing"
-                                          : " waits for " + state.waits_for);
-  }
-  if (const int other = silent_rank(); !silent && other != oob_.rank()) silent = other;
-  const int rank = silent ? *silent : idle.value_or(peers[0]);
-  return CommError(rank, to_string(oldest.kind),
-                   cat("rank ", oob_.rank(), " expected ", to_string(oldest), ", ",
-                       oldest.kind == Collective::Kind::send ? "to" : "from", " rank ", peers[0],
-                       peers.size() > 1 ? cat(", the first of ", peers.size(), " at once,") : "",
-                       " to be through within ", timeout.count(), " ms, it is not", text));
-}
-
-// An exchange to which not all have come: those who have are to blame where most wait for something else.
-CommError Rank::explain_exchange(const Collective& collective, const std::string& name) {
-  const int silent = find_silent_rank();
-  std::optional<int> first_here, first_missing;
-  int here = 0, elsewhere = 0;
-  std::string text;
-  for (int r = 0; r < oob_.size(); ++r) {
-    if (oob_.peek(name, r)) {
-      if (here++ == 0) first_here = r;
-      continue;
-    }
-    if (!first_missing) first_missing = r;
-    const State state = state_in(oob_.peek(kState, r));
-    elsewhere += !state.waits_for.empty();
-    text += cat("; rank ", r, " did not come", state.waits_for.empty() ? "" : cat(", it waits for ", state.waits_for));
-  }
-  const int rank = here > 0 && elsewhere > here ? *first_here
-                   : silent != oob_.rank()      ? silent
-                                                : first_missing.value_or(oob_.rank());
-  return CommError(rank, to_string(collective.kind),
-                   cat("rank ", oob_.rank(), " expected every rank within ", collective.timeout.count(), " ms", text));
+bool Rank::is_through(std::uint64_t number) {
+  retire();
+  const std::lock_guard lock(state_);
+  return through_ > number;
 }
 
 // ---- the end
 
-void Rank::fail(const CommError& error) noexcept try {
+// What another rank has found out, as an error of the collective that this one is in.
+std::optional<CommError> Rank::failure_of_others() {
+  const std::optional<CommError> error = oob_.failure();
+  return error ? std::optional(in_own_terms(*error)) : std::nullopt;
+}
+CommError Rank::in_own_terms(const CommError& error) {
+  int kind = in_call_;
+  if (kind == kNoCall) {
+    const std::lock_guard lock(state_);
+    if (pending_.empty()) return error;
+    kind = static_cast<int>(pending_.front().fingerprint.kind);
+  }
+  return CommError(error.rank, to_string(static_cast<Collective::Kind>(kind)), detail::message_of_failure(error));
+}
+
+void Rank::fail(const CommError& error) noexcept { fail(error, true); }
+
+void Rank::fail(const CommError& error, bool break_off_others) noexcept try {
   retire();
   {
     const std::lock_guard lock(state_);
@@ -269,18 +154,25 @@ void Rank::fail(const CommError& error) noexcept try {
   }
   if (place_) place_->fail(error);
   abort_in_a_thread();
-  detail::break_off_all(error, this);
   {
     const std::lock_guard lock(owner_mutex_);
-    if (broken_) broken_(error);
+    if (broken_) broken_(error);  // a launcher hears of this before it hears what follows from it
   }
+  if (break_off_others) detail::break_off_all(error, id_, this);
   oob_.report(error);
 } catch (...) {
   // The store is gone, or there is no memory: the failure itself is known.
 }
 
-void Rank::break_off(const CommError& why) noexcept {
-  if (!retire()) fail(why);
+// In another communicator the ranks have other numbers: there it is this rank that ends what is on the way.
+void Rank::break_off(const CommError& why, const std::string& of) noexcept try {
+  if (retire()) return;
+  if (of == id_) return fail(in_own_terms(why), false);
+  const std::string text =
+      cat("rank ", oob_.rank(), " broke it off, since another communicator of its process failed: ", why.what());
+  fail(in_own_terms(CommError(oob_.rank(), "nccl", text)), false);
+} catch (...) {  // no memory for the text
+  fail(why, false);
 }
 
 void Rank::tell(Device waiting) {

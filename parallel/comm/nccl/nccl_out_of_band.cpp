@@ -77,14 +77,20 @@ std::string OutOfBand::wait_for(const std::string& name, int rank, const char* c
 }
 
 std::vector<std::string> OutOfBand::exchange(const std::string& name, const std::string& mine, const char* collective,
-                                             Milliseconds timeout, const std::function<void()>& check_health) {
-  const Deadline deadline = Deadline::after(timeout);
+                                             Milliseconds timeout, const std::function<void()>& check_health,
+                                             std::optional<Deadline> deadline) {
+  if (!deadline) deadline = Deadline::after(timeout);
   check_health();
   publish(name, mine);
   std::vector<std::string> all;
   for (int r = 0; r < size_; ++r)
-    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, deadline, check_health, true));
+    all.push_back(r == rank_ ? mine : wait_for(name, r, collective, timeout, *deadline, check_health, true));
   return all;
+}
+
+std::int64_t OutOfBand::states_requested() {
+  const std::optional<std::string> text = store_->try_get("where");
+  return text ? static_cast<std::int64_t>(number_in(*text)) : 0;
 }
 
 void OutOfBand::leave(std::uint64_t last) {

@@ -36,8 +36,10 @@ class OutOfBand {
 
   // Everybody brings a value under `name`, and gets all of them, by rank. `look` is called now and then, and may throw.
   // CommError of `collective`, naming all who have not come, after the time-out (LateError) or when one has left.
+  // `deadline`: when the time-out is over, if it has begun before this.
   std::vector<std::string> exchange(const std::string& name, const std::string& mine, const char* collective,
-                                    Milliseconds timeout, const std::function<void()>& check_health);
+                                    Milliseconds timeout, const std::function<void()>& check_health,
+                                    std::optional<Deadline> deadline = std::nullopt);
   // Takes away what `rank` has brought: by the one who knows that nobody looks there any more.
   void forget(const std::string& name, int rank);
   // The value of another rank under `name`. `of_all`: all ranks bring one, and an error at the deadline names all that
@@ -47,9 +49,10 @@ class OutOfBand {
   void publish(const std::string& name, const std::string& mine);
   std::optional<std::string> peek(const std::string& name, int rank);
 
-  // Where are the others? Ranks that are asked publish their state.
-  void request_states() { store_->set("where", "?"); }
-  bool states_requested() { return store_->try_get("where").has_value(); }
+  // Where are the others? Ranks that are asked publish their state. Requests have numbers from 1: what was said to an
+  // earlier one may be long over.
+  std::int64_t request_states() { return store_->add("where", 1); }
+  std::int64_t states_requested();  // the last one; 0: none
 
   // This rank makes no more calls; `last` is the number of its last collective.
   void leave(std::uint64_t last);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <thread>
 
 #include "lockstep/kernels/api.h"
@@ -18,6 +19,8 @@ using Kind = Collective::Kind;
 
 // How often the store is asked for failures.
 constexpr Milliseconds kStoreInterval{100};
+// How long ranks that do not agree on their number wait for what the others say of it.
+constexpr Milliseconds kSizeTime{1'000};
 
 // Between two questions whether NCCL is ready: often at first.
 class Patience {
@@ -51,7 +54,7 @@ void Rank::connect(Milliseconds timeout) {
   kernels::prepare(device_);  // nothing is loaded while a collective spins
   const int rank = oob_.rank(), size = oob_.size();
   const auto check_health = [&] {
-    if (const std::optional<CommError> error = oob_.failure()) throw *error;
+    if (const std::optional<CommError> error = failure_of_others()) throw *error;
     publish_state_if_asked();
   };
   agree_on_size(timeout, deadline, check_health);
@@ -59,7 +62,7 @@ void Rank::connect(Milliseconds timeout) {
   // Who else is in this process?
   const int gpu = native_ordinal(device_);
   const std::vector<std::string> places =
-      oob_.exchange("process", cat(detail::process_token(), ' ', gpu), kName, timeout, check_health);
+      oob_.exchange("process", cat(detail::process_token(), ' ', gpu), kName, timeout, check_health, deadline);
   std::vector<int> locals;
   member_of_rank_.assign(static_cast<std::size_t>(size), -1);
   for (int r = 0; r < size; ++r) {
@@ -78,12 +81,12 @@ void Rank::connect(Milliseconds timeout) {
     if (result != kSuccess) throw CommError(0, kName, cat("ncclGetUniqueId: ", explain(result)));
     oob_.publish("id", std::string(id.internal, sizeof id.internal));
   }
-  const std::string text = oob_.wait_for("id", 0, kName, timeout, deadline, check_health);
-  if (text.size() != sizeof id.internal) throw CommError(0, kName, "expected a unique id of NCCL, got something else");
-  std::copy(text.begin(), text.end(), id.internal);
+  id_ = oob_.wait_for("id", 0, kName, timeout, deadline, check_health);
+  if (id_.size() != sizeof id.internal) throw CommError(0, kName, "expected a unique id of NCCL, got something else");
+  std::copy(id_.begin(), id_.end(), id.internal);
 
   static auto* const places_of_process = new detail::SharedByName<detail::MeetingPlace>;
-  place_ = places_of_process->get(text, locals.size(), [&] { return std::make_shared<detail::MeetingPlace>(locals); });
+  place_ = places_of_process->get(id_, locals.size(), [&] { return std::make_shared<detail::MeetingPlace>(locals); });
 
   const cuda::CurrentDevice current(device_);
   Config config;
@@ -98,19 +101,34 @@ void Rank::connect(Milliseconds timeout) {
 void Rank::agree_on_size(Milliseconds timeout, Deadline deadline, const std::function<void()>& check_health) {
   constexpr const char* kName = "make_nccl_communicator";
   oob_.publish("size", std::to_string(oob_.size()));
-  std::vector<int> sizes;
-  for (int r = 0, least = oob_.size(); r < least; ++r) {
-    sizes.push_back(std::atoi(oob_.wait_for("size", r, kName, timeout, deadline, check_health).c_str()));
-    least = std::min(least, sizes.back());
+  std::map<int, int> sizes{{oob_.rank(), oob_.size()}};  // by rank, as far as they have said
+  int most = oob_.size();
+  bool agreed = true;
+  for (int r = 0; r < oob_.size() && agreed; ++r) {
+    if (r == oob_.rank()) continue;
+    const int its = std::atoi(oob_.wait_for("size", r, kName, timeout, deadline, check_health).c_str());
+    sizes[r] = its;
+    most = std::max(most, its);
+    agreed = its == oob_.size();
   }
-  const auto size_of_rank = [&](int r) { return sizes[static_cast<std::size_t>(r)]; };
-  const auto found = detail::odd_one_out(static_cast<int>(sizes.size()),
-                                         [&](int a, int b) { return size_of_rank(a) == size_of_rank(b); });
-  if (!found) return;
-  const auto [odd, usual] = *found;
-  throw CommError(odd, kName,
-                  cat("expected all ranks to be of as many, got rank ", odd, " of ", size_of_rank(odd), " and rank ",
-                      usual, " of ", size_of_rank(usual)));
+  if (agreed) return;
+  // Whoever says what most say is right, so the others are heard, if they come soon: not all of them need exist.
+  const Deadline soon = Deadline::after(std::min(kSizeTime, deadline.left()));
+  for (Patience patience;; patience.pass()) {
+    const bool last = soon.passed();
+    for (int r = 0; r < most; ++r)
+      if (!sizes.contains(r))
+        if (const std::optional<std::string> its = oob_.peek("size", r)) sizes[r] = std::atoi(its->c_str());
+    if (last || std::ssize(sizes) >= most) break;
+    check_health();
+  }
+  const std::vector<std::pair<int, int>> said(sizes.begin(), sizes.end());
+  const auto of = [&](int i) { return said[static_cast<std::size_t>(i)]; };
+  const auto [odd, usual] =
+      *detail::odd_one_out(static_cast<int>(said.size()), [&](int a, int b) { return of(a).second == of(b).second; });
+  throw CommError(of(odd).first, kName,
+                  cat("expected all ranks to be of as many, got rank ", of(odd).first, " of ", of(odd).second,
+                      " and rank ", of(usual).first, " of ", of(usual).second));
 }
 
 // NCCL may still be working on what it was asked for: nothing else may be asked of it, nor enqueued, before it is done.
@@ -130,7 +148,7 @@ void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what
                   cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
     if (Clock::now() >= next_check) {
       next_check = Clock::now() + kStoreInterval;
-      if (const std::optional<CommError> error = oob_.failure()) throw *error;
+      if (const std::optional<CommError> error = failure_of_others()) throw *error;
       publish_state_if_asked();
     }
     check();
@@ -364,7 +382,7 @@ void Rank::check_health() {
     const std::lock_guard polling(polling_);
     check_nccl();
   }
-  if (const std::optional<CommError> error = oob_.failure()) throw *error;
+  if (const std::optional<CommError> error = failure_of_others()) throw *error;
 }
 
 }  // namespace lockstep::nccl

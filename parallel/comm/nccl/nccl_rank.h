@@ -44,10 +44,13 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void wait_for_abort();
   // Whoever uses the communicator knows of the failure: host waits need not throw it any more.
   void mark_reported() { reported_.store(true, std::memory_order_release); }
+  // What the thread that uses the communicator is in, while it is: errors that others have found name it.
+  void enter(Collective::Kind kind) { in_call_ = static_cast<int>(kind); }
+  void leave() { in_call_ = kNoCall; }
   OutOfBand& oob() { return oob_; }
 
   void poll() noexcept override;
-  void break_off(const CommError& why) noexcept override;
+  void break_off(const CommError& why, const std::string& of) noexcept override;
   void tell(Device waiting) override;
 
  private:
@@ -69,12 +72,15 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline, Milliseconds timeout);
   std::string explain(Result result) const;
   bool retire() noexcept;  // what is through; true when nothing is left
+  bool is_through(std::uint64_t number);
   void agree_on_size(Milliseconds timeout, Deadline deadline, const std::function<void()>& check_health);
   void check_health();
   void check_nccl();
   void check_store();
   void check_timeout();
-  void publish_state();
+  struct State;
+  std::optional<State> state_of(int rank);
+  void publish_state(std::int64_t request);
   void publish_state_if_asked();
   bool others_asked();
   int silent_rank();
@@ -83,6 +89,9 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   CommError explain_exchange(const Collective& collective, const std::string& name);
   CommError explain_timeout(const Fingerprint& oldest, Milliseconds timeout);
   CommError explain_pair_timeout(const Fingerprint& oldest, Milliseconds timeout, const std::vector<int>& peers);
+  CommError in_own_terms(const CommError& error);
+  std::optional<CommError> failure_of_others();
+  void fail(const CommError& error, bool break_off_others) noexcept;
   void abort_in_a_thread() noexcept;
   void give_back() noexcept;
 
@@ -90,6 +99,7 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   const Device device_;
   const Library& nccl_;
 
+  std::string id_;                               // NCCL's, of the communicator
   std::shared_ptr<detail::MeetingPlace> place_;  // of the ranks in this process
   std::vector<int> member_of_rank_;              // by rank; -1: in another process
   std::uint64_t meetings_ = 0, last_number_ = 0;
@@ -103,15 +113,20 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::mutex polling_;
   Clock::time_point next_store_check_{};
   std::optional<Clock::time_point> states_requested_at_;  // of the others, because one is late or gone
-  std::atomic<bool> state_published_{false};
+  std::optional<std::uint64_t> asked_for_;                // the number of what is late, where it is on the device
+  std::atomic<std::int64_t> request_{0};  // the number of that request, and of the last that is answered
+  std::atomic<std::int64_t> answered_{0};
 
   std::mutex state_;
   std::condition_variable changed_;
   std::deque<PendingWork> pending_;
+  std::uint64_t through_ = 0;  // how many are not pending any more: the number of the oldest
   std::optional<Fingerprint> last_enqueued_;
   std::optional<CommError> failure_;
   Clock::time_point give_up_{};  // on the abort
   std::atomic<bool> failed_{false}, reported_{true}, aborted_{false}, closed_{false};
+  static constexpr int kNoCall = -1;
+  std::atomic<int> in_call_{kNoCall};
 };
 
 }  // namespace lockstep::nccl

@@ -34,15 +34,15 @@ using SizeOf = std::function<int(int rank)>;
 
 // What the ranks get, each as if it were a process of its own: "<rank that the error names> <message>".
 std::vector<std::string> told(
-    const Body& body, int silent = -1, const SizeOf& size = [](int) { return kRanks; }) {
-  support::needs_devices(kRanks);
-  for (int r = 1; r < kRanks; ++r)
+    const Body& body, int silent = -1, const SizeOf& size = [](int) { return kRanks; }, int ranks = kRanks) {
+  support::needs_devices(ranks);
+  for (int r = 1; r < ranks; ++r)
     if (native_ordinal(support::device_at(r)) == native_ordinal(support::device_at(0)))
       support::skip("GPUs of their own expected, logical devices of one found");
   const std::shared_ptr<Store> store = make_local_store();
-  std::vector<std::string> texts(kRanks);
+  std::vector<std::string> texts(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
-  for (int r = 0; r < kRanks; ++r) {
+  for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       const std::string token = cat("process ", r);
       detail::process_token_override = &token;
@@ -171,5 +171,34 @@ TEST_CASE("NCCL: the rank of another number of ranks is named at once") {
     INFO(texts[2]);
     CHECK(texts[2].find("of 4") != std::string::npos);
   }
+}
+
+TEST_CASE("NCCL: the rank of fewer ranks is named by those that most are, however few it looks for") {
+  for (const int fewer : {1, 2}) {
+    const auto texts = told([](Communicator&) {}, -1, [&](int rank) { return rank == 0 ? fewer : 4; }, 4);
+    CHECK(not_naming({texts[1], texts[2], texts[3]}, 0) == "");
+    if (fewer > 1) CHECK(not_naming({texts[0]}, 0) == "");  // one alone waits for nobody
+  }
+}
+
+TEST_CASE("NCCL: where most wait elsewhere than for the hosts, a rank that says nothing is named all the same") {
+  std::atomic<int> ready{0}, elsewhere{0};
+  const auto texts = told(
+      [&](Communicator& comm) {
+        if (comm.rank() == 3) return;
+        const Tensor tensor = ones_on(comm, 9);
+        ++ready;
+        while (ready < 3) std::this_thread::yield();  // no memory is taken while a collective is in flight
+        if (comm.rank() > 0) {
+          comm.all_reduce(tensor);
+          ++elsewhere;
+          return;
+        }
+        while (elsewhere < 2) std::this_thread::yield();
+        comm.set_timeout(Milliseconds(300));  // it is the first to give up
+        comm.barrier();
+      },
+      3, [](int) { return 4; }, 4);
+  CHECK(not_naming({texts[0]}, 3) == "");
 }
 #endif

@@ -39,6 +39,7 @@ struct Ranks {
   bool compares = true;         // calls that differ are an error at once that names both
   bool names_missing = true;    // at the deadline, the error names who has not come
   bool notices_leaving = true;  // a rank that has destroyed its communicator is named at once
+  bool hears_in_calls = true;   // of a failure a rank hears in its collectives alone, which its error names
   bool shrinks = true;          // the ranks that are left can go on
   std::vector<DType> dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16,
                                DType::i32, DType::i64, DType::u8,  DType::boolean};

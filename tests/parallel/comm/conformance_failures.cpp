@@ -124,10 +124,14 @@ void aborts(const Ranks& ranks) {
           return comm_error(comm, {"out of ideas", cat("rank ", last)}, [&] { comm.all_reduce(ones_of(comm, 2)); });
         }
         // The abort may come while this rank is still in the first call, which the last one has left.
-        return comm_error(comm, {"out of ideas", cat("rank ", last)}, [&] {
+        const std::string wrong = comm_error(comm, {"out of ideas", cat("rank ", last)}, [&] {
           comm.all_reduce(ones_of(comm, 2));
           host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2));
         });
+        if (!wrong.empty()) return wrong;
+        const std::string collective = comm.failure()->collective;
+        if (collective == "all_reduce" || (host && collective == "exchange") || !ranks.hears_in_calls) return "";
+        return cat("expected the error to name the collective that this rank was in, got ", collective);
       });
     }
   }
