@@ -51,9 +51,10 @@ RankTraits describe_rank(const RankInfo& rank, Device device, const std::string&
 std::vector<RankTraits> meet(Store& store, const RankInfo& rank, const RankTraits& mine, std::string& group,
                              Deadline deadline) {
   const detail::EndedRanks ended = detail::ended_ranks_of_job(store, rank);
-  // Every rank comes once per communicator, so the arrivals number the communicators of a store.
-  const std::int64_t round = (store.add("make_communicator/arrivals", 1) - 1) / rank.size;
-  group = cat("make_communicator/", round);
+  // Every rank counts the communicators of so many ranks that it has asked for. Those that are left of more ranks have
+  // numbers of their own, however many had come to the others.
+  const std::string of_size = cat("make_communicator/", rank.size);
+  group = cat(of_size, '.', store.add(cat(of_size, "/asked/", rank.rank), 1));
   store.set(cat(group, "/rank/", rank.rank), detail::pack(mine));
   std::vector<RankTraits> ranks;
   for (int r = 0; r < rank.size; ++r) {

@@ -24,9 +24,12 @@ struct CommunicatorOptions {
 // All ranks call it, with the same backend. Without one:
 //   CUDA devices   different GPUs and NCCL on every rank: nccl; threads of one process: peer
 //   host devices   one machine: shared_memory; several, under mpirun: mpi
-// The choice is logged (level info) with its reason. Blocks until all ranks have come. Throws InvalidArgument for a
-// backend or a device that does not exist, for ranks that want different backends or kinds of devices, and
-// NotSupported, on every rank and with the reason, where nothing suits or what is asked for cannot be had.
+// The choice is logged (level info) with its reason. Blocks until all ranks have come. A store serves one call after
+// another, also of fewer ranks with numbers from 0 again. After a call to which only some of the ranks came, the next
+// of as many ranks needs another store, or make_prefix_store with a name that all of them use for the first time.
+// Throws InvalidArgument for a backend or a device that does not exist, for ranks that want different backends or kinds
+// of devices, and NotSupported, on every rank and with the reason, where nothing suits or what is asked for cannot be
+// had.
 LOCKSTEP_API std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options = {});
 
 }  // namespace lockstep
