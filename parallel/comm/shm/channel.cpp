@@ -111,7 +111,7 @@ void Channel::arrive(Work& work) {
 void Channel::meet(Work& work) {
   const bool first = !work.published;
   arrive(work);
-  wait_for_all(work, [&](int m) { return region_.states[m].arrived.load(std::memory_order_acquire) >= step_; });
+  wait_for_all(work, &RankState::arrived, step_);
   if (first) compare(work);
 }
 
@@ -123,12 +123,11 @@ void Channel::come_to_hosts(const Collective& collective) {
 void Channel::meet_hosts(const Collective& collective) {
   const Work work(collective, count_);
   if (region_.states[index_].called.load(std::memory_order_relaxed) < collective.sequence) come_to_hosts(collective);
-  wait_for_all(work,
-               [&](int m) { return region_.states[m].called.load(std::memory_order_acquire) >= collective.sequence; });
+  wait_for_all(work, &RankState::called, collective.sequence);
 }
 
-template <class HasCome>
-void Channel::wait_for_all(const Work& work, HasCome&& has_come) {
+void Channel::wait_for_all(const Work& work, std::atomic<std::uint64_t> RankState::*counter, std::uint64_t least) {
+  const auto has_come = [&](int m) { return (region_.states[m].*counter).load(std::memory_order_acquire) >= least; };
   int here = 0;  // members before this one have come
   const auto everybody = [&] {
     while (here < count_ && has_come(here)) ++here;
@@ -138,7 +137,8 @@ void Channel::wait_for_all(const Work& work, HasCome&& has_come) {
   bool shown = false;
   const auto over = [&] {
     if (control_.failed() || mismatched_member() >= 0) return true;
-    if (here < count_) control_.set_waits_for(self, members_[static_cast<std::size_t>(here)]);
+    if (here < count_)
+      control_.set_waits_for(self, members_[static_cast<std::size_t>(here)], region_.states[here].*counter, least);
     shown = true;
     for (int m = here; m < count_; ++m)
       if (control_.presence(members_[static_cast<std::size_t>(m)]) != ControlBlock::Presence::here && !has_come(m))
@@ -147,7 +147,7 @@ void Channel::wait_for_all(const Work& work, HasCome&& has_come) {
   };
   const bool come = control_.wait_until(everybody, over, work.deadline);
   if (!come) explain(work, has_come);
-  if (shown) control_.set_waits_for(self, -1);
+  if (shown) control_.set_waits_for_nobody(self);
 }
 
 // Before any byte has moved.

@@ -36,8 +36,8 @@ class Channel {
   void end(const Work& work);
   void arrive(Work& work);
   void meet(Work& work);  // arrive, and wait until everybody has
-  template <class HasCome>
-  void wait_for_all(const Work& work, HasCome&& has_come);
+  // Until that counter of everybody's state is `least`.
+  void wait_for_all(const Work& work, std::atomic<std::uint64_t> RankState::*counter, std::uint64_t least);
   void compare(const Work& work);
   // The member whose calls are not those of the others; -1 while none is known.
   int mismatched_member() const;

@@ -33,6 +33,11 @@ std::size_t channel_bytes(std::size_t members, std::size_t slot_bytes) {
 
 }  // namespace
 
+struct ControlBlock::Awaited {
+  std::atomic<std::int32_t> rank;  // the rank + 1; 0: nobody
+  std::atomic<std::uint64_t> counter_offset, least;
+};
+
 // failed: 0 no, 1 the text is being written, 2 yes.
 struct ControlBlock::Header {
   alignas(128) std::atomic<std::uint32_t> epoch;
@@ -41,7 +46,7 @@ struct ControlBlock::Header {
   std::int32_t failed_rank;
   char text[kTextBytes];
   alignas(128) std::atomic<std::uint32_t> presence[kMostRanks];
-  alignas(128) std::atomic<std::int32_t> waits_for[kMostRanks];  // the rank + 1; 0: nobody
+  alignas(128) Awaited waits_for[kMostRanks];
 };
 
 std::size_t ControlBlock::bytes_of(const ControlBlockLayout& layout) {
@@ -127,15 +132,31 @@ ControlBlock::Presence ControlBlock::presence(int rank) const {
   return static_cast<Presence>(header_->presence[rank].load(std::memory_order_acquire));
 }
 
-void ControlBlock::set_waits_for(int rank, int other) {
-  header_->waits_for[rank].store(other + 1, std::memory_order_relaxed);
+void ControlBlock::set_waits_for(int rank, int other, const std::atomic<std::uint64_t>& counter, std::uint64_t least) {
+  Awaited& awaited = header_->waits_for[rank];
+  awaited.rank.store(0, std::memory_order_relaxed);
+  awaited.counter_offset.store(static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(&counter) - memory_),
+                               std::memory_order_release);
+  awaited.least.store(least, std::memory_order_release);
+  awaited.rank.store(other + 1, std::memory_order_release);
+}
+
+void ControlBlock::set_waits_for_nobody(int rank) { header_->waits_for[rank].rank.store(0, std::memory_order_relaxed); }
+
+bool ControlBlock::has_come(const Awaited& awaited) const {
+  using Counter = std::atomic<std::uint64_t>;
+  const std::uint64_t offset = awaited.counter_offset.load(std::memory_order_acquire);
+  if (offset > bytes_ - sizeof(Counter) || offset % alignof(Counter) != 0) return false;
+  const auto* counter = std::launder(reinterpret_cast<const Counter*>(memory_ + offset));
+  return counter->load(std::memory_order_acquire) >= awaited.least.load(std::memory_order_acquire);
 }
 
 int ControlBlock::end_of_waits(int rank) const {
   int end = rank;
   for (int steps = 0; steps < ranks(); ++steps) {
-    const int next = header_->waits_for[end].load(std::memory_order_relaxed) - 1;
-    if (next < 0 || next >= ranks()) return end;
+    const Awaited& awaited = header_->waits_for[end];
+    const int next = awaited.rank.load(std::memory_order_acquire) - 1;
+    if (next < 0 || next >= ranks() || has_come(awaited)) return end;
     end = next;
   }
   return rank;

@@ -80,8 +80,10 @@ class ControlBlock {
   std::optional<Failure> failure() const;
   void set_presence(int rank, Presence presence);  // the first change stays
   Presence presence(int rank) const;
-  // Whom a rank waits for in its call; -1: nobody. Shown once the wait is long enough to sleep.
-  void set_waits_for(int rank, int other);
+  // Whom a rank waits for in its call: until `counter`, which is in this memory, is `least`. Shown once the wait is
+  // long enough to sleep. A rank that is stopped shows it for ever: it counts while the other has not come.
+  void set_waits_for(int rank, int other, const std::atomic<std::uint64_t>& counter, std::uint64_t least);
+  void set_waits_for_nobody(int rank);
   // Where the waits that begin with `rank` end: a rank that is waited for and waits for nobody. In a circle, `rank`.
   int end_of_waits(int rank) const;
 
@@ -93,6 +95,8 @@ class ControlBlock {
 
  private:
   struct Header;
+  struct Awaited;
+  bool has_come(const Awaited& awaited) const;
   bool spin_step(int& round, Clock::time_point& yields_end) const;
   void sleep(std::uint32_t epoch, const Deadline& deadline);
   std::uint32_t begin_wait();
