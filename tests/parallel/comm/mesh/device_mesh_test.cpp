@@ -171,3 +171,29 @@ TEST_CASE("device mesh: descriptions that are wrong or differ are an error on ev
           }) == "");
   }
 }
+
+TEST_CASE("device mesh: dimensions of one rank, and an odd number of ranks") {
+  for (const Ranks& shape : {Ranks{1, 5}, Ranks{5, 1}, Ranks{1, 1, 3}, Ranks{3, 1, 1}, Ranks{1}}) {
+    int size = 1;
+    for (const int extent : shape) size *= extent;
+    INFO(size << " ranks, the first of " << shape.size() << " dimensions of " << shape[0]);
+    CHECK(on_ranks(size, [&](Communicator& world) {
+            const Names all{"a", "b", "c"};
+            const Names names(all.begin(), all.begin() + std::ssize(shape));
+            const DeviceMesh mesh(world, shape, names);
+            std::string wrong = expect(mesh.size() == size && mesh.shape() == shape, "shape");
+            for (std::size_t d = 0; d < shape.size(); ++d) {
+              Ranks along{world.rank()};  // alone, but in the dimension of all ranks
+              if (shape[d] > 1) along.clear();
+              for (int r = 0; shape[d] > 1 && r < size; ++r) along.push_back(r);
+              wrong += expect(members(mesh.group(names[d]), world.rank()) == along, "group " + names[d]);
+              wrong += expect(mesh.coordinate()[d] == (shape[d] > 1 ? world.rank() : 0), "coordinate");
+              const Tensor x = conformance::tensor_of({world.rank() + 1.0}, DType::f64, world.device());
+              mesh.group(names[d]).all_reduce(x);
+              wrong += conformance::differs(x, {shape[d] > 1 ? size * (size + 1) / 2.0 : world.rank() + 1.0});
+            }
+            const DeviceMesh flat = mesh.flatten("all");
+            return wrong + expect(flat.shape() == Ranks{size} && flat.group("all").size() == size, "flat");
+          }) == "");
+  }
+}
