@@ -7,13 +7,15 @@
 #include "lockstep/parallel/ddp/mixed_precision.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/wrapped_members.h"
+#include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
 
 namespace {
 
-constexpr std::string_view kBuffers = "buffers";  // a step that is announced
+// Steps that are announced.
+constexpr std::string_view kBuffers = "buffers", kNorms = "norms";
 
 // A line per parameter and buffer that takes part: what the ranks must agree on.
 struct Listing {
@@ -115,7 +117,7 @@ void verify(Communicator& communicator, const std::string& text, const std::stri
 }  // namespace
 
 DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedDataParallelOptions options)
-    : communicator_(communicator), options_(std::move(options)) {
+    : module_(module), communicator_(communicator), options_(std::move(options)) {
   if (options_.timeout) communicator.set_timeout(*options_.timeout);
   Listing listing;
   std::string failure;
@@ -167,6 +169,7 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
 DdpCore::~DdpCore() = default;
 
 bool DdpCore::begin_forward(const ModuleBase& module) {
+  if (joined()) announce_norms();
   if (!GradMode::enabled()) return false;
   try {
     members_->check();
@@ -179,7 +182,9 @@ bool DdpCore::begin_forward(const ModuleBase& module) {
   shares_buffers_ = reduces && training && options_.broadcast_buffers && !members_->buffers().empty();
   if (!shares_buffers_) return reduces;
   if (buffer_hook_.call) {
-    if (joined()) refuse_buffer_hook();
+    if (joined())
+      refuse(cat("expected buffers that are broadcast, but the buffer hook '", buffer_hook_.name,
+                 "' is registered, of which nobody knows what it does with fewer ranks"));
     if (buffer_hook_.when == BufferHook::When::before_forward) call_buffer_hook();
   } else {
     broadcast_buffers(announce(kBuffers).root);
@@ -249,13 +254,23 @@ std::unique_ptr<MixedPrecisionScope> DdpCore::precision_scope() const {
 
 // ---- uneven inputs
 
-// What it does with the buffers of all ranks has no meaning for some of them.
-void DdpCore::refuse_buffer_hook() {
-  const std::string message =
-      cat("[join] expected buffers that are broadcast, but the buffer hook '", buffer_hook_.name,
-          "' is registered, of which nobody knows what it does with fewer ranks");
+// The other ranks are not left waiting for this one.
+void DdpCore::refuse(const std::string& why) {
+  const std::string message = cat("[join] ", why);
   communicator_.abort(message);
   throw NotSupported(message);
+}
+
+// Norms that ranks share communicate in the forward, by themselves and without a shadow: a rank that has run out has to
+// be noticed before the others wait for it there.
+void DdpCore::announce_norms() {
+  const std::optional<std::string> norm = norm_that_waits(module_);
+  if (!norm) return;
+  if (!ends_early())
+    refuse(cat("expected norms that a rank can shadow, but '", *norm,
+               "' shares its statistics among the ranks (convert_sync_batchnorm): set throw_on_early_termination, or "
+               "enable = false where inputs are even"));
+  announce(kNorms);
 }
 
 void DdpCore::shadow(std::string_view step, const JoinTurn& turn) {

@@ -63,8 +63,10 @@ class LOCKSTEP_API DdpCore final : public Joinable {
   friend class lockstep::NoSync;
   void broadcast_buffers(int root);
   void call_buffer_hook();
-  [[noreturn]] void refuse_buffer_hook();
+  [[noreturn]] void refuse(const std::string& why);
+  void announce_norms();
 
+  ModuleBase& module_;
   Communicator& communicator_;
   const DistributedDataParallelOptions options_;
   bool spread_ = false;  // the module, over several devices

@@ -55,6 +55,8 @@ JoinTurn Joinable::announce(std::string_view step) {
   return {.active = size, .divisor = size, .root = 0};
 }
 
+bool Joinable::ends_early() const { return scope_ && scope_->ends_early(); }
+
 void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const JoinOptions& options,
           const std::function<void()>& body) {
   if (!options.enable) return body();
@@ -149,7 +151,8 @@ std::optional<JoinScope::Step> JoinScope::exchange(const std::string& mine) {
   const int count = static_cast<int>(active.size());
   return Step{.turn = {.active = count,
                        .divisor = options_.divide_by_initial_world_size ? communicator_->size() : count,
-                       .root = last_root_},
+                       .root = last_root_,
+                       .by_active = !options_.divide_by_initial_world_size},
               .text = first};
 }
 

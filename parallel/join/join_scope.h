@@ -24,6 +24,7 @@ class JoinScope {
   JoinTurn announce(std::size_t joinable, std::string_view step);
   // Shadows until nobody is active, then takes over.
   void finish();
+  bool ends_early() const { return options_.throw_on_early_termination; }
   // Whether it has ended for all ranks, because one has run out.
   bool exhausted() const { return exhausted_.has_value(); }
   // The rank leaves with an exception, which the others hear of.

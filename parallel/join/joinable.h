@@ -17,6 +17,7 @@ struct JoinTurn {
   int active;   // ranks that still have inputs
   int divisor;  // of an average: `active`, or the size of the group (JoinOptions::divide_by_initial_world_size)
   int root;     // the largest of the active ranks
+  bool by_active = false;  // `divisor` is `active`, which may become fewer
 };
 
 // Announces what it is about to communicate, step by step; inside join() the ranks that have run out of inputs shadow
@@ -60,6 +61,7 @@ class LOCKSTEP_API Joinable {
   // ranks do not announce the same, and the communicator's CommError.
   JoinTurn announce(std::string_view step);
   bool joined() const { return scope_ != nullptr; }  // inside a join
+  bool ends_early() const;  // inside one that ends on all ranks when one has run out: nothing is shadowed
 
  private:
   friend class detail::JoinScope;

@@ -96,6 +96,14 @@ int convert_replica_batchnorm(ModuleBase& module) {
   return share(norms, std::move(statistics));
 }
 
+std::optional<std::string> detail::norm_that_waits(ModuleBase& module) {
+  for (const Named& named : norms_of(module)) {
+    const auto* const ranks = dynamic_cast<const RankStatistics*>(named.norm->shared().get());
+    if (ranks && ranks->waits() && named.norm->is_training()) return named.name;
+  }
+  return {};
+}
+
 int revert_sync_batchnorm(ModuleBase& module) {
   int converted = 0;
   for (const Named& named : norms_of(module)) {

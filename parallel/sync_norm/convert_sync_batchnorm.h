@@ -7,6 +7,9 @@
 //   convert_replica_batchnorm(net);                // among the replicas of each call
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/tensor/nn/module.h"
 
@@ -28,7 +31,9 @@ namespace lockstep {
 //
 // Throws, on every rank, InvalidArgument where the norms of the ranks differ: the first that does, with both
 // descriptions; nothing is converted then. CommError where a rank does not come. Not while the module is called.
-// Returns how many norms there are.
+// Returns how many norms there are. Inputs are on the device of `communicator`: a norm on another one of a rank's
+// devices is an error of its call. In a join() of uneven inputs nobody shadows a norm: it has to end on all ranks at
+// once (JoinOptions::throw_on_early_termination), and DistributedDataParallel refuses others.
 LOCKSTEP_API int convert_sync_batchnorm(ModuleBase& module, Communicator& communicator);
 
 // The same among the replicas of each call of a DataParallel, or of parallel_apply: `module` is the one that has
@@ -40,5 +45,10 @@ LOCKSTEP_API int convert_replica_batchnorm(ModuleBase& module);
 
 // Makes every BatchNorm in `module` one by itself again. Communicates nothing. Returns how many were converted.
 LOCKSTEP_API int revert_sync_batchnorm(ModuleBase& module);
+
+namespace detail {
+// The name of the first norm in `module` that is in training and shares its statistics among several ranks.
+std::optional<std::string> norm_that_waits(ModuleBase& module);
+}  // namespace detail
 
 }  // namespace lockstep

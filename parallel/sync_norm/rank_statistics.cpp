@@ -33,11 +33,15 @@ struct RankStatistics::ReduceNode final : NodeOf<1> {
 };
 
 bool RankStatistics::shares(Device device) const {
-  if (communicator().size() == 1) return false;
+  if (!waits()) return false;
   if (device == communicator().device() && !ReplicaGroup::current()) return true;
-  const std::string got = ReplicaGroup::current() ? "in a replica beside others" : "there";
+  // Of a module on several devices each has a thread of its own in the backward, and one communicator has one order.
+  const std::string got = ReplicaGroup::current()
+                              ? " in a replica beside others"
+                              : ": place it on the communicator's device, or let each rank normalise by itself there "
+                                "(revert_sync_batchnorm of that norm)";
   const std::string message = cat("[BatchNorm] expected an input on ", communicator().device(),
-                                  ", where the ranks share its statistics, got one on ", device, ' ', got);
+                                  ", where the ranks share its statistics, got one on ", device, got);
   abandon(message.c_str());
   throw InvalidArgument(message);
 }

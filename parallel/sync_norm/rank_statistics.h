@@ -24,6 +24,8 @@ class RankStatistics final : public SharedStatistics, public std::enable_shared_
   RankStatistics(std::shared_ptr<const NormRanks> ranks, std::int64_t index)
       : ranks_(std::move(ranks)), index_(index) {}
 
+  // Whether calls wait for other ranks.
+  bool waits() const { return communicator().size() > 1; }
   bool shares(Device device) const override;
   // Every rank calls it, and its backward, whether its own input wants a gradient or not: so none waits in vain.
   Tensor gather(const Tensor& mine) const override;
