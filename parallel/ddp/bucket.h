@@ -56,6 +56,8 @@ class LOCKSTEP_API Bucket {
   const Tensor& flat() const { return flat_; }
   const std::vector<Tensor>& parts() const { return parts_; }  // of flat(), by slot
   bool apart() const { return held_.defined(); }
+  // The gradients one after another, where what is reduced has another dtype; else undefined.
+  Tensor unrounded() const { return apart() && held_.dtype() != flat_.dtype() ? held_ : Tensor(); }
   void send();
   void receive();
 

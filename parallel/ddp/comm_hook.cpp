@@ -1,8 +1,20 @@
 #include "lockstep/parallel/ddp/comm_hook.h"
 
+#include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep {
+
+void GradBucket::divide() const {
+  LOCKSTEP_CHECK(!sparse(), "[GradBucket::divide] expected a bucket with a buffer, got rows of '", parameters()[0].name,
+                 "'");
+  const double factor = 1.0 / divisor();
+  if (contents_->unrounded.defined()) {
+    buffer().copy_(contents_->unrounded * factor);
+  } else if (divisor() != 1) {
+    buffer().mul_(factor);
+  }
+}
 
 GradBucket GradBucket::with_buffer(const Tensor& buffer) const {
   LOCKSTEP_CHECK(!sparse(), "[GradBucket::with_buffer] expected a bucket with a buffer, got rows of '",
@@ -12,6 +24,7 @@ GradBucket GradBucket::with_buffer(const Tensor& buffer) const {
                  "[GradBucket::with_buffer] expected a contiguous tensor like ", contents_->buffer, ", got ", buffer);
   Contents contents = *contents_;
   contents.buffer = buffer;
+  contents.unrounded = Tensor();
   std::int64_t offset = 0;
   for (Tensor& gradient : contents.gradients) {
     const std::int64_t count = gradient.count();
@@ -25,6 +38,7 @@ GradBucket GradBucket::among(Communicator& communicator) const {
   Contents contents = *contents_;
   contents.communicator = &communicator;
   contents.divisor = communicator.size();
+  contents.divisor_may_fall = false;
   return GradBucket(std::move(contents));
 }
 

@@ -16,7 +16,8 @@ namespace lockstep {
 struct DdpMixedPrecision {
   // Of floating parameters in forward and backward, and of floating arguments. Outputs are what the module makes of it.
   std::optional<DType> param_dtype = std::nullopt;
-  // In which gradients are summed over the ranks. They are divided before they are rounded to it.
+  // In which gradients are summed over the ranks. They are divided before they are rounded to it; a communication hook
+  // sees them rounded and not divided, unless it begins with GradBucket::divide(), as those that average do.
   std::optional<DType> reduce_dtype = std::nullopt;
   std::optional<DType> buffer_dtype = std::nullopt;  // of floating buffers in forward and backward
 

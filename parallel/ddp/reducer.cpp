@@ -284,6 +284,7 @@ void Reducer::finalize_unused() {
     const auto ranks = used_map_.to_vector<std::int32_t>();
     for (std::size_t i = 0; i < variables_.size(); ++i) variables_[i].used_anywhere = ranks[i] > 0;
   }
+  tell_lost();
   if (alone()) return;  // gradients are what they are
   const auto differs = [](const Variable& v) { return v.unused && v.used_anywhere && !v.parameter.requires_grad(); };
   if (std::any_of(variables_.begin(), variables_.end(), differs))

@@ -89,6 +89,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     // With a hook:
     SparseGradient own_rows;
     std::optional<GradBucket> given;
+    std::shared_ptr<std::vector<bool>> lost;  // GradBucket::lost, where parameters may be unused
     Work work;
   };
   // What is said of a bucket in each iteration.
@@ -145,6 +146,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool hook_is_late() const;
   void finish_hook();
   void take_rows(std::size_t bucket);
+  void tell_lost();
   void close_iteration();
   void finalize();
   void finalize_unused();
@@ -192,9 +194,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool started_ = false;                       // an iteration, by its first gradient
   int backwards_ = 0;                          // of this iteration
   int divisor_ = 1;                            // of this iteration's sums
-  std::uint64_t reductions_ = 0;               // iterations that are finished, on this rank or in its shadow
-  bool learned_ = false;                       // a static graph, in an iteration of this rank
-  bool shadowing_ = false;                     // others' steps, without gradients
+  bool divisor_may_fall_ = false;
+  std::uint64_t reductions_ = 0;  // iterations that are finished, on this rank or in its shadow
+  bool learned_ = false;          // a static graph, in an iteration of this rank
+  bool shadowing_ = false;        // others' steps, without gradients
   bool rebuilt_ = false, layout_changed_ = false;
   Tensor used_map_;  // i32 by variable: how many ranks used it
   std::vector<bool> last_unused_;

@@ -129,7 +129,9 @@ void Reducer::begin_backward(std::uint64_t number) {
   const bool first = !started_;
   if (first) {
     last_local_ = number;  // when it throws: the rest of this backward
-    divisor_ = announce_(kStepBegin).divisor;
+    const JoinTurn turn = announce_(kStepBegin);
+    divisor_ = turn.divisor;
+    divisor_may_fall_ = turn.by_active;
     last_local_ = 0;
     begin_iteration();
   }

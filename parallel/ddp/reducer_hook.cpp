@@ -47,9 +47,15 @@ void Reducer::call_hook(std::size_t bucket) {
                                 .gradients = reduced.parts(),
                                 .rows = std::move(pending.own_rows),
                                 .communicator = &communicator_,
-                                .divisor = divisor_};
-  for (const Tensor& used : {contents.buffer, contents.rows.indices, contents.rows.values})
-    if (used.defined()) LOCKSTEP_EDGE(used.storage()->record_use(stream_));
+                                .divisor = divisor_,
+                                .divisor_may_fall = divisor_may_fall_,
+                                .unrounded = reduced.unrounded()};
+  if (may_skip()) contents.lost = pending.lost = std::make_shared<std::vector<bool>>(reduced.slots().size());
+  const auto user_of = [&](const Tensor& used) -> const Stream& {
+    return used.device() == stream_.device() ? stream_ : local_stream(reduced);
+  };
+  for (const Tensor& used : {contents.buffer, contents.unrounded, contents.rows.indices, contents.rows.values})
+    if (used.defined()) LOCKSTEP_EDGE(used.storage()->record_use(user_of(used)));
   pending.given.emplace(std::move(contents));
   guard_hook(bucket, [&] { pending.work = hook_.call(*pending.given); });
 }
@@ -74,6 +80,16 @@ void Reducer::finish_hook() {
       }
       timeline_.end_reduction(b, stream_);
     });
+  }
+}
+
+// Before the hook comes to the next iteration.
+void Reducer::tell_lost() {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (!pending_[b].lost) continue;
+    const std::vector<Bucket::Slot>& slots = buckets_[b].slots();
+    for (std::size_t s = 0; s < slots.size(); ++s)
+      (*pending_[b].lost)[s] = !variables_[static_cast<std::size_t>(slots[s].parameter)].used_anywhere;
   }
 }
 

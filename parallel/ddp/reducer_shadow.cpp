@@ -25,14 +25,16 @@ void Reducer::shadow(std::string_view step, const JoinTurn& turn) {
     rebuild_buckets();
   } else if (step == kStepBegin) {
     divisor_ = turn.divisor;
+    divisor_may_fall_ = turn.by_active;
     pending_ = std::vector<Pending>(buckets_.size());
     ++reductions_;
   } else if (step == kStepUsed) {
     sum_used_map(std::vector<std::int32_t>(variables_.size(), 0));
-    if (!options_.static_graph) return;
+    if (!options_.static_graph && !hooked()) return;
     LOCKSTEP_EDGE(current_stream(communicator_.device()).wait_for(stream_));
     const auto ranks = used_map_.to_vector<std::int32_t>();
     for (std::size_t i = 0; i < variables_.size(); ++i) variables_[i].used_anywhere = ranks[i] > 0;
+    tell_lost();
   } else if (step == kStepLate) {
     finish_hook();
   } else {
@@ -60,7 +62,9 @@ void Reducer::shadow_bucket(std::size_t bucket) {
   } const put_back{buckets_[bucket], zeros};
   reduce(bucket);
   // The zeros go as soon as the hook is done with them.
-  if (!pending_[bucket].work.late()) pending_[bucket] = {};
+  if (!pending_[bucket].work.late()) pending_[bucket] = {.lost = std::move(pending_[bucket].lost)};
+  // What no rank uses in a static graph is known from its first iteration, and not told again.
+  if (options_.static_graph) tell_lost();
 }
 
 }  // namespace lockstep::detail

@@ -12,7 +12,7 @@ void detail::average(GradBucket& bucket) {
     rows.gather(bucket.communicator());
     bucket.set_rows(rows.join());
   } else {
-    bucket.buffer().mul_(1.0 / bucket.divisor());
+    bucket.divide();
     bucket.communicator().all_reduce(bucket.buffer());
   }
 }
@@ -36,7 +36,7 @@ CommHook compress_hook(DType dtype) {
               detail::average(bucket);
               return Work();
             }
-            bucket.buffer().mul_(1.0 / bucket.divisor());
+            bucket.divide();
             const Tensor compressed = bucket.buffer().to(dtype);
             bucket.communicator().all_reduce(compressed);
             bucket.buffer().copy_(compressed);

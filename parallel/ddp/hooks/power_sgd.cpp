@@ -66,6 +66,10 @@ CommHook PowerSgd::hook() {
 
 Work PowerSgd::reduce(GradBucket& bucket) {
   module_.check("PowerSgd", bucket);
+  LOCKSTEP_CHECK(!options_.use_error_feedback || !bucket.divisor_may_fall(),
+                 "[PowerSgd] expected a join that divides by the initial number of ranks, or no use_error_feedback: "
+                 "with divide_by_initial_world_size = false what a rank remembers is not averaged as its gradients "
+                 "were");
   if (iteration_ < options_.start_iteration || bucket.sparse()) {
     detail::average(bucket);
   } else {
@@ -93,12 +97,17 @@ Tensor PowerSgd::random_q(const std::string& name, std::int64_t rank, const Tens
   return randn({rank, matrix.size(1)}, {.dtype = matrix.dtype(), .device = matrix.device()});
 }
 
-PowerSgd::Matrix PowerSgd::take(const NamedParameter& parameter, const Tensor& gradient) {
-  const std::string& name = parameter.name;
+PowerSgd::Matrix PowerSgd::take(const GradBucket& bucket, std::size_t slot) {
+  const std::string& name = bucket.parameters()[slot].name;
+  const Tensor& gradient = bucket.gradients()[slot];
   const std::int64_t rows = gradient.size(0), columns = gradient.count() / rows;
   const std::int64_t rank = std::min({rows, columns, options_.rank});
   const DType dtype = computed_in(gradient.dtype());
   Memory& memory = memory_[name];
+  memory.error = memory.last_error();
+  memory.error_before = Tensor();
+  memory.lost = bucket.lost();
+  memory.slot = slot;
   const auto check = [&](const char* what, Tensor& held, const Shape& shape) {
     if (!held.defined()) return;
     LOCKSTEP_CHECK(held.shape() == shape && held.dtype() == dtype, "[PowerSgd] expected '", what, name, "' to be ",
@@ -119,7 +128,7 @@ void PowerSgd::compress(GradBucket& bucket) {
   for (std::size_t i = 0; i < bucket.gradients().size(); ++i) {
     const Tensor& gradient = bucket.gradients()[i];
     if (worth_it(gradient)) {
-      matrices.push_back(take(bucket.parameters()[i], gradient));
+      matrices.push_back(take(bucket, i));
     } else {
       averaged.push_back(gradient);
     }
@@ -143,6 +152,7 @@ void PowerSgd::compress(GradBucket& bucket) {
     // What is infinite or NaN goes into the gradient, where it is looked for, and not into what is remembered.
     Memory& memory = matrix.memory;
     if (options_.use_error_feedback) {
+      if (memory.lost) memory.error_before = memory.error;
       const Tensor before = memory.error.defined() ? memory.error : zeros_like(result);
       memory.error = where(eq(result, result), matrix.m - result, before);  // before m changes with the gradient
     }
@@ -163,7 +173,8 @@ std::vector<NamedTensor> PowerSgd::state_dict() const {
   const NoGrad no_grad;
   std::vector<NamedTensor> state{{"iteration", tensor(iteration_, {.dtype = DType::i64})}};
   for (const auto& [name, memory] : memory_) {
-    if (memory.error.defined()) state.push_back({kError + name, memory.error.to(Device::cpu())});
+    if (const Tensor& error = memory.last_error(); error.defined())
+      state.push_back({kError + name, error.to(Device::cpu())});
     if (memory.q.defined()) state.push_back({kQ + name, memory.q.to(Device::cpu())});
   }
   return state;

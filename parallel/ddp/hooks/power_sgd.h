@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "lockstep/parallel/ddp/comm_hook.h"
@@ -34,7 +35,11 @@ struct PowerSgdOptions {
 //
 // Error and Q belong to parameters, by name: the rebuild of buckets after the first iteration changes nothing, so that
 // compression may start at once, with error feedback and warm start too. Columns that are zero, or depend on those
-// before them, stay zero instead of becoming noise or NaN; their Q is kept for the next time.
+// before them, stay zero instead of becoming noise or NaN; their Q is kept for the next time. Where no rank uses a
+// parameter (find_unused_parameters), its error stays what it was, as its gradient does.
+//
+// In a join, error feedback needs the initial number of ranks as the divisor (JoinOptions): what a rank leaves when it
+// runs out would count for more than it was. Else it is an Error of the first backward.
 class LOCKSTEP_API PowerSgd {
  public:
   // Throws InvalidArgument for a rank below 1, a start, rate or epsilon below 0.
@@ -57,14 +62,19 @@ class LOCKSTEP_API PowerSgd {
 
  private:
   struct Memory {
-    Tensor error;  // like the gradient; f32 for 16 bits
-    Tensor q;      // [rank, columns]: transposed
+    Tensor error;         // like the gradient; f32 for 16 bits
+    Tensor error_before;  // in whose place `error` came, where nobody may have taken the last result
+    Tensor q;             // [rank, columns]: transposed
+    std::shared_ptr<const std::vector<bool>> lost;  // of the last bucket, and the place in it
+    std::size_t slot = 0;
+
+    const Tensor& last_error() const { return lost && (*lost)[slot] ? error_before : error; }
   };
   struct Matrix;
   Work reduce(GradBucket& bucket);
   void compress(GradBucket& bucket);
   bool worth_it(const Tensor& gradient) const;
-  Matrix take(const NamedParameter& parameter, const Tensor& gradient);
+  Matrix take(const GradBucket& bucket, std::size_t slot);
   Tensor random_q(const std::string& name, std::int64_t rank, const Tensor& matrix) const;
 
   const PowerSgdOptions options_;
