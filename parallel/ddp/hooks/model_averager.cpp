@@ -16,13 +16,14 @@ ModelAverager::ModelAverager(const ModelAveragerOptions& options) : options_(opt
                  options.warmup_steps);
 }
 
-bool ModelAverager::average(ModuleBase& module) {
+bool ModelAverager::average_but(ModuleBase& module, std::span<const std::string> ignore) {
   const std::int64_t steps = step_ - options_.warmup_steps;
   Communicator* const group = steps >= 0 ? due(steps) : nullptr;
   if (group) {
     std::vector<Tensor> tensors;
     const auto add = [&](const std::vector<NamedParameter>& list) {
       for (const NamedParameter& named : list) {
+        if (std::find(ignore.begin(), ignore.end(), named.name) != ignore.end()) continue;
         const Tensor tensor = named.parameter.tensor();
         if (!is_floating(tensor.dtype()) || tensor.count() == 0) continue;
         LOCKSTEP_CHECK(tensor.device() == group->device(), "[ModelAverager] expected '", named.name, "' on ",

@@ -9,9 +9,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
@@ -32,7 +35,13 @@ class LOCKSTEP_API ModelAverager {
 
   // After the optimizer's step. In place, on the current stream: the same bits on all ranks that take part. True when
   // this step averaged. Throws InvalidArgument when parameters are not on the communicator's device.
-  bool average(ModuleBase& module);
+  bool average(ModuleBase& module) { return average_but(module, {}); }
+  // But for what the wrapper ignores (DistributedDataParallelOptions::ignore). A module around the wrapper does not
+  // know of that.
+  template <IsModule M>
+  bool average(DistributedDataParallel<M>& net) {
+    return average_but(net.module(), net.options().ignore);
+  }
 
   std::int64_t step() const { return step_; }  // calls so far
   const ModelAveragerOptions& options() const { return options_; }
@@ -47,6 +56,7 @@ class LOCKSTEP_API ModelAverager {
   virtual Communicator* due(std::int64_t steps) = 0;
 
  private:
+  bool average_but(ModuleBase& module, std::span<const std::string> ignore);
   const ModelAveragerOptions options_;
   std::int64_t step_ = 0;
 };

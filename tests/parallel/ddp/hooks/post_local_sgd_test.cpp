@@ -8,12 +8,13 @@ using namespace test;
 
 namespace {
 
+// Both parameters get the same gradients, in buckets of their own.
 struct Counted : Module<Counted> {
-  Parameter weight{zeros({1}, {.dtype = DType::f64})};
+  Parameter weight{zeros({1}, {.dtype = DType::f64})}, other{zeros({1}, {.dtype = DType::f64})};
   Buffer seen{zeros({1}, {.dtype = DType::f64})};
   Buffer calls{zeros({1}, {.dtype = DType::i64})};
-  Tensor forward(const Tensor& x) const { return sum(x * weight.on(x.device())); }
-  void members(Members& m) override { m("weight", weight), m("seen", seen), m("calls", calls); }
+  Tensor forward(const Tensor& x) const { return sum(x * weight.on(x.device()) + x * other.on(x.device())); }
+  void members(Members& m) override { m("weight", weight), m("other", other), m("seen", seen), m("calls", calls); }
 };
 
 double gradient(int rank, int step) { return (rank + 1) * 12.0 + step; }
@@ -54,8 +55,8 @@ std::vector<Doubles> train(int ranks, int steps, std::int64_t start, int group_s
     Counted module;
     std::vector<NamedTensor> averager_state, local_state;
     for (int step = 0; step < steps;) {
-      DistributedDataParallelOptions options;
-      options.init_sync = step == 0;
+      const DistributedDataParallelOptions options{
+          .bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6, .init_sync = step == 0};
       DistributedDataParallel<Counted> net(module, communicator, options);
       const auto averager = make(communicator);
       PostLocalSgd local(*averager, {.start_iteration = start, .subgroup = subgroup.get()});
@@ -68,7 +69,9 @@ std::vector<Doubles> train(int ranks, int steps, std::int64_t start, int group_s
         optimizer.step();
         averager->average(net);
         result.push_back(values(net.module().weight.tensor())[0]);
+        if (values(net.module().other.tensor())[0] != result.back()) throw Error("another step for the second bucket");
       }
+      if (net.logging_data().bucket_sizes.size() != 2) throw Error("another number of buckets");
       averager_state = averager->state_dict(), local_state = local.state_dict();
       module = net.module();
     }
@@ -130,6 +133,38 @@ TEST_CASE("an averager takes floating buffers along where it is told to") {
     });
     for (int r = 0; r < 2; ++r)
       CHECK(result[static_cast<std::size_t>(r)] == Doubles{1.5, buffers ? 3.5 : r + 3.0, r + 5.0, 1, 0, 2});
+  }
+}
+
+TEST_CASE("an averager leaves alone what the wrapper does") {
+  struct Apart : Module<Apart> {
+    Parameter weight{zeros({1}, {.dtype = DType::f64})}, own{zeros({1}, {.dtype = DType::f64})};
+    Parameter again = own;
+    Buffer seen{zeros({1}, {.dtype = DType::f64})}, mine{zeros({1}, {.dtype = DType::f64})};
+    Tensor forward(const Tensor& x) const { return x * weight.on(x.device()); }
+    void members(Members& m) override {
+      m("weight", weight), m("own", own), m("again", again), m("seen", seen), m("mine", mine);
+    }
+  };
+  {
+    const auto result = run_ranks(2, [&](Communicator& communicator) {
+      const Device device = communicator.device();
+      DistributedDataParallel<Apart> net(Apart{}, communicator, {.ignore = {"own", "mine"}});
+      Apart& module = net.module();
+      module.to(device);
+      const auto set = [&](const Parameter& member, double value) {
+        member.tensor().detach().fill_(value + communicator.rank());
+      };
+      set(module.weight, 1), set(module.own, 3), set(module.seen, 5), set(module.mine, 7);
+      PeriodicModelAverager averager(communicator, {.buffers = true});
+      averager.average(net);
+      Doubles all;
+      for (const Parameter* member :
+           {&module.weight, &module.own, static_cast<Parameter*>(&module.seen), static_cast<Parameter*>(&module.mine)})
+        all.push_back(values(member->tensor())[0]);
+      return all;
+    });
+    for (int r = 0; r < 2; ++r) CHECK(result[static_cast<std::size_t>(r)] == Doubles{1.5, 3.0 + r, 5.5, 7.0 + r});
   }
 }
 
