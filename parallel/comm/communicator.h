@@ -56,7 +56,7 @@ struct ShrinkOptions {
   std::optional<Milliseconds> timeout = std::nullopt;
 };
 
-// Belongs to one thread at a time, but for abort(), broken() and failure().
+// Of one thread at a time, but for abort(), broken() and failure(). Calls on several streams are carried out in order.
 class LOCKSTEP_API Communicator {
  public:
   Communicator(const Communicator&) = delete;
@@ -119,7 +119,7 @@ class LOCKSTEP_API Communicator {
   std::string broadcast_bytes(const std::string& mine, int root);
 
   // A communicator of the ranks that give the same color, ordered by (key, rank); null for a negative color. Every rank
-  // calls it. It is independent of this one, which must not be used at the same time on another stream.
+  // calls it. Calls of both, on any streams, come in one order on all ranks: they may wait for each other.
   std::unique_ptr<Communicator> split(int color, int key = 0);
 
   // A communicator of the ranks that are left, also when this one is broken. Who wants to go on calls it. It returns
