@@ -7,7 +7,9 @@
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "parallel/comm/conformance.h"
+#include "parallel/comm/store/forwarding_store.h"
 #include "processes/forked.h"
+#include "support/asleep.h"
 #include "support/catch.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
@@ -39,6 +41,49 @@ conformance::Ranks forked() {
 Tensor ones(Communicator& comm, std::int64_t count) {
   return conformance::tensor_of(std::vector<double>(static_cast<std::size_t>(count), 1), DType::f32, comm.device());
 }
+
+// Whoever connects says, when it has rank 0's address, which process it is: once that sleeps it has connected.
+class SaysWhenItConnects final : public lockstep::test::ForwardingStore {
+ public:
+  SaysWhenItConnects(std::shared_ptr<Store> store, int rank) : ForwardingStore(std::move(store)), rank_(rank) {}
+  std::string get(const std::string& key, Deadline deadline) override {
+    std::string value = next().get(key, deadline);
+    say(key);
+    return value;
+  }
+  std::optional<std::string> try_get(const std::string& key) override {
+    std::optional<std::string> value = next().try_get(key);
+    if (value) say(key);
+    return value;
+  }
+
+ private:
+  void say(const std::string& key) {
+    if (key.ends_with("/socket")) next().set(cat("connects/", rank_), std::to_string(getpid()));
+  }
+  const int rank_;
+};
+// Blocks until the rank has connected.
+pid_t has_connected(Store& store, int rank) {
+  const pid_t process = std::stoi(store.get(cat("connects/", rank), Deadline::after(kPatience)));
+  if (!lockstep::test::falls_asleep(process)) throw Error(cat("rank ", rank, " does not connect"));
+  return process;
+}
+
+// Rank 0, which looks who has come when these ranks have connected.
+class WaitsForThem final : public lockstep::test::ForwardingStore {
+ public:
+  WaitsForThem(std::shared_ptr<Store> store, std::vector<int> ranks)
+      : ForwardingStore(std::move(store)), ranks_(std::move(ranks)) {}
+  void set(const std::string& key, const std::string& value) override {
+    next().set(key, value);
+    if (!key.ends_with("/socket")) return;
+    for (const int rank : ranks_) has_connected(next(), rank);
+  }
+
+ private:
+  const std::vector<int> ranks_;
+};
 
 // Where the last rank ends its part.
 enum class Point { idle, collective, exchange, pair };
@@ -215,10 +260,13 @@ TEST_CASE("processes: a rank that does not connect is named to all that did") {
   const std::shared_ptr<Store> store = processes::make_mapped_store();
   const std::vector<std::string> said = fork_ranks(4, [&](int rank) -> std::string {
     if (rank == 2) return "";
-    try {
-      connect(store, rank, 4, Milliseconds(300));
+    try {  // rank 0 says it to the others
+      if (rank == 0)
+        connect(std::make_shared<WaitsForThem>(store, std::vector{1, 3}), 0, 4, Milliseconds(100));
+      else
+        connect(std::make_shared<SaysWhenItConnects>(store, rank), rank, 4);
     } catch (const CommError& error) {
-      return conformance::missing(error.what(), {"[connect] rank 2", "300 ms", "nothing from rank 2"});
+      return conformance::missing(error.what(), {"[connect] rank 2", "100 ms", "nothing from rank 2"});
     }
     return "connected";
   });
@@ -238,21 +286,18 @@ TEST_CASE("processes: a rank that does not connect is named to all that did") {
 TEST_CASE("processes: a rank that dies while the others connect is named at once") {
   const std::shared_ptr<Store> store = processes::make_mapped_store();
   const std::vector<std::string> said = fork_ranks(3, [&](int rank) -> std::string {
-    if (rank == 0 || rank == 1) {
-      try {
-        if (rank == 1) {  // connects, then the alarm ends it while it waits for rank 2
-          signal(SIGALRM, SIG_DFL);
-          alarm(1);
-        }
-        connect(store, rank, 3);
-      } catch (const CommError& error) {
-        return conformance::missing(error.what(), {"[connect] rank 1", "died"});
-      }
-      return "connected";
+    if (rank == 2) {  // rank 1 waits for it, and ends
+      kill(has_connected(*store, 1), SIGKILL);
+      return "";
     }
-    return "";
+    try {
+      connect(std::make_shared<SaysWhenItConnects>(store, rank), rank, 3);
+    } catch (const CommError& error) {
+      return conformance::missing(error.what(), {"[connect] rank 1", "died"});
+    }
+    return "connected";
   });
-  CHECK(said == std::vector<std::string>{"", "signal 14", ""});
+  CHECK(said == std::vector<std::string>{"", "signal 9", ""});
 }
 
 TEST_CASE("processes: ranks that differ about their number are told") {

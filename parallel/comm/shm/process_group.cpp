@@ -21,12 +21,12 @@
 namespace lockstep::detail {
 
 constinit thread_local const std::string* build_override = nullptr;
+constinit thread_local Milliseconds grace_of_failed_group{5'000};
 
 namespace {
 
 constexpr char kOp[] = "connect";
 constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
-constexpr Milliseconds kGrace{5'000};                  // for those who come when the group has failed
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 ControlBlockLayout layout_of(int size) {
@@ -248,7 +248,7 @@ class GroupServer {
   }
   // They would wait for this group until the deadline, and then blame this rank. After the deadline they need not.
   void tell_those_on_their_way() {
-    const Deadline grace = Deadline::after(std::min(kGrace, deadline_.left()));
+    const Deadline grace = Deadline::after(std::min(grace_of_failed_group, deadline_.left()));
     const auto gone = ended_ ? static_cast<std::ptrdiff_t>(ended_().size()) : 0;
     while (std::ssize(refused_) < size_ - 1 - present_ - gone && !grace.passed()) {
       std::vector<pollfd> polled{{.fd = listener_.get(), .events = POLLIN, .revents = 0}};

@@ -58,5 +58,7 @@ class ProcessGroup final : public ShmGroup {
 
 // For tests: what this thread's ranks say of their build instead of what it is. Null: nothing.
 extern constinit thread_local const std::string* build_override;
+// How long this thread's rank 0 waits for those who come when the group has failed, to tell them.
+extern constinit thread_local Milliseconds grace_of_failed_group;
 
 }  // namespace lockstep::detail

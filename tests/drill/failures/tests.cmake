@@ -21,7 +21,7 @@ if(LOCKSTEP_SANITIZE)
   set(modes ${sanitized_modes})
 endif()
 foreach(mode IN LISTS modes)
-  add_test(NAME ${mode}/failures COMMAND lockstep-failure-drill --some 6)
+  add_test(NAME ${mode}/failures COMMAND lockstep-failure-drill --some 6 --jobs 2)
   set_tests_properties(${mode}/failures PROPERTIES LABELS "host;drill" TIMEOUT 1800 PROCESSORS 2
                        ENVIRONMENT LOCKSTEP_HOST_MODE=${mode})
 endforeach()

@@ -67,7 +67,7 @@ TEST_CASE("nccl: where calls are compared, what a rank has said stays until the 
       detail::process_token_override = &token;
       try {
         const auto comm = make_nccl_communicator(store, r, 2, support::device_at(r),
-                                                 {.timeout = Milliseconds(10'000), .check_collectives = true});
+                                                 {.timeout = Milliseconds(60'000), .check_collectives = true});
         const auto two = [&](const Tensor& tensor) {
           return r == 0 ? Transfer::to(1, tensor) : Transfer::from(0, tensor);
         };

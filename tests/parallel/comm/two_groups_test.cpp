@@ -17,7 +17,7 @@ using support::first_devices;
 
 namespace {
 
-constexpr Milliseconds kSoon{10'000};  // red, not slow
+constexpr Milliseconds kSoon{60'000};  // red, not slow
 
 // A rank's streams: of its own device and of the one that its data come from.
 struct Streams {

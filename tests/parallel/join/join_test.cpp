@@ -253,7 +253,7 @@ TEST_CASE("join: what it refuses, it refuses on every rank") {
 TEST_CASE("join: an InputsExhausted of another join, or of the body's own, is an exception like others") {
   // An inner join ends for the ranks of its group alone; their fellows in the outer one hear of it.
   const auto nested = messages_of_ranks(4, [](Communicator& world) {
-    world.set_timeout(Milliseconds(20'000));
+    world.set_timeout(Milliseconds(60'000));
     const int rank = world.rank();
     const auto outer = world.split(rank % 2), inner = world.split(rank / 2);
     Adder all(*outer), part(*inner);
@@ -278,7 +278,7 @@ TEST_CASE("join: an InputsExhausted of another join, or of the body's own, is an
   for (const std::size_t other : {2u, 3u})
     CHECK(missing(nested[other], {"CommError", "rank 0", "left its join", "rank 1 has run out"}) == "");
   const auto own = joins(2, [](Communicator& communicator, Adder& adder, Adder&) {
-    communicator.set_timeout(Milliseconds(20'000));
+    communicator.set_timeout(Milliseconds(60'000));
     std::exception_ptr error;
     try {
       join({adder}, [&] {
