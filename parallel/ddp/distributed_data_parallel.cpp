@@ -178,7 +178,10 @@ bool DdpCore::begin_forward(const ModuleBase& module) {
     throw;
   }
   const bool reduces = *local_depth_ == 0, training = module.is_training();
-  reducer_->begin_forward(reduces, training);
+  // A rank that does not use a parameter has its bucket ready early, maybe before a norm of the same backward at which
+  // the others already wait for it: so none goes before the end.
+  const bool holds = options_.find_unused_parameters && reduces && norm_that_waits(module_).has_value();
+  reducer_->begin_forward(reduces, training, holds);
   shares_buffers_ = reduces && training && options_.broadcast_buffers && !members_->buffers().empty();
   if (!shares_buffers_) return reduces;
   if (buffer_hook_.call) {

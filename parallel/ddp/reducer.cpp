@@ -186,6 +186,7 @@ void Reducer::store(Variable& variable) {
 }
 
 void Reducer::launch_ready_buckets() {
+  if (holds_buckets_ && !closing_) return;
   for (; next_bucket_ < buckets_.size() && pending_[next_bucket_].parts == 0; ++next_bucket_)
     launch_bucket(next_bucket_);
 }
@@ -232,6 +233,8 @@ void Reducer::close_iteration() {
                ". Let every output take part in the loss, or set find_unused_parameters (or static_graph, where it is "
                "the same ones in every iteration)"));
   }
+  closing_ = true;
+  launch_ready_buckets();
   for (std::size_t i = 0; i < variables_.size(); ++i) {
     Variable& variable = variables_[i];
     if (learns_graph()) variable.expected = variable.arrivals;

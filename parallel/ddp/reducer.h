@@ -52,7 +52,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Around a forward in grad mode. Its gradients are to be reduced, or to stay on this rank. begin_forward communicates
   // only when it `reduces` and is `training`; throws Error, and aborts the communicator, when a reduction before it
   // began and did not end. Of `results` only leaves matter.
-  void begin_forward(bool reduces, bool training);
+  // `holds_buckets`: none is reduced before the end of the backward.
+  void begin_forward(bool reduces, bool training, bool holds_buckets);
   void end_forward(bool reduces, std::span<const Tensor> results);
 
   // Why `hook` cannot be registered now; "": it can.
@@ -192,6 +193,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uint64_t> open_;            // backwards in progress that reduce
   std::uint64_t last_local_ = 0;               // the last one that does not
   bool started_ = false;                       // an iteration, by its first gradient
+  bool holds_buckets_ = false;                 // until its last backward is over,
+  bool closing_ = false;                       // as it is now
   int backwards_ = 0;                          // of this iteration
   int divisor_ = 1;                            // of this iteration's sums
   bool divisor_may_fall_ = false;

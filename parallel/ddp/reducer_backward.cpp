@@ -11,8 +11,9 @@ namespace lockstep::detail {
 
 // ---- forward
 
-void Reducer::begin_forward(bool reduces, bool training) {
+void Reducer::begin_forward(bool reduces, bool training, bool holds_buckets) {
   const std::lock_guard lock(mutex_);
+  if (reduces) holds_buckets_ = holds_buckets;
   communicator_.check();
   if (started_ && (reduces || !open_.empty())) {
     fail(
@@ -145,6 +146,7 @@ void Reducer::begin_backward(std::uint64_t number) {
 
 void Reducer::begin_iteration() {
   started_ = true;
+  closing_ = false;
   backwards_ = 0;
   next_bucket_ = 0;
   order_.clear();

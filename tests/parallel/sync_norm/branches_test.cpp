@@ -1,6 +1,8 @@
 // Norms that share statistics in modules with branches, and under the options of their wrapper.
 #include <optional>
 
+#include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "parallel/ddp/scenarios.h"
 #include "parallel/sync_norm/support.h"
 
@@ -82,5 +84,60 @@ TEST_CASE("norms that ranks share train as one, in each option of the wrapper, w
     });
     CHECK(different(result) == 0);
     CHECK(largest_difference(result[0], all_parameters(whole)) < tolerance);
+  }
+}
+
+namespace {
+
+// Before the norm, or behind it, some ranks have a layer that the others have not.
+struct Detour : Module<Detour> {
+  Affine first{3, static_cast<int>(kChannels), 1}, head{static_cast<int>(kChannels), 2, 2};
+  Affine before{3, 3, 3}, behind{static_cast<int>(kChannels), static_cast<int>(kChannels), 4};
+  BatchNorm1d norm{kChannels};
+  bool early = false, late = false;
+  Detour() { norm.to(DType::f64); }
+  Tensor forward(const Tensor& x) const {
+    const Tensor y = norm(first(early ? before(x) : x));
+    return head(late ? behind(y) : y);
+  }
+  void members(Members& m) override {
+    m("first", first), m("norm", norm), m("head", head), m("behind", behind), m("before", before);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("ranks that use different layers around a norm that they share do not wait for each other") {
+  for (const int ranks : {2, 3}) {
+    for (int kind = 0; kind < 2; ++kind) {
+      std::vector<Doubles> results[2];
+      for (const bool small : {false, true}) {
+        const auto make = [&](std::span<const Device> devices, Milliseconds timeout) {
+          return kind == 0 ? make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout})
+                           : make_thread_group(devices, {.timeout = timeout});
+        };
+        results[small] = run_ranks(ranks,
+                                   [&](Communicator& communicator) {
+                                     DistributedDataParallelOptions options{.find_unused_parameters = true};
+                                     if (small) options.bucket_cap_mb = options.first_bucket_mb = 1e-6;
+                                     DistributedDataParallel<Detour> net(Detour{}, communicator, options);
+                                     convert_sync_batchnorm(net, communicator);
+                                     SGD own(net.parameters(), {.lr = 0.1});
+                                     Doubles all;
+                                     for (int step = 0; step < 4; ++step) {
+                                       net.module().early = communicator.rank() == step % 2;
+                                       net.module().late = communicator.rank() != step % 2;
+                                       const auto seed = static_cast<std::uint64_t>(10 * step + communicator.rank());
+                                       own.zero_grad();
+                                       mean(square(net(noise({5, 3}, seed, communicator.device())))).backward();
+                                       own.step();
+                                     }
+                                     return all_parameters(net.module());
+                                   },
+                                   {.devices = first_devices(ranks), .timeout = Milliseconds(60'000), .make = make});
+        CHECK(different(results[small]) == 0);
+      }
+      CHECK(largest_difference(results[0][0], results[1][0]) < 1e-10);
+    }
   }
 }
