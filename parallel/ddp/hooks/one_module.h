@@ -1,7 +1,7 @@
 // The state of a hook belongs to the module whose parameters it saw first.
 #pragma once
 
-#include <unordered_set>
+#include <set>
 
 #include "lockstep/parallel/ddp/comm_hook.h"
 
@@ -24,7 +24,7 @@ class OneModule {
   }
 
  private:
-  std::unordered_set<const ParameterBody*> parameters_;
+  std::set<const ParameterBody*> parameters_;
   bool complete_ = false;
 };
 
