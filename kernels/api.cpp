@@ -1,6 +1,7 @@
 #include "lockstep/kernels/api.h"
 
 #include "lockstep/runtime/device_table.h"
+#include "lockstep/runtime/record/recorder.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -10,7 +11,10 @@ const KernelTable* installed_tables[lockstep::detail::kDeviceTypes] = {};  // nu
 const KernelTable& own_table(DeviceType type) {
   switch (type) {
     case DeviceType::cpu:
+      break;
     case DeviceType::host:
+      if (lockstep::detail::Recorder::active()) [[unlikely]]
+        return record::kernel_table();
       break;
     case DeviceType::cuda:
       return cuda::kernel_table();

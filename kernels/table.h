@@ -79,3 +79,7 @@ const KernelTable& kernel_table();
 namespace lockstep::kernels::cuda {
 const KernelTable& kernel_table();
 }
+// Of host devices that record (runtime/record/record.h).
+namespace lockstep::kernels::record {
+const KernelTable& kernel_table();
+}

@@ -2,6 +2,7 @@
 
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/record/recorder.h"
 
 namespace lockstep {
 
@@ -78,7 +79,10 @@ std::vector<T> convert(const Tensor& tensor) {
 template <class T>
 T Tensor::item() const {
   LOCKSTEP_CHECK(count() == 1, "[item] expected a tensor with one element, got ", describe());
-  return convert<T>(*this)[0];
+  const T value = convert<T>(*this)[0];
+  if (detail::Recorder* const recorder = detail::Recorder::active(); recorder && device().type() == DeviceType::host)
+    recorder->item(size_of(dtype()));
+  return value;
 }
 template <class T>
 std::vector<T> Tensor::to_vector() const {

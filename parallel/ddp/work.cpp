@@ -7,6 +7,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/waiting.h"
 #include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep {
@@ -45,7 +46,8 @@ void Work::wait(Milliseconds timeout, const std::function<void()>& check) && {
   {
     std::unique_lock lock(state->mutex);
     const auto over = [&] { return state->over; };
-    while (!state->changed.wait_until(lock, std::min(deadline.time(), Deadline::after(kBetweenChecks).time()), over)) {
+    const auto until = [&] { return deadline.left() < kBetweenChecks ? deadline : Deadline::after(kBetweenChecks); };
+    while (!detail::wait_until(state->changed, lock, until(), over)) {
       lock.unlock();
       if (check) check();
       lock.lock();

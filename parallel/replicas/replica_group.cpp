@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel/replicas/with_streams.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/waiting.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/context.h"
 
@@ -74,7 +75,8 @@ Tensor ReplicaGroup::meet(const Place& place, int replica, const Tensor& mine, c
   } else {
     if (is_stuck()) fail_once([&] { return why_stuck(); });
     // Who combines has this replica's stream: not before it is through with that.
-    changed_.wait(lock, [&] { return table->over || (failed_ && table->missing > 0); });
+    wait_until(changed_, lock, Deadline::after(Milliseconds::max()),
+               [&] { return table->over || (failed_ && table->missing > 0); });
     me.waits_at = nullptr;
   }
   Tensor result = std::exchange(table->tensors[index], Tensor());

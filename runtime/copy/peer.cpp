@@ -11,6 +11,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/record/recorder.h"
 
 namespace lockstep {
 namespace {
@@ -63,6 +64,7 @@ Verdict try_out(Device source, Device destination) {
   Backend& of_both = backend(destination);
   // The destination's copy stream fetches.
   if (!of_both.can_access_peer(destination.index(), source.index())) return staged;
+  if (detail::Recorder::active()) return direct;  // nothing arrives that could be looked at
   std::string problem = "other bytes";
   try {
     of_both.enable_peer_access(destination.index(), source.index());

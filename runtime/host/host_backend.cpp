@@ -24,9 +24,10 @@ HostBackend::HostBackend(DeviceType type, const std::vector<DeviceLayout>& devic
     memory->properties.name = type == DeviceType::cpu ? "host memory" : cat("virtual host device ", devices_.size());
     memory->properties.total_memory_bytes = layout.memory_bytes;
     memory->properties.multiprocessors = layout.multiprocessors;
-    memory->properties.host_memory = true;
+    memory->properties.host_memory = kind.host_memory;
     memory->properties.synchronous = kind.synchronous;
     memory->properties.checked = kind.checked;
+    memory->properties.stages_pageable = kind.stages_pageable;
     devices_.push_back(std::move(memory));
   }
 }

@@ -24,6 +24,7 @@ class HostBackend : public Backend {
   };
   struct Kind {
     bool synchronous, checked;
+    bool host_memory = true, stages_pageable = false;
   };
   HostBackend(DeviceType type, const std::vector<DeviceLayout>& devices, Kind kind);
 

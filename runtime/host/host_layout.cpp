@@ -8,11 +8,15 @@
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
+#include "lockstep/runtime/host/record_backend.h"
 #include "lockstep/runtime/machine_memory.h"
 #include "lockstep/runtime/order/order_checker.h"
 
 namespace lockstep::detail {
 namespace {
+
+// Of a device that is not there: more than any has.
+constexpr std::size_t kRecordedMemory = std::size_t{1} << 40;
 
 int default_device_count() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8); }
 
@@ -32,7 +36,8 @@ HostMode find_mode(HostMode wanted) {
   if (mode.empty() || mode == "inline") return HostMode::inlined;
   if (mode == "async") return HostMode::async;
   if (mode == "strict") return HostMode::strict;
-  throw InvalidArgument(cat("[LOCKSTEP_HOST_MODE] expected inline, async or strict, got \"", mode, "\""));
+  if (mode == "record") return HostMode::record;
+  throw InvalidArgument(cat("[LOCKSTEP_HOST_MODE] expected inline, async, strict or record, got \"", mode, "\""));
 }
 
 // Fills in what the environment says about timing, order and faults.
@@ -72,6 +77,7 @@ Backend* make_host_backend(const HostOptions& options) {
   if (memory_bytes.empty()) {
     memory_bytes = parse_bytes_list("LOCKSTEP_HOST_MEMORY", environment("LOCKSTEP_HOST_MEMORY"));
   }
+  if (memory_bytes.empty() && mode == HostMode::record) memory_bytes.push_back(kRecordedMemory);
   if (memory_bytes.empty()) memory_bytes.push_back(machine_memory().total_bytes / static_cast<std::size_t>(devices));
 
   std::vector<HostBackend::DeviceLayout> layout;
@@ -81,6 +87,7 @@ Backend* make_host_backend(const HostOptions& options) {
   }
   const HostOptions complete_options = complete(options, mode, devices);
   if (mode == HostMode::inlined) return new InlineBackend(DeviceType::host, layout);
+  if (mode == HostMode::record) return new RecordBackend(layout, Recorder::start());
   AsyncOptions async{.seed = complete_options.seed};
   if (mode == HostMode::strict) async.checker = &OrderChecker::start();
   return new AsyncBackend(layout, complete_options, async);

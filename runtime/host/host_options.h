@@ -13,10 +13,11 @@ namespace lockstep {
 
 // When work on the virtual host devices runs.
 enum class HostMode : std::uint8_t {
-  automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict), else inline
+  automatic,  // what LOCKSTEP_HOST_MODE says (inline, async, strict, record), else inline
   inlined,    // at once, in the thread that enqueues it: the fast way
   async,      // in a thread per stream, as on a device that works on its own
   strict,     // as async, in an order that varies with the seed, and watched: see runtime/order/order.h
+  record,     // never: it is written down, see runtime/record/record.h
 };
 
 // How long copies over one link take, in modes async and strict.
@@ -31,7 +32,8 @@ struct HostLink {
 struct HostOptions {
   int devices = 0;                             // LOCKSTEP_HOST_DEVICES; default: cores, at most 8
   std::vector<std::size_t> memory_bytes = {};  // LOCKSTEP_HOST_MEMORY ("8G", "2G,1G"); per device (the last one
-                                               // repeats); default: an equal share of the machine
+                                               // repeats); default: an equal share of the machine; 1T in
+                                               // mode record
   std::vector<int> multiprocessors = {};       // per device (the last one repeats); default 1
   HostMode mode = HostMode::automatic;         // LOCKSTEP_HOST_MODE
   // Which order independent streams run in: LOCKSTEP_HOST_SEED; default 1 in mode strict, 0 (whatever the machine

@@ -8,6 +8,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/record/recorder.h"
 
 namespace lockstep {
 namespace detail {
@@ -282,11 +283,13 @@ OrderStats OrderChecker::stats() {
 }  // namespace detail
 
 void hand_over(const void* address) noexcept try {
+  if (detail::Recorder* recorder = detail::Recorder::active()) recorder->hand_over(address);
   if (detail::OrderChecker* checker = detail::OrderChecker::active()) checker->hand_over(address);
 } catch (const std::bad_alloc&) {
 }
 
 void take_over(const void* address) noexcept try {
+  if (detail::Recorder* recorder = detail::Recorder::active()) recorder->take_over(address);
   if (detail::OrderChecker* checker = detail::OrderChecker::active()) checker->take_over(address);
 } catch (const std::bad_alloc&) {
 }

@@ -9,6 +9,7 @@
 #include "lockstep/runtime/host/host_backend.h"
 #include "lockstep/runtime/keep_loaded.h"
 #include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/record/record.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::detail {
@@ -49,6 +50,7 @@ const DeviceTable& build_device_table() {
   if (!cpu) cpu = make_cpu_backend();
 
   trace::detail::start_from_environment();
+  record::detail::start_from_environment();
   notice_exit();  // most often this is the thread that will end the process, whoever computes
 
   auto* table = new DeviceTable;

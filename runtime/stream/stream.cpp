@@ -16,6 +16,7 @@
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/record/recorder.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_pool.h"
 #include "lockstep/runtime/stream/stream_state.h"
@@ -35,6 +36,9 @@ thread_local StreamScope* innermost_scope = nullptr;
 void name_stream(const StreamBody& stream, const char* label) {
   trace::name_track(stream.handle, label);
   if (stream.checked) detail::OrderChecker::active()->label_stream(stream.handle, label);
+  if (detail::Recorder* const recorder = detail::Recorder::active();
+      recorder && stream.device.type() == DeviceType::host)
+    recorder->name_stream(stream.handle, label);
 }
 
 // Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.

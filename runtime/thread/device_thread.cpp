@@ -14,6 +14,7 @@
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/record/recorder.h"
 #include "lockstep/runtime/service_thread.h"
 #include "lockstep/runtime/trace/traced_device.h"
 
@@ -23,6 +24,7 @@ namespace {
 using detail::futex_wait;
 using detail::futex_wake_all;
 using detail::OrderChecker;
+using detail::Recorder;
 using detail::spin_while;
 
 constexpr std::chrono::microseconds kIdleSpin{50};
@@ -76,11 +78,12 @@ struct DeviceThread::State {
   std::atomic<std::uint32_t> posted{0};  // counts tasks; the word that the thread sleeps on
   std::atomic<bool> asleep{false};
 
-  void work(DeviceThread* self, Device device);
+  void work(DeviceThread* self, Device device, std::uint32_t record_number);
   void sleep(std::uint32_t seen);
 };
 
-void DeviceThread::State::work(DeviceThread* self, Device device) {
+void DeviceThread::State::work(DeviceThread* self, Device device, std::uint32_t record_number) {
+  if (Recorder* const recorder = Recorder::active()) recorder->come(record_number);
   calling_thread = self;
   detail::thread_device = device;
   try {
@@ -117,6 +120,10 @@ void DeviceThread::State::work(DeviceThread* self, Device device) {
 
 void DeviceThread::State::sleep(std::uint32_t seen) {
   auto nothing_new = [&] { return posted.load(std::memory_order_acquire) == seen; };
+  if (Recorder* const recorder = Recorder::active()) {
+    recorder->wait_until([&] { return !nothing_new(); }, Deadline::after(Milliseconds::max()));
+    return;
+  }
   spin_while(nothing_new, kIdleSpin);
   while (nothing_new()) {
     // Either the poster sees `asleep`, or we see what it posted.
@@ -131,10 +138,14 @@ DeviceThread::DeviceThread(Device device, const char* name) : device_(device), s
   auto state = std::make_unique<State>();
   detail::check_threads("DeviceThread");
   detail::threads_begin();
+  Recorder* const recorder = Recorder::active();
+  const std::uint32_t number = recorder ? recorder->announce(cat(name, '-', device)) : 0;
   try {
-    detail::start_service_thread(cat(name, '-', device),
-                                 [self = this, shared = state.get(), device] { shared->work(self, device); });
+    detail::start_service_thread(cat(name, '-', device), [self = this, shared = state.get(), device, number] {
+      shared->work(self, device, number);
+    });
   } catch (const std::system_error& error) {
+    if (recorder) recorder->go(number);
     throw DeviceError(device, 0, cat("[DeviceThread] expected to start a thread, got: ", error.what()));
   }
   state_ = state.release();
@@ -157,6 +168,13 @@ void DeviceThread::post(UniqueFunction task) {
       } catch (const std::bad_alloc&) {  // a task that was taken is run
       }
       run();
+    };
+  }
+  if (Recorder* const recorder = Recorder::active()) [[unlikely]] {
+    task = [recorder, mark = recorder->here(), run = std::move(task)]() mutable {
+      recorder->after(mark);
+      run();
+      run.reset();
     };
   }
   {
@@ -282,6 +300,11 @@ void Join::done() {
 int Join::remaining() const { return static_cast<int>(state_.load(std::memory_order_acquire) & ~kSleeper); }
 
 bool Join::wait(Deadline deadline) {
+  if (Recorder* const recorder = Recorder::active()) {
+    const bool in_time = recorder->wait_until([this] { return remaining() == 0; }, deadline);
+    if (in_time) take_over(this);
+    return in_time;
+  }
   spin_while([this] { return remaining() > 0; }, kJoinSpin);
   for (;;) {
     const std::uint32_t state = state_.load(std::memory_order_acquire);

@@ -4,11 +4,10 @@
 #include <iterator>
 
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/waiting.h"
 
 namespace lockstep {
-
-using detail::OrderChecker;
 
 Rendezvous::Rendezvous(int participants) : participants_(participants) {
   constexpr int kMost = 64 * static_cast<int>(std::size(decltype(present_){}));
@@ -25,25 +24,21 @@ void Rendezvous::arrive_and_wait(int participant, Deadline deadline) {
   const std::uint64_t bit = std::uint64_t{1} << participant % 64;
   LOCKSTEP_CHECK(!(word & bit), "[Rendezvous] expected each participant once, got ", participant, " a second time");
   word |= bit;
-  OrderChecker* const checker = OrderChecker::active();
-  if (checker) [[unlikely]]
-    checker->hand_over(this);
+  hand_over(this);
   if (++arrived_ == participants_) {
     arrived_ = 0;
     ++generation_;
     std::fill(std::begin(present_), std::end(present_), 0);
-    if (checker) [[unlikely]]
-      checker->take_over(this);
+    take_over(this);
     lock.unlock();
     changed_.notify_all();
     return;
   }
   // Whoever was complete before an abort has arrived: the generation is asked first.
   const std::uint64_t mine = generation_;
-  const bool over = changed_.wait_until(lock, deadline.time(), [&] { return generation_ != mine || aborted_; });
+  const bool over = detail::wait_until(changed_, lock, deadline, [&] { return generation_ != mine || aborted_; });
   if (generation_ != mine) {
-    if (checker) [[unlikely]]
-      checker->take_over(this);
+    take_over(this);
     return;
   }
   if (over) throw Error(reason_);

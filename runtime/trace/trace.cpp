@@ -116,31 +116,6 @@ std::string event_of(const Span& span, int process, int track) {
   return text + "}}";
 }
 
-// The file of this process: "%p" stands for its number; the name of a rank among several says which one it is
-// ("step.json" becomes "step.rank3.json"), unless its number does.
-std::string file_of_process(std::string path) {
-  if (path.empty()) return path;
-  bool numbered = false;
-  for (std::size_t at = 0; (at = path.find("%p", at)) != path.npos; numbered = true)
-    path.replace(at, 2, std::to_string(::getpid()));
-  struct Launcher {
-    const char *rank, *size;
-  };
-  constexpr Launcher kLaunchers[] = {{"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE"},
-                                     {"RANK", "WORLD_SIZE"},
-                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                     {"PMI_RANK", "PMI_SIZE"},
-                                     {"SLURM_PROCID", "SLURM_NTASKS"}};
-  using lockstep::detail::environment;
-  const auto* launcher = std::find_if(std::begin(kLaunchers), std::end(kLaunchers), [](const Launcher& each) {
-    return !environment(each.rank).empty() && !environment(each.size).empty();
-  });
-  if (numbered || launcher == std::end(kLaunchers) || environment(launcher->size) == "1") return path;
-  const std::size_t slash = path.rfind('/'), dot = path.rfind('.');
-  const std::size_t name = slash == path.npos ? 0 : slash + 1;
-  return path.insert(dot == path.npos || dot <= name ? path.size() : dot, cat(".rank", environment(launcher->rank)));
-}
-
 std::string name_event(const char* what, int process, int track, const std::string& name) {
   return cat("{\"name\":\"", what, "\",\"ph\":\"M\",\"pid\":", process, ",\"tid\":", track,
              ",\"args\":{\"name\":", quoted(name), "}}");
@@ -275,6 +250,29 @@ Token push_work_range(const char* name, Token token) { return push_range(name) ?
 Token without_range(Token token) { return token & ~kRange; }
 
 bool in_work_scope() { return current_work.name != nullptr; }
+
+std::string file_of_process(std::string path) {
+  if (path.empty()) return path;
+  bool numbered = false;
+  for (std::size_t at = 0; (at = path.find("%p", at)) != path.npos; numbered = true)
+    path.replace(at, 2, std::to_string(::getpid()));
+  struct Launcher {
+    const char *rank, *size;
+  };
+  constexpr Launcher kLaunchers[] = {{"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE"},
+                                     {"RANK", "WORLD_SIZE"},
+                                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                     {"PMI_RANK", "PMI_SIZE"},
+                                     {"SLURM_PROCID", "SLURM_NTASKS"}};
+  using lockstep::detail::environment;
+  const auto* launcher = std::find_if(std::begin(kLaunchers), std::end(kLaunchers), [](const Launcher& each) {
+    return !environment(each.rank).empty() && !environment(each.size).empty();
+  });
+  if (numbered || launcher == std::end(kLaunchers) || environment(launcher->size) == "1") return path;
+  const std::size_t slash = path.rfind('/'), dot = path.rfind('.');
+  const std::size_t name = slash == path.npos ? 0 : slash + 1;
+  return path.insert(dot == path.npos || dot <= name ? path.size() : dot, cat(".rank", environment(launcher->rank)));
+}
 
 void start_from_environment() {
   static const std::string* const path =

@@ -7,6 +7,9 @@ namespace lockstep::trace::detail {
 
 // With LOCKSTEP_TRACE set: records from now on and writes the file when the process ends. Once, when devices are made.
 void start_from_environment();
+// The file of this process: "%p" stands for its number; the name of a rank among several says which one it is
+// ("step.json" becomes "step.rank3.json"), unless its number does.
+std::string file_of_process(std::string path);
 
 // Ranges of a host thread for a profiler: what a backend knows of one.
 struct Ranges {

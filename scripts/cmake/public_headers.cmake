@@ -31,6 +31,7 @@ set(headers_for_users
   runtime/device.h
   runtime/error.h
   runtime/host/host_options.h
+  runtime/record/record.h
   runtime/log.h
   runtime/copy/copy.h
   runtime/memory/allocator.h

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/record/waiting.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
@@ -158,7 +159,7 @@ void GraphTask::wait_for_workers() {
       std::this_thread::yield();
       lock.lock();
     }
-    in_time = here.changed.wait_until(lock, deadline.time(), something);
+    in_time = wait_until(here.changed, lock, deadline, something);
     // A graph may take long, as long as it gets on.
     if (const std::size_t now = remaining_.load(std::memory_order_acquire); now < left) {
       left = now;
@@ -166,6 +167,7 @@ void GraphTask::wait_for_workers() {
       in_time = true;
     }
   }
+  if (Recorder* const recorder = Recorder::active()) recorder->take_over(this);
   current() = outer;
   if (!in_time) {
     failed_ = true;  // what still runs ends by itself; it keeps this task alive
@@ -198,6 +200,8 @@ bool GraphTask::run_next(Worker& worker) {
     index = worker.ready.back().second;
     worker.ready.pop_back();
   }
+  if (Recorder* const recorder = Recorder::active(); recorder && workers_.size() > 1)
+    recorder->take_over(&states_[index]);
   try {
     execute(index);
   } catch (...) {
@@ -302,6 +306,7 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
     const int origin = mirror ? from.replica : ordinal(from.node->stream->device);
     to.contributions.push_back({output, mirror ? 0 : from.node->sequence, origin, edge, std::move(gradient)});
   }
+  if (Recorder* const recorder = Recorder::active()) recorder->hand_over(&to);
   arrived(target);
 }
 
@@ -363,6 +368,7 @@ void GraphTask::wake(Worker& worker) noexcept {
 }
 
 void GraphTask::finish_node() noexcept {
+  if (Recorder* const recorder = Recorder::active(); recorder && workers_.size() > 1) recorder->hand_over(this);
   if (remaining_.fetch_sub(1, std::memory_order_acq_rel) != 1 || workers_.size() == 1) return;
   std::lock_guard lock(workers_[0]->mutex);
   workers_[0]->changed.notify_all();

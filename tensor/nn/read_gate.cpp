@@ -5,6 +5,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/waiting.h"
 #include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
@@ -43,7 +44,7 @@ void ReadGate::enter(bool passing) {
   for (int inside = readers();;) {
     bool in_time = true;
     const Deadline patience = Deadline::after(patience_.load(std::memory_order_relaxed));
-    LOCKSTEP_EDGE(in_time = all.changed.wait_until(lock, patience.time(), [&] { return turn_ != turn; }));
+    LOCKSTEP_EDGE(in_time = detail::wait_until(all.changed, lock, patience, [&] { return turn_ != turn; }));
     if (in_time) break;
     if (deadline.passed()) {
       --queued_;
@@ -103,7 +104,7 @@ bool ReadGate::close(std::span<ReadGate* const> gates, Deadline deadline) {
     return true;
   };
   bool closed = true;
-  LOCKSTEP_EDGE(closed = all.changed.wait_until(lock, deadline.time(), take_all));
+  LOCKSTEP_EDGE(closed = detail::wait_until(all.changed, lock, deadline, take_all));
   for (ReadGate* gate : gates) {
     if (--gate->writers_ > 0) continue;
     gate->state_.fetch_and(~kWanted, std::memory_order_acq_rel);

@@ -216,5 +216,5 @@ TEST_CASE("the environment chooses the host mode, and the options come before it
   }
   Environment mode("LOCKSTEP_HOST_MODE", "Inline");
   CHECK(message_of<InvalidArgument>([] { detail::make_host_backend({}); }) ==
-        "[LOCKSTEP_HOST_MODE] expected inline, async or strict, got \"Inline\"");
+        "[LOCKSTEP_HOST_MODE] expected inline, async, strict or record, got \"Inline\"");
 }

@@ -7,8 +7,10 @@
 #include "lockstep/parallel/comm/factory/backends.h"
 #include "lockstep/parallel/comm/factory/communicator_choice.h"
 #include "lockstep/parallel/comm/factory/rank_traits.h"
+#include "lockstep/parallel/comm/loopback/loopback_communicator.h"
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/ranks/launcher_protocol.h"
+#include "lockstep/parallel/comm/recorded/recorded_communicator.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/log.h"
@@ -110,6 +112,9 @@ std::unique_ptr<Communicator> make_what_suits(const CommunicatorOptions& options
   ordinal(device);  // throws for one that does not exist
   const std::string backend =
       !options.backend.empty() ? options.backend : std::string(detail::environment("LOCKSTEP_COMMUNICATOR"));
+  if (detail::is_recorded(device))
+    return rank.size == 1 ? make_loopback_communicator(device, options.timeout)
+                          : detail::make_recorded_rank(rank.rank, rank.size, device, options.timeout);
   std::shared_ptr<Store> store = options.store;
   if (!store && !rank.store.empty() && rank.size > 1) store = connect_store(rank, {.connect_timeout = options.timeout});
   std::vector<RankTraits> ranks{describe_rank(rank, device, backend)};

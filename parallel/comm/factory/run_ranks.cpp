@@ -8,12 +8,14 @@
 #include <thread>
 
 #include "lockstep/parallel/comm/factory/make_communicator.h"
+#include "lockstep/parallel/comm/recorded/recorded_communicator.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/parallel/comm/store/local_store.h"
 #include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/waiting.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
@@ -57,6 +59,7 @@ bool is_comm_error(const std::exception_ptr& error) {
 std::vector<std::unique_ptr<Communicator>> make_group(const std::vector<Device>& devices, Milliseconds timeout) {
   const bool on_hosts =
       std::all_of(devices.begin(), devices.end(), [](Device device) { return device.type() == DeviceType::host; });
+  if (is_recorded(devices.front()) && on_hosts) return make_recorded_group(devices, timeout);
   if (on_hosts) return make_thread_group(devices, {.timeout = timeout});
   const auto store = std::make_shared<LocalStore>();
   const int size = static_cast<int>(devices.size());
@@ -117,6 +120,7 @@ struct RankCall::State {
   std::unique_ptr<Substitution> substitution;  // what the caller's scopes say: they may end before a late rank
   std::uint64_t call_number = 0;
   std::vector<Entry> entries;
+  std::vector<std::uint32_t> record_numbers;  // of the ranks' threads, where they are recorded
   Milliseconds timeout{};
 
   std::mutex mutex;
@@ -179,10 +183,20 @@ void RankCall::State::failed(Entry& entry, const std::exception_ptr& error) {
 void RankCall::run_rank(const std::shared_ptr<RankCall>& call, int rank) noexcept {
   State& state = *call->state_;
   State::Entry& entry = state.entries[static_cast<std::size_t>(rank)];
+  Recorder* const recorder = Recorder::active();
+  if (recorder) recorder->come(state.record_numbers[static_cast<std::size_t>(rank)]);
   take_over(&state);
   run_function(*call, rank);
   entry.communicator.reset();
   hand_over(&state);
+  const std::uint32_t record_number = recorder ? state.record_numbers[static_cast<std::size_t>(rank)] : 0;
+  struct Go {  // last: the state may be gone then
+    Recorder* const recorder;
+    const std::uint32_t number;
+    ~Go() {
+      if (recorder) recorder->go(number);
+    }
+  } go{recorder, record_number};
   const std::lock_guard lock(state.mutex);
   if (state.abandoned) {  // nobody asks any more
     call->forget(rank);
@@ -248,6 +262,8 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
   state.entries.resize(communicators.size());
   for (std::size_t r = 0; r < communicators.size(); ++r) state.entries[r].communicator = std::move(communicators[r]);
 
+  if (Recorder* const recorder = Recorder::active())
+    for (int r = 0; r < ranks; ++r) state.record_numbers.push_back(recorder->announce(cat("rank-", r)));
   hand_over(&state);
   std::vector<std::thread> threads;
   threads.reserve(state.entries.size());
@@ -258,6 +274,7 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
     for (std::size_t r = threads.size(); r < state.entries.size(); ++r) {
       state.entries[r].communicator->abort("could not start a thread: " + why);
       state.entries[r].communicator.reset();
+      if (Recorder* const recorder = Recorder::active()) recorder->go(state.record_numbers[r]);
     }
     for (std::thread& thread : threads) thread.join();
     throw;
@@ -266,9 +283,9 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
   std::unique_lock lock(state.mutex);
   while (state.ended < ranks) {
     if (state.ended == 0) {
-      state.changed.wait(lock);
-    } else if (const Deadline deadline = Deadline::after(state.timeout); !state.changed.wait_until(
-                   lock, deadline.time(), [&, before = state.ended] { return state.ended > before; })) {
+      wait_until(state.changed, lock, Deadline::after(Milliseconds::max()), [&] { return state.ended > 0; });
+    } else if (const Deadline deadline = Deadline::after(state.timeout);
+               !wait_until(state.changed, lock, deadline, [&, before = state.ended] { return state.ended > before; })) {
       for (std::thread& thread : threads) thread.detach();
       state.give_up(*call, lock);
     }
