@@ -82,10 +82,10 @@ enum class CollectiveModel {
   textbook,  // rings of latency and rate alone
 };
 
-// Measured time by size, for one operation among so many ranks on so many hosts.
+// Measured time by size, for one operation among so many ranks, which fill one host after the other.
 struct CollectiveTable {
   std::string op;
-  int ranks = 0, hosts = 1;
+  int ranks = 0;
   std::vector<std::pair<double, double>> points;  // bytes (nccl-tests' convention), seconds; bytes ascend
 };
 
