@@ -97,6 +97,8 @@ struct Collectives {
   bool nvlink = true;                   // else PCIe between the devices of a host
   double ring_bytes_per_second = 0;     // bus rate of a ring within a host, all channels together, Simple protocol
   std::map<int, double> ring_by_ranks;  // ... where fewer ranks than all have another one
+  // Bus rate of in-switch reduction by ranks of a host, where measured; else the model's.
+  std::map<int, double> nvls_by_ranks;
   int nvls_from = 0;                    // ranks of a host from which in-switch reduction is used; 0: never
   int channels = 16;                    // rings side by side
   double latency = 0;                   // textbook: of a step within a host

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -107,15 +109,16 @@ void read_collectives(Machine& machine, Fields& fields) {
       static_cast<Generation>(fields.choice("generation", {"pascal", "volta", "ampere", "hopper", "blackwell"}));
   made.nvlink = fields.flag_or("nvlink", true);
   made.ring_bytes_per_second = fields.positive("ring_gb_per_s", kGiga);
-  fields.numbers(
-      "ring_gb_per_s_by_ranks",
-      [&](const std::string& ranks, double rate) {
-        const int count = std::atoi(ranks.c_str());
-        if (count < 2 || rate == 0)
-          fields.fail("ring_gb_per_s_by_ranks", "numbers of ranks from 2, and rates above 0", ranks);
-        made.ring_by_ranks[count] = rate;
-      },
-      kGiga);
+  for (const auto& [key, rates] : {std::pair("ring_gb_per_s_by_ranks", &made.ring_by_ranks),
+                                   std::pair("nvls_gb_per_s_by_ranks", &made.nvls_by_ranks)})
+    fields.numbers(
+        key,
+        [&, name = key, into = rates](const std::string& ranks, double rate) {
+          const int count = std::atoi(ranks.c_str());
+          if (count < 2 || rate == 0) fields.fail(name, "numbers of ranks from 2, and rates above 0", ranks);
+          (*into)[count] = rate;
+        },
+        kGiga);
   made.nvls_from = fields.count_or("nvls_from", 0);
   made.channels = fields.count_or("channels", made.channels);
   if (made.channels == 0) fields.fail("channels", "at least 1", "0");

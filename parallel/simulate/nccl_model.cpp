@@ -112,8 +112,11 @@ double nccl_seconds(const Machine& machine, std::string_view op, double bytes, i
   if (hosts > 1 || made.nvls_from == 0 || ranks < made.nvls_from || made.generation < Generation::hopper ||
       protocol != NcclProtocol::simple)
     return kNever;
-  const double bus = ring_rate(made, ranks) * 2 * kNvlsEfficiency[made.generation == Generation::blackwell] *
-                     (made.channels - 1) / made.channels;
+  const auto measured = made.nvls_by_ranks.find(ranks);
+  const double bus = measured != made.nvls_by_ranks.end()
+                         ? measured->second
+                         : ring_rate(made, ranks) * 2 * kNvlsEfficiency[made.generation == Generation::blackwell] *
+                               (made.channels - 1) / made.channels;
   return kNvls * kMicro + bytes / (bus * ranks / (2.0 * (ranks - 1))) + made.host_latency;
 }
 
