@@ -11,8 +11,8 @@ import sys
 from check import LAYERS, TEXT, without, without_comments
 
 HEADER = "runtime/edge.h"
-# Below the backends' seam, which is what orders; the order checker, which only watches; and programs of benchmarks.
-OUTSIDE = re.compile(r"/(host|cuda|nccl)/|^parallel/bench/|(^|/)order_checker\.(h|cpp)$")
+# Below the backends' seam, which is what orders; the order checker, which only watches; programs of benchmarks; and the simulator, which orders nothing.
+OUTSIDE = re.compile(r"/(host|cuda|nccl)/|^parallel/(bench|simulate)/|(^|/)order_checker\.(h|cpp)$")
 NO_EDGE = ("// on CUDA alone",      # never run by the programs of scripts/edges
            "// its edge is inside")
 
