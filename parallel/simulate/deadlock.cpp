@@ -21,7 +21,7 @@ Replay::Waiting Replay::waiting(int who) const {
     if (threads_[t].next == thread.entries.size()) return {name + " has ended", -1};
     const Entry& it = thread.entries[threads_[t].next];
     return {cat(name, " waits in ", name_of(it.kind), ' ', it.other.thread, ':', it.other.entry, line(it)),
-            it.other.thread < 0 ? -1
+            it.other.thread < 0      ? -1
             : it.kind == Kind::after ? it.other.thread
                                      : source_of(number(it.other))};
   }
@@ -40,7 +40,8 @@ Replay::Waiting Replay::waiting(int who) const {
     const bool there = called != meeting.called.end() &&
                        std::count(meeting.arrived.begin(), meeting.arrived.end(), called->second) > 0;
     if (there) continue;
-    const std::string text = cat(name, " waits in ", collective.op, " of group ", collective.group, line(it), " for rank ", rank);
+    const std::string text =
+        cat(name, " waits in ", collective.op, " of group ", collective.group, line(it), " for rank ", rank);
     if (called != meeting.called.end()) return {text, source_of(called->second)};
     // Which thread would call it: one that has a collective of this rank and group before it.
     for (std::size_t other = 0; other < entries_.size(); ++other) {

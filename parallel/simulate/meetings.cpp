@@ -31,7 +31,8 @@ void Meetings::issue(int e, const Entry& entry) {
                  "[simulate] ", recording_.file, ": expected collective ", k, " of group ", it.group,
                  " to be the same on all ranks, got ", first.op, " of ", first.bytes, " bytes among ", first.size,
                  ", root ", first.root, " (rank ", first.rank, ", line ", meeting.line, "), and ", it.op, " of ",
-                 it.bytes, " bytes among ", it.size, ", root ", it.root, " (rank ", it.rank, ", line ", entry.line, ")");
+                 it.bytes, " bytes among ", it.size, ", root ", it.root, " (rank ", it.rank, ", line ", entry.line,
+                 ")");
   meeting.called[it.rank] = e;
   meeting_of_[e] = made[k];
 }

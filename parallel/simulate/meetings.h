@@ -17,9 +17,9 @@ class Meetings {
   explicit Meetings(const Recording& recording);
 
   struct Meeting {
-    std::set<int> expected;      // ranks of the recording
-    std::map<int, int> called;   // rank, and its entry
-    std::vector<int> arrived;    // entries whose turn has come in their streams
+    std::set<int> expected;     // ranks of the recording
+    std::map<int, int> called;  // rank, and its entry
+    std::vector<int> arrived;   // entries whose turn has come in their streams
     const Collective* first = nullptr;
     int line = 0;  // of the first call
   };

@@ -140,16 +140,16 @@ class Parser {
     const std::optional<Kind> kind = kind_of(words_[0]);
     if (!kind) fail("a word of version 1 of the format", words_[0]);
     if (recording_.threads.empty()) fail("a line 'thread' before the first entry", line_text_);
-    constexpr std::array<std::size_t, kWords.size()> counts{8, 5, 3, 2, 3, 2, 2, 1, 9, 3, 2, 2, 2};
+    constexpr std::array<std::size_t, kWords.size()> counts{8, 5, 3, 2, 3, 2, 2, 1, 8, 3, 2, 2, 2};
     expect_words(counts[static_cast<std::size_t>(*kind)]);
     Entry made{.kind = *kind, .line = number_};
     switch (*kind) {
       case Kind::kernel:
         made.stream = stream(words_[1]);
         made.detail = static_cast<int>(recording_.kernels.size());
-        recording_.kernels.push_back({std::string(words_[2]), std::string(words_[3]),
-                                      number(words_[4], "bytes read"), number(words_[5], "bytes written"),
-                                      number(words_[6], "operations"), shapes(words_[7])});
+        recording_.kernels.push_back({std::string(words_[2]), std::string(words_[3]), number(words_[4], "bytes read"),
+                                      number(words_[5], "bytes written"), number(words_[6], "operations"),
+                                      shapes(words_[7])});
         break;
       case Kind::copy:
         made.stream = stream(words_[1]);

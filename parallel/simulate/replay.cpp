@@ -14,8 +14,7 @@ std::vector<std::int64_t> rates_of(const Machine& machine) {
   std::vector<std::int64_t> rates;
   for (int host = 0; host < machine.network.hosts; ++host)
     for (const Link& link : machine.links)
-      rates.push_back(
-          std::max<std::int64_t>(1, std::llround(link.bytes_per_second * link.copy_engine_efficiency)));
+      rates.push_back(std::max<std::int64_t>(1, std::llround(link.bytes_per_second * link.copy_engine_efficiency)));
   return rates;
 }
 
@@ -191,7 +190,7 @@ void Replay::go_on(int t) {
   const Entry& it = entry(e);
   Moment begin = thread.free;
   Nanoseconds takes = cost(it);
-  if (it.kind == Kind::after) {
+  if (it.kind == Kind::after || it.kind == Kind::wait) {  // who waits for an event waits until there is one
     const int other = number(it.other);
     if (issued_[static_cast<std::size_t>(other)] == 0) {
       issue_waiters_[static_cast<std::size_t>(other)].push_back(t);
@@ -301,8 +300,7 @@ void Replay::begin(int e, const Moment& moment) {
       const Meetings::Meeting& meeting = meetings_.of(e);
       const Collective& collective = *meeting.first;
       const int ranks = options_.ranks > 0 ? options_.ranks : collective.size;
-      const double seconds =
-          collective_seconds(machine_, collective.op, static_cast<double>(collective.bytes), ranks);
+      const double seconds = collective_seconds(machine_, collective.op, static_cast<double>(collective.bytes), ranks);
       for (const int member : meeting.arrived) {
         step(member).work_begin = now_;
         step(member).work_cause = moment.node;  // of the last one
@@ -395,10 +393,9 @@ void Replay::start_kernel(int e) {
 void Replay::set_rate(int d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   if (device.kernel < 0) return;
-  const std::int64_t rate =
-      device.collectives == 0
-          ? kFull
-          : std::llround(static_cast<double>(kFull) / (1 + machine_.collectives.kernel_slowdown));
+  const std::int64_t rate = device.collectives == 0
+                                ? kFull
+                                : std::llround(static_cast<double>(kFull) / (1 + machine_.collectives.kernel_slowdown));
   if (rate == device.rate) return;
   device.left -= std::min(device.left, device.rate * (now_ - device.since));
   device.since = now_;
@@ -408,7 +405,9 @@ void Replay::set_rate(int d) {
 
 const Route& Replay::route(int e) const {
   const Copy& copy = recording_.copies[static_cast<std::size_t>(entry(e).detail)];
-  const auto within = [&](int device) { return device == kHostMemory ? Machine::kHost : device % machine_.device_count(); };
+  const auto within = [&](int device) {
+    return device == kHostMemory ? Machine::kHost : device % machine_.device_count();
+  };
   return machine_.route(within(copy.source), within(copy.destination));
 }
 

@@ -50,7 +50,16 @@ class Replay {
     Nanoseconds since = 0;
     int collectives = 0;  // that run beside it
   };
-  enum class What : std::uint8_t { call_done, thread_on, stream_on, kernel_done, flow_begins, copy_done, work_done, meeting_done };
+  enum class What : std::uint8_t {
+    call_done,
+    thread_on,
+    stream_on,
+    kernel_done,
+    flow_begins,
+    copy_done,
+    work_done,
+    meeting_done
+  };
   using Event = std::tuple<Nanoseconds, std::int64_t, What, int, int>;  // time, number, what, of which, version
   static constexpr std::int64_t kFull = 1'000'000;
 
@@ -66,14 +75,14 @@ class Replay {
   void at(Nanoseconds time, What what, int which, int version = 0);
   void handle(const Event& event);
 
-  void go_on(int thread);    // its next entry begins
+  void go_on(int thread);  // its next entry begins
   void call_done(int thread);
   Nanoseconds cost(const Entry& entry) const;
 
-  void advance(int stream);                  // begins what can begin
+  void advance(int stream);  // begins what can begin
   Moment ready(const Stream& stream, int e) const;
-  void begin(int e, const Moment& moment);   // what takes time
-  void finish(int e);                        // its work is done, now
+  void begin(int e, const Moment& moment);  // what takes time
+  void finish(int e);                       // its work is done, now
   void serve(Server& server, int e, void (Replay::*start)(int));
   void leave(Server& server, int e, void (Replay::*start)(int));
   void start_kernel(int e);
@@ -110,8 +119,8 @@ class Replay {
   std::vector<Step> steps_;
   std::vector<char> issued_;
   std::vector<int> issue_order_;
-  std::vector<std::pair<int, std::size_t>> marks_;  // of steps: entry, and how much had been issued
-  std::vector<std::vector<int>> issue_waiters_;                 // threads, by entry
+  std::vector<std::pair<int, std::size_t>> marks_;               // of steps: entry, and how much had been issued
+  std::vector<std::vector<int>> issue_waiters_;                  // threads, by entry
   std::vector<std::vector<int>> done_waiters_, stream_waiters_;  // threads and streams, by entry
   std::vector<Thread> threads_;
   std::vector<Stream> streams_;

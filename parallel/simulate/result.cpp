@@ -77,7 +77,8 @@ void Replay::read_off(Result& result) const {
   result.rates = flows_.rates();
   for (int host = 0; host < machine_.network.hosts; ++host)
     for (const Link& link : machine_.links)
-      result.link_names.push_back(machine_.network.hosts == 1 ? link.name : "host" + std::to_string(host) + "." + link.name);
+      result.link_names.push_back(machine_.network.hosts == 1 ? link.name
+                                                              : "host" + std::to_string(host) + "." + link.name);
   for (const std::int64_t rate : flows_.capacities()) result.link_bytes_per_second.push_back(rate);
 
   // A mark is where its thread is and all that has been issued before is done.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -43,11 +44,11 @@ struct DeviceUse {
 };
 
 struct Result {
-  std::string machine, recording;  // names
-  int steps = 0;                   // marks "step"
-  Nanoseconds begin = 0, end = 0;  // of the last step; of the whole where fewer than two marks are
-  Nanoseconds total = 0;           // of the whole recording
-  Parts critical{};                // of the time from begin to end
+  std::string machine, recording;    // names
+  int steps = 0;                     // marks "step"
+  Nanoseconds begin = 0, end = 0;    // of the last step; of the whole where fewer than two marks are
+  Nanoseconds total = 0;             // of the whole recording
+  Parts critical{};                  // of the time from begin to end
   std::map<int, DeviceUse> devices;  // from begin to end
   std::vector<std::string> link_names;
   std::vector<LinkUse> links;  // of the whole

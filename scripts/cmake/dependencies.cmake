@@ -157,11 +157,11 @@ if(LOCKSTEP_EXAMPLES OR LOCKSTEP_BENCHMARKS)
   require(CLI11_INCLUDE_DIR libcli11-dev)
 endif()
 
-# libpng: optional, for the pictures of one example.
+# libpng: optional, for the pictures of one example and of lockstep-bench simulate.
 set(PNG_FOUND OFF)
-if(LOCKSTEP_EXAMPLES)
+if(LOCKSTEP_EXAMPLES OR LOCKSTEP_BENCHMARKS)
   find_package(PNG QUIET)
-  dependency_row(libpng "${PNG_FOUND}" "${PNG_VERSION_STRING}" "the example detect_shapes, which draws pictures")
+  dependency_row(libpng "${PNG_FOUND}" "${PNG_VERSION_STRING}" "pictures: the example detect_shapes, lockstep-bench simulate --plot")
 endif()
 
 # Catch2: the tests; version 2 or 3. A bare version 2 header serves too.
