@@ -1,0 +1,121 @@
+"""lockstep-bench simulate, as people and scripts use it.
+
+usage: simulate.py <lockstep-bench> <folder of machine files>
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BENCH, MACHINES = sys.argv[1], pathlib.Path(sys.argv[2])
+H200 = str(MACHINES / "8xh200-nvswitch.json")
+
+
+def recording(devices=1, steps=3, elements=1_000_000_000):
+    """Steps of one rank: a kernel of so many f32, an all_reduce beside a second kernel, and a copy between devices."""
+    lines = ["lockstep-recording 1"] + [f"stream {i} cuda:{i} default" for i in range(devices)]
+    lines += [f"stream {devices} cuda:0 reducer", "thread 0 host"]
+    number = 0
+    for step in range(steps + 1):
+        lines.append("mark step")
+        number += 1
+        if step == steps:
+            break
+        kernel = f"kernel 0 binary f32 {8 * elements} {4 * elements} {elements} -"
+        lines += [kernel, "record 0", f"wait {devices} 0:{number + 1}",
+                  f"collective {devices} all_reduce 100000000 world 0 8 -1", kernel, f"record {devices}",
+                  f"wait 0 0:{number + 5}"]
+        number += 7
+        for i in range(1, devices):
+            lines.append(f"copy 0 cuda:0 cuda:{i} 50000000")
+            number += 1
+    return "\n".join(lines + ["end", ""])
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([BENCH, "simulate", *arguments], capture_output=True, text=True, timeout=120,
+                          stdin=subprocess.DEVNULL, env=dict(os.environ, LOCKSTEP_HOST_DEVICES="2"))
+    assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout if code == 0 else done.stderr
+
+
+class Simulate(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.step = str(self.folder / "step.rec")
+        pathlib.Path(self.step).write_text(recording())
+
+    def test_text_says_that_it_is_predicted_and_for_which_machine(self):
+        text = run(self.step, "--machine", H200)
+        self.assertIn("Predicted, not measured", text)
+        self.assertIn("8xh200-nvswitch.json", text)
+        self.assertIn("last two of 4 marks", text)
+        self.assertRegex(text, r"step +\d+\.\d+ +100\.0")
+
+    def test_json_adds_up_and_says_which_machine(self):
+        report = json.loads(run(self.step, "--machine", H200, "--json"))
+        self.assertEqual(report["prediction"], [{"recording": self.step, "machine": "8x H200 SXM, NVSwitch",
+                                                 "file": H200, "compute": "vendor"}])
+        *parts, step = report["predicted_step"]
+        self.assertAlmostEqual(sum(part["ms"] for part in parts), step["ms"])
+        # Two kernels of 12 GB at 88% of 4.8 TB/s.
+        self.assertAlmostEqual(report["predicted_devices"][0]["kernels ms"], 2 * 12e9 / (0.88 * 4.8e12) * 1e3, delta=0.5)
+        own = json.loads(run(self.step, "--machine", H200, "--json", "--compute", "own"))
+        self.assertGreater(own["predicted_step"][-1]["ms"], step["ms"])
+        self.assertEqual(own["prediction"][0]["compute"], "own")
+
+    def test_a_sweep_of_one_rank_and_its_picture(self):
+        picture = self.folder / "scaling.png"
+        text = run(self.step, "--machine", H200, "--sweep", "devices=1..8", "--json")
+        rows = json.loads(text)["predicted_scaling"]
+        self.assertEqual([row["devices"] for row in rows], ["1", "2", "4", "8"])
+        self.assertEqual(rows[0]["efficiency %"], 100)
+        self.assertGreater(rows[3]["step ms"], rows[0]["step ms"])
+        arguments = [self.step, "--machine", H200, "--sweep", "devices=1..8", "--plot", str(picture)]
+        done = subprocess.run([BENCH, "simulate", *arguments], capture_output=True, text=True, check=False)
+        if "expected a build with libpng" in done.stderr:
+            self.assertEqual(done.returncode, 2)
+        else:
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(picture.read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+
+    def test_a_sweep_over_recordings(self):
+        for devices in (1, 2, 4):
+            (self.folder / f"step-{devices}.rec").write_text(recording(devices))
+        pattern = str(self.folder / "step-{}.rec")
+        rows = json.loads(run(pattern, "--machine", H200, "--sweep", "devices=1,2,4", "--json"))["predicted_scaling"]
+        copies = [rows[i]["not hidden ms"] - rows[0]["not hidden ms"] for i in (1, 2)]
+        self.assertGreater(copies[0], 50e6 / 450e9 * 1e3)
+        self.assertAlmostEqual(copies[1], 3 * copies[0], delta=0.01)
+        self.assertIn("step-8.rec", run(pattern, "--machine", H200, "--sweep", "devices=1..8", code=1))
+        self.assertIn("expected --sweep", run(pattern, "--machine", H200, code=2))
+
+    def test_a_timeline(self):
+        trace = self.folder / "trace.json"
+        run(self.step, "--machine", H200, "--trace", str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+        self.assertEqual(len([event for event in events if event["ph"] == "X" and event["name"] == "all_reduce"
+                              and event["pid"] == 2]), 3)
+
+    def test_mistakes_are_told(self):
+        self.assertIn("expected a recording", run(code=2))
+        self.assertIn("[--machine] expected the file of a machine", run(self.step, code=2))
+        self.assertIn("'nowhere.json'", run(self.step, "--machine", "nowhere.json", code=2))
+        self.assertIn("'nowhere.rec'", run("nowhere.rec", "--machine", H200, code=1))
+        self.assertIn("--sweep", run(self.step, "--machine", H200, "--plot", "x.png", code=2))
+        self.assertIn("--compute", run(self.step, "--machine", H200, "--compute", "fast", code=2))
+        self.assertIn("8 devices", run(str(self.nine()), "--machine", H200, code=2))
+
+    def nine(self):
+        path = self.folder / "nine.rec"
+        path.write_text(recording(9))
+        return path
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
