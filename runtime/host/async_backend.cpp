@@ -151,7 +151,7 @@ void AsyncBackend::copy(const CopyArgs& args, StreamHandle stream) {
 }
 
 void AsyncBackend::run_copy(const CopyArgs& args, std::uint64_t number) {
-  const Clock::time_point finish = links_.finish_time(args.source_device, args.destination_device, args.bytes);
+  const Clock::time_point finish = links_.carry(args.source_device, args.destination_device, args.bytes);
   const bool writes = !loses_writes(args);
   // The source may be read at any time until the copy is through: mode strict does so early or late, by seed.
   const bool reads_late = !async_.checker || (async_.seed ^ number) % 2 == 0;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/runtime/api.h"
@@ -27,6 +28,13 @@ struct HostLink {
   int latency_microseconds = 0;
 };
 
+// What several links pass, a device's port for example, in modes async and strict: all copies over them at one time
+// share it evenly, in pieces of a few milliseconds. A link that stands there twice passes it twice.
+struct HostShared {
+  std::size_t bandwidth_bytes_per_second = 0;    // above 0
+  std::vector<std::pair<Device, Device>> links;  // source and destination: host devices, or cpu
+};
+
 // How the virtual host devices are laid out. Zero or empty fields take the value of the environment variable, then the
 // default.
 struct HostOptions {
@@ -42,6 +50,7 @@ struct HostOptions {
   std::size_t bandwidth_bytes_per_second = 0;  // of every link: LOCKSTEP_HOST_BANDWIDTH ("10G"); default: the machine's
   int latency_microseconds = 0;                // of every copy between devices: LOCKSTEP_HOST_LATENCY; default 0
   std::vector<HostLink> links = {};            // those that differ
+  std::vector<HostShared> shared = {};         // what they share: ports, for example; default none
   std::string faults = {};                     // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
 };
 // Must be called before anything uses a device; throws Error when it is too late.
