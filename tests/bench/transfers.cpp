@@ -7,13 +7,15 @@
 #include "lockstep/parallel/lockstep.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/nn/module_slots.h"
+#include "slowed_machine.h"
 #include "subcommand.h"
 
 namespace {
 
 using namespace lockstep;
 
-std::string device_list;
+std::string device_list, machine_file;
+double scale = 1000;
 std::uint64_t bytes = std::uint64_t{64} << 20;
 
 struct Weights : Module<Weights> {
@@ -75,6 +77,7 @@ void measure(const std::vector<Device>& devices, bench::Session& session, bench:
 }
 
 void run(bench::Session& session) {
+  if (!machine_file.empty()) return bench::compare_with_simulated(session, machine_file, scale, bytes);
   const std::vector<Device> devices = device_list.empty() ? accelerators() : parse_devices(device_list);
   bench::Table table("transfers", cat("between home and its mirrors, ", bytes_to_string(bytes), " of f32"),
                      {"mirrors", "what", "milliseconds", "copies"}, 2);
@@ -88,6 +91,10 @@ void options(CLI::App& app) {
   app.add_option("--devices", device_list, "Device list; default: all accelerators");
   app.add_option("--bytes", bytes, "Bytes of the parameters, e.g. 64MB")
       ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--machine", machine_file, "A machine file: copies over its links, slowed, measured and simulated");
+  app.add_option("--scale", scale, "How many times slower than the machine")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
 }
