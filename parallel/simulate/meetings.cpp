@@ -26,13 +26,13 @@ void Meetings::issue(int e, const Entry& entry) {
   Meeting& meeting = meetings_[static_cast<std::size_t>(made[k])];
   const Collective& first = *meeting.first;
   const bool paired = std::get<1>(of) >= 0;
-  LOCKSTEP_CHECK((paired || first.op == it.op) && first.bytes == it.bytes && first.size == it.size &&
-                     (paired || first.root == it.root),
+  LOCKSTEP_CHECK((paired || first.op == it.op) && first.dtype == it.dtype && first.bytes == it.bytes &&
+                     first.size == it.size && (paired || first.root == it.root),
                  "[simulate] ", recording_.file, ": expected collective ", k, " of group ", it.group,
-                 " to be the same on all ranks, got ", first.op, " of ", first.bytes, " bytes among ", first.size,
-                 ", root ", first.root, " (rank ", first.rank, ", line ", meeting.line, "), and ", it.op, " of ",
-                 it.bytes, " bytes among ", it.size, ", root ", it.root, " (rank ", it.rank, ", line ", entry.line,
-                 ")");
+                 " to be the same on all ranks, got ", first.op, " of ", first.bytes, " bytes ", first.dtype, " among ",
+                 first.size, ", root ", first.root, " (rank ", first.rank, ", line ", meeting.line, "), and ", it.op,
+                 " of ", it.bytes, " bytes among ", it.size, ", root ", it.root, " (rank ", it.rank, ", line ",
+                 entry.line, ")");
   meeting.called[it.rank] = e;
   meeting_of_[e] = made[k];
 }

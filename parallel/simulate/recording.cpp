@@ -140,7 +140,7 @@ class Parser {
     const std::optional<Kind> kind = kind_of(words_[0]);
     if (!kind) fail("a word of version 1 of the format", words_[0]);
     if (recording_.threads.empty()) fail("a line 'thread' before the first entry", line_text_);
-    constexpr std::array<std::size_t, kWords.size()> counts{8, 5, 3, 2, 3, 2, 2, 1, 8, 3, 2, 2, 2};
+    constexpr std::array<std::size_t, kWords.size()> counts{8, 5, 3, 2, 3, 2, 2, 1, 9, 3, 2, 2, 2};
     expect_words(counts[static_cast<std::size_t>(*kind)]);
     Entry made{.kind = *kind, .line = number_};
     switch (*kind) {
@@ -175,13 +175,14 @@ class Parser {
         made.stream = stream(words_[1]);
         made.detail = static_cast<int>(recording_.collectives.size());
         const Collective it{.op = std::string(words_[2]),
-                            .group = std::string(words_[4]),
-                            .bytes = number(words_[3], "bytes"),
-                            .rank = small(words_[5], "a rank"),
-                            .size = small(words_[6], "the number of ranks", 1),
-                            .root = small(words_[7], "a root, or -1", -1)};
-        if (it.rank >= it.size) fail(cat("a rank below ", it.size), words_[5]);
-        if (it.root >= it.size) fail(cat("a root below ", it.size), words_[7]);
+                            .dtype = std::string(words_[3]),
+                            .group = std::string(words_[5]),
+                            .bytes = number(words_[4], "bytes"),
+                            .rank = small(words_[6], "a rank"),
+                            .size = small(words_[7], "the number of ranks", 1),
+                            .root = small(words_[8], "a root, or -1", -1)};
+        if (it.rank >= it.size) fail(cat("a rank below ", it.size), words_[6]);
+        if (it.root >= it.size) fail(cat("a root below ", it.size), words_[8]);
         recording_.collectives.push_back(it);
         break;
       }

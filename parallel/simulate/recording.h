@@ -24,7 +24,7 @@ struct Copy {
 };
 
 struct Collective {
-  std::string op, group;
+  std::string op, dtype, group;
   std::int64_t bytes = 0;             // as nccl-tests counts: of all_gather, reduce_scatter and all_to_all the total
   int rank = 0, size = 1, root = -1;  // root: of send and recv the peer; -1: none
 };

@@ -26,7 +26,7 @@ def recording(devices=1, steps=3, elements=1_000_000_000):
             break
         kernel = f"kernel 0 binary f32 {8 * elements} {4 * elements} {elements} -"
         lines += [kernel, "record 0", f"wait {devices} 0:{number + 1}",
-                  f"collective {devices} all_reduce 100000000 world 0 8 -1", kernel, f"record {devices}",
+                  f"collective {devices} all_reduce f32 100000000 world 0 8 -1", kernel, f"record {devices}",
                   f"wait 0 0:{number + 5}"]
         number += 7
         for i in range(1, devices):

@@ -22,7 +22,7 @@ TEST_CASE("recording: every kind of entry") {
   const Recording recording = parse(
       "kernel 0 matmul f32 12 4 16 2x3,3x1,,2x1\nkernel 1 fill bf16 0 8 0 -\ncopy 1 host:0 cpu 4096\nfill 0 64\n"
       "record 0\nwait 1 0:4\nhost_wait 0:4\npoint\nafter 1:0\n"
-      "collective 0 all_reduce 100 world 1 4 -1\ntask 0 read\ncall set_device\nitem 4\nmark step\n"
+      "collective 0 all_reduce bf16 100 world 1 4 -1\ntask 0 read\ncall set_device\nitem 4\nmark step\n"
       "thread 1 replica-host:2\npoint\n");
   REQUIRE(recording.streams.size() == 2);
   CHECK(recording.streams[1].device == 2);
@@ -48,7 +48,8 @@ TEST_CASE("recording: every kind of entry") {
   CHECK((entries[6].kind == Kind::host_wait && entries[6].stream == -1));
   CHECK((entries[8].kind == Kind::after && entries[8].other.thread == 1 && entries[8].other.entry == 0));
   const Collective& collective = recording.collectives[0];
-  CHECK((collective.op == "all_reduce" && collective.group == "world" && collective.bytes == 100));
+  CHECK((collective.op == "all_reduce" && collective.dtype == "bf16" && collective.group == "world" &&
+         collective.bytes == 100));
   CHECK((collective.rank == 1 && collective.size == 4 && collective.root == -1));
   CHECK(entries[10].name == "read");
   CHECK(entries[11].name == "set_device");
@@ -76,9 +77,9 @@ TEST_CASE("recording: a mistake is told with its line and its word") {
   says("host_wait 0:7\n", 5, "an entry that the recording has", "0:7");
   says("after 3:0\n", 5, "an entry that the recording has", "3:0");
   says("after 3\n", 5, "thread:entry", "3");
-  says("collective 0 all_reduce 4 w 4 4 -1\n", 5, "a rank below 4", "4");
-  says("collective 0 broadcast 4 w 0 4 4\n", 5, "a root below 4", "4");
-  says("collective 0 broadcast 4 w 0 0 0\n", 5, "the number of ranks (a number of at least 1)", "0");
+  says("collective 0 all_reduce f32 4 w 4 4 -1\n", 5, "a rank below 4", "4");
+  says("collective 0 broadcast f32 4 w 0 4 4\n", 5, "a root below 4", "4");
+  says("collective 0 broadcast f32 4 w 0 0 0\n", 5, "the number of ranks (a number of at least 1)", "0");
   says("thread 2 other\n", 5, "the number 1", "2");
   says("stream 2 host:0 late\n", 5, "streams before the first thread", "stream 2 host:0 late");
   says("\n", 5, "a word of version 1 of the format", "");
