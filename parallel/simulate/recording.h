@@ -67,6 +67,8 @@ struct RecordedStream {
 struct RecordedThread {
   std::string name;
   std::vector<Entry> entries;
+  // Of models of other frameworks: calls of all such threads run one at a time, as under an interpreter's lock.
+  bool one_call_at_a_time = false;
 };
 
 struct Recording {

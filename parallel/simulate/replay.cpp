@@ -210,12 +210,13 @@ void Replay::go_on(int t) {
       begin = {seen, work_node(other)};
     }
   }
-  if (options_.one_call_at_a_time && takes > 0) begin.delay(lock_);
+  const bool locked = recording_.threads[static_cast<std::size_t>(t)].one_call_at_a_time && takes > 0;
+  if (locked) begin.delay(lock_);
   Step& made = step(e);
   made.call_begin = begin.time;
   made.call_end = begin.time + takes;
   made.call_cause = begin.node;
-  if (options_.one_call_at_a_time && takes > 0) lock_ = {made.call_end, call_node(e)};
+  if (locked) lock_ = {made.call_end, call_node(e)};
   at(made.call_end, What::call_done, t);
 }
 
@@ -227,8 +228,8 @@ void Replay::call_done(int t) {
   issued_[static_cast<std::size_t>(e)] = 1;
   if (it.kind == Kind::mark && it.name == "step") marks_.emplace_back(e, issue_order_.size());
   if (it.kind == Kind::collective) meetings_.issue(e, it);
+  issue_order_.push_back(e);
   if (it.stream >= 0) {
-    issue_order_.push_back(e);
     stream_of(e).work.push_back(e);
     advance(it.stream);
   }

@@ -73,6 +73,7 @@ void Replay::read_off(Result& result) const {
   result.machine = machine_.name;
   result.recording = recording_.file;
   result.entries = steps_;
+  result.order = issue_order_;
   result.links = flows_.use();
   result.rates = flows_.rates();
   for (int host = 0; host < machine_.network.hosts; ++host)
@@ -88,7 +89,8 @@ void Replay::read_off(Result& result) const {
   const auto take = [&](std::size_t up_to) {
     for (; done < up_to; ++done) {
       const int e = issue_order_[done];
-      if (entry(e).kind != Kind::wait) latest.delay({steps_[static_cast<std::size_t>(e)].work_end, work_node(e)});
+      const Nanoseconds end = steps_[static_cast<std::size_t>(e)].work_end;
+      if (end != kNever) latest.delay({end, work_node(e)});
     }
   };
   for (const auto& [e, issued] : marks_) {

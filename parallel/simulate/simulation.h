@@ -18,10 +18,8 @@ namespace lockstep::simulate {
 
 struct Options {
   KernelSpeed speed = KernelSpeed::vendor;
-  int ranks = 0;  // of every group, for recordings of one rank; 0: as recorded
-  // Calls cost what a framework in another language costs, and those of all threads run one at a time, as under an
-  // interpreter's global lock.
-  bool framework = false, one_call_at_a_time = false;
+  int ranks = 0;            // of every group, for recordings of one rank; 0: as recorded
+  bool framework = false;   // kernels and steps cost a thread what a framework in another language takes
   bool keep_rates = false;  // for a trace: how the links' rates change
 };
 
@@ -55,6 +53,7 @@ struct Result {
   std::vector<LinkRate> rates;
   std::vector<std::int64_t> link_bytes_per_second;
   std::vector<Step> entries;  // thread after thread
+  std::vector<int> order;     // of their calls
 
   Nanoseconds step() const { return end - begin; }
   Nanoseconds exposed() const;  // the largest of the devices

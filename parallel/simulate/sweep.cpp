@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <optional>
 
 #include "lockstep/runtime/error.h"
 
@@ -48,21 +47,10 @@ std::string path_for(const std::string& path, int devices) {
   return hole == std::string::npos ? path : path.substr(0, hole) + std::to_string(devices) + path.substr(hole + 2);
 }
 
-std::vector<SweepRow> sweep(const std::string& path, const Machine& machine, const std::vector<int>& devices,
-                            Options options) {
-  const bool many = path.find("{}") != std::string::npos;
-  std::optional<Recording> one;
-  if (!many) {
-    one = read_recording(path);
-    LOCKSTEP_CHECK(!one->collectives.empty() || devices.size() == 1,
-                   "[--sweep] expected a recording with collectives of one rank, or one for each number of devices "
-                   "(step-{}.rec), got ",
-                   path, " without collectives");
-  }
+std::vector<SweepRow> sweep(const std::vector<int>& devices, const std::function<Result(int)>& replay) {
   std::vector<SweepRow> rows;
   for (const int count : devices) {
-    if (!many) options.ranks = count;
-    const Result result = simulate(many ? read_recording(path_for(path, count)) : *one, machine, options);
+    const Result result = replay(count);
     const auto most = std::max_element(result.critical.begin(), result.critical.end());
     rows.push_back({count, result.step(), result.exposed(), 1, static_cast<Part>(most - result.critical.begin())});
     if (rows.back().step > 0)

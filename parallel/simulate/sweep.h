@@ -1,6 +1,7 @@
 // The same step on more and more devices.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,8 @@ struct SweepRow {
 // throws InvalidArgument otherwise.
 std::vector<int> parse_sweep(const std::string& text);
 
-// `path` with {} in it: the recording of so many devices, each time. Else one recording of one rank, whose groups are
-// taken to be so large.
-std::vector<SweepRow> sweep(const std::string& path, const Machine& machine, const std::vector<int>& devices,
-                            Options options);
+// A row for each number of devices, which `replay` is called with.
+std::vector<SweepRow> sweep(const std::vector<int>& devices, const std::function<Result(int)>& replay);
 // The recording of so many devices: {} in the path is their number.
 std::string path_for(const std::string& path, int devices);
 

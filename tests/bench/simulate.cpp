@@ -1,7 +1,9 @@
 // What a recorded step would take on a machine that is not there.
 #include <CLI/CLI.hpp>
+#include <functional>
 
 #include "lockstep/parallel/simulate/plot.h"
+#include "lockstep/parallel/simulate/pytorch_model.h"
 #include "lockstep/parallel/simulate/sweep.h"
 #include "lockstep/parallel/simulate/trace.h"
 #include "lockstep/runtime/error.h"
@@ -14,7 +16,7 @@ using namespace lockstep;
 using bench::Table;
 
 struct Asked {
-  std::string recording, machine, compute = "vendor", trace, sweep, plot;
+  std::string recording, machine, compute = "vendor", as, trace, sweep, plot;
 } asked;
 
 Table::Cell milliseconds(simulate::Nanoseconds time) {
@@ -66,6 +68,48 @@ Table scaling(const std::vector<simulate::SweepRow>& rows) {
   return table;
 }
 
+// What is to be replayed, for so many devices; 0: as it was recorded, or on all devices of the machine.
+class Replayed {
+ public:
+  Replayed(const simulate::Machine& machine, simulate::Options options) : machine_(machine), options_(options) {
+    const bool many = asked.recording.find("{}") != std::string::npos;
+    LOCKSTEP_CHECK(!many || (!asked.sweep.empty() && asked.as.empty()), "[simulate] expected --sweep without --as for ",
+                   asked.recording, ", got ", asked.as.empty() ? "none" : "--as " + asked.as);
+    if (!many) recording_ = simulate::read_recording(asked.recording);
+    if (asked.as.empty()) return;
+    LOCKSTEP_CHECK(machine.host.framework_kernel > 0,
+                   "[--as] expected a machine file with host.framework_kernel_us, got ", asked.machine, " without");
+    options.ranks = 1;  // only the order of its calls is asked for
+    step_ = simulate::find_training_step(recording_, simulate::simulate(recording_, machine, options));
+    options_.framework = true;
+  }
+
+  simulate::Result operator()(int devices) {
+    simulate::Options options = options_;
+    if (asked.as == "pytorch-dp") {
+      recording_ = simulate::pytorch_data_parallel(step_, devices > 0 ? devices : machine_.device_count());
+    } else if (asked.as == "pytorch-ddp") {
+      recording_ = simulate::pytorch_distributed(step_, devices > 0 ? devices : machine_.rank_count());
+    } else if (asked.recording.find("{}") != std::string::npos) {
+      recording_ = simulate::read_recording(simulate::path_for(asked.recording, devices));
+    } else if (devices > 0) {
+      LOCKSTEP_CHECK(!recording_.collectives.empty(),
+                     "[--sweep] expected a recording with collectives of one rank, or one for each number of devices "
+                     "(step-{}.rec), got ",
+                     asked.recording, " without collectives");
+      options.ranks = devices;
+    }
+    return simulate::simulate(recording_, machine_, options);
+  }
+  const simulate::Recording& recording() const { return recording_; }
+
+ private:
+  const simulate::Machine& machine_;
+  simulate::Options options_;
+  simulate::Recording recording_;
+  simulate::TrainingStep step_;
+};
+
 void run(bench::Session& session) {
   if (session.settings().list) return;
   LOCKSTEP_CHECK(!asked.recording.empty(),
@@ -80,22 +124,21 @@ void run(bench::Session& session) {
   options.keep_rates = !asked.trace.empty();
 
   session.say_nothing_else();
-  session.add_text(cat("Predicted, not measured: ", asked.recording, " on ", machine.name, " (", asked.machine,
+  const std::string model = asked.as.empty() ? "" : cat("a model of what ", asked.as, " would enqueue, ");
+  session.add_text(cat("Predicted, not measured: ", model, asked.recording, " on ", machine.name, " (", asked.machine,
                        "), kernels as fast as ",
                        asked.compute == "own" ? "this library's (estimated)" : "the vendor's libraries", ".\n"));
-  Table prediction("prediction", "Prediction", {"recording", "machine", "file", "compute"});
-  prediction.add({asked.recording, machine.name, asked.machine, asked.compute});
+  Table prediction("prediction", "Prediction", {"recording", "machine", "file", "compute", "as"});
+  prediction.add({asked.recording, machine.name, asked.machine, asked.compute, asked.as});
   session.add_data(std::move(prediction));
+  Replayed replay(machine, options);
   if (!asked.sweep.empty()) {
-    const auto rows = simulate::sweep(asked.recording, machine, simulate::parse_sweep(asked.sweep), options);
+    const auto rows = simulate::sweep(simulate::parse_sweep(asked.sweep), std::ref(replay));
     session.add(scaling(rows));
     if (!asked.plot.empty()) simulate::plot_scaling(rows, cat(machine.name, ", predicted"), asked.plot);
     return;
   }
-  LOCKSTEP_CHECK(asked.recording.find("{}") == std::string::npos, "[simulate] expected --sweep for ", asked.recording,
-                 ", got none");
-  const simulate::Recording recording = simulate::read_recording(asked.recording);
-  const simulate::Result result = simulate::simulate(recording, machine, options);
+  const simulate::Result result = replay(0);
   session.add(critical_path(result));
   session.add_text(result.steps >= 2 ? cat("The step between the last two of ", result.steps, " marks.\n")
                                      : std::string("The whole recording: it has fewer than two marks of steps.\n"));
@@ -104,7 +147,7 @@ void run(bench::Session& session) {
   if (!used.empty()) session.add_text("");
   session.add(std::move(used));
   if (!asked.trace.empty()) {
-    detail::write_whole_file("simulate", asked.trace, simulate::trace_json(recording, result));
+    detail::write_whole_file("simulate", asked.trace, simulate::trace_json(replay.recording(), result));
     session.add_text(cat("\nTimeline for ui.perfetto.dev: ", asked.trace));
   }
 }
@@ -118,6 +161,10 @@ void options(CLI::App& app) {
                  "How fast kernels are: as those of the vendor's libraries, or as this library's own are estimated")
       ->check(CLI::IsMember({"vendor", "own"}))
       ->capture_default_str();
+  app.add_option("--as", asked.as,
+                 "Predict a model of what PyTorch's DataParallel or DistributedDataParallel would enqueue for the step "
+                 "of one device that was recorded")
+      ->check(CLI::IsMember({"pytorch-dp", "pytorch-ddp"}));
   app.add_option("--trace", asked.trace, "Write a timeline to this file, for ui.perfetto.dev");
   app.add_option("--sweep", asked.sweep,
                  "A row for each number of devices: devices=1..64 (powers of two) or devices=1,2,4,8");

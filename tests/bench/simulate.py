@@ -60,7 +60,7 @@ class Simulate(unittest.TestCase):
     def test_json_adds_up_and_says_which_machine(self):
         report = json.loads(run(self.step, "--machine", H200, "--json"))
         self.assertEqual(report["prediction"], [{"recording": self.step, "machine": "8x H200 SXM, NVSwitch",
-                                                 "file": H200, "compute": "vendor"}])
+                                                 "file": H200, "compute": "vendor", "as": ""}])
         *parts, step = report["predicted_step"]
         self.assertAlmostEqual(sum(part["ms"] for part in parts), step["ms"])
         # Two kernels of 12 GB at 88% of 4.8 TB/s.
@@ -94,6 +94,22 @@ class Simulate(unittest.TestCase):
         self.assertAlmostEqual(copies[1], 3 * copies[0], delta=0.01)
         self.assertIn("step-8.rec", run(pattern, "--machine", H200, "--sweep", "devices=1..8", code=1))
         self.assertIn("expected --sweep", run(pattern, "--machine", H200, code=2))
+
+    def test_pytorchs_schedules_are_marked_as_models(self):
+        lines = ["lockstep-recording 1", "stream 0 cuda:0 default", "thread 0 host", "mark step"]
+        for _ in range(2):
+            lines += ["kernel 0 relu f32 4000000 4000000 1000000 -", "kernel 0 relu_grad f32 8000000 4000000 1000000 -",
+                      "kernel 0 sgd f32 300000000 200000000 50000000 -", "mark step"]
+        path = self.folder / "one.rec"
+        path.write_text("\n".join(lines + ["end", ""]))
+        self.assertIn("a model of what pytorch-dp would enqueue", run(str(path), "--machine", H200, "--as", "pytorch-dp"))
+        steps = {}
+        for schedule in ("pytorch-dp", "pytorch-ddp"):
+            report = json.loads(run(str(path), "--machine", H200, "--as", schedule, "--sweep", "devices=1,8", "--json"))
+            self.assertEqual(report["prediction"][0]["as"], schedule)
+            steps[schedule] = report["predicted_scaling"][1]["step ms"]
+        self.assertGreater(steps["pytorch-dp"], steps["pytorch-ddp"])
+        self.assertIn("expected a step with a forward", run(self.step, "--machine", H200, "--as", "pytorch-dp", code=2))
 
     def test_a_timeline(self):
         trace = self.folder / "trace.json"

@@ -176,7 +176,8 @@ TEST_CASE("simulate: calls that take longer than the kernels set the pace") {
   Recording two = empty(2, 1, 2);
   for (int i = 0; i < 4; ++i) kernel(two, 0, 0), kernel(two, 1, 1);
   CHECK(simulate::simulate(two, machine).step() == 4 * 50'000 + 15'000);
-  CHECK(simulate::simulate(two, machine, {.one_call_at_a_time = true}).step() == 8 * 50'000 + 15'000);
+  for (RecordedThread& thread : two.threads) thread.one_call_at_a_time = true;
+  CHECK(simulate::simulate(two, machine).step() == 8 * 50'000 + 15'000);
 }
 
 TEST_CASE("simulate: an event edge takes the time of its kind, and none within a stream") {

@@ -114,6 +114,18 @@ TEST_CASE("simulate: kernels beside a collective take longer, by the machine's s
   CHECK(simulate::simulate(ending, machine).entries[1].work_end == 2'000 + 8'400);
 }
 
+TEST_CASE("simulate: what kernels hide is not counted as exposed") {
+  Recording recording = empty(2, 2);
+  recording.add_copy(0, 1, {0, 1, 43'000});  // 50 us with its start
+  for (int i = 0; i < 2; ++i) kernel(recording, 0);
+  const Result result = simulate::simulate(recording, ideal(2));
+  CHECK(result.devices.at(0).moves == 50'000);
+  CHECK(result.devices.at(0).kernels == 20'000);
+  CHECK(result.devices.at(0).exposed == 30'000);
+  CHECK(result.devices.at(1).exposed == 50'000);
+  CHECK(result.exposed() == 50'000);
+}
+
 TEST_CASE("simulate: a send meets its receive") {
   Machine machine = ideal(3);
   Recording recording = empty(3);
