@@ -9,7 +9,7 @@
 namespace lockstep::simulate {
 namespace {
 
-enum Process { kThreads = 1, kStreams = 2, kLinks = 3 };
+enum class Process { threads = 1, streams, links };
 
 std::string microseconds(Nanoseconds time) {
   char text[40];
@@ -33,7 +33,7 @@ class Writer {
   void rate(const std::string& link, const LinkRate& rate) {
     char value[40];
     std::snprintf(value, sizeof value, "%.3f", static_cast<double>(rate.bytes_per_second) * 1e-9);
-    line(cat("{\"ph\":\"C\",\"name\":", quoted(link), ",\"pid\":", static_cast<int>(kLinks),
+    line(cat("{\"ph\":\"C\",\"name\":", quoted(link), ",\"pid\":", static_cast<int>(Process::links),
              ",\"tid\":0,\"ts\":", microseconds(rate.time), ",\"args\":{\"GB/s\":", value, "}}"));
   }
   std::string finish(const Result& result) {
@@ -75,13 +75,13 @@ std::pair<std::string, std::string> shown(const Recording& recording, const Entr
 
 std::string trace_json(const Recording& recording, const Result& result) {
   Writer out;
-  out.name(kThreads, 0, "process_name", cat("host threads (predicted for ", result.machine, ")"));
-  out.name(kStreams, 0, "process_name", "streams");
-  out.name(kLinks, 0, "process_name", "links");
+  out.name(Process::threads, 0, "process_name", cat("host threads (predicted for ", result.machine, ")"));
+  out.name(Process::streams, 0, "process_name", "streams");
+  out.name(Process::links, 0, "process_name", "links");
   for (std::size_t t = 0; t < recording.threads.size(); ++t)
-    out.name(kThreads, static_cast<int>(t), "thread_name", recording.threads[t].name);
+    out.name(Process::threads, static_cast<int>(t), "thread_name", recording.threads[t].name);
   for (std::size_t s = 0; s < recording.streams.size(); ++s)
-    out.name(kStreams, static_cast<int>(s), "thread_name",
+    out.name(Process::streams, static_cast<int>(s), "thread_name",
              cat("device ", recording.streams[s].device, ", stream ", s, " ", recording.streams[s].label));
   std::size_t e = 0;
   for (std::size_t t = 0; t < recording.threads.size(); ++t) {
@@ -89,9 +89,9 @@ std::string trace_json(const Recording& recording, const Result& result) {
       const Step& step = result.entries[e++];
       const auto [name, arguments] = shown(recording, entry);
       if (step.call_end > step.call_begin)
-        out.slice(kThreads, static_cast<int>(t), name, step.call_begin, step.call_end, "");
+        out.slice(Process::threads, static_cast<int>(t), name, step.call_begin, step.call_end, "");
       if (entry.stream >= 0 && step.work_end != kNever && step.work_end > step.work_begin)
-        out.slice(kStreams, entry.stream, name, step.work_begin, step.work_end, arguments);
+        out.slice(Process::streams, entry.stream, name, step.work_begin, step.work_end, arguments);
     }
   }
   for (const LinkRate& rate : result.rates) out.rate(result.link_names[static_cast<std::size_t>(rate.link)], rate);

@@ -239,3 +239,78 @@ TEST_CASE("simulate: a step lies between the last two marks, with all that was i
   CHECK(result.devices.at(0).kernels == 30'000);
   CHECK(result.total == 70'000);
 }
+
+TEST_CASE("simulate: each call costs what the machine says of its kind") {
+  Machine machine = ideal(1);
+  HostCosts& host = machine.host;
+  host.kernel = 1 * kMicro;
+  host.copy = 2 * kMicro;
+  host.fill = 3 * kMicro;
+  host.record = 4 * kMicro;
+  host.wait = 5 * kMicro;
+  host.collective = 6 * kMicro;
+  host.task = 7 * kMicro;
+  host.item = 8 * kMicro;
+  host.calls["set_device"] = 9 * kMicro;
+  host.other_call = 10 * kMicro;
+  host.framework_kernel = 11 * kMicro;
+  host.framework_step = 12 * kMicro;
+  Recording recording = empty(1, 2);
+  kernel(recording, 0);
+  recording.add_copy(0, 0, {0, kHostMemory, 1});
+  recording.add(0, {.kind = Kind::fill, .stream = 0, .bytes = 8});
+  wait(recording, 1, record(recording, 0));
+  recording.add_collective(0, 1, {.op = "all_reduce", .group = "w", .bytes = 8});
+  recording.add(0, {.kind = Kind::task, .stream = 0, .name = "read"});
+  recording.add(0, {.kind = Kind::item, .bytes = 4});
+  recording.add(0, {.kind = Kind::call, .name = "set_device"});
+  recording.add(0, {.kind = Kind::call, .name = "else"});
+  recording.add(0, {.kind = Kind::point});
+  mark(recording);
+  const auto costs = [&](const simulate::Options& options) {
+    const Result result = simulate::simulate(recording, machine, options);
+    std::vector<Nanoseconds> microseconds;
+    for (const Step& step : result.entries) microseconds.push_back((step.call_end - step.call_begin) / 1000);
+    return microseconds;
+  };
+  CHECK(costs({}) == std::vector<Nanoseconds>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0});
+  CHECK(costs({.framework = true}) == std::vector<Nanoseconds>{11, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 12});
+}
+
+TEST_CASE("simulate: copies within a device, fills and host functions take their turn") {
+  Machine machine = ideal(1);
+  machine.edges.host = 4 * kMicro;
+  Recording recording = empty(1, 2);
+  kernel(recording, 0);
+  recording.add_copy(0, 1, {0, 0, 440'000'000});  // read and written at 88% of 1 TB/s: 1 ms, behind the kernel
+  recording.add(0, {.kind = Kind::task, .stream = 1, .name = "read"});
+  recording.add(0, {.kind = Kind::fill, .stream = 1, .bytes = 880'000'000});
+  const Result result = simulate::simulate(recording, machine);
+  CHECK(result.entries[1].work_begin == 10'000);
+  CHECK(result.entries[1].work_end == 10'000 + 1'010'000);
+  CHECK(result.entries[2].work_end == 1'024'000);
+  CHECK(result.entries[3].work_end == 1'024'000 + 1'010'000);
+  CHECK(result.devices.at(0).kernels == 10'000 + 2 * 1'010'000);
+  CHECK(result.devices.at(0).moves == 0);
+}
+
+TEST_CASE("simulate: hosts have links of their own, and a device its own speed") {
+  Machine machine = ideal(2);
+  machine.network.hosts = 2;
+  machine.devices[1].speed = 2;
+  Recording recording = empty(4, 2);
+  recording.add_copy(0, 0, {0, 1, 1'000'000});
+  recording.add_copy(0, 4, {2, 3, 1'000'000});
+  recording.add_copy(0, 5, {2, kHostMemory, 500'000});
+  kernel(recording, 6);
+  kernel(recording, 7);
+  const Result result = simulate::simulate(recording, machine);
+  CHECK(result.entries[0].work_end == kStart + 1'000'000);
+  CHECK(result.entries[1].work_end == kStart + 1'500'000);  // the port gives both ways half until the shorter ends
+  CHECK(result.links[0].bytes == 1'000'000);
+  CHECK(result.links[5].bytes == 1'500'000);
+  CHECK(result.link_names[5] == "host1.device0.out");
+  CHECK(result.entries[4].work_end == 10'000);
+  recording.add_copy(0, 4, {1, 2, 1});
+  CHECK_THROWS_WITH(simulate::simulate(recording, machine), Catch::Matchers::Contains("from device 1 to 2"));
+}
