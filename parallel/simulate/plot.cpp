@@ -115,8 +115,8 @@ void plot_scaling(const std::vector<SweepRow>& rows, const std::string& title, c
     char label[32];
     std::snprintf(label, sizeof label, "%.1f", rows[i].efficiency * 100);
     // Below the line, which ascends; of the first, above the axis.
-    canvas.text(static_cast<int>(at) + (i == 0 ? 6 : -24), static_cast<int>(height) + (i == 0 ? -60 : 16), label,
-                false, kCurve);
+    canvas.text(static_cast<int>(at) + (i == 0 ? 6 : -24), static_cast<int>(height) + (i == 0 ? -60 : 16), label, false,
+                kCurve);
   }
   detail::write_whole_file("--plot", path, canvas.png());
 }
