@@ -4,6 +4,8 @@
 #include <cmath>
 #include <string>
 
+#include "lockstep/kernels/op_names.h"
+
 namespace lockstep::simulate {
 namespace {
 
@@ -55,7 +57,25 @@ constexpr Share kOtherOwn{"", 0.6, 0.4};
 // attention computes with neither tensor cores nor fused additions: about 4 and 3.5 TFLOP/s of H200's 67.
 constexpr double kOwnAttention = 0.06, kOwnAttentionGrad = 0.052;
 
-double own_share(std::string_view name, std::string_view dtype) {
+template <class Op>
+bool names(std::string_view name) {
+  for (std::size_t i = 0; i < kCountOf<Op>; ++i)
+    if (name == op_name(static_cast<Op>(i))) return true;
+  return false;
+}
+
+// Recordings have the names of operations, many of which share a kernel.
+std::string_view kernel_of(std::string_view name) {
+  if (names<UnaryOp>(name)) return "unary";
+  if (names<BinaryOp>(name)) return "binary";
+  if (names<ReduceOp>(name)) return "reduce";
+  if (names<ArgReduceOp>(name)) return "arg_reduce";
+  if (names<RandomKind>(name)) return "random";
+  return name;
+}
+
+double own_share(std::string_view operation, std::string_view dtype) {
+  const std::string_view name = kernel_of(operation);
   const auto* found =
       std::find_if(std::begin(kOwn), std::end(kOwn), [&](const Share& each) { return each.name == name; });
   const Share& share = found == std::end(kOwn) ? kOtherOwn : *found;

@@ -294,3 +294,16 @@ TEST_CASE("simulate: what a sweep is asked for") {
   CHECK_THROWS_WITH(parse_sweep("devices=4,2"), Contains("ascend"));
   CHECK(path_for("step-{}.rec", 16) == "step-16.rec");
 }
+
+TEST_CASE("simulate: operations that share a kernel of this library are as fast as it") {
+  const Machine machine = ideal(1);
+  const auto seconds = [&](std::string_view name) {
+    return kernel_seconds(machine.gpu_types[0], {.name = name, .dtype = "f32", .bytes_read = 1e9}, KernelSpeed::own);
+  };
+  for (const char* name : {"add", "relu", "gelu_grad", "maximum"}) CHECK(seconds(name) == seconds("unary"));
+  for (const char* name : {"sum", "mean", "norm"}) CHECK(seconds(name) == seconds("reduce"));
+  CHECK(seconds("argmax") == seconds("arg_reduce"));
+  CHECK(seconds("normal") == seconds("random"));
+  CHECK(seconds("unary") < seconds("reduce"));
+  CHECK(seconds("reduce") < seconds("never heard of"));
+}
