@@ -99,12 +99,12 @@ struct Collectives {
   std::map<int, double> ring_by_ranks;  // ... where fewer ranks than all have another one
   // Bus rate of in-switch reduction by ranks of a host, where measured; else the model's.
   std::map<int, double> nvls_by_ranks;
-  int nvls_from = 0;                    // ranks of a host from which in-switch reduction is used; 0: never
-  int channels = 16;                    // rings side by side
-  double latency = 0;                   // textbook: of a step within a host
-  double host_latency = 0;              // added to each: what the measured latency has over the model's
-  int ctas = 0;                         // multiprocessors that one takes from kernels beside it
-  double kernel_slowdown = 0;           // how much longer kernels beside it take: 0.1 is a tenth
+  int nvls_from = 0;           // ranks of a host from which in-switch reduction is used; 0: never
+  int channels = 16;           // rings side by side
+  double latency = 0;          // textbook: of a step within a host
+  double host_latency = 0;     // added to each: what the measured latency has over the model's
+  int ctas = 0;                // multiprocessors that one takes from kernels beside it
+  double kernel_slowdown = 0;  // how much longer kernels beside it take: 0.1 is a tenth
   std::vector<CollectiveTable> tables;
 };
 

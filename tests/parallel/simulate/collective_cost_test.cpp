@@ -53,6 +53,11 @@ TEST_CASE("textbook collectives agree with their formulas") {
   CHECK(seconds("all_reduce", 1e9, 8) == Approx(2 * 3 * 10e-6 + 0.15 + 2 * 50e-6 + 1.0));
   machine.network.oversubscription = 2;
   CHECK(seconds("all_reduce", 1e9, 8) == Approx(2 * 3 * 10e-6 + 0.15 + 2 * 50e-6 + 2.0));
+  machine.network.oversubscription = 1;
+  // Point to point: a message of the network's latency, and what leaves a host by its NIC.
+  CHECK(seconds("send", 1e9, 8) == Approx(10e-6 + 50e-6 + 1.0));
+  CHECK(seconds("all_to_all", 1e9, 8) == Approx(10e-6 + 50e-6 + 4 * 0.5));
+  CHECK(seconds("gather", 1e9, 8) == Approx(10e-6 + 50e-6 + 0.5));
 }
 
 TEST_CASE("NCCL's model gives the latencies and crossings that its constants give") {

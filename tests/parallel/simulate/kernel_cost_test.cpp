@@ -1,7 +1,8 @@
 // What kernels cost, against closed forms and published figures.
+#include "lockstep/parallel/simulate/kernel_cost.h"
+
 #include <string>
 
-#include "lockstep/parallel/simulate/kernel_cost.h"
 #include "support/catch.h"
 
 using namespace lockstep::simulate;
@@ -13,7 +14,11 @@ GpuType type(const char* file) {
 }
 
 KernelWork product(double m, double n, double k, const char* dtype = "bf16") {
-  return {"matmul", dtype, 0, 0, 2 * m * n * k,
+  return {"matmul",
+          dtype,
+          0,
+          0,
+          2 * m * n * k,
           {{static_cast<std::int64_t>(m), static_cast<std::int64_t>(k)},
            {static_cast<std::int64_t>(k), static_cast<std::int64_t>(n)},
            {static_cast<std::int64_t>(m), static_cast<std::int64_t>(n)}}};
@@ -68,7 +73,8 @@ TEST_CASE("kernels of the library have their share of the vendor's speed") {
   CHECK(ratio(product(4096, 4096, 4096)) == Approx(1 / 0.97));
   CHECK(ratio({"conv2d_grad_input", "bf16", 1e6, 1e6, 1e12, {}}) == Approx(1 / 0.05));
   // 550 GFLOP of attention take about 137 ms: no tensor cores.
-  CHECK(kernel_seconds(gpu, {"attention", "bf16", 1e6, 1e6, 550e9, {}}, KernelSpeed::own) == Approx(0.137).epsilon(0.02));
+  CHECK(kernel_seconds(gpu, {"attention", "bf16", 1e6, 1e6, 550e9, {}}, KernelSpeed::own) ==
+        Approx(0.137).epsilon(0.02));
 }
 
 TEST_CASE("f32 products use the units that the machine file says") {

@@ -92,8 +92,8 @@ TEST_CASE("structures of a machine file stand for links and routes") {
   CHECK(mesh.route(0, 5).kind == RouteKind::staged);
   std::vector<std::string> passed;
   for (const int link : mesh.route(0, 5).path) passed.push_back(mesh.links[static_cast<std::size_t>(link)].name);
-  CHECK(passed == std::vector<std::string>{"slot0.up", "switch0.up", "memory0", "memory0", "socket0-1",
-                                           "switch2.down", "slot5.down"});
+  CHECK(passed == std::vector<std::string>{"slot0.up", "switch0.up", "memory0", "memory0", "socket0-1", "switch2.down",
+                                           "slot5.down"});
   // Each device has its six lines.
   std::vector<double> lines(8);
   for (int i = 0; i < 8; ++i)
@@ -164,12 +164,14 @@ TEST_CASE("mistakes in a machine file are told by the name of the field") {
   Json other = route;
   other["path"] = {"slot0.up"};
   other["kind"] = "h2d";
-  CHECK(with("/routes", Json::array({other})) == "[machine] routes[0].kind: expected p2p from device 0 to device 1, got h2d");
+  CHECK(with("/routes", Json::array({other})) ==
+        "[machine] routes[0].kind: expected p2p from device 0 to device 1, got h2d");
   other["kind"] = "p2p";
   CHECK(with("/routes", Json::array({other, other})) ==
         "[machine] routes[1].to: expected one route from device 0 to device 1, got two");
   other["to"] = 4;
-  CHECK(with("/routes", Json::array({other})) == "[machine] routes[0].to: expected \"host\" or a device from 0 to 3, got 4");
+  CHECK(with("/routes", Json::array({other})) ==
+        "[machine] routes[0].to: expected \"host\" or a device from 0 to 3, got 4");
 
   CHECK_THROWS_WITH(parse_machine("{"), Catch::Contains("[machine] the file: expected JSON, got "));
   CHECK_THROWS_WITH(parse_machine("[]"), Catch::Contains("[machine] the file: expected an object, got []"));

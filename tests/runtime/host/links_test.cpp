@@ -2,6 +2,7 @@
 #include "lockstep/runtime/host/links.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -86,6 +87,21 @@ TEST_CASE("a link that passes something twice has half of it") {
   options.shared.push_back({kRate, {{Device::host(0), Device::host(1)}, {Device::host(0), Device::host(1)}}});
   HostLinks links(options, 4);
   check_close(run(links, {{0, 1, kRate}}), {2});
+}
+
+TEST_CASE("two copies through one port take at least as long as all of their bytes") {
+  HostOptions options = ports();
+  for (HostShared& port : options.shared) port.bandwidth_bytes_per_second = 2 * kRate;
+  options.links.push_back({Device::host(0), Device::host(1), 0, 5000});
+  HostLinks links(options, 4);
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point ends[2];
+  std::thread other([&] { ends[1] = links.carry(Device::host(0), Device::host(2), 40'000); });
+  ends[0] = links.carry(Device::host(0), Device::host(1), 40'000);
+  other.join();
+  CHECK(ends[0] - begin >= std::chrono::milliseconds(25));  // alone, and the latency
+  CHECK(ends[1] - begin >= std::chrono::milliseconds(20));
+  CHECK(std::max(ends[0], ends[1] + std::chrono::milliseconds(5)) - begin >= std::chrono::milliseconds(40));
 }
 
 TEST_CASE("what links share is checked") {
