@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "lockstep/kernels/record/flops.h"
-#include "lockstep/runtime/record/recorder.h"
+#include "lockstep/runtime/record/recorded_device.h"
 
 namespace lockstep::kernels::record {
 namespace {
@@ -45,6 +45,7 @@ struct Kernels {
       if (args.beta == 0) record.bytes_read -= bytes_of(args.out.view);  // written, not added to
     if (record.dtype.empty()) record.dtype = "f32";
     record.flops = flops_of(args);
+    const lockstep::detail::RecordedDevice on(stream.device().index());
     lockstep::detail::Recorder::active()->kernel(lockstep::detail::number_of(stream.handle()), record);
   }
 };

@@ -140,7 +140,7 @@ struct Machine {
     return routes[place(source) * (devices.size() + 1) + place(destination)];
   }
 
-  std::size_t place(int device) const { return static_cast<std::size_t>(device + 1); }
+  std::size_t place(int device) const { return static_cast<std::size_t>(device) + 1; }
   std::vector<Route> routes;  // see route
 };
 

@@ -228,7 +228,9 @@ const char* name_of(Kind kind) { return kWords[static_cast<std::size_t>(kind)]; 
 
 int Recording::device_count() const {
   int last = -1;
-  for (const RecordedStream& stream : streams) last = std::max(last, stream.device);
+  for (const RecordedThread& thread : threads)
+    for (const Entry& entry : thread.entries)
+      if (entry.stream >= 0) last = std::max(last, streams[static_cast<std::size_t>(entry.stream)].device);
   for (const Copy& copy : copies) last = std::max({last, copy.source, copy.destination});
   return last + 1;
 }

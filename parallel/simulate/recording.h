@@ -79,7 +79,7 @@ struct Recording {
   std::vector<Copy> copies;
   std::vector<Collective> collectives;
 
-  int device_count() const;  // one more than the largest number of a device in it
+  int device_count() const;  // one more than the largest number of a device that is used
   const Entry& at(EntryRef ref) const;
   // Programs that make recordings; each returns where the entry stands.
   EntryRef add(int thread, Entry entry);

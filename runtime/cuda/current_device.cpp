@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/keep_device.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -35,6 +36,10 @@ bool has_context(int ordinal) {
   return true;
 }
 
+void give(int ordinal) noexcept {
+  if (cudaSetDevice(ordinal) != cudaSuccess) (void)cudaGetLastError();
+}
+
 }  // namespace
 
 CurrentDevice::CurrentDevice(Device device) {
@@ -48,11 +53,11 @@ CurrentDevice::CurrentDevice(Device device) {
   // whatever call comes first.
   const bool give_back = current != wanted && has_context(current);
   LOCKSTEP_CUDA(device, cudaSetDevice(wanted));
-  if (give_back) restore_ = current;
+  if (give_back && !lockstep::detail::KeepDevice::later(current, give)) restore_ = current;
 }
 
 CurrentDevice::~CurrentDevice() {
-  if (restore_ >= 0 && cudaSetDevice(restore_) != cudaSuccess) (void)cudaGetLastError();
+  if (restore_ >= 0) give(restore_);
 }
 
 }  // namespace lockstep::cuda

@@ -6,6 +6,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/record/recorded_device.h"
 
 namespace lockstep::detail {
 namespace {
@@ -19,25 +20,6 @@ struct RecordEvent {
 RecordEvent& as_event(EventHandle handle) { return *reinterpret_cast<RecordEvent*>(handle); }
 const RecordStream& as_stream(StreamHandle handle) { return *reinterpret_cast<const RecordStream*>(handle); }
 
-thread_local int current_device = 0;
-
-// A call for a device that is not the thread's changes it and changes it back, as the CUDA backend does.
-class OnDevice {
- public:
-  OnDevice(Recorder& recorder, int index) : recorder_(recorder), away_(index != current_device) {
-    if (away_) recorder_.call("set_device");
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  ~OnDevice() {
-    if (away_) recorder_.call("set_device");
-  }
-
- private:
-  Recorder& recorder_;
-  bool away_;
-};
-
 }  // namespace
 
 RecordBackend::RecordBackend(const std::vector<DeviceLayout>& devices, Recorder& recorder)
@@ -46,11 +28,11 @@ RecordBackend::RecordBackend(const std::vector<DeviceLayout>& devices, Recorder&
       recorder_(recorder),
       spaces_(devices.size()) {}
 
-void RecordBackend::bind_thread(int index) { current_device = index; }
+void RecordBackend::bind_thread(int index) { RecordedDevice::bind(index); }
 
 void* RecordBackend::allocate(int index, std::size_t bytes) {
   if (host_faults().allocation_fails(index)) return nullptr;
-  const OnDevice on(recorder_, index);
+  const RecordedDevice on(index);
   recorder_.call("allocate");
   const std::lock_guard lock(mutex_);
   Space& space = spaces_[static_cast<std::size_t>(index)];
@@ -115,7 +97,7 @@ EventHandle RecordBackend::create_event(int index, bool) {
 void RecordBackend::destroy_event(EventHandle event) noexcept { delete &as_event(event); }
 
 void RecordBackend::record_event(EventHandle handle, StreamHandle stream) {
-  const OnDevice on(recorder_, as_stream(stream).index);
+  const RecordedDevice on(as_stream(stream).index);
   RecordEvent& event = as_event(handle);
   event.mark = recorder_.record(number_of(stream));
   event.recorded = true;
@@ -124,7 +106,7 @@ void RecordBackend::record_event(EventHandle handle, StreamHandle stream) {
 void RecordBackend::stream_wait_event(StreamHandle stream, EventHandle handle) {
   const RecordEvent& event = as_event(handle);
   if (!event.recorded) return;
-  const OnDevice on(recorder_, as_stream(stream).index);
+  const RecordedDevice on(as_stream(stream).index);
   recorder_.wait(number_of(stream), event.mark);
 }
 
@@ -141,14 +123,14 @@ double RecordBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
 
 void RecordBackend::copy(const CopyArgs& args, StreamHandle stream) {
   if (args.bytes == 0) return;
-  const OnDevice on(recorder_, as_stream(stream).index);
+  const RecordedDevice on(as_stream(stream).index);
   recorder_.copy(number_of(stream), args.source_device, args.destination_device, args.bytes);
   if (args.destination_device.is_cpu()) std::memset(args.destination, 0, args.bytes);
 }
 
 void RecordBackend::fill_bytes(void*, int, std::size_t bytes, StreamHandle stream) {
   if (bytes == 0) return;
-  const OnDevice on(recorder_, as_stream(stream).index);
+  const RecordedDevice on(as_stream(stream).index);
   recorder_.fill(number_of(stream), bytes);
 }
 

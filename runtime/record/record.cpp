@@ -33,7 +33,9 @@ void mark(std::string_view name) {
   if (lockstep::detail::Recorder* const found = lockstep::detail::Recorder::active()) found->mark(name);
 }
 
-void restart() { recorder("record::restart").restart(); }
+void restart() {
+  if (lockstep::detail::Recorder* const found = lockstep::detail::Recorder::active()) found->restart();
+}
 
 std::string text() { return recorder("record::text").text(); }
 

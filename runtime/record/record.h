@@ -22,8 +22,8 @@ LOCKSTEP_API bool active();
 // An entry that names a place, without spaces. The simulator takes what lies between the last two marks "step" for a
 // step. Nothing where nothing is recorded; may be called from any thread.
 LOCKSTEP_API void mark(std::string_view name);
-// Forgets what was recorded so far, such as making the model. No other thread may be enqueuing. Throws Error where
-// nothing is recorded.
+// Forgets what was recorded so far, such as making the model. No other thread may be enqueuing. Nothing where nothing
+// is recorded.
 LOCKSTEP_API void restart();
 // What was recorded so far. No other thread may be enqueuing. Throws Error where nothing is recorded.
 LOCKSTEP_API std::string text();

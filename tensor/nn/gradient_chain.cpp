@@ -5,6 +5,7 @@
 
 #include "lockstep/runtime/copy/chain.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/keep_device.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
 namespace lockstep::detail {
@@ -110,6 +111,7 @@ bool sums_along_chain(const std::vector<Tensor>& parts, Device home) {
 
 void sum_along_chain(const std::vector<Tensor>& parts, const Tensor& sum) {
   NoGrad off;
+  const KeepDevice turns;
   SumChain(parts, sum).run();
 }
 

@@ -9,6 +9,7 @@
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/environment.h"
+#include "lockstep/runtime/keep_device.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/nn/module_slots.h"
@@ -195,6 +196,7 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
   read(reading);
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& [set, bodies] : by_set) locks.emplace_back(set->mutex);
+  const detail::KeepDevice turns;
   std::map<SlabSet*, SlabSet::Chain> chains;
   for (const auto& [set, bodies] : by_set) chains[set.get()].hops = devices.size() - 1;
   for (std::size_t d = 1; d < devices.size(); ++d) {

@@ -133,5 +133,53 @@ class Simulate(unittest.TestCase):
         return path
 
 
+class Record(unittest.TestCase):
+    """Known networks are recorded without their memory or their arithmetic, and replayed."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def record(self, name, *arguments):
+        path = self.folder / name
+        done = subprocess.run([BENCH, "record", *arguments, "--output", str(path)], capture_output=True, text=True,
+                              timeout=300, stdin=subprocess.DEVNULL, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return path
+
+    @staticmethod
+    def last_step(path):
+        lines = path.read_text().split("thread 0 main\n")[1].splitlines()
+        marks = [i for i, line in enumerate(lines) if line == "mark step"]
+        return lines[marks[-2]:marks[-1]]
+
+    def test_the_same_step_is_the_same_file_and_scales(self):
+        steps = {n: self.record(f"step-{n}.rec", "--devices", str(n), "--batch", "4") for n in (1, 3, 8)}
+        self.assertEqual(steps[8].read_bytes(), self.record("again.rec", "--devices", "8", "--batch", "4").read_bytes())
+        report = json.loads(run(str(self.folder / "step-{}.rec"), "--machine", H200, "--sweep", "devices=1,3,8", "--json"))
+        milliseconds = [row["step ms"] for row in report["predicted_scaling"]]
+        self.assertEqual(milliseconds, sorted(milliseconds))
+        self.assertLess(milliseconds[2], 2 * milliseconds[0])
+
+    def test_ranks_reduce_each_gradient_once(self):
+        rank = self.record("rank.rec", "--wrapper", "ddp", "--devices", "64", "--batch", "4")
+        reduced = [line.split() for line in self.last_step(rank) if line.startswith("collective ")]
+        # Besides, the statistics of its norms are rank 0's.
+        self.assertEqual({(each[2], each[7]) for each in reduced}, {("all_reduce", "64"), ("broadcast", "64")})
+        # 25,557,032 elements (torchvision's ResNet-50), and what aligns the parameters in their buckets.
+        total = sum(int(each[4]) for each in reduced if each[2] == "all_reduce")
+        self.assertGreaterEqual(total, 4 * 25_557_032)
+        self.assertLess(total, 4 * 25_557_032 + 161 * 256)
+
+    def test_a_billion_parameters_on_two_devices(self):
+        step = self.record("gpt.rec", "--model", "gpt3-xl", "--devices", "2", "--batch", "1", "--steps", "1",
+                           "--dtype", "bf16")
+        sent = sum(int(line.split()[4]) for line in self.last_step(step) if line.startswith("copy ")
+                   and line.split()[2:4] == ["host:0", "host:1"])
+        self.assertGreater(sent, 2 * 1.3e9)
+        self.assertIn("kernel", run(str(step), "--machine", H200))
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1])

@@ -15,4 +15,4 @@ add_test(NAME bench/harness COMMAND lockstep-tests-bench)
 set_tests_properties(bench/harness PROPERTIES LABELS host TIMEOUT 60)
 add_test(NAME bench/simulate COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/simulate.py"
          $<TARGET_FILE:lockstep-bench> "${PROJECT_SOURCE_DIR}/docs/machines")
-set_tests_properties(bench/simulate PROPERTIES LABELS host TIMEOUT 60)
+set_tests_properties(bench/simulate PROPERTIES LABELS host TIMEOUT 120)

@@ -106,6 +106,14 @@ TEST_CASE("a training step of replicas is the same text every time, with its thr
   // The caller waits for its replicas, and they for it; the forward has two products on each device.
   CHECK(lines_with(first, "after ").size() >= 10);
   CHECK(lines_with(first, "wait ").size() >= 10);
+  // By the join it knows the end of each.
+  const std::string caller =
+      first.substr(first.find("thread 0 main"), first.find("thread 1 ") - first.find("thread 0 main"));
+  std::size_t joined = 0;
+  for (const std::string& line : lines_with(first, "thread "))
+    if (line.find(" ls-host:") != line.npos)
+      joined += caller.find("\nafter " + line.substr(7, line.find(' ', 7) - 7) + ":") != caller.npos;
+  CHECK(joined == 5);
   int products = 0;
   for (const std::string& kernel : lines_with(first, "kernel ")) products += kernel.find(" matmul ") != kernel.npos;
   CHECK(products >= 5 * 5);

@@ -7,6 +7,7 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/record/recorded_device.h"
 #include "lockstep/runtime/record/waiting.h"
 
 namespace lockstep::detail {
@@ -57,6 +58,7 @@ class RecordedCommunicator final : public Communicator {
 
  private:
   void enqueue(const Collective& collective, const Stream& stream) override {
+    const RecordedDevice on(device().index());
     Recorder::active()->collective(lockstep::detail::number_of(stream.handle()), {.name = to_string(collective.kind),
                                                                                   .dtype = to_string(collective.dtype),
                                                                                   .bytes = bytes_of(collective, size()),

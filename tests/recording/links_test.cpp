@@ -1,0 +1,127 @@
+// How far from what the links allow the engine's two big movements are on described machines: parameters to all
+// mirrors, gradients home. In virtual time, of what the library really enqueues.
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/lockstep.h"
+#include "lockstep/parallel/simulate/simulation.h"
+#include "lockstep/runtime/record/record.h"
+#include "lockstep/tensor/nn/module_slots.h"
+#include "support/catch.h"
+#include "support/devices.h"
+
+using namespace lockstep;
+using support::first_devices;
+
+namespace {
+
+constexpr std::int64_t kGigabyte = 1'000'000'000;
+
+// As many parameters of f32 as make `bytes`.
+struct Weights : Module<Weights> {
+  std::vector<Parameter> all;
+  Weights(int count, std::int64_t bytes) {
+    for (int i = 0; i < count; ++i) all.emplace_back(empty({bytes / 4 / count}, {.device = Device::host(0)}));
+  }
+  // The gradient of a sum is one element everywhere: a pass over memory for each parameter.
+  Tensor forward(const Tensor& x) const {
+    Tensor total;
+    for (const Parameter& parameter : all) {
+      const Tensor part = sum(parameter.on(x.device()));
+      total = total.defined() ? total + part : part;
+    }
+    return total.reshape({1});
+  }
+  void members(Members& m) override { m("all", all); }
+};
+
+struct Seconds {
+  double refresh, gradients;
+};
+
+Seconds predicted(const std::string& machine_file, int device_count, int parameters, std::int64_t bytes) {
+  const std::vector<Device> devices = first_devices(device_count);
+  const simulate::Machine machine =
+      simulate::load_machine(std::string(LOCKSTEP_MACHINES_FOLDER "/") + machine_file + ".json");
+  const auto seconds = [&] {
+    record::mark("step");
+    return static_cast<double>(simulate::simulate(simulate::parse_recording(record::text(), "links"), machine).step()) *
+           1e-9;
+  };
+  Weights net(parameters, bytes);
+  const ModuleSlots slots(net);
+  slots.refresh(devices);
+  const auto change = [&] {
+    for (const Parameter& parameter : net.all) parameter.tensor().mark_changed();
+  };
+  Seconds found{};
+  for (int round = 0; round < 2; ++round) {  // the first makes streams and events
+    change();
+    record::restart();
+    record::mark("step");
+    slots.refresh(devices);
+    found.refresh = seconds();
+  }
+  DataParallel model(std::move(net), {.devices = devices});
+  const Tensor x = zeros({device_count, 1}, {.device = devices[0]});
+  for (int round = 0; round < 3; ++round) {
+    const Tensor total = sum(model(x));
+    model.zero_grad();
+    record::restart();
+    record::mark("step");
+    total.backward();
+    found.gradients = seconds();
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("8 GPUs on a switch: a refresh and the gradients take little more than the bytes over one port") {
+  const double port = static_cast<double>(kGigabyte) / 396e9;
+  for (const int parameters : {16, 161}) {
+    const Seconds found = predicted("8xh200-nvswitch", 8, parameters, kGigabyte);
+    CAPTURE(parameters, found.refresh / port, found.gradients / port);
+    CHECK(found.refresh >= port);
+    CHECK(found.refresh <= 1.5 * port);
+    CHECK(found.gradients >= port);
+    CHECK(found.gradients <= 1.8 * port);
+  }
+}
+
+TEST_CASE("4 GPUs on PCIe: the same against a slot's rate, which copies both ways at once share") {
+  const double slot = static_cast<double>(kGigabyte) / 26e9;
+  const Seconds found = predicted("4xl40s-p2p", 4, 161, kGigabyte);
+  CAPTURE(found.refresh / slot, found.gradients / slot);
+  CHECK(found.refresh >= slot);
+  CHECK(found.refresh <= 1.5 * slot);
+  CHECK(found.gradients >= slot);
+  CHECK(found.gradients <= 1.6 * slot);
+}
+
+// The chain goes by the list of devices, of which 3 and 4 are not neighbours there: it takes the way over the sockets.
+TEST_CASE("a hybrid mesh: nothing is faster than all lines out of a device") {
+  const double ports = static_cast<double>(kGigabyte) / 143.4e9;  // six lines of 23.9 GB/s out of a device
+  const Seconds found = predicted("dgx-1v", 8, 161, kGigabyte);
+  CAPTURE(found.refresh / ports, found.gradients / ports);
+  CHECK(found.refresh >= ports);
+  CHECK(found.gradients >= ports);
+}
+
+TEST_CASE("what goes to many devices by turns changes the current device once a turn") {
+  const std::vector<Device> devices = first_devices(8);
+  Weights net(40, 40 << 20);
+  const ModuleSlots slots(net);
+  slots.refresh(devices);
+  for (const Parameter& parameter : net.all) parameter.tensor().mark_changed();
+  record::restart();
+  slots.refresh(devices);
+  (void)ones({1}, {.device = devices[0]});  // on the thread's own device, which it has again
+  const std::string text = record::text();
+  CHECK(text.find("call set_device\nkernel 0 fill") != text.npos);
+  int changes = 0, copies = 0;
+  for (std::size_t at = 0; (at = text.find("\ncall set_device\n", at)) != text.npos; ++at) ++changes;
+  for (std::size_t at = 0; (at = text.find("\ncopy ", at)) != text.npos; ++at) ++copies;
+  CHECK(copies >= 7);
+  CHECK(changes <= 4 * 7);
+}
