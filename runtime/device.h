@@ -60,10 +60,11 @@ LOCKSTEP_API std::vector<Device> accelerators();
 // All devices: cpu first, then host, then cuda.
 LOCKSTEP_API const std::vector<Device>& all_devices();
 
-// Position of `device` in all_devices(): a dense index for per-device tables, below kMaxDevices.
+// Position of `device` in all_devices(): a dense index for tables per device.
 // Throws InvalidArgument, listing what exists, for an absent device.
 LOCKSTEP_API int ordinal(Device device);
-inline constexpr int kMaxDevices = 64;
+// Of one type. Tables are as long as there are devices.
+inline constexpr int kMaxDevices = 256;
 
 struct DeviceProperties {
   std::string name;

@@ -12,6 +12,7 @@
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/per_device.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -101,8 +102,8 @@ struct Engine {
 };
 
 Engine& engine_of(Device device) {
-  static auto& engines = *new std::array<Engine, kMaxDevices>;
-  return engines[static_cast<std::size_t>(ordinal(device))];
+  static constinit lockstep::detail::PerDevice<Engine> engines;
+  return engines[device];
 }
 
 void create_handle(Engine& engine, Device device, const char* op) {

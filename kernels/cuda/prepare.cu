@@ -6,6 +6,7 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
+#include "lockstep/runtime/per_device.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -19,8 +20,9 @@ std::vector<const void*> all_kernels() {
 }  // namespace
 
 void prepare(Device device) {
-  static std::atomic<bool> prepared[kMaxDevices];
-  if (prepared[device.index()].load(std::memory_order_acquire)) return;
+  static lockstep::detail::PerDevice<std::atomic<bool>> all;
+  std::atomic<bool>& prepared = all[device];
+  if (prepared.load(std::memory_order_acquire)) return;
   const lockstep::cuda::CurrentDevice current(device);
   // CUDA loads a kernel when it is first asked for, and loading may wait for everything that runs.
   for (const void* kernel : all_kernels()) {
@@ -29,7 +31,7 @@ void prepare(Device device) {
   }
   lockstep::cuda::kernel_report(device);
   prepare_gemm(device);
-  prepared[device.index()].store(true, std::memory_order_release);  // twice, by two threads at first, does no harm
+  prepared.store(true, std::memory_order_release);  // twice, by two threads at first, does no harm
 }
 
 }  // namespace lockstep::kernels::cuda

@@ -18,7 +18,11 @@ namespace {
 
 enum Verdict : unsigned char { unknown, direct, staged };
 
-std::atomic<unsigned char> verdicts[kMaxDevices][kMaxDevices];
+// Of each pair: the number of devices times the source's ordinal, and the destination's.
+std::atomic<unsigned char>* verdicts() {
+  static auto* const all = new std::atomic<unsigned char>[all_devices().size() * all_devices().size()]();
+  return all;
+}
 
 constexpr std::size_t kProbeBytes = 64 << 10;
 std::atomic<std::int64_t> trial_milliseconds{detail::kTrialTimeout.count()};
@@ -83,7 +87,8 @@ Verdict try_out(Device source, Device destination) {
 
 bool peer_copies(Device source, Device destination) {
   if (source == destination) return true;
-  std::atomic<unsigned char>& verdict = verdicts[ordinal(source)][ordinal(destination)];
+  const std::size_t row = static_cast<std::size_t>(ordinal(source)) * all_devices().size();
+  std::atomic<unsigned char>& verdict = verdicts()[row + static_cast<std::size_t>(ordinal(destination))];
   unsigned char found = verdict.load(std::memory_order_acquire);
   if (found == unknown) [[unlikely]] {
     LOCKSTEP_CHECK(source.type() == destination.type(), "[peer_copies] expected two devices of one kind, got ", source,
@@ -96,9 +101,8 @@ bool peer_copies(Device source, Device destination) {
 
 void detail::forget_peers(Milliseconds trial_timeout) {
   trial_milliseconds.store(trial_timeout.count(), std::memory_order_relaxed);
-  for (auto& row : verdicts) {
-    for (auto& verdict : row) verdict.store(unknown, std::memory_order_release);
-  }
+  const std::size_t pairs = all_devices().size() * all_devices().size();
+  for (std::size_t i = 0; i < pairs; ++i) verdicts()[i].store(unknown, std::memory_order_release);
 }
 
 }  // namespace lockstep

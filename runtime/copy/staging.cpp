@@ -11,6 +11,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
@@ -32,8 +33,8 @@ struct Ring {
 };
 
 Ring& ring_into(Device device) {
-  static Ring* const rings = new Ring[kMaxDevices];
-  return rings[ordinal(device)];
+  static constinit PerDevice<Ring> rings;
+  return rings[device];
 }
 
 // Pinned memory for copies between a device and pageable memory. Whoever has a piece has it alone, so that no lock is
@@ -49,8 +50,8 @@ struct PiecePool {
   std::list<Piece> idle;  // the one that has rested longest in front
 
   static PiecePool& of(Device device) {
-    static PiecePool* const pools = new PiecePool[kMaxDevices];
-    return pools[ordinal(device)];
+    static constinit PerDevice<PiecePool> pools;
+    return pools[device];
   }
 };
 

@@ -13,8 +13,6 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kMostDevices = 32;
-
 int gpu_count() {
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
@@ -41,11 +39,10 @@ cudaDeviceProp properties_of(int ordinal) {
 
 CudaLayout make_layout() {
   const std::string_view wanted = detail::environment("LOCKSTEP_CUDA_DEVICES");
-  const int limit =
-      wanted.empty() ? kMostDevices : detail::parse_count("LOCKSTEP_CUDA_DEVICES", wanted, 0, kMostDevices);
+  const int limit = wanted.empty() ? kMaxDevices : detail::parse_count("LOCKSTEP_CUDA_DEVICES", wanted, 0, kMaxDevices);
   if (limit == 0) return {};
   const int gpus = gpu_count();
-  const int count = gpus == 0 ? 0 : wanted.empty() ? std::min(gpus, kMostDevices) : limit;
+  const int count = gpus == 0 ? 0 : wanted.empty() ? std::min(gpus, kMaxDevices) : limit;
 
   auto* devices = new std::vector<CudaDevice*>;  // for ever, as the backend
   for (int i = 0; i < count; ++i) {

@@ -22,17 +22,16 @@ GetState find_get_state() {
   return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState>(function) : nullptr;
 }
 
-// GPUs that have been seen with a context: it stays.
-constinit std::atomic<std::uint64_t> with_context{0};
+// GPUs that have been seen with a context: it stays. There are no more GPUs than devices.
+constinit std::atomic<bool> with_context[kMaxDevices] = {};
 
 bool has_context(int ordinal) {
-  const std::uint64_t bit = std::uint64_t{1} << (ordinal & 63);
-  if (with_context.load(std::memory_order_relaxed) & bit) return true;
+  if (with_context[ordinal].load(std::memory_order_relaxed)) return true;
   static const GetState get_state = find_get_state();
   unsigned int flags = 0;
   int active = 0;
   if (!get_state || get_state(ordinal, &flags, &active) != CUDA_SUCCESS || !active) return false;
-  with_context.fetch_or(bit, std::memory_order_relaxed);
+  with_context[ordinal].store(true, std::memory_order_relaxed);
   return true;
 }
 

@@ -60,7 +60,7 @@ void HostFaults::clear() {
   for (auto& row : links_) {
     for (auto& link : row) link.store(0, std::memory_order_relaxed);
   }
-  struck_.store(0, std::memory_order_relaxed);
+  for (std::atomic<bool>& struck : struck_) struck.store(false, std::memory_order_relaxed);
   release();
 }
 

@@ -39,7 +39,7 @@ class HostFaults {
   void clear();
 
   // Whether an allocation, a task or a link of the device (its first one) was struck since the last clear().
-  bool struck(int device) const { return (struck_.load(std::memory_order_relaxed) >> device & 1) != 0; }
+  bool struck(int device) const { return struck_[device].load(std::memory_order_relaxed); }
 
   // Asked by the backends.
   bool allocation_fails(int device);
@@ -48,7 +48,6 @@ class HostFaults {
   bool writes_lost(int source, int destination) { return link_is(source, destination, kLossy); }
 
  private:
-  static constexpr int kMost = 32;  // devices
   static constexpr std::uint8_t kDenied = 1, kLossy = 2;
 
   bool link_is(int from, int to, std::uint8_t state) {
@@ -57,7 +56,7 @@ class HostFaults {
     strike(from);
     return true;
   }
-  void strike(int device) { struck_.fetch_or(std::uint32_t{1} << device, std::memory_order_relaxed); }
+  void strike(int device) { struck_[device].store(true, std::memory_order_relaxed); }
   // Relaxed, and no mutex unless a fault happens: the streams must not be ordered by being asked, or ThreadSanitizer
   // would see no race between them.
   static bool hits(std::atomic<int>& countdown) {
@@ -66,8 +65,8 @@ class HostFaults {
 
   std::atomic<int> allocation_{0}, allocations_to_fail_{0}, throw_{0}, delay_{0}, hang_{0};
   std::atomic<std::int64_t> delay_microseconds_{0};
-  std::atomic<std::uint8_t> links_[kMost][kMost] = {};
-  std::atomic<std::uint32_t> struck_{0};  // a bit per device
+  std::atomic<std::uint8_t> links_[kMaxDevices][kMaxDevices] = {};
+  std::atomic<bool> struck_[kMaxDevices] = {};
 
   std::mutex mutex_;
   std::condition_variable released_;

@@ -13,8 +13,6 @@
 
 namespace lockstep::detail {
 
-inline constexpr int kMaxHostDevices = 32;
-
 // Everything that does not depend on when work runs; the streams and events are the modes' (see inline_backend.h).
 class HostBackend : public Backend {
  public:

@@ -71,7 +71,7 @@ Backend* make_host_backend(const HostOptions& options) {
   int devices = options.devices;
   if (devices == 0) {
     const std::string_view text = environment("LOCKSTEP_HOST_DEVICES");
-    devices = text.empty() ? default_device_count() : parse_count("LOCKSTEP_HOST_DEVICES", text, 1, kMaxHostDevices);
+    devices = text.empty() ? default_device_count() : parse_count("LOCKSTEP_HOST_DEVICES", text, 1, kMaxDevices);
   }
   std::vector<std::size_t> memory_bytes = options.memory_bytes;
   if (memory_bytes.empty()) {

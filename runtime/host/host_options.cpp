@@ -17,9 +17,8 @@ HostOptions& configured() {
 const HostOptions& detail::configured_host() { return configured(); }
 
 void configure_host(const HostOptions& options) {
-  using detail::kMaxHostDevices;
-  LOCKSTEP_CHECK(options.devices >= 0 && options.devices <= kMaxHostDevices, "[configure_host] expected from 1 to ",
-                 kMaxHostDevices, " devices, or 0 for the default, got ", options.devices);
+  LOCKSTEP_CHECK(options.devices >= 0 && options.devices <= kMaxDevices, "[configure_host] expected from 1 to ",
+                 kMaxDevices, " devices, or 0 for the default, got ", options.devices);
   for (const std::size_t bytes : options.memory_bytes) {
     LOCKSTEP_CHECK(bytes > 0, "[configure_host] expected a positive number of bytes per device, got ", bytes);
   }

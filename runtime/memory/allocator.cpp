@@ -10,6 +10,7 @@
 #include "lockstep/runtime/memory/allocator_state.h"
 #include "lockstep/runtime/memory/poison.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/per_device.h"
 
 namespace lockstep {
 namespace detail {
@@ -37,11 +38,11 @@ DeviceAllocator::DeviceAllocator(Device device)
 
 DeviceAllocator& DeviceAllocator::of(Device device) {
   struct Table {
-    std::atomic<DeviceAllocator*> allocators[kMaxDevices] = {};
+    PerDevice<std::atomic<DeviceAllocator*>> allocators;
     std::mutex mutex;
   };
   static Table* const table = new Table;
-  std::atomic<DeviceAllocator*>& slot = table->allocators[ordinal(device)];
+  std::atomic<DeviceAllocator*>& slot = table->allocators[device];
   DeviceAllocator* allocator = slot.load(std::memory_order_acquire);
   if (!allocator) [[unlikely]] {
     std::lock_guard lock(table->mutex);

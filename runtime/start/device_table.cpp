@@ -59,12 +59,14 @@ const DeviceTable& build_device_table() {
     Backend* backend = registered.installed[type];
     table->backends[type] = backend;
     table->count[type] = backend ? backend->device_count() : 0;
+    if (table->count[type] > kMaxDevices) {
+      const int count = table->count[type];
+      delete table;
+      throw Error(cat("[all_devices] expected at most ", kMaxDevices, " ", static_cast<DeviceType>(type),
+                      " devices, got ", count));
+    }
     table->first[type] = ordinal;
     ordinal += table->count[type];
-  }
-  if (ordinal > kMaxDevices) {
-    delete table;
-    throw Error(cat("[all_devices] expected at most ", kMaxDevices, " devices, got ", ordinal));
   }
   for (int i = 0; i < table->count[0]; ++i) table->all.push_back(Device::cpu());
   for (int i = 0; i < table->count[1]; ++i) table->all.push_back(Device::host(i));

@@ -16,6 +16,7 @@
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/record/recorder.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_pool.h"
@@ -44,11 +45,11 @@ void name_stream(const StreamBody& stream, const char* label) {
 // Streams that Lockstep makes itself stay in use for ever: work may be on them when the process ends.
 struct StreamTable {
   const char* label;
-  std::atomic<StreamBody*> streams[kMaxDevices] = {};
+  detail::PerDevice<std::atomic<StreamBody*>> streams;
   std::mutex mutex;
 
   StreamBody& at(Device device) {
-    std::atomic<StreamBody*>& slot = streams[ordinal(device)];
+    std::atomic<StreamBody*>& slot = streams[device];
     StreamBody* stream = slot.load(std::memory_order_acquire);
     return stream ? *stream : make(device, slot);
   }
@@ -86,8 +87,8 @@ struct EventPool {
 };
 
 EventPool& event_pool(Device device) {
-  static EventPool* const pools = new EventPool[kMaxDevices];
-  return pools[ordinal(device)];
+  static constinit detail::PerDevice<EventPool> pools;
+  return pools[device];
 }
 
 }  // namespace
@@ -157,8 +158,8 @@ Stream copies_of(const Stream& stream) {
 
 Retained retained_streams(Device device) {
   Retained all;
-  for (const StreamTable* table : {&default_streams, &copy_streams}) {
-    all.streams += count_with_copies(table->streams[ordinal(device)].load(std::memory_order_acquire));
+  for (StreamTable* table : {&default_streams, &copy_streams}) {
+    all.streams += count_with_copies(table->streams[device].load(std::memory_order_acquire));
   }
   all.streams += StreamPool::of(device).streams();
   {

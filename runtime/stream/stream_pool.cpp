@@ -8,6 +8,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/per_device.h"
 
 namespace lockstep::detail {
 namespace {
@@ -25,8 +26,8 @@ bool idle(StreamState& stream) {
 }  // namespace
 
 StreamPool& StreamPool::of(Device device) {
-  static StreamPool* const pools = new StreamPool[kMaxDevices];
-  return pools[ordinal(device)];
+  static constinit PerDevice<StreamPool> pools;
+  return pools[device];
 }
 
 StreamState* StreamPool::take() {

@@ -14,6 +14,7 @@
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/record/recorder.h"
 #include "lockstep/runtime/service_thread.h"
 #include "lockstep/runtime/trace/traced_device.h"
@@ -205,10 +206,10 @@ struct ThreadTable {
 
   const char* const name;
   std::mutex mutex;
-  std::atomic<DeviceThread*> threads[kMaxDevices] = {};
+  detail::PerDevice<std::atomic<DeviceThread*>> threads;
 
   DeviceThread& at(Device device) {
-    std::atomic<DeviceThread*>& slot = threads[ordinal(device)];
+    std::atomic<DeviceThread*>& slot = threads[device];
     DeviceThread* thread = slot.load(std::memory_order_acquire);
     if (!thread) [[unlikely]] {
       detail::check_threads("DeviceThread");  // before the lock: it may not return

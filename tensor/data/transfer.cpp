@@ -10,6 +10,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/retained.h"
 
 namespace lockstep::detail {
@@ -43,8 +44,8 @@ struct BufferPool {
   std::map<std::size_t, std::list<Buffer>> idle;  // by size; the one that has rested longest in front
 
   static BufferPool& of(Device device) {
-    static BufferPool* const pools = new BufferPool[kMaxDevices];
-    return pools[ordinal(device)];
+    static constinit PerDevice<BufferPool> pools;
+    return pools[device];
   }
 
   // A list of one, which goes back without needing memory.
