@@ -38,11 +38,19 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
   return buckets;
 }
 
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+
+}  // namespace
+
 Bucket::Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool sparse)
     : slots_(std::move(slots)), place_(gradients), sparse_(sparse) {
+  // The same offsets in both dtypes, aligned in the narrower one.
+  const auto unit = static_cast<std::int64_t>(kAlignment / std::min(size_of(gradients.dtype), size_of(reduced.dtype)));
   for (Slot& slot : slots_) {
-    slot.offset = count_;
-    count_ += element_count(slot.shape);
+    slot.offset = (count_ + unit - 1) / unit * unit;
+    count_ = slot.offset + element_count(slot.shape);
   }
   if (sparse_) return;
   flat_ = empty({count_}, {.dtype = reduced.dtype, .device = reduced.device});
@@ -53,18 +61,39 @@ Bucket::Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool spa
     held_ = empty({count_}, {.dtype = gradients.dtype, .device = gradients.device});
     gradients_ = parts_of(held_);
   }
+  std::int64_t end = 0;
+  for (const Slot& slot : slots_) {
+    Gap& gap = gaps_.emplace_back();
+    if (slot.offset > end) gap.elements = piece_of(apart() ? held_ : flat_, end, {slot.offset - end});
+    end = slot.offset + element_count(slot.shape);
+  }
+}
+
+std::size_t Bucket::bytes() const {
+  std::int64_t count = 0;
+  for (const Slot& slot : slots_) count += element_count(slot.shape);
+  return static_cast<std::size_t>(count) * size_of(place_.dtype);
+}
+
+// With a storage of its own: a write to one gradient is not a write to the others.
+Tensor Bucket::piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
+  const std::size_t element_bytes = size_of(flat.dtype());
+  auto piece = Storage::slice(flat.storage(), static_cast<std::size_t>(offset) * element_bytes,
+                              static_cast<std::size_t>(element_count(shape)) * element_bytes);
+  return Tensor::over(std::move(piece), flat.dtype(), shape, contiguous_strides(shape));
 }
 
 std::vector<Tensor> Bucket::parts_of(const Tensor& flat) const {
-  const std::size_t element_bytes = size_of(flat.dtype());
   std::vector<Tensor> parts;
-  for (const Slot& slot : slots_) {
-    // A storage of its own: a write to one gradient is not a write to the others.
-    auto part = Storage::slice(flat.storage(), static_cast<std::size_t>(slot.offset) * element_bytes,
-                               static_cast<std::size_t>(element_count(slot.shape)) * element_bytes);
-    parts.push_back(Tensor::over(std::move(part), flat.dtype(), slot.shape, contiguous_strides(slot.shape)));
-  }
+  for (const Slot& slot : slots_) parts.push_back(piece_of(flat, slot.offset, slot.shape));
   return parts;
+}
+
+void Bucket::fill_gap(std::size_t i, bool after_hook) {
+  Gap& gap = gaps_[i];
+  if (!gap.elements.defined() || (gap.filled && !after_hook)) return;
+  gap.elements.zero_();
+  gap.filled = true;
 }
 
 void Bucket::send() {
@@ -79,6 +108,7 @@ Bucket Bucket::zeros() const {
   Bucket empty_one = *this;
   empty_one.gradients_.clear();
   empty_one.held_ = Tensor();
+  empty_one.gaps_.clear();
   if (sparse_) return empty_one;
   empty_one.flat_ = zeros_like(flat_);
   empty_one.parts_ = empty_one.parts_of(empty_one.flat_);

@@ -1,5 +1,8 @@
 // Buckets: gradients of several parameters in one piece of memory, reduced by one collective.
 //
+// Each gradient begins at a multiple of 256 bytes, as tensors of their own do, so that kernels take it in whole vectors
+// whatever stands before it. What lies between two of them is zero when the bucket is reduced.
+//
 // Gradients lie where their parameters do. Where the communicator is on another device, or they are to be reduced in
 // another dtype, a bucket has a second piece of memory for that.
 #pragma once
@@ -28,7 +31,7 @@ LOCKSTEP_API std::vector<std::vector<int>> assign_buckets(std::span<const Bucket
                                                           std::span<const int> order,
                                                           std::span<const std::size_t> limits_bytes);
 
-// The gradients of one bucket, one after another in a flat tensor.
+// The gradients of one bucket, one after another in a flat tensor, with gaps between them.
 class LOCKSTEP_API Bucket {
  public:
   struct Slot {
@@ -47,9 +50,13 @@ class LOCKSTEP_API Bucket {
   const std::vector<Slot>& slots() const { return slots_; }
   bool sparse() const { return sparse_; }
   const Place& place() const { return place_; }  // of the gradients
-  std::size_t bytes() const { return static_cast<std::size_t>(count_) * size_of(place_.dtype); }
+  // Of the gradients, without the gaps.
+  std::size_t bytes() const;
   // The gradient of the i-th slot, with a version of its own.
   const Tensor& gradient(std::size_t i) const { return gradients_[i]; }
+  // Zeros in the gap before the i-th slot, on the current stream: the first time, and again `after_hook`, which may
+  // have written there. Whoever writes the gradient calls it, so that what waits for the one has waited for the other.
+  void fill_gap(std::size_t i, bool after_hook);
 
   // What is reduced: the gradients themselves, or, when they lie apart from it, what send() has copied; receive()
   // copies back. Both use the current streams of the two devices.
@@ -65,6 +72,7 @@ class LOCKSTEP_API Bucket {
   Bucket zeros() const;
 
  private:
+  static Tensor piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape);
   std::vector<Tensor> parts_of(const Tensor& flat) const;
 
   std::vector<Slot> slots_;
@@ -73,6 +81,11 @@ class LOCKSTEP_API Bucket {
   std::int64_t count_ = 0;
   Tensor flat_, held_;  // held_: the gradients, where they lie apart
   std::vector<Tensor> parts_, gradients_;
+  struct Gap {
+    Tensor elements;  // undefined where there is none
+    bool filled = false;
+  };
+  std::vector<Gap> gaps_;  // by slot, before it
 };
 
 }  // namespace lockstep

@@ -25,11 +25,12 @@ GradBucket GradBucket::with_buffer(const Tensor& buffer) const {
   Contents contents = *contents_;
   contents.buffer = buffer;
   contents.unrounded = Tensor();
-  std::int64_t offset = 0;
+  const auto element_bytes = static_cast<std::ptrdiff_t>(size_of(contents_->buffer.dtype()));
   for (Tensor& gradient : contents.gradients) {
-    const std::int64_t count = gradient.count();
-    gradient = buffer.narrow(0, offset, count).reshape(gradient.shape());
-    offset += count;
+    if (gradient.count() == 0) continue;
+    const std::ptrdiff_t begin =
+        static_cast<const std::byte*>(gradient.data()) - static_cast<const std::byte*>(contents_->buffer.data());
+    gradient = buffer.narrow(0, begin / element_bytes, gradient.count()).reshape(gradient.shape());
   }
   return GradBucket(std::move(contents));
 }

@@ -47,8 +47,9 @@ class LOCKSTEP_API GradBucket {
   std::span<const NamedParameter> parameters() const { return *contents_->parameters; }
 
   // All gradients one after another, [elements], contiguous, of the dtype in which they are reduced; undefined for
-  // rows. Not divided, and with DdpMixedPrecision rounded already. What it holds when the work is complete is what the
-  // parameters get.
+  // rows. Each begins at a multiple of 256 bytes; what lies between them is zero when the hook is called, and what it
+  // leaves there does not matter. Not divided, and with DdpMixedPrecision rounded already. What it holds when the work
+  // is complete is what the parameters get.
   Tensor buffer() const { return contents_->buffer; }
   // The buffer becomes the gradients divided by divisor(), and rounded after that: large ones may fit then. Before the
   // buffer is changed otherwise; on the current stream.

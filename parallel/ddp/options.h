@@ -52,7 +52,7 @@ struct DdpLoggingData {
   std::int64_t num_parameter_tensors = 0;
   std::uint64_t total_parameter_size_bytes = 0;
   std::vector<DType> dtypes;
-  std::vector<std::uint64_t> bucket_sizes;  // bytes
+  std::vector<std::uint64_t> bucket_sizes;  // bytes of the gradients in each
   std::uint64_t bucket_cap_bytes = 0;
   bool broadcast_buffers = false, find_unused_parameters = false, gradient_as_bucket_view = false, static_graph = false;
   std::string comm_hook;  // its name; "" without one

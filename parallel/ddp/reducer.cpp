@@ -164,6 +164,7 @@ void Reducer::store(Variable& variable) {
   LeafNode& leaf = Reducer::leaf(variable);
   const Tensor held = leaf.sparse.defined() ? leaf.sparse.to_dense() : leaf.grad;
   Tensor place = part(variable);
+  buckets_[static_cast<std::size_t>(variable.bucket)].fill_gap(variable.slot, hooked());
   if (!held.defined()) {
     place.zero_();
   } else {

@@ -49,6 +49,70 @@ TEST_CASE("each dtype has a small first bucket") {
         Buckets{{0}, {1}, {2}, {3, 6}, {4, 7}, {5, 8}});
 }
 
+TEST_CASE("gradients in a bucket begin at multiples of 256 bytes in both dtypes, with zeros between them") {
+  using Slots = std::vector<Bucket::Slot>;
+  const Device device = first_devices(1)[0];
+  const auto address = [](const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data()); };
+  for (const DType reduced : {DType::f32, DType::bf16, DType::f64}) {
+    Bucket bucket(Slots{{0, {10}, 0}, {1, {3, 5}, 0}, {2, {64}, 0}, {3, {0}, 0}, {4, {}, 0}}, {DType::f32, device},
+                  {reduced, device}, false);
+    CHECK(bucket.apart() == (reduced != DType::f32));
+    CHECK(bucket.bytes() == (10 + 15 + 64 + 0 + 1) * 4);
+    Doubles expected(static_cast<std::size_t>(bucket.flat().count()), 0.0);
+    for (std::size_t i = 0; i < bucket.slots().size(); ++i) {
+      const auto& [number, shape, offset] = bucket.slots()[i];
+      Tensor place = bucket.gradient(i);
+      if (place.count() > 0) {
+        CHECK(address(place) % 256 == 0);
+        CHECK(address(bucket.parts()[i]) % 256 == 0);
+        CHECK(address(bucket.parts()[i]) - address(bucket.flat()) ==
+              static_cast<std::size_t>(offset) * size_of(reduced));
+      }
+      place.fill_(static_cast<double>(number + 1));
+      for (std::int64_t k = 0; k < place.count(); ++k) expected[static_cast<std::size_t>(offset + k)] = number + 1;
+    }
+    const auto sent = [&](bool after_hook) {
+      for (std::size_t i = 0; i < bucket.slots().size(); ++i) bucket.fill_gap(i, after_hook);
+      bucket.send();
+      return bucket.flat().to(DType::f64).to_vector<double>();
+    };
+    CHECK(sent(false) == expected);
+    Tensor gap = bucket.flat().narrow(0, 10, 6);
+    gap.fill_(7.0);
+    bucket.receive();
+    CHECK(sent(true) == expected);
+    Bucket zeros = bucket.zeros();
+    zeros.send();
+    CHECK(sent(false) == expected);
+    CHECK(zeros.flat().to(DType::f64).to_vector<double>() == Doubles(expected.size(), 0.0));
+  }
+}
+
+TEST_CASE("gradients of a trained module are aligned, and its figures count no gaps") {
+  const auto seen = run_ranks(2, [](Communicator& communicator) {
+    struct Odd : Module<Odd> {
+      Parameter a{counting({10})}, b{counting({7})}, c{counting({33})};
+      Tensor forward(const Tensor& x) const {
+        return x * (sum(a.on(x.device())) + sum(b.on(x.device())) + sum(c.on(x.device())));
+      }
+      void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+    };
+    DistributedDataParallel<Odd> net(Odd{}, communicator);
+    std::vector<std::uint64_t> figures;
+    for (int i = 0; i < 2; ++i) {
+      net.zero_grad();
+      sum(net(counting({2}).to(communicator.device()))).backward();
+      synchronize(communicator.device());
+      for (const NamedParameter& named : net.module().named_parameters())
+        figures.push_back(reinterpret_cast<std::uintptr_t>(named.parameter.grad().data()) % 256);
+      for (const std::uint64_t bytes : net.logging_data().bucket_sizes) figures.push_back(bytes);
+    }
+    return figures;
+  });
+  const std::uint64_t bytes = (10 + 7 + 33) * sizeof(double);
+  for (const auto& rank : seen) CHECK(rank == std::vector<std::uint64_t>{0, 0, 0, bytes, 0, 0, 0, bytes});
+}
+
 TEST_CASE("the order of the buckets is learnt from the first backward") {
   const auto orders = run_ranks(2, [](Communicator& communicator) {
     DistributedDataParallel<Shuffled> net(Shuffled{}, communicator, small_buckets());
