@@ -17,6 +17,10 @@ namespace lockstep {
 using StreamHandle = struct OpaqueStream*;
 using EventHandle = struct OpaqueEvent*;
 
+// Of a stream among those of its device: where work of several could run, that of `high` is to come first.
+enum class StreamPriority : std::uint8_t { normal, high };
+inline constexpr int kStreamPriorities = 2;
+
 // One contiguous copy. Devices are logical; `cpu` names host memory.
 struct CopyArgs {
   void* destination;
@@ -53,7 +57,8 @@ class LOCKSTEP_API Backend {
   // A stream runs what is enqueued on it in order. The first error of its work sticks to it, travels through events to
   // the streams that wait, and surfaces where the host waits or asks whether a stream is done. On host devices the
   // stream works again after that, for what is enqueued from then on; on others the device may be lost.
-  virtual StreamHandle create_stream(int index) = 0;
+  // A device that knows no priorities ignores them: they change when work runs, and nothing else.
+  virtual StreamHandle create_stream(int index, StreamPriority priority) = 0;
   virtual void destroy_stream(StreamHandle stream) noexcept = 0;
   // A stream of the vendor's that somebody else made and destroys: to be enqueued on as on the backend's own. Throws
   // NotSupported where there is no such thing.

@@ -49,14 +49,18 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, C
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
                  const DistributedDataParallelOptions& options, Announce announce)
-    : communicator_(communicator), options_(options), announce_(std::move(announce)), stream_(communicator.device()) {
+    : communicator_(communicator),
+      options_(options),
+      announce_(std::move(announce)),
+      stream_(communicator.device(), StreamPriority::high) {
   for (NamedParameter& named : parameters) {
     const Parameter& parameter = named.parameter;
     Variable variable;
     const auto on_same = [&](const Stream& stream) { return stream.device() == parameter.device(); };
     const auto at = std::find_if(streams_.begin(), streams_.end(), on_same);
     const auto number = static_cast<int>(at - streams_.begin());
-    if (at == streams_.end()) streams_.push_back(on_same(stream_) ? stream_ : Stream(parameter.device()));
+    if (at == streams_.end())
+      streams_.push_back(on_same(stream_) ? stream_ : Stream(parameter.device(), StreamPriority::high));
     variable.entry = {static_cast<std::size_t>(element_count(parameter.shape())) * size_of(parameter.dtype()),
                       parameter.dtype(), parameter.body()->sparse, number};
     variable.name = std::move(named.name);

@@ -177,6 +177,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Communicator& communicator_;
   const DistributedDataParallelOptions options_;
   const Announce announce_;
+  // Of high priority: what is reduced is waited for by other ranks, and the backward is long.
   Stream stream_;                // of the communicator's device
   std::vector<Stream> streams_;  // of the parameters' devices, by number; stream_ where it is that
   CommHook hook_;                // empty: averages

@@ -43,8 +43,7 @@ void copy_on(const Stream& stream, const CopyArgs& args, Place place) {
     stream.backend().copy(args, stream.handle());
     return;
   }
-  // Not the source's own stream for copies, on which those into it come one after the other.
-  const Stream out = copies_of(copies_of(current_stream(args.source_device)));
+  const Stream out = copies_of(current_stream(args.source_device), CopyDirection::out);
   try {
     LOCKSTEP_EDGE(out.wait_for(stream));  // and with it for what `stream` was made to wait for
     copy_staged(args, out, stream);

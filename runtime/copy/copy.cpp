@@ -12,12 +12,13 @@ namespace {
 
 bool in_host_memory(Device device) { return properties(device).host_memory; }
 
-// The side whose copy stream carries a copy between two devices: the destination's, because a device is filled by one
-// copy at a time. Plain memory has no engine of its own, and nobody else reaches the memory of a GPU.
-const Stream& carrier(const Stream& destination, const Stream& source) {
-  if (destination.device().is_cpu()) return source;
-  if (!in_host_memory(source.device()) && in_host_memory(destination.device())) return source;
-  return destination;
+// The stream that carries a copy between two devices: that of the destination for copies into it, because a device is
+// filled by one copy at a time. Plain memory has no engine of its own, and nobody else reaches the memory of a GPU: the
+// source's for copies out of it then.
+Stream carrier(const Stream& destination, const Stream& source) {
+  const bool source_copies =
+      destination.device().is_cpu() || (!in_host_memory(source.device()) && in_host_memory(destination.device()));
+  return source_copies ? detail::copies_of(source, detail::CopyDirection::out) : detail::copies_of(destination);
 }
 
 // The side of a copy between the host and a GPU that is host memory; null for other copies.
@@ -31,7 +32,7 @@ void settle(const Stream& stream) noexcept { detail::settle(stream.backend(), st
 
 void enqueue_staged(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream,
                     const Stream& stream, Event& done) {
-  const Stream out = detail::copies_of(source_stream);
+  const Stream out = detail::copies_of(source_stream, detail::CopyDirection::out);
   try {
     LOCKSTEP_EDGE(out.wait_for(source_stream));
     // It may have waited for who wrote the source; and each piece arrives after it has left, so after what is there.
@@ -90,8 +91,7 @@ Event start_copy(const CopyArgs& args, const Stream& source_stream, const Stream
   if (args.bytes == 0) return done;
   const bool one_device = args.source_device == args.destination_device;
   const detail::CopyPlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
-  const Stream& stream =
-      one_device ? destination_stream : detail::copies_of(carrier(destination_stream, source_stream));
+  const Stream stream = one_device ? destination_stream : carrier(destination_stream, source_stream);
 
   if (source_stream.synchronous() && destination_stream.synchronous() && stream.synchronous()) {
     stream.backend().copy(args, stream.handle());  // nothing is in flight, nothing needs an edge

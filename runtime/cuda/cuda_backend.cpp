@@ -109,13 +109,19 @@ class CudaBackend final : public Backend {
     return after == pinned_.begin() || address >= (--after)->first + after->second;
   }
 
-  StreamHandle create_stream(int index) override {
+  StreamHandle create_stream(int index, StreamPriority priority) override {
     CudaDevice& device = started(index);
     const CurrentDevice current(device.device);
     const detail::GrowthLock alone;
     std::unique_ptr<CudaStream> stream(new CudaStream{device, nullptr, bit(device)});
     // Not blocking: the legacy default stream of other libraries must not serialise with ours.
-    LOCKSTEP_CUDA(device.device, cudaStreamCreateWithFlags(&stream->native, cudaStreamNonBlocking));
+    if (priority == StreamPriority::normal) {
+      LOCKSTEP_CUDA(device.device, cudaStreamCreateWithFlags(&stream->native, cudaStreamNonBlocking));
+    } else {
+      int least = 0, greatest = 0;
+      LOCKSTEP_CUDA(device.device, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+      LOCKSTEP_CUDA(device.device, cudaStreamCreateWithPriority(&stream->native, cudaStreamNonBlocking, greatest));
+    }
     const auto handle = reinterpret_cast<StreamHandle>(stream.release());
     if (auto* checker = detail::OrderChecker::active()) checker->alias(handle, native_handle(handle));
     return handle;

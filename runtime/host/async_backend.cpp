@@ -77,7 +77,7 @@ bool AsyncBackend::abandoned() const noexcept {
   return library_threads.load(std::memory_order_acquire) != Threads::run;
 }
 
-StreamHandle AsyncBackend::create_stream(int index) {
+StreamHandle AsyncBackend::create_stream(int index, StreamPriority) {
   const Schedule schedule(async_.seed, streams_made_.fetch_add(1, std::memory_order_relaxed));
   auto* stream = new HostStream(Device::host(index), schedule, async_.timeout);
   const auto handle = reinterpret_cast<StreamHandle>(stream);

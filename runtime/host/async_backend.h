@@ -29,7 +29,7 @@ class AsyncBackend final : public HostBackend {
 
   bool abandoned() const noexcept override;
 
-  StreamHandle create_stream(int index) override;
+  StreamHandle create_stream(int index, StreamPriority priority) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   bool query_stream(StreamHandle stream) override;
   void* native_stream(StreamHandle stream) override { return stream; }

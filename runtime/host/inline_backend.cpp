@@ -48,7 +48,9 @@ class TraceSpan {
 
 }  // namespace
 
-StreamHandle InlineBackend::create_stream(int index) { return reinterpret_cast<StreamHandle>(new InlineStream{index}); }
+StreamHandle InlineBackend::create_stream(int index, StreamPriority) {
+  return reinterpret_cast<StreamHandle>(new InlineStream{index});
+}
 
 void InlineBackend::destroy_stream(StreamHandle stream) noexcept { delete reinterpret_cast<InlineStream*>(stream); }
 

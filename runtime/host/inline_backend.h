@@ -10,7 +10,7 @@ class InlineBackend : public HostBackend {
   InlineBackend(DeviceType type, const std::vector<DeviceLayout>& devices, bool checked = false)
       : HostBackend(type, devices, {.synchronous = true, .checked = checked}) {}
 
-  StreamHandle create_stream(int index) override;
+  StreamHandle create_stream(int index, StreamPriority priority) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   bool query_stream(StreamHandle) override { return true; }
   void* native_stream(StreamHandle stream) override { return stream; }

@@ -82,7 +82,7 @@ bool RecordBackend::pageable(const void* memory) const {
   return true;
 }
 
-StreamHandle RecordBackend::create_stream(int index) {
+StreamHandle RecordBackend::create_stream(int index, StreamPriority) {
   return reinterpret_cast<StreamHandle>(
       new RecordStream{.index = index, .number = recorder_.add_stream(Device::host(index))});
 }

@@ -24,7 +24,7 @@ class RecordBackend final : public HostBackend {
   void free_pinned(void* memory) noexcept override;
   bool pageable(const void* memory) const override;
 
-  StreamHandle create_stream(int index) override;
+  StreamHandle create_stream(int index, StreamPriority priority) override;
   void destroy_stream(StreamHandle stream) noexcept override;
   bool query_stream(StreamHandle) override { return true; }
   void* native_stream(StreamHandle stream) override { return stream; }

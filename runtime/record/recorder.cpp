@@ -90,7 +90,8 @@ int Recorder::add_stream(Device device) {
 
 void Recorder::name_stream(StreamHandle handle, const char* label) {
   const std::lock_guard lock(mutex_);
-  streams_[static_cast<std::size_t>(number_of(handle))].label = label;
+  std::string& name = streams_[static_cast<std::size_t>(number_of(handle))].label = label;
+  std::replace(name.begin(), name.end(), ' ', '-');
 }
 
 void Recorder::kernel(int stream, const KernelRecord& k) {

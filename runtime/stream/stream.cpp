@@ -58,7 +58,7 @@ struct StreamTable {
     std::lock_guard lock(mutex);
     StreamBody* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
-      stream = &StreamPool::take_or_make(device);
+      stream = &StreamPool::take_or_make(device, StreamPriority::normal);
       name_stream(*stream, label);
       slot.store(stream, std::memory_order_release);
     }
@@ -69,6 +69,7 @@ struct StreamTable {
 static_assert(std::is_trivially_destructible_v<StreamTable>);
 constinit StreamTable default_streams{.label = "default", .streams = {}, .mutex = {}};
 constinit StreamTable copy_streams{.label = "copies", .streams = {}, .mutex = {}};
+constinit StreamTable copy_out_streams{.label = "copies out", .streams = {}, .mutex = {}};
 
 // Bodies of other libraries' streams, for ever: memory that was allocated on one may be in the cache.
 struct ForeignStreams {
@@ -138,27 +139,28 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
   }
 }
 
-Stream copies_of(const Stream& stream) {
+Stream copies_of(const Stream& stream, CopyDirection direction) {
   const Device device = stream.device();
-  if (stream == default_stream(device)) return copy_stream(device);
-  std::atomic<StreamBody*>& slot = state_of(stream).copies;
+  StreamTable& of_devices = direction == CopyDirection::in ? copy_streams : copy_out_streams;
+  if (stream == default_stream(device)) return of_devices.at(device);
+  std::atomic<StreamBody*>& slot = state_of(stream).copies[static_cast<int>(direction)];
   if (StreamBody* const found = slot.load(std::memory_order_acquire)) [[likely]]
     return *found;
   // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may
   // have to wait for the device, so not under a lock.
-  StreamState& made = StreamPool::take_or_make(device);
+  StreamState& made = StreamPool::take_or_make(device, stream.priority());
   StreamBody* first = nullptr;
   if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
     StreamPool::of(device).give(made);
     return *first;
   }
-  name_stream(made, copy_streams.label);
+  name_stream(made, of_devices.label);
   return made;
 }
 
 Retained retained_streams(Device device) {
   Retained all;
-  for (StreamTable* table : {&default_streams, &copy_streams}) {
+  for (StreamTable* table : {&default_streams, &copy_streams, &copy_out_streams}) {
     all.streams += count_with_copies(table->streams[device].load(std::memory_order_acquire));
   }
   all.streams += StreamPool::of(device).streams();
@@ -256,8 +258,8 @@ Event::Progress Event::progress() const {
   return of_device.event_failed(handle_) ? Progress::failed : Progress::done;
 }
 
-Stream::Stream(Device device) {
-  detail::StreamState& stream = StreamPool::take_or_make(device);
+Stream::Stream(Device device, StreamPriority priority) {
+  detail::StreamState& stream = StreamPool::take_or_make(device, priority);
   stream.holders.store(1, std::memory_order_relaxed);
   body_ = &stream;
   held_ = true;

@@ -18,6 +18,7 @@ struct StreamBody {
   bool synchronous = false, checked = false;
   Backend* backend = nullptr;
   StreamHandle handle = nullptr;
+  StreamPriority priority = StreamPriority::normal;
 };
 }  // namespace detail
 
@@ -53,9 +54,10 @@ class LOCKSTEP_API Event {
 class LOCKSTEP_API Stream {
  public:
   Stream() = default;  // none; only to be assigned to, compared and asked whether it is one
-  // Takes a stream that is idle from the device's pool, else makes one. The pool has it back when the last copy of this
-  // handle is gone, which waits for nothing: what was enqueued runs.
-  explicit Stream(Device device);
+  // Takes a stream of that priority that is idle from the device's pool, else makes one. The pool has it back when the
+  // last copy of this handle is gone, which waits for nothing: what was enqueued runs. On CUDA devices the kernels of a
+  // stream of high priority come before those of others that have not begun; host devices have one priority.
+  explicit Stream(Device device, StreamPriority priority = StreamPriority::normal);
   // A stream of another library on the same device: a cudaStream_t of the GPU of a CUDA device (null: CUDA's default
   // stream). Its owner keeps it until the last copy of the handle is gone, memory that was allocated on it is released,
   // and graphs that were recorded on it have run. The same stream gives the same Stream. Throws NotSupported for
@@ -85,6 +87,7 @@ class LOCKSTEP_API Stream {
   Device device() const { return body_->device; }
   StreamHandle handle() const { return body_->handle; }
   Backend& backend() const { return *body_->backend; }
+  StreamPriority priority() const { return body_->priority; }
   // Work is finished when the enqueuing call returns.
   bool synchronous() const { return body_->synchronous; }
   // What is enqueued must be declared (see runtime/stream/declare.h).

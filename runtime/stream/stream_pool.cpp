@@ -15,8 +15,11 @@ namespace {
 
 bool idle(StreamState& stream) {
   try {
-    StreamBody* const copies = stream.copies.load(std::memory_order_acquire);
-    return Stream(stream).query() && (!copies || Stream(*copies).query());
+    if (!Stream(stream).query()) return false;
+    return std::all_of(std::begin(stream.copies), std::end(stream.copies), [](const auto& slot) {
+      StreamBody* const copies = slot.load(std::memory_order_acquire);
+      return !copies || Stream(*copies).query();
+    });
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
     return false;
@@ -30,10 +33,10 @@ StreamPool& StreamPool::of(Device device) {
   return pools[device];
 }
 
-StreamState* StreamPool::take() {
+StreamState* StreamPool::take(Shelf& from) {
   std::vector<StreamState*> busy;
   StreamState* found = nullptr;
-  while (StreamState* candidate = found ? nullptr : pop()) {
+  while (StreamState* candidate = found ? nullptr : pop(from)) {
     if (idle(*candidate))
       found = candidate;
     else
@@ -41,52 +44,58 @@ StreamState* StreamPool::take() {
   }
   if (!busy.empty()) {
     std::lock_guard lock(mutex_);
-    free_.insert(free_.begin(), busy.begin(), busy.end());
+    from.free.insert(from.free.begin(), busy.begin(), busy.end());
   }
   return found;
 }
 
-StreamState* StreamPool::pop() {
+StreamState* StreamPool::pop(Shelf& from) {
   std::lock_guard lock(mutex_);
-  if (free_.empty()) return nullptr;
-  StreamState* stream = free_.back();
-  free_.pop_back();
+  if (from.free.empty()) return nullptr;
+  StreamState* stream = from.free.back();
+  from.free.pop_back();
   return stream;
 }
 
 // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
 // takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose streams still
 // know whom they have waited for.
-StreamState* StreamPool::take_retired() {
+StreamState* StreamPool::take_retired(Shelf& from) {
   constexpr std::size_t kLooks = 8;
+  std::vector<StreamState*>& retired = from.retired;
   std::unique_lock lock(mutex_);
-  const auto looks = static_cast<std::ptrdiff_t>(std::min(kLooks, retired_.size()));
-  const auto known = std::find_if(retired_.rbegin(), retired_.rbegin() + looks, [](StreamState* stream) {
-    StreamBody* const copies = stream->copies.load(std::memory_order_acquire);
+  const auto looks = static_cast<std::ptrdiff_t>(std::min(kLooks, retired.size()));
+  const auto known = std::find_if(retired.rbegin(), retired.rbegin() + looks, [](StreamState* stream) {
     OrderChecker& checker = *OrderChecker::active();
-    return checker.knows_all_of(stream->handle) && (!copies || checker.knows_all_of(copies->handle));
+    if (!checker.knows_all_of(stream->handle)) return false;
+    return std::all_of(std::begin(stream->copies), std::end(stream->copies), [&](const auto& slot) {
+      StreamBody* const copies = slot.load(std::memory_order_acquire);
+      return !copies || checker.knows_all_of(copies->handle);
+    });
   });
-  if (known == retired_.rbegin() + looks) return nullptr;
+  if (known == retired.rbegin() + looks) return nullptr;
   StreamState* const stream = *known;
-  retired_.erase(std::next(known).base());
+  retired.erase(std::next(known).base());
   lock.unlock();
   if (idle(*stream)) return stream;
   lock.lock();
-  retired_.insert(retired_.begin(), stream);
+  retired.insert(retired.begin(), stream);
   return nullptr;
 }
 
-StreamState& StreamPool::take_or_make(Device device) {
-  StreamState* stream = of(device).take();
-  if (!stream && properties(device).host_memory) stream = of(device).take_retired();
-  return stream ? *stream : make(device, backend(device).create_stream(device.index()));
+StreamState& StreamPool::take_or_make(Device device, StreamPriority priority) {
+  StreamPool& pool = of(device);
+  Shelf& shelf = pool.shelf(priority);
+  StreamState* stream = pool.take(shelf);
+  if (!stream && properties(device).host_memory) stream = pool.take_retired(shelf);
+  return stream ? *stream : make(device, backend(device).create_stream(device.index(), priority), priority);
 }
 
-StreamState& StreamPool::make(Device device, StreamHandle handle) {
+StreamState& StreamPool::make(Device device, StreamHandle handle, StreamPriority priority) {
   const DeviceProperties& known = properties(device);
   Backend& of_device = backend(device);
   try {
-    return *register_stream({device, known.synchronous, known.checked, &of_device, handle});
+    return *register_stream({device, known.synchronous, known.checked, &of_device, handle, priority});
   } catch (...) {
     of_device.destroy_stream(handle);
     throw;
@@ -95,15 +104,17 @@ StreamState& StreamPool::make(Device device, StreamHandle handle) {
 
 void StreamPool::give(StreamState& stream) noexcept try {
   std::lock_guard lock(mutex_);
-  (stream.checked ? retired_ : free_).push_back(&stream);
+  Shelf& shelf = this->shelf(stream.priority);
+  (stream.checked ? shelf.retired : shelf.free).push_back(&stream);
 } catch (const std::bad_alloc&) {
 }
 
 int StreamPool::streams() {
   std::lock_guard lock(mutex_);
   int count = 0;
-  for (const auto* list : {&free_, &retired_})
-    for (StreamState* stream : *list) count += count_with_copies(stream);
+  for (const Shelf& shelf : shelves_)
+    for (const auto* list : {&shelf.free, &shelf.retired})
+      for (StreamState* stream : *list) count += count_with_copies(stream);
   return count;
 }
 

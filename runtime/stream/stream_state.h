@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 #include "lockstep/runtime/size_classes.h"
 #include "lockstep/runtime/stream/stream.h"
@@ -15,10 +16,14 @@ namespace detail {
 
 class DeviceAllocator;
 
+// Of a copy between devices, as one of the two sees it.
+enum class CopyDirection : std::uint8_t { in, out };
+inline constexpr int kCopyDirections = 2;
+
 struct StreamState : StreamBody {
   DeviceAllocator* allocator = nullptr;
-  std::atomic<int> holders{0};               // handles that keep it out of the pool
-  std::atomic<StreamBody*> copies{nullptr};  // copies_of
+  std::atomic<int> holders{0};                            // handles that keep it out of the pool
+  std::atomic<StreamBody*> copies[kCopyDirections] = {};  // copies_of, by direction
 
   // The rest is guarded by the allocator's mutex.
   MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
@@ -29,17 +34,20 @@ struct StreamState : StreamBody {
 inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
 inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }
 
-// How many streams there are with this one: it, the one for its copies, and those for that one's.
+// How many streams there are with this one: it, and those for its copies.
 inline int count_with_copies(StreamBody* stream) {
-  int count = 0;
-  for (; stream; stream = state_of(*stream).copies.load(std::memory_order_acquire)) ++count;
+  if (!stream) return 0;
+  int count = 1;
+  for (const auto& copies : state_of(*stream).copies)
+    count += count_with_copies(copies.load(std::memory_order_acquire));
   return count;
 }
 
-// The stream for copies between devices that `stream` is to wait for: the device's copy stream for the default stream,
-// else one that belongs to `stream` for ever. On a stream that others share a copy would wait for their work too, and
-// with it for ranks of theirs, which may wait for ours.
-Stream copies_of(const Stream& stream);
+// The stream for copies between devices that `stream` is to wait for: the device's stream for copies into it or out of
+// it for the default stream, else one that belongs to `stream` for ever, of its priority. On a stream that others share
+// a copy would wait for their work too, and with it for ranks of theirs, which may wait for ours. A link carries both
+// directions at once, so each has a stream.
+Stream copies_of(const Stream& stream, CopyDirection direction = CopyDirection::in);
 
 // Events are pooled by device: making one is expensive on some backends.
 EventHandle take_event(Device device);

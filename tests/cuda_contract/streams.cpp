@@ -1,9 +1,33 @@
 // Streams, events, copies and host functions.
+#include <algorithm>
+
 #include "cuda_contract/support.h"
 
 using namespace contract;  // NOLINT
 
 namespace {
+
+TEST_CASE("a stream has the priority that it was made with, within the device's range, else the least one") {
+  if (!have_devices(1, "priorities")) return;
+  int least = -1, greatest = 1;
+  REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
+  CHECK(least == 0);
+  CHECK(greatest <= least);
+  const auto priority_of = [](cudaStream_t stream) {
+    int priority = 1;
+    CHECK(cudaStreamGetPriority(stream, &priority) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    return priority;
+  };
+  for (const int wanted : {greatest, greatest - 1, least}) {
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, wanted) == cudaSuccess);
+    CHECK(priority_of(stream) == std::max(wanted, greatest));
+  }
+  cudaStream_t plain = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&plain, cudaStreamNonBlocking) == cudaSuccess);
+  CHECK(priority_of(plain) == least);
+}
 
 TEST_CASE("an event that was never recorded is done and holds nobody up") {
   if (!have_devices(1, "events")) return;

@@ -43,7 +43,7 @@ struct Pool {
 };
 
 struct Stream {
-  int device = 0;
+  int device = 0, priority = 0;
   HostStream* host = nullptr;
 };
 

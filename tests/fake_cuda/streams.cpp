@@ -1,4 +1,5 @@
 // Streams, events and host functions.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -10,7 +11,9 @@ namespace {
 
 constexpr lockstep::Milliseconds kTimeout{120'000};  // of waits between streams: a deadlock ends as a failed stream
 
-cudaError_t make_stream(Call& call, cudaStream_t* stream) {
+constexpr int kLeastPriority = 0, kGreatestPriority = -5;
+
+cudaError_t make_stream(Call& call, cudaStream_t* stream, int priority = kLeastPriority) {
   State& machine = call.machine;
   const int device = call.thread.current;
   std::lock_guard lock(machine.mutex);
@@ -19,7 +22,9 @@ cudaError_t make_stream(Call& call, cudaStream_t* stream) {
   auto* host = new HostStream(Device::cuda(device), schedule, kTimeout, false);
   // The address of a byte that is never given back: no two streams have the same handle.
   *stream = reinterpret_cast<cudaStream_t>(new char);
-  machine.streams[*stream] = {.device = device, .host = host};
+  // As CUDA does it: a number beyond the range is its end.
+  machine.streams[*stream] = {
+      .device = device, .priority = std::clamp(priority, kGreatestPriority, kLeastPriority), .host = host};
   if (machine.checker) machine.checker->add_stream(order_handle(*stream), host->device(), host->ticks());
   return cudaSuccess;
 }
@@ -73,8 +78,27 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
   return run_call("cudaStreamCreateWithFlags", context | raw, [&](Call& call) { return make_stream(call, stream); });
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
-  return run_call("cudaStreamCreateWithPriority", context | raw, [&](Call& call) { return make_stream(call, stream); });
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
+  return run_call("cudaStreamCreateWithPriority", context | raw,
+                  [&](Call& call) { return make_stream(call, stream, priority); });
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return run_call("cudaDeviceGetStreamPriorityRange", context, [&](Call&) {
+    if (least) *least = kLeastPriority;
+    if (greatest) *greatest = kGreatestPriority;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
+  return run_call("cudaStreamGetPriority", context, [&](Call& call) {
+    std::lock_guard lock(call.machine.mutex);
+    const Stream* stream = find_stream(call, handle);
+    if (!stream) return cudaErrorInvalidResourceHandle;
+    *priority = stream->priority;
+    return cudaSuccess;
+  });
 }
 
 // What it has is still run.

@@ -74,7 +74,8 @@ class TestEvent {
 
 class TestStream {
  public:
-  TestStream(Backend& backend, int index) : backend_(backend), index_(index), handle_(backend.create_stream(index)) {}
+  TestStream(Backend& backend, int index)
+      : backend_(backend), index_(index), handle_(backend.create_stream(index, StreamPriority::normal)) {}
   TestStream(const TestStream&) = delete;
   ~TestStream() { backend_.destroy_stream(handle_); }
   StreamHandle handle() const { return handle_; }

@@ -120,10 +120,11 @@ void ManualBackend::free(int index, void* memory) noexcept {
 void* ManualBackend::allocate_pinned(std::size_t bytes) { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
 void ManualBackend::free_pinned(void* memory) noexcept { std::free(memory); }
 
-StreamHandle ManualBackend::create_stream(int) {
+StreamHandle ManualBackend::create_stream(int, StreamPriority priority) {
   std::lock_guard lock(mutex_);
   queues_.push_back(new Queue);
-  return reinterpret_cast<StreamHandle>(queues_.back());
+  last_priority = priority;
+  return last_made = reinterpret_cast<StreamHandle>(queues_.back());
 }
 
 void ManualBackend::destroy_stream(StreamHandle stream) noexcept {

@@ -35,6 +35,8 @@ class ManualBackend final : public lockstep::Backend {
   bool all_pageable = false;  // host memory
   bool waits_help = true;     // a host wait runs what it waits for, and no more; else it ends at its deadline at once
   int host_waits = 0;
+  lockstep::StreamHandle last_made = nullptr;
+  lockstep::StreamPriority last_priority{};
   std::function<void()> on_host_wait;  // called by the next host wait: what other threads do meanwhile
 
   lockstep::DeviceType type() const noexcept override { return lockstep::DeviceType::cuda; }
@@ -46,7 +48,7 @@ class ManualBackend final : public lockstep::Backend {
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override;
   bool pageable(const void*) const override { return all_pageable; }
-  lockstep::StreamHandle create_stream(int index) override;
+  lockstep::StreamHandle create_stream(int index, lockstep::StreamPriority priority) override;
   void destroy_stream(lockstep::StreamHandle stream) noexcept override;
   bool query_stream(lockstep::StreamHandle stream) override;
   void* native_stream(lockstep::StreamHandle stream) override { return stream; }

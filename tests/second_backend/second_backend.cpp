@@ -86,7 +86,7 @@ class SecondBackend final : public detail::HostBackend {
   }
   void free(int index, void* memory) noexcept override { HostBackend::free(index, to_host(memory)); }
 
-  StreamHandle create_stream(int index) override {
+  StreamHandle create_stream(int index, StreamPriority) override {
     return reinterpret_cast<StreamHandle>(new HostStream(Device::cuda(index), detail::Schedule(0, 0), kDefaultTimeout));
   }
   void destroy_stream(StreamHandle stream) noexcept override { on(stream).close(); }

@@ -1,6 +1,9 @@
 // Ranks that are CUDA devices train as one device does: the scenarios of tests/parallel/ddp.
+#include <cuda_runtime_api.h>
+
 #include <exception>
 #include <thread>
+#include <vector>
 
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
@@ -58,6 +61,36 @@ void check_training(const Make& make, std::initializer_list<int> counts) {
 }  // namespace
 
 TEST_CASE("ddp over peer copies trains as one device does") { check_training(kPeers, {2, 8}); }
+
+TEST_CASE("ddp reduces on streams of the highest priority, and computes on others") {
+  const std::vector<Device> devices = support::first_devices(2);
+  const auto priorities =
+      run_ranks(2,
+                [](Communicator& communicator) {
+                  std::vector<int> seen;
+                  const auto look = [&] {
+                    int priority = 1;
+                    const Stream stream = current_stream(communicator.device());
+                    (void)cudaStreamGetPriority(
+                        static_cast<cudaStream_t>(stream.backend().native_stream(stream.handle())), &priority);
+                    seen.push_back(priority);
+                  };
+                  DistributedDataParallel<Affine> net(Affine{3, 2, 1}, communicator);
+                  net.register_comm_hook({"looks", [&](GradBucket&) {
+                                            look();
+                                            return Work();
+                                          }});
+                  look();
+                  loss_of(net(counting({2, 3}).to(communicator.device()))).backward();
+                  look();
+                  return seen;
+                },
+                {.devices = devices, .make = kPeers});
+  int least = 0, greatest = 0;
+  REQUIRE(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
+  REQUIRE(greatest < least);
+  for (const auto& seen : priorities) CHECK(seen == std::vector<int>{least, greatest, least});
+}
 
 #if __has_include(<nccl.h>)
 TEST_CASE("ddp over NCCL trains as one device does") {

@@ -166,7 +166,7 @@ TEST_CASE("streams, events and memory are given back") {
   Stream warm_up(Device::cuda(0));
   const fake_cuda::Alive before = fake_cuda::alive();
   for (int i = 0; i < 10; ++i) {
-    const StreamHandle stream = cuda().create_stream(0);
+    const StreamHandle stream = cuda().create_stream(0, StreamPriority::normal);
     const EventHandle event = cuda().create_event(0, false);
     void* memory = cuda().allocate(0, 4096);
     void* pinned = cuda().allocate_pinned(4096);

@@ -303,6 +303,46 @@ TEST_CASE("copies that different streams wait for do not wait for each other") {
   backend.reset();
 }
 
+TEST_CASE("a copy into a device does not wait for one out of it") {
+  manual::ManualBackend& backend = manual::backend();
+  const Device device = Device::cuda(0);
+  const Stream plain = current_stream(Device::cpu());
+  for (const bool is_default : {false, true}) {
+    const Stream stream = is_default ? default_stream(device) : Stream(device);
+    Bytes pinned(16, 3), here(16, 0), source(16, 5), destination(16, 0), meanwhile;
+    backend.reset();
+    backend.on_host_wait = [&] {  // another thread, while this one waits for the copy out
+      start_copy(args_for(here, device, pinned, Device::cpu()), plain, stream);
+      backend.run(stream.handle());
+      backend.run(detail::copies_of(stream).handle());
+      meanwhile = destination;
+    };
+    copy_bytes(args_for(destination, Device::cpu(), source, device), stream, plain);
+    CHECK(here == Bytes(16, 3));
+    CHECK(meanwhile == Bytes(16, 0));
+    CHECK(destination == Bytes(16, 5));
+    CHECK(backend.run_all() == 0);
+  }
+  backend.reset();
+}
+
+TEST_CASE("a stream of high priority is one to its backend, and so are those for its copies") {
+  manual::ManualBackend& backend = manual::backend();
+  const Device device = Device::cuda(1);
+  std::vector<Stream> held;  // until new ones have to be made
+  const auto priority_of_a_new_one = [&](StreamPriority wanted) {
+    const StreamHandle last = backend.last_made;
+    while (backend.last_made == last) held.emplace_back(device, wanted);
+    return backend.last_priority;
+  };
+  CHECK(priority_of_a_new_one(StreamPriority::high) == StreamPriority::high);
+  const StreamHandle before = backend.last_made;
+  (void)detail::copies_of(held.back());
+  CHECK(backend.last_made != before);
+  CHECK(backend.last_priority == StreamPriority::high);
+  CHECK(priority_of_a_new_one(StreamPriority::normal) == StreamPriority::normal);
+}
+
 TEST_CASE("a copy into plain memory has finished when the call returns") {
   Stream from(Device::cuda(0));
   Bytes source(16, 0), destination(16, 0);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "support/catch.h"
 #include "support/devices.h"
 
@@ -122,6 +123,24 @@ TEST_CASE("default streams are made once, also by many threads") {
   for (Stream& slot : seen) threads.emplace_back([&slot, device] { slot = copy_stream(device); });
   for (std::thread& thread : threads) thread.join();
   for (const Stream& stream : seen) CHECK(stream == seen[0]);
+}
+
+TEST_CASE("a stream that comes back has the priority that is asked for, as those for its copies") {
+  const Device device = device_at(4);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<Stream> normal, high;
+    for (int i = 0; i < 4; ++i) {
+      normal.emplace_back(device);
+      high.emplace_back(device, StreamPriority::high);
+      CHECK(normal.back().priority() == StreamPriority::normal);
+      CHECK(high.back().priority() == StreamPriority::high);
+      CHECK(detail::copies_of(high.back()).priority() == StreamPriority::high);
+      CHECK(detail::copies_of(high.back(), detail::CopyDirection::out).priority() == StreamPriority::high);
+      CHECK(detail::copies_of(normal.back()).priority() == StreamPriority::normal);
+    }
+  }
+  CHECK(default_stream(device).priority() == StreamPriority::normal);
+  CHECK(copy_stream(device).priority() == StreamPriority::normal);
 }
 
 TEST_CASE("waiting for an event is what orders two threads on host devices") {

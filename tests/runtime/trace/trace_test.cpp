@@ -118,6 +118,22 @@ TEST_CASE("copies and fills are recorded in every mode") {
   CHECK(spans[0].ended < spans[1].began);
 }
 
+TEST_CASE("copies into a device and copies out of it are on tracks of their own") {
+  const Device device = device_at(0);
+  const Stream stream = default_stream(device);
+  MemoryBlock* there = allocate(stream, 100);
+  std::vector<std::byte> host(100);
+  const Recording recording;
+  copy_bytes({there->data, device, host.data(), Device::cpu(), 100}, current_stream(Device::cpu()), stream);
+  copy_bytes({host.data(), Device::cpu(), there->data, device, 100}, stream, current_stream(Device::cpu()));
+  release(there);
+  const std::vector<trace::Span> spans = trace::spans();
+  std::vector<std::string> tracks;
+  for (const trace::Span& span : spans)
+    if (span.work.kind == trace::Kind::copy) tracks.push_back(span.track);
+  CHECK(tracks == std::vector<std::string>{"copies", "copies out"});
+}
+
 TEST_CASE("a full trace counts what it leaves out, and a new one forgets") {
   Stream stream(device_at(0));
   const Recording recording(2);
