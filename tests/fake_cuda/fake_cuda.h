@@ -132,6 +132,8 @@ class KeepsCurrentDevice {
 void fail_nccl(int device, int error);
 // Communicators of the device never finish what they are asked from now on, until they are aborted.
 void stall_nccl(int device);
+// Of communicators that do not block: each call is done when it has been asked for so many times. 0: at once.
+void slow_nccl(int polls);
 void heal_nccl();
 // How many ranks' collectives spin, on all devices.
 int spinning_collectives();

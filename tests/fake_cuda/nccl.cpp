@@ -179,12 +179,12 @@ void enqueue(Call& call, const std::vector<NcclCall>& calls) {
 // What the calls of one group, or one call, say.
 ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls) {
   Nccl& all = nccl();
-  const std::lock_guard lock(all.mutex);
+  std::unique_lock lock(all.mutex);
   std::map<ncclComm_t, std::vector<NcclCall>> by_comm;
   for (const NcclCall& each : calls) by_comm[each.comm].push_back(each);
   bool in_progress = false;
   for (auto& [comm, list] : by_comm) {
-    comm->polls = comm->blocking ? 0 : static_cast<int>(draw(all) % 4);
+    comm->polls = all.polls >= 0 ? all.polls : static_cast<int>(draw(all) % 4);
     if (all.stalled[comm->device]) comm->polls = 1;
     if (comm->polls == 0) {
       enqueue(call, list);
@@ -192,7 +192,11 @@ ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls) {
     }
     comm->pending = ncclComm::enqueuing;
     comm->to_enqueue = std::move(list);
-    in_progress = true;
+    if (comm->blocking) {
+      if (const ncclResult_t result = block(call, *comm, lock); result != ncclSuccess) return result;
+    } else {
+      in_progress = true;
+    }
   }
   all.counts.in_progress += in_progress;
   return in_progress ? ncclInProgress : ncclSuccess;
@@ -250,8 +254,21 @@ void advance(Call& call, ncclComm& comm) {
   comm.polls = 0;
 }
 
+ncclResult_t block(Call& call, ncclComm& comm, std::unique_lock<std::mutex>& lock) {
+  while (comm.pending != ncclComm::nothing) {
+    if (comm.buried) return ncclInternalError;
+    if (const auto failing = nccl().failing.find(comm.device); failing != nccl().failing.end()) return failing->second;
+    advance(call, comm);
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+  }
+  return ncclSuccess;
+}
+
 // No more of it, whatever it is at. Under the mutex.
 void bury(State& machine, ncclComm_t comm) {
+  comm->buried = true;
   if (comm->group->processes) comm->group->processes->leave(comm->rank);
   for (const auto& [operation, part] : comm->on_the_way) {
     const std::lock_guard lock(operation->mutex);
@@ -290,10 +307,15 @@ void stall_nccl(int device) {
   const std::lock_guard lock(nccl().mutex);
   nccl().stalled[device] = true;
 }
+void slow_nccl(int polls) {
+  const std::lock_guard lock(nccl().mutex);
+  nccl().polls = polls;
+}
 void heal_nccl() {
   const std::lock_guard lock(nccl().mutex);
   nccl().failing.clear();
   nccl().stalled.clear();
+  nccl().polls = -1;
 }
 int spinning_collectives() {
   State& machine = state();

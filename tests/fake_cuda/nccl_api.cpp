@@ -61,7 +61,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (config->magic != 0xcafebeef || config->version < NCCL_VERSION(2, 14, 0) || rank < 0 || rank >= size)
     return ncclInvalidArgument;
   Nccl& all = nccl();
-  const std::lock_guard lock(all.mutex);
+  std::unique_lock lock(all.mutex);
   auto& group = all.groups[std::string(id.internal, sizeof id.internal)];
   if (!group) {
     const std::shared_ptr<NcclProcesses> processes = NcclProcesses::open(id.internal);
@@ -80,11 +80,16 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   made->polls = 1 + static_cast<int>(draw(all) % 3);
   ++all.counts.made;
   ++all.counts.in_progress;
-  *comm = made;
-  const std::lock_guard machine_lock(call.machine.mutex);
-  make_context(call, made->device);
-  call.machine.handles[made] = made->device;
-  return ncclInProgress;
+  if (!made->blocking) *comm = made;
+  {
+    const std::lock_guard machine_lock(call.machine.mutex);
+    make_context(call, made->device);
+    call.machine.handles[made] = made->device;
+  }
+  if (!made->blocking) return ncclInProgress;
+  const ncclResult_t result = block(call, *made, lock);
+  *comm = made;  // nobody has it before
+  return result;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
@@ -116,9 +121,10 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     (void)use.call.fail(Rule::nccl_in_progress, "the communicator is not done with what it was asked before");
     return ncclInvalidUsage;
   }
+  comm->finalized = true;
+  if (comm->blocking) return ncclSuccess;
   comm->pending = ncclComm::finalizing;
   comm->polls = 1 + static_cast<int>(draw(all) % 3);
-  comm->finalized = true;
   return ncclInProgress;
 }
 
@@ -142,7 +148,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 // As in NCCL it frees device memory, which waits for whatever else spins on the device.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  Use use("ncclCommAbort", comm);
+  Use use("ncclCommAbort", comm, true);
   if (!use.alive) return ncclInvalidArgument;
   Nccl& all = nccl();
   {

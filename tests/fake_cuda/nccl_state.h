@@ -74,7 +74,7 @@ struct ncclComm {
   std::map<int, std::uint64_t> sent, received;                                                // by rank
   std::vector<std::pair<std::shared_ptr<fake_cuda::NcclOperation>, std::size_t>> on_the_way;  // and which part is its
   std::shared_ptr<std::atomic<bool>> busy = std::make_shared<std::atomic<bool>>(false);
-  bool finalized = false;
+  bool finalized = false, buried = false;
 };
 
 namespace fake_cuda {
@@ -84,6 +84,7 @@ struct Nccl {
   std::map<std::string, std::shared_ptr<NcclGroup>> groups;  // by unique id
   std::map<int, ncclResult_t> failing;                       // devices
   std::map<int, bool> stalled;
+  int polls = -1;  // that each call takes; -1: a few, as drawn
   NcclCounts counts;
   std::uint64_t random = 1;
 };
@@ -103,7 +104,8 @@ extern thread_local OpenGroup open_group;
 // One call of one thread with a communicator.
 class Use {
  public:
-  Use(const char* name, ncclComm_t comm) : call{name, state(), this_thread(state())} {
+  // `may_cut_in`: another thread may be in a call that blocks, which this one ends.
+  Use(const char* name, ncclComm_t comm, bool may_cut_in = false) : call{name, state(), this_thread(state())} {
     {
       const std::lock_guard lock(call.machine.mutex);
       if (!call.machine.handles.contains(comm)) {
@@ -116,6 +118,7 @@ class Use {
     alive = true;
     if (busy_->exchange(true)) {
       busy_.reset();
+      if (may_cut_in && comm->blocking) return;
       (void)call.fail(Rule::nccl_threads, "another thread is in a call with the communicator");
     }
   }
@@ -136,6 +139,9 @@ ncclResult_t submit(const NcclCall& issued);
 ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls);
 // One step towards the end of what is pending. Under the mutex.
 void advance(Call& call, ncclComm& comm);
+// A call of a communicator that blocks: until nothing is pending, or another thread has aborted it. `lock` is of the
+// mutex, which it gives back while it waits.
+ncclResult_t block(Call& call, ncclComm& comm, std::unique_lock<std::mutex>& lock);
 // No more of it, whatever it is at. Under the mutex.
 void bury(State& machine, ncclComm_t comm);
 

@@ -44,8 +44,9 @@ constexpr CommunicatorBackend kBackends[] = {
      .why_not_together = shared_gpu,
      .make =
          [](const BackendArgs& args) {
-           return make_nccl_communicator(args.store, args.rank.rank, args.rank.size, args.device,
-                                         {.timeout = args.timeout});
+           return make_nccl_communicator(
+               args.store, args.rank.rank, args.rank.size, args.device,
+               {.timeout = args.timeout, .blocking = detail::environment_flag("LOCKSTEP_NCCL_BLOCKING")});
          },
      .library = "NCCL",
      .library_version = nccl_version},

@@ -11,7 +11,8 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(const std::shared_ptr<Store>& store, int rank, int size, Device device, const NcclOptions& options)
       : Communicator(rank, size, device, options.timeout),
         check_collectives_(options.check_collectives),
-        rank_(std::make_shared<nccl::Rank>(nccl::OutOfBand(store, rank, size), device,
+        blocking_(options.blocking),
+        rank_(std::make_shared<nccl::Rank>(nccl::OutOfBand(store, rank, size), device, options.blocking,
                                            [this](const CommError& error) { break_with(error); })) {
     try {
       rank_->connect(options.timeout);
@@ -52,7 +53,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string& id) override {
-    const NcclOptions options{.timeout = timeout(), .check_collectives = check_collectives_};
+    const NcclOptions options{.timeout = timeout(), .check_collectives = check_collectives_, .blocking = blocking_};
     return std::make_unique<NcclCommunicator>(make_prefix_store(rank_->oob().store(), cat("split/", id)), index,
                                               static_cast<int>(members.size()), device(), options);
   }
@@ -86,7 +87,7 @@ class NcclCommunicator final : public Communicator {
     }
   }
 
-  const bool check_collectives_;
+  const bool check_collectives_, blocking_;
   const std::shared_ptr<nccl::Rank> rank_;
 };
 

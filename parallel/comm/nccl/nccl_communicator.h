@@ -31,6 +31,11 @@ struct NcclOptions {
   // Every rank compares what it is about to call with all others, through the store, before it is enqueued: slow, and
   // tells at once who calls something else. (Ranks that are threads of one process always do.)
   bool check_collectives = false;
+  // NCCL's calls return when they are done, instead of saying that they are in progress: of a communicator that does
+  // not block NCCL makes a thread for each call. A call that waits for a rank that does not come is ended at its
+  // time-out by a thread of the library, which aborts the communicator. Ranks may differ. make_communicator takes it
+  // from LOCKSTEP_NCCL_BLOCKING=1.
+  bool blocking = false;
 };
 
 // Called by every rank, with a store that all of them share, of which it uses the keys that begin with "nccl/"; it may

@@ -4,6 +4,7 @@
 
 #include "lockstep/parallel/comm/comm_error_message.h"
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
+#include "lockstep/parallel/comm/nccl/patience.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/service_thread.h"
@@ -12,7 +13,6 @@ namespace lockstep::nccl {
 namespace {
 
 constexpr Milliseconds kAbortTime{10'000};  // after that the device is left to itself
-constexpr Milliseconds kStoreInterval{100};
 
 void rest() { std::this_thread::sleep_for(Milliseconds(1)); }
 
@@ -55,6 +55,7 @@ void Rank::poll() noexcept try {
   if (!retire()) check_nccl();
   check_store();
   check_timeout();
+  check_issue();
 } catch (const CommError& error) {
   fail(error);
 } catch (...) {
@@ -65,7 +66,7 @@ void Rank::check_nccl() {
   Result result = kSuccess;
   {
     const std::unique_lock use(use_, std::try_to_lock);  // who is in there sees for itself
-    if (!use || !comm_ || nccl_.comm_get_async_error(comm_, &result) != kSuccess) return;
+    if (!use || !comm_ || in_blocking_call() || nccl_.comm_get_async_error(comm_, &result) != kSuccess) return;
   }
   if (result == kSuccess || result == kInProgress) return;
   if (!others_asked()) return;  // NCCL does not say whom it has lost
@@ -115,6 +116,21 @@ void Rank::check_timeout() {
   if (!states_requested_at_) asked_for_ = late;
   if (!others_asked() || is_through(*late)) return;
   throw peers.empty() ? explain_timeout(oldest, timeout) : explain_pair_timeout(oldest, timeout, peers);
+}
+
+bool Rank::in_blocking_call() {
+  const std::lock_guard lock(state_);
+  return issuing_.has_value();
+}
+
+// A call that blocks is not looked at by who is in it.
+void Rank::check_issue() {
+  std::optional<Issuing> late;
+  {
+    const std::lock_guard lock(state_);
+    if (issuing_ && Clock::now() >= issuing_->deadline) late = issuing_;
+  }
+  if (late && others_asked()) throw blame(to_string(late->fingerprint.kind), silent_rank(), not_ready(late->timeout));
 }
 
 bool Rank::is_through(std::uint64_t number) {

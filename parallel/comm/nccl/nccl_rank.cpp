@@ -5,9 +5,8 @@
 #include <map>
 #include <thread>
 
-#include "lockstep/kernels/api.h"
+#include "lockstep/parallel/comm/nccl/patience.h"
 #include "lockstep/parallel/comm/odd_one_out.h"
-#include "lockstep/parallel/comm/shared_by_name.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/native_stream.h"
@@ -17,27 +16,10 @@ namespace {
 
 using Kind = Collective::Kind;
 
-// How often the store is asked for failures.
-constexpr Milliseconds kStoreInterval{100};
-// How long ranks that do not agree on their number wait for what the others say of it.
-constexpr Milliseconds kSizeTime{1'000};
-
-// Between two questions whether NCCL is ready: often at first.
-class Patience {
- public:
-  void pass() {
-    if (++asked_ < 20) return std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::microseconds(asked_ < 200 ? 50 : 1000));
-  }
-
- private:
-  int asked_ = 0;
-};
-
 }  // namespace
 
-Rank::Rank(OutOfBand oob, Device device, OnBroken broken)
-    : oob_(std::move(oob)), device_(device), nccl_(library()), broken_(std::move(broken)) {}
+Rank::Rank(OutOfBand oob, Device device, bool blocking, OnBroken broken)
+    : oob_(std::move(oob)), device_(device), blocking_(blocking), nccl_(library()), broken_(std::move(broken)) {}
 
 std::string Rank::explain(Result result) const {
   std::string text = nccl_.get_error_string(result);
@@ -45,97 +27,11 @@ std::string Rank::explain(Result result) const {
   return text;
 }
 
-// ---- making it
-
-void Rank::connect(Milliseconds timeout) {
-  constexpr const char* kName = "make_nccl_communicator";
-  const Deadline deadline = Deadline::after(timeout);
-  default_stream(device_);    // starts the device
-  kernels::prepare(device_);  // nothing is loaded while a collective spins
-  const int rank = oob_.rank(), size = oob_.size();
-  const auto check_health = [&] {
-    if (const std::optional<CommError> error = failure_of_others()) throw *error;
-    publish_state_if_asked();
-  };
-  agree_on_size(timeout, deadline, check_health);
-
-  // Who else is in this process?
-  const int gpu = native_ordinal(device_);
-  const std::vector<std::string> places =
-      oob_.exchange("process", cat(detail::process_token(), ' ', gpu), kName, timeout, check_health, deadline);
-  std::vector<int> locals;
-  member_of_rank_.assign(static_cast<std::size_t>(size), -1);
-  for (int r = 0; r < size; ++r) {
-    const std::string& place = places[static_cast<std::size_t>(r)];
-    if (!place.starts_with(detail::process_token() + ' ')) continue;
-    LOCKSTEP_CHECK(r == rank || place != places[static_cast<std::size_t>(rank)], "[", kName,
-                   "] expected a GPU for every rank, got GPU ", gpu, " for ranks ", std::min(r, rank), " and ",
-                   std::max(r, rank), " (logical devices that share one need a PeerCommunicator)");
-    member_of_rank_[static_cast<std::size_t>(r)] = static_cast<int>(locals.size());
-    locals.push_back(r);
-  }
-
-  UniqueId id{};
-  if (rank == 0) {
-    const Result result = nccl_.get_unique_id(&id);
-    if (result != kSuccess) throw CommError(0, kName, cat("ncclGetUniqueId: ", explain(result)));
-    oob_.publish("id", std::string(id.internal, sizeof id.internal));
-  }
-  id_ = oob_.wait_for("id", 0, kName, timeout, deadline, check_health);
-  if (id_.size() != sizeof id.internal) throw CommError(0, kName, "expected a unique id of NCCL, got something else");
-  std::copy(id_.begin(), id_.end(), id.internal);
-
-  static auto* const places_of_process = new detail::SharedByName<detail::MeetingPlace>;
-  place_ = places_of_process->get(id_, locals.size(), [&] { return std::make_shared<detail::MeetingPlace>(locals); });
-
-  const cuda::CurrentDevice current(device_);
-  Config config;
-  std::unique_lock lock(use_);
-  const Result result = nccl_.comm_init_rank_config(&comm_, size, id, rank, &config);
-  if (result != kSuccess && result != kInProgress)
-    throw CommError(rank, kName, cat("ncclCommInitRankConfig: ", explain(result)));
-  wait_until_ready(lock, kName, deadline, timeout);
-}
-
-// NCCL would wait for ranks that there are not.
-void Rank::agree_on_size(Milliseconds timeout, Deadline deadline, const std::function<void()>& check_health) {
-  constexpr const char* kName = "make_nccl_communicator";
-  oob_.publish("size", std::to_string(oob_.size()));
-  std::map<int, int> sizes{{oob_.rank(), oob_.size()}};  // by rank, as far as they have said
-  int most = oob_.size();
-  bool agreed = true;
-  for (int r = 0; r < oob_.size() && agreed; ++r) {
-    if (r == oob_.rank()) continue;
-    const int its = std::atoi(oob_.wait_for("size", r, kName, timeout, deadline, check_health).c_str());
-    sizes[r] = its;
-    most = std::max(most, its);
-    agreed = its == oob_.size();
-  }
-  if (agreed) return;
-  // Whoever says what most say is right, so the others are heard, if they come soon: not all of them need exist.
-  const Deadline soon = Deadline::after(std::min(kSizeTime, deadline.left()));
-  for (Patience patience;; patience.pass()) {
-    const bool last = soon.passed();
-    for (int r = 0; r < most; ++r)
-      if (!sizes.contains(r))
-        if (const std::optional<std::string> its = oob_.peek("size", r)) sizes[r] = std::atoi(its->c_str());
-    if (last || std::ssize(sizes) >= most) break;
-    check_health();
-  }
-  const std::vector<std::pair<int, int>> said(sizes.begin(), sizes.end());
-  const auto of = [&](int i) { return said[static_cast<std::size_t>(i)]; };
-  const auto [odd, usual] =
-      *detail::odd_one_out(static_cast<int>(said.size()), [&](int a, int b) { return of(a).second == of(b).second; });
-  throw CommError(of(odd).first, kName,
-                  cat("expected all ranks to be of as many, got rank ", of(odd).first, " of ", of(odd).second,
-                      " and rank ", of(usual).first, " of ", of(usual).second));
-}
-
 // NCCL may still be working on what it was asked for: nothing else may be asked of it, nor enqueued, before it is done.
 void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline,
                             Milliseconds timeout) {
   Clock::time_point next_check = Clock::now() + kStoreInterval;
-  for (Patience patience;; patience.pass()) {
+  for (Patience patience(kSpinTime);; patience.pass()) {
     if (!comm_) check();
     Result state = kSuccess;
     const Result result = nccl_.comm_get_async_error(comm_, &state);
@@ -143,17 +39,24 @@ void Rank::wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what
     if (state == kSuccess) return;
     lock.unlock();  // somebody may want to abort it
     if (state != kInProgress) throw blame(what, find_silent_rank(), explain(state));
-    if (deadline.passed())
-      throw blame(what, find_silent_rank(),
-                  cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not"));
-    if (Clock::now() >= next_check) {
-      next_check = Clock::now() + kStoreInterval;
-      if (const std::optional<CommError> error = failure_of_others()) throw *error;
-      publish_state_if_asked();
-    }
-    check();
+    check_while_waiting(what, deadline, timeout, next_check);
     lock.lock();
   }
+}
+
+void Rank::check_while_waiting(const char* what, Deadline deadline, Milliseconds timeout,
+                               Clock::time_point& next_check) {
+  if (deadline.passed()) throw blame(what, find_silent_rank(), not_ready(timeout));
+  if (Clock::now() >= next_check) {
+    next_check = Clock::now() + kStoreInterval;
+    if (const std::optional<CommError> error = failure_of_others()) throw *error;
+    publish_state_if_asked();
+  }
+  check();
+}
+
+std::string Rank::not_ready(Milliseconds timeout) {
+  return cat("expected NCCL to be ready within ", timeout.count(), " ms, it is not");
 }
 
 // ---- collectives
@@ -245,6 +148,26 @@ void Rank::check_agreement(const Collective& c) {
     oob_.forget(cat("call/", c.sequence - 1), oob_.rank());  // all have come to this one, so they have seen it
 }
 
+// While it lives, somebody else may abort the communicator, which ends the call.
+struct Rank::BlockingCall {
+  BlockingCall(Rank& of, const Issuing& call, std::unique_lock<std::mutex>& used) : rank(of), use(used) {
+    set(call);
+    use.unlock();
+  }
+  BlockingCall(const BlockingCall&) = delete;
+  BlockingCall& operator=(const BlockingCall&) = delete;
+  ~BlockingCall() {
+    set({});
+    if (!rank.failed_.load(std::memory_order_acquire)) use.lock();  // else it is being aborted, which may take a while
+  }
+  void set(const std::optional<Issuing>& call) const {
+    const std::lock_guard lock(rank.state_);
+    rank.issuing_ = call;
+  }
+  Rank& rank;
+  std::unique_lock<std::mutex>& use;
+};
+
 void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
   check();
   meet_locals(calls);
@@ -260,8 +183,12 @@ void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
     {
       std::unique_lock lock(use_);
       if (!comm_) check();
-      void* const native = native_stream(stream);
-      const Result result = calls.size() == 1 ? issue(first, native) : issue_batch(calls, native);
+      const Target to{comm_, native_stream(stream)};
+      std::optional<BlockingCall> call;
+      if (blocking_) call.emplace(*this, Issuing{entry.fingerprint, entry.deadline, entry.timeout}, lock);
+      const Result result = calls.size() == 1 ? issue(first, to) : issue_batch(calls, to);
+      call.reset();
+      check();
       if (result != kSuccess && result != kInProgress)
         throw CommError(oob_.rank(), to_string(first.kind), explain(result));
       wait_until_ready(lock, to_string(first.kind), deadline, first.timeout);
@@ -289,42 +216,42 @@ Result Rank::in_group(Body&& body) {
   return fine() ? end : first;
 }
 
-Result Rank::issue_batch(std::span<const Collective> calls, void* stream) {
+Result Rank::issue_batch(std::span<const Collective> calls, const Target& to) {
   return in_group([&](const auto& add) {
     for (const Collective& each : calls)
-      if (each.count > 0) add([&] { return issue(each, stream); });
+      if (each.count > 0) add([&] { return issue(each, to); });
   });
 }
 
-Result Rank::issue(const Collective& c, void* stream) {
+Result Rank::issue(const Collective& c, const Target& to) {
   const auto count = static_cast<std::size_t>(c.count);
   const DataType type = data_type(c.dtype);
   const bool reduces = c.reduces();
   const Op op = reduces ? op_of(c.reduction, c.dtype) : kSum;
   switch (c.kind) {
     case Kind::all_reduce:
-      return nccl_.all_reduce(c.input, c.output, count, type, op, comm_, stream);
+      return nccl_.all_reduce(c.input, c.output, count, type, op, to.comm, to.stream);
     case Kind::reduce:
-      return nccl_.reduce(c.input, c.output, count, type, op, c.peer, comm_, stream);
+      return nccl_.reduce(c.input, c.output, count, type, op, c.peer, to.comm, to.stream);
     case Kind::reduce_scatter:
-      return nccl_.reduce_scatter(c.input, c.output, count, type, op, comm_, stream);
+      return nccl_.reduce_scatter(c.input, c.output, count, type, op, to.comm, to.stream);
     case Kind::all_gather:
-      return nccl_.all_gather(c.input, c.output, count, type, comm_, stream);
+      return nccl_.all_gather(c.input, c.output, count, type, to.comm, to.stream);
     case Kind::broadcast: {
       void* const memory = c.output ? c.output : const_cast<void*>(c.input);
-      return nccl_.broadcast(memory, memory, count, type, c.peer, comm_, stream);
+      return nccl_.broadcast(memory, memory, count, type, c.peer, to.comm, to.stream);
     }
     case Kind::send:
-      return nccl_.send(c.input, count, type, c.peer, comm_, stream);
+      return nccl_.send(c.input, count, type, c.peer, to.comm, to.stream);
     case Kind::recv:
-      return nccl_.recv(c.output, count, type, c.peer, comm_, stream);
+      return nccl_.recv(c.output, count, type, c.peer, to.comm, to.stream);
     default:
-      return issue_group(c, stream);
+      return issue_group(c, to);
   }
 }
 
 // gather, scatter and all_to_all, of sends and receives.
-Result Rank::issue_group(const Collective& c, void* stream) {
+Result Rank::issue_group(const Collective& c, const Target& to) {
   const auto count = static_cast<std::size_t>(c.count);
   const std::size_t bytes = count * size_of(c.dtype);
   const DataType type = data_type(c.dtype);
@@ -337,11 +264,11 @@ Result Rank::issue_group(const Collective& c, void* stream) {
                         : c.kind == Kind::scatter ? root && c.output == part(c.input, rank)
                                                   : false;
   return in_group([&](const auto& add) {
-    const auto send = [&](const void* memory, int to) {
-      add([&] { return nccl_.send(memory, count, type, to, comm_, stream); });
+    const auto send = [&](const void* memory, int peer) {
+      add([&] { return nccl_.send(memory, count, type, peer, to.comm, to.stream); });
     };
-    const auto recv = [&](void* memory, int from) {
-      add([&] { return nccl_.recv(memory, count, type, from, comm_, stream); });
+    const auto recv = [&](void* memory, int peer) {
+      add([&] { return nccl_.recv(memory, count, type, peer, to.comm, to.stream); });
     };
     if (c.kind == Kind::gather) {
       if (!in_place) send(c.input, c.peer);

@@ -22,7 +22,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   using OnBroken = std::function<void(const CommError&)>;
 
   // `broken` is called once, by the thread that finds the first failure, until close().
-  Rank(OutOfBand oob, Device device, OnBroken broken);
+  // `blocking`: NCCL's calls return when they are done.
+  Rank(OutOfBand oob, Device device, bool blocking, OnBroken broken);
 
   // Makes NCCL's communicator; blocks until all ranks have come.
   void connect(Milliseconds timeout);
@@ -65,11 +66,20 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void meet_locals(std::span<const Collective> calls);
   template <class Body>
   Result in_group(Body&& body);
-  Result issue_batch(std::span<const Collective> calls, void* stream);
+  struct Target {  // of a call
+    Comm comm;
+    NativeStream stream;
+  };
+  Result issue_batch(std::span<const Collective> calls, const Target& to);
   [[noreturn]] void differ(const Collective& mine, int rank, const std::string& theirs);
-  Result issue(const Collective& collective, void* stream);
-  Result issue_group(const Collective& collective, void* stream);
+  Result issue(const Collective& collective, const Target& to);
+  Result issue_group(const Collective& collective, const Target& to);
+  Result init_in_a_thread(const std::function<Result(Comm&)>& init, const char* what, Deadline deadline,
+                          Milliseconds timeout);
   void wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline, Milliseconds timeout);
+  void abort_unowned(Comm comm) noexcept;
+  void check_while_waiting(const char* what, Deadline deadline, Milliseconds timeout, Clock::time_point& next_check);
+  static std::string not_ready(Milliseconds timeout);
   std::string explain(Result result) const;
   bool retire() noexcept;  // what is through; true when nothing is left
   bool is_through(std::uint64_t number);
@@ -78,6 +88,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void check_nccl();
   void check_store();
   void check_timeout();
+  void check_issue();
+  bool in_blocking_call();
   struct State;
   std::optional<State> state_of(int rank);
   void publish_state(std::int64_t request);
@@ -97,6 +109,7 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
 
   OutOfBand oob_;
   const Device device_;
+  const bool blocking_;
   const Library& nccl_;
 
   std::string id_;                               // NCCL's, of the communicator
@@ -107,7 +120,9 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::mutex owner_mutex_;
   OnBroken broken_;
 
-  std::mutex use_;  // of NCCL's communicator: one thread at a time
+  // Of NCCL's communicator: one thread at a time. Not held by a thread that is in a call that blocks: others may abort
+  // the communicator then, which ends the call, and must not do anything else with it.
+  std::mutex use_;
   Comm comm_ = nullptr;
 
   std::mutex polling_;
@@ -120,7 +135,14 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::mutex state_;
   std::condition_variable changed_;
   std::deque<PendingWork> pending_;
-  std::uint64_t through_ = 0;  // how many are not pending any more: the number of the oldest
+  struct Issuing {
+    Fingerprint fingerprint;
+    Clock::time_point deadline;
+    Milliseconds timeout;
+  };
+  struct BlockingCall;
+  std::optional<Issuing> issuing_;  // the call that blocks, if there is one
+  std::uint64_t through_ = 0;       // how many are not pending any more: the number of the oldest
   std::optional<Fingerprint> last_enqueued_;
   std::optional<CommError> failure_;
   Clock::time_point give_up_{};  // on the abort

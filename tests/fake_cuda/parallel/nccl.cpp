@@ -97,12 +97,15 @@ bool becomes(const std::function<bool()>& condition) {
   return condition();
 }
 
-conformance::Ranks ranks(bool check_collectives) {
-  return {.name = check_collectives ? "NCCL, checked" : "NCCL",
+conformance::Ranks ranks(bool check_collectives, bool blocking = false) {
+  return {.name = check_collectives ? "NCCL, checked"
+                  : blocking        ? "NCCL, blocking"
+                                    : "NCCL",
           .run =
-              [check_collectives](int count, Milliseconds timeout, const conformance::Body& body) {
+              [=](int count, Milliseconds timeout, const conformance::Body& body) {
                 return conformance::run_on_threads(
-                    make_group(first_devices(count), {.timeout = timeout, .check_collectives = check_collectives}),
+                    make_group(first_devices(count),
+                               {.timeout = timeout, .check_collectives = check_collectives, .blocking = blocking}),
                     body);
               },
           .most = 4,
@@ -115,6 +118,12 @@ conformance::Ranks ranks(bool check_collectives) {
 TEST_CASE("communicator: NCCL") {
   for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
       check.run(ranks(false));
+    }
+}
+
+TEST_CASE("communicator: NCCL, with calls that block") {
+  for (const conformance::Check& check : conformance::checks()) DYNAMIC_SECTION(check.name) {
+      check.run(ranks(false, true));
     }
 }
 
