@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/mpi/mpi_communicator.h"
+#include "lockstep/parallel/comm/mpi/mpi_rank.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream.h"
@@ -76,6 +78,86 @@ TEST_CASE("communicator: MPI gives the bits that ranks in shared memory get") {
         conformance::run_on_threads(make_thread_group(support::first_devices(size)), sum);
     CHECK((conformance::outcome(sum, world()) == expected[static_cast<std::size_t>(world().rank())]));
   }
+}
+
+// Hosts as a list of their sizes, or of names.
+TEST_CASE("communicator: MPI sends a sum once over the links between hosts, in each direction, to the same bits") {
+  const int size = world().size(), rank = world().rank();
+  struct Layout {
+    std::string name;
+    std::function<int(int)> host_of;
+    int per_host;  // 0: mixed
+  };
+  std::vector<Layout> layouts{{"a host each", [](int r) { return r; }, 1},
+                              {"one host", [](int) { return 0; }, 0},
+                              {"alternating", [](int r) { return r % 2; }, size == 2 ? 1 : 0},
+                              {"one alone", [](int r) { return r == 0 ? 0 : 1; }, size == 2 ? 1 : 0}};
+  if (size % 2 == 0) layouts.push_back({"two hosts", [=](int r) { return r / (size / 2); }, size / 2});
+  for (const Layout& layout : layouts) {
+    const std::unique_ptr<Communicator> comm =
+        make_mpi_communicator(Device::host(0), {.host = cat("host ", layout.host_of(rank))});
+    for (const auto& [dtype, reduction] : std::vector<std::pair<DType, RedOp>>{{DType::f32, RedOp::sum},
+                                                                               {DType::f32, RedOp::avg},
+                                                                               {DType::f64, RedOp::sum},
+                                                                               {DType::f64, RedOp::product},
+                                                                               {DType::i32, RedOp::sum},
+                                                                               {DType::f32, RedOp::max},
+                                                                               {DType::bf16, RedOp::sum}}) {
+      for (const std::int64_t count : {std::int64_t{100}, std::int64_t{300'003}}) {
+        INFO(layout.name << ", " << to_string(dtype) << ", " << to_string(reduction) << ", " << count);
+        const auto sum_of = [&, dtype = dtype, reduction = reduction](Communicator& with, bool in_place) {
+          Tensor x = empty({count}, {.dtype = DType::f64, .device = with.device()});
+          std::vector<double> values;
+          for (std::int64_t i = 0; i < count; ++i)
+            values.push_back(std::sin(static_cast<double>(i % 1009 * (with.rank() + 3))) *
+                             (dtype == DType::i32 ? 1e6 : 1));
+          x = conformance::tensor_of(values, dtype, with.device());
+          Tensor y = in_place ? x : zeros_like(x);
+          with.all_reduce(x, y, reduction);
+          return y.to_vector<double>();
+        };
+        // The ranks of the world are on one host: the flat way.
+        const std::vector<double> expected = sum_of(world(), false);
+        for (const bool in_place : {false, true}) {
+          const std::uint64_t before = detail::mpi_bytes_between_hosts();
+          const bool same = sum_of(*comm, in_place) == expected;
+          const std::uint64_t sent = detail::mpi_bytes_between_hosts() - before;
+          CHECK(same);
+          const bool by_host = layout.per_host > 0 && count > 100 && reduction != RedOp::avg && dtype != DType::bf16;
+          const std::uint64_t share =
+              by_host ? static_cast<std::uint64_t>(count) * size_of(dtype) / static_cast<std::uint64_t>(layout.per_host)
+                      : 0;
+          if (by_host) {
+            // Up or down at the ends of the chain, else both; and the fingerprints.
+            const int host = layout.host_of(rank), hosts = size / layout.per_host;
+            const std::uint64_t times = host > 0 && host + 1 < hosts ? 2 : 1;
+            CHECK(sent >= times * (share - 8));
+            CHECK(sent <= times * (share + 8) + 4096);
+          } else if (count > 100 && layout.name == "alternating" && size > 2) {
+            CHECK(sent > static_cast<std::uint64_t>(count) * size_of(dtype) / 2);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("communicator: MPI knows the hosts of the ranks of a split") {
+  const int size = world().size(), rank = world().rank();
+  if (size < 4) return;
+  const std::unique_ptr<Communicator> comm =
+      make_mpi_communicator(Device::host(0), {.host = cat("host ", rank / (size / 2))});
+  // Of each of the two hosts the first rank.
+  const std::unique_ptr<Communicator> firsts = comm->split(rank == 0 || rank == size / 2 ? 0 : -1);
+  if (!firsts) return;
+  constexpr std::int64_t kCount = 1 << 20;
+  const std::uint64_t before = detail::mpi_bytes_between_hosts();
+  const Tensor x = full({kCount}, rank + 1.0, {.dtype = DType::f32, .device = comm->device()});
+  firsts->all_reduce(x);
+  CHECK(x.to_vector<float>() == std::vector<float>(kCount, static_cast<float>(size / 2 + 2)));
+  const std::uint64_t sent = detail::mpi_bytes_between_hosts() - before;
+  CHECK(sent >= kCount * 4);
+  CHECK(sent <= kCount * 4 + 4096);
 }
 
 TEST_CASE("communicator: MPI finalises what it has initialised, whatever communicators are left") {

@@ -1,5 +1,7 @@
 #include "lockstep/parallel/comm/mpi/mpi_communicator.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <numeric>
 #include <utility>
@@ -24,6 +26,8 @@ class MpiCommunicator final : public Communicator {
         mpi_rank_(std::make_shared<MpiRank>(engine, group, [this](const CommError& error) { break_with(error); })) {}
   ~MpiCommunicator() override { mpi_rank_->disown(); }
 
+  void set_hosts(std::vector<std::string> hosts) { mpi_rank_->set_hosts(std::move(hosts)); }
+
   const char* backend() const override { return "mpi"; }
 
  private:
@@ -42,8 +46,12 @@ class MpiCommunicator final : public Communicator {
   }
   std::unique_ptr<Communicator> make_split(const std::vector<int>& members, int index, const std::string&) override {
     try {
-      return std::make_unique<MpiCommunicator>(
+      auto part = std::make_unique<MpiCommunicator>(
           mpi_rank_->engine(), mpi_rank_->split(members, index, Deadline::after(timeout())), device(), timeout());
+      std::vector<std::string> hosts;
+      for (const int m : members) hosts.push_back(mpi_rank_->hosts()[static_cast<std::size_t>(m)]);
+      part->set_hosts(std::move(hosts));
+      return part;
     } catch (const CommError& error) {
       throw break_with(error);
     }
@@ -82,7 +90,9 @@ std::unique_ptr<Communicator> make_mpi_communicator(Device device, const MpiOpti
   std::iota(everybody.begin(), everybody.end(), 0);
   const auto group = engine.open(engine.context(engine.size(), number++), std::move(everybody), engine.rank());
   auto communicator = std::make_unique<MpiCommunicator>(engine, group, device, options.timeout);
-  communicator->barrier();
+  char name[256] = "";
+  if (options.host.empty()) (void)::gethostname(name, sizeof name - 1);
+  communicator->set_hosts(communicator->all_gather_bytes(options.host.empty() ? name : options.host));
   return communicator;
 }
 

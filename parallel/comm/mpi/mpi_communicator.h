@@ -15,6 +15,8 @@ namespace lockstep {
 
 struct MpiOptions {
   Milliseconds timeout = kDefaultTimeout;
+  // Where this rank is: ranks of one name share the links to others. Empty: the machine's name.
+  std::string host = {};
 };
 
 // Empty when this process is a rank of an MPI job (an MPI launcher has started it: its variables are in the
@@ -24,7 +26,9 @@ inline bool mpi_available() { return why_no_mpi().empty(); }
 
 // A communicator of all ranks of MPI_COMM_WORLD, which is rank and size; every rank calls it, as often as the others.
 // `device` is a host device of this process. Only bytes travel through MPI: reductions are done here, in the order of
-// the ranks, and give the bits that shared-memory ranks get. A collective occupies the thread of its stream until this
+// the ranks, and give the bits that shared-memory ranks get. Where the ranks are on several hosts, as many on each and
+// one host after another, large sums (max, min, products) go between hosts once in each direction and not once per rank
+// (mpi_hosts.cpp). A collective occupies the thread of its stream until this
 // rank's part of it is done (in host mode inline: the caller).
 //
 // All MPI calls come from one thread of the library's own, which also initialises MPI, unless the application has, and

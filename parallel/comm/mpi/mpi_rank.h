@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include "lockstep/parallel/comm/mpi/mpi_engine.h"
 
 namespace lockstep::detail {
+
+// How many bytes the process has sent to ranks of other hosts, since it began; for tests and benchmarks.
+LOCKSTEP_API std::uint64_t mpi_bytes_between_hosts();
 
 // When the communicator and its tasks are done with it, the rank has left.
 class MpiRank {
@@ -29,6 +33,9 @@ class MpiRank {
   void skip(const std::vector<Collective>& transfers) noexcept { skip(transfers[0]); }
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // The number of the communicator that these members make, from the first of them.
+  // Where the members are, by name; before the first collective, and the same on all of them.
+  void set_hosts(std::vector<std::string> hosts);
+  const std::vector<std::string>& hosts() const { return hosts_; }
   std::shared_ptr<MpiGroup> split(const std::vector<int>& members, int index, Deadline deadline);
   void fail(const CommError& error);
   void disown();
@@ -42,6 +49,10 @@ class MpiRank {
   void carry_out(const Collective& collective);
   void run(Work& work);
   void all_reduce(Work& work);
+  bool goes_by_host(const Work& work) const;
+  void all_reduce_by_host(Work& work);
+  void reduce_along_hosts(Work& work, std::int64_t begin, std::int64_t length, const std::byte* parts);
+  void count(std::span<const MpiMessage> messages) const;
   void reduce_scatter(Work& work);
   void broadcast(Work& work);
   void move(Work& work);
@@ -50,6 +61,8 @@ class MpiRank {
   MpiEngine& engine_;
   const std::shared_ptr<MpiGroup> group_;
   const int rank_, size_;
+  std::vector<std::string> hosts_;  // by member; empty: not known
+  int per_host_ = 0;                // members on each host, one host after another; 0: they are on one, or mixed
   std::vector<std::uint64_t> sent_, received_;  // by member; under the engine's lock
   std::unique_ptr<std::byte[]> staging_;
   std::size_t staging_bytes_ = 0;
