@@ -65,6 +65,8 @@ LOCKSTEP_API const std::vector<Device>& all_devices();
 LOCKSTEP_API int ordinal(Device device);
 // Of one type. Tables are as long as there are devices.
 inline constexpr int kMaxDevices = 256;
+// Positions in all_devices(): cpu, and two kinds of accelerators.
+inline constexpr int kMaxOrdinals = 1 + 2 * kMaxDevices;
 
 struct DeviceProperties {
   std::string name;

@@ -1,7 +1,6 @@
 // The body of a parameter: its home, its slots on other devices, and the graph's ends there.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -103,7 +102,7 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
  private:
   std::shared_ptr<ReadGate> gate_;
   std::atomic<bool> has_gate_{false};
-  std::array<std::atomic<Slot*>, kMaxDevices> slots_{};
+  std::vector<std::atomic<Slot*>> slots_ = std::vector<std::atomic<Slot*>>(all_devices().size());  // by ordinal
   std::mutex claim_mutex_;
   std::uint64_t claimed_by_ = 0;
   int claims_ = 0;

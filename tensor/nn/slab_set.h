@@ -29,7 +29,7 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
     bool buffers, sparse;
     std::size_t bytes = 0;
     std::vector<int> entries;  // in order of offset
-    Ref<Storage> values[kMaxDevices], incoming[kMaxDevices];
+    Ref<Storage> values[kMaxOrdinals], incoming[kMaxOrdinals];
     Ref<Storage> grads;
   };
 
@@ -75,7 +75,7 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   };
 
   Device home_;
-  MirrorGate gates_[kMaxDevices];
+  MirrorGate gates_[kMaxOrdinals];
 };
 
 namespace detail {
