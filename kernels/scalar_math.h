@@ -65,8 +65,14 @@ LOCKSTEP_HD inline float normal_density(float x) { return 0.398942280f * ::expf(
 
 #else
 
+// e^y = mantissa * 2^power.
+struct ExpParts {
+  float mantissa;
+  std::int32_t power;
+};
+
 // For y in [-150, 89], or NaN.
-inline float exp_bounded(float y) {
+inline ExpParts exp_parts(float y) {
   // Adding 1.5 * 2^23 rounds to an integer and leaves that integer in the low bits.
   const float rounded = mul_add(y, 1.44269504088896341f, 12582912.0f);
   const auto power = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(rounded) - 0x4b400000u);
@@ -79,21 +85,29 @@ inline float exp_bounded(float y) {
   p = mul_add(p, r, 4.1665795894e-2f);
   p = mul_add(p, r, 1.6666665459e-1f);
   p = mul_add(p, r, 5.0000001201e-1f);
-  p = mul_add(p * r, r, r) + 1.0f;
+  return {mul_add(p * r, r, r) + 1.0f, power};
+}
+
+// Where the result is 0 no product on the way may be below the normal numbers: processors are a hundred times slower
+// there, and the masked scores of attention are all of that kind.
+
+// exp(x) for x that is not positive, or NaN.
+inline float exp_of_negative(float x) {
+  // The least exponent, -151, gives the factor 0.
+  const auto [mantissa, power] = exp_parts(x < -104.6f ? -104.6f : x);
+  return mantissa * std::bit_cast<float>(static_cast<std::uint32_t>(power + 24 + 127) << 23) * 0x1p-24f;
+}
+
+inline float exp(float x) {
+  const bool zero = x < -103.972077f;  // the logarithm of 2^-150, which is half of the least number
+  const float y = select(zero, 0.0f, x);
+  // NaN passes both comparisons; above 89 the result is infinity anyway.
+  const auto [mantissa, power] = exp_parts(y > 89.0f ? 89.0f : y);
   // Two factors: 2^power itself may not be a float although the product is.
   const std::int32_t half = power >> 1;
   const float scale0 = std::bit_cast<float>(static_cast<std::uint32_t>(half + 127) << 23);
   const float scale1 = std::bit_cast<float>(static_cast<std::uint32_t>(power - half + 127) << 23);
-  return p * scale0 * scale1;
-}
-
-// exp(x) for x that is not positive, or NaN: one bound less to look at.
-inline float exp_of_negative(float x) { return exp_bounded(x < -104.0f ? -104.0f : x); }
-
-inline float exp(float x) {
-  // NaN passes both comparisons; beyond the bounds the result is 0 or infinity anyway.
-  const float y = x < -104.0f ? -104.0f : x;
-  return exp_bounded(y > 89.0f ? 89.0f : y);
+  return select(zero, 0.0f, mantissa * scale0 * scale1);
 }
 
 inline float log(float x) {
@@ -169,7 +183,7 @@ inline void sin_cos_turns(float turns, float* sine, float* cosine) {
 inline float bell(float a) {
   const float square = a * a;
   const float lost = mul_add(a, a, -square);  // what rounding took from the square; exp would magnify it
-  return exp_bounded(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
+  return exp_of_negative(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
 }
 
 inline float normal_density(float x) {

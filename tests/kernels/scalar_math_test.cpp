@@ -109,3 +109,18 @@ TEST_CASE("conversion is defined for every number", "[scalar_math]") {
   CHECK_FALSE(convert<bool>(-0.0f));
   CHECK(static_cast<float>(convert<Half>(true)) == 1.0f);
 }
+
+TEST_CASE("exp is 0 where it rounds to 0, and the least number above", "[scalar_math]") {
+  using functors::unary;
+  const auto exp = [](float x) { return unary<UnaryOp::exp>(x, 0.0f, 0.0f); };
+  const float last = -103.972077f, least = std::numeric_limits<float>::denorm_min();
+  CHECK(exp(-103.9f) == least);
+  CHECK(math::exp_of_negative(-103.9f) == least);
+  for (const float x : {std::nextafter(last, -kInf), -104.0f, -104.5f, -104.6f, -104.7f, -1000.0f, -std::numeric_limits<float>::max(), -kInf}) {
+    CAPTURE(x);
+    CHECK(std::bit_cast<std::uint32_t>(exp(x)) == 0);
+    CHECK(std::bit_cast<std::uint32_t>(math::exp_of_negative(x)) == 0);
+  }
+  CHECK(std::isnan(exp(std::numeric_limits<float>::quiet_NaN())));
+  CHECK(std::isnan(math::exp_of_negative(std::numeric_limits<float>::quiet_NaN())));
+}
