@@ -5,6 +5,7 @@
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
+#include "lockstep/kernels/host/half_rows.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
@@ -31,6 +32,9 @@ void cast_loop(const std::array<const void*, 1>& in, void* out, std::int64_t cou
   auto* y = static_cast<To*>(out);
   if constexpr (std::is_same_v<From, To>) {
     std::memmove(y, x, static_cast<std::size_t>(count) * sizeof(To));
+  } else if constexpr ((std::is_same_v<From, Half> && std::is_same_v<To, float>) ||
+                       (std::is_same_v<From, float> && std::is_same_v<To, Half>)) {
+    convert_row(x, y, count);
   } else {
     for (std::int64_t i = 0; i < count; ++i) y[i] = functors::convert<To>(x[i]);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lockstep/kernels/host/half_rows.h"
+
 namespace lockstep::kernels::host {
 namespace {
 
@@ -19,7 +21,7 @@ void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void
     if (stride == 0)
       std::fill_n(target, tile.columns, static_cast<To>(*source));
     else if (stride == 1)
-      for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c]);
+      convert_row(source, target, tile.columns);
     else
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c * stride]);
   }
@@ -31,7 +33,7 @@ void scatter(const void* from, void* to, std::int64_t stride, std::int64_t row_s
   auto* target = static_cast<To*>(to);
   for (std::int64_t r = 0; r < tile.rows; ++r, source += tile.columns, target += row_stride) {
     if (stride == 1)
-      for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c]);
+      convert_row(source, target, tile.columns);
     else
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c * stride] = static_cast<To>(source[c]);
   }

@@ -1,4 +1,5 @@
 // Indexing. Every index is checked before the first element is written.
+#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/kernels/common/loop_nest.h"
@@ -116,8 +117,16 @@ void index_select_views(const IndexSelectArgs& a) {
   const auto* positions = data<std::int64_t>(a.index);
   const std::int64_t size = slices.nest.inner_size(), to_stride = slices.nest.inner_stride(0),
                      from_stride = slices.nest.inner_stride(1);
+  // The innermost loop is over what is closer together in memory: the elements of a slice, or the slices.
+  const bool by_element = size > 1 && std::abs(out.strides[a.dim]) < std::abs(to_stride);
   for_each_row(slices.nest, [&](const std::array<std::int64_t, 2>& at) {
-    for (std::int64_t i = 0; i < index.shape[0]; ++i) {
+    for (std::int64_t j = 0; by_element && j < size; ++j) {
+      T* to = data<T>(a.out) + at[0] + j * to_stride;
+      const T* from = data<T>(a.in) + at[1] + j * from_stride;
+      for (std::int64_t i = 0; i < index.shape[0]; ++i)
+        to[i * out.strides[a.dim]] = from[positions[i * index.strides[0]] * in.strides[a.dim]];
+    }
+    for (std::int64_t i = 0; !by_element && i < index.shape[0]; ++i) {
       T* to = data<T>(a.out) + at[0] + i * out.strides[a.dim];
       const T* from = data<T>(a.in) + at[1] + positions[i * index.strides[0]] * in.strides[a.dim];
       if (to_stride == 1 && from_stride == 1)

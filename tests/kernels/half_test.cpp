@@ -2,8 +2,11 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "lockstep/kernels/dtype.h"
+#include "lockstep/kernels/host/half_rows.h"
 #include "support/catch.h"
 
 using namespace lockstep;
@@ -98,4 +101,40 @@ TEST_CASE("16-bit extremes", "[half]") {
   CHECK(std::isnan(static_cast<float>(BFloat16(std::bit_cast<float>(0x7f800001u)))));
   CHECK(std::isnan(static_cast<float>(Half(std::bit_cast<float>(0xff800001u)))));
   static_assert(static_cast<float>(Half(1.5f)) == 1.5f, "usable in constant expressions");
+}
+
+TEST_CASE("rows convert as single numbers do, at every length", "[half]") {
+  using kernels::host::convert_row;
+  std::vector<Half> halves(1 << 16);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i].bits = static_cast<std::uint16_t>(i);
+  std::vector<float> wide(halves.size());
+  convert_row(halves.data(), wide.data(), std::ssize(halves));
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const auto expected = static_cast<float>(halves[i]);
+    if (std::isnan(expected) ? !std::isnan(wide[i])
+                             : std::bit_cast<std::uint32_t>(wide[i]) != std::bit_cast<std::uint32_t>(expected))
+      FAIL("f16 " << i << ": " << wide[i] << " instead of " << expected);
+  }
+
+  std::vector<float> floats;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099)  // a prime: every exponent, and NaNs
+    floats.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  std::vector<Half> narrow(floats.size());
+  convert_row(floats.data(), narrow.data(), std::ssize(floats));
+  for (std::size_t i = 0; i < floats.size(); ++i)
+    if (narrow[i].bits != Half(floats[i]).bits)
+      FAIL(floats[i] << ": " << narrow[i].bits << " instead of " << Half(floats[i]).bits);
+
+  for (std::int64_t count = 0; count <= 17; ++count) {
+    std::vector<Half> out(18, Half(-1.0f));
+    std::vector<float> back(18, -1.0f);
+    std::vector<float> in(18);
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = 0.1f * static_cast<float>(i + 1);
+    convert_row(in.data(), out.data(), count);
+    convert_row(out.data(), back.data(), count);
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      CHECK(out[i].bits == Half(std::cmp_less(i, count) ? in[i] : -1.0f).bits);
+      CHECK(back[i] == (std::cmp_less(i, count) ? static_cast<float>(Half(in[i])) : -1.0f));
+    }
+  }
 }

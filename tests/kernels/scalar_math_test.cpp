@@ -116,7 +116,8 @@ TEST_CASE("exp is 0 where it rounds to 0, and the least number above", "[scalar_
   const float last = -103.972077f, least = std::numeric_limits<float>::denorm_min();
   CHECK(exp(-103.9f) == least);
   CHECK(math::exp_of_negative(-103.9f) == least);
-  for (const float x : {std::nextafter(last, -kInf), -104.0f, -104.5f, -104.6f, -104.7f, -1000.0f, -std::numeric_limits<float>::max(), -kInf}) {
+  for (const float x : {std::nextafter(last, -kInf), -104.0f, -104.5f, -104.6f, -104.7f, -1000.0f,
+                        -std::numeric_limits<float>::max(), -kInf}) {
     CAPTURE(x);
     CHECK(std::bit_cast<std::uint32_t>(exp(x)) == 0);
     CHECK(std::bit_cast<std::uint32_t>(math::exp_of_negative(x)) == 0);
