@@ -3,6 +3,7 @@
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/trigonometry.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -12,8 +13,12 @@ void loop(const std::array<const void*, 1>& in, void* out, std::int64_t count, c
   const auto* x = static_cast<const T*>(in[0]);
   auto* y = static_cast<decltype(functors::unary<op>(T{}, T{}, T{}))*>(out);
   const T a = functors::convert<T>(scalars.a), b = functors::convert<T>(scalars.b);
-  LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < count; ++i) y[i] = functors::unary<op>(x[i], a, b);
+  if constexpr (std::is_same_v<T, float> && (op == UnaryOp::sin || op == UnaryOp::cos)) {
+    sines<op>(x, y, count);
+  } else {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) y[i] = functors::unary<op>(x[i], a, b);
+  }
 }
 
 template <class T, std::size_t... I>

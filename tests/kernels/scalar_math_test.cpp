@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/trigonometry.h"
 #include "support/catch.h"
 
 using namespace lockstep;
@@ -124,4 +125,42 @@ TEST_CASE("exp is 0 where it rounds to 0, and the least number above", "[scalar_
   }
   CHECK(std::isnan(exp(std::numeric_limits<float>::quiet_NaN())));
   CHECK(std::isnan(math::exp_of_negative(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST_CASE("sine and cosine of rows are rounded from the right value, at every size and length", "[scalar_math]") {
+  using kernels::host::sines;
+  std::vector<float> x;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099)
+    x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  for (int k = -40'000; k <= 40'000; ++k)
+    x.push_back(static_cast<float>(k * 1.5707963267948966));  // where one is near 0
+  for (const float edge : {kernels::host::kOrdinaryAngle, std::nextafter(kernels::host::kOrdinaryAngle, kInf), -0.0f})
+    x.insert(x.end(), {edge, -edge});
+  std::vector<float> sine(x.size()), cosine(x.size());
+  sines<UnaryOp::sin>(x.data(), sine.data(), std::ssize(x));
+  sines<UnaryOp::cos>(x.data(), cosine.data(), std::ssize(x));
+  Worst of_sine, of_cosine;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double wide = x[i];
+    if (std::fabs(x[i]) > kernels::host::kOrdinaryAngle) {  // the C library's
+      CHECK_FALSE(ulps(sine[i], std::sin(wide)) > 1);
+      CHECK_FALSE(ulps(cosine[i], std::cos(wide)) > 1);
+      continue;
+    }
+    if (const double e = ulps(sine[i], std::sin(wide)); e > of_sine.error) of_sine = {e, x[i]};
+    if (const double e = ulps(cosine[i], std::cos(wide)); e > of_cosine.error) of_cosine = {e, x[i]};
+  }
+  INFO(of_sine.error << " ulp at " << of_sine.at << ", " << of_cosine.error << " ulp at " << of_cosine.at);
+  CHECK(of_sine.error <= 0.501);
+  CHECK(of_cosine.error <= 0.501);
+  CHECK(std::signbit(sine.back()) != std::signbit(sine[sine.size() - 2]));  // of 0 and -0
+  // In place, in pieces of any length: the same bits.
+  for (const std::int64_t length : {1, 7, 255, 256, 257, 1000}) {
+    std::vector<float> part(x.end() - 1000, x.end());
+    for (std::int64_t at = 0; at < 1000; at += length)
+      sines<UnaryOp::sin>(part.data() + at, part.data() + at, std::min<std::int64_t>(length, 1000 - at));
+    CHECK(std::equal(part.begin(), part.end(), sine.end() - 1000, [](float a, float b) {
+      return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) || (std::isnan(a) && std::isnan(b));
+    }));
+  }
 }
