@@ -156,6 +156,11 @@ def check(root):
                 if breach:
                     breaches.append(f"{path}:{line_of(text, match.start())}: {breach}")
                 graph[path].add(target.removeprefix("lockstep/"))
+            own, first = file.with_suffix(".h"), INCLUDE.search(text)
+            if file.suffix == ".cpp" and own.exists():  # so that the header is known to compile by itself
+                wanted = f"lockstep/{own.relative_to(root).as_posix()}"
+                if not first or first.group(2) != wanted:
+                    breaches.append(f'{path}:1: a source includes its own header first: "{wanted}"')
             if path.startswith(PROGRAM):
                 continue
             code = without(TEXT, text)
