@@ -1,4 +1,4 @@
-// The arguments of the optimizers' kernels: one call for many tensors.
+// The arguments of the optimizers' kernels, and of what goes before them: one call for many tensors.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,18 @@ struct UnscaleArgs {             // gradient *= factor
   void views(auto&& f) const {
     for (const InOut& gradient : gradients) f(gradient);
     f(found_inf);
+  }
+};
+
+struct CopyPair {
+  In from;
+  Out to;  // of as many elements, and the same dtype
+};
+struct CopyManyArgs {
+  std::vector<CopyPair> tensors;  // contiguous, one floating dtype each; none overlaps another
+  static constexpr const char* kName = "copy_many";
+  void views(auto&& f) const {
+    for (const CopyPair& t : tensors) f(t.from), f(t.to);
   }
 };
 

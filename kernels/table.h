@@ -21,13 +21,14 @@ struct ArgsList {
 };
 
 // Every kernel that there is, by the type of its arguments.
-using AllArgs = ArgsList<UnaryArgs, BinaryArgs, WhereArgs, CastArgs, FillArgs, ArangeArgs, ReduceArgs, ArgReduceArgs,
-                         MatmulArgs, Conv2dArgs, Conv2dGradInputArgs, Conv2dGradWeightArgs, MaxPool2dArgs,
-                         MaxUnpool2dArgs, AvgPool2dArgs, AvgPool2dGradArgs, BatchNormArgs, BatchNormGradArgs,
-                         SoftmaxArgs, SoftmaxGradArgs, GroupNormArgs, GroupNormGradArgs, RmsNormArgs, RmsNormGradArgs,
-                         Resample2dArgs, CrossEntropyArgs, CrossEntropyGradArgs, CumsumArgs, ArgsortArgs, AttentionArgs,
-                         AttentionGradArgs, LstmCellArgs, LstmCellGradArgs, GruCellArgs, GruCellGradArgs, GatherArgs,
-                         ScatterAddArgs, IndexSelectArgs, IndexAddArgs, RandomArgs, SgdArgs, AdamArgs, UnscaleArgs>;
+using AllArgs =
+    ArgsList<UnaryArgs, BinaryArgs, WhereArgs, CastArgs, FillArgs, ArangeArgs, ReduceArgs, ArgReduceArgs, MatmulArgs,
+             Conv2dArgs, Conv2dGradInputArgs, Conv2dGradWeightArgs, MaxPool2dArgs, MaxUnpool2dArgs, AvgPool2dArgs,
+             AvgPool2dGradArgs, BatchNormArgs, BatchNormGradArgs, SoftmaxArgs, SoftmaxGradArgs, GroupNormArgs,
+             GroupNormGradArgs, RmsNormArgs, RmsNormGradArgs, Resample2dArgs, CrossEntropyArgs, CrossEntropyGradArgs,
+             CumsumArgs, ArgsortArgs, AttentionArgs, AttentionGradArgs, LstmCellArgs, LstmCellGradArgs, GruCellArgs,
+             GruCellGradArgs, GatherArgs, ScatterAddArgs, IndexSelectArgs, IndexAddArgs, RandomArgs, SgdArgs, AdamArgs,
+             UnscaleArgs, CopyManyArgs>;
 
 template <class Args>
 using Kernel = void (*)(const Stream& stream, const Args& args);

@@ -1,4 +1,4 @@
-// Adam, and the unscaling of gradients: many tensors in one launch, as in optimizer.cu.
+// Adam, the unscaling of gradients, and copies: many tensors in one launch, as in optimizer.cu.
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
@@ -255,6 +255,51 @@ void run_unscale(const Stream& stream, const UnscaleArgs& args) {
   filler.flush(start);
 }
 
+// ---- copies
+
+struct CopyTable {
+  static constexpr int kTensors = 96;
+  Chunks<kTensors> chunks;
+  const void* from[kTensors];
+  void* to[kTensors];
+};
+static_assert(sizeof(CopyTable) <= 4096);
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) copy_many_kernel(const CopyTable table) {
+  using P = Pack<T, kPack<T>>;
+  const Part part = part_of(table.chunks);
+  const T* from = static_cast<const T*>(table.from[part.tensor]) + part.begin;
+  T* to = static_cast<T*>(table.to[part.tensor]) + part.begin;
+  int done = 0;
+  if (table.chunks.packed[part.tensor]) {
+    const int packs = part.count / kPack<T>;
+    for (int i = static_cast<int>(threadIdx.x); i < packs; i += kThreads)
+      reinterpret_cast<P*>(to)[i] = reinterpret_cast<const P*>(from)[i];
+    done = packs * kPack<T>;
+  }
+  for (int i = done + static_cast<int>(threadIdx.x); i < part.count; i += kThreads) to[i] = from[i];
+}
+
+template <class T>
+void run_copies(const Stream& stream, const CopyManyArgs& args) {
+  Filler<CopyTable> filler(CopyManyArgs::kName);
+  const auto start = [&](const Grid& grid) {
+    launch(stream, CopyManyArgs::kName, copy_many_kernel<T>, grid, filler.table);
+  };
+  for (const CopyPair& t : args.tensors) {
+    const View &from = t.from.view, &to = t.to.view;
+    if (from.dtype != dtype_of<T>()) continue;
+    const bool packed = aligned_for(from.data, from.dtype, kPack<T>) && aligned_for(to.data, to.dtype, kPack<T>);
+    const auto put = [&](int slot) {
+      filler.table.from[slot] = from.data;
+      filler.table.to[slot] = to.data;
+    };
+    filler.add(from.shape, packed, put, start);
+  }
+  filler.flush(start);
+}
+
 }  // namespace
 
 void Kernels::enqueue(const Stream& stream, const AdamArgs& args) {
@@ -267,8 +312,14 @@ void Kernels::enqueue(const Stream& stream, const UnscaleArgs& args) {
   for_floating([&]<class T>(Type<T>) { run_unscale<T>(stream, args); });
 }
 
+void Kernels::enqueue(const Stream& stream, const CopyManyArgs& args) {
+  for (const CopyPair& t : args.tensors) check_floating(CopyManyArgs::kName, t.from.view.dtype, stream);
+  for_floating([&]<class T>(Type<T>) { run_copies<T>(stream, args); });
+}
+
 void list_adam(KernelList& list) {
-  for_floating([&]<class T>(Type<T>) { list.add(adam_kernel<T>), list.add(unscale_kernel<T>); });
+  for_floating(
+      [&]<class T>(Type<T>) { list.add(adam_kernel<T>), list.add(unscale_kernel<T>), list.add(copy_many_kernel<T>); });
 }
 
 }  // namespace lockstep::kernels::cuda

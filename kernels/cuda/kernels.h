@@ -53,6 +53,7 @@ struct Kernels {
   static void enqueue(const Stream& stream, const SgdArgs& args);
   static void enqueue(const Stream& stream, const AdamArgs& args);
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
+  static void enqueue(const Stream& stream, const CopyManyArgs& args);
 };
 
 // Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.

@@ -53,6 +53,7 @@ struct Kernels {
   static void enqueue(const Stream& stream, const SgdArgs& args);
   static void enqueue(const Stream& stream, const AdamArgs& args);
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
+  static void enqueue(const Stream& stream, const CopyManyArgs& args);
 };
 
 }  // namespace lockstep::kernels::host

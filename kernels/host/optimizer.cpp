@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
@@ -134,6 +136,15 @@ void Kernels::enqueue(const Stream& stream, const UnscaleArgs& args) {
       dispatch_floating(gradient.view.dtype,
                         [&]<class T>(Type<T>) { finite &= unscale_tensor<T>(gradient, a.factor); });
     if (!finite) *data<float>(a.found_inf) = 1;
+  });
+}
+
+void Kernels::enqueue(const Stream& stream, const CopyManyArgs& args) {
+  for (const CopyPair& t : args.tensors) check_floating(CopyManyArgs::kName, t.from.view.dtype, stream);
+  launch(stream, args, [](const CopyManyArgs& a) {
+    for (const CopyPair& t : a.tensors)
+      if (const std::int64_t count = element_count(t.from.view.shape); count > 0)
+        std::memcpy(t.to.view.data, t.from.view.data, static_cast<std::size_t>(count) * size_of(t.from.view.dtype));
   });
 }
 

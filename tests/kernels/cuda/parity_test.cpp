@@ -196,6 +196,16 @@ TEST_CASE("CUDA parity: adam", "[cuda][parity][adam]") {
       }
 }
 
+TEST_CASE("CUDA parity: copies of many tensors", "[cuda][parity]") {
+  NEEDS_CUDA
+  for (const DType dtype : kFloatingDTypes) {
+    TestTensor a(dtype, {5}), b(dtype, {70001}), empty(dtype, {0}), to_a(dtype, {5}), to_b(dtype, {70001});
+    a.fill_random(1), b.fill_random(2), to_a.fill_random(3), to_b.fill_random(4);
+    const CopyManyArgs args{{{a.in(), to_a.out()}, {empty.in(), empty.out()}, {b.in(), to_b.out()}}};
+    check_parity(compare_with_host(args, {&a, &b, &empty, &to_a, &to_b}), cat(dtype));
+  }
+}
+
 TEST_CASE("CUDA parity: unscale", "[cuda][parity][unscale]") {
   NEEDS_CUDA
   for (const DType dtype : kFloatingDTypes)

@@ -251,6 +251,23 @@ TEST_CASE("adam and unscale on many tensors are what they are on one", "[adam][u
   CHECK(found[0] == 1);
 }
 
+TEST_CASE("copies of many tensors are copies, of each bit and of nothing else") {
+  std::vector<TestTensor> from, to;
+  CopyManyArgs args;
+  for (int i = 0; i < 40; ++i) {
+    const DType dtype = kFloatingDTypes[static_cast<std::size_t>(i) % std::size(kFloatingDTypes)];
+    for (auto* list : {&from, &to}) list->emplace_back(dtype, Shape{i == 20 ? 40'001 : i % 9});
+    from.back().fill_random(static_cast<std::uint64_t>(i)), to.back().fill_random(100);
+  }
+  for (std::size_t i = 0; i < from.size(); ++i) args.tensors.push_back({from[i].in(), to[i].out()});
+  const auto before = from;
+  run(args);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    CHECK(to[i].bytes() == before[i].bytes());
+    CHECK(from[i].bytes() == before[i].bytes());
+  }
+}
+
 TEST_CASE("unscale multiplies and finds what is not finite", "[unscale]") {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const DType dtype : kFloatingDTypes)
