@@ -19,6 +19,7 @@ Ref<Storage> Storage::slice(Ref<Storage> parent, std::size_t offset_bytes, std::
   LOCKSTEP_CHECK(offset_bytes <= parent->bytes_ && bytes <= parent->bytes_ - offset_bytes,
                  "[storage] expected a slice of ", parent->bytes_, " bytes, got ", bytes, " bytes at ", offset_bytes);
   Ref<Storage> storage(new Storage(parent->device_, static_cast<std::byte*>(parent->data_) + offset_bytes, bytes));
+  storage->pending_reads_ = parent->pending_reads_;
   storage->parent_ = std::move(parent);
   return storage;
 }

@@ -6,8 +6,10 @@
 #include <mutex>
 #include <vector>
 
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/unique_function.h"
+#include "lockstep/tensor/pending_reads.h"
 #include "lockstep/tensor/ref.h"
 
 namespace lockstep {
@@ -55,6 +57,19 @@ class LOCKSTEP_API Storage final : public RefCounted {
   // Work on `stream` uses the memory: it is reused only after that work.
   void record_use(const Stream& stream);
 
+  // For memory that is copied elsewhere while its owner goes on; before it is sliced. Then what is to write it asks for
+  // the place through Tensor::out, in_out and mutable_data, or calls before_write.
+  void expect_reads() { pending_reads_ = std::make_shared<PendingReads>(); }
+  PendingReads* pending_reads() const { return pending_reads_.get(); }
+  // What the current stream of the device does from now on may write the memory.
+  void before_write() const {
+    if (pending_reads_) [[unlikely]]
+      before_write(current_stream(device_));
+  }
+  void before_write(const Stream& stream) const {
+    if (pending_reads_) LOCKSTEP_EDGE(pending_reads_->await(stream));
+  }
+
   static void destroy(Storage* storage) noexcept;
 
  private:
@@ -69,6 +84,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   Ref<Storage> parent_;
   UniqueFunction release_;
   std::shared_ptr<StreamUses> uses_;
+  std::shared_ptr<PendingReads> pending_reads_;
 };
 
 }  // namespace lockstep

@@ -40,6 +40,11 @@ View Tensor::view() const {
   return View{raw_data(), impl.shape, impl.strides, impl.dtype, impl.storage->device(), true};
 }
 
+View Tensor::writable_view() const {
+  if (impl_) impl_->storage->before_write();
+  return view();
+}
+
 void Tensor::set_storage(Ref<Storage> storage, std::int64_t offset) const {
   impl().storage = std::move(storage);
   impl_->offset = offset;

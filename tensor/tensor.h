@@ -69,6 +69,7 @@ class LOCKSTEP_API Tensor {
   template <class T>
   T* mutable_data() const {
     check_dtype(dtype_of<T>());
+    impl().storage->before_write();
     mark_changed();
     return static_cast<T*>(raw_data());
   }
@@ -157,8 +158,8 @@ class LOCKSTEP_API Tensor {
                      std::int64_t offset = 0);
   View view() const;
   In in() const { return In{view()}; }
-  Out out() const { return Out{view()}; }
-  InOut in_out() const { return InOut{view()}; }
+  Out out() const { return Out{writable_view()}; }
+  InOut in_out() const { return InOut{writable_view()}; }
   const Ref<Storage>& storage() const { return impl().storage; }
   std::int64_t storage_offset() const { return impl().offset; }
   const Edge& edge() const { return impl().edge; }
@@ -181,6 +182,7 @@ class LOCKSTEP_API Tensor {
     return static_cast<std::byte*>(impl().storage->data()) +
            impl_->offset * static_cast<std::int64_t>(size_of(impl_->dtype));
   }
+  View writable_view() const;
   [[noreturn]] static void fail_undefined();
   void check_dtype(DType wanted) const;
 

@@ -93,6 +93,7 @@ void Communicator::use_on(const Stream& stream, const char* name, std::span<cons
   for (const Tensor& output : outputs) {
     if (!output.defined()) continue;
     LOCKSTEP_EDGE(output.storage()->record_use(stream));
+    LOCKSTEP_EDGE(output.storage()->before_write(stream));
     if (stream.checked()) uses.push_back(MemoryUse::write(output.data(), output.bytes(), device_));
     output.mark_changed();
   }

@@ -96,6 +96,7 @@ Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options)
       .shape = out->shape.begin(),
       .strides = out->strides.begin(),
       .byte_offset = 0};
+  if (!options.read_only) LOCKSTEP_EDGE(tensor.storage()->before_write());
   const Stream stream = current_stream(device);
   if (options.stream) {
     LOCKSTEP_EDGE(options.stream.wait_for(stream));

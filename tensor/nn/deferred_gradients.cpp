@@ -108,12 +108,7 @@ void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
     const Stream here = current_stream(device);
     LOCKSTEP_EDGE(here.wait_for(*gradient.stream));
     if (gradient.matrix.defined()) LOCKSTEP_EDGE(gradient.matrix.storage()->record_use(here));
-    if (!gradient.rows.defined()) {
-      const NoGrad no_grad;
-      store_replica_gradient(*body_of(gradient), device, gradient.matrix);
-    }
     stored.push_back(gradient);
-    stored.back().matrix = {};  // in the slab
   }
   if (!stored.empty()) reduce_replica_gradients(std::move(stored));
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <mutex>
 
+#include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
 
@@ -98,10 +99,23 @@ void ModuleSlots::read(Reading& reading) const {
   for (const std::shared_ptr<ReadGate>& gate : gates_) reading.enter(gate);
 }
 
-ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) {
+ModuleSlots::ReadLease::ReadLease(const ModuleSlots& slots, Device device) : slots_(slots), device_(device) {
   for_each_set(slots, [&](SlabSet& set) {
     if (set.home() != device) reading_.enter({set.shared_from_this(), &set.gate(device)});
   });
+}
+
+ModuleSlots::ReadLease::~ReadLease() {
+  const auto at = static_cast<std::size_t>(ordinal(device_));
+  try {
+    for_each_set(slots_, [&](SlabSet& set) {
+      for (const SlabSet::Slab& slab : set.slabs)
+        if (PendingReads* reads = slab.reads[at].load(std::memory_order_acquire))
+          LOCKSTEP_EDGE(reads->await(current_stream(device_)));
+    });
+  } catch (...) {
+    // Whoever writes there next waits, and is told.
+  }
 }
 
 ModuleSlots::TrainingClaim::TrainingClaim(const ModuleSlots& slots)

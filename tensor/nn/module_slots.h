@@ -48,12 +48,18 @@ class LOCKSTEP_API ModuleSlots {
   // While `reading` lives, the elements at home stay as they are, but for in-place operations: loads of new ones wait.
   void read(Reading& reading) const;
 
-  // While it lives, this thread reads the slots on `device`: a refresh of them waits.
+  // While it lives, this thread reads the slots on `device`: a refresh of them waits. What is enqueued on the current
+  // stream of the device when it has ended comes after what other devices copy from there.
   class LOCKSTEP_API ReadLease {
    public:
     ReadLease(const ModuleSlots& slots, Device device);
+    ReadLease(const ReadLease&) = delete;
+    ReadLease& operator=(const ReadLease&) = delete;
+    ~ReadLease();
 
    private:
+    const ModuleSlots& slots_;
+    const Device device_;
     Reading reading_;
   };
 

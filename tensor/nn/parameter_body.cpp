@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/tensor/nn/slab_set.h"
 
 namespace lockstep {
@@ -29,13 +30,63 @@ void SlotMirror::leave_slot() {
 
 bool Slot::refresh_failed() {
   if (arrived.load(std::memory_order_relaxed) || !refresh) return false;
-  if (!refresh->arrived.load(std::memory_order_acquire)) {
-    const Event::Progress progress = refresh->ready.progress();
-    if (progress != Event::Progress::done) return progress == Event::Progress::failed;
-    refresh->arrived.store(true, std::memory_order_release);
+  if (pieces > 0) {
+    if (refresh->failed(pieces)) return true;
+    if (!refresh->known(pieces)) return false;
   }
   arrived.store(true, std::memory_order_release);
   return false;
+}
+
+// ---- SlotTable
+
+Slot* SlotTable::find(int ordinal) const {
+  const Places* const places = places_.load(std::memory_order_acquire);
+  return places ? find_in(*places, ordinal) : nullptr;
+}
+
+Slot* SlotTable::find_in(const Places& places, int ordinal) {
+  for (std::size_t i = 0; i < places.count; ++i) {
+    const std::size_t at = (static_cast<std::size_t>(ordinal) + i) & (places.count - 1);
+    Slot* const slot = places.slots[at].load(std::memory_order_acquire);
+    if (!slot || slot->ordinal == ordinal) return slot;
+  }
+  return nullptr;
+}
+
+void SlotTable::put(Places& places, Slot* slot) {
+  auto at = static_cast<std::size_t>(slot->ordinal);
+  while (places.slots[at & (places.count - 1)].load(std::memory_order_relaxed)) ++at;
+  places.slots[at & (places.count - 1)].store(slot, std::memory_order_release);
+}
+
+Slot& SlotTable::add(int ordinal, Tensor value) {
+  auto slot = std::make_unique<Slot>(ordinal, std::move(value));
+  Places* const places = places_.load(std::memory_order_relaxed);
+  const std::size_t count = places ? places->count : 0;
+  if (used_ < count) {
+    put(*places, slot.get());
+  } else {
+    constexpr std::size_t kFirst = 2;
+    auto larger = std::make_unique<Places>();
+    larger->count = count > 0 ? 2 * count : kFirst;
+    larger->slots.reset(new std::atomic<Slot*>[larger->count]());
+    for (std::size_t i = 0; i < count; ++i) put(*larger, places->slots[i].load(std::memory_order_relaxed));
+    put(*larger, slot.get());
+    larger->smaller.reset(places);
+    places_.store(larger.release(), std::memory_order_release);
+  }
+  ++used_;
+  return *slot.release();
+}
+
+void SlotTable::clear() {
+  const std::unique_ptr<Places> places(places_.exchange(nullptr, std::memory_order_acq_rel));
+  used_ = 0;
+  for (std::size_t i = 0; places && i < places->count; ++i) {
+    const std::unique_ptr<Slot> slot(places->slots[i].load(std::memory_order_relaxed));
+    if (slot && slot->node) slot->node->leave_slot();
+  }
 }
 
 // ---- ParameterBody
@@ -60,21 +111,7 @@ ParameterBody::~ParameterBody() {
   drop_slots();
 }
 
-Slot& ParameterBody::make_slot(int ordinal, Tensor value) {
-  Slot* slot = new Slot;
-  slot->value = std::move(value);
-  slots_[static_cast<std::size_t>(ordinal)].store(slot, std::memory_order_release);
-  return *slot;
-}
-
-void ParameterBody::drop_slots() {
-  for (auto& entry : slots_) {
-    Slot* slot = entry.load(std::memory_order_relaxed);
-    if (slot && slot->node) slot->node->leave_slot();
-    entry.store(nullptr, std::memory_order_release);
-    delete slot;
-  }
-}
+void ParameterBody::drop_slots() { slots_.clear(); }
 
 void ParameterBody::set_leaf(Ref<Node> node) {
   leaf = std::move(node);
@@ -108,13 +145,13 @@ Tensor ParameterBody::on(Device device) {
   if (differentiable || !stream.synchronous()) {
     std::lock_guard lock(slot->mutex);
     if (!stream.synchronous()) {
-      if (slot->refresh->stream != &stream.body()) LOCKSTEP_EDGE(stream.wait(slot->refresh->ready));
+      const bool reads = std::find(slot->readers.begin(), slot->readers.end(), &stream.body()) != slot->readers.end();
+      if (!reads || detail::state_of(stream).foreign) LOCKSTEP_EDGE(slot->refresh->await(stream, slot->pieces));
       // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
       // A device that does not recover runs nothing any more.
       if (!slot->arrived.load(std::memory_order_relaxed) && stream.backend().recovers() && slot->refresh_failed())
-        LOCKSTEP_EDGE(wait(slot->refresh->ready, Deadline::after(Milliseconds(0))));  // throws it
-      if (std::find(slot->readers.begin(), slot->readers.end(), &stream.body()) == slot->readers.end())
-        LOCKSTEP_EDGE(slot->readers.push_back(&stream.body()));
+        LOCKSTEP_EDGE(wait(slot->refresh->piece(slot->pieces - 1), Deadline::after(Milliseconds(0))));  // throws it
+      if (!reads) LOCKSTEP_EDGE(slot->readers.push_back(&stream.body()));
     }
     if (differentiable) {
       // One node per slot, so that a backward finds one gradient per replica.

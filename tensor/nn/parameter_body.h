@@ -11,6 +11,7 @@
 #include "lockstep/tensor/engine/gradient_sink.h"
 #include "lockstep/tensor/nn/parameter.h"
 #include "lockstep/tensor/nn/read_gate.h"
+#include "lockstep/tensor/nn/slot_refresh.h"
 
 namespace lockstep {
 
@@ -34,28 +35,57 @@ class SlotMirror final : public MirrorNode {
   int last_replica_ = 0;
 };
 
-// The last time that slots on a device were brought up to date, for all that were.
-struct SlotRefresh {
-  Event ready;
-  detail::StreamBody* stream = nullptr;  // what is enqueued there later comes after it anyway
-  std::atomic<bool> arrived{false};      // known to have succeeded
-};
-
 // A copy of a parameter on a device other than home.
 struct Slot {
+  Slot(int of, Tensor elements) : ordinal(of), value(std::move(elements)) {}
+
+  const int ordinal;                           // of the device
   Tensor value;                                // never changes its place
   std::atomic<std::uint64_t> home_version{0};  // of the elements it holds
   std::atomic<std::uint64_t> own_version{0};   // after the refresh that wrote them
   std::atomic<bool> filled{false};
-  std::atomic<bool> arrived{false};          // `refresh` is known to have succeeded
+  std::atomic<bool> arrived{false};          // it is known that `refresh` has written it
   std::atomic<int> replica{0};               // position in the device list of the last refresh
   std::mutex mutex;                          // refresh, readers, node
   std::shared_ptr<SlotRefresh> refresh;      // that filled it
+  std::size_t pieces = 0;                    // with which of its pieces: the first so many
   std::vector<detail::StreamBody*> readers;  // streams that have read it since
   Ref<SlotMirror> node;
 
   // The device failed to write it. While the refresh is under way nobody knows; what waits for it fails with it then.
   bool refresh_failed();  // under the mutex
+};
+
+// The slots of a parameter, as many as there are devices that it is copied to. Finding one takes no lock, also while
+// another one is added; one is added by one thread at a time.
+class SlotTable {
+ public:
+  SlotTable() = default;
+  SlotTable(const SlotTable&) = delete;
+  SlotTable& operator=(const SlotTable&) = delete;
+  ~SlotTable() { clear(); }
+
+  // Of the device with this ordinal, or null.
+  Slot* find(int ordinal) const;
+  Slot& add(int ordinal, Tensor value);
+  void clear();  // nobody reads them any more
+  std::size_t places() const {
+    const Places* const places = places_.load(std::memory_order_acquire);
+    return places ? places->count : 0;
+  }
+
+ private:
+  // A hash table of open addressing, where devices with ordinals in a row do not collide. It may be full.
+  struct Places {
+    std::size_t count;                // a power of two
+    std::unique_ptr<Places> smaller;  // that it was grown from: somebody may be reading it
+    std::unique_ptr<std::atomic<Slot*>[]> slots;
+  };
+  static Slot* find_in(const Places& places, int ordinal);
+  static void put(Places& places, Slot* slot);
+
+  std::atomic<Places*> places_{nullptr};
+  std::size_t used_ = 0;
 };
 
 class ParameterBody final : public LeafOwner, public std::enable_shared_from_this<ParameterBody> {
@@ -76,8 +106,9 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient
 
-  Slot* slot(int ordinal) const { return slots_[static_cast<std::size_t>(ordinal)].load(std::memory_order_acquire); }
-  Slot& make_slot(int ordinal, Tensor value);
+  Slot* slot(int ordinal) const { return slots_.find(ordinal); }
+  Slot& make_slot(int ordinal, Tensor value) { return slots_.add(ordinal, std::move(value)); }
+  std::size_t places_for_slots() const { return slots_.places(); }
   void drop_slots();  // when home moves
   // The tensor on `device` as Parameter::on gives it, substitutes apart.
   Tensor on(Device device);
@@ -102,7 +133,7 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
  private:
   std::shared_ptr<ReadGate> gate_;
   std::atomic<bool> has_gate_{false};
-  std::vector<std::atomic<Slot*>> slots_ = std::vector<std::atomic<Slot*>>(all_devices().size());  // by ordinal
+  SlotTable slots_;
   std::mutex claim_mutex_;
   std::uint64_t claimed_by_ = 0;
   int claims_ = 0;
@@ -115,8 +146,8 @@ inline ParameterBody* body_of(const LeafNode& leaf) {
 
 // Keeps `gradient` in the device's gradient slab, on the device's current stream, until reduce.
 void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient);
-// Sums what was stored, in replica order (home first), and adds the sums to the home parameters' grads. Gradients
-// without rows stand for the matrices that were stored. Whoever calls it keeps the bodies alive.
+// Sums gradients in replica order (home first), and adds the sums to the home parameters' grads. Those that have
+// neither a matrix nor rows stand for what was stored. Whoever calls it keeps the bodies alive.
 void reduce_replica_gradients(std::vector<OwnedGradient> gradients);
 
 }  // namespace lockstep

@@ -1,13 +1,17 @@
 // Summing the gradients of replicas into the home parameters, in replica order: small runs at home, large ones along a
 // chain of the devices. The bits are the same either way, and do not depend on who was faster.
 #include <algorithm>
+#include <map>
+#include <utility>
 
+#include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/gradient_chain.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 
@@ -15,6 +19,9 @@ namespace {
 
 // Home receives smaller runs from all devices sooner than a chain of copies and sums starts.
 constexpr std::size_t kChainBytes = 1 << 20;
+
+// A copy of more costs more than its launch, and what is kept until the end of a backward is memory.
+constexpr std::size_t kKeptBytes = 256 << 10;
 
 [[noreturn]] void fail_moved(const ParameterBody& body) {
   throw Error(cat("[backward] expected ", body.describe(),
@@ -69,7 +76,8 @@ class Reduction {
                                     {static_cast<std::int64_t>((end - begin) / size_of(slab.dtype))}, {1});
     std::vector<Tensor> parts;  // in replica order
     for (const Device device : run.devices)
-      parts.push_back(detail::slab_range(slab.incoming[ordinal(device)], slab.dtype, begin, end - begin));
+      parts.push_back(
+          detail::slab_range(slab.incoming[static_cast<std::size_t>(ordinal(device))], slab.dtype, begin, end - begin));
     const std::size_t payload = payload_bytes(slab, run);
     // Two devices, of which home is the first, are a copy and a sum either way.
     const std::size_t hops = parts.size() - (run.devices[0] == home_ ? 1 : 0);
@@ -193,28 +201,66 @@ void append_rows(SlabSet& set, const std::vector<OwnedGradient>& gradients) {
 
 }  // namespace
 
-void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
+namespace {
+
+void check_like(const ParameterBody& body, const Tensor& gradient) {
   LOCKSTEP_CHECK(gradient.shape() == body.shape && gradient.dtype() == body.dtype,
                  "[backward] expected an operation that gives ", body.describe(), " a gradient like it, got ",
                  gradient.describe());
+}
+
+// The place of the parameter's gradient in the gradient slab of a device, for work on its current stream.
+Tensor place_for_gradient(const ParameterBody& body, Device device) {
   const std::shared_ptr<SlabSet> owner = slabs_of(body);
   SlabSet& set = *owner;
   const SlabSet::Entry& entry = set.entries[static_cast<std::size_t>(body.slab_entry)];
   SlabSet::Slab& slab = set.slabs[static_cast<std::size_t>(entry.slab)];
-  const int at = ordinal(device);
+  const auto at = static_cast<std::size_t>(ordinal(device));
   {
     std::lock_guard lock(set.reduce_mutex);
     if (!slab.incoming[at]) slab.incoming[at] = detail::zeroed_slab(device, slab.dtype, slab.bytes);
   }
-  Tensor::over(Storage::slice(slab.incoming[at], entry.offset_bytes, entry.bytes), body.dtype, body.shape,
-               contiguous_strides(body.shape))
-      .copy_(gradient);
+  return Tensor::over(Storage::slice(slab.incoming[at], entry.offset_bytes, entry.bytes), body.dtype, body.shape,
+                      contiguous_strides(body.shape));
+}
+
+// Stores the matrices that were kept, in one launch per device.
+void store_matrices(std::vector<OwnedGradient>& gradients) {
+  struct Copies {
+    CopyManyArgs args;
+    std::vector<Tensor> tensors;  // which the views point into
+  };
+  std::map<Device, Copies> by_device;
+  for (OwnedGradient& gradient : gradients) {
+    if (!gradient.matrix.defined()) continue;
+    const Device device = gradient.stream->device;
+    const Tensor matrix = std::exchange(gradient.matrix, {}).contiguous();
+    check_like(*body_of(*gradient.leaf), matrix);
+    LOCKSTEP_EDGE(matrix.storage()->record_use(current_stream(device)));
+    const Tensor place = place_for_gradient(*body_of(*gradient.leaf), device);
+    if (!kernels::table(device.type()).entry<CopyManyArgs>()) {
+      Tensor(place).copy_(matrix);
+      continue;
+    }
+    Copies& copies = by_device[device];
+    copies.args.tensors.push_back({matrix.in(), place.out()});
+    copies.tensors.insert(copies.tensors.end(), {matrix, place});
+  }
+  for (const auto& [device, copies] : by_device) detail::launch(device, copies.args);
+}
+
+}  // namespace
+
+void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gradient) {
+  check_like(body, gradient);
+  place_for_gradient(body, device).copy_(gradient);
 }
 
 void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
   const trace::Scope span("reduce");
   NoGrad no_grad;
   const auto begin = Clock::now();
+  store_matrices(arrived);
   std::map<std::shared_ptr<SlabSet>, ByEntry> by_set;
   for (OwnedGradient& gradient : arrived) {
     for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
@@ -269,7 +315,11 @@ class ReplicaGradients final : public GradientSink {
  public:
   bool wants(const LeafNode&) const override { return false; }
   void arrive(OwnedGradient& gradient) override {
-    if (!gradient.matrix.defined()) return;
+    const Tensor& matrix = gradient.matrix;
+    if (!matrix.defined()) return;
+    check_like(*body_of(*gradient.leaf), matrix);
+    // Small ones are stored together at the end, unless somebody else may write their elements before.
+    if (matrix.bytes() <= kKeptBytes && matrix.contiguous_layout() && matrix.sole_owner()) return;
     store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.matrix);
     gradient.matrix = {};
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "lockstep/runtime/copy/chain.h"
 #include "lockstep/runtime/copy/copy.h"
@@ -70,24 +71,29 @@ std::vector<int> SlabSet::stale(std::span<ParameterBody* const> bodies, Device d
   return found;
 }
 
-// Lets `to` come after everything enqueued so far that reads these slots.
-void SlabSet::await_readers(std::span<const int> stale, int device, const Stream& to) {
+// Lets `copies` come after everything enqueued so far that uses these slots.
+void SlabSet::await_users(std::span<const int> stale, Device device, const Stream& copies) {
   std::vector<detail::StreamBody*> readers;
   std::vector<std::shared_ptr<SlotRefresh>> earlier;
+  std::vector<PendingReads*> elsewhere;
   const auto add = [](auto& list, const auto& each) {
     if (std::find(list.begin(), list.end(), each) == list.end()) list.push_back(each);
   };
+  const int at = ordinal(device);
   for (int index : stale) {
-    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(device);
+    const Entry& entry = entries[static_cast<std::size_t>(index)];
+    add(elsewhere, slabs[static_cast<std::size_t>(entry.slab)].values[static_cast<std::size_t>(at)]->pending_reads());
+    Slot& slot = *entry.body->slot(at);
     std::lock_guard lock(slot.mutex);
     for (detail::StreamBody* reader : slot.readers) add(readers, reader);
-    if (slot.refresh) add(earlier, slot.refresh);
+    if (slot.refresh && slot.refresh->pieces() > 0) add(earlier, slot.refresh);
   }
-  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(to.wait_for(*reader));
+  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(copies.wait_for(*reader));
   // A failure that nobody was told of yet is not forgotten with the event.
-  for (const auto& refresh : earlier) LOCKSTEP_EDGE(to.wait(refresh->ready));
+  for (const auto& refresh : earlier) LOCKSTEP_EDGE(refresh->await(copies, refresh->pieces()));
+  for (PendingReads* reads : elsewhere) LOCKSTEP_EDGE(reads->await(copies));  // of the next device of the chain
   for (int index : stale) {
-    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(device);
+    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
     std::lock_guard lock(slot.mutex);
     slot.readers.clear();
     slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
@@ -110,69 +116,132 @@ std::vector<SlabSet::Chain::Run> SlabSet::runs_of(std::span<const int> stale) co
   return runs;
 }
 
+namespace {
+
+// A part of a run, copied as one.
+struct Piece {
+  std::size_t run, offset_bytes, bytes;  // the offset is that in the slab
+  bool buffers;
+  int first;  // the entry that its first byte is of
+};
+
+// In the order in which a forward needs them: buffers, which are small and which home is about to write, and then
+// parameters as they are listed, whatever slabs they are in.
+bool sooner(const Piece& a, const Piece& b) {
+  if (a.buffers != b.buffers) return a.buffers;
+  return a.first < b.first;
+}
+
+// The pieces of a run of slots are as those of a chain of two hops at least: where there is one mirror, the first
+// layers need not wait for the last ones either.
+std::size_t piece_bytes(std::size_t bytes, std::size_t hops) {
+  return detail::chain_piece_bytes(bytes, std::max<std::size_t>(hops, 2));
+}
+
+}  // namespace
+
 void SlabSet::refresh(Device device, std::span<const int> stale, Chain& chain, TransferStats& stats) {
   const Stream from = current_stream(home_), to = current_stream(device), copies = detail::copies_of(to);
+  const bool at_once = copies.synchronous();
+  std::vector<Chain::Run> runs = runs_of(stale);
+  std::vector<const Chain::Run*> sent;  // for each run, what the device before was sent; null: it comes from home
+  std::vector<Piece> pieces;
+  const auto range_of = [&](const Chain::Run& run) {
+    const Slab& slab = slabs[run.slab];
+    const Entry& first = entries[static_cast<std::size_t>(slab.entries[run.begin])];
+    const Entry& last = entries[static_cast<std::size_t>(slab.entries[run.end - 1])];
+    return std::pair(first.offset_bytes, last.offset_bytes + last.bytes);
+  };
+  for (const Chain::Run& run : runs) {
+    const Slab& slab = slabs[run.slab];
+    const auto [begin, end] = range_of(run);
+    const auto same = std::find_if(chain.runs.begin(), chain.runs.end(), [&run](const Chain::Run& each) {
+      return each.slab == run.slab && each.begin == run.begin && each.end == run.end;
+    });
+    // Replicas of other threads may write their buffers by now: those come from home. So does everything where copies
+    // are done at once: there is no link to spare, and home is in the cache.
+    const bool passed_on = same != chain.runs.end() && !same->pieces.empty() && !slab.buffers && !at_once &&
+                           detail::chainable(chain.device, device);
+    sent.push_back(passed_on ? &*same : nullptr);
+    // In whole where no chain can take it on.
+    const bool divided = !at_once && (passed_on || detail::chainable(home_, device));
+    const std::size_t most = divided ? piece_bytes(end - begin, chain.hops) : end - begin;
+    std::size_t position = run.begin;
+    for (std::size_t at = begin; at < end; at += most) {
+      const auto next = [&] { return entries[static_cast<std::size_t>(slab.entries[position + 1])].offset_bytes; };
+      while (position + 1 < run.end && next() <= at) ++position;
+      pieces.push_back({.run = static_cast<std::size_t>(&run - runs.data()),
+                        .offset_bytes = at,
+                        .bytes = std::min(most, end - at),
+                        .buffers = slab.buffers,
+                        .first = slab.entries[position]});
+    }
+  }
+  std::stable_sort(pieces.begin(), pieces.end(), sooner);
+
   const auto refreshed = std::make_shared<SlotRefresh>();
-  await_readers(stale, ordinal(device), to);
+  await_users(stale, device, copies);
   std::vector<std::uint64_t> versions;  // of home, read before the copies
   for (int index : stale) versions.push_back(entries[static_cast<std::size_t>(index)].body->home.version());
-  std::vector<Chain::Run> runs = runs_of(stale);
-  bool from_home = false, from_before = false;
+  std::map<Storage*, std::size_t> left;  // the last piece that is read from there
+  bool from_home = false;
   try {
-    LOCKSTEP_EDGE(copies.wait_for(to));
-    for (Chain::Run& run : runs) {
-      const Slab& slab = slabs[run.slab];
-      const Entry& first = entries[static_cast<std::size_t>(slab.entries[run.begin])];
-      const Entry& last = entries[static_cast<std::size_t>(slab.entries[run.end - 1])];
-      const std::size_t bytes = last.offset_bytes + last.bytes - first.offset_bytes;
-      if (bytes == 0) continue;
-      const auto sent = std::find_if(chain.runs.begin(), chain.runs.end(), [&run](const Chain::Run& each) {
-        return each.slab == run.slab && each.begin == run.begin && each.end == run.end;
-      });
-      // Replicas of other threads may write their buffers by now: those come from home. So does everything where copies
-      // are done at once: there is no link to spare, and home is in the cache.
-      const bool passed_on = sent != chain.runs.end() && !sent->arrived.empty() && !slab.buffers &&
-                             !copies.synchronous() && detail::chainable(chain.device, device);
-      const Device source = passed_on ? chain.device : home_;
-      const CopyArgs whole{
-          .destination = static_cast<std::byte*>(slab.values[ordinal(device)]->data()) + first.offset_bytes,
-          .destination_device = device,
-          .source = static_cast<std::byte*>(slab.values[ordinal(source)]->data()) + first.offset_bytes,
-          .source_device = source,
-          .bytes = bytes};
-      if (!passed_on && !detail::chainable(home_, device)) {
-        copy_bytes(whole, from, to);  // no pieces that the next device could wait for
+    LOCKSTEP_EDGE(copies.wait_for(to));  // which fills new slabs with zeros
+    for (const Piece& piece : pieces) {
+      Chain::Run& run = runs[piece.run];
+      Slab& slab = slabs[run.slab];
+      const Chain::Run* const before = sent[piece.run];
+      const Device source = before ? chain.device : home_;
+      Storage& there = *slab.values[static_cast<std::size_t>(ordinal(source))];
+      Storage& here = *slab.values[static_cast<std::size_t>(ordinal(device))];
+      const CopyArgs args{.destination = static_cast<std::byte*>(here.data()) + piece.offset_bytes,
+                          .destination_device = device,
+                          .source = static_cast<std::byte*>(there.data()) + piece.offset_bytes,
+                          .source_device = source,
+                          .bytes = piece.bytes};
+      if (before) {
+        // There it may have come in whole.
+        const std::size_t k = std::min(run.pieces.size(), before->pieces.size() - 1);
+        LOCKSTEP_EDGE(copies.wait(chain.refresh->piece(before->pieces[k])));
+        detail::copy_on(copies, args);
+      } else if (detail::chainable(home_, device)) {
+        if (!std::exchange(from_home, true)) LOCKSTEP_EDGE(copies.wait_for(from));
+        detail::copy_on(copies, args);
       } else {
-        if (!passed_on && !from_home) LOCKSTEP_EDGE(copies.wait_for(from));
-        (passed_on ? from_before : from_home) = true;
-        const std::size_t most = copies.synchronous() ? bytes : detail::chain_piece_bytes(bytes, chain.hops);
-        std::size_t piece = 0;
-        for (std::size_t at = 0; at < bytes; at += most, ++piece) {
-          CopyArgs part = whole;
-          part.destination = static_cast<std::byte*>(whole.destination) + at;
-          part.source = static_cast<const std::byte*>(whole.source) + at;
-          part.bytes = std::min(most, bytes - at);
-          if (passed_on) LOCKSTEP_EDGE(copies.wait(sent->arrived[piece]));
-          detail::copy_on(copies, part);
-          if (chain.left > 0) LOCKSTEP_EDGE(run.arrived.emplace_back().record(copies));
-        }
+        LOCKSTEP_EDGE(to.wait_for(copies));
+        copy_bytes(args, from, to);
+        LOCKSTEP_EDGE(copies.wait_for(to));
       }
-      for (std::size_t i = run.begin; i < run.end; ++i)
-        stats.bytes += entries[static_cast<std::size_t>(slab.entries[i])].bytes;
-      ++stats.copies;
+      if (at_once) continue;
+      // Their devices go on meanwhile, and may drop the slabs.
+      LOCKSTEP_EDGE(there.record_use(copies));
+      LOCKSTEP_EDGE(here.record_use(copies));
+      left[&there] = refreshed->pieces();
+      run.pieces.push_back(refreshed->pieces());
+      refreshed->arrives(copies);
     }
-    LOCKSTEP_EDGE(to.wait_for(copies));
     // Nobody writes the sources before they have been read.
-    if (from_home) LOCKSTEP_EDGE(from.wait_for(copies));
-    if (from_before) LOCKSTEP_EDGE(current_stream(chain.device).wait_for(copies));
-    LOCKSTEP_EDGE(refreshed->ready.record(to));
+    for (const auto& [source, piece] : left)
+      LOCKSTEP_EDGE(source->pending_reads()->add(copies, refreshed->share_piece(piece)));
   } catch (...) {
     detail::settle(copies.backend(), device, copies.handle());
     throw;
   }
-  // Another library may end its stream and get the next one under the same handle.
-  if (!detail::state_of(to).foreign) refreshed->stream = &to.body();
-  refreshed->arrived.store(to.synchronous(), std::memory_order_relaxed);
+
+  std::vector<std::size_t> needed(entries.size());  // by entry: the first so many pieces
+  for (const Chain::Run& run : runs) {
+    const Slab& slab = slabs[run.slab];
+    const auto [begin, end] = range_of(run);
+    ++stats.copies;
+    for (std::size_t i = run.begin; i < run.end; ++i) {
+      const Entry& entry = entries[static_cast<std::size_t>(slab.entries[i])];
+      stats.bytes += entry.bytes;
+      if (run.pieces.empty() || entry.bytes == 0) continue;
+      const std::size_t most = run.pieces.size() == 1 ? end - begin : piece_bytes(end - begin, chain.hops);
+      needed[static_cast<std::size_t>(slab.entries[i])] =
+          run.pieces[(entry.offset_bytes + entry.bytes - 1 - begin) / most] + 1;
+    }
+  }
   for (std::size_t i = 0; i < stale.size(); ++i) {
     Slot& slot = *entries[static_cast<std::size_t>(stale[i])].body->slot(ordinal(device));
     slot.value.mark_changed();  // what graphs saved of the old elements is void
@@ -180,10 +249,12 @@ void SlabSet::refresh(Device device, std::span<const int> stale, Chain& chain, T
     slot.own_version.store(slot.value.version(), std::memory_order_relaxed);
     std::lock_guard lock(slot.mutex);
     slot.refresh = refreshed;
-    slot.arrived.store(to.synchronous(), std::memory_order_relaxed);
+    slot.pieces = needed[static_cast<std::size_t>(stale[i])];
+    slot.arrived.store(at_once, std::memory_order_relaxed);
     slot.filled.store(true, std::memory_order_release);
   }
   chain.device = device;
+  chain.refresh = refreshed;
   chain.runs = std::move(runs);
 }
 
@@ -225,9 +296,7 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
       ~Open() { ReadGate::open(gates); }
     } const open{gates};
     for (const auto& [set, entries] : stale) {
-      SlabSet::Chain& chain = chains[set];
-      chain.left = devices.size() - 1 - d;
-      set->refresh(device, entries, chain, stats);
+      set->refresh(device, entries, chains[set], stats);
     }
   }
 }

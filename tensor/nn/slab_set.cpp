@@ -34,6 +34,17 @@ void leave_slabs(ParameterBody& body) {
 
 }  // namespace detail
 
+namespace {
+// The values of a slab on a device. Others are filled from there while the device goes on.
+void make_values(SlabSet::Slab& slab, Device device) {
+  const auto at = static_cast<std::size_t>(ordinal(device));
+  Ref<Storage> values = detail::zeroed_slab(device, slab.dtype, slab.bytes);
+  values->expect_reads();
+  slab.values[at] = std::move(values);  // not before: who finds them takes them to be whole
+  slab.reads[at].store(slab.values[at]->pending_reads(), std::memory_order_release);
+}
+}  // namespace
+
 void SlabSet::place(std::span<ParameterBody* const> bodies) {
   if (bodies.empty()) return;
   NoGrad no_grad;
@@ -43,14 +54,21 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
       return s.dtype == body->dtype && s.buffers == body->is_buffer && s.sparse == body->sparse;
     });
     if (slab == set->slabs.end())
-      slab = set->slabs.insert(slab, Slab{body->dtype, body->is_buffer, body->sparse, 0, {}, {}, {}, {}});
+      slab = set->slabs.insert(slab, Slab{.dtype = body->dtype,
+                                          .buffers = body->is_buffer,
+                                          .sparse = body->sparse,
+                                          .values = std::vector<Ref<Storage>>(all_devices().size()),
+                                          .incoming = std::vector<Ref<Storage>>(all_devices().size())});
     slab->entries.push_back(static_cast<int>(set->entries.size()));
     set->entries.push_back(
         {body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
     slab->bytes += (body->home.bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
-  const int home = ordinal(set->home_);
-  for (Slab& slab : set->slabs) slab.values[home] = detail::zeroed_slab(set->home_, slab.dtype, slab.bytes);
+  const auto home = static_cast<std::size_t>(ordinal(set->home_));
+  for (Slab& slab : set->slabs) {
+    slab.reads.reset(new std::atomic<PendingReads*>[all_devices().size()]());
+    make_values(slab, set->home_);
+  }
   // All memory is there: from here on nothing fails half way.
   for (std::size_t i = 0; i < set->entries.size(); ++i) {
     Entry& entry = set->entries[i];
@@ -83,10 +101,11 @@ Slot& SlabSet::slot_for(Entry& entry, Device device) {
   const int at = ordinal(device);
   if (Slot* slot = entry.body->slot(at)) return *slot;
   Slab& slab = slabs[static_cast<std::size_t>(entry.slab)];
-  if (!slab.values[at]) slab.values[at] = detail::zeroed_slab(device, slab.dtype, slab.bytes);
+  Ref<Storage>& values = slab.values[static_cast<std::size_t>(at)];
+  if (!values) make_values(slab, device);
   return entry.body->make_slot(
-      at, Tensor::over(Storage::slice(slab.values[at], entry.offset_bytes, entry.bytes), entry.body->dtype,
-                       entry.body->shape, contiguous_strides(entry.body->shape)));
+      at, Tensor::over(Storage::slice(values, entry.offset_bytes, entry.bytes), entry.body->dtype, entry.body->shape,
+                       contiguous_strides(entry.body->shape)));
 }
 
 }  // namespace lockstep

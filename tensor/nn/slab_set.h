@@ -28,8 +28,9 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
     DType dtype;
     bool buffers, sparse;
     std::size_t bytes = 0;
-    std::vector<int> entries;  // in order of offset
-    Ref<Storage> values[kMaxOrdinals], incoming[kMaxOrdinals];
+    std::vector<int> entries;                                  // in order of offset
+    std::vector<Ref<Storage>> values, incoming;                // by device
+    std::unique_ptr<std::atomic<PendingReads*>[]> reads = {};  // of the values by device, for who has not the mutex
     Ref<Storage> grads;
   };
 
@@ -44,11 +45,12 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   // The chain of devices that a refresh fills: what the last of them was sent, for the next one to have from there.
   struct Chain {
     struct Run {
-      std::size_t slab, begin, end;  // positions in slab.entries
-      std::vector<Event> arrived;    // its pieces
+      std::size_t slab, begin, end;     // positions in slab.entries
+      std::vector<std::size_t> pieces;  // of `refresh`, in order of their bytes
     };
-    std::size_t hops, left;  // devices to fill, and those that are to come
+    std::size_t hops;  // devices to fill
     Device device;
+    std::shared_ptr<const SlotRefresh> refresh;
     std::vector<Run> runs;
   };
   // Fills them, while the device's gate is closed: from the device before where that was sent the same, else from home.
@@ -65,9 +67,9 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   TransferStats reduced;  // under reduce_mutex
 
  private:
-  explicit SlabSet(Device home) : home_(home) {}
+  explicit SlabSet(Device home) : home_(home), gates_(new MirrorGate[all_devices().size()]) {}
   Slot& slot_for(Entry& entry, Device device);
-  void await_readers(std::span<const int> stale, int device, const Stream& to);
+  void await_users(std::span<const int> stale, Device device, const Stream& copies);
   std::vector<Chain::Run> runs_of(std::span<const int> stale) const;
 
   struct MirrorGate {
@@ -75,7 +77,7 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   };
 
   Device home_;
-  MirrorGate gates_[kMaxOrdinals];
+  std::unique_ptr<MirrorGate[]> gates_;  // by device
 };
 
 namespace detail {

@@ -199,6 +199,7 @@ Tensor& Tensor::copy_(const Tensor& source) {
     const Stream from = current_stream(source.device()), to = current_stream(device());
     LOCKSTEP_EDGE(source.storage()->record_use(from));
     LOCKSTEP_EDGE(storage()->record_use(to));
+    LOCKSTEP_EDGE(storage()->before_write());
     copy_bytes({.destination = raw_data(),
                 .destination_device = device(),
                 .source = source.raw_data(),

@@ -52,15 +52,22 @@ TEST_CASE("the calls that a refresh makes do not grow with the parameters, nor t
     const int events = event_calls(), copies = copy_calls(), switches = fake_cuda::calls_of("cudaSetDevice");
     slots.refresh(devices);
     CHECK(copy_calls() - copies == 7 * 2);  // two pieces
-    CHECK(event_calls() - events <= 7 * 2 * 8);
+    CHECK(event_calls() - events <= 7 * (2 * 2 + 8));
     CHECK(fake_cuda::calls_of("cudaSetDevice") - switches <= 7 * 2 * 16);
-    const int before_reads = event_calls();
-    {
-      const NoGrad off;
+    // The reader waits for each piece, once.
+    const NoGrad off;
+    for (const int waits : {7 * 2, 0}) {
+      const int before_reads = event_calls();
       for (const Device device : devices)
         for (const Parameter& parameter : net.all) (void)parameter.on(device);
+      CHECK(event_calls() - before_reads == waits);
     }
-    CHECK(event_calls() == before_reads);
+    // So does home, when it is about to write, for the one device that it sends to.
+    for (const int waits : {1, 0}) {
+      const int before_writes = event_calls();
+      for (const Parameter& parameter : net.all) (void)parameter.tensor().in_out();
+      CHECK(event_calls() - before_writes == waits);
+    }
   }
 }
 
@@ -93,6 +100,8 @@ TEST_CASE("gradients come home in one sum, without a copy or a kernel per parame
   const Calls first = backward();
   CHECK(grad() == std::vector<float>(3, 8));
   CHECK(first.copies <= 7 * 3);  // the losses' gradients go out, and one sum comes back
+  // A parameter's gradient is a kernel or two of the backward; those that store them are a dozen per device.
+  CHECK(first.kernels <= 8 * (2 * kParameters + 100));
   // On top of gradients that are there each parameter takes an addition, where otherwise the sum is the gradients.
   const Calls second = backward();
   CHECK(grad() == std::vector<float>(3, 16));

@@ -226,7 +226,7 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
   for (const Device device : devices) synchronize(device);
   detail::host_faults().throw_in_task(1);
   slots.refresh(devices);
-  const Event& ready = net.b.body()->slot(ordinal(first_device()))->refresh->ready;
+  const Event& ready = net.b.body()->slot(ordinal(first_device()))->refresh->piece(0);
   while (ready.progress() == Event::Progress::pending) std::this_thread::yield();
   int seen = 0;
   std::thread([&] {
@@ -249,8 +249,12 @@ TEST_CASE("whoever's refresh failed is told, also when others have seen the erro
   {
     StreamScope here(side.stream), there(home.stream);
     slots.refresh(devices);
+    const auto read = [&] {
+      const Tensor b = net.b.on(first_device());
+      synchronize(side.stream);
+    };
+    CHECK_THROWS_AS(read(), DeviceError);
   }
-  CHECK_THROWS_AS(synchronize(side.stream), DeviceError);
   for (int i = 0; i < 3; ++i) {
     try {
       for (const Device device : devices) synchronize(device);
