@@ -81,6 +81,23 @@ bool ReadGate::take() {
   return false;
 }
 
+// Under the mutex of all gates, so that nobody queues at those that are given back.
+bool ReadGate::take_all(std::span<ReadGate* const> gates) {
+  for (std::size_t i = 0; i < gates.size(); ++i) {
+    if (gates[i]->take()) continue;
+    while (i-- > 0) gates[i]->state_.fetch_and(~kWriting, std::memory_order_acq_rel);
+    return false;
+  }
+  return true;
+}
+
+void ReadGate::take_over_from(std::span<ReadGate* const> gates) {
+  for (ReadGate* gate : gates) {
+    take_over(&gate->readers_);
+    take_over(&gate->written_);
+  }
+}
+
 void ReadGate::admit() {
   if (queued_ == 0) return;
   state_.fetch_add(queued_, std::memory_order_acq_rel);
@@ -95,16 +112,8 @@ bool ReadGate::close(std::span<ReadGate* const> gates, Deadline deadline) {
     ++gate->writers_;
     gate->state_.fetch_or(kWanted, std::memory_order_acq_rel);
   }
-  const auto take_all = [&] {
-    for (std::size_t i = 0; i < gates.size(); ++i) {
-      if (gates[i]->take()) continue;
-      while (i-- > 0) gates[i]->state_.fetch_and(~kWriting, std::memory_order_acq_rel);  // nobody queues meanwhile
-      return false;
-    }
-    return true;
-  };
   bool closed = true;
-  LOCKSTEP_EDGE(closed = detail::wait_until(all.changed, lock, deadline, take_all));
+  LOCKSTEP_EDGE(closed = detail::wait_until(all.changed, lock, deadline, [&] { return take_all(gates); }));
   for (ReadGate* gate : gates) {
     if (--gate->writers_ > 0) continue;
     gate->state_.fetch_and(~kWanted, std::memory_order_acq_rel);
@@ -114,10 +123,14 @@ bool ReadGate::close(std::span<ReadGate* const> gates, Deadline deadline) {
     all.changed.notify_all();
     return false;
   }
-  for (ReadGate* gate : gates) {
-    take_over(&gate->readers_);
-    take_over(&gate->written_);
-  }
+  take_over_from(gates);
+  return true;
+}
+
+bool ReadGate::try_close(std::span<ReadGate* const> gates) {
+  const std::lock_guard lock(queue().mutex);
+  if (!take_all(gates)) return false;
+  take_over_from(gates);
   return true;
 }
 

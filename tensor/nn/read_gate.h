@@ -35,6 +35,7 @@ class LOCKSTEP_API ReadGate {
   void leave() noexcept;
   // Waits until nobody is inside any of `gates`. False at the deadline: then none is closed.
   static bool close(std::span<ReadGate* const> gates, Deadline deadline);
+  static bool try_close(std::span<ReadGate* const> gates);  // if nobody is inside now
   static void open(std::span<ReadGate* const> gates) noexcept;
   // Of all gates; for tests.
   static void set_patience(Milliseconds patience) { patience_ = patience; }
@@ -51,7 +52,9 @@ class LOCKSTEP_API ReadGate {
 
  private:
   static constexpr std::uint32_t kWriting = 1u << 31, kWanted = 1u << 30, kReaders = kWanted - 1;
-  bool take();   // by a writer
+  bool take();  // by a writer
+  static bool take_all(std::span<ReadGate* const> gates);
+  static void take_over_from(std::span<ReadGate* const> gates);
   void admit();  // who has queued, when no writer is inside
 
   static inline std::atomic<Milliseconds> patience_ = kPatience;

@@ -1,17 +1,12 @@
-// How the copies of a module's parameters and buffers on other devices are brought up to date: what has changed, in
-// runs, between the same calls for all sets. The bytes go along the devices as a chain, so that no link carries them
-// twice: the time is that of one copy and of a piece per further device, instead of a copy per device.
+// When the copies of a module's parameters and buffers on other devices are brought up to date: when something has
+// changed, and between the same calls for all sets.
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
 
-#include "lockstep/runtime/copy/chain.h"
-#include "lockstep/runtime/copy/copy.h"
-#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/keep_device.h"
-#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/thread/device_thread.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -60,205 +55,50 @@ void verify(const Parameter& member, std::span<const Device> devices) {
 
 }  // namespace
 
-std::vector<int> SlabSet::stale(std::span<ParameterBody* const> bodies, Device device, int replica) {
-  std::vector<int> found;
+SlabSet::Mirror SlabSet::mirror(std::span<ParameterBody* const> bodies, Device device, int replica) {
+  Mirror found{.device = device, .stale = {}, .at_once = current_stream(device).synchronous()};
   for (ParameterBody* body : bodies) {
     Slot& slot = slot_for(entries[static_cast<std::size_t>(body->slab_entry)], device);
     slot.replica.store(replica, std::memory_order_relaxed);
-    if (is_stale(*body, slot)) found.push_back(body->slab_entry);
+    if (is_stale(*body, slot)) found.stale.push_back(body->slab_entry);
   }
-  std::sort(found.begin(), found.end());
+  std::sort(found.stale.begin(), found.stale.end());
   return found;
-}
-
-// Lets `copies` come after everything enqueued so far that uses these slots.
-void SlabSet::await_users(std::span<const int> stale, Device device, const Stream& copies) {
-  std::vector<detail::StreamBody*> readers;
-  std::vector<std::shared_ptr<SlotRefresh>> earlier;
-  std::vector<PendingReads*> elsewhere;
-  const auto add = [](auto& list, const auto& each) {
-    if (std::find(list.begin(), list.end(), each) == list.end()) list.push_back(each);
-  };
-  const int at = ordinal(device);
-  for (int index : stale) {
-    const Entry& entry = entries[static_cast<std::size_t>(index)];
-    add(elsewhere, slabs[static_cast<std::size_t>(entry.slab)].values[static_cast<std::size_t>(at)]->pending_reads());
-    Slot& slot = *entry.body->slot(at);
-    std::lock_guard lock(slot.mutex);
-    for (detail::StreamBody* reader : slot.readers) add(readers, reader);
-    if (slot.refresh && slot.refresh->pieces() > 0) add(earlier, slot.refresh);
-  }
-  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(copies.wait_for(*reader));
-  // A failure that nobody was told of yet is not forgotten with the event.
-  for (const auto& refresh : earlier) LOCKSTEP_EDGE(refresh->await(copies, refresh->pieces()));
-  for (PendingReads* reads : elsewhere) LOCKSTEP_EDGE(reads->await(copies));  // of the next device of the chain
-  for (int index : stale) {
-    Slot& slot = *entries[static_cast<std::size_t>(index)].body->slot(at);
-    std::lock_guard lock(slot.mutex);
-    slot.readers.clear();
-    slot.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
-  }
-}
-
-// Entries that are neighbours in their slab and all stale.
-std::vector<SlabSet::Chain::Run> SlabSet::runs_of(std::span<const int> stale) const {
-  std::vector<Chain::Run> runs;
-  for (std::size_t s = 0; s < slabs.size(); ++s) {
-    const std::vector<int>& order = slabs[s].entries;
-    bool inside = false;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const bool wanted = std::binary_search(stale.begin(), stale.end(), order[i]);
-      if (wanted && !inside) runs.push_back({s, i, i, {}});
-      if (wanted) runs.back().end = i + 1;
-      inside = wanted;
-    }
-  }
-  return runs;
 }
 
 namespace {
 
-// A part of a run, copied as one.
-struct Piece {
-  std::size_t run, offset_bytes, bytes;  // the offset is that in the slab
-  bool buffers;
-  int first;  // the entry that its first byte is of
+// What one device lacks, of all sets. Its slots are replaced between the same calls, whatever sets they are of.
+struct StaleDevice {
+  Device device;
+  std::vector<std::pair<SlabSet*, SlabSet::Mirror>> mirrors;
+  std::vector<ReadGate*> gates;
 };
 
-// In the order in which a forward needs them: buffers, which are small and which home is about to write, and then
-// parameters as they are listed, whatever slabs they are in.
-bool sooner(const Piece& a, const Piece& b) {
-  if (a.buffers != b.buffers) return a.buffers;
-  return a.first < b.first;
-}
-
-// The pieces of a run of slots are as those of a chain of two hops at least: where there is one mirror, the first
-// layers need not wait for the last ones either.
-std::size_t piece_bytes(std::size_t bytes, std::size_t hops) {
-  return detail::chain_piece_bytes(bytes, std::max<std::size_t>(hops, 2));
+// Closes the gates of those devices that nobody reads at the moment, or else, by the deadline, those of the first one.
+// They are taken out of `waiting`. A device that is still read keeps no call from reading the others meanwhile: calls
+// whose replicas wait for each other come to their end.
+std::vector<StaleDevice> close_gates(std::vector<StaleDevice>& waiting, Deadline deadline) {
+  std::vector<StaleDevice> closed, busy;
+  closed.reserve(waiting.size());  // a gate that is closed is in the list: nothing fails in between
+  busy.reserve(waiting.size());
+  for (StaleDevice& each : waiting) (ReadGate::try_close(each.gates) ? closed : busy).push_back(std::move(each));
+  waiting = std::move(busy);
+  if (!closed.empty()) return closed;
+  StaleDevice& first = waiting.front();
+  if (!ReadGate::close(first.gates, deadline)) {
+    int readers = 0;
+    for (const ReadGate* gate : first.gates) readers += gate->readers();
+    throw TimeoutError(cat("[replicate] expected the readers of the replica on ", first.device,
+                           " to finish before it is refreshed; at the deadline ", readers, " still read it"));
+  }
+  closed.push_back(std::move(first));
+  waiting.erase(waiting.begin());
+  return closed;
 }
 
 }  // namespace
 
-void SlabSet::refresh(Device device, std::span<const int> stale, Chain& chain, TransferStats& stats) {
-  const Stream from = current_stream(home_), to = current_stream(device), copies = detail::copies_of(to);
-  const bool at_once = copies.synchronous();
-  std::vector<Chain::Run> runs = runs_of(stale);
-  std::vector<const Chain::Run*> sent;  // for each run, what the device before was sent; null: it comes from home
-  std::vector<Piece> pieces;
-  const auto range_of = [&](const Chain::Run& run) {
-    const Slab& slab = slabs[run.slab];
-    const Entry& first = entries[static_cast<std::size_t>(slab.entries[run.begin])];
-    const Entry& last = entries[static_cast<std::size_t>(slab.entries[run.end - 1])];
-    return std::pair(first.offset_bytes, last.offset_bytes + last.bytes);
-  };
-  for (const Chain::Run& run : runs) {
-    const Slab& slab = slabs[run.slab];
-    const auto [begin, end] = range_of(run);
-    const auto same = std::find_if(chain.runs.begin(), chain.runs.end(), [&run](const Chain::Run& each) {
-      return each.slab == run.slab && each.begin == run.begin && each.end == run.end;
-    });
-    // Replicas of other threads may write their buffers by now: those come from home. So does everything where copies
-    // are done at once: there is no link to spare, and home is in the cache.
-    const bool passed_on = same != chain.runs.end() && !same->pieces.empty() && !slab.buffers && !at_once &&
-                           detail::chainable(chain.device, device);
-    sent.push_back(passed_on ? &*same : nullptr);
-    // In whole where no chain can take it on.
-    const bool divided = !at_once && (passed_on || detail::chainable(home_, device));
-    const std::size_t most = divided ? piece_bytes(end - begin, chain.hops) : end - begin;
-    std::size_t position = run.begin;
-    for (std::size_t at = begin; at < end; at += most) {
-      const auto next = [&] { return entries[static_cast<std::size_t>(slab.entries[position + 1])].offset_bytes; };
-      while (position + 1 < run.end && next() <= at) ++position;
-      pieces.push_back({.run = static_cast<std::size_t>(&run - runs.data()),
-                        .offset_bytes = at,
-                        .bytes = std::min(most, end - at),
-                        .buffers = slab.buffers,
-                        .first = slab.entries[position]});
-    }
-  }
-  std::stable_sort(pieces.begin(), pieces.end(), sooner);
-
-  const auto refreshed = std::make_shared<SlotRefresh>();
-  await_users(stale, device, copies);
-  std::vector<std::uint64_t> versions;  // of home, read before the copies
-  for (int index : stale) versions.push_back(entries[static_cast<std::size_t>(index)].body->home.version());
-  std::map<Storage*, std::size_t> left;  // the last piece that is read from there
-  bool from_home = false;
-  try {
-    LOCKSTEP_EDGE(copies.wait_for(to));  // which fills new slabs with zeros
-    for (const Piece& piece : pieces) {
-      Chain::Run& run = runs[piece.run];
-      Slab& slab = slabs[run.slab];
-      const Chain::Run* const before = sent[piece.run];
-      const Device source = before ? chain.device : home_;
-      Storage& there = *slab.values[static_cast<std::size_t>(ordinal(source))];
-      Storage& here = *slab.values[static_cast<std::size_t>(ordinal(device))];
-      const CopyArgs args{.destination = static_cast<std::byte*>(here.data()) + piece.offset_bytes,
-                          .destination_device = device,
-                          .source = static_cast<std::byte*>(there.data()) + piece.offset_bytes,
-                          .source_device = source,
-                          .bytes = piece.bytes};
-      if (before) {
-        // There it may have come in whole.
-        const std::size_t k = std::min(run.pieces.size(), before->pieces.size() - 1);
-        LOCKSTEP_EDGE(copies.wait(chain.refresh->piece(before->pieces[k])));
-        detail::copy_on(copies, args);
-      } else if (detail::chainable(home_, device)) {
-        if (!std::exchange(from_home, true)) LOCKSTEP_EDGE(copies.wait_for(from));
-        detail::copy_on(copies, args);
-      } else {
-        LOCKSTEP_EDGE(to.wait_for(copies));
-        copy_bytes(args, from, to);
-        LOCKSTEP_EDGE(copies.wait_for(to));
-      }
-      if (at_once) continue;
-      // Their devices go on meanwhile, and may drop the slabs.
-      LOCKSTEP_EDGE(there.record_use(copies));
-      LOCKSTEP_EDGE(here.record_use(copies));
-      left[&there] = refreshed->pieces();
-      run.pieces.push_back(refreshed->pieces());
-      refreshed->arrives(copies);
-    }
-    // Nobody writes the sources before they have been read.
-    for (const auto& [source, piece] : left)
-      LOCKSTEP_EDGE(source->pending_reads()->add(copies, refreshed->share_piece(piece)));
-  } catch (...) {
-    detail::settle(copies.backend(), device, copies.handle());
-    throw;
-  }
-
-  std::vector<std::size_t> needed(entries.size());  // by entry: the first so many pieces
-  for (const Chain::Run& run : runs) {
-    const Slab& slab = slabs[run.slab];
-    const auto [begin, end] = range_of(run);
-    ++stats.copies;
-    for (std::size_t i = run.begin; i < run.end; ++i) {
-      const Entry& entry = entries[static_cast<std::size_t>(slab.entries[i])];
-      stats.bytes += entry.bytes;
-      if (run.pieces.empty() || entry.bytes == 0) continue;
-      const std::size_t most = run.pieces.size() == 1 ? end - begin : piece_bytes(end - begin, chain.hops);
-      needed[static_cast<std::size_t>(slab.entries[i])] =
-          run.pieces[(entry.offset_bytes + entry.bytes - 1 - begin) / most] + 1;
-    }
-  }
-  for (std::size_t i = 0; i < stale.size(); ++i) {
-    Slot& slot = *entries[static_cast<std::size_t>(stale[i])].body->slot(ordinal(device));
-    slot.value.mark_changed();  // what graphs saved of the old elements is void
-    slot.home_version.store(versions[i], std::memory_order_relaxed);
-    slot.own_version.store(slot.value.version(), std::memory_order_relaxed);
-    std::lock_guard lock(slot.mutex);
-    slot.refresh = refreshed;
-    slot.pieces = needed[static_cast<std::size_t>(stale[i])];
-    slot.arrived.store(at_once, std::memory_order_relaxed);
-    slot.filled.store(true, std::memory_order_release);
-  }
-  chain.device = device;
-  chain.refresh = refreshed;
-  chain.runs = std::move(runs);
-}
-
-// The slots on one device are replaced between the same calls, whatever sets they are of.
 void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const {
   Reading reading;                                                         // of home
   std::map<std::shared_ptr<SlabSet>, std::vector<ParameterBody*>> by_set;  // in one order for all threads
@@ -268,35 +108,34 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
   std::vector<std::unique_lock<std::mutex>> locks;
   for (const auto& [set, bodies] : by_set) locks.emplace_back(set->mutex);
   const detail::KeepDevice turns;
-  std::map<SlabSet*, SlabSet::Chain> chains;
-  for (const auto& [set, bodies] : by_set) chains[set.get()].hops = devices.size() - 1;
+  std::vector<StaleDevice> waiting;
   for (std::size_t d = 1; d < devices.size(); ++d) {
-    const Device device = devices[d];
-    std::vector<std::pair<SlabSet*, std::vector<int>>> stale;
-    std::vector<ReadGate*> gates;
+    StaleDevice here{.device = devices[d], .mirrors = {}, .gates = {}};
     for (const auto& [set, bodies] : by_set) {
-      if (set->home() == device) continue;
-      std::vector<int> entries = set->stale(bodies, device, static_cast<int>(d));
-      if (entries.empty()) continue;
-      gates.push_back(&set->gate(device));
-      stale.emplace_back(set.get(), std::move(entries));
+      if (set->home() == here.device) continue;
+      SlabSet::Mirror mirror = set->mirror(bodies, here.device, static_cast<int>(d));
+      if (mirror.stale.empty()) continue;
+      here.gates.push_back(&set->gate(here.device));
+      here.mirrors.emplace_back(set.get(), std::move(mirror));
       // Stream by stream: a gate is asked once for each.
-      for (detail::StreamBody* stream : {&current_stream(devices[0]).body(), &current_stream(device).body()})
+      for (detail::StreamBody* stream : {&current_stream(devices[0]).body(), &current_stream(here.device).body()})
         for (const ParameterBody* body : bodies) reading.read(*body, *stream);
     }
-    if (gates.empty()) continue;
-    if (!ReadGate::close(gates, deadline)) {
-      int readers = 0;
-      for (const ReadGate* gate : gates) readers += gate->readers();
-      throw TimeoutError(cat("[replicate] expected the readers of the replica on ", device,
-                             " to finish before it is refreshed; at the deadline ", readers, " still read it"));
-    }
-    struct Open {
-      std::span<ReadGate* const> gates;
-      ~Open() { ReadGate::open(gates); }
-    } const open{gates};
-    for (const auto& [set, entries] : stale) {
-      set->refresh(device, entries, chains[set], stats);
+    if (!here.gates.empty()) waiting.push_back(std::move(here));
+  }
+  while (!waiting.empty()) {
+    struct Closed {
+      std::vector<StaleDevice> devices;
+      ~Closed() {
+        for (const StaleDevice& each : devices) ReadGate::open(each.gates);
+      }
+    } const closed{close_gates(waiting, deadline)};
+    for (const auto& [set, bodies] : by_set) {
+      std::vector<SlabSet::Mirror> mirrors;
+      for (const StaleDevice& each : closed.devices)
+        for (const auto& [of, mirror] : each.mirrors)
+          if (of == set.get()) mirrors.push_back(mirror);
+      if (!mirrors.empty()) set->refresh(mirrors, stats);
     }
   }
 }

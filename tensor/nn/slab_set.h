@@ -40,21 +40,16 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   // The body goes (its destructor) or moves elsewhere.
   void forget(ParameterBody& body);
 
-  // Entries of `bodies` (all of this set) whose slots on `device` are not up to date. Under `mutex`.
-  std::vector<int> stale(std::span<ParameterBody* const> bodies, Device device, int replica);
-  // The chain of devices that a refresh fills: what the last of them was sent, for the next one to have from there.
-  struct Chain {
-    struct Run {
-      std::size_t slab, begin, end;     // positions in slab.entries
-      std::vector<std::size_t> pieces;  // of `refresh`, in order of their bytes
-    };
-    std::size_t hops;  // devices to fill
+  // A device that is brought up to date.
+  struct Mirror {
     Device device;
-    std::shared_ptr<const SlotRefresh> refresh;
-    std::vector<Run> runs;
+    std::vector<int> stale;  // entries, in order
+    bool at_once;            // its streams do at once what they get
   };
-  // Fills them, while the device's gate is closed: from the device before where that was sent the same, else from home.
-  void refresh(Device device, std::span<const int> stale, Chain& chain, TransferStats& stats);
+  // That with those entries of `bodies` (all of this set) whose slots there are not up to date. Under `mutex`.
+  Mirror mirror(std::span<ParameterBody* const> bodies, Device device, int replica);
+  // Fills them, while the devices' gates are closed: each mirror from the one before it that lacks the same.
+  void refresh(std::span<const Mirror> mirrors, TransferStats& stats);
 
   Device home() const { return home_; }
   // Of those who read the slots on a device.
@@ -69,8 +64,6 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
  private:
   explicit SlabSet(Device home) : home_(home), gates_(new MirrorGate[all_devices().size()]) {}
   Slot& slot_for(Entry& entry, Device device);
-  void await_users(std::span<const int> stale, Device device, const Stream& copies);
-  std::vector<Chain::Run> runs_of(std::span<const int> stale) const;
 
   struct MirrorGate {
     ReadGate gate{ReadGate::Of::mirrors};

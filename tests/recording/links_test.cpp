@@ -83,18 +83,19 @@ TEST_CASE("8 GPUs on a switch: a refresh and the gradients take little more than
     const Seconds found = predicted("8xh200-nvswitch", 8, parameters, kGigabyte);
     CAPTURE(parameters, found.refresh / port, found.gradients / port);
     CHECK(found.refresh >= port);
-    CHECK(found.refresh <= 1.5 * port);
+    CHECK(found.refresh <= 1.25 * port);
     CHECK(found.gradients >= port);
     CHECK(found.gradients <= 1.8 * port);
   }
 }
 
+// A mirror that passes on what it receives has 1.43 of a slot's rate for both: 1.40 of the time of one way.
 TEST_CASE("4 GPUs on PCIe: the same against a slot's rate, which copies both ways at once share") {
   const double slot = static_cast<double>(kGigabyte) / 26e9;
   const Seconds found = predicted("4xl40s-p2p", 4, 161, kGigabyte);
   CAPTURE(found.refresh / slot, found.gradients / slot);
   CHECK(found.refresh >= slot);
-  CHECK(found.refresh <= 1.5 * slot);
+  CHECK(found.refresh <= 1.45 * slot);
   CHECK(found.gradients >= slot);
   CHECK(found.gradients <= 1.6 * slot);
 }

@@ -117,7 +117,7 @@ TEST_CASE("a mirror passes a part on before it has the rest") {
   detail::host_faults().clear();
   finish(devices);
   trace::stop();
-  CHECK(copies_between(devices[0], devices[1]).size() > 2);
+  CHECK(copies_between(devices[0], devices[1]).size() > 1);
   for (const Device device : devices) CHECK(equal(net.third.on(device).to(Device::cpu()), full({kLarge}, 8)));
 }
 

@@ -1,0 +1,173 @@
+// The copies of one refresh of a slab set, piece by piece to all mirrors that lack it, and what they come after and
+// before. The bytes go along the mirrors as a chain, so that no link carries them twice: the time is that of one copy
+// and of a piece per further mirror, instead of a copy per mirror.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "lockstep/runtime/copy/chain.h"
+#include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/stream_state.h"
+#include "lockstep/tensor/nn/refresh_plan.h"
+#include "lockstep/tensor/nn/slab_set.h"
+
+namespace lockstep {
+namespace {
+
+class SlabRefresh {
+ public:
+  SlabRefresh(SlabSet& set, std::span<const SlabSet::Mirror> mirrors) : set_(set), plan_(set, mirrors) {
+    for (const SlabSet::Mirror& mirror : mirrors) arriving_.emplace_back(mirror, set.entries.size());
+    versions_.resize(set.entries.size());
+    for (const SlabSet::Mirror& mirror : mirrors)
+      for (const int index : mirror.stale) versions_[static_cast<std::size_t>(index)] = body(index).home.version();
+  }
+
+  void enqueue();
+  // The slots have what they lacked, for those who wait for its pieces.
+  void publish();
+  void count(TransferStats& stats) const;
+
+ private:
+  // What a mirror gets.
+  struct Arriving {
+    Arriving(const SlabSet::Mirror& of, std::size_t entries)
+        : mirror(of), to(current_stream(of.device)), copies(detail::copies_of(to)), needed(entries) {}
+
+    const SlabSet::Mirror& mirror;
+    Stream to, copies;
+    std::shared_ptr<SlotRefresh> refresh = std::make_shared<SlotRefresh>();
+    std::vector<std::size_t> needed;       // by entry: the first so many pieces
+    std::map<Storage*, std::size_t> read;  // the last piece that is read from there
+    std::set<Storage*> written;
+    bool begun = false;       // await_users
+    bool after_home = false;  // comes after what is on home's stream
+  };
+
+  ParameterBody& body(int index) const { return *set_.entries[static_cast<std::size_t>(index)].body; }
+  Slot& slot(int index, Device device) const { return *body(index).slot(ordinal(device)); }
+  void await_users(Arriving& at);
+  void copy(const RefreshPlan::Copy& wanted);
+  void keep_memory(const Arriving& at);
+
+  SlabSet& set_;
+  const RefreshPlan plan_;
+  const Stream home_ = current_stream(set_.home());
+  std::vector<Arriving> arriving_;
+  std::vector<std::uint64_t> versions_;  // of home by entry, read before the copies
+};
+
+// Lets a mirror's copies come after everything enqueued so far that uses its slots. Its first copy asks for that: what
+// comes before it goes on meanwhile.
+void SlabRefresh::await_users(Arriving& at) {
+  std::vector<detail::StreamBody*> readers;
+  std::vector<std::shared_ptr<SlotRefresh>> earlier;
+  std::vector<PendingReads*> elsewhere;
+  const auto add = [](auto& list, const auto& each) {
+    if (std::find(list.begin(), list.end(), each) == list.end()) list.push_back(each);
+  };
+  const auto device = static_cast<std::size_t>(ordinal(at.mirror.device));
+  for (const int index : at.mirror.stale) {
+    const SlabSet::Entry& entry = set_.entries[static_cast<std::size_t>(index)];
+    add(elsewhere, set_.slabs[static_cast<std::size_t>(entry.slab)].values[device]->pending_reads());
+    Slot& stale = slot(index, at.mirror.device);
+    std::lock_guard lock(stale.mutex);
+    for (detail::StreamBody* reader : stale.readers) add(readers, reader);
+    if (stale.refresh && stale.refresh->pieces() > 0) add(earlier, stale.refresh);
+  }
+  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(at.copies.wait_for(*reader));
+  // A failure that nobody was told of yet is not forgotten with the event.
+  for (const auto& refresh : earlier) LOCKSTEP_EDGE(refresh->await(at.copies, refresh->pieces()));
+  for (PendingReads* reads : elsewhere) LOCKSTEP_EDGE(reads->await(at.copies));  // of the mirror after it
+  LOCKSTEP_EDGE(at.copies.wait_for(at.to));                                      // which fills new slabs with zeros
+  for (const int index : at.mirror.stale) {
+    Slot& stale = slot(index, at.mirror.device);
+    std::lock_guard lock(stale.mutex);
+    stale.readers.clear();
+    stale.filled.store(false, std::memory_order_relaxed);  // a failed copy leaves it stale
+  }
+}
+
+void SlabRefresh::copy(const RefreshPlan::Copy& wanted) {
+  const RefreshPlan::Piece& piece = plan_.piece(wanted);
+  const SlabSet::Slab& slab = set_.slabs[piece.slab];
+  Arriving& at = arriving_[wanted.to];
+  if (!std::exchange(at.begun, true)) await_users(at);
+  const bool from_home = wanted.from == RefreshPlan::kHome;
+  const Device source = from_home ? set_.home() : arriving_[wanted.from].mirror.device, device = at.mirror.device;
+  Storage& there = *slab.values[static_cast<std::size_t>(ordinal(source))];
+  Storage& here = *slab.values[static_cast<std::size_t>(ordinal(device))];
+  const CopyArgs args{.destination = static_cast<std::byte*>(here.data()) + piece.offset_bytes,
+                      .destination_device = device,
+                      .source = static_cast<std::byte*>(there.data()) + piece.offset_bytes,
+                      .source_device = source,
+                      .bytes = piece.bytes};
+  if (!from_home) {
+    LOCKSTEP_EDGE(at.copies.wait(arriving_[wanted.from].refresh->piece(wanted.after - 1)));
+    detail::copy_on(at.copies, args);
+  } else if (detail::chainable(source, device)) {
+    if (!std::exchange(at.after_home, true)) LOCKSTEP_EDGE(at.copies.wait_for(home_));
+    detail::copy_on(at.copies, args);
+  } else {
+    LOCKSTEP_EDGE(at.to.wait_for(at.copies));
+    copy_bytes(args, home_, at.to);
+    LOCKSTEP_EDGE(at.copies.wait_for(at.to));
+  }
+  if (at.mirror.at_once) return;
+  at.read[&there] = at.refresh->pieces();
+  at.written.insert(&here);
+  at.refresh->arrives(at.copies);
+  for (std::size_t place = piece.first; place < piece.end; ++place)
+    at.needed[static_cast<std::size_t>(slab.entries[place])] = at.refresh->pieces();
+}
+
+// Devices go on while the copies are under way, and may drop the slabs; and nobody writes what has not been read.
+void SlabRefresh::keep_memory(const Arriving& at) {
+  for (Storage* here : at.written) LOCKSTEP_EDGE(here->record_use(at.copies));
+  for (const auto& [there, piece] : at.read) {
+    LOCKSTEP_EDGE(there->record_use(at.copies));
+    LOCKSTEP_EDGE(there->pending_reads()->add(at.copies, at.refresh->share_piece(piece)));
+  }
+}
+
+void SlabRefresh::enqueue() try {
+  for (const RefreshPlan::Copy& each : plan_.copies()) copy(each);
+  for (const Arriving& at : arriving_) keep_memory(at);
+} catch (...) {
+  for (const Arriving& at : arriving_) detail::settle(at.copies.backend(), at.copies.device(), at.copies.handle());
+  throw;
+}
+
+void SlabRefresh::publish() {
+  for (const Arriving& at : arriving_)
+    for (const int index : at.mirror.stale) {
+      Slot& filled = slot(index, at.mirror.device);
+      filled.value.mark_changed();  // what graphs saved of the old elements is void
+      filled.home_version.store(versions_[static_cast<std::size_t>(index)], std::memory_order_relaxed);
+      filled.own_version.store(filled.value.version(), std::memory_order_relaxed);
+      std::lock_guard lock(filled.mutex);
+      filled.refresh = at.refresh;
+      filled.pieces = at.needed[static_cast<std::size_t>(index)];
+      filled.arrived.store(at.mirror.at_once, std::memory_order_relaxed);
+      filled.filled.store(true, std::memory_order_release);
+    }
+}
+
+void SlabRefresh::count(TransferStats& stats) const {
+  stats.copies += plan_.runs();
+  for (const Arriving& at : arriving_)
+    for (const int index : at.mirror.stale) stats.bytes += set_.entries[static_cast<std::size_t>(index)].bytes;
+}
+
+}  // namespace
+
+void SlabSet::refresh(std::span<const Mirror> mirrors, TransferStats& stats) {
+  SlabRefresh refresh(*this, mirrors);
+  refresh.enqueue();
+  refresh.publish();
+  refresh.count(stats);
+}
+
+}  // namespace lockstep
