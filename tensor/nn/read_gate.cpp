@@ -112,8 +112,9 @@ bool ReadGate::close(std::span<ReadGate* const> gates, Deadline deadline) {
     ++gate->writers_;
     gate->state_.fetch_or(kWanted, std::memory_order_acq_rel);
   }
+  const auto all_taken = [&] { return take_all(gates); };
   bool closed = true;
-  LOCKSTEP_EDGE(closed = detail::wait_until(all.changed, lock, deadline, [&] { return take_all(gates); }));
+  LOCKSTEP_EDGE(closed = detail::wait_until(all.changed, lock, deadline, all_taken));
   for (ReadGate* gate : gates) {
     if (--gate->writers_ > 0) continue;
     gate->state_.fetch_and(~kWanted, std::memory_order_acq_rel);

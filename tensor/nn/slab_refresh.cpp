@@ -111,9 +111,7 @@ void SlabRefresh::copy(const RefreshPlan::Copy& wanted) {
     if (!std::exchange(at.after_home, true)) LOCKSTEP_EDGE(at.copies.wait_for(home_));
     detail::copy_on(at.copies, args);
   } else {
-    LOCKSTEP_EDGE(at.to.wait_for(at.copies));
-    copy_bytes(args, home_, at.to);
-    LOCKSTEP_EDGE(at.copies.wait_for(at.to));
+    copy_bytes(args, home_, at.copies);
   }
   if (at.mirror.at_once) return;
   at.read[&there] = at.refresh->pieces();

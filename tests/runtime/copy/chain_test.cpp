@@ -29,6 +29,9 @@ TEST_CASE("chain: pieces are whole units, at most 32 of them, and short enough t
       CHECK((pieces + hops - 1) * piece <= hops * ((bytes + 255) / 256 * 256) + 256 * hops);
     }
   }
+  CHECK(chain_piece_bytes(1'000'000'000, 7, 5) == detail::piece_of(1'000'000'000, 5));
+  CHECK(detail::piece_of(1025, 4) == 512);
+  CHECK(detail::piece_of(1024, 4) == 256);
   // The bound of the engine: eight devices, 1 GB: the last one has it after at most 1.2 times what one copy takes.
   const std::size_t gigabyte = 1'000'000'000, piece = chain_piece_bytes(gigabyte, 7);
   CHECK((gigabyte + piece - 1) / piece + 6 <= 1.2 * static_cast<double>(gigabyte) / static_cast<double>(piece) + 1);

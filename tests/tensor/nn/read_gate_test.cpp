@@ -225,7 +225,7 @@ TEST_CASE("a load comes after what was read on other streams, and before what is
   net.to(device);
   const Tensor x = ones({3}, {.dtype = DType::f64, .device = device});
   synchronize(device);
-  Stream first(device), second(device), third(device);
+  Stream first(device), second(device), third(device), fourth(device);
   std::vector<Tensor> seen;
   for (int version = 2; version < 6; ++version) {
     {
@@ -234,7 +234,8 @@ TEST_CASE("a load comes after what was read on other streams, and before what is
     }
     const StreamScope scope(version < 4 ? third : default_stream(device));
     // From where they are to go: copies from plain memory are waited for by the host.
-    net.load_state_dict(state_of(version, device));
+    net.load_state_dict(state_of(version - 10, device));
+    const StreamScope another(fourth);  // with nobody who reads in between
     net.load_state_dict(state_of(version, device));
   }
   {

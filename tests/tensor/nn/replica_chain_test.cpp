@@ -242,7 +242,7 @@ TEST_CASE("home is at one end of a chain only, and devices are of one kind") {
 
 TEST_CASE("a device of a chain passes sums on while others arrive") {
   support::needs_devices(3);
-  const std::int64_t count = std::int64_t{4} << 20;
+  const std::int64_t count = std::int64_t{10} << 20;
   std::vector<Tensor> parts;
   for (const Device device : three_devices()) parts.push_back(ones({count}, {.device = device}));
   const Tensor sum = zeros({count}, {.device = device_at(0)});

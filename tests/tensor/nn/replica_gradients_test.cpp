@@ -171,3 +171,31 @@ TEST_CASE("a gradient somebody holds is not written over by the next backward") 
   CHECK(held.item<double>() == 2);
   CHECK(net.b.grad().item<double>() == 5);
 }
+
+TEST_CASE("gradients that are kept until the end of a backward keep their memory until they are stored") {
+  support::needs_devices(2);
+  const Device home = support::device_at(0), there = support::device_at(1);
+  constexpr std::int64_t kCount = 5000;
+  struct Small : Module<Small> {
+    Parameter w{zeros({kCount})};
+    void members(Members& m) override { m("w", w); }
+  };
+  Small net;
+  net.to(home);
+  const ModuleSlots slots(net);
+  slots.refresh(support::devices_at({0, 1}));
+  const Stream side(there);
+  for (int round = 1; round <= 5; ++round) {
+    net.zero_grad();
+    const Tensor y = (net.w.on(there) * static_cast<double>(round)).sum();
+    side.wait_for(default_stream(there));
+    {
+      const StreamScope scope(side);  // they are stored here, and were made on the stream of the forward
+      y.backward();
+    }
+    std::vector<Tensor> reused;
+    for (int i = 0; i < 4; ++i) reused.push_back(full({kCount}, -1, {.device = there}));
+    CHECK(equal(net.w.grad().to(Device::cpu()), full({kCount}, round)));
+  }
+  default_stream(there).wait_for(side);
+}

@@ -3,7 +3,9 @@
 #include <thread>
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops/ops.h"
@@ -162,6 +164,14 @@ TEST_CASE("home is not written while a mirror is filled from it") {
     net.third.tensor().fill_(1);
     default_stream(device_at(0)).wait_for(side);
   });
+  // By another library, on a stream that it has named.
+  written([](Deep& net, const ModuleSlots&, Out kept) {
+    const Stream theirs(device_at(0));
+    auto* managed = to_dlpack(net.third.tensor(), {.stream = theirs});
+    kernels::launch(theirs, FillArgs{kept, 1});
+    managed->deleter(managed);
+    default_stream(device_at(0)).wait_for(theirs);
+  });
   // Who has had the address all along may write when a replica's call has ended.
   written([](Deep&, const ModuleSlots& slots, Out kept) {
     { const ModuleSlots::ReadLease lease(slots, device_at(0)); }
@@ -194,4 +204,27 @@ TEST_CASE("a mirror that is read, written, refreshed and dropped keeps its order
       CHECK(equal(net.first.on(devices[1]).to(Device::cpu()), full({kLarge}, step)));
     }
   }  // the memory goes while pieces may be under way, and is used again
+}
+
+TEST_CASE("a mirror that is read keeps others from no refresh, and is named when it is read for too long") {
+  support::needs_devices(4);
+  const std::vector<Device> devices = devices_at({0, 1, 2, 3});
+  Deep net;
+  net.to(devices[0]);
+  const ModuleSlots slots(net);
+  slots.refresh(devices);
+  const NoGrad off;
+  net.first.tensor().fill_(4);
+  const auto first_on = [&](Device device) { return net.first.on(device).to(Device::cpu()); };
+  {
+    const ModuleSlots::ReadLease lease(slots, devices[2]);
+    CHECK_THROWS_WITH(slots.refresh(devices, Milliseconds(1)),
+                      Catch::Matchers::Contains("the replica on " + to_string(devices[2]) + " ") &&
+                          Catch::Matchers::Contains("1 still read it"));
+    CHECK(equal(first_on(devices[1]), full({kLarge}, 4)));
+    CHECK(equal(first_on(devices[3]), full({kLarge}, 4)));
+    CHECK(equal(first_on(devices[2]), zeros({kLarge})));
+  }
+  CHECK(slots.refresh(devices).copies == 1);
+  CHECK(equal(first_on(devices[2]), full({kLarge}, 4)));
 }
