@@ -30,6 +30,15 @@ struct CopyArgs {
   std::size_t bytes;
 };
 
+// The way that bytes take from one device to another of its kind, as the machine's description has it: nothing of it is
+// measured, so what is chosen by it is chosen again in every run. All defaults: the same way between any two.
+struct DeviceLink {
+  double speed = 1;  // against the kind's other pairs; 0: there is none but through host memory
+  int distance = 1;  // how many links are passed: the shorter of two ways is in fewer others' way
+  bool own = false;  // a line: copies over it slow none between others down, nor others of its two
+  friend bool operator==(const DeviceLink&, const DeviceLink&) = default;
+};
+
 class LOCKSTEP_API Backend {
  public:
   virtual ~Backend() = default;
@@ -97,6 +106,9 @@ class LOCKSTEP_API Backend {
   // Direct access of device `from` to the memory of device `to`.
   virtual bool can_access_peer(int from, int to) const = 0;
   virtual void enable_peer_access(int from, int to) = 0;
+  // Between two devices that differ. The same answer for as long as the process lives (runtime/topology asks once).
+  // Does not block; may throw DeviceError.
+  virtual DeviceLink link(int /*from*/, int /*to*/) const { return {}; }
 
   // Runs `task` on the host in stream order. It must not call back into the backend.
   virtual void enqueue(StreamHandle stream, UniqueFunction task) = 0;

@@ -12,6 +12,7 @@
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
+#include "lockstep/runtime/cuda/gpu_links.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/host_task.h"
 #include "lockstep/runtime/cuda/nvtx.h"
@@ -290,6 +291,8 @@ class CudaBackend final : public Backend {
     else
       check(result, accessing.device, "cudaDeviceEnablePeerAccess");
   }
+
+  DeviceLink link(int from, int to) const override { return link_between(from, to); }
 
   void enqueue(StreamHandle handle, UniqueFunction task) override {
     CudaStream& stream = as_stream(handle);

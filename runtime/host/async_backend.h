@@ -45,6 +45,8 @@ class AsyncBackend final : public HostBackend {
 
   bool can_access_peer(int from, int to) const override { return !host_faults().peer_denied(from, to); }
 
+  DeviceLink link(int from, int to) const override { return links_.described(Device::host(from), Device::host(to)); }
+
   void copy(const CopyArgs& args, StreamHandle stream) override;
   void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) override;
   void enqueue(StreamHandle stream, UniqueFunction task) override;

@@ -1,6 +1,7 @@
 #include "lockstep/runtime/host/links.h"
 
 #include <algorithm>
+#include <cmath>
 #include <thread>
 #include <utility>
 
@@ -18,7 +19,9 @@ Clock::duration to_duration(double seconds) {
 }  // namespace
 
 HostLinks::HostLinks(const HostOptions& options, int devices)
-    : places_(static_cast<std::size_t>(devices) + 1), links_(places_ * places_) {
+    : places_(static_cast<std::size_t>(devices) + 1),
+      described_(!options.links.empty() || !options.shared.empty()),
+      links_(places_ * places_) {
   const auto check = [devices](Device device) {
     LOCKSTEP_CHECK(
         device.is_cpu() || (device.type() == DeviceType::host && device.index() >= 0 && device.index() < devices),
@@ -44,9 +47,26 @@ HostLinks::HostLinks(const HostOptions& options, int devices)
       for (const Device device : {source, destination}) check(device);
       link(source, destination).shared.push_back(shared_.size());
     }
-    shared_.push_back({1 / rate, {}});
+    shared_.push_back({1 / rate, {}, static_cast<int>(each.links.size())});
     timed_ = true;
   }
+  for (const Link& each : links_)
+    if (std::isfinite(rate(each))) fastest_ = std::max(fastest_, rate(each));
+}
+
+double HostLinks::rate(const Link& link) const {
+  double seconds = link.line.seconds_per_byte;
+  for (const std::size_t each : link.shared)
+    seconds = std::max(seconds, shared_[each].seconds_per_byte * times(link, each));
+  return seconds > 0 ? 1 / seconds : INFINITY;
+}
+
+DeviceLink HostLinks::described(Device source, Device destination) const {
+  const Link& over = link(source, destination);
+  DeviceLink described{.distance = std::max(1, static_cast<int>(over.shared.size())), .own = described_};
+  if (const double its = rate(over); std::isfinite(its)) described.speed = its / fastest_;
+  for (const std::size_t each : over.shared) described.own = described.own && shared_[each].users == times(over, each);
+  return described;
 }
 
 Clock::time_point HostLinks::Line::pass(std::size_t bytes, Clock::time_point from) {

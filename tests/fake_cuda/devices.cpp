@@ -23,6 +23,9 @@ bool reaches(const State& machine, int from, int to) {
   return from != to && std::find(denied.begin(), denied.end(), std::pair(from, to)) == denied.end();
 }
 
+// As on an H100, and on a V100 of a mesh.
+int copy_engines(const State& machine) { return machine.options.nvlinks.empty() ? 3 : 6; }
+
 cudaError_t last_error_of(State& machine, ThreadState& thread) {
   thread.looked_at = true;
   std::lock_guard lock(machine.mutex);
@@ -81,6 +84,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     switch (attribute) {
       case cudaDevAttrMultiProcessorCount:
         *value = call.machine.devices[static_cast<std::size_t>(device)].multiprocessors;
+        return cudaSuccess;
+      case cudaDevAttrAsyncEngineCount:
+        *value = copy_engines(call.machine);
         return cudaSuccess;
       case cudaDevAttrMaxThreadsPerBlock:
         *value = 1024;
@@ -170,7 +176,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     std::memcpy(properties->maxThreadsDim, block, sizeof block);
     std::memcpy(properties->maxGridSize, grid, sizeof grid);
     properties->unifiedAddressing = properties->concurrentKernels = properties->canMapHostMemory = 1;
-    properties->asyncEngineCount = 3;
+    properties->asyncEngineCount = copy_engines(call.machine);
     return cudaSuccess;
   });
 }
@@ -180,6 +186,31 @@ cudaError_t cudaDeviceCanAccessPeer(int* possible, int from, int to) {
     if (!exists(call.machine, from) || !exists(call.machine, to)) return cudaErrorInvalidDevice;
     *possible = reaches(call.machine, from, to);
     return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to) {
+  return run_call("cudaDeviceGetP2PAttribute", nothing, from, [&](Call& call) {
+    if (!exists(call.machine, from) || !exists(call.machine, to) || from == to) return cudaErrorInvalidDevice;
+    const NvLink* line = nullptr;
+    int slowest = -1;
+    for (const NvLink& each : call.machine.options.nvlinks) {
+      slowest = std::max(slowest, each.rank);
+      if (std::minmax(each.a, each.b) == std::minmax(from, to)) line = &each;
+    }
+    switch (attribute) {
+      case cudaDevP2PAttrPerformanceRank:
+        *value = line ? line->rank : slowest + 1;
+        return cudaSuccess;
+      case cudaDevP2PAttrAccessSupported:
+        *value = reaches(call.machine, from, to);
+        return cudaSuccess;
+      case cudaDevP2PAttrNativeAtomicSupported:
+        *value = line != nullptr;
+        return cudaSuccess;
+      default:
+        return cudaErrorInvalidValue;
+    }
   });
 }
 

@@ -56,8 +56,14 @@ std::string to_string(const Failure& failure);
 // What has failed since the last call. Failures that were taken no longer fail the program.
 std::vector<Failure> take_failures();
 
+// Lines of NVLink between two devices (ordinals), both ways. Every other pair is on PCIe, of one rank more than the
+// slowest of these.
+struct NvLink {
+  int a, b, rank;
+};
+
 // How the devices are laid out. LOCKSTEP_FAKE_CUDA says the same in text:
-// "devices=4,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,only=2,fail=cudaMalloc:3,…"
+// "devices=4,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,nvlink=0-1-0,only=2,fail=cudaMalloc:3,…"
 struct Options {
   int devices = 8;         // 0 to 16
   std::uint64_t seed = 1;  // of the order in which independent streams run; 0: as the machine has it
@@ -67,8 +73,9 @@ struct Options {
   std::vector<std::pair<int, int>> no_peer = {};                   // ordinals (a, b): a does not reach b's memory
   std::vector<std::pair<int, int>> lossy_peer = {};  // copies from a to b are claimed to work and write nothing,
                                                      // once one of the two has peer access to the other
-  std::vector<int> only = {};                        // the devices that may have a context; empty: all
-  bool check_order = true;                           // with the order checker
+  std::vector<NvLink> nvlinks = {};
+  std::vector<int> only = {};   // the devices that may have a context; empty: all
+  bool check_order = true;      // with the order checker
   bool allow_pageable = false;  // copies from and to pageable memory (they block, as they do in CUDA)
 };
 inline constexpr int kMostDevices = 16;

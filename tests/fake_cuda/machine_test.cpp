@@ -85,6 +85,31 @@ TEST_CASE("some pairs have no peer access, some lose what is written") {
   CHECK(broken() == none());
 }
 
+TEST_CASE("lines of NVLink have ranks and native atomics, other pairs are on PCIe") {
+  const Machine machine({.devices = 4, .no_peer = {{0, 3}}, .nvlinks = {{0, 1, 0}, {2, 1, 1}}});
+  const auto answer = [](cudaDeviceP2PAttr attribute, int from, int to) {
+    int value = -1;
+    CHECK(cudaDeviceGetP2PAttribute(&value, attribute, from, to) == cudaSuccess);
+    return value;
+  };
+  for (const auto& [a, b] : {std::pair(0, 1), std::pair(1, 0)}) {
+    CHECK(answer(cudaDevP2PAttrPerformanceRank, a, b) == 0);
+    CHECK(answer(cudaDevP2PAttrNativeAtomicSupported, a, b) == 1);
+  }
+  CHECK(answer(cudaDevP2PAttrPerformanceRank, 1, 2) == 1);
+  CHECK(answer(cudaDevP2PAttrPerformanceRank, 0, 2) == 2);
+  CHECK(answer(cudaDevP2PAttrNativeAtomicSupported, 0, 2) == 0);
+  CHECK(answer(cudaDevP2PAttrAccessSupported, 0, 3) == 0);
+  CHECK(answer(cudaDevP2PAttrAccessSupported, 3, 0) == 1);
+  int value = 0;
+  CHECK(cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrPerformanceRank, 1, 1) == cudaErrorInvalidDevice);
+  (void)forget_error();
+  CHECK(cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrPerformanceRank, 1, 4) == cudaErrorInvalidDevice);
+  (void)forget_error();
+  CHECK(fake_cuda::devices_with_context().empty());
+  CHECK(broken() == none());
+}
+
 TEST_CASE("the k-th call fails, and those after it work") {
   const Machine machine;
   fake_cuda::inject({.call = "cudaMalloc", .nth = 2, .error = cudaErrorMemoryAllocation});

@@ -58,6 +58,12 @@ std::pair<int, int> device_pair(std::string_view text) {
   return {small(parts[0]), small(parts[1])};
 }
 
+NvLink nvlink(std::string_view text) {  // device-device-rank
+  const auto parts = split(text, '-');
+  if (parts.size() != 3) refuse(text);
+  return {small(parts[0]), small(parts[1]), small(parts[2])};
+}
+
 Injection injection(std::string_view text) {  // call:nth[:error[:times]]
   const auto parts = split(text, ':');
   if (parts.size() < 2 || parts.size() > 4) refuse(text);
@@ -106,6 +112,8 @@ void reset_from_environment(Options options) {
       options.no_peer.push_back(device_pair(value));
     else if (name == "lose")
       options.lossy_peer.push_back(device_pair(value));
+    else if (name == "nvlink")
+      options.nvlinks.push_back(nvlink(value));
     else if (name == "only")
       options.only = numbers<int>(value);
     else if (name == "check_order")

@@ -156,6 +156,7 @@ fake_cuda_test(nvtx runtime "[.nvtx]" "NVTX_INJECTION64_PATH=$<TARGET_FILE:locks
 fake_cuda_test(nvtx_always runtime "[.nvtx_always]"
                "NVTX_INJECTION64_PATH=$<TARGET_FILE:lockstep-fake-nvtx>|LOCKSTEP_NVTX=1")
 fake_cuda_test(peers runtime "[.peers]" "LOCKSTEP_FAKE_CUDA=deny=1-0,lose=2-3")
+fake_cuda_test(links runtime "[.links]" "LOCKSTEP_FAKE_CUDA=devices=4,nvlink=0-3-0,nvlink=3-1-1,nvlink=1-2-0,deny=0-2")
 fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
 fake_cuda_test(shared_gpu parallel "[.shared_gpu]" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=2")
 fake_cuda_test(no_nccl parallel "[.no_nccl]" "LOCKSTEP_NCCL_LIBRARY=libnowhere.so")

@@ -112,3 +112,23 @@ TEST_CASE("what links share is checked") {
   CHECK_THROWS_WITH(HostLinks(options, 2),
                     "[configure_host] expected links between cpu and 2 host devices, got one of host:2");
 }
+
+TEST_CASE("what the options say of links is what chains and lanes go by") {
+  const auto described = [](const HostOptions& options, int source, int destination) {
+    return HostLinks(options, options.devices).described(Device::host(source), Device::host(destination));
+  };
+  CHECK(described({.devices = 4}, 0, 1) == DeviceLink{});
+  CHECK(described({.devices = 4, .bandwidth_bytes_per_second = 5}, 0, 1) == DeviceLink{});  // of all: alike
+  CHECK(described(ports(), 0, 3) == DeviceLink{.speed = 1, .distance = 2, .own = false});
+
+  HostOptions lines{.devices = 3, .bandwidth_bytes_per_second = 100};
+  lines.links.push_back({Device::host(0), Device::host(2), 400, 0});
+  CHECK(described(lines, 0, 2) == DeviceLink{.speed = 1, .own = true});
+  CHECK(described(lines, 0, 1) == DeviceLink{.speed = 0.25, .own = true});
+  lines.shared.push_back({50, {{Device::host(1), Device::host(2)}}});
+  lines.shared.push_back({100, {{Device::host(2), Device::host(0)}, {Device::host(2), Device::host(0)}}});
+  lines.shared.push_back({400, {{Device::host(0), Device::host(1)}, {Device::host(1), Device::host(0)}}});
+  CHECK(described(lines, 1, 2) == DeviceLink{.speed = 0.125, .own = true});
+  CHECK(described(lines, 2, 0) == DeviceLink{.speed = 0.125, .distance = 2, .own = true});  // passed twice
+  CHECK(described(lines, 0, 1) == DeviceLink{.speed = 0.25, .own = false});                 // both directions share it
+}
