@@ -40,6 +40,8 @@ class RecordBackend final : public HostBackend {
 
   bool can_access_peer(int from, int to) const override { return !host_faults().peer_denied(from, to); }
 
+  DeviceLink link(int from, int to) const override { return recorder_.link(from, to); }
+
   void copy(const CopyArgs& args, StreamHandle stream) override;
   void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) override;
   // A host function: runs at once.

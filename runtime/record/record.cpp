@@ -9,6 +9,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/record/recorder.h"
+#include "lockstep/runtime/topology.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 #include "lockstep/runtime/whole_file.h"
 
@@ -35,6 +36,16 @@ void mark(std::string_view name) {
 
 void restart() {
   if (lockstep::detail::Recorder* const found = lockstep::detail::Recorder::active()) found->restart();
+}
+
+void set_links(const std::vector<DeviceLink>& links) {
+  lockstep::detail::Recorder& recording = recorder("record::set_links");
+  const int devices = backend(DeviceType::host).device_count();
+  const std::size_t expected = static_cast<std::size_t>(devices) * static_cast<std::size_t>(devices);
+  LOCKSTEP_CHECK(links.size() == expected, "[record::set_links] expected ", expected, " links of ", devices,
+                 " devices, got ", links.size());
+  recording.set_links(links, devices);
+  lockstep::detail::forget_topologies();
 }
 
 std::string text() { return recorder("record::text").text(); }

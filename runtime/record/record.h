@@ -12,8 +12,10 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/runtime/api.h"
+#include "lockstep/runtime/backend.h"
 
 namespace lockstep::record {
 
@@ -25,6 +27,11 @@ LOCKSTEP_API void mark(std::string_view name);
 // Forgets what was recorded so far, such as making the model. No other thread may be enqueuing. Nothing where nothing
 // is recorded.
 LOCKSTEP_API void restart();
+// How the recorded devices are linked, for what is chosen by it (runtime/topology.h): from device i to device j at
+// i * n + j, of as many devices as there are. `lockstep-bench record --machine` takes it
+// from a machine file. No other thread may use the devices. Throws InvalidArgument for another number of links, Error
+// where nothing is recorded.
+LOCKSTEP_API void set_links(const std::vector<DeviceLink>& links);
 // What was recorded so far. No other thread may be enqueuing. Throws Error where nothing is recorded.
 LOCKSTEP_API std::string text();
 // Writes it. Throws Error when it cannot.

@@ -185,6 +185,18 @@ void Recorder::take_over(const void* address) {
 
 // ---- the text
 
+void Recorder::set_links(std::vector<DeviceLink> links, int devices) {
+  const std::lock_guard lock(mutex_);
+  links_ = std::move(links);
+  linked_ = static_cast<std::size_t>(devices);
+}
+
+DeviceLink Recorder::link(int from, int to) {
+  const std::lock_guard lock(mutex_);
+  if (links_.empty()) return {};
+  return links_[static_cast<std::size_t>(from) * linked_ + static_cast<std::size_t>(to)];
+}
+
 std::string Recorder::text() {
   const std::lock_guard lock(mutex_);
   std::string all = "lockstep-recording 1\n";

@@ -77,6 +77,10 @@ class Recorder {
   // Turns::yield_until for the calling thread.
   bool wait_until(const std::function<bool()>& ready, Deadline deadline);
 
+  // ---- how the devices are linked: all alike until it is set, for so many devices
+  void set_links(std::vector<DeviceLink> links, int devices);
+  DeviceLink link(int from, int to);
+
   // ---- the text
   std::string text();
   void restart();  // forgets all entries
@@ -109,6 +113,8 @@ class Recorder {
   };
   std::vector<StreamName> streams_;
   std::unordered_map<const void*, std::vector<Mark>> handed_over_;
+  std::vector<DeviceLink> links_;  // a row for each of linked_ devices
+  std::size_t linked_ = 0;
   std::atomic<std::uint32_t> epoch_{0};
   int unannounced_ = 0;
 };

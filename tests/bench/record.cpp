@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/parallel/lockstep.h"
+#include "lockstep/parallel/simulate/device_links.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "models.h"
 #include "subcommand.h"
@@ -15,7 +16,7 @@ namespace {
 
 using namespace lockstep;
 
-std::string model = "resnet50", wrapper = "data_parallel", output, dtype = "f32", optimizer = "sgd";
+std::string model = "resnet50", wrapper = "data_parallel", output, dtype = "f32", optimizer = "sgd", machine;
 int devices = 8, steps = 2;
 std::int64_t batch = 32;
 
@@ -74,7 +75,11 @@ void wrap_and_train(Net net) {
 
 void run(bench::Session& session) {
   if (!session.wants("record", model) || output.empty()) return;
-  configure_host({.devices = wrapper == "data_parallel" ? devices : 1, .mode = HostMode::record});
+  const int here = wrapper == "data_parallel" ? devices : 1;
+  std::vector<DeviceLink> links;
+  if (!machine.empty()) links = simulate::device_links(simulate::load_machine(machine), here);
+  configure_host({.devices = here, .mode = HostMode::record});
+  if (!machine.empty()) record::set_links(links);
   if (model == "resnet50")
     wrap_and_train(bench::ResNet50());
   else
@@ -104,6 +109,9 @@ const bench::Subcommand command(
       app.add_option("--steps", steps, "Steps to record, after two that are not")
           ->check(CLI::PositiveNumber)
           ->capture_default_str();
+      app.add_option("--machine", machine,
+                     "Machine file (docs/machines): what goes to several devices takes the ways that are best there; "
+                     "without it all ways are alike");
       app.add_option("--output", output, "The file to write; without it nothing is recorded");
     },
     run);

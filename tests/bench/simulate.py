@@ -2,6 +2,7 @@
 
 usage: simulate.py <lockstep-bench> <folder of machine files>
 """
+import collections
 import json
 import os
 import pathlib
@@ -161,6 +162,38 @@ class Record(unittest.TestCase):
         milliseconds = [row["step ms"] for row in report["predicted_scaling"]]
         self.assertEqual(milliseconds, sorted(milliseconds))
         self.assertLess(milliseconds[2], 2 * milliseconds[0])
+
+    def test_copies_go_the_ways_of_the_machine(self):
+        mesh = str(MACHINES / "dgx-1v.json")
+        arguments = ("--devices", "8", "--batch", "4")
+        blind = self.record("blind.rec", *arguments)
+        seeing = self.record("mesh.rec", *arguments, "--machine", mesh)
+        self.assertEqual(blind.read_bytes(), self.record("h200.rec", *arguments, "--machine", H200).read_bytes())
+
+        def bytes_over(path):
+            found = collections.Counter()
+            for line in self.last_step(path):
+                if line.startswith("copy "):
+                    _, _, source, destination, count = line.split()
+                    found[source, destination] += int(count)
+            return found
+        blind, seeing = bytes_over(blind), bytes_over(seeing)
+        # Gradients are summed from neighbour to neighbour in the list; parameters take lines alone.
+        self.assertLess(seeing["host:3", "host:4"], 0.6 * blind["host:3", "host:4"])
+        for hop in (("host:0", "host:3"), ("host:6", "host:2"), ("host:7", "host:5")):
+            self.assertGreater(seeing[hop], 10_000_000, hop)
+            self.assertLess(blind[hop], 10_000_000, hop)
+
+    def test_machines_that_do_not_fit_are_refused(self):
+        def refused(*arguments):
+            done = subprocess.run([BENCH, "record", *arguments, "--output", str(self.folder / "none.rec")],
+                                  capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            return done.stderr
+        self.assertIn("expected at least the 8 devices that are recorded, got the 4 of 4x L40S, PCIe 4, P2P",
+                      refused("--devices", "8", "--machine", str(MACHINES / "4xl40s-p2p.json")))
+        (self.folder / "bad.json").write_text("{}")
+        self.assertRegex(refused("--machine", str(self.folder / "bad.json")), "expected a text, got nothing .*bad.json")
 
     def test_ranks_reduce_each_gradient_once(self):
         rank = self.record("rank.rec", "--wrapper", "ddp", "--devices", "64", "--batch", "4")
