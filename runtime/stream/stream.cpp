@@ -158,6 +158,12 @@ Stream copies_of(const Stream& stream, CopyDirection direction) {
   return made;
 }
 
+Stream lane_copies_of(const Stream& stream, std::size_t lane) {
+  Stream copies = copies_of(stream);
+  while (lane-- > 0) copies = copies_of(copies);
+  return copies;
+}
+
 Retained retained_streams(Device device) {
   Retained all;
   for (StreamTable* table : {&default_streams, &copy_streams, &copy_out_streams}) {

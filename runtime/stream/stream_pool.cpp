@@ -13,13 +13,19 @@
 namespace lockstep::detail {
 namespace {
 
+// With the streams for its copies, and theirs.
+template <class Is>
+bool all_of_its(StreamBody& stream, const Is& is) {
+  return is(stream) &&
+         std::all_of(std::begin(state_of(stream).copies), std::end(state_of(stream).copies), [&is](const auto& slot) {
+           StreamBody* const copies = slot.load(std::memory_order_acquire);
+           return !copies || all_of_its(*copies, is);
+         });
+}
+
 bool idle(StreamState& stream) {
   try {
-    if (!Stream(stream).query()) return false;
-    return std::all_of(std::begin(stream.copies), std::end(stream.copies), [](const auto& slot) {
-      StreamBody* const copies = slot.load(std::memory_order_acquire);
-      return !copies || Stream(*copies).query();
-    });
+    return all_of_its(stream, [](StreamBody& each) { return Stream(each).query(); });
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
     return false;
@@ -67,11 +73,7 @@ StreamState* StreamPool::take_retired(Shelf& from) {
   const auto looks = static_cast<std::ptrdiff_t>(std::min(kLooks, retired.size()));
   const auto known = std::find_if(retired.rbegin(), retired.rbegin() + looks, [](StreamState* stream) {
     OrderChecker& checker = *OrderChecker::active();
-    if (!checker.knows_all_of(stream->handle)) return false;
-    return std::all_of(std::begin(stream->copies), std::end(stream->copies), [&](const auto& slot) {
-      StreamBody* const copies = slot.load(std::memory_order_acquire);
-      return !copies || checker.knows_all_of(copies->handle);
-    });
+    return all_of_its(*stream, [&checker](StreamBody& each) { return checker.knows_all_of(each.handle); });
   });
   if (known == retired.rbegin() + looks) return nullptr;
   StreamState* const stream = *known;

@@ -48,6 +48,9 @@ inline int count_with_copies(StreamBody* stream) {
 // a copy would wait for their work too, and with it for ranks of theirs, which may wait for ours. A link carries both
 // directions at once, so each has a stream.
 Stream copies_of(const Stream& stream, CopyDirection direction = CopyDirection::in);
+// The stream for copies into the device of `stream` on one of several lanes (runtime/topology.h), which arrive side by
+// side: of lane 0 that of copies_of, of each further one the stream for copies of the one before.
+Stream lane_copies_of(const Stream& stream, std::size_t lane);
 
 // Events are pooled by device: making one is expensive on some backends.
 EventHandle take_event(Device device);

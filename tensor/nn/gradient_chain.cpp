@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 
 #include "lockstep/runtime/copy/chain.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/keep_device.h"
 #include "lockstep/runtime/stream/stream_state.h"
+#include "lockstep/runtime/topology.h"
 
 namespace lockstep::detail {
 namespace {
@@ -17,9 +20,9 @@ constexpr std::int64_t kHeld = 4;
 // Where work is done at once nothing overlaps, and what is in the cache is what counts.
 constexpr std::size_t kCachedPieceBytes = 128 << 10;
 
-// A device of the chain, or home at its end.
+// A device of the chain, or home at its end, or one that only passes on what two others have no way for.
 struct Stop {
-  Tensor part;    // what it adds; undefined for home at the end
+  Tensor part;    // what it adds; undefined for home at the end, and for who only passes on
   Tensor pieces;  // room for what arrives: kHeld pieces after each other, or the whole sum at the end
   Stream stream, copies;
   Event arrived, added;
@@ -34,12 +37,17 @@ class SumChain {
     piece_ =
         static_cast<std::int64_t>(at_once ? kCachedPieceBytes : chain_piece_bytes(sum.bytes(), parts.size())) / element;
     held_ = at_once ? 1 : kHeld;
-    for (const Tensor& part : parts) add_stop(part.device()).part = part;
+    for (const Tensor& part : parts) {
+      if (!at_once && !stops_.empty()) add_relay(parts, part.device());
+      add_stop(part.device()).part = part;
+    }
+    if (!at_once) add_relay(parts, sum.device());
     add_stop(sum.device()).pieces = sum;
-    for (std::size_t i = 1; i < parts.size(); ++i) {
+    for (std::size_t i = 1; i + 1 < stops_.size(); ++i) {
       const std::int64_t room = std::min(held_ * piece_, count_);
-      stops_[i].pieces = Tensor::over(Storage::allocate(parts[i].device(), static_cast<std::size_t>(room * element)),
-                                      sum.dtype(), {room}, {1});
+      stops_[i].pieces =
+          Tensor::over(Storage::allocate(stops_[i].stream.device(), static_cast<std::size_t>(room * element)),
+                       sum.dtype(), {room}, {1});
     }
   }
 
@@ -66,6 +74,24 @@ class SumChain {
     return stop;
   }
 
+  // Where the way to `next` is through host memory, and a device of the chain has straight ways to both: over that one.
+  void add_relay(const std::vector<Tensor>& parts, Device next) {
+    std::vector<Device> devices;
+    for (const Tensor& part : parts) devices.push_back(part.device());
+    const auto place = [&devices](Device device) {
+      return static_cast<std::size_t>(std::find(devices.begin(), devices.end(), device) - devices.begin());
+    };
+    const std::size_t from = place(stops_.back().stream.device()), to = place(next);
+    if (to == devices.size() || from == to) return;
+    const std::shared_ptr<const Topology> known = topology(devices);
+    if (known->links.at(from, to).speed > 0) return;
+    const std::optional<std::size_t> over = relay(known->links, from, to);
+    if (!over) return;
+    Stop& stop = add_stop(devices[*over]);
+    // On the device's own one copies of other hops wait for what comes after these.
+    stop.copies = lane_copies_of(stop.stream, 1);
+  }
+
   Tensor room(const Stop& stop, std::int64_t k, std::int64_t length) const {
     const bool last = &stop == &stops_.back();
     return stop.pieces.narrow(0, (last ? k : k % held_) * piece_, length);
@@ -88,6 +114,10 @@ class SumChain {
                         .bytes = here.bytes()});
     if (!first) LOCKSTEP_EDGE(from.passed_on[slot].record(to.copies));
     if (last) return;
+    if (!to.part.defined()) {
+      LOCKSTEP_EDGE(to.added.record(to.copies));
+      return;
+    }
     LOCKSTEP_EDGE(to.arrived.record(to.copies));
     LOCKSTEP_EDGE(to.stream.wait(to.arrived));
     there.add_(to.part.narrow(0, k * piece_, length));
