@@ -150,7 +150,7 @@ Tensor ParameterBody::on(Device device) {
       // Once somebody has been told of a failure, work that waits for it would run again, on what was never written.
       // A device that does not recover runs nothing any more.
       if (!slot->arrived.load(std::memory_order_relaxed) && stream.backend().recovers() && slot->refresh_failed())
-        LOCKSTEP_EDGE(wait(slot->refresh->piece(slot->pieces - 1), Deadline::after(Milliseconds(0))));  // throws it
+        slot->refresh->throw_failure(slot->pieces);
       if (!reads) LOCKSTEP_EDGE(slot->readers.push_back(&stream.body()));
     }
     if (differentiable) {

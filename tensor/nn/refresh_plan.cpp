@@ -1,6 +1,7 @@
 #include "lockstep/tensor/nn/refresh_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -44,7 +45,8 @@ RefreshPlan::RefreshPlan(const SlabSet& set, std::span<const SlabSet::Mirror> mi
   }
   // One length for all runs: the chain fills once. As for two mirrors at least, since the first layers of a lone one
   // need not wait for the last ones either.
-  const std::size_t piece_bytes = detail::chain_piece_bytes(*std::max_element(bytes.begin(), bytes.end()),
+  const auto longest = static_cast<double>(*std::max_element(bytes.begin(), bytes.end()));
+  const std::size_t piece_bytes = detail::chain_piece_bytes(static_cast<std::size_t>(longest * largest_share()),
                                                             std::max<std::size_t>(width, 2), kMostPieces);
   for (const Run& run : runs) add(run, piece_bytes);
   order_copies();
@@ -65,10 +67,17 @@ void RefreshPlan::order_copies() {
     std::size_t turn;
     Copy copy;
   };
+  std::vector<LaneTurns> lane_turns;
+  for (const Way& way : ways_) lane_turns.emplace_back(way.lanes);
   std::vector<Timed> timed;
-  for (std::size_t i = 0; i < order.size(); ++i)
-    for (const Hop& hop : routes_[route_of_[order[i]]])
-      timed.push_back({mirrors_[hop.to].at_once, i + hop.depth, {order[i], hop.from, hop.to, 0}});
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const Way& way = ways_[way_of_[order[i]]];
+    const std::size_t lane = lane_turns[way_of_[order[i]]].next(pieces_[order[i]].bytes);
+    // So many pieces leave home, on all lanes, while this one passes a hop.
+    const auto meanwhile = static_cast<std::size_t>(std::lround(1 / way.lanes[lane].share));
+    for (const Hop& hop : way.routes[lane])
+      timed.push_back({mirrors_[hop.to].at_once, i + hop.depth * meanwhile, {order[i], hop.from, hop.to, 0, lane}});
+  }
   std::stable_sort(timed.begin(), timed.end(), [](const Timed& a, const Timed& b) {
     return std::pair(a.blocks, a.turn) < std::pair(b.blocks, b.turn);
   });
@@ -81,30 +90,70 @@ void RefreshPlan::order_copies() {
   }
 }
 
+std::vector<Lane> RefreshPlan::lanes_to(const std::vector<std::size_t>& mirrors) const {
+  std::vector<Device> devices{set_.home()};
+  for (const std::size_t m : mirrors) devices.push_back(mirrors_[m].device);
+  return topology(devices)->lanes;
+}
+
+double RefreshPlan::largest_share() const {
+  std::vector<std::size_t> all(mirrors_.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  double largest = 0;
+  for (const Lane& lane : lanes_to(all)) largest = std::max(largest, lane.share);
+  return largest;
+}
+
+std::size_t RefreshPlan::way_to(std::vector<std::size_t> mirrors, bool straight) {
+  for (std::size_t w = 0; w < ways_.size(); ++w)
+    if (ways_[w].straight == straight && ways_[w].mirrors == mirrors) return w;
+  Way way{std::move(mirrors), straight, {}, {}};
+  if (straight) {
+    way.lanes.emplace_back();
+    Route& route = way.routes.emplace_back();
+    for (const std::size_t m : way.mirrors) route.push_back({.from = kHome, .to = m, .depth = 0});
+  } else {
+    way.lanes = lanes_to(way.mirrors);
+  }
+  std::vector<std::size_t> depth(way.mirrors.size() + 1);  // by place in the topology's list, which begins with home
+  for (std::size_t l = 0; !straight && l < way.lanes.size(); ++l) {
+    Route& route = way.routes.emplace_back();
+    for (const std::size_t place : way.lanes[l].order) {
+      if (place == 0) continue;
+      Hop hop{.from = kHome, .to = way.mirrors[place - 1], .depth = 0};
+      const std::size_t before = way.lanes[l].from[place];
+      if (before != 0 && detail::chainable(mirrors_[way.mirrors[before - 1]].device, mirrors_[hop.to].device)) {
+        hop.from = way.mirrors[before - 1];
+        hop.depth = depth[before] + 1;
+      }
+      depth[place] = hop.depth;
+      route.push_back(hop);
+    }
+  }
+  lanes_ = std::max(lanes_, way.lanes.size());
+  ways_.push_back(std::move(way));
+  return ways_.size() - 1;
+}
+
 void RefreshPlan::add(const Run& run, std::size_t piece_bytes) {
   runs_ += run.mirrors.size();
   constexpr auto kWhole = static_cast<std::size_t>(-1);
-  Route route;
+  std::vector<std::size_t> on_their_own;
   for (const std::size_t m : run.mirrors) {
-    const Device device = mirrors_[m].device;
-    Hop hop{.from = kHome, .to = m, .depth = 0};
-    if (mirrors_[m].at_once) {  // there is no link to spare, and home is in the cache
-      cut(run, kWhole, {hop});
-      continue;
-    }
-    // Replicas of other threads may write their buffers by now: those come from home.
-    if (!set_.slabs[run.slab].buffers)
-      for (const Hop& before : route)
-        if (detail::chainable(mirrors_[before.to].device, device)) hop.from = before.to, hop.depth = before.depth + 1;
-    route.push_back(hop);
+    if (mirrors_[m].at_once)  // there is no link to spare, and home is in the cache
+      cut(run, kWhole, way_to({m}, true));
+    else
+      on_their_own.push_back(m);
   }
-  if (route.empty()) return;
-  const bool lone = route.size() == 1 && !detail::chainable(set_.home(), mirrors_[route.front().to].device);
-  cut(run, lone ? kWhole : piece_bytes, std::move(route));
+  if (on_their_own.empty()) return;
+  const bool lone = on_their_own.size() == 1 && !detail::chainable(set_.home(), mirrors_[on_their_own.front()].device);
+  // Replicas of other threads may write their buffers by now: those come from home.
+  const std::size_t way = way_to(std::move(on_their_own), set_.slabs[run.slab].buffers);
+  cut(run, lone ? kWhole : piece_bytes, way);
 }
 
 // Into pieces of nearly the same length, whole units of the slab.
-void RefreshPlan::cut(const Run& run, std::size_t most_bytes, Route route) {
+void RefreshPlan::cut(const Run& run, std::size_t most_bytes, std::size_t way) {
   if (run.from_bytes == run.to_bytes) return;
   const std::size_t bytes = run.to_bytes - run.from_bytes,
                     length = detail::piece_of(bytes, 1 + (bytes - 1) / most_bytes);
@@ -118,9 +167,8 @@ void RefreshPlan::cut(const Run& run, std::size_t most_bytes, Route route) {
     std::size_t end = first + 1;
     while (end < run.end && entry(run.slab, end).offset_bytes < stop) ++end;
     pieces_.push_back({run.slab, at, stop - at, first, end});
-    route_of_.push_back(routes_.size());
+    way_of_.push_back(way);
   }
-  routes_.push_back(std::move(route));
 }
 
 }  // namespace lockstep

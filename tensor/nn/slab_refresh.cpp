@@ -19,7 +19,7 @@ namespace {
 class SlabRefresh {
  public:
   SlabRefresh(SlabSet& set, std::span<const SlabSet::Mirror> mirrors) : set_(set), plan_(set, mirrors) {
-    for (const SlabSet::Mirror& mirror : mirrors) arriving_.emplace_back(mirror, set.entries.size());
+    for (const SlabSet::Mirror& mirror : mirrors) arriving_.emplace_back(mirror, set.entries.size(), plan_.lanes());
     versions_.resize(set.entries.size());
     for (const SlabSet::Mirror& mirror : mirrors)
       for (const int index : mirror.stale) versions_[static_cast<std::size_t>(index)] = body(index).home.version();
@@ -33,17 +33,25 @@ class SlabRefresh {
  private:
   // What a mirror gets.
   struct Arriving {
-    Arriving(const SlabSet::Mirror& of, std::size_t entries)
-        : mirror(of), to(current_stream(of.device)), copies(detail::copies_of(to)), needed(entries) {}
+    Arriving(const SlabSet::Mirror& of, std::size_t entries, std::size_t lane_count)
+        : mirror(of), to(current_stream(of.device)), needed(entries) {
+      for (std::size_t i = 0; i < lane_count; ++i) lanes.push_back({.copies = detail::lane_copies_of(to, i)});
+    }
+
+    // Copies on one stream.
+    struct OnLane {
+      Stream copies;
+      std::map<Storage*, std::size_t> read = {};  // the last piece that is read from there
+      std::set<Storage*> written = {};
+      bool after_home = false;  // comes after what is on home's stream
+    };
 
     const SlabSet::Mirror& mirror;
-    Stream to, copies;
+    Stream to;
+    std::vector<OnLane> lanes;
     std::shared_ptr<SlotRefresh> refresh = std::make_shared<SlotRefresh>();
-    std::vector<std::size_t> needed;       // by entry: the first so many pieces
-    std::map<Storage*, std::size_t> read;  // the last piece that is read from there
-    std::set<Storage*> written;
-    bool begun = false;       // await_users
-    bool after_home = false;  // comes after what is on home's stream
+    std::vector<std::size_t> needed;  // by entry: the first so many pieces
+    bool begun = false;               // await_users
   };
 
   ParameterBody& body(int index) const { return *set_.entries[static_cast<std::size_t>(index)].body; }
@@ -62,6 +70,7 @@ class SlabRefresh {
 // Lets a mirror's copies come after everything enqueued so far that uses its slots. Its first copy asks for that: what
 // comes before it goes on meanwhile.
 void SlabRefresh::await_users(Arriving& at) {
+  const Stream& copies = at.lanes.front().copies;
   std::vector<detail::StreamBody*> readers;
   std::vector<std::shared_ptr<SlotRefresh>> earlier;
   std::vector<PendingReads*> elsewhere;
@@ -77,11 +86,12 @@ void SlabRefresh::await_users(Arriving& at) {
     for (detail::StreamBody* reader : stale.readers) add(readers, reader);
     if (stale.refresh && stale.refresh->pieces() > 0) add(earlier, stale.refresh);
   }
-  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(at.copies.wait_for(*reader));
+  for (detail::StreamBody* reader : readers) LOCKSTEP_EDGE(copies.wait_for(*reader));
   // A failure that nobody was told of yet is not forgotten with the event.
-  for (const auto& refresh : earlier) LOCKSTEP_EDGE(refresh->await(at.copies, refresh->pieces()));
-  for (PendingReads* reads : elsewhere) LOCKSTEP_EDGE(reads->await(at.copies));  // of the mirror after it
-  LOCKSTEP_EDGE(at.copies.wait_for(at.to));                                      // which fills new slabs with zeros
+  for (const auto& refresh : earlier) LOCKSTEP_EDGE(refresh->await(copies, refresh->pieces()));
+  for (PendingReads* reads : elsewhere) LOCKSTEP_EDGE(reads->await(copies));  // of the mirror after it
+  LOCKSTEP_EDGE(copies.wait_for(at.to));                                      // which fills new slabs with zeros
+  for (std::size_t i = 1; i < at.lanes.size(); ++i) LOCKSTEP_EDGE(at.lanes[i].copies.wait_for(copies));
   for (const int index : at.mirror.stale) {
     Slot& stale = slot(index, at.mirror.device);
     std::lock_guard lock(stale.mutex);
@@ -95,6 +105,8 @@ void SlabRefresh::copy(const RefreshPlan::Copy& wanted) {
   const SlabSet::Slab& slab = set_.slabs[piece.slab];
   Arriving& at = arriving_[wanted.to];
   if (!std::exchange(at.begun, true)) await_users(at);
+  Arriving::OnLane& lane = at.lanes[wanted.lane];
+  const Stream& copies = lane.copies;
   const bool from_home = wanted.from == RefreshPlan::kHome;
   const Device source = from_home ? set_.home() : arriving_[wanted.from].mirror.device, device = at.mirror.device;
   Storage& there = *slab.values[static_cast<std::size_t>(ordinal(source))];
@@ -105,28 +117,30 @@ void SlabRefresh::copy(const RefreshPlan::Copy& wanted) {
                       .source_device = source,
                       .bytes = piece.bytes};
   if (!from_home) {
-    LOCKSTEP_EDGE(at.copies.wait(arriving_[wanted.from].refresh->piece(wanted.after - 1)));
-    detail::copy_on(at.copies, args);
+    LOCKSTEP_EDGE(copies.wait(arriving_[wanted.from].refresh->piece(wanted.after - 1)));
+    detail::copy_on(copies, args);
   } else if (detail::chainable(source, device)) {
-    if (!std::exchange(at.after_home, true)) LOCKSTEP_EDGE(at.copies.wait_for(home_));
-    detail::copy_on(at.copies, args);
+    if (!std::exchange(lane.after_home, true)) LOCKSTEP_EDGE(copies.wait_for(home_));
+    detail::copy_on(copies, args);
   } else {
-    copy_bytes(args, home_, at.copies);
+    copy_bytes(args, home_, copies);
   }
   if (at.mirror.at_once) return;
-  at.read[&there] = at.refresh->pieces();
-  at.written.insert(&here);
-  at.refresh->arrives(at.copies);
+  lane.read[&there] = at.refresh->pieces();
+  lane.written.insert(&here);
+  at.refresh->arrives(copies, wanted.lane);
   for (std::size_t place = piece.first; place < piece.end; ++place)
     at.needed[static_cast<std::size_t>(slab.entries[place])] = at.refresh->pieces();
 }
 
 // Devices go on while the copies are under way, and may drop the slabs; and nobody writes what has not been read.
 void SlabRefresh::keep_memory(const Arriving& at) {
-  for (Storage* here : at.written) LOCKSTEP_EDGE(here->record_use(at.copies));
-  for (const auto& [there, piece] : at.read) {
-    LOCKSTEP_EDGE(there->record_use(at.copies));
-    LOCKSTEP_EDGE(there->pending_reads()->add(at.copies, at.refresh->share_piece(piece)));
+  for (const Arriving::OnLane& lane : at.lanes) {
+    for (Storage* here : lane.written) LOCKSTEP_EDGE(here->record_use(lane.copies));
+    for (const auto& [there, piece] : lane.read) {
+      LOCKSTEP_EDGE(there->record_use(lane.copies));
+      LOCKSTEP_EDGE(there->pending_reads()->add(lane.copies, at.refresh->share_piece(piece)));
+    }
   }
 }
 
@@ -134,7 +148,9 @@ void SlabRefresh::enqueue() try {
   for (const RefreshPlan::Copy& each : plan_.copies()) copy(each);
   for (const Arriving& at : arriving_) keep_memory(at);
 } catch (...) {
-  for (const Arriving& at : arriving_) detail::settle(at.copies.backend(), at.copies.device(), at.copies.handle());
+  for (const Arriving& at : arriving_)
+    for (const Arriving::OnLane& lane : at.lanes)
+      detail::settle(lane.copies.backend(), lane.copies.device(), lane.copies.handle());
   throw;
 }
 

@@ -1,9 +1,13 @@
 // How far from what the links allow the engine's two big movements are on described machines: parameters to all
 // mirrors, gradients home. In virtual time, of what the library really enqueues.
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "lockstep/parallel/lockstep.h"
+#include "lockstep/parallel/simulate/device_links.h"
 #include "lockstep/parallel/simulate/simulation.h"
 #include "lockstep/runtime/record/record.h"
 #include "lockstep/tensor/nn/module_slots.h"
@@ -20,8 +24,8 @@ constexpr std::int64_t kGigabyte = 1'000'000'000;
 // As many parameters of f32 as make `bytes`.
 struct Weights : Module<Weights> {
   std::vector<Parameter> all;
-  Weights(int count, std::int64_t bytes) {
-    for (int i = 0; i < count; ++i) all.emplace_back(empty({bytes / 4 / count}, {.device = Device::host(0)}));
+  Weights(int count, std::int64_t bytes, Device home) {
+    for (int i = 0; i < count; ++i) all.emplace_back(empty({bytes / 4 / count}, {.device = home}));
   }
   // The gradient of a sum is one element everywhere: a pass over memory for each parameter.
   Tensor forward(const Tensor& x) const {
@@ -39,16 +43,39 @@ struct Seconds {
   double refresh, gradients;
 };
 
-Seconds predicted(const std::string& machine_file, int device_count, int parameters, std::int64_t bytes) {
-  const std::vector<Device> devices = first_devices(device_count);
-  const simulate::Machine machine =
-      simulate::load_machine(std::string(LOCKSTEP_MACHINES_FOLDER "/") + machine_file + ".json");
+simulate::Machine machine_of(const std::string& file) {
+  return simulate::load_machine(std::string(LOCKSTEP_MACHINES_FOLDER "/") + file + ".json");
+}
+
+// The first devices that record stand for those of a machine while it lives.
+class LinkedAs {
+ public:
+  explicit LinkedAs(const simulate::Machine& machine) {
+    const auto all = static_cast<std::size_t>(support::device_count());
+    const std::size_t some = std::min(all, machine.devices.size());
+    const std::vector<DeviceLink> known = simulate::device_links(machine, static_cast<int>(some));
+    std::vector<DeviceLink> links(all * all);
+    for (std::size_t i = 0; i < some * some; ++i) links[i / some * all + i % some] = known[i];
+    record::set_links(links);
+  }
+  LinkedAs(const LinkedAs&) = delete;
+  LinkedAs& operator=(const LinkedAs&) = delete;
+  ~LinkedAs() {
+    const auto all = static_cast<std::size_t>(support::device_count());
+    record::set_links(std::vector<DeviceLink>(all * all));
+  }
+};
+
+Seconds predicted(const simulate::Machine& machine, const std::vector<Device>& devices, int parameters,
+                  std::int64_t bytes) {
+  const int device_count = static_cast<int>(devices.size());
+  const LinkedAs linked(machine);
   const auto seconds = [&] {
     record::mark("step");
     return static_cast<double>(simulate::simulate(simulate::parse_recording(record::text(), "links"), machine).step()) *
            1e-9;
   };
-  Weights net(parameters, bytes);
+  Weights net(parameters, bytes, devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
   const auto change = [&] {
@@ -80,7 +107,7 @@ Seconds predicted(const std::string& machine_file, int device_count, int paramet
 TEST_CASE("8 GPUs on a switch: a refresh and the gradients take little more than the bytes over one port") {
   const double port = static_cast<double>(kGigabyte) / 396e9;
   for (const int parameters : {16, 161}) {
-    const Seconds found = predicted("8xh200-nvswitch", 8, parameters, kGigabyte);
+    const Seconds found = predicted(machine_of("8xh200-nvswitch"), first_devices(8), parameters, kGigabyte);
     CAPTURE(parameters, found.refresh / port, found.gradients / port);
     CHECK(found.refresh >= port);
     CHECK(found.refresh <= 1.25 * port);
@@ -92,7 +119,7 @@ TEST_CASE("8 GPUs on a switch: a refresh and the gradients take little more than
 // A mirror that passes on what it receives has 1.43 of a slot's rate for both: 1.40 of the time of one way.
 TEST_CASE("4 GPUs on PCIe: the same against a slot's rate, which copies both ways at once share") {
   const double slot = static_cast<double>(kGigabyte) / 26e9;
-  const Seconds found = predicted("4xl40s-p2p", 4, 161, kGigabyte);
+  const Seconds found = predicted(machine_of("4xl40s-p2p"), first_devices(4), 161, kGigabyte);
   CAPTURE(found.refresh / slot, found.gradients / slot);
   CHECK(found.refresh >= slot);
   CHECK(found.refresh <= 1.45 * slot);
@@ -100,18 +127,36 @@ TEST_CASE("4 GPUs on PCIe: the same against a slot's rate, which copies both way
   CHECK(found.gradients <= 1.6 * slot);
 }
 
-// The chain goes by the list of devices, of which 3 and 4 are not neighbours there: it takes the way over the sockets.
-TEST_CASE("a hybrid mesh: nothing is faster than all lines out of a device") {
+// Gradients go from neighbour to neighbour in the list, where there is a single line at best, and over a third device
+// where there is none.
+TEST_CASE("a hybrid mesh: a refresh takes all lines out of home, gradients one") {
   const double ports = static_cast<double>(kGigabyte) / 143.4e9;  // six lines of 23.9 GB/s out of a device
-  const Seconds found = predicted("dgx-1v", 8, 161, kGigabyte);
+  const Seconds found = predicted(machine_of("dgx-1v"), first_devices(8), 161, kGigabyte);
   CAPTURE(found.refresh / ports, found.gradients / ports);
   CHECK(found.refresh >= ports);
+  CHECK(found.refresh <= 1.45 * ports);
   CHECK(found.gradients >= ports);
+  CHECK(found.gradients <= 8 * ports);
+}
+
+// Each way between two switches, and the one between the sockets, carries the bytes once, whatever the list looks like.
+TEST_CASE("PCIe switches on two sockets: a refresh of devices in any order takes what the sockets' link does") {
+  nlohmann::json json = nlohmann::json::parse(std::ifstream(LOCKSTEP_MACHINES_FOLDER "/dgx-1v.json"));
+  json["topology"].erase(0);  // without the mesh
+  json["topology"][0]["peers"] = "p2p";
+  const simulate::Machine machine = simulate::parse_machine(json.dump());
+  const double sockets = static_cast<double>(kGigabyte) / 6e9;
+  for (const std::vector<Device>& devices : {first_devices(8), support::devices_at({5, 0, 3, 6, 1, 4, 2, 7})}) {
+    const Seconds found = predicted(machine, devices, 161, kGigabyte);
+    CAPTURE(to_string(devices), found.refresh / sockets, found.gradients / sockets);
+    CHECK(found.refresh >= sockets);
+    CHECK(found.refresh <= 1.3 * sockets);
+  }
 }
 
 TEST_CASE("what goes to many devices by turns changes the current device once a turn") {
   const std::vector<Device> devices = first_devices(8);
-  Weights net(40, 40 << 20);
+  Weights net(40, 40 << 20, devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
   for (const Parameter& parameter : net.all) parameter.tensor().mark_changed();
@@ -129,8 +174,8 @@ TEST_CASE("what goes to many devices by turns changes the current device once a 
 
 TEST_CASE("parameters that change move when their wrapper is called, and at no other time") {
   const std::vector<Device> devices = first_devices(4);
-  DataParallel model(Weights(10, 10 << 20), {.devices = devices});
-  const DataParallel idle(Weights(10, 10 << 20), {.devices = devices});
+  DataParallel model(Weights(10, 10 << 20, devices[0]), {.devices = devices});
+  const DataParallel idle(Weights(10, 10 << 20, devices[0]), {.devices = devices});
   const Tensor x = zeros({4, 1}, {.device = devices[0]});
   const NoGrad off;
   const auto copied = [&](const auto& work) {  // of parameters

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "lockstep/runtime/copy/peer.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "support/devices.h"
@@ -15,6 +16,14 @@ using Doubles = std::vector<double>;
 inline const std::vector<Device>& three_devices() {
   static const std::vector<Device> made = support::first_devices(3);
   return made;
+}
+
+// Whether copies go straight from each to each: what is chosen for fast links is chosen only then.
+inline bool reach_each_other(const std::vector<Device>& devices) {
+  for (const Device from : devices)
+    for (const Device to : devices)
+      if (from != to && !peer_copies(from, to)) return false;
+  return true;
 }
 
 inline Tensor values(Doubles v, Device device = Device::cpu()) {
