@@ -69,6 +69,8 @@ class LOCKSTEP_API Communicator {
   // Where this rank's tensors are; `cpu` is no such place.
   Device device() const { return device_; }
   virtual const char* backend() const = 0;  // its name; see CommunicatorOptions::backend
+  // On how many hosts the ranks are, where it knows that without asking them; 0: it does not.
+  virtual int host_count() const { return 0; }
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }  // of later calls
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/parallel/comm/agree.h"
+#include "lockstep/parallel/ddp/agreement.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/mixed_precision.h"
 #include "lockstep/parallel/ddp/reducer.h"
@@ -87,33 +88,6 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
   return listing;
 }
 
-// The first line in which two listings differ.
-std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
-  std::size_t begin = 0, end = 0;
-  for (;; begin = end + 1) {
-    end = a.find('\n', begin);
-    const std::size_t other = b.find('\n', begin);
-    const auto line = [&](const std::string& text, std::size_t stop) {
-      return begin >= text.size() ? std::string("nothing more") : text.substr(begin, stop - begin);
-    };
-    if (end == std::string::npos || other != end || a.compare(begin, end - begin, b, begin, end - begin) != 0)
-      return {line(a, end), line(b, other)};
-  }
-}
-
-// Throws the same on every rank, so that none is left waiting.
-void verify(Communicator& communicator, const std::string& text, const std::string& problem) {
-  const std::vector<std::string> all = compare_notes(communicator, "DistributedDataParallel", text, problem);
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    const auto [on_first, on_this] = first_difference(all[0], all[r]);
-    const auto count = [](const std::string& lines) { return std::count(lines.begin(), lines.end(), '\n'); };
-    throw InvalidArgument(cat("[DistributedDataParallel] expected the same model on every rank, got on rank 0 ",
-                              count(all[0]), " parameters and buffers, on rank ", r, " ", count(all[r]),
-                              "; the first that differs: on rank 0 ", on_first, ", on rank ", r, " ", on_this));
-  }
-}
-
 }  // namespace
 
 DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedDataParallelOptions options)
@@ -123,9 +97,10 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
   std::string failure;
   std::exception_ptr error;
   try {
-    LOCKSTEP_CHECK(options_.bucket_cap_mb > 0 && options_.first_bucket_mb > 0,
-                   "[DistributedDataParallel] expected positive bucket limits, got bucket_cap_mb ",
-                   options_.bucket_cap_mb, ", first_bucket_mb ", options_.first_bucket_mb);
+    LOCKSTEP_CHECK(
+        (options_.bucket_cap_mb > 0 || options_.bucket_cap_mb == kAutoBucketCap) && options_.first_bucket_mb > 0,
+        "[DistributedDataParallel] expected positive bucket limits, or kAutoBucketCap, got bucket_cap_mb ",
+        options_.bucket_cap_mb, ", first_bucket_mb ", options_.first_bucket_mb);
     LOCKSTEP_CHECK(options_.backwards_per_forward > 0,
                    "[DistributedDataParallel] expected at least one backward per forward, got ",
                    options_.backwards_per_forward);
@@ -141,16 +116,15 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
     failure = e.what();
     error = std::current_exception();
   }
-  if (options_.init_sync || error) {
-    if (options_.init_sync) {
-      try {
-        verify(communicator, listing.text, failure);
-      } catch (const InvalidArgument&) {
-        if (error) std::rethrow_exception(error);  // the rank at fault has it at first hand
-        throw;
-      }
-    }
-    if (error) std::rethrow_exception(error);
+  const std::size_t first = mebibytes(options_.first_bucket_mb);
+  std::size_t cap = 0;
+  try {
+    cap = agree_to_wrap(communicator, options_, listing.parameters, listing.text, failure);
+  } catch (const InvalidArgument&) {
+    if (error) std::rethrow_exception(error);  // the rank at fault has it at first hand
+    throw;
+  }
+  if (options_.init_sync) {
     std::vector<Tensor> tensors;
     for (const auto* list : {&listing.parameters, &listing.buffers})
       for (const NamedParameter& named : *list) tensors.push_back(named.parameter.tensor());
@@ -162,7 +136,7 @@ DdpCore::DdpCore(ModuleBase& module, Communicator& communicator, DistributedData
                                     .follow_buffers = options_.broadcast_buffers,
                                     .may_freeze = options_.find_unused_parameters || options_.static_graph});
   std::erase_if(listing.parameters, [](const NamedParameter& named) { return !named.parameter.requires_grad(); });
-  reducer_ = Reducer::make(std::move(listing.parameters), communicator, options_,
+  reducer_ = Reducer::make(std::move(listing.parameters), communicator, options_, {first, cap},
                            [this](std::string_view step) { return announce(step); });
 }
 
@@ -288,6 +262,20 @@ void DdpCore::take_over(int root) {
   for (const Parameter& parameter : members_->parameters()) tensors.push_back(parameter.tensor());
   for (const NamedParameter& buffer : members_->buffers()) tensors.push_back(buffer.parameter.tensor());
   broadcast_coalesced(communicator_, tensors, root);
+}
+
+// ---- checkpoints
+
+DdpBucketState DdpCore::bucket_state() const { return reducer_->bucket_state(); }
+
+void DdpCore::check_bucket_state(const DdpBucketState& state) const {
+  const std::string problem = reducer_->bucket_state_problem(state);
+  LOCKSTEP_CHECK(problem.empty(), "[load_bucket_state] ", problem);
+}
+
+void DdpCore::load_bucket_state(const DdpBucketState& state) {
+  agree(communicator_, "load_bucket_state", to_string(state), reducer_->bucket_state_problem(state));
+  reducer_->load_bucket_state(state);
 }
 
 DdpLoggingData DdpCore::logging_data() const {

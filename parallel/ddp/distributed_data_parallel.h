@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/parallel/ddp/bucket_state.h"
 #include "lockstep/parallel/ddp/buffer_hook.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/mixed_precision.h"
@@ -58,6 +59,9 @@ class LOCKSTEP_API DdpCore final : public Joinable {
   void shadow(std::string_view step, const JoinTurn& turn) override;
   void take_over(int root) override;
   DdpLoggingData logging_data() const;
+  DdpBucketState bucket_state() const;
+  void check_bucket_state(const DdpBucketState& state) const;
+  void load_bucket_state(const DdpBucketState& state);
 
  private:
   friend class lockstep::NoSync;
@@ -120,9 +124,9 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
  public:
   // Moves the module to the communicator's device, unless it is spread over several devices of this rank, and takes
   // over the parameters and buffers of rank 0. Throws, on every rank, InvalidArgument for a module without trainable
-  // parameters, with parameters that are not initialised, or on the cpu and elsewhere, and for modules that differ
-  // between ranks: the first parameter or buffer that does, with both descriptions. Blocks until all ranks have come
-  // here.
+  // parameters, with parameters that are not initialised, or on the cpu and elsewhere, for options that differ between
+  // ranks and may not, and for modules that do: the first option, parameter or buffer, with both descriptions. Blocks
+  // until all ranks have come here.
   DistributedDataParallel(M module, Communicator& communicator, DistributedDataParallelOptions options = {})
       : module_(std::make_unique<M>(std::move(module))),
         core_(std::make_unique<detail::DdpCore>(*module_, communicator, std::move(options))) {}
@@ -154,6 +158,16 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
   // For join(): ranks that have run out of inputs shadow what its forwards and backwards communicate.
   operator Joinable&() const { return *core_; }  // NOLINT(google-explicit-constructor): join({net}, …)
   DdpLoggingData logging_data() const { return core_->logging_data(); }
+
+  // How gradients are divided into buckets from the next forward on; what a checkpoint keeps of this wrapper. Rank 0's
+  // is the one to keep: the others take over its order. Communicates nothing.
+  DdpBucketState bucket_state() const { return core_->bucket_state(); }
+  // From now on they are divided so, whatever the options say. Between iterations; every rank calls it with the same;
+  // blocks until all have. InvalidArgument, on every rank and with nothing changed, for states that differ between
+  // ranks, limits that are 0, an order of other parameters than the trained ones, and in the middle of an iteration.
+  void load_bucket_state(const DdpBucketState& state) { core_->load_bucket_state(state); }
+  // Throws what load_bucket_state would for this rank alone. Communicates nothing.
+  void check_bucket_state(const DdpBucketState& state) const { core_->check_bucket_state(state); }
 
   void members(Members& m) override { m("module", *module_); }
   const ModuleBase* wrapped_module() const override { return module_.get(); }

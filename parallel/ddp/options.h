@@ -26,6 +26,13 @@ struct DdpMixedPrecision {
   DType reduces(DType dtype) const { return reduce_dtype.value_or(param_dtype.value_or(dtype)); }
 };
 
+// As bucket_cap_mb: the library chooses, by the bytes of all gradients, the numbers of ranks and hosts and what joins
+// them, never by a timing; rank 0's choice is that of all. logging_data() has it; docs/distributed.md says how it is
+// made.
+inline constexpr double kAutoBucketCap = -1;
+
+// Ranks may differ in `gradient_as_bucket_view`, `timeout`, and those dtypes of `mixed_precision` in which nothing is
+// reduced.
 struct DistributedDataParallelOptions {
   // Limits of the buckets in MiB, of the first one (small, so that communication starts early) and of the others. A
   // bucket is closed when it has reached its limit.

@@ -11,32 +11,13 @@
 
 namespace lockstep::detail {
 
-namespace {
-
-std::string join_numbers(std::span<const int> numbers) {
-  std::string text;
-  for (const int number : numbers) text += cat(text.empty() ? "" : " ", number);
-  return text;
-}
-
-std::vector<int> parse_numbers(const std::string& text) {
-  std::vector<int> numbers;
-  for (std::size_t at = 0; at < text.size();) {
-    std::size_t end = text.find(' ', at);
-    if (end == std::string::npos) end = text.size();
-    numbers.push_back(std::stoi(text.substr(at, end - at)));
-    at = end + 1;
-  }
-  return numbers;
-}
-
-}  // namespace
-
 // ---- life
 
 std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, Communicator& communicator,
-                                       const DistributedDataParallelOptions& options, Announce announce) {
-  std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), communicator, options, std::move(announce)));
+                                       const DistributedDataParallelOptions& options, BucketLimits limits,
+                                       Announce announce) {
+  std::shared_ptr<Reducer> reducer(
+      new Reducer(std::move(parameters), communicator, options, limits, std::move(announce)));
   for (std::size_t i = 0; i < reducer->variables_.size(); ++i) {
     Variable& variable = reducer->variables_[i];
     // The leaf may outlive the reducer, and keep the hook where the parameter was frozen meanwhile.
@@ -48,11 +29,12 @@ std::shared_ptr<Reducer> Reducer::make(std::vector<NamedParameter> parameters, C
 }
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
-                 const DistributedDataParallelOptions& options, Announce announce)
+                 const DistributedDataParallelOptions& options, BucketLimits limits, Announce announce)
     : communicator_(communicator),
       options_(options),
       announce_(std::move(announce)),
-      stream_(communicator.device(), StreamPriority::high) {
+      stream_(communicator.device(), StreamPriority::high),
+      limits_(limits) {
   for (NamedParameter& named : parameters) {
     const Parameter& parameter = named.parameter;
     Variable variable;
@@ -67,9 +49,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communica
     variable.parameter = parameter;
     variables_.push_back(std::move(variable));
   }
-  std::vector<int> order(variables_.size());
-  std::iota(order.rbegin(), order.rend(), 0);
-  build_buckets(order);
+  build_buckets(initial_order());
 }
 
 Reducer::~Reducer() {
@@ -79,10 +59,16 @@ Reducer::~Reducer() {
 
 LeafNode& Reducer::leaf(const Variable& variable) { return static_cast<LeafNode&>(*variable.parameter.body()->leaf); }
 
-void Reducer::build_buckets(std::span<const int> order) {
+std::vector<int> Reducer::initial_order() const {
+  std::vector<int> order(variables_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  return order;
+}
+
+void Reducer::build_buckets(std::vector<int> order) {
   std::vector<BucketEntry> entries;
   for (const Variable& variable : variables_) entries.push_back(variable.entry);
-  const std::size_t limits[] = {mebibytes(options_.first_bucket_mb), mebibytes(options_.bucket_cap_mb)};
+  const std::size_t limits[] = {limits_.first, limits_.others};
   std::vector<Bucket> buckets;
   for (const std::vector<int>& members : assign_buckets(entries, order, limits)) {
     std::vector<Bucket::Slot> slots;
@@ -111,6 +97,7 @@ void Reducer::build_buckets(std::span<const int> order) {
     }
   }
   buckets_ = std::move(buckets);
+  layout_ = std::move(order);
   pending_ = std::vector<Pending>(buckets_.size());
   labels_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -131,10 +118,44 @@ void Reducer::rebuild_buckets() {
        communicator_.all_gather_bytes(last_order_.size() == variables_.size() ? join_numbers(last_order_) : ""))
     if (order.empty()) order = std::move(theirs);
   rebuilt_ = true;
-  const std::vector<int> numbers = parse_numbers(order);
+  std::vector<int> numbers = parse_numbers(order);
   if (numbers.size() != variables_.size()) return;
-  build_buckets(numbers);
+  build_buckets(std::move(numbers));
   layout_changed_ = true;
+}
+
+// ---- checkpoints
+
+DdpBucketState Reducer::bucket_state() {
+  const std::lock_guard lock(mutex_);
+  DdpBucketState state{limits_.first, limits_.others};
+  if (rebuilt_) {
+    state.order = layout_;
+  } else if (last_order_.size() == variables_.size()) {
+    state.order = last_order_;  // what the next forward takes, if this is rank 0
+  }
+  return state;
+}
+
+std::string Reducer::bucket_state_problem(const DdpBucketState& state) {
+  const std::lock_guard lock(mutex_);
+  if (started_) return "expected no iteration in progress, got one whose gradients are being reduced";
+  if (state.first_bucket_bytes == 0 || state.bucket_cap_bytes == 0)
+    return cat("expected positive limits of buckets, got ", state.first_bucket_bytes, " and ", state.bucket_cap_bytes,
+               " bytes");
+  std::vector<int> sorted = state.order, all = initial_order();
+  std::sort(sorted.begin(), sorted.end());
+  std::reverse(all.begin(), all.end());
+  if (sorted.empty() || sorted == all) return {};
+  return cat("expected an order of the ", all.size(), " trained parameters, each once, got one of ", sorted.size(),
+             " numbers from ", sorted.front(), " to ", sorted.back());
+}
+
+void Reducer::load_bucket_state(const DdpBucketState& state) {
+  const std::lock_guard lock(mutex_);
+  limits_ = {state.first_bucket_bytes, state.bucket_cap_bytes};
+  rebuilt_ = layout_changed_ = !state.order.empty();
+  build_buckets(rebuilt_ ? state.order : initial_order());
 }
 
 // ---- a backward

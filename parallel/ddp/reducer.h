@@ -19,6 +19,7 @@
 
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/ddp/bucket.h"
+#include "lockstep/parallel/ddp/bucket_state.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/gathered_rows.h"
 #include "lockstep/parallel/ddp/options.h"
@@ -36,6 +37,11 @@ inline constexpr std::string_view kStepOrder = "order", kStepBegin = "begin", kS
 
 inline std::size_t mebibytes(double amount) { return static_cast<std::size_t>(amount * (1 << 20)); }
 
+// Of the buckets, in bytes of gradients.
+struct BucketLimits {
+  std::size_t first, others;
+};
+
 // Belongs to the thread of its rank; what the hooks of a backward call is serialised by it.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
@@ -44,7 +50,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // `parameters` require gradients. The communicator, and what `announce` uses, outlive the reducer.
   static std::shared_ptr<Reducer> make(std::vector<NamedParameter> parameters, Communicator& communicator,
-                                       const DistributedDataParallelOptions& options, Announce announce);
+                                       const DistributedDataParallelOptions& options, BucketLimits limits,
+                                       Announce announce);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer();
@@ -65,6 +72,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void shadow(std::string_view step, const JoinTurn& turn);
 
   void report(DdpLoggingData& data);
+
+  DdpBucketState bucket_state();
+  // Why the state cannot be loaded now; "": it can.
+  std::string bucket_state_problem(const DdpBucketState& state);
+  void load_bucket_state(const DdpBucketState& state);
 
  private:
   struct Variable {
@@ -106,7 +118,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
-          const DistributedDataParallelOptions& options, Announce announce);
+          const DistributedDataParallelOptions& options, BucketLimits limits, Announce announce);
 
   // Called by the hooks and at the end of a backward.
   void on_gradient(std::size_t index);
@@ -118,7 +130,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void find_unreached();
   void give_away_unreached(int device);
 
-  void build_buckets(std::span<const int> order);
+  std::vector<int> initial_order() const;
+  void build_buckets(std::vector<int> order);
   void rebuild_buckets();
   void mark_ready(std::size_t index, bool unused);
   void store(Variable& variable);
@@ -182,6 +195,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<Stream> streams_;  // of the parameters' devices, by number; stream_ where it is that
   CommHook hook_;                // empty: averages
   std::vector<Variable> variables_;
+  BucketLimits limits_;
+  std::vector<int> layout_;  // variables in the order in which buckets_ took them up
   std::vector<Bucket> buckets_;
   std::vector<Pending> pending_;        // by bucket
   std::vector<Label> labels_;           // by bucket

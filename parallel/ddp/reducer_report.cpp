@@ -45,7 +45,7 @@ void Reducer::report(DdpLoggingData& data) {
     if (i < last_unused_.size() && last_unused_[i]) data.unused_parameter_size += entry.bytes;
   }
   data.bucket_sizes = bucket_bytes();
-  data.bucket_cap_bytes = mebibytes(options_.bucket_cap_mb);
+  data.bucket_cap_bytes = limits_.others;
   data.broadcast_buffers = options_.broadcast_buffers;
   data.find_unused_parameters = options_.find_unused_parameters;
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;

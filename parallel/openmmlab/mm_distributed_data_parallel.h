@@ -22,7 +22,7 @@ namespace lockstep {
 struct MMDistributedDataParallelOptions {
   // Before each update, every trainable parameter that the loss does not depend on is logged as an error.
   bool detect_anomalous_params = false;
-  // Those of DistributedDataParallelOptions, which says what they mean.
+  // Those of DistributedDataParallelOptions, which says what they mean; bucket_cap_mb may be kAutoBucketCap.
   double bucket_cap_mb = 25, first_bucket_mb = 1;
   bool broadcast_buffers = true, find_unused_parameters = false, gradient_as_bucket_view = true, static_graph = false;
   bool init_sync = true;

@@ -3,6 +3,7 @@
 #include "lockstep/runtime/record/record.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,9 @@ namespace {
 using namespace lockstep;
 
 std::string model = "resnet50", wrapper = "data_parallel", output, dtype = "f32", optimizer = "sgd", machine;
-int devices = 8, steps = 2;
+int devices = 8, hosts = 1, steps = 2;
 std::int64_t batch = 32;
+std::string bucket_cap = "25";
 
 DType number_type() { return dtype == "bf16" ? DType::bf16 : dtype == "f16" ? DType::f16 : DType::f32; }
 
@@ -68,8 +70,13 @@ void wrap_and_train(Net net) {
     std::vector<Device> all = accelerators();
     train(DataParallel(std::move(net), {.devices = all}), batch * devices);
   } else {
-    const auto communicator = make_communicator({.rank = {.rank = 0, .size = devices}, .device = Device::host(0)});
-    train(DistributedDataParallel<Net>(std::move(net), *communicator), batch);
+    const RankInfo rank{.rank = 0, .size = devices, .local_size = (devices + hosts - 1) / hosts};
+    const auto communicator = make_communicator({.rank = rank, .device = Device::host(0)});
+    const double cap = bucket_cap == "auto" ? kAutoBucketCap : std::stod(bucket_cap);
+    const DistributedDataParallel<Net> wrapped(std::move(net), *communicator, {.bucket_cap_mb = cap});
+    if (bucket_cap == "auto")
+      std::printf("bucket_cap_mb: %.3g\n", static_cast<double>(wrapped.logging_data().bucket_cap_bytes) / (1 << 20));
+    train(wrapped, batch);
   }
 }
 
@@ -105,6 +112,14 @@ const bench::Subcommand command(
           ->capture_default_str();
       app.add_option("--optimizer", optimizer, "sgd (with momentum) or adam")
           ->check(CLI::IsMember({"sgd", "adam"}))
+          ->capture_default_str();
+      app.add_option("--hosts", hosts, "Among which the ranks of the ddp wrapper are, for --bucket-cap-mb auto")
+          ->check(CLI::PositiveNumber)
+          ->capture_default_str();
+      app.add_option("--bucket-cap-mb", bucket_cap,
+                     "Of the ddp wrapper, in MiB; auto: the library chooses, by LOCKSTEP_HOST_LINK and "
+                     "LOCKSTEP_NETWORK_GBITS")
+          ->check(CLI::PositiveNumber | CLI::IsMember({"auto"}))
           ->capture_default_str();
       app.add_option("--steps", steps, "Steps to record, after two that are not")
           ->check(CLI::PositiveNumber)

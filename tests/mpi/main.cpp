@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "lockstep/parallel/comm/mpi/mpi_communicator.h"
 #include "lockstep/parallel/comm/mpi/mpi_rank.h"
 #include "lockstep/parallel/comm/shm/shared_memory_communicator.h"
+#include "lockstep/parallel/ddp/bucket_cap.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -96,6 +99,9 @@ TEST_CASE("communicator: MPI sends a sum once over the links between hosts, in e
   for (const Layout& layout : layouts) {
     const std::unique_ptr<Communicator> comm =
         make_mpi_communicator(Device::host(0), {.host = cat("host ", layout.host_of(rank))});
+    std::set<int> hosts_of_layout;
+    for (int r = 0; r < size; ++r) hosts_of_layout.insert(layout.host_of(r));
+    CHECK(comm->host_count() == std::ssize(hosts_of_layout));
     for (const auto& [dtype, reduction] : std::vector<std::pair<DType, RedOp>>{{DType::f32, RedOp::sum},
                                                                                {DType::f32, RedOp::avg},
                                                                                {DType::f64, RedOp::sum},
@@ -149,7 +155,10 @@ TEST_CASE("communicator: MPI knows the hosts of the ranks of a split") {
       make_mpi_communicator(Device::host(0), {.host = cat("host ", rank / (size / 2))});
   // Of each of the two hosts the first rank.
   const std::unique_ptr<Communicator> firsts = comm->split(rank == 0 || rank == size / 2 ? 0 : -1);
+  const std::unique_ptr<Communicator> of_host = comm->split(rank / (size / 2));
+  CHECK(of_host->host_count() == 1);
   if (!firsts) return;
+  CHECK(firsts->host_count() == 2);
   constexpr std::int64_t kCount = 1 << 20;
   const std::uint64_t before = detail::mpi_bytes_between_hosts();
   const Tensor x = full({kCount}, rank + 1.0, {.dtype = DType::f32, .device = comm->device()});
@@ -158,6 +167,32 @@ TEST_CASE("communicator: MPI knows the hosts of the ranks of a split") {
   const std::uint64_t sent = detail::mpi_bytes_between_hosts() - before;
   CHECK(sent >= kCount * 4);
   CHECK(sent <= kCount * 4 + 4096);
+}
+
+TEST_CASE("communicator: over MPI buckets are chosen by the hosts of the ranks") {
+  const int size = world().size(), rank = world().rank();
+  struct Large : Module<Large> {
+    Parameter weight{zeros({1'280'000})};  // f32: 5.12 MB
+    Tensor forward(const Tensor& x) const { return x; }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  const auto chosen = [](Communicator& comm) {
+    return DistributedDataParallel<Large>(Large(), comm, {.bucket_cap_mb = kAutoBucketCap})
+        .logging_data()
+        .bucket_cap_bytes;
+  };
+  const detail::RankLinks links{detail::HostLink::nvlink, 400};
+  ::setenv("LOCKSTEP_HOST_LINK", "nvlink", 1);
+  ::setenv("LOCKSTEP_NETWORK_GBITS", "400", 1);
+  const std::unique_ptr<Communicator> two =
+      make_mpi_communicator(Device::host(0), {.host = rank == 0 ? "one" : "other"});
+  const std::unique_ptr<Communicator> one = make_mpi_communicator(Device::host(0), {.host = "one"});
+  const std::size_t on_two = chosen(*two), on_one = chosen(*one);
+  ::unsetenv("LOCKSTEP_HOST_LINK");
+  ::unsetenv("LOCKSTEP_NETWORK_GBITS");
+  CHECK(on_two == detail::choose_bucket_cap({.bytes = 5'120'000, .ranks = size, .hosts = 2, .links = links}));
+  CHECK(on_one == detail::choose_bucket_cap({.bytes = 5'120'000, .ranks = size, .hosts = 1, .links = links}));
+  CHECK(on_two < on_one);
 }
 
 TEST_CASE("communicator: MPI finalises what it has initialised, whatever communicators are left") {

@@ -1,13 +1,10 @@
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 
-#include <unistd.h>
-
-#include <fstream>
-
 #include "lockstep/parallel/comm/factory/backends.h"
 #include "lockstep/parallel/comm/factory/communicator_choice.h"
 #include "lockstep/parallel/comm/factory/rank_traits.h"
 #include "lockstep/parallel/comm/loopback/loopback_communicator.h"
+#include "lockstep/parallel/comm/machine_id.h"
 #include "lockstep/parallel/comm/meeting_place.h"
 #include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/comm/recorded/recorded_communicator.h"
@@ -21,22 +18,8 @@ namespace {
 using detail::CommunicatorBackend;
 using detail::RankTraits;
 
-std::string first_line(const char* path) {
-  std::string line;
-  std::getline(std::ifstream(path) >> std::ws, line);
-  return line;
-}
-
-// Processes with the same one can hand over memory: one kernel, and one network in which they find each other.
-std::string machine_id() {
-  char link[64] = {};
-  const ssize_t bytes = ::readlink("/proc/self/ns/net", link, sizeof link - 1);
-  return cat(first_line("/proc/sys/kernel/random/boot_id"), '/',
-             std::string(link, bytes > 0 ? static_cast<std::size_t>(bytes) : 0));
-}
-
 RankTraits describe_rank(const RankInfo& rank, Device device, const std::string& backend) {
-  RankTraits traits{.machine = machine_id(),
+  RankTraits traits{.machine = detail::machine_id(),
                     .process = detail::process_token(),
                     .kind = to_string(device.type()),
                     .backend = backend};
@@ -114,7 +97,7 @@ std::unique_ptr<Communicator> make_what_suits(const CommunicatorOptions& options
       !options.backend.empty() ? options.backend : std::string(detail::environment("LOCKSTEP_COMMUNICATOR"));
   if (detail::is_recorded(device))
     return rank.size == 1 ? make_loopback_communicator(device, options.timeout)
-                          : detail::make_recorded_rank(rank.rank, rank.size, device, options.timeout);
+                          : detail::make_recorded_rank(rank.rank, rank.size, rank.local_size, device, options.timeout);
   std::shared_ptr<Store> store = options.store;
   if (!store && !rank.store.empty() && rank.size > 1) store = connect_store(rank, {.connect_timeout = options.timeout});
   std::vector<RankTraits> ranks{describe_rank(rank, device, backend)};

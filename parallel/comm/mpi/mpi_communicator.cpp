@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "lockstep/parallel/comm/mpi/mpi_library.h"
@@ -29,6 +30,10 @@ class MpiCommunicator final : public Communicator {
   void set_hosts(std::vector<std::string> hosts) { mpi_rank_->set_hosts(std::move(hosts)); }
 
   const char* backend() const override { return "mpi"; }
+  int host_count() const override {
+    const std::vector<std::string>& hosts = mpi_rank_->hosts();
+    return static_cast<int>(std::set<std::string>(hosts.begin(), hosts.end()).size());
+  }
 
  private:
   void enqueue(const Collective& collective, const Stream& stream) override {

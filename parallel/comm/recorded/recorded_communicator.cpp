@@ -52,9 +52,13 @@ std::uint64_t bytes_of(const Collective& collective, int size) {
 class RecordedCommunicator final : public Communicator {
  public:
   RecordedCommunicator(int rank, int size, Device device, Milliseconds timeout, std::string group,
-                       std::shared_ptr<Exchanges> exchanges)
-      : Communicator(rank, size, device, timeout), group_(std::move(group)), exchanges_(std::move(exchanges)) {}
+                       std::shared_ptr<Exchanges> exchanges, int hosts = 0)
+      : Communicator(rank, size, device, timeout),
+        group_(std::move(group)),
+        exchanges_(std::move(exchanges)),
+        hosts_(hosts) {}
   const char* backend() const override { return "recorded"; }
+  int host_count() const override { return hosts_; }
 
  private:
   void enqueue(const Collective& collective, const Stream& stream) override {
@@ -120,6 +124,7 @@ class RecordedCommunicator final : public Communicator {
 
   const std::string group_;
   const std::shared_ptr<Exchanges> exchanges_;  // null: of a rank alone
+  const int hosts_;
 };
 
 // The communicators that a process makes are numbered; ranks alone make them in the same order on every rank.
@@ -132,8 +137,10 @@ std::string new_group(const char* kind) {
 
 bool is_recorded(Device device) { return device.type() == DeviceType::host && Recorder::active(); }
 
-std::unique_ptr<Communicator> make_recorded_rank(int rank, int size, Device device, Milliseconds timeout) {
-  return std::make_unique<RecordedCommunicator>(rank, size, device, timeout, new_group("ranks"), nullptr);
+std::unique_ptr<Communicator> make_recorded_rank(int rank, int size, int local_size, Device device,
+                                                 Milliseconds timeout) {
+  const int hosts = local_size < 1 ? 1 : (size + local_size - 1) / local_size;
+  return std::make_unique<RecordedCommunicator>(rank, size, device, timeout, new_group("ranks"), nullptr, hosts);
 }
 
 std::vector<std::unique_ptr<Communicator>> make_recorded_group(std::span<const Device> devices, Milliseconds timeout) {
