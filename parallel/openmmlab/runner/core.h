@@ -76,8 +76,9 @@ class LOCKSTEP_API RunnerCore {
 
   // ---- checkpoints: one safetensors file each. Collective: every rank calls it, and waits until all is done.
   // Model ("model.…", which load_model takes for inference), optimizer wrapper ("optimizer.…"), schedulers, gradients
-  // that wait for the end of a window of accumulation, and as metadata progress, random counters and
-  // options().metadata; then what hooks make of it. Rank 0 writes the file; what it throws all ranks throw.
+  // that wait for the end of a window of accumulation, and as metadata progress, random counters, the buckets of a
+  // DistributedDataParallel (bucket_state()) and options().metadata; then what hooks make of it. Rank 0 writes the
+  // file; what it throws all ranks throw.
   void save_checkpoint(const std::string& path);
   // Takes over the model's part alone; needs no optimizer. Returns and logs as a warning what did not fit; an
   // InvalidArgument, before anything is changed, with `strict` or where nothing fits. Any file of save_model will do.

@@ -15,6 +15,7 @@
 #include <optional>
 #include <utility>
 
+#include "lockstep/parallel/openmmlab/runner/bucket_hook.h"
 #include "lockstep/parallel/openmmlab/runner/core.h"
 #include "lockstep/parallel/openmmlab/runner/metric.h"
 #include "lockstep/tensor/context.h"
@@ -53,10 +54,10 @@ template <class Model>
 class Runner : public RunnerCore {
  public:
   Runner(Model& model, OptimWrapper& optim_wrapper, RunnerOptions options = {})
-      : RunnerCore(model, &optim_wrapper, with_communicator(model, std::move(options))), model_(model) {}
+      : RunnerCore(model, &optim_wrapper, completed(model, std::move(options))), model_(model) {}
   // One that evaluates: load_checkpoint, val and test. train, resume and save_checkpoint throw InvalidArgument.
   explicit Runner(Model& model, RunnerOptions options = {})
-      : RunnerCore(model, nullptr, with_communicator(model, std::move(options))), model_(model) {}
+      : RunnerCore(model, nullptr, completed(model, std::move(options))), model_(model) {}
 
   // Trains to the end of options().train_cfg, from where it is: the beginning, or what was resumed. Modules train or
   // evaluate as they are set to (new ones train). Throws InvalidArgument, on every rank, where the ranks' loaders have
@@ -82,8 +83,9 @@ class Runner : public RunnerCore {
   }
 
  private:
-  static RunnerOptions with_communicator(const Model& model, RunnerOptions options) {
+  static RunnerOptions completed(Model& model, RunnerOptions options) {
     if (!options.communicator) options.communicator = detail::communicator_of(model);
+    detail::add_bucket_hook(model, options);
     return options;
   }
 

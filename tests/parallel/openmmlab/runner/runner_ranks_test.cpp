@@ -97,6 +97,56 @@ TEST_CASE("Runner: resumed ranks have the bits of undisturbed ones, in a window 
   }
 }
 
+TEST_CASE("Runner: a checkpoint has the buckets of the ranks, and resumed ones take them over") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "own.safetensors", old = folder / "old.safetensors",
+                    bad = folder / "bad.safetensors";
+  // Ranks that train `iterations` with the options, after the checkpoint where one is given, and then write one.
+  const auto states = [&](const MMDistributedDataParallelOptions& options, const std::string& from) {
+    return run_ranks(2, [&](Communicator& communicator) {
+      MMDistributedDataParallel model(Line(), communicator, options);
+      OptimWrapper optim(SGD(model.parameters(), {.lr = 0.05}));
+      Runner runner(model, optim, {.train_cfg = IterBasedTrainLoop{.max_iters = 2}});
+      std::string refused;
+      if (!from.empty()) try {
+          runner.resume(from);
+        } catch (const InvalidArgument& error) {
+          refused = error.what();
+        }
+      const std::string resumed = to_string(model.bucket_state());
+      if (from.empty()) {
+        DataLoader loader(pairs(4), DistributedSampler(4, communicator.rank(), 2), {.batch_size = 1});
+        runner.train(loader);
+        runner.save_checkpoint(path);
+      }
+      return cat(resumed, '/', model.logging_data().bucket_cap_bytes, '/', runner.iter(), refused);
+    });
+  };
+  const std::string kMiB = cat(1 << 20, ' ');
+  CHECK(states({.bucket_cap_mb = 2}, "") == std::vector(2, cat(kMiB, 2 << 20, ": /", 2 << 20, "/2")));
+  CHECK(load_safetensors(path).metadata.at("ddp.buckets") == cat(kMiB, 2 << 20, ": 1 0"));
+  CHECK(states({.bucket_cap_mb = kAutoBucketCap}, path) == std::vector(2, cat(kMiB, 2 << 20, ": 1 0/", 2 << 20, "/2")));
+  // Files of before have no such entry.
+  Safetensors file = load_safetensors(path);
+  file.metadata.erase("ddp.buckets");
+  save_safetensors(old, file.tensors, file.metadata);
+  CHECK(states({}, old) == std::vector(2, cat(kMiB, 25 << 20, ": /", 25 << 20, "/2")));
+  for (const std::string entry : {"1048576 2097152: 2 1 0", "large"}) {
+    file.metadata["ddp.buckets"] = entry;
+    save_safetensors(bad, file.tensors, file.metadata);
+    for (const std::string& said : states({}, bad))  // nothing is taken over
+      CHECK(missing(said, {cat(kMiB, 25 << 20, ": /", 25 << 20, "/0"), "expected"}) == "");
+  }
+  // Whoever takes over the model alone has buckets of its own, and nobody asks what the file says of others.
+  CHECK(run_ranks(2, [&](Communicator& communicator) {
+          MMDistributedDataParallel model(Line(), communicator);
+          OptimWrapper optim(SGD(model.parameters(), {.lr = 0.05}));
+          Runner runner(model, optim);
+          for (const std::string& file_path : {path, bad}) runner.load_checkpoint(file_path);
+          return to_string(model.bucket_state());
+        }) == std::vector(2, cat(kMiB, 25 << 20, ": ")));
+}
+
 TEST_CASE("Runner: one rank may evaluate alone") {
   const auto said = run_ranks(2, [](Communicator& communicator) {
     MMDistributedDataParallel model(Line(), communicator);
