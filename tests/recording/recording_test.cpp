@@ -79,6 +79,33 @@ TEST_CASE("memory of devices that record is an address range, up to what the dev
   CHECK(empty({std::int64_t{4} << 30}, {.device = device}).defined());
 }
 
+TEST_CASE("make_communicator gives a rank the recorded communicator, which meets nobody") {
+  const auto made = [](const RankInfo& rank) {
+    return make_communicator({.rank = rank, .device = Device::host(1), .backend = "nccl"});  // whatever is asked for
+  };
+  const auto communicator =
+      made({.rank = 5, .size = 12, .local_rank = 1, .local_size = 4, .store = "127.0.0.1:9", .source = "arguments"});
+  CHECK(std::string(communicator->backend()) == "recorded");
+  CHECK(communicator->rank() == 5);
+  CHECK(communicator->size() == 12);
+  CHECK(communicator->host_count() == 3);
+  CHECK(communicator->all_gather_bytes("me") == std::vector<std::string>(12, "me"));
+  CHECK_THROWS_AS(communicator->split(0), NotSupported);
+  const Tensor x = zeros({100}, {.device = Device::host(1)}), all = zeros({1200}, {.device = Device::host(1)});
+  const std::string text = recorded([&] {
+    communicator->all_reduce(x);
+    communicator->all_gather(x, all);
+  });
+  const std::vector<std::string> lines = lines_with(text, "collective ");
+  REQUIRE(lines.size() == 2);
+  CHECK_THAT(lines[0], Contains(" all_reduce f32 400 ") && Contains(" 5 12 "));
+  CHECK_THAT(lines[1], Contains(" all_gather f32 4800 ") && Contains(" 5 12 "));
+
+  CHECK(made({.rank = 1, .size = 5, .local_size = 2})->host_count() == 3);
+  CHECK(made({.rank = 1, .size = 5, .local_size = 5})->host_count() == 1);
+  CHECK(std::string(made({})->backend()) == "loopback");  // one alone needs no fellows
+}
+
 TEST_CASE("a training step of replicas is the same text every time, with its threads, edges and waits") {
   const std::vector<Device> devices = first_devices(5);
   Net net(16);
