@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/parallel/comm/nccl/nccl_transport.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
@@ -85,6 +86,11 @@ void check_options(const DataParallelOptions& options) {
 // What kernels need is made before the first step: in the middle of one it might wait for what is in flight.
 void prepare_devices(const std::vector<Device>& devices) {
   for (const Device device : devices) kernels::prepare(device);
+}
+
+std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& options) {
+  if (options.transport == Transport::copies || options.devices.size() < 2) return nullptr;
+  return make_nccl_transport(options.devices, options.timeout);
 }
 
 void check_balance(const std::vector<Device>& devices) {

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/data_parallel_options.h"
 #include "lockstep/parallel/data_parallel_stats.h"
 #include "lockstep/parallel/parallel_apply.h"
 #include "lockstep/parallel/replicate.h"
@@ -24,20 +25,13 @@
 
 namespace lockstep {
 
-struct DataParallelOptions {
-  // devices[0] is home: the parameters are there. An empty list: no replicas, the module is called directly.
-  std::vector<Device> devices = accelerators();
-  std::optional<Device> output_device = std::nullopt;  // default devices[0]; `cpu` allowed
-  std::int64_t dim = 0;                                // of inputs and outputs
-  ScatterPolicy policy = {};
-  Milliseconds timeout = kDefaultTimeout;  // of the replicas, and of refreshing slots that somebody reads
-};
-
 namespace detail {
 LOCKSTEP_API void check_options(const DataParallelOptions& options);
 // Warns once when the devices differ by more than a quarter in memory, else in multiprocessors.
 LOCKSTEP_API void check_balance(const std::vector<Device>& devices);
 LOCKSTEP_API void prepare_devices(const std::vector<Device>& devices);
+// Null for copies, and where there are no mirrors. Throws NotSupported and InvalidArgument where NCCL cannot be used.
+LOCKSTEP_API std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& options);
 LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
 [[noreturn]] LOCKSTEP_API void fail_piece_count(std::size_t inputs, std::size_t targets);
 // The losses of the replicas, weighted by the sizes of their pieces, as one scalar on `device`.
@@ -94,7 +88,8 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   using Output = detail::Stored<R>;  // of one replica
   using Gathered = gathered_t<std::conditional_t<std::is_void_v<R>, void, std::decay_t<R>>>;
 
-  // Moves the module to devices[0]. Throws InvalidArgument for a device that does not exist or comes twice.
+  // Moves the module to devices[0]. Throws InvalidArgument for a device that does not exist or comes twice, and where
+  // the transport is not for the devices; NotSupported where it is not there.
   explicit DataParallel(M module, DataParallelOptions options = {})
       : DataParallel(detail::FunctionForm{}, std::move(module), std::move(options)) {
     detail::check_balance(options_.devices);
@@ -104,6 +99,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       : Module<DataParallel>(other),
         scatters_to_cpu_(other.scatters_to_cpu_),
         options_(other.options_),
+        transport_(other.transport_),
         module_(std::make_shared<M>(*other.module_)) {}
   DataParallel& operator=(const DataParallel& other) {
     if (this == &other) return *this;
@@ -111,6 +107,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     Module<DataParallel>::operator=(copy);
     scatters_to_cpu_ = copy.scatters_to_cpu_;
     options_ = std::move(copy.options_);
+    transport_ = std::move(copy.transport_);
     module_ = std::move(copy.module_);
     const std::lock_guard lock(mutex_);
     source_.reset();
@@ -224,6 +221,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
 
   DataParallel(detail::FunctionForm, M module, DataParallelOptions options)
       : options_((detail::check_options(options), std::move(options))),
+        transport_(detail::make_transport(options_)),
         module_(std::make_shared<M>(std::move(module))) {
     if (!options_.devices.empty()) module_->to(options_.devices[0]);
     current_source();
@@ -263,11 +261,11 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     if (devices.size() == 1 && devices[0] == home) return;
     TransferStats moved;
     if (devices[0] == home) {
-      moved = source.slots.refresh(devices, options_.timeout);
+      moved = source.slots.refresh(devices, options_.timeout, transport_);
     } else {  // home has no piece, but the others are filled from it
       std::vector<Device> with_home{home};
       with_home.insert(with_home.end(), devices.begin(), devices.end());
-      moved = source.slots.refresh(with_home, options_.timeout);
+      moved = source.slots.refresh(with_home, options_.timeout, transport_);
     }
     detail::moved_bytes() += moved.bytes;
   }
@@ -375,6 +373,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }
 
   DataParallelOptions options_;
+  std::shared_ptr<ReplicaTransport> transport_;  // null: copies
   std::shared_ptr<M> module_;
   mutable std::mutex mutex_;  // source_, in_slabs_
   mutable std::shared_ptr<const Source> source_;

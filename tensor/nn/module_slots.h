@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/replica_transport.h"
 
 namespace lockstep {
 
@@ -39,8 +40,10 @@ class LOCKSTEP_API ModuleSlots {
   bool form_slabs() const;
 
   // Brings the slots on devices[1…] up to date with the home slots on devices[0]; copies nothing that has not changed.
-  // Waits, with a deadline, for readers of a slot it must overwrite. Thread-safe.
-  TransferStats refresh(std::span<const Device> devices, Milliseconds timeout = kDefaultTimeout) const;
+  // Waits, with a deadline, for readers of a slot it must overwrite. Thread-safe. A transport for just these devices
+  // carries the elements, and sums the gradients of the next backward; null, or one for others: copies do.
+  TransferStats refresh(std::span<const Device> devices, Milliseconds timeout = kDefaultTimeout,
+                        const std::shared_ptr<ReplicaTransport>& transport = nullptr) const;
 
   // What reducing mirror gradients into these parameters has cost so far.
   TransferStats reduced() const;
@@ -78,6 +81,7 @@ class LOCKSTEP_API ModuleSlots {
   };
 
  private:
+  void go_by(const std::shared_ptr<ReplicaTransport>& transport) const;
   void refresh_slots(std::span<const Device> devices, Deadline deadline, TransferStats& stats) const;
 
   std::vector<Parameter> parameters_, buffers_;

@@ -81,7 +81,10 @@ class Reduction {
     const std::size_t payload = payload_bytes(slab, run);
     // Two devices, of which home is the first, are a copy and a sum either way.
     const std::size_t hops = parts.size() - (run.devices[0] == home_ ? 1 : 0);
-    if (end - begin >= kChainBytes && hops > 1 && detail::sums_along_chain(parts, home_)) {
+    if (end - begin >= kChainBytes && set_.transport && std::ranges::equal(set_.transport->devices(), run.devices)) {
+      set_.transport->sum(parts, sum);
+      for (std::size_t i = 0; i < hops; ++i) count(payload);
+    } else if (end - begin >= kChainBytes && hops > 1 && detail::sums_along_chain(parts, home_)) {
       detail::sum_along_chain(parts, sum);
       for (std::size_t i = 0; i < parts.size(); ++i) count(payload);
     } else {

@@ -30,9 +30,11 @@ bool is_stale(const ParameterBody& body, Slot& slot) {
   return slot.refresh_failed();
 }
 
-bool up_to_date(const Parameter& member, std::span<const Device> devices) {
+bool up_to_date(const Parameter& member, std::span<const Device> devices, const ReplicaTransport* transport) {
   const ParameterBody& body = *member.body();
-  if (!body.slabs || body.home.storage() != body.slabs->entries[static_cast<std::size_t>(body.slab_entry)].home)
+  if (!body.slabs || body.slabs->transport_in_use.load(std::memory_order_relaxed) != transport ||
+      body.slabs->in_doubt() ||
+      body.home.storage() != body.slabs->entries[static_cast<std::size_t>(body.slab_entry)].home)
     return false;
   for (std::size_t d = 1; d < devices.size(); ++d) {
     Slot* slot = body.slot(ordinal(devices[d]));
@@ -64,6 +66,26 @@ SlabSet::Mirror SlabSet::mirror(std::span<ParameterBody* const> bodies, Device d
   }
   std::sort(found.stale.begin(), found.stale.end());
   return found;
+}
+
+bool SlabSet::in_doubt() {
+  if (!transport_in_use.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(reduce_mutex);
+  return transport && transport->failures() != transport_failures;
+}
+
+void SlabSet::forget_mirrors() {
+  const std::lock_guard lock(mutex);
+  {
+    const std::lock_guard reduce_lock(reduce_mutex);
+    if (transport) transport_failures = transport->failures();
+  }
+  for (const Entry& entry : entries) {
+    if (!entry.body) continue;
+    for (std::size_t at = 0; at < all_devices().size(); ++at)
+      if (Slot* const slot = entry.body->slot(static_cast<int>(at)))
+        slot->filled.store(false, std::memory_order_relaxed);
+  }
 }
 
 namespace {
@@ -140,19 +162,34 @@ void ModuleSlots::refresh_slots(std::span<const Device> devices, Deadline deadli
   }
 }
 
-TransferStats ModuleSlots::refresh(std::span<const Device> devices, Milliseconds timeout) const {
+void ModuleSlots::go_by(const std::shared_ptr<ReplicaTransport>& transport) const {
+  for (const auto* list : {&parameters_, &buffers_})
+    for (const Parameter& member : *list) {
+      SlabSet& set = *member.body()->slabs;
+      if (set.in_doubt()) set.forget_mirrors();
+      if (set.transport_in_use.load(std::memory_order_relaxed) == transport.get()) continue;
+      const std::lock_guard lock(set.reduce_mutex);
+      set.transport = transport;
+      set.transport_failures = transport ? transport->failures() : 0;
+      set.transport_in_use.store(transport.get(), std::memory_order_relaxed);
+    }
+}
+
+TransferStats ModuleSlots::refresh(std::span<const Device> devices, Milliseconds timeout,
+                                   const std::shared_ptr<ReplicaTransport>& transport) const {
   TransferStats stats;
   if (devices.size() < 2) return stats;
   const auto begin = Clock::now();
   bool fresh = true;
   for (const auto* list : {&parameters_, &buffers_})
-    for (const Parameter& member : *list) fresh = fresh && up_to_date(member, devices);
+    for (const Parameter& member : *list) fresh = fresh && up_to_date(member, devices, transport.get());
   if (!fresh) {
     if (DeviceThread::current())
       throw Error("[replicate] expected a call from outside of replicas, got one from the thread of " +
                   to_string(DeviceThread::current()->device()));
     NoGrad no_grad;
     form_slabs();
+    go_by(transport);
     refresh_slots(devices, Deadline::after(timeout), stats);
   }
   if (verify_replicas())

@@ -18,8 +18,11 @@ namespace {
 
 class SlabRefresh {
  public:
-  SlabRefresh(SlabSet& set, std::span<const SlabSet::Mirror> mirrors) : set_(set), plan_(set, mirrors) {
-    for (const SlabSet::Mirror& mirror : mirrors) arriving_.emplace_back(mirror, set.entries.size(), plan_.lanes());
+  // Without a transport copies do it.
+  SlabRefresh(SlabSet& set, std::span<const SlabSet::Mirror> mirrors, std::shared_ptr<ReplicaTransport> transport)
+      : set_(set), transport_(std::move(transport)), plan_(set, mirrors) {
+    for (const SlabSet::Mirror& mirror : mirrors)
+      arriving_.emplace_back(mirror, set.entries.size(), transport_ ? 0 : plan_.lanes());
     versions_.resize(set.entries.size());
     for (const SlabSet::Mirror& mirror : mirrors)
       for (const int index : mirror.stale) versions_[static_cast<std::size_t>(index)] = body(index).home.version();
@@ -33,9 +36,11 @@ class SlabRefresh {
  private:
   // What a mirror gets.
   struct Arriving {
+    // Without lanes of copies it gets all on its current stream.
     Arriving(const SlabSet::Mirror& of, std::size_t entries, std::size_t lane_count)
         : mirror(of), to(current_stream(of.device)), needed(entries) {
       for (std::size_t i = 0; i < lane_count; ++i) lanes.push_back({.copies = detail::lane_copies_of(to, i)});
+      if (lanes.empty()) lanes.push_back({.copies = to});
     }
 
     // Copies on one stream.
@@ -58,9 +63,11 @@ class SlabRefresh {
   Slot& slot(int index, Device device) const { return *body(index).slot(ordinal(device)); }
   void await_users(Arriving& at);
   void copy(const RefreshPlan::Copy& wanted);
+  void broadcast();
   void keep_memory(const Arriving& at);
 
   SlabSet& set_;
+  const std::shared_ptr<ReplicaTransport> transport_;
   const RefreshPlan plan_;
   const Stream home_ = current_stream(set_.home());
   std::vector<Arriving> arriving_;
@@ -144,7 +151,47 @@ void SlabRefresh::keep_memory(const Arriving& at) {
   }
 }
 
+// All mirrors lack the same, which arrives at once.
+void SlabRefresh::broadcast() {
+  for (Arriving& at : arriving_) await_users(at);
+  const std::vector<int>& stale = arriving_.front().mirror.stale;
+  std::vector<std::vector<Tensor>> ranges;
+  std::vector<Storage*> read;
+  for (const SlabSet::Slab& slab : set_.slabs) {
+    const auto lacking = [&](int index) { return std::binary_search(stale.begin(), stale.end(), index); };
+    const auto entry = [&](auto place) -> const SlabSet::Entry& {
+      return set_.entries[static_cast<std::size_t>(*place)];
+    };
+    for (auto begin = slab.entries.begin(); begin != slab.entries.end();) {
+      if (!lacking(*begin)) {
+        ++begin;
+        continue;
+      }
+      const auto end = std::find_if_not(begin, slab.entries.end(), lacking);
+      const std::size_t from = entry(begin).offset_bytes, to = entry(end - 1).offset_bytes + entry(end - 1).bytes;
+      begin = end;
+      if (from == to) continue;
+      const auto on = [&](Device device) {
+        return detail::slab_range(slab.values[static_cast<std::size_t>(ordinal(device))], slab.dtype, from, to - from);
+      };
+      std::vector<Tensor>& range = ranges.emplace_back();
+      for (const Device device : transport_->devices()) range.push_back(on(device));
+      read.push_back(slab.values[static_cast<std::size_t>(ordinal(set_.home()))].get());
+    }
+  }
+  if (!ranges.empty()) transport_->broadcast(ranges);
+  // Who writes at home on another stream comes after it.
+  const auto done = std::make_shared<Event>();
+  LOCKSTEP_EDGE(done->record(home_));
+  for (Storage* there : read) LOCKSTEP_EDGE(there->pending_reads()->add(home_, done));
+  for (Arriving& at : arriving_) {
+    at.refresh->arrives(at.to);
+    for (const int index : stale) at.needed[static_cast<std::size_t>(index)] = at.refresh->pieces();
+  }
+}
+
 void SlabRefresh::enqueue() try {
+  if (transport_) return broadcast();
   for (const RefreshPlan::Copy& each : plan_.copies()) copy(each);
   for (const Arriving& at : arriving_) keep_memory(at);
 } catch (...) {
@@ -175,10 +222,24 @@ void SlabRefresh::count(TransferStats& stats) const {
     for (const int index : at.mirror.stale) stats.bytes += set_.entries[static_cast<std::size_t>(index)].bytes;
 }
 
+// It takes the same to all of its devices.
+bool is_for(const ReplicaTransport& transport, Device home, std::span<const SlabSet::Mirror> mirrors) {
+  const std::span<const Device> devices = transport.devices();
+  if (devices.size() != mirrors.size() + 1 || devices[0] != home) return false;
+  for (std::size_t m = 0; m < mirrors.size(); ++m)
+    if (mirrors[m].device != devices[m + 1] || mirrors[m].stale != mirrors[0].stale) return false;
+  return true;
+}
+
 }  // namespace
 
 void SlabSet::refresh(std::span<const Mirror> mirrors, TransferStats& stats) {
-  SlabRefresh refresh(*this, mirrors);
+  std::shared_ptr<ReplicaTransport> by;
+  {
+    const std::lock_guard lock(reduce_mutex);
+    if (transport && is_for(*transport, home_, mirrors)) by = transport;
+  }
+  SlabRefresh refresh(*this, mirrors, std::move(by));
   refresh.enqueue();
   refresh.publish();
   refresh.count(stats);

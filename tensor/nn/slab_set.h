@@ -12,6 +12,7 @@
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/read_gate.h"
+#include "lockstep/tensor/nn/replica_transport.h"
 
 namespace lockstep {
 
@@ -51,6 +52,10 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   // Fills them, while the devices' gates are closed: each mirror from the one before it that lacks the same.
   void refresh(std::span<const Mirror> mirrors, TransferStats& stats);
 
+  // The transport has failed since: mirrors may hold anything, and are brought up to date anew. True when it has.
+  bool in_doubt();
+  void forget_mirrors();
+
   Device home() const { return home_; }
   // Of those who read the slots on a device.
   ReadGate& gate(Device device) { return gates_[static_cast<std::size_t>(ordinal(device))].gate; }
@@ -60,6 +65,12 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   std::vector<Entry> entries;
   std::vector<Slab> slabs;
   TransferStats reduced;  // under reduce_mutex
+
+  // What the last refresh was asked to use, and gradients go by; null: copies. Under reduce_mutex; for who has no lock,
+  // which one it is.
+  std::shared_ptr<ReplicaTransport> transport;
+  std::uint64_t transport_failures = 0;  // those that the mirrors have been refreshed after
+  std::atomic<const ReplicaTransport*> transport_in_use{nullptr};
 
  private:
   explicit SlabSet(Device home) : home_(home), gates_(new MirrorGate[all_devices().size()]) {}

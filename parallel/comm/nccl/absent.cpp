@@ -1,5 +1,6 @@
 // A build without CUDA.
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
+#include "lockstep/parallel/comm/nccl/nccl_transport.h"
 #include "lockstep/parallel/comm/nccl/nccl_version.h"
 #include "lockstep/runtime/error.h"
 
@@ -10,6 +11,10 @@ std::string why_no_nccl() { return "[nccl] expected a build with CUDA, got one w
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Store>&, int, int, Device,
                                                      const NcclOptions&) {
+  throw NotSupported(why_no_nccl());
+}
+
+std::shared_ptr<ReplicaTransport> detail::make_nccl_transport(const std::vector<Device>&, Milliseconds) {
   throw NotSupported(why_no_nccl());
 }
 

@@ -204,20 +204,8 @@ void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
   pending_.push_back(std::move(entry));
 }
 
-// What `body` gives to `add` goes on at once.
-template <class Body>
-Result Rank::in_group(Body&& body) {
-  Result first = nccl_.group_start();
-  const auto fine = [&] { return first == kSuccess || first == kInProgress; };
-  body([&](auto&& call) {
-    if (fine()) first = call();
-  });
-  const Result end = nccl_.group_end();
-  return fine() ? end : first;
-}
-
 Result Rank::issue_batch(std::span<const Collective> calls, const Target& to) {
-  return in_group([&](const auto& add) {
+  return in_group(nccl_, [&](const auto& add) {
     for (const Collective& each : calls)
       if (each.count > 0) add([&] { return issue(each, to); });
   });
@@ -263,7 +251,7 @@ Result Rank::issue_group(const Collective& c, const Target& to) {
   const bool in_place = c.kind == Kind::gather    ? root && c.input == part(c.output, rank)
                         : c.kind == Kind::scatter ? root && c.output == part(c.input, rank)
                                                   : false;
-  return in_group([&](const auto& add) {
+  return in_group(nccl_, [&](const auto& add) {
     const auto send = [&](const void* memory, int peer) {
       add([&] { return nccl_.send(memory, count, type, peer, to.comm, to.stream); });
     };

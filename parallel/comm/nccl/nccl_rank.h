@@ -29,6 +29,10 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void connect(Milliseconds timeout);
   // Enqueues the collective, or the sends and receives of a batch, when the others of this process have come to it.
   void launch(std::span<const Collective> calls, const Stream& stream);
+  // Enqueues calls[r] for ranks[r] on streams[r], all of them from this thread, in one of NCCL's groups: for ranks of
+  // one process, all there are, that nobody else uses. When it throws, the communicators of all are broken.
+  static void launch_together(std::span<const std::shared_ptr<Rank>> ranks,
+                              std::span<const std::vector<Collective>> calls, std::span<const Stream> streams);
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // Compares with the other ranks through the store.
   void check_agreement(const Collective& collective);
@@ -65,7 +69,9 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
 
   void meet_locals(std::span<const Collective> calls);
   template <class Body>
-  Result in_group(Body&& body);
+  static Result in_group(const Library& nccl, Body&& body);
+  static void issue_together(std::span<const std::shared_ptr<Rank>> ranks,
+                             std::span<const std::vector<Collective>> calls, std::span<const Stream> streams);
   struct Target {  // of a call
     Comm comm;
     NativeStream stream;
@@ -150,5 +156,17 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   static constexpr int kNoCall = -1;
   std::atomic<int> in_call_{kNoCall};
 };
+
+// What `body` gives to `add` goes on at once.
+template <class Body>
+Result Rank::in_group(const Library& nccl, Body&& body) {
+  Result first = nccl.group_start();
+  const auto fine = [&] { return first == kSuccess || first == kInProgress; };
+  body([&](auto&& call) {
+    if (fine()) first = call();
+  });
+  const Result end = nccl.group_end();
+  return fine() ? end : first;
+}
 
 }  // namespace lockstep::nccl
