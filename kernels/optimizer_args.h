@@ -66,4 +66,15 @@ struct CopyManyArgs {
   }
 };
 
+// out = ((terms[0] + terms[1]) + terms[2]) + …, where each sum is rounded to the dtype, as separate additions are.
+struct OrderedSumArgs {
+  std::vector<In> terms;  // at least one; all contiguous, of as many elements and one floating dtype
+  Out out;                // may be the very view of one of the first 64 terms
+  static constexpr const char* kName = "ordered_sum";
+  void views(auto&& f) const {
+    for (const In& term : terms) f(term);
+    f(out);
+  }
+};
+
 }  // namespace lockstep

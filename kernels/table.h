@@ -28,7 +28,7 @@ using AllArgs =
              GroupNormGradArgs, RmsNormArgs, RmsNormGradArgs, Resample2dArgs, CrossEntropyArgs, CrossEntropyGradArgs,
              CumsumArgs, ArgsortArgs, AttentionArgs, AttentionGradArgs, LstmCellArgs, LstmCellGradArgs, GruCellArgs,
              GruCellGradArgs, GatherArgs, ScatterAddArgs, IndexSelectArgs, IndexAddArgs, RandomArgs, SgdArgs, AdamArgs,
-             UnscaleArgs, CopyManyArgs>;
+             UnscaleArgs, CopyManyArgs, OrderedSumArgs>;
 
 template <class Args>
 using Kernel = void (*)(const Stream& stream, const Args& args);

@@ -54,6 +54,7 @@ struct Kernels {
   static void enqueue(const Stream& stream, const AdamArgs& args);
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
   static void enqueue(const Stream& stream, const CopyManyArgs& args);
+  static void enqueue(const Stream& stream, const OrderedSumArgs& args);
 };
 
 // Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
@@ -67,12 +68,13 @@ class KernelList;
 using ListKernels = void(KernelList& list);
 ListKernels list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_group_norm,
     list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad,
-    list_cells, list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_matmul, list_conv,
-    list_depthwise;
+    list_cells, list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_ordered_sum, list_matmul,
+    list_conv, list_depthwise;
 inline constexpr ListKernels* kAllLists[] = {
-    list_unary,          list_binary,   list_copy,     list_cast,          list_reduce, list_batch_norm, list_softmax,
-    list_group_norm,     list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort,    list_attention,
-    list_attention_grad, list_cells,    list_pool,     list_index,         list_sort,   list_random,     list_optimizer,
-    list_adam,           list_matmul,   list_conv,     list_depthwise};
+    list_unary,   list_binary,     list_copy,           list_cast,     list_reduce,        list_batch_norm,
+    list_softmax, list_group_norm, list_rms_norm,       list_resample, list_cross_entropy, list_cumsum,
+    list_argsort, list_attention,  list_attention_grad, list_cells,    list_pool,          list_index,
+    list_sort,    list_random,     list_optimizer,      list_adam,     list_ordered_sum,   list_matmul,
+    list_conv,    list_depthwise};
 
 }  // namespace lockstep::kernels::cuda

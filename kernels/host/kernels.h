@@ -54,6 +54,7 @@ struct Kernels {
   static void enqueue(const Stream& stream, const AdamArgs& args);
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
   static void enqueue(const Stream& stream, const CopyManyArgs& args);
+  static void enqueue(const Stream& stream, const OrderedSumArgs& args);
 };
 
 }  // namespace lockstep::kernels::host

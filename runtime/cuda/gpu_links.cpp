@@ -61,7 +61,8 @@ std::vector<DeviceLink> gpu_links(const std::vector<PeerAnswer>& answers, std::s
                             : !answer.access
                                 ? DeviceLink{.speed = 0}
                                 : DeviceLink{.speed = 1.0 / (1 + std::max(answer.rank, 0)),
-                                             .own = answer.atomics && !same && copy_engines >= kEnginesOfLines};
+                                             .own = answer.atomics && !same && copy_engines >= kEnginesOfLines,
+                                             .shared = !answer.atomics};
     }
   return links;
 }

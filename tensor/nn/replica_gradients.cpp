@@ -1,5 +1,6 @@
-// Summing the gradients of replicas into the home parameters, in replica order: small runs at home, large ones along a
-// chain of the devices. The bits are the same either way, and do not depend on who was faster.
+// Summing the gradients of replicas into the home parameters, in replica order: small runs at home, larger ones by the
+// devices, a share each, and the largest along a chain of them. The bits are the same either way, and do not depend on
+// who was faster.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/gradient_chain.h"
+#include "lockstep/tensor/nn/gradient_owners.h"
 #include "lockstep/tensor/nn/slab_set.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
@@ -17,8 +19,8 @@ namespace lockstep {
 
 namespace {
 
-// Home receives smaller runs from all devices sooner than a chain of copies and sums starts.
-constexpr std::size_t kChainBytes = 1 << 20;
+// Home receives smaller runs from all devices sooner than what needs more copies starts.
+constexpr std::size_t kLargeBytes = 1 << 20;
 
 // A copy of more costs more than its launch, and what is kept until the end of a backward is memory.
 constexpr std::size_t kKeptBytes = 256 << 10;
@@ -79,12 +81,14 @@ class Reduction {
       parts.push_back(
           detail::slab_range(slab.incoming[static_cast<std::size_t>(ordinal(device))], slab.dtype, begin, end - begin));
     const std::size_t payload = payload_bytes(slab, run);
-    // Two devices, of which home is the first, are a copy and a sum either way.
     const std::size_t hops = parts.size() - (run.devices[0] == home_ ? 1 : 0);
-    if (end - begin >= kChainBytes && set_.transport && std::ranges::equal(set_.transport->devices(), run.devices)) {
+    if (end - begin >= kLargeBytes && set_.transport && std::ranges::equal(set_.transport->devices(), run.devices)) {
       set_.transport->sum(parts, sum);
       for (std::size_t i = 0; i < hops; ++i) count(payload);
-    } else if (end - begin >= kChainBytes && hops > 1 && detail::sums_along_chain(parts, home_)) {
+    } else if (end - begin >= kLargeBytes && detail::sums_by_owners(parts, home_)) {
+      detail::sum_by_owners(parts, sum);
+      for (std::size_t i = 0; i < (hops > 1 ? parts.size() : 1); ++i) count(payload);
+    } else if (end - begin >= kLargeBytes && hops > 1 && detail::sums_along_chain(parts, home_)) {
       detail::sum_along_chain(parts, sum);
       for (std::size_t i = 0; i < parts.size(); ++i) count(payload);
     } else {

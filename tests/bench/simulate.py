@@ -168,7 +168,10 @@ class Record(unittest.TestCase):
         arguments = ("--devices", "8", "--batch", "4")
         blind = self.record("blind.rec", *arguments)
         seeing = self.record("mesh.rec", *arguments, "--machine", mesh)
-        self.assertEqual(blind.read_bytes(), self.record("h200.rec", *arguments, "--machine", H200).read_bytes())
+
+        def enqueued(path):  # what threads know of each other may differ where memory is given to another object
+            return [line for line in path.read_text().splitlines() if not line.startswith("after ")]
+        self.assertEqual(enqueued(blind), enqueued(self.record("h200.rec", *arguments, "--machine", H200)))
 
         def bytes_over(path):
             found = collections.Counter()
@@ -178,11 +181,12 @@ class Record(unittest.TestCase):
                     found[source, destination] += int(count)
             return found
         blind, seeing = bytes_over(blind), bytes_over(seeing)
-        # Gradients are summed from neighbour to neighbour in the list; parameters take lines alone.
-        self.assertLess(seeing["host:3", "host:4"], 0.6 * blind["host:3", "host:4"])
-        for hop in (("host:0", "host:3"), ("host:6", "host:2"), ("host:7", "host:5")):
-            self.assertGreater(seeing[hop], 10_000_000, hop)
-            self.assertLess(blind[hop], 10_000_000, hop)
+        # Where all links are alike parameters go from neighbour to neighbour in the list, and gradients from each to each.
+        # On the mesh parameters go from home to its neighbours there, and nothing goes where there is no line.
+        self.assertGreater(blind["host:3", "host:4"], 100_000_000)
+        self.assertEqual(seeing["host:3", "host:4"], 0)
+        self.assertGreater(blind["host:6", "host:2"], 0)
+        self.assertGreater(seeing["host:0", "host:3"], 2 * blind["host:0", "host:3"])
 
     def test_machines_that_do_not_fit_are_refused(self):
         def refused(*arguments):

@@ -66,6 +66,7 @@ TEST_CASE("a dtype that an operation does not have is named", "[errors]") {
   TestTensor found(DType::f32, {});
   refuses(UnscaleArgs{{i.inout()}, found.inout(), 1}, "[unscale]", "i64");
   refuses(CopyManyArgs{{{i.in(), i.out()}}}, "[copy_many]", "i64");
+  refuses(OrderedSumArgs{{i.in(), i.in()}, i.out()}, "[ordered_sum]", "i64");
 }
 
 TEST_CASE("the CUDA table has what the host's has, or is refused in a build without CUDA", "[errors]") {

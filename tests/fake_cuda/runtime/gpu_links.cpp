@@ -28,7 +28,7 @@ TEST_CASE("GPUs that are all linked alike are taken for a switch") {
     const std::vector<DeviceLink> links = links_of(std::vector<PeerAnswer>(9, answer), 3);
     for (std::size_t i = 0; i < 3; ++i)
       for (std::size_t j = 0; j < 3; ++j)
-        if (i != j) CHECK(links[i * 3 + j] == DeviceLink{.speed = 1.0 / (1 + answer.rank)});
+        if (i != j) CHECK(links[i * 3 + j] == DeviceLink{.speed = 1.0 / (1 + answer.rank), .shared = !answer.atomics});
   }
 }
 
@@ -40,7 +40,7 @@ TEST_CASE("GPUs of a mesh have lines of their own, and others go over PCIe or th
                                                  4);
   CHECK(links[0 * 4 + 1] == DeviceLink{.speed = 1, .own = true});
   CHECK(links[0 * 4 + 2] == DeviceLink{.speed = 0.5, .own = true});
-  CHECK(links[0 * 4 + 3] == DeviceLink{.speed = 1.0 / 3});
+  CHECK(links[0 * 4 + 3] == DeviceLink{.speed = 1.0 / 3, .shared = true});
   CHECK(links[2 * 4 + 3] == DeviceLink{.speed = 0});
   CHECK(links[2 * 4 + 2] == DeviceLink{.speed = 1, .distance = 0});  // logical devices of one GPU
 }
@@ -57,7 +57,7 @@ TEST_CASE("a chain over GPUs takes NVLink where there is some", "[.links]") {
   const auto found = topology(all);
   CHECK(found->links.at(0, 3) == DeviceLink{.speed = 1, .own = true});
   CHECK(found->links.at(1, 3) == DeviceLink{.speed = 0.5, .own = true});
-  CHECK(found->links.at(0, 2) == DeviceLink{.speed = 1.0 / 3});
+  CHECK(found->links.at(0, 2) == DeviceLink{.speed = 1.0 / 3, .shared = true});
   CHECK(found->links.at(2, 0) == DeviceLink{.speed = 0});  // 0 fetches what goes there, and does not reach it
   CHECK_FALSE(found->alike);
   CHECK(found->lanes[0].order == std::vector<std::size_t>{0, 3, 1, 2});

@@ -206,6 +206,21 @@ TEST_CASE("CUDA parity: copies of many tensors", "[cuda][parity]") {
   }
 }
 
+TEST_CASE("CUDA parity: a sum in order", "[cuda][parity]") {
+  NEEDS_CUDA
+  for (const DType dtype : kFloatingDTypes)
+    for (const std::int64_t count : {0, 1, 5, 70001})
+      for (const int terms : {1, 2, 9, 64, 65, 130})
+        for (const bool in_place : {false, true}) {
+          if (in_place && terms > 64) continue;  // the term would be read after the first launch has written it
+          TestTensor a(dtype, {count}), b(dtype, {count}), c(dtype, {count}), out(dtype, {count});
+          a.fill_random(1), b.fill_random(2, -1e3, 1e3), c.fill_random(3);
+          OrderedSumArgs args{{}, in_place ? b.out() : out.out()};
+          for (int t = 0; t < terms; ++t) args.terms.push_back(t == 1 ? b.in() : t % 2 == 0 ? a.in() : c.in());
+          check_parity(compare_with_host(args, {&a, &b, &c, &out}), cat(dtype, " ", count, " ", terms));
+        }
+}
+
 TEST_CASE("CUDA parity: unscale", "[cuda][parity][unscale]") {
   NEEDS_CUDA
   for (const DType dtype : kFloatingDTypes)

@@ -31,6 +31,7 @@ TEST_CASE("devices on a switch, or in slots of their own, are linked alike") {
     CHECK(alike(links_of(name, devices)));
     CHECK(lanes(links_of(name, devices)).size() == 1);
   }
+  CHECK(links_of("4xl40s-p2p", 4).at(2, 1).shared);  // a slot, which carries less both ways than twice one way
   CHECK(links_of("8xh200-nvswitch", 8).at(0, 1) == DeviceLink{.speed = 1, .distance = 2, .own = false});
 }
 
