@@ -33,9 +33,9 @@ struct CopyArgs {
 // The way that bytes take from one device to another of its kind, as the machine's description has it: nothing of it is
 // measured, so what is chosen by it is chosen again in every run. All defaults: the same way between any two.
 struct DeviceLink {
-  double speed = 1;  // against the kind's other pairs; 0: there is none but through host memory
-  int distance = 1;  // how many links are passed: the shorter of two ways is in fewer others' way
-  bool own = false;  // a line: copies over it slow none between others down, nor others of its two
+  double speed = 1;     // against the kind's other pairs; 0: there is none but through host memory
+  int distance = 1;     // how many links are passed: the shorter of two ways is in fewer others' way
+  bool own = false;     // a line: copies over it slow none between others down, nor others of its two
   bool shared = false;  // copies both ways at the same time slow each other down, as in a slot of PCIe
   friend bool operator==(const DeviceLink&, const DeviceLink&) = default;
 };

@@ -51,9 +51,8 @@ std::vector<DeviceLink> device_links(const Machine& machine, int devices) {
       link.speed = rate > 0 ? rate / fastest : 0;
       link.distance = static_cast<int>(route.path.size());
       const std::vector<int>& back = machine.route(j, i).path;
-      link.shared = std::any_of(route.path.begin(), route.path.end(), [&back](int each) {
-        return std::find(back.begin(), back.end(), each) != back.end();
-      });
+      link.shared = std::any_of(route.path.begin(), route.path.end(),
+                                [&back](int each) { return std::find(back.begin(), back.end(), each) != back.end(); });
       link.own = rate > 0 && machine.type_of(j).peer_engines > 1 &&
                  std::all_of(route.path.begin(), route.path.end(),
                              [&used_by](int each) { return used_by[static_cast<std::size_t>(each)] == 1; });

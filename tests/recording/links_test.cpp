@@ -127,7 +127,8 @@ TEST_CASE("GPUs on a switch: gradients of middling size come home by owners") {
   for (const Row& row :
        {Row{8, 16'000'000, 20}, Row{8, 64'000'000, 5.5}, Row{8, 250'000'000, 2.5}, Row{2, kGigabyte, 1.25}}) {
     const double port = static_cast<double>(row.bytes) / 396e9;
-    const double gradients = predicted(machine_of("8xh200-nvswitch"), first_devices(row.devices), 16, row.bytes).gradients;
+    const double gradients =
+        predicted(machine_of("8xh200-nvswitch"), first_devices(row.devices), 16, row.bytes).gradients;
     CAPTURE(row.devices, row.bytes, gradients / port);
     CHECK(gradients >= port);
     CHECK(gradients <= row.most * port);

@@ -1,5 +1,5 @@
-// How far from what the links allow a batch's way to the devices, and the outputs' way back, are on a described machine:
-// in virtual time, of what the library really enqueues.
+// How far from what the links allow a batch's way to the devices, and the outputs' way back, are on a described
+// machine: in virtual time, of what the library really enqueues.
 #include <string>
 #include <vector>
 
