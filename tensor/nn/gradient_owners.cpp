@@ -43,7 +43,7 @@ struct Place {
 
 class OwnerSum {
  public:
-  OwnerSum(const std::vector<Tensor>& parts, const Tensor& sum)
+  OwnerSum(const std::vector<Tensor>& parts, const Tensor& sum, std::size_t asked_rounds)
       : sum_(sum), element_(static_cast<std::int64_t>(size_of(sum.dtype()))) {
     if (parts[0].device() != sum.device()) add_place(sum.device());
     for (const Tensor& part : parts) add_place(part.device()).part = part;
@@ -51,7 +51,8 @@ class OwnerSum {
     owners_ = places_.size() > 2 ? places_.size() - 1 : 1;
     const auto owners = static_cast<std::int64_t>(owners_);
     const auto at_least = [](std::int64_t count, std::int64_t by) { return (count + by - 1) / by; };
-    const auto rounds = static_cast<std::int64_t>(owner_rounds(sum.bytes(), places_.size()));
+    const auto rounds =
+        static_cast<std::int64_t>(asked_rounds > 0 ? asked_rounds : owner_rounds(sum.bytes(), places_.size()));
     piece_ = sum.count();
     if (places_[0].stream.synchronous())
       piece_ = std::min(at_least(piece_, owners), static_cast<std::int64_t>(kCachedPieceBytes) / element_);
@@ -208,13 +209,13 @@ bool sums_by_owners(const std::vector<Tensor>& parts, Device home) {
 std::size_t owner_rounds(std::size_t bytes, std::size_t places) {
   const auto all = static_cast<double>(bytes), n = static_cast<double>(places);
   const double best = std::min(std::sqrt(all / (2 * (n - 1) * kCopyBytes)), all / (n * n * kCopyBytes));
-  return static_cast<std::size_t>(std::max(1.0, best + 0.5));
+  return static_cast<std::size_t>(std::max<long>(1, std::lround(best)));
 }
 
-void sum_by_owners(const std::vector<Tensor>& parts, const Tensor& sum) {
+void sum_by_owners(const std::vector<Tensor>& parts, const Tensor& sum, std::size_t rounds) {
   NoGrad off;
   const KeepDevice turns;
-  OwnerSum(parts, sum).run();
+  OwnerSum(parts, sum, rounds).run();
 }
 
 }  // namespace lockstep::detail

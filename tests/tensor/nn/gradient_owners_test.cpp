@@ -23,7 +23,8 @@ Tensor uneven(std::int64_t count, int seed, DType dtype, Device device) {
 }
 
 // Of `devices`, in this order; `home` takes part where it is the first.
-void check_sums(const std::vector<Device>& devices, Device home, std::int64_t count, DType dtype) {
+void check_sums(const std::vector<Device>& devices, Device home, std::int64_t count, DType dtype,
+                std::size_t rounds = 0) {
   CAPTURE(devices.size(), home.index(), count, dtype);
   std::vector<Tensor> sources, parts;
   Tensor expected;
@@ -37,7 +38,7 @@ void check_sums(const std::vector<Device>& devices, Device home, std::int64_t co
   for (int round = 0; round < 3; ++round) {
     for (std::size_t d = 0; d < parts.size(); ++d) parts[d].copy_(sources[d]);  // comes before it is read
     sum.fill_(7);                                                               // comes before the first piece
-    detail::sum_by_owners(parts, sum);
+    detail::sum_by_owners(parts, sum, rounds);
     for (Tensor& part : parts) part.fill_(0);  // comes after it was read
     CHECK(equal(sum, expected));
     sum.fill_(1);  // comes after the last piece
@@ -59,14 +60,13 @@ TEST_CASE("a sum by owners has the bits of one sum after the other") {
 
 TEST_CASE("a sum by owners in many rounds, and where home takes no part") {
   support::needs_devices(6);
-  const std::int64_t large = 6'000'011;  // several rounds for two devices, whose home owns all
-  REQUIRE(detail::owner_rounds(static_cast<std::size_t>(large) * 8, 2) >= 3);
-  check_sums(devices_at({1, 0}), device_at(1), large, DType::f64);
+  check_sums(devices_at({1, 0}), device_at(1), 60'011, DType::f64, 3);  // home owns all
   check_sums(devices_at({2, 4}), device_at(0), 100'003, DType::f32);
   check_sums(devices_at({3, 1, 5, 2}), device_at(4), 100'003, DType::bf16);
-  const std::int64_t many = 24'000'017;  // with more rounds than an owner has room for
-  REQUIRE(detail::owner_rounds(static_cast<std::size_t>(many) * 8, 3) > 3);
-  check_sums(devices_at({2, 0, 1}), device_at(2), many, DType::f64);
+  check_sums(devices_at({2, 0, 1}), device_at(2), 240'017, DType::f64, 5);  // more than an owner has room for
+  CHECK(detail::owner_rounds(48'000'000, 2) >= 3);
+  CHECK(detail::owner_rounds(192'000'000, 3) > 3);
+  CHECK(detail::owner_rounds(1'000, 3) == 1);
 }
 
 TEST_CASE("who sums by owners depends on the devices and the size") {
