@@ -261,6 +261,7 @@ std::unique_ptr<Communicator> Communicator::make_part(const std::vector<int>& me
   }
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): those that override it keep them
 void Communicator::enqueue_batch(std::vector<Collective>, const Stream&) {
   throw NotSupported(
       cat("[transfer] expected a communicator that sends and receives at the same time, got ", backend()));

@@ -38,18 +38,18 @@ constexpr Glyph kGlyphs[] = {{'0', 075557}, {'1', 026227}, {'2', 071747}, {'3', 
 
 class Canvas {
  public:
-  Canvas() : pixels_(static_cast<std::size_t>(kWidth * kHeight * 3), 255) {}
+  Canvas() : pixels_(std::size_t{3} * kWidth * kHeight, 255) {}
 
   void box(int x, int y, int width, int height, Colour colour) {
     for (int j = std::max(y, 0); j < std::min(y + height, kHeight); ++j)
       for (int i = std::max(x, 0); i < std::min(x + width, kWidth); ++i) {
-        unsigned char* const at = &pixels_[static_cast<std::size_t>((j * kWidth + i) * 3)];
+        unsigned char* const at = &pixels_[3 * (static_cast<std::size_t>(j) * kWidth + static_cast<std::size_t>(i))];
         at[0] = colour.red, at[1] = colour.green, at[2] = colour.blue;
       }
   }
   void line(double x0, double y0, double x1, double y1, int thick, Colour colour) {
-    const double steps = std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1.0});
-    for (double i = 0; i <= steps; ++i)
+    const int steps = std::max(1, static_cast<int>(std::ceil(std::max(std::abs(x1 - x0), std::abs(y1 - y0)))));
+    for (int i = 0; i <= steps; ++i)
       box(static_cast<int>(x0 + (x1 - x0) * i / steps) - thick / 2,
           static_cast<int>(y0 + (y1 - y0) * i / steps) - thick / 2, thick, thick, colour);
   }
@@ -86,7 +86,8 @@ class Canvas {
 
 void plot_scaling(const std::vector<SweepRow>& rows, const std::string& title, const std::string& path) {
   LOCKSTEP_CHECK(!rows.empty(), "[--plot] expected at least one row, got none");
-  const double first = rows.front().devices, last = std::max(rows.back().devices, rows.front().devices + 1);
+  const int fewest = rows.front().devices, most = std::max(rows.back().devices, fewest + 1);
+  const double first = fewest, last = most;
   const auto share = [&](double count) { return std::log2(count / first) / std::log2(last / first); };
   const auto x = [&](double devices) { return kLeft + share(devices) * (kWidth - kLeft - kRight); };
   const auto y = [&](double speed) {
@@ -96,16 +97,16 @@ void plot_scaling(const std::vector<SweepRow>& rows, const std::string& title, c
   canvas.text(kWidth / 2, 24, title, true, kBlack);
   canvas.text(kWidth / 2, kHeight - 28, "devices", true, kBlack);
   canvas.text(12, kTop - 34, "speedup, efficiency in %", false, kBlack);
-  const auto grid = [&](double count) {
-    const std::string label = std::to_string(static_cast<int>(count));
+  const auto grid = [&](int count) {
+    const std::string label = std::to_string(count);
     canvas.line(x(count), y(first), x(count), y(last), 1, kGrid);
     canvas.line(x(first), y(count), x(last), y(count), 1, kGrid);
     canvas.text(static_cast<int>(x(count)), kHeight - kBottom + 12, label, true, kBlack);
     canvas.text(kLeft - 14 - static_cast<int>(label.size()) * 4 * kDot, static_cast<int>(y(count)) - 7, label, false,
                 kBlack);
   };
-  for (double count = first; count < last * 0.999; count *= 2) grid(count);
-  grid(last);
+  for (int count = fewest; count < most; count *= 2) grid(count);
+  grid(most);
   canvas.line(x(first), y(first), x(last), y(last), 2, kIdeal);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const double at = x(rows[i].devices), height = y(rows[i].devices * rows[i].efficiency);

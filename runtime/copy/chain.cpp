@@ -34,7 +34,7 @@ std::size_t chain_piece_bytes(std::size_t bytes, std::size_t hops, std::size_t m
   // The least of (pieces + hops - 1) (bytes / pieces + hops x kHopBytes), in units of what the link moves.
   const double per_piece = static_cast<double>(hops) * kHopBytes;
   const double best = std::sqrt(static_cast<double>(bytes) * static_cast<double>(hops - 1) / per_piece);
-  return piece_of(bytes, std::clamp<std::size_t>(static_cast<std::size_t>(best + 0.5), 1, most_pieces));
+  return piece_of(bytes, std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(best)), 1, most_pieces));
 }
 
 void copy_on(const Stream& stream, const CopyArgs& args, Place place) {

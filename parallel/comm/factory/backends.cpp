@@ -15,7 +15,7 @@ namespace {
 
 // The ranks of MPI_COMM_WORLD need not be this job's.
 std::string why_not_by_mpi(const RankInfo& rank) {
-  const std::string why = why_no_mpi();
+  std::string why = why_no_mpi();
   const std::string_view size = environment("OMPI_COMM_WORLD_SIZE");
   // A launcher that mpirun has started hands its variables on to ranks that are not mpirun's.
   if (!why.empty() || size.empty() || size == std::to_string(rank.size)) return why;

@@ -107,7 +107,7 @@ void MpiRank::reduce_along_hosts(Work& work, std::int64_t begin, std::int64_t le
   const auto exists = [&](std::int64_t piece) { return piece >= 0 && piece < pieces; };
 
   std::vector<const void*> inputs;
-  for (std::int64_t step = 0; step < pieces + 2 * hosts - 3; ++step) {
+  for (std::int64_t step = 0; step < pieces + 2 * std::int64_t{hosts} - 3; ++step) {
     // Up: what came in the last step, with what is of this host.
     if (const std::int64_t piece = step - host; exists(piece)) {
       inputs.clear();

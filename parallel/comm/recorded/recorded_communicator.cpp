@@ -96,7 +96,7 @@ class RecordedCommunicator final : public Communicator {
                                : CommError(-1, "exchange", "not all ranks came before the deadline"));
     }
     take_over(&entry);
-    const std::vector<std::string> brought = entry.brought;
+    std::vector<std::string> brought = entry.brought;
     if (--entry.unread == 0) all.all.erase(at);
     return brought;
   }
