@@ -13,7 +13,7 @@
 namespace lockstep {
 
 struct detail::WorkState {
-  explicit WorkState(Device where) : device(where) {}
+  explicit WorkState(Device where) : device(where) { forget_hand_overs(this); }
 
   void end(const std::exception_ptr& with, bool by_loss) {
     Event mark;

@@ -28,6 +28,7 @@ std::shared_ptr<ReplicaGroup::Table> ReplicaGroup::table_at(const Place& place) 
   const auto found = tables_.find(&place);
   if (found != tables_.end()) return found->second;
   auto table = std::make_shared<Table>(devices_.size());
+  forget_hand_overs(table.get());
   tables_.emplace(&place, table);
   return table;
 }

@@ -45,9 +45,11 @@ struct MemoryUse {
 
 // Host threads know of each other's waits when they hand over work through Lockstep (device threads, joins,
 // rendezvous, cpu events) or when one starts or ends. For other ways: what this thread knows now, whoever takes over at
-// the same address knows from then on.
+// the same address knows from then on. An object that may lie where an earlier one lay forgets that one's first: by
+// chance they would have handed over to each other.
 LOCKSTEP_API void hand_over(const void* address) noexcept;
 LOCKSTEP_API void take_over(const void* address) noexcept;
+LOCKSTEP_API void forget_hand_overs(const void* address) noexcept;
 
 struct OrderStats {
   std::uint64_t operations = 0;    // checked since the start

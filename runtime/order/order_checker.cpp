@@ -166,6 +166,11 @@ void OrderChecker::take_over(const void* at) {
   if (const auto found = handovers_.find(at); found != handovers_.end()) this_thread().clock.join(found->second);
 }
 
+void OrderChecker::forget_hand_overs(const void* at) {
+  std::lock_guard lock(mutex_);
+  handovers_.erase(at);
+}
+
 // --- Operations ------------------------------------------------------------------------------------------------------
 
 OrderChecker::Current OrderChecker::begin(StreamHandle handle, const char* operation, Place place) {
@@ -292,6 +297,11 @@ void take_over(const void* address) noexcept try {
   if (detail::Recorder* recorder = detail::Recorder::active()) recorder->take_over(address);
   if (detail::OrderChecker* checker = detail::OrderChecker::active()) checker->take_over(address);
 } catch (const std::bad_alloc&) {
+}
+
+void forget_hand_overs(const void* address) noexcept {
+  if (detail::Recorder* recorder = detail::Recorder::active()) recorder->forget_hand_overs(address);
+  if (detail::OrderChecker* checker = detail::OrderChecker::active()) checker->forget_hand_overs(address);
 }
 
 OrderStats order_stats() {

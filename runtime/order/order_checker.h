@@ -70,6 +70,7 @@ class OrderChecker {
   void learn(const VectorClock& known);
   void hand_over(const void* address);
   void take_over(const void* address);
+  void forget_hand_overs(const void* address);
   void end_thread(HostThread& thread) noexcept;
 
   void label_stream(StreamHandle handle, const char* label);

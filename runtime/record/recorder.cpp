@@ -183,6 +183,11 @@ void Recorder::take_over(const void* address) {
   for (const Mark& mark : all) after(mark);
 }
 
+void Recorder::forget_hand_overs(const void* address) {
+  const std::lock_guard lock(mutex_);
+  handed_over_.erase(address);
+}
+
 // ---- the text
 
 void Recorder::set_links(std::vector<DeviceLink> links, int devices) {

@@ -67,6 +67,7 @@ class Recorder {
   void after(const Mark& mark);  // the calling thread goes on after it
   void hand_over(const void* address);
   void take_over(const void* address);
+  void forget_hand_overs(const void* address);
 
   // ---- threads
   // Of a thread that is about to start; on the thread itself come and go. One that was not announced comes by itself

@@ -291,6 +291,7 @@ constexpr std::uint32_t kSleeper = 1u << 31;  // in the same word as the count, 
 
 Join::Join(int count) : state_(static_cast<std::uint32_t>(count)) {
   LOCKSTEP_CHECK(count >= 0, "[Join] expected a count of tasks, got ", count);
+  forget_hand_overs(this);
 }
 
 void Join::done() {

@@ -13,6 +13,7 @@ Rendezvous::Rendezvous(int participants) : participants_(participants) {
   constexpr int kMost = 64 * static_cast<int>(std::size(decltype(present_){}));
   LOCKSTEP_CHECK(participants >= 1 && participants <= kMost, "[Rendezvous] expected from 1 to ", kMost,
                  " participants, got ", participants);
+  forget_hand_overs(this);
 }
 
 void Rendezvous::arrive_and_wait(int participant, Deadline deadline) {

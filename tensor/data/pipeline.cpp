@@ -52,6 +52,7 @@ Pipeline::Pipeline(Options options, Produce produce) : state_(std::make_shared<S
   state_->options = options;
   state_->produce = std::move(produce);
   state_->places.resize(static_cast<std::size_t>(options.window));
+  for (const Place& place : state_->places) forget_hand_overs(&place);
   try {
     for (int worker = 0; worker < options.workers; ++worker) {
       {

@@ -88,7 +88,7 @@ class TakenBuffer {
 
 }  // namespace
 
-Transfer::Transfer(Device device) : device_(device), stream_(device) {}
+Transfer::Transfer(Device device) : device_(device), stream_(device) { forget_hand_overs(this); }
 
 Event Transfer::send(const std::vector<Tensor*>& tensors) {
   struct Part {

@@ -63,6 +63,10 @@ std::vector<Tensor> GraphTask::run() {
     ~Forget() { task.forget(); }
   } forget{*this};
   remaining_ = states_.size();
+  if (Recorder* const recorder = Recorder::active()) {
+    recorder->forget_hand_overs(this);
+    for (const State& state : states_) recorder->forget_hand_overs(&state);
+  }
   {
     ContextScope context(context_);
     start();

@@ -28,6 +28,11 @@ thread_local Reading* innermost = nullptr;
 
 // ---- ReadGate
 
+ReadGate::ReadGate(Of of) : of_(of) {
+  forget_hand_overs(&readers_);
+  forget_hand_overs(&written_);
+}
+
 void ReadGate::enter(bool passing) {
   const std::uint32_t barred = passing ? kWriting : kWriting | kWanted;
   std::uint32_t state = state_.load(std::memory_order_relaxed);

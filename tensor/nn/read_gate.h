@@ -24,7 +24,7 @@ class ParameterBody;
 class LOCKSTEP_API ReadGate {
  public:
   enum class Of : std::uint8_t { home, mirrors };
-  explicit ReadGate(Of of = Of::home) : of_(of) {}
+  explicit ReadGate(Of of = Of::home);
   ReadGate(const ReadGate&) = delete;
   ReadGate& operator=(const ReadGate&) = delete;
 

@@ -1,4 +1,6 @@
 // What host mode record writes down of programs as users write them.
+#include <cstddef>
+#include <new>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -7,6 +9,7 @@
 #include "lockstep/parallel/lockstep.h"
 #include "lockstep/runtime/record/record.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/runtime/thread/device_thread.h"
 #include "support/catch.h"
 #include "support/devices.h"
 
@@ -248,6 +251,31 @@ TEST_CASE("threads of the program take their turns without being announced") {
     (void)relu(x);
   });
   CHECK(lines_with(text, "kernel ").size() == 2);
+}
+
+TEST_CASE("who takes over from a new object knows nothing of one that lay at its address before") {
+  alignas(Join) std::byte place[sizeof(Join)];
+  const auto after_a_join = [&](bool of_the_thread) {
+    return lines_with(recorded([&] {
+                        (void)zeros({4}, {.device = Device::host(1)});
+                        Join* join = new (place) Join(1);
+                        std::thread other([&] {
+                          (void)zeros({4}, {.device = Device::host(1)});
+                          join->done();
+                        });
+                        other.join();
+                        if (!of_the_thread) {
+                          join->~Join();
+                          join = new (place) Join(0);
+                        }
+                        join->wait(Deadline::after(Milliseconds(10'000)));
+                        join->~Join();
+                      }),
+                      "after ")
+        .size();
+  };
+  CHECK(after_a_join(true) == 1);
+  CHECK(after_a_join(false) == 0);
 }
 
 TEST_CASE("a mark has no spaces; what is no mode record says so") {

@@ -264,6 +264,7 @@ void run_rank_call(const std::shared_ptr<RankCall>& call, int ranks, const RunRa
 
   if (Recorder* const recorder = Recorder::active())
     for (int r = 0; r < ranks; ++r) state.record_numbers.push_back(recorder->announce(cat("rank-", r)));
+  forget_hand_overs(&state);
   hand_over(&state);
   std::vector<std::thread> threads;
   threads.reserve(state.entries.size());

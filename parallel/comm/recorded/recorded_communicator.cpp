@@ -81,9 +81,10 @@ class RecordedCommunicator final : public Communicator {
     Exchanges& all = *exchanges_;
     std::unique_lock lock(all.mutex);
     const std::uint64_t number = collective.sequence;
-    const auto at =
-        all.all.try_emplace(number, Exchanges::Entry{std::vector<std::string>(count), size(), size()}).first;
+    const auto [at, first] =
+        all.all.try_emplace(number, Exchanges::Entry{std::vector<std::string>(count), size(), size()});
     Exchanges::Entry& entry = at->second;  // stays until all have read it
+    if (first) forget_hand_overs(&entry);
     entry.brought[static_cast<std::size_t>(rank())] = mine;
     hand_over(&entry);
     --entry.missing;
