@@ -1,0 +1,108 @@
+"""The programs that compare_peers drives by turns, and which of them this machine has."""
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+SLOW = 900  # seconds for one answer: compiling a network takes minutes on a busy machine
+
+# What each peer is for: the groups of works.py.
+GROUPS = {"pytorch": {"tiny", "product", "op", "conv", "big", "network"}, "libtorch": {"tiny", "product"},
+          "onednn": {"product", "conv"}, "onnxruntime": {"network"}, "openvino": {"network"},
+          "openmpi": {"collective"}, "gloo": {"collective"}}
+
+
+class Lost(Exception):
+    """The program has ended or does not answer."""
+
+
+def environment(threads, **more):
+    """Allocators keep what is freed, and all sides have as many threads."""
+    count = str(threads)
+    kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count, "LOCKSTEP_HOST_DEVICES": count, "LOCKSTEP_HOST_THREADS": count}
+    base = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+    return base | kept | more
+
+
+class Program:
+    """A program that answers lines of JSON. It starts at its first work, and again when it was lost."""
+
+    def __init__(self, name, command, cores, **variables):
+        self.name, self.command, self.cores, self.variables = name, command, cores, variables
+        self.process, self.version = None, None
+        self.errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would block the program
+
+    def start(self):
+        pin = lambda: os.sched_setaffinity(0, self.cores)
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.errors, text=True, preexec_fn=pin,
+                                        env=environment(len(self.cores), **self.variables))
+        self.version = self.answer()["version"]
+
+    def answer(self):
+        if not select.select([self.process.stdout], [], [], SLOW)[0]:
+            self.stop()
+            raise Lost(f"did not answer within {SLOW} seconds")
+        line = self.process.stdout.readline()
+        if not line:
+            self.stop()
+            self.errors.seek(0)
+            said = self.errors.read().strip().splitlines()
+            raise Lost("ended: " + (said[-1][:300] if said else "it said nothing"))
+        return json.loads(line)
+
+    def ask(self, **request):
+        if self.process is None:
+            self.start()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the answer says why
+        return self.answer()
+
+    def prepare(self, work, folder):
+        return self.ask(do="prepare", work=work, folder=folder)
+
+    def measure(self, way, least):
+        answer = self.ask(do="measure", way=way, least=least)
+        if "seconds" not in answer:
+            raise Lost(answer.get("error", "no answer"))
+        return answer["seconds"]
+
+    def stop(self):
+        if self.process:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+def version_of(python, module):
+    """The version of a Python package in the peers' environment; None where it is not."""
+    done = subprocess.run([python, "-c", f"import {module}; print({module}.__version__)"], capture_output=True, text=True,
+                          check=False)
+    return done.stdout.strip().splitlines()[-1] if done.returncode == 0 and done.stdout.strip() else None
+
+
+def find(works, folder, cores):
+    """(the program of Lockstep, {peer: its program}, {peer: why it is not compared})."""
+    threads, cache = str(len(cores)), {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    ours = Program("lockstep", [str(works)], cores)
+    found, missing = {}, {}
+    python = folder / "bin" / "python"
+    here = python.exists()
+
+    def add(name, needs, *command):
+        absent = [package for package in needs if not here or not version_of(python, package)]
+        if absent:
+            missing[name] = f"{' and '.join(absent)} not in {folder} (scripts/compare_peers --install)"
+        else:
+            found[name] = Program(name, [str(python), "-B", *command, threads], cores, **cache)
+
+    add("pytorch", ["torch"], str(HERE / "run_torch.py"))
+    return ours, found, missing
