@@ -16,3 +16,8 @@ set_tests_properties(bench/harness PROPERTIES LABELS host TIMEOUT 60)
 add_test(NAME bench/simulate COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/simulate.py"
          $<TARGET_FILE:lockstep-bench> "${PROJECT_SOURCE_DIR}/docs/machines")
 set_tests_properties(bench/simulate PROPERTIES LABELS host TIMEOUT 120)
+if(TARGET lockstep-works)
+  add_test(NAME bench/compare_peers COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/compare_peers.py"
+           $<TARGET_FILE:lockstep-works>)
+  set_tests_properties(bench/compare_peers PROPERTIES LABELS host TIMEOUT 300)
+endif()

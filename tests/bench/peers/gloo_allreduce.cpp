@@ -1,5 +1,6 @@
-// gloo::allreduce of floats over a range of sizes, for scripts/bench_collectives: two ranks, threads of this process,
-// over loopback TCP. Prints bytes, a tab, microseconds for each size: the median over rounds of rank 0's time per call.
+// gloo::allreduce of floats over a range of sizes, for scripts/compare_peers: two ranks, threads of this process,
+// over loopback TCP. Prints bytes, a tab, microseconds for each size: the median over rounds of rank 0's time per call. Ends
+// with 1 after a wrong sum.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/math.h>
@@ -44,6 +45,8 @@ void run(int rank, gloo::rendezvous::Store& store, int rounds, const std::vector
       if (round > 0) times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / calls);
     }
     std::nth_element(times.begin(), times.begin() + static_cast<long>(times.size() / 2), times.end());
+    for (const float sum : output)
+      if (sum != kRanks) std::exit(1);
     if (rank == 0) std::printf("%ld\t%.3f\n", bytes, times[times.size() / 2]);
   }
 }

@@ -35,10 +35,11 @@ class Program:
     def __init__(self, name, command, cores, **variables):
         self.name, self.command, self.cores, self.variables = name, command, cores, variables
         self.process, self.version = None, None
-        self.errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would block the program
+        self.errors = None
 
     def start(self):
         pin = lambda: os.sched_setaffinity(0, self.cores)
+        self.errors = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would block the program
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.errors, text=True, preexec_fn=pin,
                                         env=environment(len(self.cores), **self.variables))
@@ -50,9 +51,10 @@ class Program:
             raise Lost(f"did not answer within {SLOW} seconds")
         line = self.process.stdout.readline()
         if not line:
-            self.stop()
+            self.process.wait()
             self.errors.seek(0)
             said = self.errors.read().strip().splitlines()
+            self.stop()
             raise Lost("ended: " + (said[-1][:300] if said else "it said nothing"))
         return json.loads(line)
 
@@ -79,6 +81,7 @@ class Program:
         if self.process:
             self.process.kill()
             self.process.communicate()
+            self.errors.close()
             self.process = None
 
 
@@ -89,20 +92,58 @@ def version_of(python, module):
     return done.stdout.strip().splitlines()[-1] if done.returncode == 0 and done.stdout.strip() else None
 
 
-def find(works, folder, cores):
-    """(the program of Lockstep, {peer: its program}, {peer: why it is not compared})."""
+def compiled_libtorch(python, folder):
+    """(the program, None), or (None, why not). A minute's work, done again for another PyTorch or source."""
+    where = subprocess.run([python, "-c", "import os, torch; print(os.path.dirname(torch.__file__)); "
+                            "print(int(torch.compiled_with_cxx11_abi()))"], capture_output=True, text=True, check=False)
+    if where.returncode:
+        return None, "there is no torch in the peers' environment"
+    torch, abi = where.stdout.split()
+    program, source = folder / "libtorch", HERE / "libtorch.cpp"
+    newest = max(path.stat().st_mtime for path in (source, *HERE.glob("*.h"), pathlib.Path(torch)))
+    if program.exists() and program.stat().st_mtime > newest:
+        return program, None
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-isystem",
+         f"{torch}/include", "-isystem", f"{torch}/include/torch/csrc/api/include", str(source), f"-L{torch}/lib",
+         f"-Wl,-rpath,{torch}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined",
+         "-o", str(program)], capture_output=True, text=True, check=False)
+    errors = [text for text in done.stderr.splitlines() if "error" in text] or done.stderr.splitlines()
+    return (None, "does not compile: " + errors[0][:300]) if done.returncode else (program, None)
+
+
+def find(works, folder, cores, wanted=GROUPS):
+    """(the program of Lockstep, {peer: its program}, {peer: why it is not compared}), of the peers that are wanted."""
     threads, cache = str(len(cores)), {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    ours = Program("lockstep", [str(works)], cores)
-    found, missing = {}, {}
-    python = folder / "bin" / "python"
-    here = python.exists()
+    works = pathlib.Path(works).resolve()
+    found, missing, python = {}, {}, folder / "bin" / "python"
 
     def add(name, needs, *command):
-        absent = [package for package in needs if not here or not version_of(python, package)]
+        absent = [package for package in needs if not python.exists() or not version_of(python, package)]
         if absent:
             missing[name] = f"{' and '.join(absent)} not in {folder} (scripts/compare_peers --install)"
         else:
             found[name] = Program(name, [str(python), "-B", *command, threads], cores, **cache)
 
-    add("pytorch", ["torch"], str(HERE / "run_torch.py"))
-    return ours, found, missing
+    if "pytorch" in wanted:
+        add("pytorch", ["torch"], str(HERE / "run_torch.py"))
+    for name in ("onnxruntime", "openvino"):
+        if name in wanted:
+            add(name, ["torch", "onnxscript", name], str(HERE / "run_onnx.py"), name)
+    if "libtorch" in wanted:
+        add("libtorch", ["torch"])
+        if "libtorch" in found:
+            program, reason = compiled_libtorch(python, works.parent.parent / "peers")
+            if program:
+                found["libtorch"] = Program("libtorch", [str(program), threads], cores)
+            else:
+                missing["libtorch"] = reason
+                del found["libtorch"]
+    if "onednn" in wanted:
+        alone = works.with_name("lockstep-works-onednn")
+        if alone.exists():
+            found["onednn"] = Program("onednn", [str(alone), threads], cores)
+        else:
+            missing["onednn"] = "the build is without oneDNN (Debian: libdnnl-dev)"
+    return Program("lockstep", [str(works)], cores), found, missing

@@ -37,8 +37,13 @@ def summary(rows, not_compared):
     if behind:
         lines += ["", "behind, also when measured again:", HEAD, *map(line, behind)]
     if not_compared:
+        works = {}
+        for row in not_compared:
+            works.setdefault((row["peer"], row["reason"]), []).append(row["work"])
         lines += ["", "not compared:"]
-        lines += [f"  {row['peer']}{': ' + row['work'] if row['work'] else ''}: {row['reason']}" for row in not_compared]
+        for (peer, reason), names in works.items():
+            where = f"{len(names)} works, first {names[0]}" if len(names) > 1 else names[0]
+            lines.append(f"  {peer}: {reason}" + (f" ({where})" if where else ""))
     return lines
 
 

@@ -126,6 +126,7 @@ def prepare(work, folder):
     return network(work, tensors) if work["kind"] in ("train", "infer") else operation(work, tensors)
 
 
-torch.set_num_threads(int(sys.argv[1]))
-torch.manual_seed(0)
-serve({"name": "pytorch", "version": torch.__version__}, prepare)
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    torch.manual_seed(0)
+    serve({"name": "pytorch", "version": torch.__version__}, prepare)

@@ -52,7 +52,7 @@ def of_dtype(name):
             "i64": torch.int64}[name]
 
 
-def attention(x, causal):
+def attention(x, causal=False):
     return lambda: F.scaled_dot_product_attention(x[0], x[1], x[2], is_causal=causal)
 
 

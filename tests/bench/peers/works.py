@@ -84,7 +84,8 @@ def elements():
 def reductions():
     one, cube, small = [tensor(ROWS, ROW)], [tensor(256, 64, 1024)], [tensor(ROWS * 256, 4)]
     make = lambda name, op, inputs=one, **args: work(f"big {name}", op, inputs, "big", **args)
-    rows = [make(f"{op} all", f"{op}_all") for op in ("sum", "mean", "norm", "max")]
+    # Sums in f32 of so many elements err.
+    rows = [make(f"{op} all", f"{op}_all", tolerance=2e-3) for op in ("sum", "mean", "norm", "max")]
     rows += [make(f"{op} {dim}", op, dims=[dim]) for op in ("sum", "amax", "var") for dim in (0, 1)]
     rows += [make("sum middle", "sum", cube, dims=[1]), make("sum 02", "sum", cube, dims=[0, 2]),
              make("sum small last", "sum", small, dims=[1]), make("sum transposed", "sum_transposed", dims=[0]),
