@@ -1,6 +1,6 @@
 // gloo::allreduce of floats over a range of sizes, for scripts/compare_peers: two ranks, threads of this process,
-// over loopback TCP. Prints bytes, a tab, microseconds for each size: the median over rounds of rank 0's time per call. Ends
-// with 1 after a wrong sum.
+// over loopback TCP. Prints bytes, a tab, microseconds for each size: the median over rounds of rank 0's time per call.
+// Ends with 1 after a wrong sum.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/math.h>

@@ -12,8 +12,11 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 Tensor made(const FileTensor& tensor) {
-  static const std::map<std::string, torch::ScalarType> types{
-      {"F32", torch::kFloat}, {"F64", torch::kDouble}, {"F16", torch::kHalf}, {"BF16", torch::kBFloat16}, {"I64", torch::kLong}};
+  static const std::map<std::string, torch::ScalarType> types{{"F32", torch::kFloat},
+                                                              {"F64", torch::kDouble},
+                                                              {"F16", torch::kHalf},
+                                                              {"BF16", torch::kBFloat16},
+                                                              {"I64", torch::kLong}};
   Tensor copy = torch::empty(tensor.shape, types.at(tensor.dtype));
   std::memcpy(copy.mutable_data_ptr(), tensor.bytes.data(), tensor.bytes.size());
   return copy;
@@ -62,15 +65,17 @@ Ways ways(const Json& work, Tensors inputs, const Tensors& ours, F f) {
   const Json report = work.value("random", false) ? Json::object() : Json{{"difference", difference(ours, results)}};
   forget();
   if (backward)
-    return {{"libtorch", {[once, forget](std::int64_t times) {
-                            for (std::int64_t i = 0; i < times; ++i) once(), forget();
-                          },
-                          report}}};
-  return {{"libtorch", {[f, inputs](std::int64_t times) {
-                          const c10::InferenceMode mode;
-                          for (std::int64_t i = 0; i < times; ++i) f(inputs);
-                        },
-                        report}}};
+    return {{"libtorch",
+             {[once, forget](std::int64_t times) {
+                for (std::int64_t i = 0; i < times; ++i) once(), forget();
+              },
+              report}}};
+  return {{"libtorch",
+           {[f, inputs](std::int64_t times) {
+              const c10::InferenceMode mode;
+              for (std::int64_t i = 0; i < times; ++i) f(inputs);
+            },
+            report}}};
 }
 
 Ways prepare(const Json& work, const std::string& folder) {

@@ -108,8 +108,8 @@ Ways convolution(const Json& args, const FileTensor& x, FileTensor weight, const
   const auto kind = dnnl::prop_kind::forward_inference;
   const auto best = dnnl::algorithm::convolution_direct;
 #if DNNL_VERSION_MAJOR >= 3
-  const dnnl::convolution_forward::primitive_desc described(engine(), kind, best, any(source), any(weights), any(result),
-                                                            strides, dilations, pads, pads);
+  const dnnl::convolution_forward::primitive_desc described(engine(), kind, best, any(source), any(weights),
+                                                            any(result), strides, dilations, pads, pads);
 #else
   const dnnl::convolution_forward::primitive_desc described(
       {kind, best, any(source), any(weights), any(result), strides, dilations, pads, pads}, engine());
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
   }
   omp_set_num_threads(std::max(1, std::atoi(argv[1])));
   const dnnl_version_t& version = *dnnl_version();
-  const std::string text = std::to_string(version.major) + '.' + std::to_string(version.minor) + '.' +
-                           std::to_string(version.patch);
+  const std::string text =
+      std::to_string(version.major) + '.' + std::to_string(version.minor) + '.' + std::to_string(version.patch);
   return serve({{"name", "onednn"}, {"version", text}}, prepare);
 }

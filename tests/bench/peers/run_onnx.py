@@ -3,6 +3,7 @@ Both read what PyTorch exports."""
 import importlib
 import io
 import logging
+import pathlib
 import sys
 import warnings
 
@@ -14,13 +15,13 @@ from torch_networks import loaded
 PEER, THREADS = sys.argv[1], int(sys.argv[2])
 
 
-def exported(work, state, x):
-    """The network as ONNX, in bytes."""
-    net = loaded(work["op"], state).eval()
-    program = torch.onnx.export(net, (x,), dynamo=True, verbose=False)
-    data = io.BytesIO()
-    program.save(data)
-    return data.getvalue()
+def exported(work, state, x, folder):
+    """The network as ONNX, in bytes: the first of the two programs makes it."""
+    path = pathlib.Path(folder, f"{work['seed']}.onnx")
+    if not path.exists():
+        net = loaded(work["op"], state).eval()
+        torch.onnx.export(net, (x,), dynamo=True, verbose=False).save(str(path))
+    return path.read_bytes()
 
 
 def onnxruntime_session(model):
@@ -52,7 +53,7 @@ def prepare(work, folder):
     tensors = read(folder, tensor)
     state = {key[len("state."):]: value for key, value in tensors.items() if key.startswith("state.")}
     x = numbered(tensors, "in")[0]
-    session = SESSIONS[PEER](exported(work, state, x))
+    session = SESSIONS[PEER](exported(work, state, x, folder))
     x = x.numpy()
     result = torch.from_numpy(session(x).copy())
 
