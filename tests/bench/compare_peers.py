@@ -106,6 +106,7 @@ def elements_of(shape):
 
 class MadeUp:
     """A program whose times are given: by way, one for each round, over and over."""
+    order = []  # in which programs were measured
 
     def __init__(self, name, times, **reports):
         self.name, self.version, self.times, self.reports, self.calls = name, "1", times, reports, {}
@@ -115,6 +116,7 @@ class MadeUp:
 
     def measure(self, way, _least):
         self.calls[way] = self.calls.get(way, 0) + 1
+        MadeUp.order.append(self.name)
         values = self.times[way]
         if values is None:
             raise programs.Lost("ended: it said nothing")
@@ -134,6 +136,11 @@ class Figures(unittest.TestCase):
         self.assertFalse(row["behind"])
         self.assertNotIn("repeated", row)
         self.assertEqual(failures, {})
+
+    def test_each_round_begins_with_another_program(self):
+        MadeUp.order.clear()
+        self.compare(MadeUp("a", {"x": [9.0]}), MadeUp("b", {"x": [9.0]}))
+        self.assertEqual(MadeUp.order, ["lockstep", "a", "b", "a", "b", "lockstep", "b", "lockstep", "a"])
 
     def test_a_way_that_is_far_slower_is_measured_once(self):
         peer = MadeUp("pytorch", {"eager": [4.0], "compiled": [6.1]})
@@ -171,6 +178,11 @@ class Figures(unittest.TestCase):
         entries.append({"peer": "gloo", "work": None, "reason": "not installed"})
         told = report.summary([], entries)
         self.assertEqual(told[-2:], ["  onednn: products alone (2 works, first a)", "  gloo: not installed"])
+
+    def test_rows_bound_by_memory_have_their_share_of_a_copy(self):
+        rows = [{"work": "big exp", "bytes_per_second": 5.0}, {"work": "big clone", "bytes_per_second": 10.0}, {"work": "mm"}]
+        self.assertEqual([row.get("share_of_copy") for row in report.with_shares(rows)], [0.5, 1.0, None])
+        self.assertEqual(report.with_shares(rows[:1]), rows[:1])
 
     def test_spread_and_units(self):
         self.assertEqual(rounds.percentile([3, 1, 2], 50), 2)

@@ -29,13 +29,25 @@ def machine():
     return {"processor": names[0] if names else platform.processor(), "cores": os.cpu_count()}
 
 
+def with_shares(rows):
+    """Adds to rows bound by memory their speed as a share of that of copying 64 MB, when that was measured too."""
+    copy = next((row["bytes_per_second"] for row in rows if row["work"] == "big clone" and "bytes_per_second" in row), None)
+    return [row | ({"share_of_copy": row["bytes_per_second"] / copy} if copy and "bytes_per_second" in row else {})
+            for row in rows]
+
+
 def summary(rows, not_compared):
     """Lines for the end: what is behind, and what was not compared."""
+    rows = with_shares(rows)
     compared = [row for row in rows if row["peer"]]
     behind = sorted((row for row in compared if row["behind"]), key=lambda row: row["ratio"])
     lines = [f"{len(compared)} rows, {len(behind)} behind"]
     if behind:
         lines += ["", "behind, also when measured again:", HEAD, *map(line, behind)]
+    shares = {row["work"]: row["share_of_copy"] for row in rows if "share_of_copy" in row}
+    if shares:
+        lines += ["", "bytes in a second, each element counted once, as a share of a copy's:"]
+        lines += [f"  {name:44} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: item[1])]
     if not_compared:
         works = {}
         for row in not_compared:
@@ -49,7 +61,8 @@ def summary(rows, not_compared):
 
 def write(path, about, rows, not_compared):
     """Replaced as a whole, so that a run that is stopped leaves what it has measured."""
-    clean = [{key: None if value == float("inf") else value for key, value in row.items()} for row in rows]
+    clean = [{key: None if value == float("inf") else value for key, value in row.items()}
+             for row in with_shares(rows)]
     text = json.dumps({**about, "rows": clean, "not_compared": not_compared}, indent=1)
     if path == "-":
         print(text)

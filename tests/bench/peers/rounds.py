@@ -82,7 +82,10 @@ class Comparison:
             again = {row["peer"]: row["ratio"] for row in self.compared(self.measure(rounds, least))}
             for row in rows:
                 row["repeated"] = again.get(row["peer"])
+        bytes_moved = next(iter(self.reports["lockstep"].values())).get("bytes")
         for row in rows:
+            if bytes_moved and self.work["group"] == "big":
+                row["bytes_per_second"] = bytes_moved / row["ours"]
             row["behind"] = row["ratio"] < BEHIND and (row.get("repeated") or 0) < BEHIND
         return rows
 

@@ -69,14 +69,20 @@ Ways operation(const Json& work, const std::string& file) {
   };
   const Tensors results = once();
   if (!work.value("random", false) && !work.value("stateful", false)) check_results(results, once());
+  std::size_t bytes = 0;  // read and written, if each element is touched once
+  for (const Tensor& input : inputs) bytes += input.bytes();
+  for (const Tensor& result : results) bytes += result.bytes();
   std::vector<NamedTensor> saved;
   for (std::size_t i = 0; i < inputs.size(); ++i) saved.push_back({cat("in.", i), inputs[i].detach()});
   for (std::size_t i = 0; i < results.size(); ++i) saved.push_back({cat("out.", i), results[i].detach()});
   save_safetensors(file, saved);
-  return {{"plain", {.repeat = [call, backward](std::int64_t times) {
-             const GradMode mode(backward);
-             call.repeat(times);
-           }}}};
+  return {{"plain",
+           {.repeat =
+                [call, backward](std::int64_t times) {
+                  const GradMode mode(backward);
+                  call.repeat(times);
+                },
+            .report = {{"bytes", bytes}}}}};
 }
 
 Ways prepare(const Json& work, const std::string& folder) {
