@@ -254,7 +254,7 @@ LOCKSTEP_HD inline T sigmoid(T x) {
 }
 template <class T>
 LOCKSTEP_HD inline T softplus(T x) {
-  return (x > T(0) ? x : T(0)) + log1p(exp_of_negative(-std::fabs(x)));
+  return select(x > T(0), x, T(0)) + log1p(exp_of_negative(-std::fabs(x)));
 }
 
 }  // namespace lockstep::math

@@ -48,10 +48,17 @@ class Blocks {
     for_each_row(
         nest_,
         [&](const Offsets& offsets) {
-          // Down first: a transposed operand is read along its memory.
-          for (std::int64_t c = 0; c < columns; c += step.columns)
+          const auto run_at = [&](std::int64_t r, std::int64_t c) {
+            run_tile(offsets, r, c, {std::min(step.rows, rows - r), std::min(step.columns, columns - c)});
+          };
+          if (transposed_) {
+            // Down first: a transposed operand is read along its memory.
+            for (std::int64_t c = 0; c < columns; c += step.columns)
+              for (std::int64_t r = 0; r < rows; r += step.rows) run_at(r, c);
+          } else {
             for (std::int64_t r = 0; r < rows; r += step.rows)
-              run_tile(offsets, r, c, {std::min(step.rows, rows - r), std::min(step.columns, columns - c)});
+              for (std::int64_t c = 0; c < columns; c += step.columns) run_at(r, c);
+          }
         },
         2);
   }

@@ -1,29 +1,63 @@
 #include "lockstep/kernels/host/gather.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "lockstep/kernels/host/half_rows.h"
 
 namespace lockstep::kernels::host {
 namespace {
 
+// Of a tile whose columns have no gaps: squares that stay in registers, then what is left. Returns how many rows and
+// columns the squares cover.
+Tile transpose_squares(const Bits<std::uint32_t>* from, std::int64_t stride, Bits<std::uint32_t>* to, Tile tile) {
+  constexpr std::int64_t kSide = 8;
+  typedef std::uint32_t Row __attribute__((vector_size(kSide * 4), aligned(4), may_alias));
+  const Tile covered{tile.rows / kSide * kSide, tile.columns / kSide * kSide};
+  for (std::int64_t c = 0; c < covered.columns; c += kSide)
+    for (std::int64_t r = 0; r < covered.rows; r += kSide) {
+      Row a[kSide], b[kSide];
+      for (std::int64_t i = 0; i < kSide; ++i) a[i] = *reinterpret_cast<const Row*>(from + (c + i) * stride + r);
+      // Neighbours at a distance of 1, then 2, then 4 exchange what is not on the diagonal.
+      for (std::int64_t i = 0; i < kSide; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+      }
+      for (const std::int64_t i : {0, 1, 4, 5}) {
+        a[i] = __builtin_shufflevector(b[i], b[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        a[i + 2] = __builtin_shufflevector(b[i], b[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+      }
+      for (const std::int64_t i : {0, 1, 2, 3}) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        b[i + 4] = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+      }
+      for (std::int64_t i = 0; i < kSide; ++i) *reinterpret_cast<Row*>(to + (r + i) * tile.columns + c) = b[i];
+    }
+  return covered;
+}
+
 template <class From, class To>
 void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void* to, Tile tile) {
   const auto* source = static_cast<const From*>(from);
   auto* target = static_cast<To*>(to);
   if (stride > row_stride && tile.rows > 1) {  // column by column is how it lies in memory
+    Tile done{0, 0};
+    if constexpr (std::is_same_v<From, To> && sizeof(To) == 4)
+      if (row_stride == 1) done = transpose_squares(source, stride, target, tile);
     for (std::int64_t c = 0; c < tile.columns; ++c)
-      for (std::int64_t r = 0; r < tile.rows; ++r)
+      for (std::int64_t r = c < done.columns ? done.rows : 0; r < tile.rows; ++r)
         target[r * tile.columns + c] = static_cast<To>(source[c * stride + r * row_stride]);
     return;
   }
   for (std::int64_t r = 0; r < tile.rows; ++r, source += row_stride, target += tile.columns) {
-    if (stride == 0)
-      std::fill_n(target, tile.columns, static_cast<To>(*source));
-    else if (stride == 1)
+    if (stride == 0) {
+      const To value = static_cast<To>(*source);  // std::fill_n would fear that it is one of those it overwrites
+      for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = value;
+    } else if (stride == 1) {
       convert_row(source, target, tile.columns);
-    else
+    } else {
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c * stride]);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 // accumulate in double, integer sums in 64 bits. The walk over memory is compiled once; what depends on the operation
 // and the dtype is a handful of functions over contiguous elements.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -26,7 +27,9 @@ constexpr std::int64_t kStrip = 2048;  // columns that are reduced together
 constexpr std::int64_t kRows = 8;      // rows of a strip that are taken in together: accumulators stay in registers
 // Rows, a multiple of kRows, after which a strip is added to the totals, for the accuracy of tall sums.
 constexpr std::int64_t kFold = 1024;
-constexpr std::int64_t kWidest = 8;  // bytes of an element or accumulator
+constexpr std::int64_t kWidest = 8;        // bytes of an element or accumulator
+constexpr std::int64_t kShort = 16;        // elements of a row, at most, for rows to be reduced side by side
+constexpr std::int64_t kSideBySide = 128;  // rows, at most
 
 // The functions of an operation J on elements L (float for f16 and bf16) with accumulators A and results T.
 struct Reduction {
@@ -153,6 +156,8 @@ class Reducer {
     const bool columns = kept_.rank > 0 && reduced_.rank > 0 && kept_.inner_stride(0) < reduced_.inner_stride(0);
     if (columns)
       reduce_columns();
+    else if (reduced_.rank == 1 && !reduced_.empty && reduced_.inner_size() <= kShort && kept_.inner_size() > 1)
+      reduce_short_rows();
     else
       reduce_rows();
   }
@@ -201,6 +206,28 @@ class Reducer {
           store(total, 1, position[1], 1);
         },
         0);
+  }
+
+  // Rows so short that a call for each costs more than its sum: many at once, in the order in which `run` takes one.
+  void reduce_short_rows() {
+    const std::int64_t size = reduced_.inner_size(), along = reduced_.inner_stride(0);
+    const std::int64_t stride = kept_.inner_stride(0), out_stride = kept_.inner_stride(1);
+    alignas(64) std::byte lanes[kShort][kSideBySide * kWidest];
+    for_each_row(kept_, [&](const std::array<std::int64_t, 2>& position) {
+      for (std::int64_t begin = 0; begin < kept_.inner_size(); begin += kSideBySide) {
+        const std::int64_t count = std::min(kSideBySide, kept_.inner_size() - begin);
+        for (std::int64_t i = 0; i < size; ++i) {
+          const void* elements = contiguous(position[0] + begin * stride + i * along, stride, count);
+          reduction_.start(lanes[i], count);
+          reduction_.add_row(&elements, count, lanes[i]);
+        }
+        for (auto width = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size))) / 2; width > 0;
+             width /= 2)
+          for (std::int64_t i = 0; i < std::min(width, size - width); ++i)
+            reduction_.join(lanes[i + width], count, lanes[i]);
+        store(lanes[0], count, position[1] + begin * out_stride, out_stride);
+      }
+    });
   }
 
   // The innermost dimension stays: a strip of columns at a time, row by row.

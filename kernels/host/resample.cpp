@@ -16,6 +16,7 @@ struct Plane {
   std::int64_t planes, height, width;  // of the source
   std::int64_t rows, columns;          // of the result
   const Taps<C>*row_taps, *column_taps;
+  bool copies;  // along a row, each element is one of the source
 
   Plane(Scratch& scratch, const Resample2dArgs& a) {
     const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
@@ -24,6 +25,7 @@ struct Plane {
     height = source[2], width = source[3], rows = result[2], columns = result[3];
     row_taps = make(scratch, {height, rows, a.kind, a.step[0], a.align_corners});
     column_taps = make(scratch, {width, columns, a.kind, a.step[1], a.align_corners});
+    copies = a.kind == ResampleKind::nearest;
   }
   static const Taps<C>* make(Scratch& scratch, const ResampleAxis& axis) {
     auto* taps = scratch.take<Taps<C>>(axis.result);
@@ -58,9 +60,17 @@ void forward(Scratch& scratch, const Plane<C>& p, const C* x, C* y) {
   for (std::int64_t plane = 0; plane < p.planes; ++plane)
     for (std::int64_t r = 0; r < p.rows; ++r) {
       const Taps<C>& taps = p.row_taps[r];
-      // Rows that are enlarged are often made of the same ones.
-      if (r == 0 || !same(taps, p.row_taps[r - 1])) mix_rows(taps, x + plane * p.height * p.width, p.width, mixed);
       C* to = y + (plane * p.rows + r) * p.columns;
+      // Rows that are enlarged are often made of the same ones.
+      if (r > 0 && same(taps, p.row_taps[r - 1])) {
+        std::copy_n(to - p.columns, p.columns, to);
+        continue;
+      }
+      mix_rows(taps, x + plane * p.height * p.width, p.width, mixed);
+      if (p.copies) {
+        for (std::int64_t c = 0; c < p.columns; ++c) to[c] = mixed[p.column_taps[c].first];
+        continue;
+      }
       for (std::int64_t c = 0; c < p.columns; ++c) {
         const Taps<C>& t = p.column_taps[c];
         C sum = t.weights[0] * mixed[t.first];

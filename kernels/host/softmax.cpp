@@ -30,6 +30,49 @@ void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
   }
 }
 
+constexpr std::int64_t kShort = 32;       // elements of a row, at most, for rows to be computed side by side
+constexpr std::int64_t kSideBySide = 64;  // rows
+
+// The sums of kSideBySide rows, with the elements at one place of all rows next to each other, in the order of `sum`.
+template <class C>
+void sum_short_rows(const C (*x)[kSideBySide], std::int64_t size, double* sums) {
+  constexpr std::int64_t kLanes = 16;
+  const std::int64_t lane_count = size < kLanes ? 1 : kLanes;
+  double lanes[kLanes][kSideBySide];
+  for (std::int64_t lane = 0; lane < lane_count; ++lane) {
+    std::fill_n(lanes[lane], kSideBySide, 0.0);
+    for (std::int64_t i = lane; i < size; i += lane_count)
+      for (std::int64_t r = 0; r < kSideBySide; ++r) lanes[lane][r] += static_cast<double>(x[i][r]);
+  }
+  for (std::int64_t width = lane_count / 2; width > 0; width /= 2)
+    for (std::int64_t lane = 0; lane < width; ++lane)
+      for (std::int64_t r = 0; r < kSideBySide; ++r) lanes[lane][r] += lanes[lane + width][r];
+  std::copy_n(lanes[0], kSideBySide, sums);
+}
+
+// As softmax_row for each of kSideBySide rows, which are too short for vectors of their own.
+template <class C>
+void softmax_short_rows(const C* x, C* y, std::int64_t size, bool log) {
+  C shifted[kShort][kSideBySide], e[kShort][kSideBySide], tops[kSideBySide], totals[kSideBySide];
+  double sums[kSideBySide];
+  std::fill_n(tops, kSideBySide, -std::numeric_limits<C>::infinity());
+  for (std::int64_t i = 0; i < size; ++i)
+    for (std::int64_t r = 0; r < kSideBySide; ++r) {
+      shifted[i][r] = x[r * size + i];
+      tops[r] = functors::larger(shifted[i][r], tops[r]);
+    }
+  for (std::int64_t i = 0; i < size; ++i)
+    for (std::int64_t r = 0; r < kSideBySide; ++r) {
+      shifted[i][r] -= tops[r];
+      e[i][r] = math::exp_of_negative(shifted[i][r]);
+    }
+  sum_short_rows(e, size, sums);
+  for (std::int64_t r = 0; r < kSideBySide; ++r) totals[r] = static_cast<C>(log ? math::log(sums[r]) : 1 / sums[r]);
+  for (std::int64_t i = 0; i < size; ++i)
+    for (std::int64_t r = 0; r < kSideBySide; ++r)
+      y[r * size + i] = log ? shifted[i][r] - totals[r] : e[i][r] * totals[r];
+}
+
 template <class C>
 void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, bool log, C* tops, double* sums) {
   std::fill_n(tops, inner, -std::numeric_limits<C>::infinity());
@@ -65,7 +108,10 @@ void forward(const SoftmaxArgs& a) {
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
   if (inner == 1) {
-    for (std::int64_t o = 0; o < outer; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
+    std::int64_t o = 0;
+    for (; size <= kShort && o + kSideBySide <= outer; o += kSideBySide)
+      softmax_short_rows(x + o * size, y.data() + o * size, size, a.log);
+    for (; o < outer; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
   } else {
     C* tops = scratch.take<C>(inner);
     auto* sums = scratch.take<double>(inner);

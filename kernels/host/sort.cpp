@@ -1,5 +1,7 @@
 // Running sums and sorting along the middle of [outer, size, inner].
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/kernels.h"
@@ -11,52 +13,116 @@ namespace lockstep::kernels::host {
 namespace {
 
 template <class T>
+using Sum = std::conditional_t<functors::kInteger<T>, T, double>;
+
+template <class T>
+Sum<T> add(Sum<T> sum, T element) {
+  return functors::plus(sum, static_cast<Sum<T>>(static_cast<functors::Compute<T>>(element)));
+}
+template <class T>
+T stored(Sum<T> sum) {
+  return static_cast<T>(static_cast<functors::Compute<T>>(sum));
+}
+
+// Of kRows rows that follow each other: one sum waits for the addition before it, several keep the processor busy.
+template <std::int64_t kRows, class T>
+void running_sums_of_rows(const T* from, T* to, std::int64_t size, bool reverse) {
+  Sum<T> sums[std::size_t{kRows}] = {};
+  const std::int64_t step = reverse ? -1 : 1;
+  for (std::int64_t i = 0, at = reverse ? size - 1 : 0; i < size; ++i, at += step)
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      sums[r] = add(sums[r], from[r * size + at]);
+      to[r * size + at] = stored<T>(sums[r]);
+    }
+}
+
+template <class T>
 void running_sums(const CumsumArgs& a) {
-  using Sum = std::conditional_t<functors::kInteger<T>, T, double>;
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
+  if (inner == 1) {
+    constexpr std::int64_t kRows = 4;  // more would not fit into the ways of the cache where size is a power of two
+    std::int64_t o = 0;
+    for (; o + kRows <= outer; o += kRows)
+      running_sums_of_rows<kRows>(data<T>(a.x) + o * size, data<T>(a.y) + o * size, size, a.reverse);
+    for (; o < outer; ++o) running_sums_of_rows<1>(data<T>(a.x) + o * size, data<T>(a.y) + o * size, size, a.reverse);
+    return;
+  }
   Scratch scratch;
-  Sum* sums = scratch.take<Sum>(inner);
+  auto* sums = scratch.take<Sum<T>>(inner);
   for (std::int64_t o = 0; o < outer; ++o) {
-    std::fill_n(sums, inner, Sum(0));
+    std::fill_n(sums, inner, Sum<T>(0));
     for (std::int64_t i = 0; i < size; ++i) {
       const std::int64_t begin = (o * size + (a.reverse ? size - 1 - i : i)) * inner;
       const T* from = data<T>(a.x) + begin;
       T* to = data<T>(a.y) + begin;
       for (std::int64_t j = 0; j < inner; ++j) {
-        sums[j] = functors::plus(sums[j], static_cast<Sum>(static_cast<functors::Compute<T>>(from[j])));
-        to[j] = static_cast<T>(static_cast<functors::Compute<T>>(sums[j]));
+        sums[j] = add(sums[j], from[j]);
+        to[j] = stored<T>(sums[j]);
       }
     }
   }
 }
 
-template <class T>
+// Fewer are sorted by comparisons.
+constexpr std::int64_t kLeastForDigits = 512;
+
+template <class Key, class Position>
+struct Entry {
+  Key key;
+  Position position;
+  bool operator<(const Entry& other) const {
+    return key != other.key ? key < other.key : position < other.position;  // total: any sort is stable
+  }
+};
+
+// Sorts by the last `key_bits` bits of the keys, stably: by one digit after the other, the least significant first
+// (Knuth, "The Art of Computer Programming", volume 3, 5.2.5). Returns where the result is: in one of the two buffers.
+template <class E>
+E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
+  constexpr int kDigitBits = 8;
+  constexpr std::int64_t kDigits = 1 << kDigitBits;
+  const int passes = key_bits / kDigitBits;
+  const auto digit = [](const E& entry, int pass) {
+    return static_cast<std::int64_t>((entry.key >> (pass * kDigitBits)) & (kDigits - 1));
+  };
+  std::int64_t all_places[8 * kDigits] = {};  // how many have a digit, then where the next one goes
+  std::int64_t* places = all_places;
+  for (std::int64_t i = 0; i < count; ++i)
+    for (int pass = 0; pass < passes; ++pass) ++places[pass * kDigits + digit(from[i], pass)];
+  for (int pass = 0; pass < passes; ++pass, places += kDigits) {
+    if (places[digit(from[0], pass)] == count) continue;  // all have the same one
+    std::exclusive_scan(places, places + kDigits, places, std::int64_t{0});
+    for (std::int64_t i = 0; i < count; ++i) to[places[digit(from[i], pass)]++] = from[i];
+    std::swap(from, to);
+  }
+  return from;
+}
+
+template <class T, class Position>
 void sort_positions(const ArgsortArgs& a) {
   using C = functors::Compute<T>;
-  struct Entry {
-    SortKey<C> key;
-    std::int64_t position;
-    bool operator<(const Entry& other) const {
-      return key != other.key ? key < other.key : position < other.position;  // total: any sort is stable
-    }
-  };
+  using E = Entry<SortKey<C>, Position>;
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2], wanted = a.indices.view.shape[1];
   Scratch scratch;
-  Entry* entries = scratch.take<Entry>(size);
+  E* const first = scratch.take<E>(size);
+  E* const second = scratch.take<E>(size);
   for (std::int64_t o = 0; o < outer; ++o)
     for (std::int64_t j = 0; j < inner; ++j) {
+      E* entries = first;
       const T* from = data<T>(a.x) + o * size * inner + j;
       for (std::int64_t i = 0; i < size; ++i) {
         entries[i].key = sort_key(static_cast<C>(from[i * inner]), a.descending);
-        entries[i].position = i;
+        entries[i].position = static_cast<Position>(i);
       }
       // A heap of those that are wanted, where they are few.
       if (wanted < size / 8)
         std::partial_sort(entries, entries + wanted, entries + size);
-      else
+      else if (size < kLeastForDigits)
         std::sort(entries, entries + size);
+      else
+        entries = radix_sort(entries, second, size, kSortKeyBits<C>);
       auto* to = data<std::int64_t>(a.indices) + o * wanted * inner + j;
       for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = entries[i].position;
     }
@@ -71,7 +137,11 @@ void Kernels::enqueue(const Stream& stream, const CumsumArgs& args) {
   dispatch_floating(dtype, [&]<class T>(Type<T>) { launch(stream, args, running_sums<T>); });
 }
 void Kernels::enqueue(const Stream& stream, const ArgsortArgs& args) {
-  dispatch(args.x.view.dtype, [&]<class T>(Type<T>) { launch(stream, args, sort_positions<T>); });
+  // Entries half as large are sorted in half the time.
+  const bool few = args.x.view.shape[1] <= std::numeric_limits<std::uint32_t>::max();
+  dispatch(args.x.view.dtype, [&]<class T>(Type<T>) {
+    launch(stream, args, few ? sort_positions<T, std::uint32_t> : sort_positions<T, std::int64_t>);
+  });
 }
 
 }  // namespace lockstep::kernels::host

@@ -1,4 +1,6 @@
 // Arrangements that are made of other operations.
+#include <algorithm>
+
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -12,8 +14,10 @@ Tensor below(const char* op, const Tensor& x, std::int64_t diagonal) {
   detail::check_defined(op, x);
   LOCKSTEP_CHECK(x.rank() >= 2, "[", op, "] expected at least two dimensions, got ", x);
   const TensorOptions options{.dtype = DType::i64, .device = x.device()};
-  const Tensor rows = arange(0, x.size(-2), 1, options), columns = arange(0, x.size(-1), 1, options);
-  return le(columns - rows.unsqueeze(1), static_cast<double>(diagonal));
+  // The last column of each row. Beyond the matrix one diagonal is like the other.
+  const std::int64_t offset = std::clamp(diagonal, -x.size(-2), x.size(-1));
+  const Tensor last = arange(0, x.size(-2), 1, options) + static_cast<double>(offset);
+  return le(arange(0, x.size(-1), 1, options), last.unsqueeze(1));
 }
 
 Tensor zero_of(const Tensor& x) { return detail::fresh_scalar(0, x.dtype(), x.device()); }

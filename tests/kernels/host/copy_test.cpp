@@ -6,7 +6,7 @@ using namespace lockstep;
 using namespace support;
 
 TEST_CASE("cast converts between every pair of dtypes and layouts", "[cast]") {
-  const std::vector<Shape> shapes = {{}, {0}, {1}, {35}, {3, 5}, {2, 3, 4}, {2, 700}};
+  const std::vector<Shape> shapes = {{}, {0}, {1}, {35}, {3, 5}, {2, 3, 4}, {2, 700}, {3, 4, 8}, {2, 3, 16}, {30, 75}};
   for (const DType from : kAllDTypes)
     for (const DType to : kAllDTypes)
       for (const Shape& shape : shapes)

@@ -15,6 +15,7 @@ const std::vector<Problem> kProblems = {
     {{5, 7}, {0}},    {{5, 7}, {1}},       {{5, 7}, {0, 1}},    {{300, 70}, {0}},        {{70, 300}, {1}},
     {{3, 4, 5}, {1}}, {{3, 4, 5}, {0, 2}}, {{3, 4, 5}, {0, 1}}, {{3, 1, 5}, {1}},        {{2, 3, 4, 5}, {0, 2, 3}},
     {{4, 3}, {}},     {{2, 0, 3}, {0}},    {{1500, 3}, {0}},    {{2, 3, 40, 6}, {1, 3}}, {{1, 2500, 2}, {1}},
+    {{3, 0}, {1}},    {{0, 3}, {0}},       {{300, 5}, {1}},     {{2, 130, 16}, {2}},
 };
 
 Shape reduced_shape(const Problem& p) {
@@ -215,4 +216,33 @@ TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
   TestTensor empty(DType::f32, {0}), one(DType::i64, {1});
   CHECK_THROWS_AS(run(ArgReduceArgs{.op = ArgReduceOp::max, .dim = 0, .in = empty.in(), .out = one.out()}),
                   InvalidArgument);
+}
+
+TEST_CASE("short rows that are reduced side by side have the bits of each by itself", "[reduce]") {
+  for (const DType dtype : kAllDTypes)
+    for (std::int64_t size = 2; size <= 17; ++size)
+      for (const ReduceOp op :
+           {ReduceOp::sum, ReduceOp::prod, ReduceOp::max, ReduceOp::min, ReduceOp::mean, ReduceOp::norm}) {
+        if (dtype == DType::boolean && op != ReduceOp::max && op != ReduceOp::min) continue;
+        if (!is_floating(dtype) && (op == ReduceOp::mean || op == ReduceOp::norm)) continue;
+        constexpr std::int64_t kRows = 131;
+        TestTensor x(dtype, {kRows, size}), y(dtype, {kRows, 1});
+        x.fill_random(static_cast<std::uint64_t>(size), -2, 2);
+        if (is_floating(dtype)) {
+          x.set(size, std::numeric_limits<double>::quiet_NaN());
+          x.set(3 * size - 1, std::numeric_limits<double>::infinity());
+          for (std::int64_t i = 0; i < size; ++i) x.set(3 * size + i, -0.0);
+        }
+        run(ReduceArgs{.op = op, .in = x.in(), .out = y.out()});
+        std::int64_t different = 0;
+        for (std::int64_t row = 0; row < kRows; ++row) {
+          TestTensor one(dtype, {1, size}), alone(dtype, {1, 1}), its(dtype, {1, 1});
+          for (std::int64_t i = 0; i < size; ++i) one.set(i, x[row * size + i]);
+          run(ReduceArgs{.op = op, .in = one.in(), .out = alone.out()});
+          its.set(0, y[row]);
+          different += its.bytes() != alone.bytes();
+        }
+        INFO(to_string(dtype) << ", " << size << " elements, op " << static_cast<int>(op));
+        CHECK(different == 0);
+      }
 }

@@ -47,3 +47,26 @@ TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
       CHECK(y[shape[2]] == (log ? -kInf : 0));
     }
 }
+
+TEST_CASE("short rows that are computed side by side have the bits of each by itself", "[softmax]") {
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : kFloatingDTypes)
+    for (const std::int64_t size : {1, 2, 7, 15, 16, 17, 31, 32, 33})
+      for (const bool log : {false, true}) {
+        constexpr std::int64_t kRows = 131;
+        TestTensor x(dtype, {kRows, size, 1}), y(dtype, {kRows, size, 1});
+        x.fill_random(static_cast<std::uint64_t>(size), -8, 8);
+        for (std::int64_t i = 0; i < size; ++i) x.set(i, -kInf), x.set(size + i, i % 2 ? 0.0 : -0.0);
+        x.set(2 * size, kNaN), x.set(3 * size, kInf), x.set(4 * size, -kInf);
+        run(SoftmaxArgs{.x = x.in(), .y = y.out(), .log = log});
+        std::int64_t different = 0;
+        for (std::int64_t row = 0; row < kRows; ++row) {
+          TestTensor one(dtype, {1, size, 1}), alone(dtype, {1, size, 1}), its(dtype, {1, size, 1});
+          for (std::int64_t i = 0; i < size; ++i) one.set(i, x[row * size + i]), its.set(i, y[row * size + i]);
+          run(SoftmaxArgs{.x = one.in(), .y = alone.out(), .log = log});
+          different += its.bytes() != alone.bytes();
+        }
+        INFO(to_string(dtype) << ", " << size << (log ? " log" : ""));
+        CHECK(different == 0);
+      }
+}
