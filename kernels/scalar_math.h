@@ -110,14 +110,13 @@ inline float exp(float x) {
   return select(zero, 0.0f, mantissa * scale0 * scale1);
 }
 
-inline float log(float x) {
-  const bool subnormal = x < std::numeric_limits<float>::min();
-  const float normal = select(subnormal, x * 0x1p23f, x);
+// The logarithm of x * 2^-shift, for a normal x that is positive and finite.
+inline float log_of_normal(float x, float shift) {
   // x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(normal) - 0x3f3504f3u;
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x) - 0x3f3504f3u;
   const auto exponent = static_cast<std::int32_t>(bits) >> 23;
   const float m = std::bit_cast<float>((bits & 0x007fffffu) + 0x3f3504f3u);
-  const float e = static_cast<float>(exponent) - select(subnormal, 23.0f, 0.0f);
+  const float e = static_cast<float>(exponent) - shift;
   const float f = m - 1.0f;
   const float f2 = f * f;
   float p = 7.0376836292e-2f;
@@ -132,17 +131,22 @@ inline float log(float x) {
   float tail = p * f * f2;
   tail = mul_add(e, -2.12194440e-4f, tail);
   tail = mul_add(f2, -0.5f, tail);
-  float y = mul_add(e, 0.693359375f, f + tail);
+  return mul_add(e, 0.693359375f, f + tail);
+}
+
+inline float log(float x) {
+  const bool subnormal = x < std::numeric_limits<float>::min();
+  float y = log_of_normal(select(subnormal, x * 0x1p23f, x), select(subnormal, 23.0f, 0.0f));
   // Infinity and NaN stay what they are; zero and the negative numbers have no logarithm.
   y = select(x < std::numeric_limits<float>::infinity(), y, x);
   y = select(x < 0.0f, std::numeric_limits<float>::quiet_NaN(), y);
   return select(x == 0.0f, -std::numeric_limits<float>::infinity(), y);
 }
 
-// For x in [0, 1]: what softplus needs.
+// For x in [0, 1], or NaN: what softplus needs.
 inline float log1p(float x) {
   const float y = 1.0f + x;
-  return log(y) + (x - (y - 1.0f)) / y;
+  return log_of_normal(y, 0.0f) + (x - (y - 1.0f)) / y;  // the second part of NaN is NaN
 }
 
 inline float tanh(float x) {
@@ -154,7 +158,11 @@ inline float tanh(float x) {
   p = mul_add(p, x2, 1.33314422036e-1f);
   p = mul_add(p, x2, -3.33332819422e-1f);
   const float near = mul_add(p * x2, x, x);
-  const float far = std::copysign(1.0f - 2.0f / (exp(magnitude + magnitude) + 1.0f), x);
+  // From 20 on it is 1, long since, and the power below is that of a float; NaN passes.
+  const float bounded = select(magnitude > 20.0f, 20.0f, magnitude);
+  const auto [mantissa, power] = exp_parts(bounded + bounded);
+  const float square = mantissa * std::bit_cast<float>(static_cast<std::uint32_t>(power + 127) << 23);
+  const float far = std::copysign(1.0f - 2.0f / (square + 1.0f), x);
   return select(magnitude < 0.625f, near, far);
 }
 

@@ -2,7 +2,13 @@
 
 namespace lockstep::kernels::host {
 
-const KernelTable& kernel_table() {
+// The build compiles this file and some of the kernels once more, for wider instructions
+// (scripts/cmake/wide_kernels.cmake): the same table, with those kernels in it.
+#if !defined(LOCKSTEP_HOST_TABLE)
+#define LOCKSTEP_HOST_TABLE baseline_table
+#endif
+
+const KernelTable& LOCKSTEP_HOST_TABLE() {
   static constexpr KernelTable kTable = table_of<Kernels>();
   return kTable;
 }

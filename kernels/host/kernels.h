@@ -57,4 +57,9 @@ struct Kernels {
   static void enqueue(const Stream& stream, const OrderedSumArgs& args);
 };
 
+// The tables that there are: of the kernels as the whole library is compiled, and with those for AVX-512 (x86-64-v4) in
+// their places, where the build has them. kernel_table() is the one of host_instruction_set().
+const KernelTable& baseline_table();
+const KernelTable& avx512_table();
+
 }  // namespace lockstep::kernels::host

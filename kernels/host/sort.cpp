@@ -99,6 +99,19 @@ E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
   return from;
 }
 
+// The first `wanted` in order; `buffer` is as large as the entries. Compiled once for all dtypes with such entries.
+template <class E>
+[[gnu::noinline]] const E* in_order(E* entries, E* buffer, std::int64_t count, std::int64_t wanted, int key_bits) {
+  // A heap of those that are wanted, where they are few.
+  if (wanted < count / 8)
+    std::partial_sort(entries, entries + wanted, entries + count);
+  else if (count < kLeastForDigits)
+    std::sort(entries, entries + count);
+  else
+    return radix_sort(entries, buffer, count, key_bits);
+  return entries;
+}
+
 template <class T, class Position>
 void sort_positions(const ArgsortArgs& a) {
   using C = functors::Compute<T>;
@@ -106,25 +119,18 @@ void sort_positions(const ArgsortArgs& a) {
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2], wanted = a.indices.view.shape[1];
   Scratch scratch;
-  E* const first = scratch.take<E>(size);
-  E* const second = scratch.take<E>(size);
+  E* const entries = scratch.take<E>(size);
+  E* const buffer = scratch.take<E>(size);
   for (std::int64_t o = 0; o < outer; ++o)
     for (std::int64_t j = 0; j < inner; ++j) {
-      E* entries = first;
       const T* from = data<T>(a.x) + o * size * inner + j;
       for (std::int64_t i = 0; i < size; ++i) {
         entries[i].key = sort_key(static_cast<C>(from[i * inner]), a.descending);
         entries[i].position = static_cast<Position>(i);
       }
-      // A heap of those that are wanted, where they are few.
-      if (wanted < size / 8)
-        std::partial_sort(entries, entries + wanted, entries + size);
-      else if (size < kLeastForDigits)
-        std::sort(entries, entries + size);
-      else
-        entries = radix_sort(entries, second, size, kSortKeyBits<C>);
+      const E* sorted = in_order(entries, buffer, size, wanted, kSortKeyBits<C>);
       auto* to = data<std::int64_t>(a.indices) + o * wanted * inner + j;
-      for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = entries[i].position;
+      for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = static_cast<std::int64_t>(sorted[i].position);
     }
 }
 

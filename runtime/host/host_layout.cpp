@@ -8,6 +8,7 @@
 #include "lockstep/runtime/host/checked_cpu_backend.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
+#include "lockstep/runtime/host/instruction_set.h"
 #include "lockstep/runtime/host/record_backend.h"
 #include "lockstep/runtime/machine_memory.h"
 #include "lockstep/runtime/order/order_checker.h"
@@ -67,6 +68,7 @@ T at_or_last(const std::vector<T>& list, int index) {
 }  // namespace
 
 Backend* make_host_backend(const HostOptions& options) {
+  choose_instruction_set(options);  // throws now, and not at the first kernel
   const HostMode mode = find_mode(options.mode);
   int devices = options.devices;
   if (devices == 0) {

@@ -21,6 +21,15 @@ enum class HostMode : std::uint8_t {
   record,     // never: it is written down, see runtime/record/record.h
 };
 
+// The instructions of kernels on host devices and the cpu device, where the library was compiled for several. The
+// choice makes no difference to the bits of results, but for those that oneDNN computes (products and convolutions),
+// which follows its own: ONEDNN_MAX_CPU_ISA.
+enum class InstructionSet : std::uint8_t {
+  automatic,  // what LOCKSTEP_CPU_ISA says (avx2, avx512), else the widest that library and processor have
+  avx2,       // x86-64-v3
+  avx512,     // x86-64-v4
+};
+
 // How long copies over one link take, in modes async and strict.
 struct HostLink {
   Device source, destination;                  // host devices, or cpu
@@ -51,9 +60,15 @@ struct HostOptions {
   int latency_microseconds = 0;                // of every copy between devices: LOCKSTEP_HOST_LATENCY; default 0
   std::vector<HostLink> links = {};            // those that differ
   std::vector<HostShared> shared = {};         // what they share: ports, for example; default none
-  std::string faults = {};                     // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
+  InstructionSet instruction_set = InstructionSet::automatic;  // LOCKSTEP_CPU_ISA
+  std::string faults = {};  // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
 };
 // Must be called before anything uses a device; throws Error when it is too late.
 LOCKSTEP_API void configure_host(const HostOptions& options);
+
+// The instructions that kernels use; `automatic` where the library was compiled for a processor without a name here.
+// Throws InvalidArgument when those that were asked for are not in the library or the processor, as the first use of a
+// device does. Makes the devices: call configure_host() before.
+LOCKSTEP_API InstructionSet host_instruction_set();
 
 }  // namespace lockstep

@@ -36,6 +36,11 @@ TEST_CASE("cast of numbers that do not fit", "[cast]") {
   CHECK(std::isinf(half[19]));
   run(CastArgs{.in = x.in(), .out = flag.out()});
   CHECK(flag[18] == 1);
+  // Most fit into 32 bits, a few do not, on both sides of a block of those that are converted together.
+  TestTensor mixed(DType::f32, {600}), wide(DType::i64, {600});
+  mixed.fill([](std::int64_t i) { return i == 255 ? 0x1p31 : i == 599 ? -0x1p40 : i % 2 ? -1.75 : 2147483520.0; });
+  run(CastArgs{.in = mixed.in(), .out = wide.out()});
+  for (std::int64_t i = 0; i < 600; ++i) CHECK(wide.integer(i) == static_cast<std::int64_t>(mixed[i]));
   TestTensor big(DType::i64, {2}), copy(DType::i64, {2}), wrapped(DType::i32, {2});
   big.set_integer(0, (std::int64_t{1} << 62) + 1);
   big.set_integer(1, -5);
