@@ -17,27 +17,43 @@ struct AttentionDropout {
   std::uint64_t key = 0, stream = 0;
 };
 
+// Where the diagonal of a causal attention begins when there are more keys than queries, or fewer.
+enum class CausalVariant : std::uint8_t {
+  upper_left,   // query i sees the keys 0 … i
+  lower_right,  // the last query sees every key of its sequence, each one before it one key less
+};
+
 struct AttentionArgs {
-  In q, k, v;  // [B, H, T, D], [B, H, S, D], [B, H, S, E], one floating dtype, any strides
-  In mask;     // [B, H, T, S], any strides: bool (true takes part) or the dtype of q (is added); or absent
-  Out out;     // [B, H, T, E], contiguous; zeros for a query without a key
-  Out lse;     // [B, H, T], contiguous, f64 for f64, else f32: logarithm of the sum of the exponentials of the scores;
-               // infinite for a query without a key
+  // [B, H, T, D], [B, G, S, D], [B, G, S, E], one floating dtype, any strides. H is a multiple of G: query head h goes
+  // with head h / (H / G) of the keys and values.
+  In q, k, v;
+  In mask;       // [B, H, T, S], any strides: bool (true takes part) or the dtype of q (is added); or absent
+  In seqlens_k;  // [B], i32 or i64, any strides: sequence b has the keys 0 … seqlens_k[b] - 1, the others are not read;
+                 // absent: S
+  // [B, M], i32 or i64, any strides, or absent. With it k and v are pools of pages, [P, G, page, D] and [P, G, page,
+  // E], S is M * page, and key j of sequence b is row j % page of page block_table[b, j / page]. Entries behind the
+  // pages that a sequence needs are not read.
+  In block_table;
+  Out out;  // [B, H, T, E], contiguous; zeros for a query without a key
+  Out lse;  // [B, H, T], contiguous, f64 for f64, else f32: logarithm of the sum of the exponentials of the scores;
+            // infinite for a query without a key
   double scale;
-  bool causal;  // key j is for the queries i >= j
+  bool causal;
+  CausalVariant variant = CausalVariant::upper_left;  // of a causal one
   AttentionDropout dropout;
   static constexpr const char* kName = "attention";
-  void views(auto&& f) const { f(q), f(k), f(v), f(mask), f(out), f(lse); }
+  void views(auto&& f) const { f(q), f(k), f(v), f(mask), f(seqlens_k), f(block_table), f(out), f(lse); }
 };
-struct AttentionGradArgs {
-  In dout;  // [B, H, T, E], any strides
-  In q, k, v, mask, out, lse;
+struct AttentionGradArgs {  // no block_table
+  In dout;                  // [B, H, T, E], any strides
+  In q, k, v, mask, seqlens_k, out, lse;
   Out dq, dk, dv;  // contiguous; each may be absent
   double scale;
   bool causal;
+  CausalVariant variant = CausalVariant::upper_left;
   AttentionDropout dropout;
   static constexpr const char* kName = "attention_grad";
-  void views(auto&& f) const { f(dout), f(q), f(k), f(v), f(mask), f(out), f(lse), f(dq), f(dk), f(dv); }
+  void views(auto&& f) const { f(dout), f(q), f(k), f(v), f(mask), f(seqlens_k), f(out), f(lse), f(dq), f(dk), f(dv); }
 };
 
 // ---- cells: everything is contiguous and of one floating dtype

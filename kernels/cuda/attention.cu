@@ -11,7 +11,8 @@ __global__ void __launch_bounds__(kThreads)
   using P = AttentionProblem<T>;
   using C = Compute<T>;
   constexpr int kTile = P::kTile, kLanes = P::kLanes, kEach = P::kEach;
-  const int q_row = a.key_size + 1, v_row = a.value_size + 1, wide = q_row > v_row ? q_row : v_row;
+  const int q_row = static_cast<int>(a.key_size) + 1, v_row = static_cast<int>(a.value_size) + 1,
+            wide = q_row > v_row ? q_row : v_row;
   C* q = dynamic_shared<C>();
   C* sums = q + kTile * q_row;
   C* kv = sums + kTile * v_row;  // keys, then values
@@ -19,25 +20,25 @@ __global__ void __launch_bounds__(kThreads)
 
   const int row = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t head = blockIdx.x / query_tiles, begin = blockIdx.x % query_tiles * kTile, i = begin + row;
-  const std::int64_t b = head / a.heads, h = head % a.heads;
+  const std::int64_t b = head / a.heads, h = head % a.heads, g = h / a.group, length = a.length(b);
   load_tile(a.q, b, h, begin, a.queries, a.key_size, q);
   for (int e = lane; e < a.value_size; e += kLanes) sums[row * v_row + e] = 0;
 
   C top = -P::infinity(), total = 0;
-  const std::int64_t limit = a.causal && begin + kTile < a.keys ? begin + kTile : a.keys;
+  const std::int64_t limit = a.seen(begin + kTile < a.queries ? begin + kTile - 1 : a.queries - 1, length);
   for (std::int64_t j = 0; j < limit; j += kTile) {
     __syncthreads();  // the last tile has been used
-    load_tile(a.k, b, h, j, a.keys, a.key_size, kv);
+    load_keys(a, a.k, b, g, j, length, a.key_size, kv);
     __syncthreads();
     C s[kEach];
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
       const int c = lane + n * kLanes;
-      s[n] = a.score(b, h, i, j + c, dot(q + row * q_row, kv + c * q_row, a.key_size));
+      s[n] = a.score(b, h, i, j + c, length, dot(q + row * q_row, kv + c * q_row, a.key_size));
       scores[row * (kTile + 1) + c] = s[n];
     }
     __syncthreads();
-    load_tile(a.v, b, h, j, a.keys, a.value_size, kv);
+    load_keys(a, a.v, b, g, j, length, a.value_size, kv);
     // All lanes of a row go through it, in the same order.
     C next = top;
     for (int c = 0; c < kTile; ++c) next = functors::larger(scores[row * (kTile + 1) + c], next);
@@ -84,10 +85,10 @@ void Kernels::enqueue(const Stream& stream, const AttentionArgs& args) {
   dispatch_floating(dtype, [&]<class T>(Type<T>) {
     using P = AttentionProblem<T>;
     using C = Compute<T>;
-    const P problem(args);
+    const P problem(args, stream);
     const std::int64_t tiles = problem.tiles(problem.queries), blocks = tiles * problem.batch * problem.heads;
     if (blocks == 0) return;
-    const int d = problem.key_size + 1, e = problem.value_size + 1;
+    const int d = static_cast<int>(problem.key_size) + 1, e = static_cast<int>(problem.value_size) + 1;
     const Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                     static_cast<std::size_t>(P::kTile * (d + e + std::max(d, e) + P::kTile + 1)) * sizeof(C)};
     launch(stream, AttentionArgs::kName, attention_kernel<T>, grid, problem, data<T>(args.out), data<C>(args.lse),

@@ -6,8 +6,10 @@
 
 #include <limits>
 
+#include "lockstep/kernels/common/attention.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/report.cuh"
 #include "lockstep/kernels/philox.h"
 
 namespace lockstep::kernels::cuda {
@@ -27,20 +29,34 @@ struct Heads {
   explicit Heads(const View& v) : data(static_cast<const T*>(v.data)), strides(head_strides(v)) {}
 };
 
+// i32 or i64; null: absent.
+struct Integers {
+  const void* data;
+  bool narrow;
+  explicit Integers(const View& v) : data(v.present ? v.data : nullptr), narrow(v.dtype == DType::i32) {}
+  __device__ std::int64_t operator[](std::int64_t at) const {
+    return narrow ? static_cast<const std::int32_t*>(data)[at] : static_cast<const std::int64_t*>(data)[at];
+  }
+};
+
 enum class MaskKind : int { none, allowed, added };
 
 template <class T>
-struct AttentionProblem {
+struct AttentionProblem : AttentionSizes {
   using C = Compute<T>;
   static constexpr int kTile = sizeof(C) == 8 ? 16 : 32;
   static constexpr int kLanes = kThreads / kTile;
   static constexpr int kEach = kTile / kLanes;
 
   Heads<T> q, k, v;
-  std::int64_t batch, heads, queries, keys;
-  int key_size, value_size;
+  std::int64_t group;  // heads of queries for one of keys and values
   C scale;
   bool causal;
+  CausalVariant variant;
+  Integers lengths, table;
+  std::int64_t length_stride, table_row, table_column, pages;
+  int op;  // that a report names
+  lockstep::cuda::KernelReport* report;
   MaskKind mask_kind;
   const void* mask;
   HeadStrides mask_strides;
@@ -48,19 +64,29 @@ struct AttentionProblem {
   std::uint64_t threshold, random_key, random_stream;
   C kept;  // what a probability that is not dropped is multiplied with
 
+  AttentionProblem(const AttentionArgs& a, const Stream& stream)
+      : AttentionProblem(a, a.block_table.view, lockstep::cuda::report_attention, stream) {}
+  AttentionProblem(const AttentionGradArgs& a, const Stream& stream)
+      : AttentionProblem(a, View(), lockstep::cuda::report_attention_grad, stream) {}
+
   template <class Args>
-  explicit AttentionProblem(const Args& a)
-      : q(a.q.view),
+  AttentionProblem(const Args& a, const View& block_table, int reported, const Stream& stream)
+      : AttentionSizes(attention_sizes(a.q.view, a.k.view, a.v.view, block_table)),
+        q(a.q.view),
         k(a.k.view),
         v(a.v.view),
-        batch(a.q.view.shape[0]),
-        heads(a.q.view.shape[1]),
-        queries(a.q.view.shape[2]),
-        keys(a.k.view.shape[2]),
-        key_size(static_cast<int>(a.q.view.shape[3])),
-        value_size(static_cast<int>(a.v.view.shape[3])),
+        group(kv_heads > 0 ? heads / kv_heads : 1),
         scale(static_cast<C>(a.scale)),
         causal(a.causal),
+        variant(a.variant),
+        lengths(a.seqlens_k.view),
+        table(block_table),
+        length_stride(a.seqlens_k.view.present ? a.seqlens_k.view.strides[0] : 0),
+        table_row(block_table.present ? block_table.strides[0] : 0),
+        table_column(block_table.present ? block_table.strides[1] : 0),
+        pages(a.k.view.shape[0]),
+        op(reported),
+        report(lockstep::cuda::kernel_report(stream.device())),
         mask_kind(!a.mask.view.present                  ? MaskKind::none
                   : a.mask.view.dtype == DType::boolean ? MaskKind::allowed
                                                         : MaskKind::added),
@@ -76,9 +102,22 @@ struct AttentionProblem {
 
   __device__ static C infinity() { return std::numeric_limits<C>::infinity(); }
 
+  // The keys of sequence b. One that cannot be is reported, and none at all.
+  __device__ std::int64_t length(std::int64_t b) const {
+    if (!lengths.data) return keys;
+    const std::int64_t n = lengths[b * length_stride];
+    if (is_inside(n, keys + 1)) return n;
+    report_index(report, op, n, keys + 1);
+    return 0;
+  }
+  __device__ std::int64_t seen(std::int64_t i, std::int64_t sequence_length) const {
+    return seen_keys(causal, variant, i, queries, sequence_length);
+  }
+
   // The score of a product; minus infinity where the query does not see the key.
-  __device__ C score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, C product) const {
-    if (i >= queries || j >= keys || (causal && j > i)) return -infinity();
+  __device__ C score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, std::int64_t sequence_length,
+                     C product) const {
+    if (i >= queries || j >= seen(i, sequence_length)) return -infinity();
     const C s = product * scale;
     if (mask_kind == MaskKind::none) return s;
     const std::int64_t at =
@@ -104,6 +143,28 @@ __device__ void load_tile(const Heads<T>& from, std::int64_t b, std::int64_t h, 
     const std::int64_t i = first + row;
     to[row * (size + 1) + column] =
         i < rows ? widen(head[i * from.strides.row + column * from.strides.column]) : Compute<T>(0);
+  }
+}
+
+// The same of the keys or values of sequence b, which may lie in pages. A page that is not there is reported, and
+// zeros.
+template <class T>
+__device__ void load_keys(const AttentionProblem<T>& a, const Heads<T>& from, std::int64_t b, std::int64_t g,
+                          std::int64_t first, std::int64_t rows, int size, Compute<T>* to) {
+  if (!a.table.data) return load_tile(from, b, g, first, rows, size, to);
+  for (int at = static_cast<int>(threadIdx.x); at < AttentionProblem<T>::kTile * size; at += kThreads) {
+    const int row = at / size, column = at % size;
+    const std::int64_t i = first + row;
+    Compute<T> value = 0;
+    if (i < rows) {
+      const std::int64_t at_page = a.table[b * a.table_row + i / a.page * a.table_column];
+      if (is_inside(at_page, a.pages))
+        value = widen(from.data[at_page * from.strides.batch + g * from.strides.head + i % a.page * from.strides.row +
+                                column * from.strides.column]);
+      else
+        report_index(a.report, a.op, at_page, a.pages);
+    }
+    to[row * (size + 1) + column] = value;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/kernels/common/attention.h"
 
 namespace lockstep::kernels::record {
 
@@ -27,20 +28,23 @@ inline std::uint64_t flops_of(const Conv2dArgs& args) { return convolution(args.
 inline std::uint64_t flops_of(const Conv2dGradInputArgs& args) { return convolution(args.dy.view, args.w.view); }
 inline std::uint64_t flops_of(const Conv2dGradWeightArgs& args) { return convolution(args.dy.view, args.dw.view); }
 
-// Two products in the forward, five in the backward, which forms the scores anew (FlashAttention-2, Dao, 2023); half
-// of the pairs of a causal one.
-inline std::uint64_t scores(const View& q, const View& k, bool causal) {
-  const std::uint64_t pairs = elements(q) / static_cast<std::uint64_t>(std::max<std::int64_t>(1, q.shape[3])) *
-                              static_cast<std::uint64_t>(k.shape[2]);
-  return causal ? pairs / 2 : pairs;
+// Two products in the forward, five in the backward, which forms the scores anew (FlashAttention-2, Dao, 2023), of the
+// pairs that a causal one leaves: half of the square at its diagonal. Lengths are not known here: all sequences count
+// as long.
+inline std::uint64_t pairs(const AttentionSizes& s, bool causal, CausalVariant variant) {
+  const std::int64_t square = std::min(s.queries, s.keys);
+  const std::int64_t beside =
+      variant == CausalVariant::lower_right ? square * (s.keys - square) : (s.queries - square) * s.keys;
+  const std::int64_t seen = causal ? (square * square + 1) / 2 + beside : s.queries * s.keys;
+  return static_cast<std::uint64_t>(s.batch * s.heads * seen);
 }
 inline std::uint64_t flops_of(const AttentionArgs& args) {
-  const auto d = static_cast<std::uint64_t>(args.q.view.shape[3]), e = static_cast<std::uint64_t>(args.v.view.shape[3]);
-  return 2 * scores(args.q.view, args.k.view, args.causal) * (d + e);
+  const AttentionSizes s = attention_sizes(args.q.view, args.k.view, args.v.view, args.block_table.view);
+  return 2 * pairs(s, args.causal, args.variant) * static_cast<std::uint64_t>(s.key_size + s.value_size);
 }
 inline std::uint64_t flops_of(const AttentionGradArgs& args) {
-  const auto d = static_cast<std::uint64_t>(args.q.view.shape[3]), e = static_cast<std::uint64_t>(args.v.view.shape[3]);
-  return 2 * scores(args.q.view, args.k.view, args.causal) * (3 * d + 2 * e);
+  const AttentionSizes s = attention_sizes(args.q.view, args.k.view, args.v.view, View());
+  return 2 * pairs(s, args.causal, args.variant) * static_cast<std::uint64_t>(3 * s.key_size + 2 * s.value_size);
 }
 
 template <class Args>

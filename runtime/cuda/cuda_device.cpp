@@ -123,6 +123,10 @@ const char* name_of(int op) {
       return "max_unpool2d";
     case report_cross_entropy:
       return "cross_entropy";
+    case report_attention:
+      return "attention";
+    case report_attention_grad:
+      return "attention_grad";
     default:
       return "kernel";
   }

@@ -23,6 +23,8 @@ enum ReportedOp : int {
   report_index_add,
   report_max_unpool2d,
   report_cross_entropy,
+  report_attention,
+  report_attention_grad,
 };
 
 // The address that kernels on `device` use. It lives for ever.

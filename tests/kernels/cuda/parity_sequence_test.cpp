@@ -66,6 +66,58 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
           }
 }
 
+TEST_CASE("CUDA parity: attention with lengths, fewer heads of keys, and pages", "[cuda][parity]") {
+  NEEDS_CUDA
+  for (const std::int64_t queries : {1, 40})
+    for (const DType dtype : kFloatingDTypes)
+      for (const DType integers : {DType::i32, DType::i64})
+        for (const CausalVariant variant : {CausalVariant::upper_left, CausalVariant::lower_right}) {
+          const std::string what = cat(dtype, " ", integers, " queries ", queries, " ", static_cast<int>(variant));
+          TestTensor q(dtype, {2, 6, queries, 20}), k(dtype, {2, 2, 48, 20}), v(dtype, {2, 2, 48, 12}),
+              pool_k(dtype, {7, 2, 16, 20}), pool_v(dtype, {7, 2, 16, 12}), lengths(integers, {2}),
+              table(integers, {2, 3});
+          TestTensor out(dtype, {2, 6, queries, 12}), dout(dtype, out.shape()), dq(dtype, q.shape()),
+              dk(dtype, k.shape()), dv(dtype, v.shape());
+          TestTensor lse(dtype == DType::f64 ? DType::f64 : DType::f32, {2, 6, queries});
+          q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(4);
+          pool_k.fill_random(5), pool_v.fill_random(6);
+          lengths.fill([](std::int64_t b) { return b == 0 ? 37.0 : 0.0; });
+          table.fill([](std::int64_t n) { return static_cast<double>((n * 5 + 2) % 7); });
+          AttentionArgs args{.q = q.in(),
+                             .k = k.in(),
+                             .v = v.in(),
+                             .mask = {},
+                             .seqlens_k = lengths.in(),
+                             .block_table = {},
+                             .out = out.out(),
+                             .lse = lse.out(),
+                             .scale = 0.3,
+                             .causal = true,
+                             .variant = variant,
+                             .dropout = {}};
+          check_parity(compare_with_host(args, {&q, &k, &v, &lengths, &out, &lse}, 16, 4), what);
+          const AttentionGradArgs grad{.dout = dout.in(),
+                                       .q = q.in(),
+                                       .k = k.in(),
+                                       .v = v.in(),
+                                       .mask = {},
+                                       .seqlens_k = lengths.in(),
+                                       .out = {out.view()},
+                                       .lse = {lse.view()},
+                                       .dq = dq.out(),
+                                       .dk = dk.out(),
+                                       .dv = dv.out(),
+                                       .scale = 0.3,
+                                       .causal = true,
+                                       .variant = variant,
+                                       .dropout = {}};
+          check_parity(compare_with_host(grad, {&dout, &q, &k, &v, &lengths, &out, &lse, &dq, &dk, &dv}, 32, 16), what);
+          args.k = pool_k.in(), args.v = pool_v.in(), args.block_table = table.in();
+          check_parity(compare_with_host(args, {&q, &pool_k, &pool_v, &lengths, &table, &out, &lse}, 16, 4),
+                       what + ", in pages");
+        }
+}
+
 TEST_CASE("CUDA: heads of attention have a largest size", "[cuda]") {
   NEEDS_CUDA
   const Device device = *parity_device();

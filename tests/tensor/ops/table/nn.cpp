@@ -356,6 +356,14 @@ std::vector<Row> sequences() {
           [](Inputs in) { return scaled_dot_product_attention(in[0], in[1], in[2]); },
           {shapes({{2, 2, 3, 4}, {2, 2, 5, 4}, {2, 2, 5, 3}})},
           [](Inputs in) { return matmul(softmax(matmul(in[0], in[1].transpose(-1, -2)) / 2, -1), in[2]); }),
+      of_all("scaled_dot_product_attention", "lower right, of fewer heads, with lengths",
+             [](Inputs in) {
+               const Tensor lengths = from_data({5, 2}, {2}, {.device = in[0].device()});
+               return scaled_dot_product_attention(
+                   in[0], in[1], in[2],
+                   {.causal = true, .variant = CausalVariant::lower_right, .enable_gqa = true, .seqlens_k = lengths});
+             },
+             {shapes({{2, 4, 3, 4}, {2, 2, 5, 4}, {2, 2, 5, 3}})}),
       of_all("attention_with_weights", "",
              [](Inputs in) {
                const AttentionResult r = attention_with_weights(in[0], in[1], in[2], {.causal = true});
