@@ -6,6 +6,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/async_backend.h"
 #include "lockstep/runtime/host/checked_cpu_backend.h"
+#include "lockstep/runtime/host/compute_threads.h"
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/host/inline_backend.h"
 #include "lockstep/runtime/host/instruction_set.h"
@@ -69,6 +70,7 @@ T at_or_last(const std::vector<T>& list, int index) {
 
 Backend* make_host_backend(const HostOptions& options) {
   choose_instruction_set(options);  // throws now, and not at the first kernel
+  check_compute_threads();
   const HostMode mode = find_mode(options.mode);
   int devices = options.devices;
   if (devices == 0) {

@@ -2,6 +2,7 @@
 
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/compute_threads.h"
 #include "lockstep/runtime/host/host_backend.h"
 
 namespace lockstep {
@@ -25,6 +26,9 @@ void configure_host(const HostOptions& options) {
   for (const int count : options.multiprocessors) {
     LOCKSTEP_CHECK(count > 0, "[configure_host] expected a positive number of multiprocessors, got ", count);
   }
+  LOCKSTEP_CHECK(options.threads >= 0 && options.threads <= detail::kMostThreads,
+                 "[configure_host] expected from 1 to ", detail::kMostThreads, " threads, or 0 for the default, got ",
+                 options.threads);
   const auto lock = detail::before_first_use("configure_host");
   configured() = options;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +45,10 @@ struct HostShared {
   std::vector<std::pair<Device, Device>> links;  // source and destination: host devices, or cpu
 };
 
+// Calls piece(i) once for each i from 0 to `count`, from any threads, and returns when all calls have returned. The
+// calls do not throw, and do not wait for each other.
+using ParallelFor = std::function<void(std::int64_t count, const std::function<void(std::int64_t i)>& piece)>;
+
 // How the virtual host devices are laid out. Zero or empty fields take the value of the environment variable, then the
 // default.
 struct HostOptions {
@@ -61,10 +66,24 @@ struct HostOptions {
   std::vector<HostLink> links = {};            // those that differ
   std::vector<HostShared> shared = {};         // what they share: ports, for example; default none
   InstructionSet instruction_set = InstructionSet::automatic;  // LOCKSTEP_CPU_ISA
+  // How many threads one kernel uses: LOCKSTEP_HOST_THREADS, at most 1024; see set_threads().
+  int threads = 0;
+  // The program's own threads, in place of the library's. Called by whatever thread runs a kernel, several at once.
+  ParallelFor parallel_for = {};
   std::string faults = {};  // LOCKSTEP_HOST_FAULTS ("allocation=3,deny=0-1", "seed=7"); default none
 };
 // Must be called before anything uses a device; throws Error when it is too late.
 LOCKSTEP_API void configure_host(const HostOptions& options);
+
+// How many threads a large kernel of a host device or the cpu device is divided among from now on. 0, the default: the
+// cores that the process may use (its affinity, OMP_NUM_THREADS), divided among the threads that compute at the time,
+// such as those of several devices. Results do not depend on it. The threads begin when a kernel first needs them, and
+// end when none has for two seconds. The workers of a DataLoader compute alone. May be called at any time, from any
+// thread.
+LOCKSTEP_API void set_threads(int threads);
+// The most that one kernel uses. Throws InvalidArgument when LOCKSTEP_HOST_THREADS is no such number, as the first use
+// of a device does.
+LOCKSTEP_API int get_threads();
 
 // The instructions that kernels use; `automatic` where the library was compiled for a processor without a name here.
 // Throws InvalidArgument when those that were asked for are not in the library or the processor, as the first use of a

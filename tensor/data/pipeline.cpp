@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/compute_threads.h"
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/order/order.h"
@@ -77,6 +78,7 @@ Pipeline::~Pipeline() { stop(); }
 
 void Pipeline::work(const std::shared_ptr<State>& state, int worker) noexcept {
   State& s = *state;
+  const ComputeAlone alone;  // there are as many workers as the program wants cores to be busy
   std::unique_lock lock(s.mutex);
   for (;;) {
     while (!s.stopping && s.next < s.options.count && s.next >= s.released + s.options.window)
