@@ -3,6 +3,7 @@
 // register, and keys and values are read where they lie.
 #include "lockstep/kernels/host/attention_few.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/pieces.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -51,6 +52,56 @@ struct Softmax {
   }
 };
 
+constexpr std::int64_t kPieceQueries = 256;                 // at most, a multiple of kLanes
+constexpr std::int64_t kPieceWork = std::int64_t{1} << 20;  // multiplications
+
+// What one thread works with.
+template <class C>
+struct Forward {
+  const AttentionArgs& a;
+  const AttentionProblem& p;
+  const std::int64_t key_row = padded<C>(p.key_size), value_row = padded<C>(p.value_size);
+  Scratch scratch{};
+  Heads<C> keys{a.k.view, p.keys, scratch, &p.block_table}, values{a.v.view, p.keys, scratch, &p.block_table};
+  C* q_rows = scratch.take<C>(kLanes<C> * key_row);
+  C* q = scratch.take<C>(p.key_size * kLanes<C>);
+  C* scores = scratch.take<C>(kKeys * kLanes<C>);
+  C* factors = p.dropout.p > 0 ? scratch.take<C>(kKeys* kLanes<C>) : nullptr;
+  C* sums = scratch.take<C>(kLanes<C> * value_row);
+
+  Forward(const AttentionArgs& args, const AttentionProblem& problem) : a(args), p(problem) {}
+
+  // Queries begin … end - 1 of the heads that have the keys of head g, as one sequence.
+  void run(std::int64_t b, std::int64_t g, std::int64_t begin, std::int64_t end) {
+    const std::int64_t length = p.length(b);
+    const Rows<C> k = keys.rows(b, g, 0, length), v = values.rows(b, g, 0, length);
+    for (std::int64_t first = begin; first < end; first += kLanes<C>) {
+      const Lanes<C> lanes(p, b, g * p.group(), first, end - first);
+      for (std::int64_t l = 0; l < lanes.count; ++l)
+        read_row(a.q.view, b, lanes.head[l], lanes.query[l], q_rows + l * key_row, key_row);
+      transpose(q_rows, key_row, lanes.count, p.key_size, static_cast<C>(p.scale), q);
+      Softmax<C> softmax;
+      for (std::int64_t j = 0; j < lanes.most; j += kKeys) {
+        const Block<C> x{j, std::min(kKeys, lanes.most - j), scores, kLanes<C>};
+        multiply<C>(x.count, kLanes<C>, p.key_size, {k.from(j).data, k.stride, 1}, {q, kLanes<C>}, scores, kLanes<C>,
+                    {});
+        hide(p, lanes, x);
+        softmax.step(x);
+        if (factors) {
+          make_factors(p, lanes, {x.first, x.count, factors, kLanes<C>});
+          LOCKSTEP_INDEPENDENT
+          for (std::int64_t c = 0; c < x.count * kLanes<C>; ++c) scores[c] *= factors[c];
+        }
+        multiply<C>(kLanes<C>, value_row, x.count, {scores, 1, kLanes<C>}, {v.from(j).data, v.stride}, sums, value_row,
+                    j == 0 ? Keep<C>{} : Keep<C>{softmax.shrink, 1});
+      }
+      if (lanes.most == 0) std::fill_n(sums, kLanes<C> * value_row, C(0));
+      for (std::int64_t l = 0; l < lanes.count; ++l)
+        finish(a, b, lanes.head[l], lanes.query[l], sums + l * value_row, softmax.top[l], softmax.total[l]);
+    }
+  }
+};
+
 template <class C>
 void forward(const AttentionArgs& a) {
   const AttentionProblem p(a);
@@ -58,43 +109,16 @@ void forward(const AttentionArgs& a) {
   if (p.queries == 0 || p.heads == 0) return;
   const std::int64_t rows = p.group() * p.queries, key_row = padded<C>(p.key_size), value_row = padded<C>(p.value_size);
   if (rows <= kFewQueries) return attend_few<C>(a, p);
-  Scratch scratch;
-  Heads<C> queries(a.q.view, kLanes<C>, scratch), keys(a.k.view, p.keys, scratch, &p.block_table),
-      values(a.v.view, p.keys, scratch, &p.block_table);
-  C* q_rows = scratch.take<C>(kLanes<C> * key_row);
-  C* q = scratch.take<C>(p.key_size * kLanes<C>);
-  C* scores = scratch.take<C>(kKeys * kLanes<C>);
-  C* factors = p.dropout.p > 0 ? scratch.take<C>(kKeys * kLanes<C>) : nullptr;
-  C* sums = scratch.take<C>(kLanes<C> * value_row);
-  for (std::int64_t b = 0; b < p.batch; ++b)
-    for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-      const std::int64_t length = p.length(b);
-      const Rows<C> k = keys.rows(b, g, 0, length), v = values.rows(b, g, 0, length);
-      for (std::int64_t first = 0; first < rows; first += kLanes<C>) {
-        const Lanes<C> lanes(p, b, g * p.group(), first, rows - first);
-        for (std::int64_t l = 0; l < lanes.count; ++l)
-          read_row(a.q.view, b, lanes.head[l], lanes.query[l], q_rows + l * key_row, key_row);
-        transpose(q_rows, key_row, lanes.count, p.key_size, static_cast<C>(p.scale), q);
-        Softmax<C> softmax;
-        for (std::int64_t j = 0; j < lanes.most; j += kKeys) {
-          const Block<C> x{j, std::min(kKeys, lanes.most - j), scores, kLanes<C>};
-          multiply<C>(x.count, kLanes<C>, p.key_size, {k.from(j).data, k.stride, 1}, {q, kLanes<C>}, scores, kLanes<C>,
-                      {});
-          hide(p, lanes, x);
-          softmax.step(x);
-          if (factors) {
-            make_factors(p, lanes, {x.first, x.count, factors, kLanes<C>});
-            LOCKSTEP_INDEPENDENT
-            for (std::int64_t c = 0; c < x.count * kLanes<C>; ++c) scores[c] *= factors[c];
-          }
-          multiply<C>(kLanes<C>, value_row, x.count, {scores, 1, kLanes<C>}, {v.from(j).data, v.stride}, sums,
-                      value_row, j == 0 ? Keep<C>{} : Keep<C>{softmax.shrink, 1});
-        }
-        if (lanes.most == 0) std::fill_n(sums, kLanes<C> * value_row, C(0));
-        for (std::int64_t l = 0; l < lanes.count; ++l)
-          finish(a, b, lanes.head[l], lanes.query[l], sums + l * value_row, softmax.top[l], softmax.total[l]);
-      }
+  // Pieces: a part of the queries of a group of heads each, or several such where there are few.
+  const std::int64_t chunks = (rows + kPieceQueries - 1) / kPieceQueries, units = p.batch * p.kv_heads * chunks;
+  const std::int64_t cost = std::min(rows, kPieceQueries) * p.keys * (key_row + value_row);
+  for_pieces(units, piece_rows(units, cost, kPieceWork), [&](std::int64_t begin, std::int64_t end) {
+    Forward<C> piece(a, p);
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t first = unit % chunks * kPieceQueries, head = unit / chunks;
+      piece.run(head / p.kv_heads, head % p.kv_heads, first, std::min(rows, first + kPieceQueries));
     }
+  });
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 #include "lockstep/kernels/host/attention_few.h"
 
 #include "lockstep/kernels/host/maximum.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/sums.h"
 
 namespace lockstep::kernels::host {
 namespace {
 
 constexpr std::int64_t kKeys = 128;  // of a block: what the second query reads again is in the second-level cache
+// Multiplications of a piece; each reads an element of memory.
+constexpr std::int64_t kPieceWork = std::int64_t{1} << 17;
 
 // Elements of the 16 bytes within which shuffles are cheap.
 template <class C>
@@ -97,55 +100,64 @@ void apply_mask(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::
   });
 }
 
+// The queries of the heads that have the keys of head g; `memory`: for a row of queries and one of sums each.
+template <class C>
+void attend_head(const AttentionArgs& a, const AttentionProblem& p, std::int64_t b, std::int64_t g, Heads<C>& keys,
+                 Heads<C>& values, C* memory) {
+  const std::int64_t rows = p.group() * p.queries, key_row = padded<C>(p.key_size), value_row = padded<C>(p.value_size);
+  C scores[kKeys], factors[kKeys];
+  Query<C> queries[kFewQueries];
+  const std::int64_t length = p.length(b), head0 = g * p.group();
+  for (std::int64_t r = 0; r < rows; ++r) {
+    C* q = memory + r * (key_row + value_row);
+    queries[r] = {q, q + key_row};
+    read_row(a.q.view, b, head0 + r / p.queries, r % p.queries, q, key_row);
+    for (std::int64_t d = 0; d < key_row; ++d) q[d] *= static_cast<C>(p.scale);
+    std::fill_n(q + key_row, value_row, C(0));
+  }
+  const std::int64_t most = p.seen(p.queries - 1, length);
+  for (std::int64_t j = 0; j < most; j += kKeys) {
+    const std::int64_t block = std::min(kKeys, most - j);
+    const Rows<C> k = keys.rows(b, g, j, block), v = values.rows(b, g, j, block);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t h = head0 + r / p.queries, i = r % p.queries, n = std::min(block, p.seen(i, length) - j);
+      if (n <= 0) continue;
+      Query<C>& query = queries[r];
+      dot_rows(query.q, k, n, key_row, scores);
+      if (p.mask.present) apply_mask(p, b, h, i, j, n, scores);
+      const C top = functors::larger(maximum(scores, n), query.top);
+      if (top == -kInfinity<C>) continue;  // no key so far
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t c = 0; c < n; ++c) scores[c] = math::exp_of_negative(scores[c] - top);
+      const C shrink = math::exp_of_negative(query.top - top);
+      query.total = query.total * static_cast<double>(shrink) + sum(scores, n);
+      query.top = top;
+      if (p.dropout.p > 0) {
+        make_factors(p, b, h, i, j, n, factors, 1);
+        for (std::int64_t c = 0; c < n; ++c) scores[c] *= factors[c];
+      }
+      add_values(scores, v, n, value_row, query.sums, shrink);
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t h = head0 + r / p.queries, i = r % p.queries;
+    finish(a, b, h, i, queries[r].sums, queries[r].top, queries[r].total);
+  }
+}
+
 }  // namespace
 
 template <class C>
 void attend_few(const AttentionArgs& a, const AttentionProblem& p) {
-  const std::int64_t rows = p.group() * p.queries, key_row = padded<C>(p.key_size), value_row = padded<C>(p.value_size);
-  Scratch scratch;
-  Heads<C> keys(a.k.view, kKeys, scratch, &p.block_table), values(a.v.view, kKeys, scratch, &p.block_table);
-  C scores[kKeys], factors[kKeys];
-  Query<C> queries[kFewQueries];
-  C* memory = scratch.take<C>(rows * (key_row + value_row));
-  for (std::int64_t b = 0; b < p.batch; ++b)
-    for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-      const std::int64_t length = p.length(b), head0 = g * p.group();
-      for (std::int64_t r = 0; r < rows; ++r) {
-        C* q = memory + r * (key_row + value_row);
-        queries[r] = {q, q + key_row};
-        read_row(a.q.view, b, head0 + r / p.queries, r % p.queries, q, key_row);
-        for (std::int64_t d = 0; d < key_row; ++d) q[d] *= static_cast<C>(p.scale);
-        std::fill_n(q + key_row, value_row, C(0));
-      }
-      const std::int64_t most = p.seen(p.queries - 1, length);
-      for (std::int64_t j = 0; j < most; j += kKeys) {
-        const std::int64_t block = std::min(kKeys, most - j);
-        const Rows<C> k = keys.rows(b, g, j, block), v = values.rows(b, g, j, block);
-        for (std::int64_t r = 0; r < rows; ++r) {
-          const std::int64_t h = head0 + r / p.queries, i = r % p.queries, n = std::min(block, p.seen(i, length) - j);
-          if (n <= 0) continue;
-          Query<C>& query = queries[r];
-          dot_rows(query.q, k, n, key_row, scores);
-          if (p.mask.present) apply_mask(p, b, h, i, j, n, scores);
-          const C top = functors::larger(maximum(scores, n), query.top);
-          if (top == -kInfinity<C>) continue;  // no key so far
-          LOCKSTEP_INDEPENDENT
-          for (std::int64_t c = 0; c < n; ++c) scores[c] = math::exp_of_negative(scores[c] - top);
-          const C shrink = math::exp_of_negative(query.top - top);
-          query.total = query.total * static_cast<double>(shrink) + sum(scores, n);
-          query.top = top;
-          if (p.dropout.p > 0) {
-            make_factors(p, b, h, i, j, n, factors, 1);
-            for (std::int64_t c = 0; c < n; ++c) scores[c] *= factors[c];
-          }
-          add_values(scores, v, n, value_row, query.sums, shrink);
-        }
-      }
-      for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t h = head0 + r / p.queries, i = r % p.queries;
-        finish(a, b, h, i, queries[r].sums, queries[r].top, queries[r].total);
-      }
-    }
+  const std::int64_t rows = p.group() * p.queries, heads = p.batch * p.kv_heads;
+  const std::int64_t cost = rows * p.keys * (padded<C>(p.key_size) + padded<C>(p.value_size));
+  for_pieces(heads, piece_rows(heads, cost, kPieceWork), [&](std::int64_t begin, std::int64_t end) {
+    Scratch scratch;
+    Heads<C> keys(a.k.view, kKeys, scratch, &p.block_table), values(a.v.view, kKeys, scratch, &p.block_table);
+    C* memory = scratch.take<C>(rows * (padded<C>(p.key_size) + padded<C>(p.value_size)));
+    for (std::int64_t head = begin; head < end; ++head)
+      attend_head(a, p, head / p.kv_heads, head % p.kv_heads, keys, values, memory);
+  });
 }
 
 template void attend_few<float>(const AttentionArgs&, const AttentionProblem&);

@@ -3,12 +3,14 @@
 // dQ = scale dS K, dK = scale dS^T Q.
 #include "lockstep/kernels/host/attention_heads.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/sums.h"
 
 namespace lockstep::kernels::host {
 namespace {
 
-constexpr std::int64_t kQueries = 64, kKeys = 64;  // of a tile
+constexpr std::int64_t kQueries = 64, kKeys = 64;           // of a tile
+constexpr std::int64_t kPieceWork = std::int64_t{1} << 20;  // multiplications
 
 // The queries of a tile, and what comes with them.
 template <class C>
@@ -71,26 +73,24 @@ struct Sums {
 template <class C>
 struct Backward {
   const AttentionGradArgs& a;
-  AttentionProblem p{a};
-  Scratch scratch;
+  const AttentionProblem& p;
+  Scratch scratch{};
   Queries<C> queries{p, scratch};
   Sums<C> dk{a.dk, scratch}, dv{a.dv, scratch};
   // [keys, queries]: probabilities, and first their gradients, then those of the scores.
   C *probabilities = scratch.take<C>(kKeys * kQueries), *ds = scratch.take<C>(kKeys * kQueries);
   C* factors = p.dropout.p > 0 ? scratch.take<C>(kKeys* kLanes<C>) : nullptr;
 
-  void run() {
-    check_places(AttentionGradArgs::kName, p, 0);
-    Heads<C> keys(a.k.view, p.keys, scratch), values(a.v.view, p.keys, scratch);
-    for (std::int64_t b = 0; b < p.batch; ++b)
-      for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-        const std::int64_t length = p.length(b);
-        const Rows<C> k = keys.rows(b, g, 0, length), v = values.rows(b, g, 0, length);
-        dk.begin(), dv.begin();
-        for (std::int64_t h = g * p.group(); h < (g + 1) * p.group(); ++h)
-          for (std::int64_t i = 0; i < p.queries; i += kQueries) tile(b, h, i, k, v);
-        dk.end(b, g, p.scale), dv.end(b, g, 1);
-      }
+  Heads<C> keys{a.k.view, p.keys, scratch}, values{a.v.view, p.keys, scratch};
+
+  // The heads that have the keys of head g.
+  void run(std::int64_t b, std::int64_t g) {
+    const std::int64_t length = p.length(b);
+    const Rows<C> k = keys.rows(b, g, 0, length), v = values.rows(b, g, 0, length);
+    dk.begin(), dv.begin();
+    for (std::int64_t h = g * p.group(); h < (g + 1) * p.group(); ++h)
+      for (std::int64_t i = 0; i < p.queries; i += kQueries) tile(b, h, i, k, v);
+    dk.end(b, g, p.scale), dv.end(b, g, 1);
   }
 
   // Queries i … i + kQueries - 1 of head h.
@@ -155,7 +155,16 @@ struct Backward {
 
 template <class C>
 void backward(const AttentionGradArgs& a) {
-  Backward<C>{a}.run();
+  const AttentionProblem p(a);
+  check_places(AttentionGradArgs::kName, p, 0);
+  // Each piece has heads of its own: what several add to is in one.
+  const std::int64_t heads = p.batch * p.kv_heads;
+  if (heads == 0) return;
+  const std::int64_t cost = 2 * p.group() * p.queries * p.keys * (p.key_size + p.value_size);
+  for_pieces(heads, piece_rows(heads, cost, kPieceWork), [&](std::int64_t begin, std::int64_t end) {
+    Backward<C> piece{a, p};
+    for (std::int64_t head = begin; head < end; ++head) piece.run(head / p.kv_heads, head % p.kv_heads);
+  });
 }
 
 }  // namespace

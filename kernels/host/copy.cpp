@@ -9,6 +9,7 @@
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/parts.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -96,27 +97,37 @@ bool copy_by_rows(const View& in, const View& out) {
   const auto element_bytes = static_cast<std::int64_t>(size_of(out.dtype));
   const auto bytes = static_cast<std::size_t>(nest.inner_size() * element_bytes);
   const auto copy = find_copy_rows(bytes);
-  for_each_row(
-      nest,
-      [&](const std::array<std::int64_t, 2>& at) {
-        copy(static_cast<const std::byte*>(in.data) + at[1] * element_bytes, nest.strides[1][1] * element_bytes,
-             static_cast<std::byte*>(out.data) + at[0] * element_bytes, nest.strides[1][0] * element_bytes,
-             nest.sizes[1], bytes);
-      },
-      2);
+  using Offsets = std::array<std::int64_t, 2>;
+  for_parts(nest, 2 * element_bytes, [&](const LoopNest<2>& part, const Offsets& begin) {
+    const auto part_bytes = static_cast<std::size_t>(part.inner_size() * element_bytes);
+    for_each_row(
+        part,
+        [&](const Offsets& at) {
+          (part_bytes == bytes
+               ? copy
+               : copy_rows<0>)(static_cast<const std::byte*>(in.data) + (begin[1] + at[1]) * element_bytes,
+                               part.strides[1][1] * element_bytes,
+                               static_cast<std::byte*>(out.data) + (begin[0] + at[0]) * element_bytes,
+                               part.strides[1][0] * element_bytes, part.sizes[1], part_bytes);
+        },
+        2);
+  });
   return true;
 }
 
 template <class T>
 void fill_view(const View& out, T value) {
   const LoopNest<1> nest = make_loop_nest<1>(out.shape, {&out});
-  const std::int64_t size = nest.inner_size(), stride = nest.inner_stride(0);
-  for_each_row(nest, [&](const std::array<std::int64_t, 1>& offsets) {
-    T* row = static_cast<T*>(out.data) + offsets[0];
-    if (stride == 1)
-      std::fill_n(row, size, value);
-    else
-      for (std::int64_t i = 0; i < size; ++i) row[i * stride] = value;
+  using Offsets = std::array<std::int64_t, 1>;
+  for_parts(nest, sizeof(T), [&](const LoopNest<1>& part, const Offsets& begin) {
+    const std::int64_t size = part.inner_size(), stride = part.inner_stride(0);
+    for_each_row(part, [&](const Offsets& offsets) {
+      T* row = static_cast<T*>(out.data) + begin[0] + offsets[0];
+      if (stride == 1)
+        std::fill_n(row, size, value);
+      else
+        for (std::int64_t i = 0; i < size; ++i) row[i * stride] = value;
+    });
   });
 }
 

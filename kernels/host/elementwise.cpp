@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lockstep/kernels/host/parts.h"
+
 namespace lockstep::kernels::host {
 namespace {
 
@@ -21,10 +23,12 @@ struct Operand {
   std::byte* at(std::int64_t offset) const { return base + offset * static_cast<std::int64_t>(element_bytes); }
 };
 
-Operand make_operand(const View& view, std::int64_t stride, std::int64_t row_stride, HalfAs half) {
+Operand make_operand(const View& view, std::int64_t begin, std::int64_t stride, std::int64_t row_stride, HalfAs half) {
   const Mover mover = find_mover(view.dtype, half);
   const bool direct = stride == 1 && mover.buffer_bytes == size_of(view.dtype);
-  return {static_cast<std::byte*>(view.data), stride, row_stride, size_of(view.dtype), direct, mover};
+  Operand operand{static_cast<std::byte*>(view.data), stride, row_stride, size_of(view.dtype), direct, mover};
+  operand.base = operand.at(begin);
+  return operand;
 }
 
 template <std::size_t Inputs>
@@ -32,14 +36,16 @@ class Blocks {
  public:
   using Offsets = std::array<std::int64_t, Inputs + 1>;
 
-  Blocks(LoopNest<Inputs + 1>& nest, const std::array<const View*, Inputs>& in, const View& out, HalfAs half,
-         Loop<Inputs> loop, const Scalars& scalars)
+  // `begin`: of the nest in each view.
+  Blocks(const LoopNest<Inputs + 1>& nest, const Offsets& begin, const std::array<const View*, Inputs + 1>& views,
+         HalfAs half, Loop<Inputs> loop, const Scalars& scalars)
       : nest_(nest), loop_(loop), scalars_(scalars) {
     bring_transposed_rows_next();
-    const auto row_stride = [&](std::size_t v) { return nest.rank > 1 ? nest.strides[1][v] : 0; };
-    for (std::size_t v = 0; v < Inputs; ++v)
-      inputs_[v] = make_operand(*in[v], nest.inner_stride(v + 1), row_stride(v + 1), half);
-    output_ = make_operand(out, nest.inner_stride(0), row_stride(0), half);
+    const auto operand = [&](std::size_t v) {
+      return make_operand(*views[v], begin[v], nest_.inner_stride(v), nest_.rank > 1 ? nest_.strides[1][v] : 0, half);
+    };
+    for (std::size_t v = 0; v < Inputs; ++v) inputs_[v] = operand(v + 1);
+    output_ = operand(0);
   }
 
   void run() {
@@ -113,7 +119,7 @@ class Blocks {
     if (!output_.direct) output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
   }
 
-  LoopNest<Inputs + 1>& nest_;
+  LoopNest<Inputs + 1> nest_;
   const Loop<Inputs> loop_;
   const Scalars& scalars_;
   std::array<Operand, Inputs> inputs_;
@@ -130,21 +136,26 @@ void elementwise(const std::array<const View*, Inputs>& in, const View& out, Hal
                  const Scalars& scalars) {
   std::array<const View*, Inputs + 1> views{&out};
   std::copy(in.begin(), in.end(), views.begin() + 1);
-  LoopNest<Inputs + 1> nest = make_loop_nest<Inputs + 1>(out.shape, views);
+  const LoopNest<Inputs + 1> nest = make_loop_nest<Inputs + 1>(out.shape, views);
   bool direct = true;
+  std::array<std::int64_t, Inputs + 1> element_bytes;
+  std::int64_t bytes = 0;
   for (std::size_t v = 0; v <= Inputs; ++v) {
     direct &= nest.inner_stride(v) == 1;
     if (half == HalfAs::floats) direct &= views[v]->dtype != DType::f16 && views[v]->dtype != DType::bf16;
+    bytes += element_bytes[v] = static_cast<std::int64_t>(size_of(views[v]->dtype));
   }
-  if (!direct) return Blocks<Inputs>(nest, in, out, half, loop, scalars).run();
-  std::array<std::int64_t, Inputs> element_bytes;
-  for (std::size_t v = 0; v < Inputs; ++v) element_bytes[v] = static_cast<std::int64_t>(size_of(in[v]->dtype));
-  const auto out_bytes = static_cast<std::int64_t>(size_of(out.dtype));
-  std::array<const void*, Inputs> sources;
-  for_each_row(nest, [&](const std::array<std::int64_t, Inputs + 1>& offsets) {
-    for (std::size_t v = 0; v < Inputs; ++v)
-      sources[v] = static_cast<const std::byte*>(in[v]->data) + offsets[v + 1] * element_bytes[v];
-    loop(sources, static_cast<std::byte*>(out.data) + offsets[0] * out_bytes, nest.inner_size(), scalars);
+  using Offsets = std::array<std::int64_t, Inputs + 1>;
+  for_parts(nest, bytes, [&](const LoopNest<Inputs + 1>& part, const Offsets& begin) {
+    if (!direct) return Blocks<Inputs>(part, begin, views, half, loop, scalars).run();
+    std::array<const void*, Inputs> sources;
+    for_each_row(part, [&](const Offsets& row) {
+      const auto at = [&](std::size_t v) {
+        return static_cast<std::byte*>(views[v]->data) + (begin[v] + row[v]) * element_bytes[v];
+      };
+      for (std::size_t v = 0; v < Inputs; ++v) sources[v] = at(v + 1);
+      loop(sources, at(0), part.inner_size(), scalars);
+    });
   });
 }
 

@@ -151,6 +151,7 @@ class Pool {
     std::lock_guard lock(mutex_);
     return threads_;
   }
+  std::uint32_t posted() const { return posted_.load(std::memory_order_relaxed); }
 
  private:
   void find_helpers(Job& job) {
@@ -251,7 +252,7 @@ void run_pieces(std::int64_t count, void (*piece)(void*, std::int64_t), void* co
   const int asked = threads_asked_for();
   const int most = asked > 0 ? asked : cores().count;
   const ParallelFor& parallel_for = configured_host().parallel_for;
-  const bool serial = alone > 0 || count < 2 || (most < 2 && !parallel_for) ||
+  const bool serial = alone > 0 || count < 2 || (most < 2 && !(parallel_for && asked == 0)) ||
                       library_threads.load(std::memory_order_relaxed) == Threads::ended;
   if (serial) {
     for (std::int64_t i = 0; i < count; ++i) piece(context, i);
@@ -273,6 +274,8 @@ void run_pieces(std::int64_t count, void (*piece)(void*, std::int64_t), void* co
 }
 
 int compute_threads() { return pool().threads(); }
+
+std::uint32_t divided_calls() { return pool().posted(); }
 
 void check_compute_threads() { threads_by_options(); }
 

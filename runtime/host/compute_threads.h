@@ -37,6 +37,8 @@ class LOCKSTEP_API ComputeAlone {
 
 // How many helpers there are; those with nothing to do end after a while.
 LOCKSTEP_API int compute_threads();
+// How many calls of run_pieces have offered pieces to helpers.
+LOCKSTEP_API std::uint32_t divided_calls();
 
 // Throws InvalidArgument when LOCKSTEP_HOST_THREADS is not a number of threads.
 void check_compute_threads();

@@ -15,8 +15,10 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/host_options.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/thread/rendezvous.h"
 #include "support/catch.h"
+#include "support/hidden_case.h"
 
 using namespace lockstep;
 using lockstep::detail::run_pieces;
@@ -190,4 +192,59 @@ TEST_CASE("a number of threads that there cannot be is refused", "[compute_threa
   CHECK(get_threads() >= 1);
   const Threads set(7);
   CHECK(get_threads() == 7);
+}
+
+// In processes of their own: the options are read once.
+TEST_CASE("threads of the environment", "[.][threads_of_a_process]") {
+  const std::string expected = std::getenv("EXPECTED");
+  if (expected == "error") {
+    CHECK_THROWS_WITH(get_threads(), "[LOCKSTEP_HOST_THREADS] expected a number from 1 to 1024, got \"many\"");
+    CHECK_THROWS_AS(current_stream(Device::host(0)), InvalidArgument);
+    return;
+  }
+  CHECK(std::to_string(get_threads()) == expected);
+  CHECK(detail::compute_threads() == 0);
+  Meeting meeting;
+  const int together = get_threads();
+  run_pieces(together, [&](std::int64_t) { meeting.wait_for(together); });
+  CHECK(detail::compute_threads() == together - 1);
+}
+
+TEST_CASE("a pool of the program runs the pieces", "[.][threads_of_a_process]") {
+  int calls = 0;
+  configure_host({.parallel_for = [&](std::int64_t count, const std::function<void(std::int64_t)>& piece) {
+    ++calls;
+    std::vector<std::thread> threads;
+    for (std::int64_t i = count - 1; i >= 0; --i) threads.emplace_back([&piece, i] { piece(i); });
+    for (std::thread& thread : threads) thread.join();
+  }});
+  std::vector<std::atomic<int>> runs(20);
+  run_pieces(20, [&](std::int64_t i) {
+    run_pieces(3, [&](std::int64_t) { ++runs[static_cast<std::size_t>(i)]; });  // in the thread that asks
+  });
+  for (const auto& times : runs) CHECK(times == 3);
+  CHECK(calls == 1);
+  CHECK_THROWS_WITH(run_pieces(20,
+                               [&](std::int64_t i) {
+                                 if (i == 4) throw Error("four");
+                               }),
+                    "four");
+  {
+    const Threads one(1);
+    run_pieces(20, [&](std::int64_t) {});
+  }
+  CHECK(calls == 2);
+  CHECK(detail::compute_threads() == 0);
+}
+
+TEST_CASE("threads by environment and options", "[compute_threads]") {
+  const auto in_environment = [](const std::string& variables) {
+    return test::run_hidden_case("threads of the environment", variables);
+  };
+  CHECK(in_environment("LOCKSTEP_HOST_THREADS=3 EXPECTED=3"));
+  CHECK(in_environment("LOCKSTEP_HOST_THREADS=3 OMP_NUM_THREADS=1 EXPECTED=3"));
+  CHECK(in_environment("OMP_NUM_THREADS=1 EXPECTED=1"));
+  CHECK(in_environment("OMP_NUM_THREADS=1,2 EXPECTED=1"));
+  CHECK(in_environment("LOCKSTEP_HOST_THREADS=many EXPECTED=error"));
+  CHECK(test::run_hidden_case("a pool of the program runs the pieces", ""));
 }
