@@ -1,6 +1,7 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "lockstep/parallel/comm/agree.h"
 #include "lockstep/parallel/ddp/agreement.h"
@@ -25,24 +26,21 @@ struct Listing {
   bool spread = false;  // over several devices
 };
 
-bool ignored(const DistributedDataParallelOptions& options, const std::string& name) {
-  return std::find(options.ignore.begin(), options.ignore.end(), name) != options.ignore.end();
-}
-
 Listing list_members(ModuleBase& module, Device device, const DistributedDataParallelOptions& options) {
   Listing listing;
   std::vector<NamedParameter> parameters = module.named_parameters(), buffers = module.named_buffers();
-  for (const std::string& name : options.ignore) {
-    const auto named = [&](const NamedParameter& p) { return p.name == name; };
-    LOCKSTEP_CHECK(
-        std::any_of(parameters.begin(), parameters.end(), named) || std::any_of(buffers.begin(), buffers.end(), named),
-        "[DistributedDataParallel] expected the ignored names to be the module's, got '", name, "'");
-  }
+  const std::unordered_set<std::string> ignored(options.ignore.begin(), options.ignore.end());
+  std::unordered_set<std::string> names;
+  for (const auto* list : {&parameters, &buffers})
+    for (const NamedParameter& named : *list) names.insert(named.name);
+  for (const std::string& name : options.ignore)
+    LOCKSTEP_CHECK(names.contains(name),
+                   "[DistributedDataParallel] expected the ignored names to be the module's, got '", name, "'");
   std::vector<Device> devices;  // in the order in which members have them: the same on every rank
   const NamedParameter *first = nullptr, *on_cpu = nullptr;
   for (const auto* list : {&parameters, &buffers}) {
     for (const NamedParameter& named : *list) {
-      if (ignored(options, named.name)) continue;
+      if (ignored.contains(named.name)) continue;
       LOCKSTEP_CHECK(named.parameter.body()->home.defined(), "[DistributedDataParallel] expected elements, but '",
                      named.name, "' is uninitialised");
       const Device there = named.parameter.device();
@@ -64,7 +62,7 @@ Listing list_members(ModuleBase& module, Device device, const DistributedDataPar
   bool trainable = false;
   for (auto* list : {&parameters, &buffers}) {
     for (NamedParameter& named : *list) {
-      if (ignored(options, named.name)) continue;
+      if (ignored.contains(named.name)) continue;
       const Tensor tensor = named.parameter.tensor();
       const bool is_parameter = list == &parameters;
       trainable |= is_parameter && named.parameter.requires_grad();

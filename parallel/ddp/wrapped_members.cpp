@@ -1,6 +1,8 @@
 #include "lockstep/parallel/ddp/wrapped_members.h"
 
-#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -26,6 +28,8 @@ WrappedMembers::WrappedMembers(ModuleBase& module, Rules rules)
 
 std::vector<WrappedMembers::Member> WrappedMembers::list() const {
   std::vector<Member> members;
+  const std::unordered_set<std::string_view> ignore(rules_.ignore.begin(), rules_.ignore.end());
+  std::unordered_set<const ParameterBody*> named;
   MemberVisitor visitor;
   visitor.parameter = [&](std::string_view name, Parameter& member, bool is_buffer) {
     Member listed{.name = visitor.full_name(name),
@@ -35,16 +39,13 @@ std::vector<WrappedMembers::Member> WrappedMembers::list() const {
                   .device = member.body()->home.defined() ? member.device() : Device::cpu(),
                   .is_buffer = is_buffer,
                   .trained = member.requires_grad()};
-    listed.named = std::find(rules_.ignore.begin(), rules_.ignore.end(), listed.name) != rules_.ignore.end();
-    listed.ignored = listed.named || (is_buffer && !rules_.follow_buffers);
+    if (ignore.contains(listed.name)) named.insert(member.body());
+    listed.ignored = is_buffer && !rules_.follow_buffers;
     members.push_back(std::move(listed));
   };
   visitor.visit(module_);
-  for (std::size_t i = 0; i < members.size(); ++i) {  // under every name
-    if (!members[i].named) continue;
-    for (Member& member : members)
-      if (member.member == members[i].member) member.named = member.ignored = true;
-  }
+  for (Member& member : members)  // under every name
+    if (named.contains(member.member.body())) member.named = member.ignored = true;
   return members;
 }
 
@@ -74,19 +75,21 @@ void WrappedMembers::check() {
 
 // The objects of now, under the names of before.
 void WrappedMembers::follow_to(std::vector<Member> now) {
-  const auto named = [](auto& list, const Member& wanted) {
-    return std::find_if(list.begin(), list.end(), [&](const Member& m) { return m.name == wanted.name; });
-  };
+  std::unordered_set<std::string_view> names;
+  for (const Member& before : members_) names.insert(before.name);
+  std::unordered_map<std::string_view, Member*> found;
+  for (Member& member : now) found.emplace(member.name, &member);
   for (const Member& member : now)
-    if (!member.ignored && named(members_, member) == members_.end())
+    if (!member.ignored && !names.contains(member.name))
       throw Error(cat("[DistributedDataParallel] expected the members that were wrapped, but ",
                       describe(member.is_buffer, member.name), " was added after that", kWrapAgain));
   for (const Member& before : members_) {
     if (before.ignored) continue;
-    const auto after = named(now, before);
-    if (after == now.end())
+    const auto at = found.find(before.name);
+    if (at == found.end())
       throw Error(cat("[DistributedDataParallel] expected the members that were wrapped, but ",
                       describe(before.is_buffer, before.name), " was removed after that", kWrapAgain));
+    Member* const after = at->second;
     if (!(after->member == before.member) && !(before.is_buffer && after->is_buffer))
       throw Error(cat("[DistributedDataParallel] expected the parameters that were wrapped, but ",
                       describe(before.is_buffer, before.name),
@@ -131,11 +134,10 @@ void WrappedMembers::check_trained() const {
 
 void WrappedMembers::collect() {
   parameters_.clear(), buffers_.clear(), all_buffers_.clear();
+  std::unordered_set<const ParameterBody*> known[2];
   for (const Member& member : members_) {
-    if (member.named) continue;
-    std::vector<Parameter>& list = member.is_buffer ? all_buffers_ : parameters_;
-    if (std::find(list.begin(), list.end(), member.member) != list.end()) continue;
-    list.push_back(member.member);
+    if (member.named || !known[member.is_buffer].insert(member.member.body()).second) continue;
+    (member.is_buffer ? all_buffers_ : parameters_).push_back(member.member);
     if (member.is_buffer && !member.ignored) buffers_.push_back({member.name, member.member});
   }
 }

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "lockstep/parallel/comm/meeting_place.h"
@@ -24,11 +25,11 @@ struct Named {
 // Each once, under its first name.
 std::vector<Named> norms_of(ModuleBase& module) {
   std::vector<Named> norms;
+  std::unordered_set<const BatchNorm*> known;
   MemberVisitor visitor;
   visitor.module = [&](ModuleBase& member) {
     auto* const norm = dynamic_cast<BatchNorm*>(&member);
-    if (!norm || std::any_of(norms.begin(), norms.end(), [&](const Named& n) { return n.norm == norm; })) return;
-    norms.push_back({visitor.path(), norm});
+    if (norm && known.insert(norm).second) norms.push_back({visitor.path(), norm});
   };
   visitor.visit(module);
   return norms;

@@ -101,6 +101,7 @@ void GraphTask::forget() noexcept {
   if (remaining_.load(std::memory_order_acquire) != 0) return;
   states_.clear();
   captured_.clear();
+  captures_at_.clear();
   callbacks.clear();
   owned_.clear();
   rows_.clear();
@@ -236,8 +237,9 @@ void GraphTask::execute(std::uint32_t index) {
       // The hooks of a leaf with mirrors wait for the sum over the replicas.
       if (node.hooks && !(node.is_leaf() && state.owner)) run_gradient_hooks(node, outputs);
       if (state.captured)
-        for (std::size_t c = 0; c < captures_.size(); ++c)
-          if (captures_[c].node.get() == &node) captured_[c] = outputs[captures_[c].index];
+        for (auto at = std::lower_bound(captures_at_.begin(), captures_at_.end(), std::pair(index, 0U));
+             at != captures_at_.end() && at->first == index; ++at)
+          captured_[at->second] = outputs[captures_[at->second].index];
       if (is_for_sink(state)) [[unlikely]] {
         give_to_sink(state, std::move(outputs[0]), {});
       } else if (node.is_leaf() ? mode_.accumulate : state.runs) {

@@ -97,6 +97,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
     ~Claims() { release(); }
   };
 
+  // Of index_: where the node is, or would be.
+  std::pair<Node*, std::uint32_t>& place_of(const Node* node);
   std::uint32_t index_of(Node* node);  // enters it when it is new
   void traverse();
   void mark_needed();
@@ -127,7 +129,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
 
   std::vector<Root> roots_;
   std::vector<Edge> captures_;
-  std::vector<Tensor> captured_;  // by capture
+  std::vector<Tensor> captured_;                                      // by capture
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> captures_at_;  // state and capture, in order
   Mode mode_;
   ThreadContext context_;
   std::vector<State> states_;

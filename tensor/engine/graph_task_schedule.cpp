@@ -19,24 +19,25 @@ bool on_backward_thread() {
 }
 }  // namespace
 
+std::pair<Node*, std::uint32_t>& GraphTask::place_of(const Node* node) {
+  std::size_t at = (reinterpret_cast<std::uintptr_t>(node) >> 5) & (index_.size() - 1);
+  while (index_[at].first && index_[at].first != node) at = (at + 1) & (index_.size() - 1);
+  return index_[at];
+}
+
 std::uint32_t GraphTask::index_of(Node* node) {
   if (states_.size() * 2 >= index_.size()) {
     index_.assign(std::bit_ceil(std::max<std::size_t>(64, states_.size() * 4)), {});
-    for (std::uint32_t i = 0; i < states_.size(); ++i) {
-      std::size_t at = (reinterpret_cast<std::uintptr_t>(states_[i].node) >> 5) & (index_.size() - 1);
-      while (index_[at].first) at = (at + 1) & (index_.size() - 1);
-      index_[at] = {states_[i].node, i};
-    }
+    for (std::uint32_t i = 0; i < states_.size(); ++i) place_of(states_[i].node) = {states_[i].node, i};
   }
-  std::size_t at = (reinterpret_cast<std::uintptr_t>(node) >> 5) & (index_.size() - 1);
-  while (index_[at].first && index_[at].first != node) at = (at + 1) & (index_.size() - 1);
-  if (!index_[at].first) {
-    index_[at] = {node, static_cast<std::uint32_t>(states_.size())};
+  auto& place = place_of(node);
+  if (!place.first) {
+    place = {node, static_cast<std::uint32_t>(states_.size())};
     State& state = states_.emplace_back();
     state.node = node;
     if (node->output_count > 1) state.gradients.resize(node->output_count);
   }
-  return index_[at].second;
+  return place.second;
 }
 
 void GraphTask::traverse() {
@@ -94,18 +95,15 @@ void GraphTask::mark_needed() {
         sources[static_cast<std::size_t>(target)].push_back(i);
   std::vector<std::uint32_t> queue;
   for (std::size_t c = 0; c < captures_.size(); ++c) {
-    const std::size_t known = states_.size();
-    const std::uint32_t i = index_of(captures_[c].node.get());
-    if (i == known) {  // nothing leads there
-      index_.clear();
-      states_.pop_back();
-      continue;
-    }
+    const auto& [node, i] = place_of(captures_[c].node.get());
+    if (!node) continue;  // nothing leads there
     capture_reached[c] = true;
     states_[i].captured = true;
+    captures_at_.emplace_back(i, static_cast<std::uint32_t>(c));
     if (!states_[i].needed) queue.push_back(i);
     states_[i].needed = true;
   }
+  std::sort(captures_at_.begin(), captures_at_.end());
   while (!queue.empty()) {
     const std::uint32_t i = queue.back();
     queue.pop_back();

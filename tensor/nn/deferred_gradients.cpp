@@ -26,26 +26,6 @@ Tensor matrix_of(const OwnedGradient& gradient) {
   return gradient.rows.defined() ? gradient.rows.to_dense() : gradient.matrix;
 }
 
-// Puts `more` behind what there is for the same slot.
-void merge(std::vector<OwnedGradient>& all, OwnedGradient more) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const OwnedGradient& other) {
-    return other.leaf.get() == more.leaf.get() && other.stream == more.stream && other.replicated == more.replicated;
-  });
-  if (found == all.end()) {
-    all.push_back(std::move(more));
-    return;
-  }
-  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *found->stream);
-  found->differentiable |= more.differentiable;
-  const GradMode mode(found->differentiable);
-  if (found->rows.defined() && more.rows.defined()) {
-    found->rows = detail::join_rows(std::array{found->rows, more.rows});
-  } else {
-    found->matrix = matrix_of(*found) + matrix_of(more);
-    found->rows = {};
-  }
-}
-
 // The training of the parameters, as by a backward.
 class Claims {
  public:
@@ -77,6 +57,26 @@ class Claims {
 
 }  // namespace
 
+void DeferredGradients::List::merge(OwnedGradient more) {
+  Index& index = index_[more.replicated ? 1 : 0];
+  const auto at = index.find({more.leaf.get(), more.stream});
+  if (at == index.end()) {
+    all_.push_back(std::move(more));
+    index.emplace(std::pair(all_.back().leaf.get(), all_.back().stream), all_.size() - 1);
+    return;
+  }
+  OwnedGradient* const found = &all_[at->second];
+  LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *found->stream);
+  found->differentiable |= more.differentiable;
+  const GradMode mode(found->differentiable);
+  if (found->rows.defined() && more.rows.defined()) {
+    found->rows = detail::join_rows(std::array{found->rows, more.rows});
+  } else {
+    found->matrix = matrix_of(*found) + matrix_of(more);
+    found->rows = {};
+  }
+}
+
 bool DeferredGradients::wants(const LeafNode& leaf) const { return leaf.owner() && leaf.stream->device != device_; }
 
 // Nobody else may write the elements until they are added.
@@ -88,16 +88,19 @@ void DeferredGradients::arrive(OwnedGradient& gradient) {
 
 void DeferredGradients::finish(std::vector<OwnedGradient> gradients) {
   const std::lock_guard lock(mutex_);
-  for (OwnedGradient& gradient : gradients) merge(gradients_, std::move(gradient));
+  for (OwnedGradient& gradient : gradients) gradients_.merge(std::move(gradient));
 }
 
 void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
-  std::vector<OwnedGradient> all;
-  for (DeferredGradients* replica : replicas)
-    for (OwnedGradient& gradient : std::exchange(replica->gradients_, {})) {
+  List merged;
+  for (DeferredGradients* replica : replicas) {
+    List deferred = std::exchange(replica->gradients_, {});
+    for (OwnedGradient& gradient : deferred.all()) {
       gradient.replicated = gradient.replicated && is_slot(gradient);
-      merge(all, std::move(gradient));
+      merged.merge(std::move(gradient));
     }
+  }
+  std::vector<OwnedGradient>& all = merged.all();
   if (all.empty()) return;
   const Claims claims(all);
 

@@ -3,8 +3,12 @@
 // depends on who was first.
 #pragma once
 
+#include <array>
+#include <functional>
 #include <mutex>
 #include <span>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lockstep/tensor/engine/gradient_sink.h"
@@ -27,9 +31,26 @@ class LOCKSTEP_API DeferredGradients final : public GradientSink {
   static void add_all(std::span<DeferredGradients* const> replicas);
 
  private:
+  // In the order in which their slots first got one.
+  class List {
+   public:
+    void merge(OwnedGradient more);  // puts it behind what there is for the same slot
+    std::vector<OwnedGradient>& all() { return all_; }
+
+   private:
+    struct Hash {
+      std::size_t operator()(const std::pair<const LeafNode*, const detail::StreamBody*>& slot) const {
+        return std::hash<const void*>()(slot.first) * 31 + std::hash<const void*>()(slot.second);
+      }
+    };
+    using Index = std::unordered_map<std::pair<const LeafNode*, const detail::StreamBody*>, std::size_t, Hash>;
+    std::vector<OwnedGradient> all_;
+    std::array<Index, 2> index_;  // of those that are not replicated, and of those that are
+  };
+
   const Device device_;
   std::mutex mutex_;
-  std::vector<OwnedGradient> gradients_;
+  List gradients_;
 };
 
 }  // namespace lockstep

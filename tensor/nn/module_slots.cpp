@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <unordered_set>
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -16,20 +17,18 @@ template <class F>
 void for_each_set(const ModuleSlots& slots, F&& f) {
   std::array<SlabSet*, 8> first;
   std::size_t count = 0;
-  std::vector<SlabSet*> more;
+  std::unordered_set<const SlabSet*> more;
   const SlabSet* last = nullptr;
   for (const auto* list : {&slots.parameters(), &slots.buffers()})
     for (const Parameter& member : *list) {
       SlabSet* set = member.body()->slabs.get();
       if (!set || set == last) continue;
       last = set;
-      if (std::find(first.begin(), first.begin() + count, set) != first.begin() + count ||
-          std::find(more.begin(), more.end(), set) != more.end())
-        continue;
+      if (std::find(first.begin(), first.begin() + count, set) != first.begin() + count) continue;
       if (count < first.size())
         first[count++] = set;
-      else
-        more.push_back(set);
+      else if (!more.insert(set).second)
+        continue;
       f(*set);
     }
 }
@@ -41,8 +40,9 @@ ModuleSlots::ModuleSlots(const ModuleBase& module) : parameters_(module.paramete
   for (const auto* list : {&parameters_, &buffers_})
     for (const Parameter& member : *list) bodies.push_back(member.body());
   detail::share_gate(bodies);
+  std::unordered_set<const ReadGate*> known;
   for (const ParameterBody* body : bodies)
-    if (std::find(gates_.begin(), gates_.end(), *body->gate()) == gates_.end()) gates_.push_back(*body->gate());
+    if (known.insert(body->gate()->get()).second) gates_.push_back(*body->gate());
 }
 
 void ModuleSlots::check_placement(Device home) const {

@@ -1,6 +1,8 @@
 #include "lockstep/tensor/nn/read_gate.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <unordered_set>
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
@@ -188,16 +190,40 @@ Reading* Reading::current() { return innermost; }
 
 template <class F>
 void Reading::for_each(F&& f) {
-  for (std::size_t i = 0; i < count_; ++i) f(first_[i]);
-  for (Entry& entry : more_) f(entry);
+  for (std::size_t i = 0; i < std::min(count_, first_.size()); ++i) f(first_[i]);
+  for (Entry& entry : more_)
+    if (entry.gate) f(entry);
 }
 
+namespace {
+
+// more_ is a hash table with open addressing, for calls of models whose parts were used, or filled, one by one before.
+// Here the gate is, or would be.
+template <class Entry>
+Entry& place_in(std::vector<Entry>& table, const ReadGate* gate) {
+  std::uint64_t at = (std::uint64_t{reinterpret_cast<std::uintptr_t>(gate)} * 0x9e3779b97f4a7c15u) >> 32;
+  while (table[at & (table.size() - 1)].gate && table[at & (table.size() - 1)].gate.get() != gate) ++at;
+  return table[at & (table.size() - 1)];
+}
+
+// Makes room for one more beside `used`, so that half of the places stay empty.
+template <class Entry>
+void make_room(std::vector<Entry>& table, std::size_t used) {
+  if (2 * (used + 1) <= table.size()) return;
+  std::vector<Entry> larger(std::max<std::size_t>(8, 2 * table.size()));
+  for (Entry& entry : table)
+    if (entry.gate) place_in(larger, entry.gate.get()) = std::move(entry);
+  table = std::move(larger);
+}
+
+}  // namespace
+
 Reading::Entry* Reading::find(const ReadGate& gate) {
-  for (std::size_t i = 0; i < count_; ++i)
+  for (std::size_t i = 0; i < std::min(count_, first_.size()); ++i)
     if (first_[i].gate.get() == &gate) return &first_[i];
-  for (Entry& entry : more_)
-    if (entry.gate.get() == &gate) return &entry;
-  return nullptr;
+  if (more_.empty()) return nullptr;
+  Entry& place = place_in(more_, &gate);
+  return place.gate ? &place : nullptr;
 }
 
 bool Reading::holds(const ReadGate& gate) {
@@ -213,21 +239,23 @@ bool Reading::holds(const ReadGate& gate) {
 Reading::Entry& Reading::entry(const std::shared_ptr<ReadGate>& gate) {
   for (Reading* scope = this; scope; scope = scope->outer_)
     if (Entry* found = scope->find(*gate)) return *found;
-  if (count_ == first_.size()) more_.reserve(more_.size() + 1);  // before it enters, so that nothing fails after
+  if (count_ >= first_.size())
+    make_room(more_, count_ - first_.size());  // before it enters, so that nothing fails after
   // Who holds one gate must not queue for another: whoever waits for that one may wait for this reader. For mirrors
   // that is so among mirrors alone, and replicas must queue, since their device's thread is never without one. On a
   // device's thread homes are not queued for: a call that is inside may wait for the thread.
   bool passing = gate->of() == ReadGate::Of::home && DeviceThread::current();
   for (Reading* scope = innermost; scope && !passing; scope = scope->outer_) {
-    passing = gate->of() == ReadGate::Of::home && scope->held_ && !scope->held_->empty();
-    scope->for_each([&](const Entry& held) {
-      passing = passing || held.gate->of() == ReadGate::Of::mirrors || gate->of() == ReadGate::Of::home;
-    });
+    if (gate->of() == ReadGate::Of::home) {
+      passing = scope->count_ > 0 || (scope->held_ && !scope->held_->empty());
+    } else {
+      scope->for_each([&](const Entry& held) { passing = passing || held.gate->of() == ReadGate::Of::mirrors; });
+    }
   }
   gate->enter(passing);
-  if (count_ == first_.size()) return more_.emplace_back(Entry{gate, nullptr});
-  first_[count_] = {gate, nullptr};
-  return first_[count_++];
+  Entry& entered = count_ < first_.size() ? first_[count_] : place_in(more_, gate.get());
+  ++count_;
+  return entered = {gate, nullptr};
 }
 
 void Reading::read(const ParameterBody& body, const Stream& stream) {
@@ -241,11 +269,16 @@ void Reading::read(const ParameterBody& body, const Stream& stream) {
 
 Reading::Held Reading::share() {
   Held all;
+  std::unordered_set<const ReadGate*> known;
   const auto add = [&](const std::shared_ptr<ReadGate>& gate) {
-    if (gate->of() != ReadGate::Of::home || std::find(all.begin(), all.end(), gate) != all.end()) return;
-    all.reserve(all.size() + 1);
-    gate->enter(true);  // at once: no writer is inside while this thread is
+    if (gate->of() != ReadGate::Of::home || !known.insert(gate.get()).second) return;
     all.push_back(gate);
+    try {
+      gate->enter(true);  // at once: no writer is inside while this thread is
+    } catch (...) {
+      all.pop_back();
+      throw;
+    }
   };
   try {
     for (Reading* scope = innermost; scope; scope = scope->outer_) {
@@ -280,9 +313,10 @@ void share_gate(std::span<ParameterBody* const> bodies) {
 Writing::Writing(const char* op, std::span<ParameterBody* const> bodies, std::span<const Device> devices,
                  Deadline deadline) {
   share_gate(bodies);
+  std::unordered_set<const ReadGate*> known;
   for (ParameterBody* body : bodies) {
     const std::shared_ptr<ReadGate>& gate = *body->gate();
-    if (std::find(gates_.begin(), gates_.end(), gate.get()) != gates_.end()) continue;
+    if (!known.insert(gate.get()).second) continue;
     if (Reading::holds(*gate))
       throw Error(cat("[", op,
                       "] expected a call from outside of the module's calls, got one from inside a call that "

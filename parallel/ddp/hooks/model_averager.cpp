@@ -1,6 +1,8 @@
 #include "lockstep/parallel/ddp/hooks/model_averager.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "lockstep/parallel/comm/agree.h"
 #include "lockstep/parallel/ddp/coalesce.h"
@@ -21,9 +23,10 @@ bool ModelAverager::average_but(ModuleBase& module, std::span<const std::string>
   Communicator* const group = steps >= 0 ? due(steps) : nullptr;
   if (group) {
     std::vector<Tensor> tensors;
+    const std::unordered_set<std::string_view> ignored(ignore.begin(), ignore.end());
     const auto add = [&](const std::vector<NamedParameter>& list) {
       for (const NamedParameter& named : list) {
-        if (std::find(ignore.begin(), ignore.end(), named.name) != ignore.end()) continue;
+        if (ignored.contains(named.name)) continue;
         const Tensor tensor = named.parameter.tensor();
         if (!is_floating(tensor.dtype()) || tensor.count() == 0) continue;
         LOCKSTEP_CHECK(tensor.device() == group->device(), "[ModelAverager] expected '", named.name, "' on ",

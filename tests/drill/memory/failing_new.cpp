@@ -10,6 +10,7 @@ namespace {
 
 constinit std::atomic<std::int64_t> countdown{0};  // 0: nothing fails
 constinit std::atomic<bool> stays{false}, struck{false};
+constinit std::atomic<std::int64_t> asked_calls{0}, asked_bytes{0};
 
 bool fails() noexcept {
   std::int64_t left = countdown.load(std::memory_order_relaxed);
@@ -24,6 +25,8 @@ bool fails() noexcept {
 }
 
 void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
+  asked_calls.fetch_add(1, std::memory_order_relaxed);
+  asked_bytes.fetch_add(static_cast<std::int64_t>(bytes), std::memory_order_relaxed);
   if (fails()) return nullptr;
   void* memory = nullptr;
   if (alignment <= alignof(std::max_align_t))
@@ -50,6 +53,8 @@ bool disarm() {
   countdown = 0;
   return struck;
 }
+
+Asked asked() { return {asked_calls.load(std::memory_order_relaxed), asked_bytes.load(std::memory_order_relaxed)}; }
 
 }  // namespace memory_drill
 

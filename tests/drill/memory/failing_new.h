@@ -10,4 +10,10 @@ void arm(std::int64_t k, bool lasting);
 // Whether a call has failed.
 bool disarm();
 
+// What has been asked for since the program began, by all threads.
+struct Asked {
+  std::int64_t calls, bytes;
+};
+Asked asked();
+
 }  // namespace memory_drill
