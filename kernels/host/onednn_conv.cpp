@@ -2,14 +2,19 @@
 
 #if defined(LOCKSTEP_HAVE_ONEDNN)
 
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <list>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/kernels/host/conv_parts.h"
 #include "lockstep/kernels/host/one_thread.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/runtime/library_threads.h"
 
@@ -18,39 +23,14 @@ namespace {
 
 using dnnl::algorithm;
 using dnnl::memory;
+using Kind = ConvKind;
 
-enum class Kind : std::int64_t { forward, grad_input, grad_weight };
+// Pointers in the order of the arguments of the function: inputs, then the output.
+using Pointers = std::array<float*, 4>;
 
-struct Descriptions {
-  memory::desc x, w, bias, y;
-};
-
-// A primitive with its operands. oneDNN chooses the layouts that it computes in (blocks of channels): operands are
-// converted on the way in and out, which costs less than computing in plain layouts.
-class Convolution {
- public:
-  Convolution(Kind kind, const ConvSizes& sizes, bool has_bias);
-
-  // Pointers in the order of the arguments of the function: inputs, then the output.
-  void run(const std::array<const void*, 4>& pointers);
-
- private:
-  struct Operand {
-    int argument;
-    memory plain, inner;
-    std::optional<dnnl::reorder> conversion;
-    bool output;
-  };
-
-  void add(int argument, const memory::desc& plain, const memory::desc& inner, bool output);
-
-  dnnl::primitive primitive_;
-  std::vector<Operand> operands_;
-  memory scratchpad_;
-};
-
+// Threads work with the same primitives, so they have the same engine. It is never destroyed.
 dnnl::engine& engine() {
-  static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  static dnnl::engine& engine = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return engine;
 }
 dnnl::stream& stream() {
@@ -58,25 +38,111 @@ dnnl::stream& stream() {
   return stream;
 }
 
-memory::desc description(const memory::dims& dims, memory::format_tag tag) {
-  return {dims, memory::data_type::f32, tag};
+struct Layouts {
+  memory::desc x, w, bias, y;
+};
+
+memory::desc layout(const memory::dims& dims, memory::format_tag tag) { return {dims, memory::data_type::f32, tag}; }
+
+memory::dims w_dims(const ConvSizes& s) {
+  const Window2d& w = s.window;
+  if (s.groups > 1) return {s.groups, s.group_outputs, s.group_channels, w.kernel[0], w.kernel[1]};
+  return {s.outputs, s.channels, w.kernel[0], w.kernel[1]};
 }
 
-Convolution::Convolution(Kind kind, const ConvSizes& s, bool has_bias) {
-  const bool grouped = s.groups > 1;
-  const memory::dims w_dims =
-      grouped ? memory::dims{s.groups, s.group_outputs, s.group_channels, s.window.kernel[0], s.window.kernel[1]}
-              : memory::dims{s.outputs, s.channels, s.window.kernel[0], s.window.kernel[1]};
-  const auto describe = [&](bool plain) {
-    using tag = memory::format_tag;
-    return Descriptions{description({s.batch, s.channels, s.height, s.width}, plain ? tag::nchw : tag::any),
-                        description(w_dims, !plain    ? tag::any
-                                            : grouped ? tag::goihw
-                                                      : tag::oihw),
-                        has_bias ? description({s.outputs}, tag::x) : memory::desc(),
-                        description({s.batch, s.outputs, s.out_height, s.out_width}, plain ? tag::nchw : tag::any)};
+// Of a part of the tensors of `whole`.
+Layouts plain_layouts(const ConvSizes& whole, const ConvSizes& s, bool has_bias) {
+  const auto strided = [](const memory::dims& dims, const memory::dims& strides) {
+    return memory::desc(dims, memory::data_type::f32, strides);
   };
-  const Descriptions plain = describe(true), any = describe(false);
+  const std::int64_t kernel_width = s.window.kernel[1], kernel = s.window.kernel[0] * kernel_width;
+  memory::dims w_strides{whole.taps(), kernel, kernel_width, 1};
+  if (s.groups > 1) w_strides.insert(w_strides.begin(), whole.group_outputs * whole.taps());
+  return {
+      strided({s.batch, s.channels, s.height, s.width}, {whole.channels * whole.plane(), whole.plane(), s.width, 1}),
+      strided(w_dims(s), w_strides), has_bias ? layout({s.outputs}, memory::format_tag::x) : memory::desc(),
+      strided({s.batch, s.outputs, s.out_height, s.out_width},
+              {whole.outputs * whole.out_plane(), whole.out_plane(), s.out_width, 1})};
+}
+
+using Key = std::array<std::int64_t, 18>;
+Key key_of(Kind kind, const ConvSizes& s, bool has_bias) {
+  const Window2d& w = s.window;
+  return {static_cast<std::int64_t>(kind),
+          s.batch,
+          s.channels,
+          s.height,
+          s.width,
+          s.outputs,
+          s.out_height,
+          s.out_width,
+          s.groups,
+          w.kernel[0],
+          w.kernel[1],
+          w.stride[0],
+          w.stride[1],
+          w.padding[0],
+          w.padding[1],
+          w.dilation[0],
+          w.dilation[1],
+          has_bias};
+}
+
+float* take(Scratch& scratch, const memory::desc& layout) {
+  return scratch.take<float>(static_cast<std::int64_t>((layout.get_size() + sizeof(float) - 1) / sizeof(float)));
+}
+
+struct Operand {
+  Operand(int id, const memory::desc& plain_layout, const memory::desc& inner_layout, bool is_output)
+      : argument(id), plain(plain_layout), inner(inner_layout), output(is_output) {
+    if (plain != inner)
+      conversion.emplace(
+          dnnl::reorder::primitive_desc(engine(), output ? inner : plain, engine(), output ? plain : inner));
+  }
+
+  int argument;
+  memory::desc plain, inner;
+  bool output;
+  std::optional<dnnl::reorder> conversion;  // none where the layouts are the same
+};
+
+// A primitive with the layouts of its operands. oneDNN chooses those that it computes in (blocks of channels): operands
+// are converted on the way in and out, which costs less than computing in plain layouts.
+struct Convolution {
+  Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& part, bool has_bias);
+
+  dnnl::primitive primitive;
+  std::vector<Operand> operands;
+  memory::desc scratchpad;
+};
+
+#if DNNL_VERSION_MAJOR >= 3
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe(const dnnl::primitive_attr& attributes, const Args&... args) {
+  return {engine(), args..., attributes};
+}
+template <class Primitive, class Forward, class... Args>
+typename Primitive::primitive_desc describe_backward(const dnnl::primitive_attr& attributes, const Forward& forward,
+                                                     const Args&... args) {
+  return {engine(), args..., forward, attributes};
+}
+#else
+template <class Primitive, class... Args>
+typename Primitive::primitive_desc describe(const dnnl::primitive_attr& attributes, const Args&... args) {
+  return {typename Primitive::desc(args...), attributes, engine()};
+}
+template <class Primitive, class Forward, class... Args>
+typename Primitive::primitive_desc describe_backward(const dnnl::primitive_attr& attributes, const Forward& forward,
+                                                     const Args&... args) {
+  return {typename Primitive::desc(args...), attributes, engine(), forward};
+}
+#endif
+
+Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, bool has_bias) {
+  using tag = memory::format_tag;
+  const Layouts plain = plain_layouts(whole, s, has_bias);
+  const Layouts any{layout({s.batch, s.channels, s.height, s.width}, tag::any), layout(w_dims(s), tag::any), plain.bias,
+                    layout({s.batch, s.outputs, s.out_height, s.out_width}, tag::any)};
   const Window2d& w = s.window;
   const memory::dims strides{w.stride[0], w.stride[1]}, dilations{w.dilation[0] - 1, w.dilation[1] - 1};
   const memory::dims before{w.padding[0], w.padding[1]};
@@ -88,117 +154,228 @@ Convolution::Convolution(Kind kind, const ConvSizes& s, bool has_bias) {
 
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const dnnl::convolution_forward::primitive_desc forward(
-      {dnnl::prop_kind::forward_training, algorithm::convolution_direct, any.x, any.w, any.bias, any.y, strides,
-       dilations, before, behind},
-      attributes, engine());
-  memory::desc scratchpad;
+  const auto forward =
+      describe<dnnl::convolution_forward>(attributes, dnnl::prop_kind::forward_training, algorithm::convolution_direct,
+                                          any.x, any.w, any.bias, any.y, strides, dilations, before, behind);
+  const auto add = [&](int argument, const memory::desc& own, const memory::desc& inner, bool output) {
+    operands.emplace_back(argument, own, inner, output);
+  };
   if (kind == Kind::forward) {
     add(DNNL_ARG_SRC, plain.x, forward.src_desc(), false);
     add(DNNL_ARG_WEIGHTS, plain.w, forward.weights_desc(), false);
     if (has_bias) add(DNNL_ARG_BIAS, plain.bias, plain.bias, false);
     add(DNNL_ARG_DST, plain.y, forward.dst_desc(), true);
-    primitive_ = dnnl::convolution_forward(forward);
+    primitive = dnnl::convolution_forward(forward);
     scratchpad = forward.scratchpad_desc();
   } else if (kind == Kind::grad_input) {
-    const dnnl::convolution_backward_data::primitive_desc backward(
-        {algorithm::convolution_direct, any.x, any.w, any.y, strides, dilations, before, behind}, attributes, engine(),
-        forward);
+    const auto backward = describe_backward<dnnl::convolution_backward_data>(
+        attributes, forward, algorithm::convolution_direct, any.x, any.w, any.y, strides, dilations, before, behind);
     add(DNNL_ARG_DIFF_DST, plain.y, backward.diff_dst_desc(), false);
     add(DNNL_ARG_WEIGHTS, plain.w, backward.weights_desc(), false);
     add(DNNL_ARG_DIFF_SRC, plain.x, backward.diff_src_desc(), true);
-    primitive_ = dnnl::convolution_backward_data(backward);
+    primitive = dnnl::convolution_backward_data(backward);
     scratchpad = backward.scratchpad_desc();
   } else {
-    const dnnl::convolution_backward_weights::primitive_desc backward(
-        {algorithm::convolution_direct, any.x, any.w, any.y, strides, dilations, before, behind}, attributes, engine(),
-        forward);
+    const auto backward = describe_backward<dnnl::convolution_backward_weights>(
+        attributes, forward, algorithm::convolution_direct, any.x, any.w, any.y, strides, dilations, before, behind);
     add(DNNL_ARG_DIFF_DST, plain.y, backward.diff_dst_desc(), false);
     add(DNNL_ARG_SRC, plain.x, backward.src_desc(), false);
     add(DNNL_ARG_DIFF_WEIGHTS, plain.w, backward.diff_weights_desc(), true);
-    primitive_ = dnnl::convolution_backward_weights(backward);
+    primitive = dnnl::convolution_backward_weights(backward);
     scratchpad = backward.scratchpad_desc();
   }
-  scratchpad_ = memory(scratchpad, engine(), nullptr);
 }
 
-void Convolution::add(int argument, const memory::desc& plain, const memory::desc& inner, bool output) {
-  Operand o{argument, memory(plain, engine(), nullptr), memory(inner, engine(), nullptr), std::nullopt, output};
-  if (plain != inner) o.conversion = output ? dnnl::reorder(o.inner, o.plain) : dnnl::reorder(o.plain, o.inner);
-  operands_.push_back(std::move(o));
-}
+// The memory objects of one execution at a time: to make them costs as much as a tiny convolution.
+class Execution {
+ public:
+  explicit Execution(const Convolution& convolution);
+  // `converted`, where it is not null, is operand `shared` in its inner layout.
+  void run(const Pointers& pointers, std::size_t shared, float* converted);
 
-void Convolution::run(const std::array<const void*, 4>& pointers) {
-  Scratch scratch;
-  const auto take = [&](const memory& m) {
-    return scratch.take<std::byte>(static_cast<std::int64_t>(m.get_desc().get_size()));
-  };
-  scratchpad_.set_data_handle(take(scratchpad_));
-  std::unordered_map<int, memory> arguments{{DNNL_ARG_SCRATCHPAD, scratchpad_}};
-  for (std::size_t i = 0; i < operands_.size(); ++i) {
-    Operand& o = operands_[i];
-    o.plain.set_data_handle(const_cast<void*>(pointers[i]));
-    if (o.conversion) o.inner.set_data_handle(take(o.inner));
-    if (o.conversion && !o.output) o.conversion->execute(stream(), o.plain, o.inner);
-    arguments[o.argument] = o.conversion ? o.inner : o.plain;
+ private:
+  const Convolution& convolution_;
+  std::vector<memory> plain_;
+  std::unordered_map<int, memory> inner_;
+};
+
+Execution::Execution(const Convolution& convolution) : convolution_(convolution) {
+  for (const Operand& o : convolution.operands) {
+    plain_.emplace_back(o.plain, engine(), nullptr);
+    inner_.emplace(o.argument, memory(o.inner, engine(), nullptr));
   }
-  primitive_.execute(stream(), arguments);
-  for (Operand& o : operands_)
-    if (o.conversion && o.output) o.conversion->execute(stream(), o.inner, o.plain);
+  inner_.emplace(DNNL_ARG_SCRATCHPAD, memory(convolution.scratchpad, engine(), nullptr));
+}
+
+void Execution::run(const Pointers& pointers, std::size_t shared, float* converted) {
+  Scratch scratch;
+  inner_.at(DNNL_ARG_SCRATCHPAD).set_data_handle(take(scratch, convolution_.scratchpad));
+  memory* last = nullptr;
+  for (std::size_t i = 0; i < plain_.size(); ++i) {
+    const Operand& o = convolution_.operands[i];
+    memory& inner = inner_.at(o.argument);
+    last = &inner;
+    if (converted && i == shared) {
+      inner.set_data_handle(converted);
+    } else if (!o.conversion) {
+      inner.set_data_handle(pointers[i]);
+    } else {
+      plain_[i].set_data_handle(pointers[i]);
+      inner.set_data_handle(take(scratch, o.inner));
+      if (!o.output) o.conversion->execute(stream(), plain_[i], inner);
+    }
+  }
+  convolution_.primitive.execute(stream(), inner_);
+  if (const Operand& o = convolution_.operands.back(); o.conversion)
+    o.conversion->execute(stream(), *last, plain_.back());
   stream().wait();
 }
 
-using Key = std::array<std::int64_t, 18>;
+// A convolution as its parts, with the primitives that they need.
+class Parts {
+ public:
+  Parts(Kind kind, const ConvSizes& sizes, bool has_bias);
+  // False: not all has been done.
+  bool run(const Pointers& pointers);
+
+ private:
+  struct Part {
+    const Convolution* convolution;
+    std::array<std::int64_t, 4> offsets;
+    std::int64_t sum;
+    bool takes_shared;
+  };
+  bool run_parts(const Pointers& pointers, float* converted, float* sums) const;
+
+  std::list<Convolution> convolutions_;
+  std::vector<Part> parts_;
+  std::optional<Execution> alone_;     // of the only part
+  std::optional<std::size_t> shared_;  // an input that all parts have as a whole is converted once
+  std::size_t output_;
+  std::int64_t output_elements_;
+};
+
+Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) {
+  std::map<Key, const Convolution*> known;
+  for (const ConvPart& part : conv_parts(kind, sizes)) {
+    const Convolution*& convolution = known[key_of(kind, part.sizes, has_bias)];
+    if (!convolution) convolution = &convolutions_.emplace_back(kind, sizes, part.sizes, has_bias);
+    Part& p = parts_.emplace_back(Part{convolution, {}, part.sum, false});
+    if (kind == Kind::forward && has_bias)
+      p.offsets = {part.x, part.w, part.bias, part.y};
+    else if (kind == Kind::forward)
+      p.offsets = {part.x, part.w, part.y};
+    else if (kind == Kind::grad_input)
+      p.offsets = {part.y, part.w, part.x};
+    else
+      p.offsets = {part.y, part.x, part.w};
+  }
+  const std::vector<Operand>& first = convolutions_.front().operands;
+  output_ = first.size() - 1;
+  output_elements_ = sizes.outputs * sizes.taps();
+  if (parts_.size() == 1) {
+    alone_.emplace(convolutions_.front());
+    return;
+  }
+  const Layouts whole = plain_layouts(sizes, sizes, has_bias);
+  const memory::desc& whole0 = kind == Kind::forward ? whole.x : whole.y;
+  const memory::desc& whole1 = kind == Kind::grad_weight ? whole.x : whole.w;
+  if (first[0].conversion && first[0].plain == whole0) shared_ = 0;
+  if (first[1].conversion && first[1].plain == whole1) shared_ = 1;
+  for (Part& part : parts_)
+    part.takes_shared = shared_ && part.convolution->operands[*shared_].inner == first[*shared_].inner;
+}
+
+bool Parts::run(const Pointers& pointers) {
+  if (alone_) {
+    const lockstep::detail::ForeignCall call;
+    if (!call) return false;
+    const OneThread one_thread;
+    alone_->run(pointers, 0, nullptr);
+    return true;
+  }
+  Scratch scratch;
+  float* converted = nullptr;
+  if (shared_) {
+    const lockstep::detail::ForeignCall call;
+    if (!call) return false;
+    const OneThread one_thread;
+    const Operand& o = convolutions_.front().operands[*shared_];
+    converted = take(scratch, o.inner);
+    memory plain(o.plain, engine(), pointers[*shared_]), inner(o.inner, engine(), converted);
+    o.conversion->execute(stream(), plain, inner);
+    stream().wait();
+  }
+  const std::int64_t more_sums = parts_.back().sum;
+  float* sums = scratch.take<float>(more_sums * output_elements_);
+  if (!run_parts(pointers, converted, sums)) return false;
+  if (more_sums > 0) {
+    float* to = pointers[output_];
+    for_pieces(output_elements_, piece_rows(output_elements_, 4 * (more_sums + 1), kPieceBytes),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t k = 0; k < more_sums; ++k) {
+                   const float* sum = sums + k * output_elements_;
+                   for (std::int64_t i = begin; i < end; ++i) to[i] += sum[i];
+                 }
+               });
+  }
+  return true;
+}
+
+bool Parts::run_parts(const Pointers& pointers, float* converted, float* sums) const {
+  std::atomic<bool> done{true};
+  for_pieces(static_cast<std::int64_t>(parts_.size()), 1, [&](std::int64_t i, std::int64_t) {
+    const Part& part = parts_[static_cast<std::size_t>(i)];
+    const lockstep::detail::ForeignCall call;
+    if (!call) {
+      done.store(false, std::memory_order_relaxed);
+      return;
+    }
+    const OneThread one_thread;
+    Pointers at = pointers;
+    if (part.sum > 0) at[output_] = sums + (part.sum - 1) * output_elements_;
+    for (std::size_t k = 0; k <= output_; ++k) at[k] += part.offsets[k];
+    Execution(*part.convolution).run(at, shared_.value_or(0), part.takes_shared ? converted : nullptr);
+  });
+  return done;
+}
 
 // Creating a primitive costs as much as a small convolution: a thread keeps those that it has used. An empty entry is a
 // convolution that oneDNN does not have.
-std::optional<Convolution>& find(Kind kind, const ConvSizes& s, bool has_bias) {
-  static thread_local std::map<Key, std::optional<Convolution>> cache;
+Parts* find(Kind kind, const ConvSizes& s, bool has_bias) {
+  static thread_local std::map<Key, std::optional<Parts>> cache;
   constexpr std::size_t kMost = 256;
-  const Window2d& w = s.window;
-  const Key key{static_cast<std::int64_t>(kind),
-                s.batch,
-                s.channels,
-                s.height,
-                s.width,
-                s.outputs,
-                s.out_height,
-                s.out_width,
-                s.groups,
-                w.kernel[0],
-                w.kernel[1],
-                w.stride[0],
-                w.stride[1],
-                w.padding[0],
-                w.padding[1],
-                w.dilation[0],
-                w.dilation[1],
-                has_bias};
-  if (const auto found = cache.find(key); found != cache.end()) return found->second;
+  const Key key = key_of(kind, s, has_bias);
+  if (const auto found = cache.find(key); found != cache.end()) return found->second ? &*found->second : nullptr;
   if (cache.size() >= kMost) cache.clear();
-  std::optional<Convolution>& entry = cache[key];
+  const OneThread one_thread;
+  std::optional<Parts>& entry = cache[key];
   try {
     entry.emplace(kind, s, has_bias);
   } catch (const dnnl::error& error) {
     if (error.status != dnnl_unimplemented) throw;
   }
-  return entry;
+  return entry ? &*entry : nullptr;
 }
 
-bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const std::array<const void*, 4>& pointers) {
-  const lockstep::detail::ForeignCall call;
-  if (!call) return false;
-  const OneThread one_thread;
+bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers) {
   try {
-    std::optional<Convolution>& convolution = find(kind, sizes, has_bias);
-    if (!convolution) return false;
-    convolution->run(pointers);
-    return true;
+    Parts* parts = nullptr;
+    {
+      // What is kept is not there any more either, at the end of the process.
+      const lockstep::detail::ForeignCall call;
+      if (!call) return false;
+      parts = find(kind, sizes, has_bias);
+    }
+    return parts && parts->run(pointers);
   } catch (const dnnl::error& error) {
     lockstep::detail::fail<Error>("[conv2d] oneDNN failed with status ", static_cast<int>(error.status), ": ",
                                   error.what());
   }
 }
+
+// oneDNN has one kind of pointer for inputs and outputs.
+float* read(const float* input) { return const_cast<float*>(input); }
 
 bool is_empty(const ConvSizes& s) { return s.batch * s.outputs * s.out_plane() * s.channels * s.plane() == 0; }
 
@@ -206,18 +383,19 @@ bool is_empty(const ConvSizes& s) { return s.batch * s.outputs * s.out_plane() *
 
 bool onednn_conv(const ConvSizes& s, const float* x, const float* w, const float* bias, float* y) {
   if (is_empty(s)) return false;
-  return bias ? run(Kind::forward, s, true, {x, w, bias, y}) : run(Kind::forward, s, false, {x, w, y});
+  return bias ? run(Kind::forward, s, true, {read(x), read(w), read(bias), y})
+              : run(Kind::forward, s, false, {read(x), read(w), y});
 }
 
 bool onednn_conv_grad_input(const ConvSizes& s, const float* dy, const float* w, float* dx) {
   // Measured: with few channels to write, a matrix product is two to three times as fast.
   if (is_empty(s) || (s.group_channels < 8 && s.groups == 1)) return false;
-  return run(Kind::grad_input, s, false, {dy, w, dx});
+  return run(Kind::grad_input, s, false, {read(dy), read(w), dx});
 }
 
 bool onednn_conv_grad_weight(const ConvSizes& s, const float* dy, const float* x, float* dw) {
   if (is_empty(s)) return false;
-  return run(Kind::grad_weight, s, false, {dy, x, dw});
+  return run(Kind::grad_weight, s, false, {read(dy), read(x), dw});
 }
 
 }  // namespace lockstep::kernels::host

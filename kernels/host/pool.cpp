@@ -5,6 +5,7 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -31,9 +32,24 @@ void for_each_tap(const Planes& p, const Window2d& w, std::int64_t plane, std::i
   }
 }
 template <class F>
-void for_each_row(const Planes& p, F&& f) {
-  for (std::int64_t plane = 0; plane < p.count; ++plane)
-    for (std::int64_t oh = 0; oh < p.out_height; ++oh) f(plane, oh, (plane * p.out_height + oh) * p.out_width);
+void for_each_row(const Planes& p, std::int64_t begin, std::int64_t end, F&& f) {
+  for (std::int64_t row = begin; row < end; ++row) f(row / p.out_height, row % p.out_height, row * p.out_width);
+}
+
+// Of the taps of one output row, in bytes that would take as long.
+template <class C>
+std::int64_t row_cost(const Planes& p, const Window2d& w) {
+  return p.out_width * w.kernel[0] * w.kernel[1] * static_cast<std::int64_t>(sizeof(C));
+}
+// Calls f(begin, end) for pieces of all output rows, or of all planes.
+template <class C, class F>
+void for_row_pieces(const Planes& p, const Window2d& w, F&& f) {
+  const std::int64_t rows = p.count * p.out_height;
+  for_pieces(rows, piece_rows(rows, row_cost<C>(p, w), kPieceBytes), f);
+}
+template <class C, class F>
+void for_plane_pieces(const Planes& p, const Window2d& w, F&& f) {
+  for_pieces(p.count, piece_rows(p.count, p.out_height * row_cost<C>(p, w), kPieceBytes), f);
 }
 
 // Position is as wide as C, so that both fill the same number of vector lanes.
@@ -44,25 +60,28 @@ void max_pool(const MaxPool2dArgs& a) {
   const Writer<C> y(scratch, a.y);
   auto* indices = data<std::int64_t>(a.indices);
   const Planes p(a.x.view.shape, a.y.view.shape);
-  auto* where = scratch.take<Position>(p.out_width);
   const std::int64_t stride = a.window.stride[1];
-  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
-    C* best = y.data() + row;
-    // A window wholly in the padding keeps this.
-    std::fill_n(best, p.out_width, -std::numeric_limits<C>::infinity());
-    std::fill_n(where, p.out_width, Position(-1));
-    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
-      const C* from = x + base + offset;
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = columns.begin; i < columns.end; ++i) {
-        const C value = from[i * stride], before = best[i];
-        // Not "value > before": that is false for NaN, which wins. The first tap wins even with -infinity.
-        const bool wins = (!(value <= before) & (before == before)) | (where[i] < 0);
-        best[i] = wins ? value : before;
-        where[i] = wins ? static_cast<Position>(offset + i * stride) : where[i];
-      }
+  for_row_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
+    Scratch own;
+    auto* where = own.take<Position>(p.out_width);
+    for_each_row(p, begin, end, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+      C* best = y.data() + row;
+      // A window wholly in the padding keeps this.
+      std::fill_n(best, p.out_width, -std::numeric_limits<C>::infinity());
+      std::fill_n(where, p.out_width, Position(-1));
+      for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+        const C* from = x + base + offset;
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = columns.begin; i < columns.end; ++i) {
+          const C value = from[i * stride], before = best[i];
+          // Not "value > before": that is false for NaN, which wins. The first tap wins even with -infinity.
+          const bool wins = (!(value <= before) & (before == before)) | (where[i] < 0);
+          best[i] = wins ? value : before;
+          where[i] = wins ? static_cast<Position>(offset + i * stride) : where[i];
+        }
+      });
+      for (std::int64_t i = 0; i < p.out_width; ++i) indices[row + i] = std::max<Position>(where[i], 0);
     });
-    for (std::int64_t i = 0; i < p.out_width; ++i) indices[row + i] = std::max<Position>(where[i], 0);
   });
   y.finish();
 }
@@ -81,17 +100,23 @@ void max_unpool(const MaxUnpool2dArgs& a) {
   const Shape& out = a.out.view.shape;
   const std::int64_t planes = in[0] * in[1], plane = in[2] * in[3], out_plane = out[2] * out[3];
   const auto* indices = data<std::int64_t>(a.indices);
-  for (std::int64_t i = 0; i < planes * plane; ++i)
-    LOCKSTEP_CHECK(indices[i] >= 0 && indices[i] < out_plane, "[max_unpool2d] expected indices in [0, ", out_plane,
-                   "), got ", indices[i], " at position ", i);
+  const std::int64_t rows = piece_rows(
+      planes, (plane + out_plane) * static_cast<std::int64_t>(sizeof(T) + sizeof(std::int64_t)), kPieceBytes);
+  for_pieces(planes, rows, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin * plane; i < end * plane; ++i)
+      LOCKSTEP_CHECK(indices[i] >= 0 && indices[i] < out_plane, "[max_unpool2d] expected indices in [0, ", out_plane,
+                     "), got ", indices[i], " at position ", i);
+  });
   const T* x = data<T>(a.in);
   T* y = data<T>(a.out);
-  std::fill_n(y, planes * out_plane, T(0));
-  for (std::int64_t p = 0; p < planes; ++p)
-    for (std::int64_t i = p * plane; i < (p + 1) * plane; ++i) {
-      T& to = y[p * out_plane + indices[i]];
-      to = static_cast<T>(to + x[i]);
-    }
+  for_pieces(planes, rows, [&](std::int64_t begin, std::int64_t end) {
+    std::fill_n(y + begin * out_plane, (end - begin) * out_plane, T(0));
+    for (std::int64_t p = begin; p < end; ++p)
+      for (std::int64_t i = p * plane; i < (p + 1) * plane; ++i) {
+        T& to = y[p * out_plane + indices[i]];
+        to = static_cast<T>(to + x[i]);
+      }
+  });
 }
 
 // What the sums of one row of windows are multiplied with.
@@ -124,17 +149,20 @@ void avg_pool(const AvgPool2dArgs& a) {
   const Writer<C> y(scratch, a.y);
   const Planes p(a.x.view.shape, a.y.view.shape);
   const std::int64_t stride = a.window.stride[1];
-  const Shares<C> shares(scratch, p, a.window, a.mean);
-  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
-    C* sums = y.data() + row;
-    std::fill_n(sums, p.out_width, C(0));
-    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
-      const C* from = x + base + offset;
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = columns.begin; i < columns.end; ++i) sums[i] += from[i * stride];
+  for_row_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
+    Scratch own;
+    const Shares<C> shares(own, p, a.window, a.mean);
+    for_each_row(p, begin, end, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+      C* sums = y.data() + row;
+      std::fill_n(sums, p.out_width, C(0));
+      for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+        const C* from = x + base + offset;
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = columns.begin; i < columns.end; ++i) sums[i] += from[i * stride];
+      });
+      const C* share = shares.of_row(oh);
+      for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share[i];
     });
-    const C* share = shares.of_row(oh);
-    for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share[i];
   });
   y.finish();
 }
@@ -146,15 +174,21 @@ void avg_pool_grad(const AvgPool2dGradArgs& a) {
   const Writer<C> dx(scratch, a.dx);
   const Planes p(a.dx.view.shape, a.dy.view.shape);
   const std::int64_t stride = a.window.stride[1];
-  const Shares<C> shares(scratch, p, a.window, a.mean);
-  std::fill_n(dx.data(), element_count(a.dx.view.shape), C(0));
-  for_each_row(p, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
-    const C* share = shares.of_row(oh);
-    for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
-      C* to = dx.data() + base + offset;
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = columns.begin; i < columns.end; ++i) to[i * stride] += dy[row + i] * share[i];
-    });
+  for_plane_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
+    Scratch own;
+    const Shares<C> shares(own, p, a.window, a.mean);
+    const std::int64_t plane_elements = p.height * p.width;
+    std::fill_n(dx.data() + begin * plane_elements, (end - begin) * plane_elements, C(0));
+    for_each_row(p, begin * p.out_height, end * p.out_height,
+                 [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
+                   const C* share = shares.of_row(oh);
+                   for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
+                     C* to = dx.data() + base + offset;
+                     LOCKSTEP_INDEPENDENT
+                     for (std::int64_t i = columns.begin; i < columns.end; ++i)
+                       to[i * stride] += dy[row + i] * share[i];
+                   });
+                 });
   });
   dx.finish();
 }

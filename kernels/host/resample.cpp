@@ -6,6 +6,7 @@
 
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -55,9 +56,10 @@ bool same(const Taps<C>& a, const Taps<C>& b) {
 }
 
 template <class C>
-void forward(Scratch& scratch, const Plane<C>& p, const C* x, C* y) {
+void forward(const Plane<C>& p, const C* x, C* y, std::int64_t begin, std::int64_t end) {
+  Scratch scratch;
   C* mixed = scratch.take<C>(p.width);
-  for (std::int64_t plane = 0; plane < p.planes; ++plane)
+  for (std::int64_t plane = begin; plane < end; ++plane)
     for (std::int64_t r = 0; r < p.rows; ++r) {
       const Taps<C>& taps = p.row_taps[r];
       C* to = y + (plane * p.rows + r) * p.columns;
@@ -81,10 +83,11 @@ void forward(Scratch& scratch, const Plane<C>& p, const C* x, C* y) {
 }
 
 template <class C>
-void adjoint(Scratch& scratch, const Plane<C>& p, const C* dy, C* dx) {
+void adjoint(const Plane<C>& p, const C* dy, C* dx, std::int64_t begin, std::int64_t end) {
+  Scratch scratch;
   C* spread = scratch.take<C>(p.width);
-  std::fill_n(dx, p.planes * p.height * p.width, C(0));
-  for (std::int64_t plane = 0; plane < p.planes; ++plane)
+  std::fill_n(dx + begin * p.height * p.width, (end - begin) * p.height * p.width, C(0));
+  for (std::int64_t plane = begin; plane < end; ++plane)
     for (std::int64_t r = 0; r < p.rows; ++r) {
       const C* from = dy + (plane * p.rows + r) * p.columns;
       std::fill_n(spread, p.width, C(0));
@@ -107,11 +110,15 @@ void resample(const Resample2dArgs& a) {
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
-  const Plane<C> plane(scratch, a);
-  if (a.adjoint)
-    adjoint(scratch, plane, x, y.data());
-  else
-    forward(scratch, plane, x, y.data());
+  const Plane<C> p(scratch, a);
+  // An element is gathered or spread one by one: several times what it costs to copy it.
+  const std::int64_t cost = (p.height * p.width + p.rows * p.columns) * static_cast<std::int64_t>(4 * sizeof(C));
+  for_pieces(p.planes, piece_rows(p.planes, cost, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+    if (a.adjoint)
+      adjoint(p, x, y.data(), begin, end);
+    else
+      forward(p, x, y.data(), begin, end);
+  });
   y.finish();
 }
 

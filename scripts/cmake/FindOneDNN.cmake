@@ -1,6 +1,6 @@
 # Finds oneDNN by header and library, without the OpenCL that its own package file may ask for.
 # Defines OneDNN::OneDNN (with the OpenMP runtime that a CPU build of oneDNN uses) and OneDNN_VERSION.
-# Lockstep calls what 2.x has and 3.0 took away: another version is not taken, and OneDNN_REFUSED says why.
+# Lockstep is written for the interfaces of 2.x and 3.x: another version is not taken, and OneDNN_REFUSED says why.
 # Installed beside lockstepConfig.cmake as well: a static liblockstep hands this dependency on.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.h)
 find_library(OneDNN_LIBRARY dnnl)
@@ -19,10 +19,10 @@ endif()
 
 set(OneDNN_REFUSED "")
 set(OneDNN_SUPPORTED ON)
-if(OneDNN_LIBRARY AND OneDNN_INCLUDE_DIR AND NOT OneDNN_VERSION MATCHES "^2\\.")
+if(OneDNN_LIBRARY AND OneDNN_INCLUDE_DIR AND NOT OneDNN_VERSION MATCHES "^[23]\\.")
   set(OneDNN_SUPPORTED OFF)
   set(OneDNN_REFUSED
-    "oneDNN ${OneDNN_VERSION} in ${OneDNN_INCLUDE_DIR} cannot be used: expected version 2.x, whose interface Lockstep is written for (3.0 removed it)")
+    "oneDNN ${OneDNN_VERSION} in ${OneDNN_INCLUDE_DIR} cannot be used: expected version 2.x or 3.x, whose interfaces Lockstep is written for")
 endif()
 
 include(FindPackageHandleStandardArgs)

@@ -1,5 +1,5 @@
-"""onednn.py <source tree> <cmake>: configuring where there is an oneDNN 3: AUTO goes on without it and says why, ON stops
-with the same sentence, and 2 is taken."""
+"""onednn.py <source tree> <cmake>: configuring where there is an oneDNN 4: AUTO goes on without it and says why, ON stops
+with the same sentence, and 2 and 3 are taken."""
 import pathlib
 import subprocess
 import sys
@@ -41,8 +41,9 @@ def expect(what, result, code, *texts):
     sys.exit(1)
 
 
-SENTENCE = "cannot be used: expected version 2.x"
-expect("AUTO with 3.5.0", configure("3.5.0", "AUTO"), 0, "oneDNN 3.5.0 in", SENTENCE, "Going on without", "found: FALSE")
-expect("ON with 3.5.0", configure("3.5.0", "ON"), 1, "LOCKSTEP_ONEDNN=ON, but oneDNN 3.5.0 in", SENTENCE)
-expect("AUTO with 2.6.3", configure("2.6.3", "AUTO"), 0, "found: TRUE")
-print("3 is refused with a sentence, 2 is taken")
+SENTENCE = "cannot be used: expected version 2.x or 3.x"
+expect("AUTO with 4.0.1", configure("4.0.1", "AUTO"), 0, "oneDNN 4.0.1 in", SENTENCE, "Going on without", "found: FALSE")
+expect("ON with 4.0.1", configure("4.0.1", "ON"), 1, "LOCKSTEP_ONEDNN=ON, but oneDNN 4.0.1 in", SENTENCE)
+for version in ("2.6.3", "3.2.0"):
+    expect(f"AUTO with {version}", configure(version, "AUTO"), 0, "found: TRUE")
+print("4 is refused with a sentence, 2 and 3 are taken")

@@ -1,4 +1,8 @@
 // Convolution and its gradients against loops over every tap.
+#include <array>
+
+#include "lockstep/runtime/host/compute_threads.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
 #include "support/views.h"
 
@@ -27,6 +31,26 @@ const std::vector<Problem> kProblems = {
     {0, 2, 5, 5, 3, {.kernel = {3, 3}}},
     {17, 16, 8, 8, 32, {.kernel = {3, 3}, .padding = {1, 1}}},
     {2, 3, 20, 20, 4, {.kernel = {5, 5}, .stride = {1, 1}, .padding = {2, 2}}},
+    {1, 2, 41, 40, 5, {.kernel = {3, 3}, .padding = {1, 1}}},  // more rows than a product has columns for
+    {2, 37, 11, 9, 8, {.kernel = {3, 3}, .padding = {1, 1}}},  // more channels than one has
+    {2, 300, 5, 3, 4, {}},                                     // the same, of the image itself
+    {1, 6, 33, 41, 5, {}},  // more rows than a product has columns for, of the image itself
+};
+// Large enough to be divided among threads: what is divided stands behind.
+const std::vector<Problem> kLargeProblems = {
+    {19, 8, 24, 24, 16, {.kernel = {3, 3}, .padding = {1, 1}}},                                        // images
+    {17, 16, 32, 32, 24, {.kernel = {3, 3}, .padding = {1, 1}}},                                       // images
+    {1, 16, 61, 50, 48, {.kernel = {3, 3}, .padding = {1, 1}}},                                        // rows
+    {1, 24, 70, 49, 96, {.kernel = {5, 3}, .stride = {2, 1}, .padding = {3, 2}, .dilation = {1, 2}}},  // rows
+    {5, 3, 65, 64, 32, {.kernel = {7, 7}, .stride = {2, 2}, .padding = {3, 3}}},       // images and rows
+    {6, 16, 40, 40, 33, {.kernel = {3, 3}, .padding = {1, 1}}},                        // images and rows
+    {9, 64, 20, 20, 96, {}},                                                           // images and rows
+    {1, 8, 4, 200, 64, {.kernel = {3, 3}, .padding = {20, 1}}},                        // rows of windows without x
+    {1, 160, 11, 11, 144, {.kernel = {3, 3}, .padding = {2, 2}, .dilation = {2, 2}}},  // channels
+    {32, 160, 3, 3, 65, {.kernel = {3, 3}, .padding = {1, 1}}},      // channels: x looks like a part of w
+    {1, 160, 17, 17, 65, {.kernel = {3, 3}, .padding = {1, 1}}},     // channels, the last alone
+    {3, 72, 56, 56, 72, {.kernel = {3, 3}, .padding = {1, 1}}, 72},  // images and groups
+    {2, 48, 28, 28, 96, {.kernel = {3, 3}, .padding = {1, 1}}, 3},   // images and groups
 };
 
 std::int64_t out_size(const Problem& p, int d) {
@@ -63,7 +87,75 @@ std::string compare(const TestTensor& got, const std::vector<double>& want, doub
       got, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, tolerance, tolerance);
 }
 
+// Operands that look random, and the results.
+struct Tensors {
+  Tensors(const Problem& p, DType dtype)
+      : problem(p),
+        x(dtype, {p.batch, p.channels, p.height, p.width}),
+        w(dtype, {p.outputs, p.channels / p.groups, p.window.kernel[0], p.window.kernel[1]}),
+        bias(dtype, {p.outputs}),
+        dy(dtype, {p.batch, p.outputs, out_size(p, 0), out_size(p, 1)}),
+        y(dtype, dy.shape()),
+        dx(dtype, x.shape()),
+        dw(dtype, w.shape()) {
+    std::uint64_t seed = 0;
+    for (TestTensor* t : {&x, &w, &bias, &dy}) t->fill_random(++seed);
+  }
+  void convolve() {
+    const Window2d& window = problem.window;
+    const int groups = problem.groups;
+    run(Conv2dArgs{.x = x.in(), .w = w.in(), .bias = bias.in(), .y = y.out(), .window = window, .groups = groups});
+    run(Conv2dGradInputArgs{.dy = dy.in(), .w = w.in(), .dx = dx.out(), .window = window, .groups = groups});
+    run(Conv2dGradWeightArgs{.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = window, .groups = groups});
+  }
+
+  Problem problem;
+  TestTensor x, w, bias, dy, y, dx, dw;
+};
+
+// Until the end of the scope.
+struct Threads {
+  explicit Threads(int count) { set_threads(count); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+  ~Threads() { set_threads(0); }
+};
+
 }  // namespace
+
+TEST_CASE("convolutions that are divided among threads are right, and the same for any number of them", "[conv]") {
+  for (const Problem& p : kLargeProblems) {
+    INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
+    Tensors f32(p, DType::f32), f64(p, DType::f64), bf16(p, DType::bf16);
+    const auto results = [&](int count) {
+      const Threads threads(count);
+      std::vector<std::vector<std::byte>> bytes;
+      for (Tensors* t : {&f32, &f64, &bf16}) {
+        t->convolve();
+        for (const TestTensor* result : {&t->y, &t->dx, &t->dw}) bytes.push_back(result->bytes());
+      }
+      return bytes;
+    };
+    const auto one = results(1);
+    for (const int count : {2, 3, 7}) CHECK((results(count) == one));
+    CHECK(detail::compute_threads() > 0);
+
+    // Those of oneDNN are divided in another way than those of f64.
+    for (const auto& [from, to] :
+         {std::pair{&f32.x, &f64.x}, {&f32.w, &f64.w}, {&f32.bias, &f64.bias}, {&f32.dy, &f64.dy}})
+      to->fill([from = from](std::int64_t i) { return (*from)[i]; });
+    f64.convolve();
+    const auto close = [](const TestTensor& got, const TestTensor& want, std::int64_t terms) {
+      const double tolerance = 64 + 4 * static_cast<double>(terms);
+      return mismatch(
+          got, [&](std::int64_t i) { return want[i]; }, tolerance, tolerance);
+    };
+    const std::int64_t kernel = std::int64_t{p.window.kernel[0]} * p.window.kernel[1];
+    CHECK(close(f32.y, f64.y, p.channels / p.groups * kernel) == "");
+    CHECK(close(f32.dx, f64.dx, p.outputs / p.groups * kernel) == "");
+    CHECK(close(f32.dw, f64.dw, p.batch * out_size(p, 0) * out_size(p, 1)) == "");
+  }
+}
 
 TEST_CASE("convolution and its gradients agree with loops over every tap", "[conv]") {
   for (const Problem& p : kProblems)

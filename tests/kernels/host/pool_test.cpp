@@ -1,3 +1,7 @@
+#include <array>
+
+#include "lockstep/runtime/host/compute_threads.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
 #include "support/views.h"
 
@@ -24,6 +28,7 @@ const std::vector<Problem> kProblems = {
     {{1, 2, 6, 9}, {.kernel = {3, 2}, .stride = {2, 2}, .padding = {1, 0}}, {}, true},
     {{1, 2, 6, 8}, {.kernel = {3, 5}, .stride = {2, 4}, .padding = {1, 2}}, {.padding = false}, true},
     {{1, 1, 4, 5}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.divisor = -5}, true},
+    {{1, 23, 61, 63}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.padding = false}},  // several pieces
 };
 
 Shape pooled(const Problem& p) {
@@ -68,7 +73,36 @@ double divisor(const Problem& p, const Shape& y, std::int64_t i) {
   return taps;
 }
 
+// Until the end of the scope.
+struct Threads {
+  explicit Threads(int count) { set_threads(count); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+  ~Threads() { set_threads(0); }
+};
+
 }  // namespace
+
+TEST_CASE("pooling is the same for any number of threads", "[pool]") {
+  const Problem p = kProblems.back();
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    INFO(to_string(dtype));
+    TestTensor x(dtype, p.x), y(dtype, pooled(p)), mean(dtype, pooled(p)), indices(DType::i64, pooled(p)),
+        dx(dtype, p.x), unpooled(dtype, p.x);
+    x.fill_random(1);
+    const auto results = [&](int count) {
+      const Threads threads(count);
+      run(MaxPool2dArgs{.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
+      run(AvgPool2dArgs{.x = x.in(), .y = mean.out(), .window = p.window, .mean = p.mean});
+      run(AvgPool2dGradArgs{.dy = y.in(), .dx = dx.out(), .window = p.window, .mean = p.mean});
+      run(MaxUnpool2dArgs{.in = y.in(), .indices = indices.in(), .out = unpooled.out()});
+      return std::array{y.bytes(), indices.bytes(), mean.bytes(), dx.bytes(), unpooled.bytes()};
+    };
+    const auto one = results(1);
+    for (const int count : {2, 3, 7}) CHECK((results(count) == one));
+    CHECK(detail::compute_threads() > 0);
+  }
+}
 
 TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
   for (const Problem& p : kProblems)
@@ -133,5 +167,17 @@ TEST_CASE("max_unpool2d refuses indices beyond the plane and writes nothing", "[
     CHECK_THROWS_WITH(run(MaxUnpool2dArgs{.in = x.in(), .indices = indices.in(), .out = out.out()}),
                       "[max_unpool2d] expected indices in [0, 16), got " + std::to_string(bad) + " at position 6");
     CHECK(out.bytes() == before);
+  }
+}
+
+TEST_CASE("max_unpool2d names the first bad index, whichever thread finds it", "[pool]") {
+  const Threads threads(3);
+  TestTensor x(DType::f32, {4, 25, 20, 20}), indices(DType::i64, {4, 25, 20, 20}), out(DType::f32, {4, 25, 20, 20});
+  x.fill_random(1);
+  indices.fill([](std::int64_t i) { return static_cast<double>(i % 400); });
+  for (const std::int64_t position : {39999, 31234, 21234}) {
+    indices.set_integer(position, 400);
+    CHECK_THROWS_WITH(run(MaxUnpool2dArgs{.in = x.in(), .indices = indices.in(), .out = out.out()}),
+                      "[max_unpool2d] expected indices in [0, 400), got 400 at position " + std::to_string(position));
   }
 }

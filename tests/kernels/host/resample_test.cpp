@@ -1,6 +1,9 @@
 // Resampling, against the maps written out.
 #include <algorithm>
+#include <array>
 
+#include "lockstep/runtime/host/compute_threads.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
 #include "support/views.h"
 
@@ -32,7 +35,34 @@ std::vector<double> weights_of(const Resample2dArgs& a, int axis, std::int64_t s
   return weights;
 }
 
+// Until the end of the scope.
+struct Threads {
+  explicit Threads(int count) { set_threads(count); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+  ~Threads() { set_threads(0); }
+};
+
 }  // namespace
+
+TEST_CASE("resample2d is the same for any number of threads", "[resample]") {
+  using enum ResampleKind;
+  for (const ResampleKind kind : {average, nearest, bilinear})
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      INFO(to_string(dtype) << " " << static_cast<int>(kind));
+      TestTensor x(dtype, {3, 67, 9, 11}), y(dtype, {3, 67, 14, 10}), dx(dtype, x.shape());
+      x.fill_random(1);
+      const auto results = [&](int count) {
+        const Threads threads(count);
+        run(Resample2dArgs{x.in(), y.out(), kind, {9.0 / 14, 1.1}, false, false});
+        run(Resample2dArgs{y.in(), dx.out(), kind, {9.0 / 14, 1.1}, false, true});
+        return std::array{y.bytes(), dx.bytes()};
+      };
+      const auto one = results(1);
+      for (const int count : {2, 3, 7}) CHECK((results(count) == one));
+      CHECK(detail::compute_threads() > 0);
+    }
+}
 
 TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resample]") {
   struct Problem {
@@ -56,6 +86,8 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       {{1, 1, 1, 5}, {1, 1, 4, 1}, bilinear, {0, 0}, true},
       {{1, 1, 5, 5}, {1, 1, 12, 12}, bilinear, {0.4, 0.5}},
       {{1, 1, 30, 31}, {1, 1, 4, 5}, bilinear, {7.5, 6.2}},
+      {{2, 75, 8, 9}, {2, 75, 11, 7}, bilinear, {8.0 / 11, 9.0 / 7}},  // several pieces
+      {{2, 75, 8, 9}, {2, 75, 11, 7}, average},
   };
   for (const Problem& p : problems)
     for (const DType dtype : kFloatingDTypes) {
