@@ -55,6 +55,12 @@ Tensor RecurrentLayers::run_direction(const Cell& cell, const Weights& w, const 
   const Device device = x.device();
   const auto on = [&](const Parameter& p) { return p.defined() ? p.on(device) : Tensor(); };
   const Slots slots{on(w.weight_ih), on(w.weight_hh), on(w.bias_ih), on(w.bias_hh)};
+  const std::int64_t batch = batch_sizes[0];
+  if (cell.sequence && batch > 0 && batch_sizes.back() == batch) {
+    Result result = cell.sequence(x, states, slots, {static_cast<std::int64_t>(batch_sizes.size()), batch, reverse});
+    states = std::move(result.states);
+    return result.output;
+  }
   // One product for all times.
   const std::vector<Tensor> gates = split_lengths(linear(x, slots.weight_ih, cell.input_bias(slots)), batch_sizes);
   // Sequences that begin or end together, the longest first: each time another one has fewer or more of them running.
@@ -176,23 +182,34 @@ namespace {
 using detail::RecurrentLayers;
 
 constexpr RecurrentLayers::Cell kLstm{
-    // Both biases are added to the same sums.
-    [](const RecurrentLayers::Slots& w) { return w.bias_ih.defined() ? w.bias_ih + w.bias_hh : Tensor(); },
+    detail::lstm_bias,
     [](const Tensor& gates, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w) {
-      const LstmState next = lstm_cell(gates + linear(s[0], w.weight_hh), s[1]);
+      const LstmState next = detail::lstm_step(gates, {s[0], s[1]}, w);
       return RecurrentLayers::States{next.h, next.c};
+    },
+    [](const Tensor& x, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w,
+       const detail::RecurrentWalk& walk) {
+      const detail::LstmOutputs all = detail::lstm_sequence(x, {s[0], s[1]}, w, walk);
+      return RecurrentLayers::Result{all.output, {all.h, all.c}};
     }};
 constexpr RecurrentLayers::Cell kGru{
     [](const RecurrentLayers::Slots& w) { return w.bias_ih; },
     [](const Tensor& gates, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w) {
-      return RecurrentLayers::States{gru_cell(gates, linear(s[0], w.weight_hh, w.bias_hh), s[0])};
+      return RecurrentLayers::States{detail::gru_step(gates, s[0], w)};
+    },
+    [](const Tensor& x, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w,
+       const detail::RecurrentWalk& walk) {
+      const detail::GruOutputs all = detail::gru_sequence(x, s[0], w, walk);
+      return RecurrentLayers::Result{all.output, {all.h}};
     }};
 
 template <Tensor (*activation)(const Tensor&)>
 constexpr RecurrentLayers::Cell kRnn{
-    kLstm.input_bias, [](const Tensor& gates, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w) {
+    detail::lstm_bias,
+    [](const Tensor& gates, const RecurrentLayers::States& s, const RecurrentLayers::Slots& w) {
       return RecurrentLayers::States{activation(gates + linear(s[0], w.weight_hh))};
-    }};
+    },
+    nullptr};
 
 RecurrentLayers::States states_of(const LstmState& state) {
   LOCKSTEP_CHECK(state.h.defined() == state.c.defined(), "[LSTM] expected both h and c or neither, got ", state.h,

@@ -14,6 +14,7 @@
 
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/nn/packed_sequence.h"
+#include "lockstep/tensor/ops/recurrent.h"
 #include "lockstep/tensor/ops/sequence_ops.h"
 
 namespace lockstep {
@@ -64,19 +65,19 @@ class LOCKSTEP_API RecurrentLayers {
     std::string suffix;  // "_l0", "_l0_reverse"
     Parameter weight_ih, weight_hh, bias_ih, bias_hh;
   };
-  struct Slots {  // of Weights, on the input's device
-    Tensor weight_ih, weight_hh, bias_ih, bias_hh;
-  };
+  using Slots = RecurrentWeights;      // of Weights, on the input's device
   using States = std::vector<Tensor>;  // h, and c where there is one
+  struct Result {
+    Tensor output;
+    States states;  // [layers * directions, B, H] each
+  };
   struct Cell {
     // What of the biases is added for all times at once.
     Tensor (*input_bias)(const Slots& slots);
     // From what the input contributes to the gates of one step [B, gates * H] and the states [B, H] to the next states.
     States (*step)(const Tensor& input_gates, const States& states, const Slots& slots);
-  };
-  struct Result {
-    Tensor output;
-    States states;  // [layers * directions, B, H] each
+    // All steps at once, for sequences of one length; or null. The states are [B, H] each.
+    Result (*sequence)(const Tensor& x, const States& states, const Slots& slots, const RecurrentWalk& walk);
   };
   // `initial` has as many states as the cell; those that are undefined begin as zeros.
   Result run(const Cell& cell, const Tensor& x, const States& initial, bool training) const;

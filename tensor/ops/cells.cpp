@@ -2,6 +2,7 @@
 // differentiable operations instead.
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/recurrent.h"
 #include "lockstep/tensor/ops/sequence_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
@@ -32,17 +33,11 @@ class LstmCellNode final : public NodeOf<2> {
   }
 
   void backward_differentiably(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) {
-    const Tensor x = gates.get(*this), before = c_before.get(*this);
-    const std::int64_t size = before.size(1);
-    const Tensor i = sigmoid(part(x, 0, size)), f = sigmoid(part(x, 1, size)), g = tanh(part(x, 2, size)),
-                 o = sigmoid(part(x, 3, size));
-    const Tensor squashed = tanh(f * before + i * g);
-    const Tensor dh = zeros_if_undefined(grad_outputs[0], before), dc = zeros_if_undefined(grad_outputs[1], before);
-    const Tensor total = dc + dh * o * (1 - square(squashed));
-    grad_inputs[0] = cat({total * g * i * (1 - i), total * before * f * (1 - f), total * i * (1 - square(g)),
-                          dh * squashed * o * (1 - o)},
-                         1);
-    if (needs(1)) grad_inputs[1] = total * f;
+    const Tensor before = c_before.get(*this);
+    const auto d = detail::lstm_cell_derivative(gates.get(*this), before, zeros_if_undefined(grad_outputs[0], before),
+                                                zeros_if_undefined(grad_outputs[1], before));
+    grad_inputs[0] = d.gates;
+    if (needs(1)) grad_inputs[1] = d.c_before;
   }
 
   Saved gates{*this}, activated{*this}, c_before{*this}, c{*this};
@@ -62,16 +57,9 @@ class GruCellNode final : public NodeOf<3> {
   }
 
   void backward_differentiably(const Tensor& dh, std::span<Tensor> grad_inputs) {
-    const Tensor x = input.get(*this), y = hidden.get(*this), before = h_before.get(*this);
-    const std::int64_t size = before.size(1);
-    const Tensor hidden_n = part(y, 2, size);
-    const Tensor r = sigmoid(part(x, 0, size) + part(y, 0, size)), z = sigmoid(part(x, 1, size) + part(y, 1, size)),
-                 n = tanh(part(x, 2, size) + r * hidden_n);
-    const Tensor dn = dh * (1 - z) * (1 - square(n));
-    const Tensor dr = dn * hidden_n * r * (1 - r), dz = dh * (before - n) * z * (1 - z);
-    grad_inputs[0] = cat({dr, dz, dn}, 1);
-    grad_inputs[1] = cat({dr, dz, dn * r}, 1);
-    if (needs(2)) grad_inputs[2] = dh * z;
+    const auto d = detail::gru_cell_derivative(input.get(*this), hidden.get(*this), h_before.get(*this), dh);
+    grad_inputs[0] = d.input, grad_inputs[1] = d.hidden;
+    if (needs(2)) grad_inputs[2] = d.h_before;
   }
 
   Saved input{*this}, hidden{*this}, activated{*this}, h_before{*this};
@@ -92,6 +80,34 @@ void check_gates(const char* op, const Tensor& gates, const Tensor& state, int c
 }
 
 }  // namespace
+
+namespace detail {
+
+LstmCellDerivative lstm_cell_derivative(const Tensor& gates, const Tensor& c_before, const Tensor& dh,
+                                        const Tensor& dc) {
+  const std::int64_t size = c_before.size(1);
+  const Tensor i = sigmoid(part(gates, 0, size)), f = sigmoid(part(gates, 1, size)), g = tanh(part(gates, 2, size)),
+               o = sigmoid(part(gates, 3, size));
+  const Tensor squashed = tanh(f * c_before + i * g);
+  const Tensor total = dc + dh * o * (1 - square(squashed));
+  return {cat({total * g * i * (1 - i), total * c_before * f * (1 - f), total * i * (1 - square(g)),
+               dh * squashed * o * (1 - o)},
+              1),
+          total * f};
+}
+
+GruCellDerivative gru_cell_derivative(const Tensor& input, const Tensor& hidden, const Tensor& h_before,
+                                      const Tensor& dh) {
+  const std::int64_t size = h_before.size(1);
+  const Tensor hidden_n = part(hidden, 2, size);
+  const Tensor r = sigmoid(part(input, 0, size) + part(hidden, 0, size)),
+               z = sigmoid(part(input, 1, size) + part(hidden, 1, size)), n = tanh(part(input, 2, size) + r * hidden_n);
+  const Tensor dn = dh * (1 - z) * (1 - square(n));
+  const Tensor dr = dn * hidden_n * r * (1 - r), dz = dh * (h_before - n) * z * (1 - z);
+  return {cat({dr, dz, dn}, 1), cat({dr, dz, dn * r}, 1), dh * z};
+}
+
+}  // namespace detail
 
 LstmState lstm_cell(const Tensor& gates, const Tensor& c_before) {
   if (detail::narrows(gates, c_before)) [[unlikely]]
