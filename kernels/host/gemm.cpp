@@ -132,8 +132,10 @@ template <class T>
 void blocked_gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T alpha, T beta) {
   const std::int64_t m = a.rows, n = b.columns, depth = a.columns;
   constexpr std::int64_t kTile = kTileColumns<T>;
+  // Nearly equal blocks of rows: a few that are left over cost more than their share.
+  const std::int64_t blocks = (m + kRows - 1) / kRows, most_rows = (m + blocks - 1) / blocks;
   Scratch scratch;
-  T* packed_a = scratch.take<T>(std::min(m, kRows) * std::min(depth, kDepth));
+  T* packed_a = scratch.take<T>(most_rows * std::min(depth, kDepth));
   T* packed_b = scratch.take<T>((std::min(n, kColumns) + kTile - 1) / kTile * kTile * std::min(depth, kDepth));
   for (std::int64_t jc = 0; jc < n; jc += kColumns) {
     const std::int64_t columns = std::min(kColumns, n - jc);
@@ -142,8 +144,8 @@ void blocked_gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_s
       for (std::int64_t j = 0; j < columns; j += kTile)
         pack_strip(b.data + pc * b.row_stride + (jc + j) * b.column_stride, b.row_stride, b.column_stride, ks,
                    std::min(kTile, columns - j), packed_b + j * ks);
-      for (std::int64_t ic = 0; ic < m; ic += kRows) {
-        const std::int64_t rows = std::min(kRows, m - ic);
+      for (std::int64_t ic = 0; ic < m; ic += most_rows) {
+        const std::int64_t rows = std::min(most_rows, m - ic);
         pack_rows(a.data + ic * a.row_stride + pc * a.column_stride, a.row_stride, a.column_stride, ks, rows, packed_a);
         for (std::int64_t j = 0; j < columns; j += kTile)
           for_each_tile(rows, [&](std::int64_t i, std::int64_t height) {

@@ -1,138 +1,107 @@
 #include <algorithm>
 
-#include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
-#include "lockstep/kernels/host/gemm.h"
+#include "lockstep/kernels/host/half_rows.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/onednn.h"
+#include "lockstep/kernels/host/product.h"
 #include "lockstep/kernels/host/scratch.h"
+#include "lockstep/kernels/host/strip_gemm.h"
 
 namespace lockstep::kernels::host {
 namespace {
 
 using functors::Compute;
 
-// [B, M, N] with any strides.
+// Each block packs its rows and columns by itself: measured, one thread loses up to 5 percent by these, 7 in f64.
+constexpr std::int64_t kAll = std::int64_t{1} << 40;
+constexpr Blocks::Size kFloat[] = {{256, 512}, {256, 192}, {128, 192}};
+// The kernel of gemm.cpp packs its rows for every 256 columns anyway.
+constexpr Blocks::Size kDouble[] = {{kAll, 256}, {256, 256}, {256, 128}};
+// oneDNN's best code for bf16 wants rows that follow each other without gaps.
+constexpr Blocks::Size kHalf[] = {{256, kAll}, {128, kAll}, {128, 512}};
+
 template <class T>
-struct Batch {
-  T* data;
-  std::int64_t batches, rows, columns, batch_stride, row_stride, column_stride;
+Blocks blocks_for(std::int64_t depth) {
+  if constexpr (std::is_same_v<T, double>) return {kDouble, 8};
+  // Where k is large, packing the columns for few rows does not pay.
+  constexpr std::int64_t kShallow = 512;
+  return {std::span(kFloat).first(depth <= kShallow ? 3 : 2), 48};
+}
 
-  explicit Batch(const View& v)
-      : data(static_cast<T*>(v.data)),
-        batches(v.shape[0]),
-        rows(v.shape[1]),
-        columns(v.shape[2]),
-        batch_stride(v.strides[0]),
-        row_stride(v.strides[1]),
-        column_stride(v.strides[2]) {}
-  Batch(T* memory, const View& v)  // the same sizes, contiguous
-      : data(memory),
-        batches(v.shape[0]),
-        rows(v.shape[1]),
-        columns(v.shape[2]),
-        batch_stride(rows * columns),
-        row_stride(columns),
-        column_stride(1) {}
-  // For working copies: the order of `v`'s elements in memory is kept (a transposed matrix is read and written along
-  // its columns, a batch that repeats one matrix stays one).
-  static Batch like(T* memory, const View& v) {
-    Batch batch(memory, v);
-    if (v.strides[1] < v.strides[2]) {
-      batch.row_stride = 1;
-      batch.column_stride = batch.rows;
-    }
-    if (v.strides[0] == 0) batch.batch_stride = 0;
-    return batch;
-  }
-  template <class U>
-  requires std::is_same_v<const U, T>
-  explicit Batch(const Batch<U>& other)  // of the same elements, to read
-      : data(other.data),
-        batches(other.batches),
-        rows(other.rows),
-        columns(other.columns),
-        batch_stride(other.batch_stride),
-        row_stride(other.row_stride),
-        column_stride(other.column_stride) {}
-
-  T& at(std::int64_t b, std::int64_t i, std::int64_t j) const {
-    return data[b * batch_stride + i * row_stride + j * column_stride];
-  }
-  Matrix<std::remove_const_t<T>> matrix(std::int64_t b) const {
-    return {data + b * batch_stride, rows, columns, row_stride, column_stride};
-  }
-};
+// Up to here the work around a call of oneDNN takes longer than the product.
+constexpr std::int64_t kSmallHalf = std::int64_t{8} * 8 * 8;
 
 template <class To, class From>
 void copy_line(const From* from, std::int64_t from_stride, To* to, std::int64_t to_stride, std::int64_t count) {
-  const auto convert = [](const From& x) { return static_cast<To>(static_cast<Compute<From>>(x)); };
-  if (from_stride == 1 && to_stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);  // this one becomes vector code
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i * to_stride] = convert(from[i * from_stride]);
-  }
+  if (from_stride == 1 && to_stride == 1) return convert_row(from, to, count);
+  for (std::int64_t i = 0; i < count; ++i)
+    to[i * to_stride] = static_cast<To>(static_cast<Compute<From>>(from[i * from_stride]));
 }
 
 // Along whichever dimension lies together in memory.
 template <class To, class From>
 void copy(const Batch<From>& from, const Batch<To>& to) {
-  const std::int64_t batches = to.batch_stride == 0 ? 1 : to.batches;
-  for (std::int64_t b = 0; b < batches; ++b) {
-    if (to.row_stride < to.column_stride) {
-      for (std::int64_t j = 0; j < to.columns; ++j)
-        copy_line(&from.at(b, 0, j), from.row_stride, &to.at(b, 0, j), to.row_stride, to.rows);
-    } else {
-      for (std::int64_t i = 0; i < to.rows; ++i)
-        copy_line(&from.at(b, i, 0), from.column_stride, &to.at(b, i, 0), to.column_stride, to.columns);
-    }
-  }
+  if (to.row_stride < to.column_stride) return copy(from.transposed(), to.transposed());
+  const std::int64_t bytes = to.columns * static_cast<std::int64_t>(sizeof(To) + sizeof(From));
+  for_pieces(to.different() * to.rows, piece_rows(to.different() * to.rows, bytes, kPieceBytes),
+             [&](std::int64_t begin, std::int64_t end) {
+               for (std::int64_t line = begin; line < end; ++line) {
+                 const std::int64_t b = line / to.rows, i = line % to.rows;
+                 copy_line(&from.at(b, i, 0), from.column_stride, &to.at(b, i, 0), to.column_stride, to.columns);
+               }
+             });
 }
 
 // out = beta * out + bias, which leaves a product to be added.
 template <class T>
-void add_bias(const Batch<T>& out, const T* bias, std::int64_t bias_stride, T beta) {
-  const bool contiguous = out.column_stride == 1 && bias_stride == 1;
+void add_bias(const Batch<T>& out, const Batch<const T>& bias, T beta) {
+  const bool contiguous = out.column_stride == 1 && bias.column_stride == 1;
   for (std::int64_t b = 0; b < out.batches; ++b)
     for (std::int64_t i = 0; i < out.rows; ++i) {
       T* row = &out.at(b, i, 0);
+      const T* from = &bias.at(b, i, 0);
       if (contiguous && beta == T(0)) {
-        std::copy_n(bias, out.columns, row);
+        std::copy_n(from, out.columns, row);
         continue;
       }
       for (std::int64_t j = 0; j < out.columns; ++j) {
         T& x = row[j * out.column_stride];
-        x = bias[j * bias_stride] + (beta == T(0) ? T(0) : beta * x);
+        x = from[j * bias.column_stride] + (beta == T(0) ? T(0) : beta * x);
       }
     }
 }
 
+// One left-hand side, and strips of the right-hand side whose products lie side by side: see strip_gemm.
+bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, const Batch<float>& out, float alpha,
+                     float beta) {
+  if (out.columns != kStripColumns || a.batch_stride != 0 || a.column_stride != 1 || b.column_stride != 1 ||
+      b.row_stride != kStripColumns || b.batch_stride != b.rows * kStripColumns || out.column_stride != 1 ||
+      out.batch_stride != kStripColumns || alpha != 1 || (beta != 0 && beta != 1))
+    return false;
+  strip_gemm({a.data, b.data, out.data, a.rows, a.columns, out.batches, a.row_stride, out.row_stride, beta == 1});
+  return true;
+}
+
 template <class T>
-void multiply(Batch<const T> a, const Batch<const T>& b, Batch<T> out, T alpha, T beta) {
-  // One right-hand side for the whole batch: one tall product.
-  if (out.batches > 1 && b.batch_stride == 0 && a.batch_stride == a.rows * a.row_stride &&
-      out.batch_stride == out.rows * out.row_stride) {
-    a.rows *= a.batches;
-    out.rows *= out.batches;
-    a.batches = out.batches = 1;
-  }
+void multiply(const Batch<const T>& a, const Batch<const T>& b, const Batch<T>& out, T alpha, T beta) {
+  if constexpr (std::is_same_v<T, float>)
+    if (multiply_strips(a, b, out, alpha, beta)) return;
   const bool row_major = (out.column_stride == 1 || out.columns == 1) && out.row_stride >= out.columns;
-  const bool column_major = (out.row_stride == 1 || out.rows == 1) && out.column_stride >= out.rows;
   Scratch scratch;
-  T* packed = row_major || column_major ? nullptr : scratch.take<T>(out.rows * out.columns);
+  T* packed = row_major ? nullptr : scratch.take<T>(out.rows * out.columns);
   for (std::int64_t i = 0; i < out.batches; ++i) {
     if (row_major) {
       gemm<T>(a.matrix(i), b.matrix(i), &out.at(i, 0, 0), out.row_stride, alpha, beta);
-    } else if (column_major) {
-      gemm<T>(b.matrix(i).transposed(), a.matrix(i).transposed(), &out.at(i, 0, 0), out.column_stride, alpha, beta);
-    } else {
-      gemm<T>(a.matrix(i), b.matrix(i), packed, out.columns, alpha, T(0));
-      for (std::int64_t r = 0; r < out.rows; ++r)
-        for (std::int64_t c = 0; c < out.columns; ++c) {
-          T& x = out.at(i, r, c);
-          x = packed[r * out.columns + c] + (beta == T(0) ? T(0) : beta * x);
-        }
+      continue;
     }
+    gemm<T>(a.matrix(i), b.matrix(i), packed, out.columns, alpha, T(0));
+    for (std::int64_t r = 0; r < out.rows; ++r)
+      for (std::int64_t c = 0; c < out.columns; ++c) {
+        T& x = out.at(i, r, c);
+        x = packed[r * out.columns + c] + (beta == T(0) ? T(0) : beta * x);
+      }
   }
 }
 
@@ -142,59 +111,146 @@ template <class T>
 void activate(const Batch<T>& out, Activation activation) {
   if (activation == Activation::none) return;
   const Loop<1> loop = unary_loop(functors::unary_op(activation), dtype_of<T>());
-  const auto run = [&](T* from, std::int64_t count) { loop({from}, from, count, {}); };
   const bool row_major = out.column_stride == 1 || out.columns == 1;
-  const bool column_major = out.row_stride == 1 || out.rows == 1;
-  for (std::int64_t b = 0; b < out.batches; ++b) {
-    if (row_major) {
-      for (std::int64_t i = 0; i < out.rows; ++i) run(&out.at(b, i, 0), out.columns);
-    } else if (column_major) {
-      for (std::int64_t j = 0; j < out.columns; ++j) run(&out.at(b, 0, j), out.rows);
-    } else {
-      for (std::int64_t i = 0; i < out.rows; ++i)
-        for (std::int64_t j = 0; j < out.columns; ++j) run(&out.at(b, i, j), 1);
+  for (std::int64_t b = 0; b < out.batches; ++b)
+    for (std::int64_t i = 0; i < out.rows; ++i) {
+      T* row = &out.at(b, i, 0);
+      if (row_major) {
+        loop({row}, row, out.columns, {});
+        continue;
+      }
+      for (std::int64_t j = 0; j < out.columns; ++j) {
+        T* x = row + j * out.column_stride;
+        loop({x}, x, 1, {});
+      }
     }
+}
+
+// f32 and f64: where the result lies.
+template <class T>
+void compute(const Product<T, T>& p) {
+  T beta = p.beta;
+  if (p.bias.data) {
+    add_bias(p.out, p.bias, beta);
+    beta = 1;
   }
+  multiply(p.a, p.b, p.out, p.alpha, beta);
+  activate(p.out, p.activation);
+}
+
+template <class T>
+void add_line(const T* from, std::int64_t stride, float factor, float* to, std::int64_t count) {
+  if (stride == 1)
+    for (std::int64_t j = 0; j < count; ++j) to[j] += factor * static_cast<float>(from[j]);
+  else
+    for (std::int64_t j = 0; j < count; ++j) to[j] += factor * static_cast<float>(from[j * stride]);
+}
+
+// What remains to be done with a @ b, which is destroyed. One rounding.
+template <class Operand, class T>
+void finish(const Batch<float>& sums, const Product<Operand, T>& p) {
+  const Loop<1> activate =
+      p.activation == Activation::none ? nullptr : unary_loop(functors::unary_op(p.activation), DType::f32);
+  const std::int64_t columns = p.out.columns;
+  for (std::int64_t b = 0; b < p.out.batches; ++b)
+    for (std::int64_t i = 0; i < p.out.rows; ++i) {
+      float* row = &sums.at(b, i, 0);
+      T* to = &p.out.at(b, i, 0);
+      if (p.alpha != 1)
+        for (std::int64_t j = 0; j < columns; ++j) row[j] *= p.alpha;
+      if (p.beta != 0) add_line(to, p.out.column_stride, p.beta, row, columns);
+      if (p.bias.data) add_line(&p.bias.at(b, i, 0), p.bias.column_stride, 1, row, columns);
+      if (activate) activate({row}, row, columns, {});
+      copy_line(row, 1, to, p.out.column_stride, columns);
+    }
+}
+
+template <class T>
+Batch<float> take_sums(Scratch& scratch, const Batch<T>& out) {
+  return Batch<float>::contiguous(scratch.take<float>(out.batches * out.rows * out.columns), out);
+}
+
+template <class T>
+void compute_wide(const Product<float, T>& p) {
+  Scratch scratch;
+  const Batch<float> sums = take_sums(scratch, p.out);
+  multiply<float>(p.a, p.b, sums, 1, 0);
+  finish(sums, p);
+}
+
+template <class T>
+Batch<const float> widened(Scratch& scratch, const Batch<const T>& from) {
+  const auto to = Batch<float>::ordered(scratch.take<float>(from.different() * from.rows * from.columns), from);
+  copy(from, to);
+  return to;
+}
+template <class T>
+Product<float, T> widened(Scratch& scratch, const Product<T, T>& p) {
+  return {widened(scratch, p.a), widened(scratch, p.b), p.bias, p.out, p.alpha, p.beta, p.activation};
+}
+
+template <class T>
+Stack stack_of(const Batch<T>& batch) {
+  return {batch.data,       dtype_of<std::remove_const_t<T>>(),
+          batch.batches,    batch.rows,
+          batch.columns,    batch.batch_stride,
+          batch.row_stride, batch.column_stride};
+}
+
+// f16 and bf16 where the processor multiplies them.
+template <class T>
+void compute_half(const Product<T, T>& p) {
+  Scratch scratch;
+  const Stack a = stack_of(p.a), b = stack_of(p.b);
+  const bool row_of_bias = p.bias.row_stride == 0 && p.bias.column_stride == 1;
+  // Into rows with gaps oneDNN's best code does not write: sums in memory of our own cost less, unless the columns of b
+  // keep it away as well.
+  const bool dense = p.out.row_stride == p.out.columns || p.b.column_stride == 1;
+  if (dense && p.alpha == 1 && p.beta == 0 && p.activation == Activation::none && (!p.bias.data || row_of_bias) &&
+      onednn_matmul(a, b, p.bias.data, stack_of(p.out)))
+    return;
+  const Batch<float> sums = take_sums(scratch, p.out);
+  if (onednn_matmul(a, b, nullptr, stack_of(sums)))
+    finish(sums, p);
+  else
+    compute_wide(widened(scratch, p));
+}
+
+// With rows that lie together in the result, where there are any, and as few products as that leaves.
+template <class T>
+Product<T, T> product_of(const MatmulArgs& args) {
+  Product<T, T> p{Batch<const T>::of(args.a.view),
+                  Batch<const T>::of(args.b.view),
+                  {},
+                  Batch<T>::of(args.out.view),
+                  static_cast<Compute<T>>(args.alpha),
+                  static_cast<Compute<T>>(args.beta),
+                  args.activation};
+  const View& bias = args.bias.view;
+  p.bias = {nullptr, p.out.batches, p.out.rows, p.out.columns, 0, 0, 0};
+  if (bias.present) p.bias.data = static_cast<const T*>(bias.data), p.bias.column_stride = bias.strides[0];
+  // One right-hand side for the whole batch: one tall product.
+  if (p.out.batches > 1 && p.b.batch_stride == 0 && p.a.batch_stride == p.a.rows * p.a.row_stride &&
+      p.out.batch_stride == p.out.rows * p.out.row_stride) {
+    for (std::int64_t* rows : {&p.a.rows, &p.bias.rows, &p.out.rows}) *rows *= p.out.batches;
+    p.a.batches = p.b.batches = p.bias.batches = p.out.batches = 1;
+  }
+  const bool row_major = (p.out.column_stride == 1 || p.out.columns == 1) && p.out.row_stride >= p.out.columns;
+  const bool column_major = (p.out.row_stride == 1 || p.out.rows == 1) && p.out.column_stride >= p.out.rows;
+  return column_major && !row_major ? p.transposed() : p;
 }
 
 template <class T>
 void matmul_views(const MatmulArgs& args) {
-  const View& a = args.a.view;
-  const View& b = args.b.view;
-  const View& out = args.out.view;
-  const View& bias = args.bias.view;
-  if (element_count(out.shape) == 0) return;
-  using C = Compute<T>;
-  const C alpha = static_cast<C>(args.alpha);
-  C beta = static_cast<C>(args.beta);
-  if constexpr (std::is_same_v<T, C>) {
-    const Batch<T> result(out);
-    if (bias.present) {
-      add_bias(result, static_cast<const T*>(bias.data), bias.strides[0], beta);
-      beta = 1;
-    }
-    multiply<T>(Batch<const T>(a), Batch<const T>(b), result, alpha, beta);
-    activate(result, args.activation);
+  if (element_count(args.out.view.shape) == 0) return;
+  const Product<T, T> p = product_of<T>(args);
+  if constexpr (std::is_same_v<T, Compute<T>>) {
+    for_blocks(p, blocks_for<T>(p.a.columns), compute<T>);
+  } else if (p.multiplications() > kSmallHalf && onednn_multiplies(dtype_of<T>())) {
+    for_blocks(p, {kHalf, 64}, compute_half<T>);
   } else {
     Scratch scratch;
-    const auto wide = [&](const View& v) {
-      auto* const memory = scratch.take<C>(element_count(v.shape) / (v.strides[0] == 0 ? v.shape[0] : 1));
-      const auto copied = Batch<C>::like(memory, v);
-      if (element_count(v.shape) > 0) copy(Batch<const T>(v), copied);
-      return Batch<const C>{copied};
-    };
-    const Batch<const C> wide_a = wide(a), wide_b = wide(b);
-    Batch<C> result(scratch.take<C>(element_count(out.shape)), out);
-    if (beta != C(0)) copy(Batch<const T>(out), result);
-    if (bias.present) {
-      C* row = scratch.take<C>(result.columns);
-      for (std::int64_t j = 0; j < result.columns; ++j) row[j] = static_cast<const T*>(bias.data)[j * bias.strides[0]];
-      add_bias(result, row, 1, beta);
-      beta = 1;
-    }
-    multiply<C>(wide_a, wide_b, result, alpha, beta);
-    activate(result, args.activation);
-    copy(result, Batch<T>(out));
+    for_blocks(widened(scratch, p), blocks_for<float>(p.a.columns), compute_wide<T>);
   }
 }
 

@@ -1,4 +1,5 @@
 #include "support/catch.h"
+#include "support/threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -121,6 +122,60 @@ TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
             }
 }
 
+TEST_CASE("each of what a product adds works without the others", "[matmul]") {
+  struct Case {
+    double alpha, beta;
+    const Layout* bias;
+    Activation activation;
+  };
+  const Layout dense = Layout::contiguous, one_number = Layout::broadcast;
+  const Case cases[] = {{0.5, 0, nullptr, Activation::none},     {1, -2, nullptr, Activation::none},
+                        {1, 1, nullptr, Activation::none},       {1, 0, &dense, Activation::none},
+                        {1, 0, &one_number, Activation::none},   {1, 0, nullptr, Activation::relu},
+                        {0.5, 0, &one_number, Activation::relu}, {1, -2, &dense, Activation::none}};
+  for (const Case& c : cases)
+    for (const Problem& p : {Problem{1, 33, 65, 40}, Problem{2, 5, 7, 20}})
+      for (const DType dtype : kFloatingDTypes)
+        for (const Layout layout : kOutputLayouts) {
+          TestTensor a(dtype, {p.batch, p.m, p.k}), b(dtype, {p.batch, p.k, p.n}),
+              out(dtype, {p.batch, p.m, p.n}, layout), bias(dtype, {p.n}, c.bias ? *c.bias : Layout::contiguous);
+          a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3, -1, 1), out.fill_random(4, -1, 1);
+          const TestTensor before = out;
+          MatmulArgs args{.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = c.alpha, .beta = c.beta};
+          args.activation = c.activation;
+          if (c.bias) args.bias = bias.in();
+          run(args);
+          const std::vector<double> sums = product(a, b);
+          const double terms = size_of(dtype) == 2 ? 4 : 8 + static_cast<double>(p.k) / 2;
+          const auto want = [&](std::int64_t i) {
+            const double x =
+                c.alpha * sums[static_cast<std::size_t>(i)] + c.beta * before[i] + (c.bias ? bias[i % p.n] : 0);
+            return c.activation == Activation::relu ? std::max(x, 0.0) : x;
+          };
+          INFO(to_string(dtype) << " " << name_of(layout) << " case " << &c - std::data(cases));
+          CHECK(mismatch(out, want, terms, terms) == "");
+        }
+}
+
+TEST_CASE("rows and columns of a matrix may repeat", "[matmul]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (const int repeated : {1, 2})
+      for (const bool left : {false, true}) {
+        TestTensor a(dtype, {1, 20, 30}), b(dtype, {1, 30, 40}), out(dtype, {1, 20, 40});
+        a.fill_random(1, -1, 1), b.fill_random(2, -1, 1);
+        TestTensor& changed = left ? a : b;
+        View view = changed.view();
+        view.strides[repeated] = 0;
+        const std::vector<double> values = changed.values();
+        const std::int64_t columns = changed.shape()[2];
+        run(MatmulArgs{.a = left ? In{view} : a.in(), .b = left ? b.in() : In{view}, .out = out.inout()});
+        changed.fill([&](std::int64_t i) {
+          return values[static_cast<std::size_t>(repeated == 1 ? i % columns : i / columns * columns)];
+        });
+        CHECK(wrong(out, product(a, b), 30) == "");
+      }
+}
+
 TEST_CASE("one right-hand side serves a batch", "[matmul]") {
   for (const DType dtype : kFloatingDTypes) {
     TestTensor a(dtype, {6, 10, 20}), b(dtype, {1, 20, 15}), out(dtype, {6, 10, 15});
@@ -147,5 +202,77 @@ TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]"
     run(MatmulArgs{.a = {top}, .b = b.in(), .out = part.inout()});
     CHECK(mismatch(
               part, [&](std::int64_t i) { return out[i]; }, 0) == "");
+  }
+}
+
+TEST_CASE("products have the same bits with any number of threads", "[matmul][threads]") {
+  // Blocks of rows and columns with remainders, few rows, few columns, several matrices to a piece, one, few of a size.
+  const Problem problems[] = {{1, 300, 410, 70}, {1, 3, 4000, 450}, {1, 2100, 5, 450}, {1, 260, 130, 700},
+                              {13, 60, 70, 130}, {3, 150, 170, 90}, {2, 290, 300, 60}};
+  struct Case {
+    Layout a, b, out;
+    bool bias;
+    double alpha, beta;
+    Activation activation;
+  };
+  const Case cases[] = {
+      {Layout::contiguous, Layout::contiguous, Layout::contiguous, false, 1, 0, Activation::none},
+      {Layout::contiguous, Layout::transposed, Layout::contiguous, true, 1, 0, Activation::none},
+      {Layout::transposed, Layout::slice, Layout::transposed, true, 1, 0, Activation::relu},
+      {Layout::slice, Layout::contiguous, Layout::slice, true, 0.5, -2, Activation::none},
+  };
+  for (const Problem& p : problems)
+    for (const DType dtype : kFloatingDTypes) {
+      TestTensor bias(dtype, {p.n});
+      bias.fill_random(3, -1, 1);
+      std::vector<double> want;
+      for (const Case& c : cases) {
+        INFO(to_string(dtype) << " " << p.batch << "x" << p.m << "x" << p.n << "x" << p.k << " " << name_of(c.a) << " "
+                              << name_of(c.b) << " " << name_of(c.out));
+        TestTensor a(dtype, {p.batch, p.m, p.k}, c.a), b(dtype, {p.batch, p.k, p.n}, c.b),
+            out(dtype, {p.batch, p.m, p.n}, c.out);
+        a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), out.fill_random(4, -1, 1);
+        const TestTensor before = out;
+        MatmulArgs args{.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = c.alpha, .beta = c.beta};
+        args.activation = c.activation;
+        if (c.bias) args.bias = bias.in();
+        REQUIRE(differs_with_threads(args, {&out}) == "");
+        if (want.empty()) want = product(a, b);
+        const double terms = size_of(dtype) == 2 ? 4 : 8 + static_cast<double>(p.k) / 2;
+        const auto expected = [&](std::int64_t i) {
+          const double x = c.alpha * want[static_cast<std::size_t>(i)] + (c.beta == 0 ? 0 : c.beta * before[i]) +
+                           (c.bias ? bias[i % p.n] : 0);
+          return c.activation == Activation::relu ? std::max(x, 0.0) : x;
+        };
+        REQUIRE(mismatch(out, expected, terms, terms) == "");
+      }
+    }
+}
+
+TEST_CASE("matrices that repeat are divided among threads", "[matmul][threads]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (const bool left : {false, true}) {
+      TestTensor a(dtype, {left ? 1 : 9, 70, 80}), b(dtype, {left ? 9 : 1, 80, 110}), out(dtype, {9, 70, 110});
+      a.fill_random(1, -1, 1), b.fill_random(2, -1, 1);
+      View repeated = left ? a.view() : b.view();
+      repeated.shape[0] = 9;
+      repeated.strides[0] = 0;
+      TestTensor copies(dtype, repeated.shape);
+      const TestTensor& one = left ? a : b;
+      copies.fill([&](std::int64_t i) { return one[i % one.count()]; });
+      const In left_in = left ? In{repeated} : a.in(), right_in = left ? b.in() : In{repeated};
+      CHECK(differs_with_threads(MatmulArgs{.a = left_in, .b = right_in, .out = out.inout()}, {&out}) == "");
+      CHECK(wrong(out, left ? product(copies, b) : product(a, copies), 80) == "");
+    }
+}
+
+TEST_CASE("a small product stays in one piece", "[matmul][threads]") {
+  const Threads threads(4);
+  for (const DType dtype : kFloatingDTypes) {
+    TestTensor a(dtype, {1, 64, 64}), b(dtype, {1, 64, 64}), out(dtype, {1, 64, 64});
+    a.fill_random(1, -1, 1), b.fill_random(2, -1, 1);
+    const std::uint32_t calls = lockstep::detail::divided_calls();
+    run(MatmulArgs{.a = a.in(), .b = b.in(), .out = out.inout()});
+    CHECK(lockstep::detail::divided_calls() == calls);
   }
 }
