@@ -7,6 +7,7 @@
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/threads.h"
 
 using namespace lockstep;
 using support::device_at;
@@ -37,10 +38,30 @@ std::vector<std::string> epoch_of(Loader& loader) {
   return batches;
 }
 
+// Samples that a kernel is divided for.
+struct Large {
+  std::int64_t size() const { return 6; }
+  std::tuple<Tensor> get(std::int64_t) const { return {zeros({400, 500}) + 1.0}; }
+};
+
 }  // namespace
 
 static_assert(std::input_iterator<DataLoader<Noisy>::Iterator>);
 static_assert(std::same_as<DataLoader<Noisy>::Batch, std::tuple<Tensor, Tensor, Tensor>>);
+
+TEST_CASE("data loader: workers compute alone") {
+  const support::Threads set(3);
+  const auto divided = [](int workers) {
+    const std::uint32_t before = detail::divided_calls();
+    DataLoader loader(Large{}, {.batch_size = 2, .workers = workers, .device = Device::cpu()});
+    int batches = 0;
+    for (const auto& [batch] : loader) batches += batch.shape() == Shape{2, 400, 500};
+    CHECK(batches == 3);
+    return detail::divided_calls() - before;
+  };
+  CHECK(divided(0) > 0);
+  CHECK(divided(2) == 0);
+}
 
 TEST_CASE("data loader: the same batches, bit for bit, for every number of workers") {
   for (const bool shuffle : {false, true})
