@@ -6,6 +6,7 @@
 #include "lockstep/kernels/host/gather.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {
@@ -42,20 +43,26 @@ void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
   const std::int64_t size = in.shape[args.dim], stride = in.strides[args.dim];
   const Mover mover = find_mover(in.dtype, HalfAs::floats);
   const bool direct = stride == 1 && mover.buffer_bytes == size_of(in.dtype);
-  Scratch scratch;
-  auto* gathered = direct ? nullptr : scratch.take<std::byte>(size * static_cast<std::int64_t>(mover.buffer_bytes));
+  const auto element_bytes = static_cast<std::int64_t>(size_of(in.dtype));
   Shape kept = in.shape;
   kept[args.dim] = 1;
+  const std::int64_t results = element_count(kept);
   auto* out = data<std::int64_t>(args.out);
-  for_each_row(
-      make_loop_nest<2>(kept, {&in, &args.out.view}),
-      [&](const std::array<std::int64_t, 2>& position) {
-        const std::byte* x =
-            static_cast<const std::byte*>(in.data) + position[0] * static_cast<std::int64_t>(size_of(in.dtype));
-        if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
-        out[position[1]] = find(direct ? x : gathered, size);
-      },
-      0);
+  const LoopNest<2> nest = make_loop_nest<2>(kept, {&in, &args.out.view});
+  for_pieces(
+      results, piece_rows(results, size * element_bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+        Scratch scratch;
+        auto* gathered =
+            direct ? nullptr : scratch.take<std::byte>(size * static_cast<std::int64_t>(mover.buffer_bytes));
+        for_each_run(nest, begin, end, [&](const std::array<std::int64_t, 2>& run, std::int64_t from, std::int64_t to) {
+          for (std::int64_t i = from; i < to; ++i) {
+            const std::byte* x =
+                static_cast<const std::byte*>(in.data) + (run[0] + i * nest.inner_stride(0)) * element_bytes;
+            if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
+            out[run[1] + i * nest.inner_stride(1)] = find(direct ? x : gathered, size);
+          }
+        });
+      });
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/norm.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
 
@@ -16,39 +18,66 @@ struct Sizes {
   double count() const { return static_cast<double>(batch * length); }  // elements of a channel
 };
 
+// Calls f(plane, c) for each channel c of each image, in pieces.
+template <class F>
+void for_each_plane(const Sizes& s, std::int64_t element_bytes, F&& f) {
+  const std::int64_t planes = s.batch * s.channels;
+  for_pieces(planes, piece_rows(planes, s.length * element_bytes, kPieceBytes),
+             [&](std::int64_t begin, std::int64_t end) {
+               std::int64_t c = begin % s.channels;
+               for (std::int64_t plane = begin; plane < end; ++plane) {
+                 f(plane, c);
+                 if (++c == s.channels) c = 0;
+               }
+             });
+}
+
 // sums[c] = the sum of term(i, c) over the elements i of channel c. Walks memory in order; where a channel has one
-// element per image, the channels are what becomes vector code.
+// element per image, the channels are what becomes vector code. `element_bytes`: that a term reads.
 template <class Term>
-void sum_channels(const Sizes& s, double* sums, Term&& term) {
-  std::fill_n(sums, s.channels, 0.0);
-  for (std::int64_t n = 0; n < s.batch; ++n) {
-    const std::int64_t image = n * s.channels * s.length;
-    if (s.length == 1) {
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t c = 0; c < s.channels; ++c) sums[c] += term(image + c, c);
-    } else {
-      for (std::int64_t c = 0; c < s.channels; ++c)
-        sums[c] += sum_of(s.length, [&, at = image + c * s.length](std::int64_t i) { return term(at + i, c); });
-    }
+void sum_channels(const Sizes& s, std::int64_t element_bytes, double* sums, Term&& term) {
+  Scratch scratch;
+  if (s.length == 1) {
+    const PieceSums all(scratch, s.batch, s.channels * element_bytes, s.channels);
+    for_pieces(s.batch, all.rows(), [&](std::int64_t begin, std::int64_t end) {
+      double* own = all.of(begin / all.rows());
+      std::fill_n(own, s.channels, 0.0);
+      for (std::int64_t n = begin; n < end; ++n) {
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t c = 0; c < s.channels; ++c) own[c] += term(n * s.channels + c, c);
+      }
+    });
+    std::copy_n(all.total(), s.channels, sums);
+    return;
   }
+  auto* planes = scratch.take<double>(s.batch * s.channels);
+  for_each_plane(s, element_bytes, [&](std::int64_t plane, std::int64_t c) {
+    planes[plane] = sum_of(s.length, [&, at = plane * s.length](std::int64_t i) { return term(at + i, c); });
+  });
+  std::fill_n(sums, s.channels, 0.0);
+  for (std::int64_t n = 0; n < s.batch; ++n)
+    for (std::int64_t c = 0; c < s.channels; ++c) sums[c] += planes[n * s.channels + c];
 }
 
 // out[i] = f(i, c) for every element i of every channel c.
 template <class C, class F>
 void for_each_element(const Sizes& s, C* out, F&& f) {
-  for (std::int64_t n = 0; n < s.batch; ++n) {
-    const std::int64_t image = n * s.channels * s.length;
-    if (s.length == 1) {
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t c = 0; c < s.channels; ++c) out[image + c] = f(image + c, c);
-    } else {
-      for (std::int64_t c = 0; c < s.channels; ++c) {
-        const std::int64_t begin = image + c * s.length;
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t i = begin; i < begin + s.length; ++i) out[i] = f(i, c);
-      }
-    }
+  constexpr std::int64_t kBytes = 3 * sizeof(C);
+  if (s.length == 1) {
+    for_pieces(s.batch, piece_rows(s.batch, s.channels * kBytes, kPieceBytes),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t n = begin; n < end; ++n) {
+                   LOCKSTEP_INDEPENDENT
+                   for (std::int64_t c = 0; c < s.channels; ++c) out[n * s.channels + c] = f(n * s.channels + c, c);
+                 }
+               });
+    return;
   }
+  for_each_plane(s, kBytes, [&](std::int64_t plane, std::int64_t c) {
+    const std::int64_t begin = plane * s.length;
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = begin; i < begin + s.length; ++i) out[i] = f(i, c);
+  });
 }
 
 template <class C>
@@ -65,9 +94,9 @@ void forward(const BatchNormArgs& a) {
   if (a.training) {
     const double count = s.count();
     // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): the analyzer takes x for an absent view
-    sum_channels(s, means, [=](std::int64_t i, std::int64_t) { return static_cast<double>(x[i]); });
+    sum_channels(s, sizeof(C), means, [=](std::int64_t i, std::int64_t) { return static_cast<double>(x[i]); });
     for (std::int64_t c = 0; c < s.channels; ++c) means[c] /= count;
-    sum_channels(s, variances, [=](std::int64_t i, std::int64_t c) {
+    sum_channels(s, sizeof(C), variances, [=](std::int64_t i, std::int64_t c) {
       const double distance = x[i] - means[c];
       return distance * distance;
     });
@@ -120,8 +149,8 @@ void backward(const BatchNormGradArgs& a) {
   const Writer<C> dx(scratch, a.dx), dweight(scratch, a.dweight), dbias(scratch, a.dbias);
   auto* sums = scratch.take<double>(s.channels);
   auto* products = scratch.take<double>(s.channels);  // of dy and x - mean
-  sum_channels(s, sums, [=](std::int64_t i, std::int64_t) { return static_cast<double>(dy[i]); });
-  sum_channels(s, products, [=](std::int64_t i, std::int64_t c) {
+  sum_channels(s, sizeof(C), sums, [=](std::int64_t i, std::int64_t) { return static_cast<double>(dy[i]); });
+  sum_channels(s, 2 * sizeof(C), products, [=](std::int64_t i, std::int64_t c) {
     return static_cast<double>(dy[i]) * (static_cast<double>(x[i]) - static_cast<double>(mean[c]));
   });
   C* scale = scratch.take<C>(s.channels);  // of dy

@@ -2,6 +2,7 @@
 #include "lockstep/kernels/cell_functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -10,11 +11,19 @@ namespace {
 using functors::GruGates;
 using functors::LstmGates;
 
-// Calls f(state element, position of its gates' row, column) row by row.
-template <class F>
-void for_each_row(const View& state, std::int64_t gates, F&& f) {
+// Calls f(state element, position of its gates' row, columns, memory) row by row, in pieces. `memory`: `width` numbers
+// that a piece may write.
+template <class C, class F>
+void for_each_row(const View& state, std::int64_t gates, std::int64_t width, F&& f) {
+  // Functions take several times as long as memory does.
+  constexpr std::int64_t kElementCost = 8 * sizeof(C);
   const std::int64_t rows = state.shape[0], size = state.shape[1];
-  for (std::int64_t r = 0; r < rows; ++r) f(r * size, r * gates * size, size);
+  for_pieces(rows, piece_rows(rows, gates * size * kElementCost, kPieceBytes),
+             [&](std::int64_t begin, std::int64_t end) {
+               Scratch scratch;
+               C* memory = scratch.take<C>(width);
+               for (std::int64_t r = begin; r < end; ++r) f(r * size, r * gates * size, size, memory);
+             });
 }
 
 template <class C>
@@ -23,10 +32,10 @@ void lstm_forward(const LstmCellArgs& a) {
   const C* all_gates = read<C>(scratch, a.gates);
   const C* all_before = read<C>(scratch, a.c_before);
   const Writer<C> activated(scratch, a.activated), all_h(scratch, a.h), all_c(scratch, a.c);
-  C* memory = activated.data() ? nullptr : scratch.take<C>(4 * a.h.view.shape[1]);
-  for_each_row(a.h.view, 4, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size) {
+  const std::int64_t width = activated.data() ? 0 : 4 * a.h.view.shape[1];
+  for_each_row<C>(a.h.view, 4, width, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size, C* memory) {
     const C *gates = all_gates + gates_at, *before = all_before + at;
-    C *h = all_h.data() + at, *c = all_c.data() + at, *y = memory ? memory : activated.data() + gates_at;
+    C *h = all_h.data() + at, *c = all_c.data() + at, *y = width > 0 ? memory : activated.data() + gates_at;
     LOCKSTEP_INDEPENDENT
     for (std::int64_t j = 0; j < size; ++j) {
       const LstmGates<C> x =
@@ -45,12 +54,11 @@ void lstm_backward(const LstmCellGradArgs& a) {
   const std::int64_t width = state.shape[1];
   C* zeros = scratch.take<C>(width);
   std::fill_n(zeros, width, C(0));
-  C* unused = scratch.take<C>(width);
   const C *all_dh = read<C>(scratch, a.dh), *all_dc = read<C>(scratch, a.dc);
   const C* all_x = read<C>(scratch, a.activated);
   const C *all_before = read<C>(scratch, a.c_before), *all_c = read<C>(scratch, a.c);
   const Writer<C> dgates(scratch, a.dgates), dc_before(scratch, a.dc_before);
-  for_each_row(state, 4, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size) {
+  for_each_row<C>(state, 4, width, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size, C* unused) {
     const C *dh = all_dh ? all_dh + at : zeros, *dc = all_dc ? all_dc + at : zeros;
     const C *x = all_x + gates_at, *before = all_before + at, *c = all_c + at;
     C *y = dgates.data() + gates_at, *dbefore = dc_before.data() ? dc_before.data() + at : unused;
@@ -71,10 +79,10 @@ void gru_forward(const GruCellArgs& a) {
   const C *all_input = read<C>(scratch, a.input), *all_hidden = read<C>(scratch, a.hidden);
   const C* all_before = read<C>(scratch, a.h_before);
   const Writer<C> activated(scratch, a.activated), all_h(scratch, a.h);
-  C* memory = activated.data() ? nullptr : scratch.take<C>(3 * a.h.view.shape[1]);
-  for_each_row(a.h.view, 3, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size) {
+  const std::int64_t width = activated.data() ? 0 : 3 * a.h.view.shape[1];
+  for_each_row<C>(a.h.view, 3, width, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size, C* memory) {
     const C *input = all_input + gates_at, *hidden = all_hidden + gates_at, *before = all_before + at;
-    C *h = all_h.data() + at, *y = memory ? memory : activated.data() + gates_at;
+    C *h = all_h.data() + at, *y = width > 0 ? memory : activated.data() + gates_at;
     LOCKSTEP_INDEPENDENT
     for (std::int64_t j = 0; j < size; ++j) {
       const GruGates<C> x = functors::gru_activate(GruGates<C>{input[j], input[size + j], input[2 * size + j]},
@@ -92,8 +100,8 @@ void gru_backward(const GruCellGradArgs& a) {
   const C *all_dh = read<C>(scratch, a.dh), *all_x = read<C>(scratch, a.activated);
   const C *all_hidden = read<C>(scratch, a.hidden), *all_before = read<C>(scratch, a.h_before);
   const Writer<C> dinput(scratch, a.dinput), dhidden(scratch, a.dhidden), dh_before(scratch, a.dh_before);
-  C* unused = scratch.take<C>(a.dh.view.shape[1]);
-  for_each_row(a.dh.view, 3, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size) {
+  const std::int64_t width = a.dh.view.shape[1];
+  for_each_row<C>(a.dh.view, 3, width, [&](std::int64_t at, std::int64_t gates_at, std::int64_t size, C* unused) {
     const C *dh = all_dh + at, *x = all_x + gates_at, *hidden_n = all_hidden + gates_at + 2 * size;
     const C* before = all_before + at;
     C *di = dinput.data() + gates_at, *dg = dhidden.data() + gates_at;

@@ -14,8 +14,9 @@ namespace lockstep::kernels::host {
 namespace {
 
 struct Sizes {
-  std::int64_t rows, groups, channels, length;
-  explicit Sizes(const Shape& x) : rows(x[0] * x[1]), groups(x[1]), channels(x[2]), length(x[3]) {}
+  std::int64_t batch, groups, channels, length;
+  explicit Sizes(const Shape& x) : batch(x[0]), groups(x[1]), channels(x[2]), length(x[3]) {}
+  std::int64_t rows() const { return batch * groups; }
   std::int64_t row() const { return channels * length; }
   // Of the parameters: the first channel of a row.
   std::int64_t first_channel(std::int64_t row) const { return row % groups * channels; }
@@ -92,16 +93,19 @@ void forward(const GroupNormArgs& a) {
   const C* bias = read<C>(scratch, a.bias);
   const Writer<C> y(scratch, a.y), mean(scratch, a.mean), inv_std(scratch, a.inv_std);
   const auto count = static_cast<double>(s.row());
-  for (std::int64_t r = 0; r < s.rows; ++r) {
-    const C* row = x + r * s.row();
-    const auto [average, squares] = statistics(row, s.row(), y.data() + r * s.row());
-    const double inverse = 1 / std::sqrt(squares / count + a.eps);
-    if (mean.data()) mean.data()[r] = static_cast<C>(average);
-    if (inv_std.data()) inv_std.data()[r] = static_cast<C>(inverse);
-    const std::int64_t c = s.first_channel(r);
-    normalize_row(s, row, weight ? weight + c : nullptr, bias ? bias + c : nullptr, y.data() + r * s.row(),
-                  static_cast<C>(average), static_cast<C>(inverse));
-  }
+  const std::int64_t row_bytes = 2 * s.row() * static_cast<std::int64_t>(sizeof(C));
+  for_pieces(s.rows(), piece_rows(s.rows(), row_bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const C* row = x + r * s.row();
+      const auto [average, squares] = statistics(row, s.row(), y.data() + r * s.row());
+      const double inverse = 1 / std::sqrt(squares / count + a.eps);
+      if (mean.data()) mean.data()[r] = static_cast<C>(average);
+      if (inv_std.data()) inv_std.data()[r] = static_cast<C>(inverse);
+      const std::int64_t c = s.first_channel(r);
+      normalize_row(s, row, weight ? weight + c : nullptr, bias ? bias + c : nullptr, y.data() + r * s.row(),
+                    static_cast<C>(average), static_cast<C>(inverse));
+    }
+  });
   y.finish();
 }
 
@@ -161,7 +165,30 @@ Two sum_channels(const Sizes& s, const Row<C>& r, C* sums, C* products) {
 }
 
 // With x' = (x - mean) * inv_std, g = dy * weight and means over a row: dx = inv_std * (g - mean(g) - x' * mean(g *
-// x')). dweight and dbias are the sums of dy * x' and of dy.
+// x')). `ahead`: of the row that comes next.
+template <class C>
+void write_gradient(const Sizes& s, const Row<C>& row, const Two& sums, C* dx, std::int64_t ahead) {
+  const double inverse = static_cast<double>(row.inverse), count = static_cast<double>(s.row());
+  const C centre = row.centre, scale = row.inverse;
+  const C offset = static_cast<C>(inverse * sums.first / count);
+  const C slope = static_cast<C>(inverse * inverse * inverse * sums.second / count);
+  for (std::int64_t c = 0; c < (s.length == 1 ? 1 : s.channels); ++c) {
+    const std::int64_t begin = c * s.length, end = s.length == 1 ? s.row() : begin + s.length;
+    for_each_piece<C>(begin, end, ahead, {row.dy, row.x}, [&](std::int64_t from, std::int64_t to) {
+      if (s.length == 1) {
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = from; i < to; ++i)
+          dx[i] = scale * row.dy[i] * row.weight[i] - (row.x[i] - centre) * slope - offset;
+      } else {
+        const C factor = scale * row.weight[c];
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = from; i < to; ++i) dx[i] = factor * row.dy[i] - (row.x[i] - centre) * slope - offset;
+      }
+    });
+  }
+}
+
+// dweight and dbias are the sums of dy * x' and of dy. A piece has some groups of some of the batch.
 template <class C>
 void backward(const GroupNormGradArgs& a) {
   const Sizes s(a.x.view.shape);
@@ -173,38 +200,41 @@ void backward(const GroupNormGradArgs& a) {
   const C* inv_std = read<C>(scratch, a.inv_std);
   const Writer<C> all_dx(scratch, a.dx), dweight(scratch, a.dweight), dbias(scratch, a.dbias);
   const std::int64_t channels = s.groups * s.channels, size = s.row();
-  const ChannelSums<C> of_dy(scratch, channels), of_products(scratch, channels);
+  const std::int64_t row_bytes = 3 * size * static_cast<std::int64_t>(sizeof(C));
+  const std::int64_t batch = size > 0 ? s.batch : 0;
+  const PieceSums sums_of_dy(scratch, batch, s.groups * row_bytes, channels);
+  const PieceSums sums_of_products(scratch, batch, s.groups * row_bytes, channels);
   C* ones = nullptr;
   if (!weight) std::fill_n(ones = scratch.take<C>(s.channels), s.channels, C(1));
-  for (std::int64_t r = 0; r < s.rows && size > 0; ++r) {
-    const std::int64_t first = s.first_channel(r);
-    const Row<C> row{dy + r * size, x + r * size, weight ? weight + first : ones, mean[r], inv_std[r]};
-    C* dx = all_dx.data() + r * size;
-    const Two sums = s.length == 1 ? sum_elements(row, size, of_dy.few() + first, of_products.few() + first)
-                                   : sum_channels(s, row, of_dy.few() + first, of_products.few() + first);
-    const double inverse = static_cast<double>(row.inverse), count = static_cast<double>(size);
-    const C centre = row.centre, scale = row.inverse;
-    const C offset = static_cast<C>(inverse * sums.first / count);
-    const C slope = static_cast<C>(inverse * inverse * inverse * sums.second / count);
-    for (std::int64_t c = 0; c < (s.length == 1 ? 1 : s.channels); ++c) {
-      const std::int64_t begin = c * s.length, end = s.length == 1 ? size : begin + s.length;
-      for_each_piece<C>(begin, end, size, {row.dy, row.x}, [&](std::int64_t from, std::int64_t to) {
-        if (s.length == 1) {
-          LOCKSTEP_INDEPENDENT
-          for (std::int64_t i = from; i < to; ++i)
-            dx[i] = scale * row.dy[i] * row.weight[i] - (row.x[i] - centre) * slope - offset;
-        } else {
-          const C factor = scale * row.weight[c];
-          LOCKSTEP_INDEPENDENT
-          for (std::int64_t i = from; i < to; ++i) dx[i] = factor * row.dy[i] - (row.x[i] - centre) * slope - offset;
-        }
-      });
+  const std::int64_t images = std::min(sums_of_dy.rows(), batch);
+  const std::int64_t groups = std::min(piece_rows(s.groups, images * row_bytes, kPieceBytes), s.groups);
+  const std::int64_t parts = groups > 0 ? (s.groups + groups - 1) / groups : 0;
+  const auto backward_piece = [&](std::int64_t piece, std::int64_t group) {
+    const std::int64_t group_end = std::min(group + groups, s.groups), begin = piece * images;
+    const std::int64_t first = group * s.channels, count = (group_end - group) * s.channels;
+    Scratch own;
+    const ChannelSums<C> of_dy(own, count, sums_of_dy.of(piece) + first);
+    const ChannelSums<C> of_products(own, count, sums_of_products.of(piece) + first);
+    for (std::int64_t n = begin; n < std::min(begin + images, batch); ++n) {
+      for (std::int64_t g = group; g < group_end; ++g) {
+        const std::int64_t r = n * s.groups + g, c = g * s.channels;
+        const Row<C> row{dy + r * size, x + r * size, weight ? weight + c : ones, mean[r], inv_std[r]};
+        C* of_channels = of_dy.few() + (c - first);
+        C* products = of_products.few() + (c - first);
+        const Two sums = s.length == 1 ? sum_elements(row, size, of_channels, products)
+                                       : sum_channels(s, row, of_channels, products);
+        write_gradient(s, row, sums, all_dx.data() + r * size, groups == 1 ? s.groups * size : size);
+      }
+      if ((n - begin + 1) % kFewRows == 0) of_dy.collect(), of_products.collect();
     }
-    if ((r + 1) % (kFewRows * s.groups) == 0) of_dy.collect(), of_products.collect();
-  }
-  of_dy.collect(), of_products.collect();
-  of_products.store(dweight.data());
-  of_dy.store(dbias.data());
+    of_dy.collect(), of_products.collect();
+  };
+  if (batch > 0)
+    for_pieces(sums_of_dy.pieces() * parts, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) backward_piece(i / parts, i % parts * groups);
+    });
+  if (dweight.data()) std::copy_n(sums_of_products.total(), channels, dweight.data());
+  if (dbias.data()) std::copy_n(sums_of_dy.total(), channels, dbias.data());
   dweight.finish();
   dbias.finish();
   all_dx.finish();

@@ -5,8 +5,9 @@
 
 namespace lockstep::kernels::host {
 
-// The kernels of the host backend. Each checks the dtypes in the calling thread, then runs in stream order. A kernel
-// runs in one thread and its sums have one fixed order, so the same input gives the same bits.
+// The kernels of the host backend. Each checks the dtypes in the calling thread, then runs in stream order. A kernel is
+// divided among threads into pieces that its shapes decide, and its sums have one fixed order: the same input gives the
+// same bits, for any number of threads.
 struct Kernels {
   using Absent = ArgsList<>;
 

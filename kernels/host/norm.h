@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/vector.h"
 
@@ -50,22 +51,18 @@ void for_each_piece(std::int64_t begin, std::int64_t end, std::int64_t ahead, st
   }
 }
 
-// A number for each channel that every row adds to: in C for a few rows, then in double.
+// A number for each channel that every row of a piece adds to: in C for a few rows, then in double at `all`.
 template <class C>
 class ChannelSums {
  public:
-  ChannelSums(Scratch& scratch, std::int64_t channels)
-      : channels_(channels), few_(scratch.take<C>(channels)), all_(scratch.take<double>(channels)) {
+  ChannelSums(Scratch& scratch, std::int64_t channels, double* all)
+      : channels_(channels), few_(scratch.take<C>(channels)), all_(all) {
     std::fill_n(few_, channels, C(0)), std::fill_n(all_, channels, 0.0);
   }
   C* few() const { return few_; }  // where rows add
   // After a few rows, and after the last one.
   void collect() const {
     for (std::int64_t c = 0; c < channels_; ++c) all_[c] += static_cast<double>(few_[c]), few_[c] = 0;
-  }
-  // The sums, where there is memory for them.
-  void store(C* to) const {
-    if (to) std::copy_n(all_, channels_, to);
   }
 
  private:
@@ -74,5 +71,34 @@ class ChannelSums {
   double* all_;
 };
 inline constexpr std::int64_t kFewRows = 16;
+
+// The sums of channels over rows that are divided into pieces: each piece has its own, which are added in the order of
+// the pieces.
+class PieceSums {
+ public:
+  PieceSums(Scratch& scratch, std::int64_t rows, std::int64_t row_bytes, std::int64_t channels) : channels_(channels) {
+    // Few pieces, and long ones: their sums are memory to be written and read, too.
+    constexpr std::int64_t kMost = 64, kShare = 64;
+    const std::int64_t least =
+        kShare * channels * static_cast<std::int64_t>(sizeof(double)) / std::max<std::int64_t>(row_bytes, 1);
+    rows_ = std::max({piece_rows(rows, row_bytes, kPieceBytes), (rows + kMost - 1) / kMost, least});
+    pieces_ = std::max<std::int64_t>((rows + rows_ - 1) / rows_, 1);
+    sums_ = scratch.take<double>(pieces_ * channels);
+    if (rows == 0) std::fill_n(sums_, channels, 0.0);
+  }
+  std::int64_t rows() const { return rows_; }  // of a piece
+  std::int64_t pieces() const { return pieces_; }
+  double* of(std::int64_t piece) const { return sums_ + piece * channels_; }  // uninitialised
+  // Once each piece has its sums.
+  const double* total() const {
+    for (std::int64_t p = 1; p < pieces_; ++p)
+      for (std::int64_t c = 0; c < channels_; ++c) sums_[c] += of(p)[c];
+    return sums_;
+  }
+
+ private:
+  std::int64_t channels_, rows_, pieces_;
+  double* sums_;
+};
 
 }  // namespace lockstep::kernels::host

@@ -8,6 +8,7 @@
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/pieces.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -36,7 +37,7 @@ template <class T>
 void ordered_sum(const OrderedSumArgs& args) {
   const Loop<2> loop = add<functors::Compute<T>>;
   const std::int64_t all = element_count(args.out.view.shape);
-  for (std::int64_t begin = 0; begin < all; begin += kBlock) {
+  const auto add_block = [&](std::int64_t begin) {
     const std::int64_t count = std::min(kBlock, all - begin);
     const View out = block_of(args.out.view, begin, count);
     View sum = block_of(args.terms[0].view, begin, count);
@@ -51,7 +52,13 @@ void ordered_sum(const OrderedSumArgs& args) {
       sum = to;
     }
     if (sum.data != out.data) std::memcpy(out.data, sum.data, static_cast<std::size_t>(count) * sizeof(T));
-  }
+  };
+  const std::int64_t blocks = (all + kBlock - 1) / kBlock;
+  const auto terms = static_cast<std::int64_t>(args.terms.size() + 1);
+  const std::int64_t block_bytes = kBlock * terms * static_cast<std::int64_t>(sizeof(T));
+  for_pieces(blocks, piece_rows(blocks, block_bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) add_block(block * kBlock);
+  });
 }
 
 }  // namespace

@@ -37,21 +37,25 @@ void forward(const RmsNormArgs& a) {
   const C* x = read<C>(scratch, a.x);
   const C* weight = read<C>(scratch, a.weight);
   const Writer<C> all_y(scratch, a.y), inv_rms(scratch, a.inv_rms);
-  for (std::int64_t r = 0; r < rows; ++r, x += size) {
-    C* y = all_y.data() + r * size;
-    const double squares = sum_of_squares(x, size, static_cast<const C*>(y));
-    const C scale = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(size) + a.eps));
-    if (inv_rms.data()) inv_rms.data()[r] = scale;
-    for_each_piece<C>(0, size, size, {x}, [&](std::int64_t begin, std::int64_t end) {
-      if (weight) {
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t i = begin; i < end; ++i) y[i] = x[i] * scale * weight[i];
-      } else {
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t i = begin; i < end; ++i) y[i] = x[i] * scale;
-      }
-    });
-  }
+  const std::int64_t row_bytes = 2 * size * static_cast<std::int64_t>(sizeof(C));
+  for_pieces(rows, piece_rows(rows, row_bytes, kPieceBytes), [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t r = first; r < last; ++r) {
+      const C* row = x + r * size;
+      C* y = all_y.data() + r * size;
+      const double squares = sum_of_squares(row, size, static_cast<const C*>(y));
+      const C scale = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(size) + a.eps));
+      if (inv_rms.data()) inv_rms.data()[r] = scale;
+      for_each_piece<C>(0, size, size, {row}, [&](std::int64_t begin, std::int64_t end) {
+        if (weight) {
+          LOCKSTEP_INDEPENDENT
+          for (std::int64_t i = begin; i < end; ++i) y[i] = row[i] * scale * weight[i];
+        } else {
+          LOCKSTEP_INDEPENDENT
+          for (std::int64_t i = begin; i < end; ++i) y[i] = row[i] * scale;
+        }
+      });
+    }
+  });
   all_y.finish();
 }
 
@@ -91,26 +95,32 @@ void backward(const RmsNormGradArgs& a) {
   const C* weight = read<C>(scratch, a.weight);
   const C* inv_rms = read<C>(scratch, a.inv_rms);
   const Writer<C> all_dx(scratch, a.dx), dweight(scratch, a.dweight);
-  const ChannelSums<C> products(scratch, size);
+  const std::int64_t row_bytes = 3 * size * static_cast<std::int64_t>(sizeof(C));
+  const PieceSums sums(scratch, rows, row_bytes, size);
   if (!weight) {
     C* ones = scratch.take<C>(size);
     std::fill_n(ones, size, C(1));
     weight = ones;
   }
-  for (std::int64_t r = 0; r < rows && size > 0; ++r) {
-    const Row<C> row{dy + r * size, x + r * size, weight, inv_rms[r]};
-    C* dx = all_dx.data() + r * size;
-    const double inverse = static_cast<double>(row.inverse), sum = sum_products(row, size, products.few());
-    const C scale = row.inverse;
-    const C slope = static_cast<C>(inverse * inverse * inverse * sum / static_cast<double>(size));
-    for_each_piece<C>(0, size, size, {row.dy, row.x}, [&](std::int64_t begin, std::int64_t end) {
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = begin; i < end; ++i) dx[i] = scale * row.dy[i] * row.weight[i] - row.x[i] * slope;
-    });
-    if ((r + 1) % kFewRows == 0) products.collect();
-  }
-  products.collect();
-  products.store(dweight.data());
+  for_pieces(rows, sums.rows(), [&](std::int64_t first, std::int64_t last) {
+    if (size == 0) return;
+    Scratch own;
+    const ChannelSums<C> products(own, size, sums.of(first / sums.rows()));
+    for (std::int64_t r = first; r < last; ++r) {
+      const Row<C> row{dy + r * size, x + r * size, weight, inv_rms[r]};
+      C* dx = all_dx.data() + r * size;
+      const double inverse = static_cast<double>(row.inverse), sum = sum_products(row, size, products.few());
+      const C scale = row.inverse;
+      const C slope = static_cast<C>(inverse * inverse * inverse * sum / static_cast<double>(size));
+      for_each_piece<C>(0, size, size, {row.dy, row.x}, [&](std::int64_t begin, std::int64_t end) {
+        LOCKSTEP_INDEPENDENT
+        for (std::int64_t i = begin; i < end; ++i) dx[i] = scale * row.dy[i] * row.weight[i] - row.x[i] * slope;
+      });
+      if ((r - first + 1) % kFewRows == 0) products.collect();
+    }
+    products.collect();
+  });
+  if (dweight.data()) std::copy_n(sums.total(), size, dweight.data());
   dweight.finish();
   all_dx.finish();
 }

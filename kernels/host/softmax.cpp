@@ -6,6 +6,7 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
+#include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
@@ -73,26 +74,28 @@ void softmax_short_rows(const C* x, C* y, std::int64_t size, bool log) {
       y[r * size + i] = log ? shifted[i][r] - totals[r] : e[i][r] * totals[r];
 }
 
+// `width` columns of rows of `inner`.
 template <class C>
-void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, bool log, C* tops, double* sums) {
-  std::fill_n(tops, inner, -std::numeric_limits<C>::infinity());
-  std::fill_n(sums, inner, 0.0);
+void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, std::int64_t width, bool log, C* tops,
+                     double* sums) {
+  std::fill_n(tops, width, -std::numeric_limits<C>::infinity());
+  std::fill_n(sums, width, 0.0);
   for (std::int64_t i = 0; i < size; ++i) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t j = 0; j < inner; ++j) tops[j] = functors::larger(x[i * inner + j], tops[j]);
+    for (std::int64_t j = 0; j < width; ++j) tops[j] = functors::larger(x[i * inner + j], tops[j]);
   }
   for (std::int64_t i = 0; i < size; ++i) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t j = 0; j < inner; ++j) {
+    for (std::int64_t j = 0; j < width; ++j) {
       const C e = math::exp_of_negative(x[i * inner + j] - tops[j]);
       y[i * inner + j] = e;
       sums[j] += e;
     }
   }
-  for (std::int64_t j = 0; j < inner; ++j) sums[j] = log ? math::log(sums[j]) : 1 / sums[j];
+  for (std::int64_t j = 0; j < width; ++j) sums[j] = log ? math::log(sums[j]) : 1 / sums[j];
   for (std::int64_t i = 0; i < size; ++i) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t j = 0; j < inner; ++j) {
+    for (std::int64_t j = 0; j < width; ++j) {
       const std::int64_t at = i * inner + j;
       const C total = static_cast<C>(sums[j]);
       y[at] = log ? (x[at] - tops[j]) - total : y[at] * total;
@@ -107,17 +110,23 @@ void forward(const SoftmaxArgs& a) {
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
-  if (inner == 1) {
-    std::int64_t o = 0;
-    for (; size <= kShort && o + kSideBySide <= outer; o += kSideBySide)
+  const auto rows = [&](std::int64_t o, std::int64_t end) {
+    for (; size <= kShort && o + kSideBySide <= end; o += kSideBySide)
       softmax_short_rows(x + o * size, y.data() + o * size, size, a.log);
-    for (; o < outer; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
-  } else {
-    C* tops = scratch.take<C>(inner);
-    auto* sums = scratch.take<double>(inner);
-    for (std::int64_t o = 0; o < outer; ++o)
-      softmax_columns(x + o * size * inner, y.data() + o * size * inner, size, inner, a.log, tops, sums);
-  }
+    for (; o < end; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
+  };
+  const std::int64_t line_bytes = 2 * size * static_cast<std::int64_t>(sizeof(C));
+  for_lines(outer, inner, line_bytes, kSideBySide,
+            [&](std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
+              if (inner == 1) return rows(begin, end);
+              Scratch own;
+              C* tops = own.take<C>(to - from);
+              auto* sums = own.take<double>(to - from);
+              for (std::int64_t o = begin; o < end; ++o) {
+                const std::int64_t at = o * size * inner + from;
+                softmax_columns(x + at, y.data() + at, size, inner, to - from, a.log, tops, sums);
+              }
+            });
   y.finish();
 }
 
@@ -130,33 +139,42 @@ void backward(const SoftmaxGradArgs& a) {
   const C* all_dy = read<C>(scratch, a.dy);
   const C* all_y = read<C>(scratch, a.y);
   const Writer<C> all_dx(scratch, a.dx);
-  auto* sums = scratch.take<double>(inner);
-  for (std::int64_t o = 0; o < outer; ++o) {
-    const C* dy = all_dy + o * size * inner;
-    const C* y = all_y + o * size * inner;
-    C* dx = all_dx.data() + o * size * inner;
-    if (inner == 1) {
-      sums[0] = a.log ? sum(dy, size) : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; });
-    } else {
-      std::fill_n(sums, inner, 0.0);
-      for (std::int64_t i = 0; i < size; ++i)
-        for (std::int64_t j = 0; j < inner; ++j)
-          sums[j] += a.log ? dy[i * inner + j] : static_cast<double>(dy[i * inner + j]) * y[i * inner + j];
-    }
-    const auto finish = [&](std::int64_t at, double total) {
-      const C s = static_cast<C>(total);
-      dx[at] = a.log ? dy[at] - math::exp(y[at]) * s : y[at] * (dy[at] - s);
-    };
-    if (inner == 1) {
+  const auto rows = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = begin; o < end; ++o) {
+      const C* dy = all_dy + o * size;
+      const C* y = all_y + o * size;
+      C* dx = all_dx.data() + o * size;
+      const C s = static_cast<C>(
+          a.log ? sum(dy, size) : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; }));
       LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = 0; i < size; ++i) finish(i, sums[0]);
-    } else {
-      for (std::int64_t i = 0; i < size; ++i) {
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t j = 0; j < inner; ++j) finish(i * inner + j, sums[j]);
+      for (std::int64_t i = 0; i < size; ++i) dx[i] = a.log ? dy[i] - math::exp(y[i]) * s : y[i] * (dy[i] - s);
+    }
+  };
+  const auto columns = [&](std::int64_t o, std::int64_t from, std::int64_t width) {
+    Scratch own;
+    auto* sums = own.take<double>(width);
+    const std::int64_t begin = o * size * inner + from;
+    const C* dy = all_dy + begin;
+    const C* y = all_y + begin;
+    C* dx = all_dx.data() + begin;
+    std::fill_n(sums, width, 0.0);
+    for (std::int64_t i = 0; i < size; ++i)
+      for (std::int64_t j = 0; j < width; ++j)
+        sums[j] += a.log ? dy[i * inner + j] : static_cast<double>(dy[i * inner + j]) * y[i * inner + j];
+    for (std::int64_t i = 0; i < size; ++i) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t j = 0; j < width; ++j) {
+        const std::int64_t at = i * inner + j;
+        const C s = static_cast<C>(sums[j]);
+        dx[at] = a.log ? dy[at] - math::exp(y[at]) * s : y[at] * (dy[at] - s);
       }
     }
-  }
+  };
+  const std::int64_t line_bytes = 3 * size * static_cast<std::int64_t>(sizeof(C));
+  for_lines(outer, inner, line_bytes, 1, [&](std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
+    if (inner == 1) return rows(begin, end);
+    for (std::int64_t o = begin; o < end; ++o) columns(o, from, to - from);
+  });
   all_dx.finish();
 }
 

@@ -6,6 +6,7 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/sort_key.h"
 
@@ -40,28 +41,31 @@ template <class T>
 void running_sums(const CumsumArgs& a) {
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
-  if (inner == 1) {
-    constexpr std::int64_t kRows = 4;  // more would not fit into the ways of the cache where size is a power of two
-    std::int64_t o = 0;
-    for (; o + kRows <= outer; o += kRows)
+  constexpr std::int64_t kRows = 4;  // more would not fit into the ways of the cache where size is a power of two
+  const auto rows = [&](std::int64_t o, std::int64_t end) {
+    for (; o + kRows <= end; o += kRows)
       running_sums_of_rows<kRows>(data<T>(a.x) + o * size, data<T>(a.y) + o * size, size, a.reverse);
-    for (; o < outer; ++o) running_sums_of_rows<1>(data<T>(a.x) + o * size, data<T>(a.y) + o * size, size, a.reverse);
-    return;
-  }
-  Scratch scratch;
-  auto* sums = scratch.take<Sum<T>>(inner);
-  for (std::int64_t o = 0; o < outer; ++o) {
-    std::fill_n(sums, inner, Sum<T>(0));
+    for (; o < end; ++o) running_sums_of_rows<1>(data<T>(a.x) + o * size, data<T>(a.y) + o * size, size, a.reverse);
+  };
+  const auto columns = [&](std::int64_t o, std::int64_t first, std::int64_t width) {
+    Scratch scratch;
+    auto* sums = scratch.take<Sum<T>>(width);
+    std::fill_n(sums, width, Sum<T>(0));
     for (std::int64_t i = 0; i < size; ++i) {
-      const std::int64_t begin = (o * size + (a.reverse ? size - 1 - i : i)) * inner;
+      const std::int64_t begin = (o * size + (a.reverse ? size - 1 - i : i)) * inner + first;
       const T* from = data<T>(a.x) + begin;
       T* to = data<T>(a.y) + begin;
-      for (std::int64_t j = 0; j < inner; ++j) {
+      for (std::int64_t j = 0; j < width; ++j) {
         sums[j] = add(sums[j], from[j]);
         to[j] = stored<T>(sums[j]);
       }
     }
-  }
+  };
+  for_lines(outer, inner, 2 * size * static_cast<std::int64_t>(sizeof(T)), kRows,
+            [&](std::int64_t begin, std::int64_t end, std::int64_t from, std::int64_t to) {
+              if (inner == 1) return rows(begin, end);
+              for (std::int64_t o = begin; o < end; ++o) columns(o, from, to - from);
+            });
 }
 
 // Fewer are sorted by comparisons.
@@ -118,11 +122,14 @@ void sort_positions(const ArgsortArgs& a) {
   using E = Entry<SortKey<C>, Position>;
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2], wanted = a.indices.view.shape[1];
-  Scratch scratch;
-  E* const entries = scratch.take<E>(size);
-  E* const buffer = scratch.take<E>(size);
-  for (std::int64_t o = 0; o < outer; ++o)
-    for (std::int64_t j = 0; j < inner; ++j) {
+  constexpr std::int64_t kElementCost = 16 * sizeof(E);  // an entry is moved many times
+  const std::int64_t lines = outer * inner;
+  for_pieces(lines, piece_rows(lines, size * kElementCost, kPieceBytes), [&](std::int64_t line, std::int64_t end) {
+    Scratch scratch;
+    E* const entries = scratch.take<E>(size);
+    E* const buffer = scratch.take<E>(size);
+    for (; line < end; ++line) {
+      const std::int64_t o = line / inner, j = line % inner;
       const T* from = data<T>(a.x) + o * size * inner + j;
       for (std::int64_t i = 0; i < size; ++i) {
         entries[i].key = sort_key(static_cast<C>(from[i * inner]), a.descending);
@@ -132,6 +139,7 @@ void sort_positions(const ArgsortArgs& a) {
       auto* to = data<std::int64_t>(a.indices) + o * wanted * inner + j;
       for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = static_cast<std::int64_t>(sorted[i].position);
     }
+  });
 }
 
 }  // namespace

@@ -75,6 +75,8 @@ int threads_asked_for() {
   return wanted > 0 ? wanted : threads_by_options();
 }
 
+int most_threads(int asked) { return asked > 0 ? asked : cores().count; }
+
 struct Job {
   void (*const piece)(void*, std::int64_t);
   void* const context;
@@ -248,16 +250,19 @@ Pool& pool() {
 ComputeAlone::ComputeAlone() noexcept { ++alone; }
 ComputeAlone::~ComputeAlone() { --alone; }
 
-void run_pieces(std::int64_t count, void (*piece)(void*, std::int64_t), void* context) {
+bool computes_alone() {
   const int asked = threads_asked_for();
-  const int most = asked > 0 ? asked : cores().count;
-  const ParallelFor& parallel_for = configured_host().parallel_for;
-  const bool serial = alone > 0 || count < 2 || (most < 2 && !(parallel_for && asked == 0)) ||
-                      library_threads.load(std::memory_order_relaxed) == Threads::ended;
-  if (serial) {
+  return alone > 0 || (most_threads(asked) < 2 && !(configured_host().parallel_for && asked == 0)) ||
+         library_threads.load(std::memory_order_relaxed) == Threads::ended;
+}
+
+void run_pieces(std::int64_t count, void (*piece)(void*, std::int64_t), void* context) {
+  if (count < 2 || computes_alone()) {
     for (std::int64_t i = 0; i < count; ++i) piece(context, i);
     return;
   }
+  const int asked = threads_asked_for(), most = most_threads(asked);
+  const ParallelFor& parallel_for = configured_host().parallel_for;
   Job job{.piece = piece, .context = context, .count = count, .most = most - 1};
   std::fegetenv(&job.environment);
   if (parallel_for) {

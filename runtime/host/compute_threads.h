@@ -26,6 +26,10 @@ void run_pieces(std::int64_t count, F&& piece) {
       const_cast<void*>(static_cast<const void*>(std::addressof(piece))));
 }
 
+// Whether pieces would all run in the calling thread: where the division makes no difference to the results, it is
+// better left out then.
+LOCKSTEP_API bool computes_alone();
+
 // While it lives, kernels of the calling thread run in it alone: it is one of several that share the cores already.
 class LOCKSTEP_API ComputeAlone {
  public:
