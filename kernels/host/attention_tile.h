@@ -23,9 +23,10 @@ Vector<C> multiply_add_each(const Vector<C>& a, const Vector<C>& b, const Vector
   return a * b + c;
 }
 
-// Columns of a register tile, and queries that are worked on side by side.
+// Columns of a register tile, and queries that are worked on side by side. (GCC exports variables of templates that are
+// not hidden one by one.)
 template <class C>
-inline constexpr std::int64_t kLanes = 2 * kWidth<C>;
+[[gnu::visibility("hidden")]] inline constexpr std::int64_t kLanes = 2 * kWidth<C>;
 
 template <class C>
 std::int64_t padded(std::int64_t columns) {
@@ -40,7 +41,7 @@ struct Keep {
   std::int64_t stride = 0;
 };
 template <class C>
-inline constexpr C kOne = 1;
+[[gnu::visibility("hidden")]] inline constexpr C kOne = 1;
 template <class C>
 inline constexpr Keep<C> kAdd = {&kOne<C>, 0};
 

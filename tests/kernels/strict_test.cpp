@@ -98,6 +98,7 @@ TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") 
 
 TEST_CASE("the checker knows what kernels read and write, element by element") {
   if (!default_stream(Device::host(0)).checked()) return;
+  const std::uint64_t skipped = order_stats().skipped_uses;  // by other tests
   for (int round = 0; round < 50; ++round) {
     CHECK(contains(report_of([](const Stream& first, const Stream& second, const Matrix& matrix) {
                      fill(first, matrix.all(), 1);
@@ -121,5 +122,5 @@ TEST_CASE("the checker knows what kernels read and write, element by element") {
             fill(first, matrix.all(), 1);
           }) == "");
   }
-  CHECK(order_stats().skipped_uses == 0);
+  CHECK(order_stats().skipped_uses == skipped);
 }

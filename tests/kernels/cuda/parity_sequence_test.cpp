@@ -44,7 +44,8 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
             if (kind != Mask::none) args.mask = mask.in();
             const std::string what = cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind),
                                          causal ? " causal" : "", " dropout ", dropout);
-            check_parity(compare_with_host(args, {&q, &k, &v, &mask, &out, &lse}, 16, 4), what);
+            // A score is the sum of as many products as a head has elements, added in another order.
+            check_parity(compare_with_host(args, {&q, &k, &v, &mask, &out, &lse}, p.q[3] > 100 ? 64 : 16, 4), what);
             const AttentionGradArgs grad{.dout = dout.in(),
                                          .q = q.in(),
                                          .k = k.in(),
