@@ -83,7 +83,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 // Channels that have about kColumns taps.
 std::int64_t part_channels(const Sizes& s) {
-  return std::max<std::int64_t>(kColumns / (s.window.kernel[0] * s.window.kernel[1]), 1);
+  return std::max<std::int64_t>(kColumns / (std::int64_t{s.window.kernel[0]} * s.window.kernel[1]), 1);
 }
 
 // Calls f(image, group, part) for all images, groups and channels: `channels` in a part.
@@ -130,7 +130,7 @@ template <class T>
 void grad_input(const Sizes& s, const T* dy, const T* w, T* dx) {
   if constexpr (std::is_same_v<T, float>)
     if (onednn_conv_grad_input(s, dy, w, dx)) return;
-  const std::int64_t kernel = s.window.kernel[0] * s.window.kernel[1];
+  const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
   const std::int64_t channels = s.batch >= kManyImages ? std::max<std::int64_t>(s.group_channels, 1) : part_channels(s);
   for_channel_parts(
       s, s.batch, channels, s.group_outputs * s.out_plane() * std::min(channels, s.group_channels) * kernel,
@@ -157,7 +157,7 @@ void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
   if constexpr (std::is_same_v<T, float>)
     if (onednn_conv_grad_weight(s, dy, x, dw)) return;
   if (s.batch == 0) std::fill_n(dw, s.outputs * s.taps(), T(0));
-  const std::int64_t kernel = s.window.kernel[0] * s.window.kernel[1];
+  const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
   const std::int64_t channels = part_channels(s);
   const std::int64_t cost = s.batch * s.group_outputs * s.out_plane() * std::min(channels, s.group_channels) * kernel;
   for_channel_parts(s, 1, channels, cost, [&](std::int64_t, std::int64_t g, const Part& part) {

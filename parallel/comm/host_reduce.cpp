@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/kernels/host/independent.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep {
@@ -54,13 +55,13 @@ struct Multiply {
 struct Max {
   template <class W>
   W operator()(W a, W b) const {
-    return (a >= b) | (a != a) ? a : b;
+    return ((a >= b) | (a != a)) ? a : b;
   }
 };
 struct Min {
   template <class W>
   W operator()(W a, W b) const {
-    return (a <= b) | (a != a) ? a : b;
+    return ((a <= b) | (a != a)) ? a : b;
   }
 };
 // Of bools, which are bytes here: any but 0 is true.
@@ -74,7 +75,7 @@ struct And {
 // The loops' iterations do not depend on each other: where an output is an input, it is so element by element.
 template <class From, class To, class F>
 void map(const From* from, To* to, std::int64_t count, F f) {
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) to[i] = f(from[i]);
 }
 
@@ -84,18 +85,18 @@ void combine(const From* const* from, std::size_t inputs, To* to, std::int64_t c
   using W = Wide<From>;
   const From *a = from[0], *b = from[1];
   if (inputs == 2) {
-#pragma GCC ivdep
+    LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(W(a[i]), W(b[i])));
     return;
   }
   const From* c = from[2];
   if (inputs == 3) {
-#pragma GCC ivdep
+    LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(W(a[i]), W(b[i])), W(c[i])));
     return;
   }
   const From* d = from[3];
-#pragma GCC ivdep
+  LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(op(W(a[i]), W(b[i])), W(c[i])), W(d[i])));
 }
 
@@ -104,7 +105,7 @@ template <class W, class From, class Op>
 void accumulate(W* sum, const From* const* from, std::size_t inputs, std::int64_t count, Op op) {
   for (std::size_t k = 0; k < inputs; ++k) {
     const From* a = from[k];
-#pragma GCC ivdep
+    LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) sum[i] = op(sum[i], W(a[i]));
   }
 }
