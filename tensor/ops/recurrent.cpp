@@ -297,6 +297,7 @@ LstmOutputs lstm_sequence(const Tensor& x, const LstmState& state, const Recurre
   if (narrows(x, w.weight_ih, w.weight_hh, w.bias_ih, w.bias_hh, state.h, state.c)) [[unlikely]]
     return lstm_sequence(narrowed(x), {narrowed(state.h), narrowed(state.c)}, lockstep::narrowed(w), walk);
   check_floating_alike("lstm", x, w.weight_ih);
+  check_floating_alike("lstm", x, w.weight_hh);
   check_floating_alike("lstm", x, state.h);
   check_floating_alike("lstm", x, state.c);
   const bool graph = wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &state.h, &state.c});
@@ -333,6 +334,8 @@ GruOutputs gru_sequence(const Tensor& x, const Tensor& h, const RecurrentWeights
   if (narrows(x, w.weight_ih, w.weight_hh, w.bias_ih, w.bias_hh, h)) [[unlikely]]
     return gru_sequence(narrowed(x), narrowed(h), lockstep::narrowed(w), walk);
   check_floating_alike("gru", x, w.weight_ih);
+  check_floating_alike("gru", x, w.weight_hh);
+  if (w.bias_hh.defined()) check_floating_alike("gru", x, w.bias_hh);
   check_floating_alike("gru", x, h);
   const bool graph = wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &h});
   const Rows rows(walk);
