@@ -7,6 +7,7 @@
 #include <atomic>
 #include <list>
 #include <map>
+#include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <unordered_map>
@@ -340,27 +341,28 @@ bool Parts::run_parts(const Pointers& pointers, float* converted, float* sums) c
   return done;
 }
 
-// Creating a primitive costs as much as a small convolution: a thread keeps those that it has used. An empty entry is a
-// convolution that oneDNN does not have.
-Parts* find(Kind kind, const ConvSizes& s, bool has_bias) {
-  static thread_local std::map<Key, std::optional<Parts>> cache;
+// Creating a primitive costs as much as a small convolution: a thread keeps those that it has used. A null entry is a
+// convolution that oneDNN does not have. What is in use outlives its eviction: an embedder's pool may have the thread
+// compute another convolution while it waits for the parts of this one.
+std::shared_ptr<Parts> find(Kind kind, const ConvSizes& s, bool has_bias) {
+  static thread_local std::map<Key, std::shared_ptr<Parts>> cache;
   constexpr std::size_t kMost = 256;
   const Key key = key_of(kind, s, has_bias);
-  if (const auto found = cache.find(key); found != cache.end()) return found->second ? &*found->second : nullptr;
+  if (const auto found = cache.find(key); found != cache.end()) return found->second;
   if (cache.size() >= kMost) cache.clear();
   const OneThread one_thread;
-  std::optional<Parts>& entry = cache[key];
+  std::shared_ptr<Parts> made;
   try {
-    entry.emplace(kind, s, has_bias);
+    made = std::make_shared<Parts>(kind, s, has_bias);
   } catch (const dnnl::error& error) {
     if (error.status != dnnl_unimplemented) throw;
   }
-  return entry ? &*entry : nullptr;
+  return cache[key] = std::move(made);
 }
 
 bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers) {
   try {
-    Parts* parts = nullptr;
+    std::shared_ptr<Parts> parts;
     {
       // What is kept is not there any more either, at the end of the process.
       const lockstep::detail::ForeignCall call;

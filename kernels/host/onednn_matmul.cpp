@@ -19,7 +19,8 @@ namespace {
 using dnnl::memory;
 
 dnnl::engine& engine() {
-  static thread_local dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  // Never destroyed: what threads keep refers to it until they end.
+  static dnnl::engine& engine = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return engine;
 }
 dnnl::stream& stream() {
@@ -119,18 +120,18 @@ std::optional<Matmul>& find(const Key& key, const Form& a, const Form& b, const 
   constexpr std::size_t kMost = 512;
   if (const auto found = cache.find(key); found != cache.end()) return found->second;
   if (cache.size() >= kMost) cache.clear();
-  std::optional<Matmul>& entry = cache[key];
+  std::optional<Matmul> made;
   try {
     const memory::desc bias = has_bias ? memory::desc(memory::dims{1, 1, out.columns}, type_of(dtype),
                                                       memory::dims{out.columns, out.columns, 1})
                                        : memory::desc();
-    entry.emplace(a.description(dtype), b.description(dtype), bias, out.description(out_dtype));
-    if (!entry->fast()) entry.reset();
+    made.emplace(a.description(dtype), b.description(dtype), bias, out.description(out_dtype));
+    if (!made->fast()) made.reset();
   } catch (const dnnl::error& error) {
-    entry.reset();
+    made.reset();
     if (error.status != dnnl_unimplemented) throw;
   }
-  return entry;
+  return cache[key] = std::move(made);
 }
 
 }  // namespace

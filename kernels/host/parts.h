@@ -20,6 +20,7 @@ void for_parts(const LoopNest<N>& nest, std::int64_t element_bytes, F&& f) {
   int dim = nest.rank - 1;
   for (int d = nest.rank - 1; d >= 0 && nest.sizes[dim] < kEnough; --d)
     if (nest.sizes[d] > nest.sizes[dim]) dim = d;
+  // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): the nest is not empty
   std::int64_t rows = piece_rows(nest.sizes[dim], bytes / nest.sizes[dim], kPieceBytes);
   if (dim == 0) rows = (rows + 63) / 64 * 64;  // whole vectors
   for_pieces(nest.sizes[dim], rows, [&](std::int64_t begin, std::int64_t end) {

@@ -29,7 +29,7 @@ class Rows {
   Tensor outputs(const Tensor& states) const { return blocks(states, walk_.reverse ? 0 : 1, walk_.times); }
   Tensor befores(const Tensor& states) const { return blocks(states, walk_.reverse ? 1 : 0, walk_.times); }
   Tensor fresh_states(const Tensor& initial) const {
-    const Tensor states =
+    Tensor states =
         detail::fresh({(walk_.times + 1) * walk_.batch, initial.size(1)}, initial.dtype(), initial.device());
     detail::copy_elements(state(states, 0), initial);
     return states;
@@ -85,7 +85,7 @@ class StepProduct {
 
 void multiply(const Tensor& a, const Tensor& b, const Tensor& out) { StepProduct(b, 1)(a, out, 0); }
 Tensor product(const Tensor& a, const Tensor& b) {
-  const Tensor y = detail::fresh({a.size(0), b.size(1)}, a.dtype(), a.device());
+  Tensor y = detail::fresh({a.size(0), b.size(1)}, a.dtype(), a.device());
   multiply(a, b, y);
   return y;
 }

@@ -5,19 +5,10 @@
 #include <vector>
 
 #include "lockstep/runtime/host/compute_threads.h"
-#include "lockstep/runtime/host/host_options.h"
+#include "support/set_threads.h"
 #include "support/views.h"
 
 namespace support {
-
-// As set_threads, for as long as it lives.
-class Threads {
- public:
-  explicit Threads(int count) { set_threads(count); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-  ~Threads() { set_threads(0); }
-};
 
 // Runs a kernel with one thread and with several: empty when `outputs` have the same bytes, written where they should
 // be, and the kernel was divided.

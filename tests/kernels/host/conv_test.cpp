@@ -2,8 +2,8 @@
 #include <array>
 
 #include "lockstep/runtime/host/compute_threads.h"
-#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
+#include "support/set_threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -111,14 +111,6 @@ struct Tensors {
 
   Problem problem;
   TestTensor x, w, bias, dy, y, dx, dw;
-};
-
-// Until the end of the scope.
-struct Threads {
-  explicit Threads(int count) { set_threads(count); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-  ~Threads() { set_threads(0); }
 };
 
 }  // namespace

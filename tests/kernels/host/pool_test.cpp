@@ -1,8 +1,8 @@
 #include <array>
 
 #include "lockstep/runtime/host/compute_threads.h"
-#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
+#include "support/set_threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -72,14 +72,6 @@ double divisor(const Problem& p, const Shape& y, std::int64_t i) {
   }
   return taps;
 }
-
-// Until the end of the scope.
-struct Threads {
-  explicit Threads(int count) { set_threads(count); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-  ~Threads() { set_threads(0); }
-};
 
 }  // namespace
 

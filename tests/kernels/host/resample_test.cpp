@@ -3,8 +3,8 @@
 #include <array>
 
 #include "lockstep/runtime/host/compute_threads.h"
-#include "lockstep/runtime/host/host_options.h"
 #include "support/catch.h"
+#include "support/set_threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -34,14 +34,6 @@ std::vector<double> weights_of(const Resample2dArgs& a, int axis, std::int64_t s
   }
   return weights;
 }
-
-// Until the end of the scope.
-struct Threads {
-  explicit Threads(int count) { set_threads(count); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-  ~Threads() { set_threads(0); }
-};
 
 }  // namespace
 

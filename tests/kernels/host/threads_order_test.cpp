@@ -1,5 +1,5 @@
-// Reductions, order, indexing, random numbers and optimizers divided among threads: the same bytes for any number of
-// them, and right values in every piece.
+// Reductions, order and optimizers divided among threads: the same bytes for any number of them, and right values in
+// every piece.
 #include <algorithm>
 #include <numeric>
 

@@ -19,16 +19,13 @@
 #include "lockstep/runtime/thread/rendezvous.h"
 #include "support/catch.h"
 #include "support/hidden_case.h"
+#include "support/set_threads.h"
 
 using namespace lockstep;
 using lockstep::detail::run_pieces;
+using support::Threads;
 
 namespace {
-
-struct Threads {
-  explicit Threads(int count) { set_threads(count); }
-  ~Threads() { set_threads(0); }
-};
 
 // Pieces that wait until `together` of them run at once.
 struct Meeting {

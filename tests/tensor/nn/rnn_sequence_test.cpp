@@ -1,6 +1,7 @@
 // Recurrent layers over sequences of one length, which are one node of the graph, against the same layers a step at a
 // time.
 #include <cstddef>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -221,4 +222,20 @@ TEST_CASE("a recurrent layer trains alike a step at a time and at once") {
   }
   const std::vector<Tensor> have = tensors_of(at_once), want = tensors_of(stepwise);
   for (std::size_t i = 0; i < have.size(); ++i) CHECK(difference(have[i], want[i]) < 1e-5);
+}
+
+TEST_CASE("recurrent weights of another dtype than the input are refused") {
+  const Tensor x = ones({3, 2, 16});
+  const auto refuses = [&](const auto& layer,
+                           std::size_t count) {  // the first of weight_ih, weight_hh, bias_ih, bias_hh
+    const std::vector<Parameter> parameters = layer.parameters();
+    for (const Parameter& parameter : std::span(parameters).first(count))
+      for (const DType other : {DType::bf16, DType::f64}) {
+        const SubstituteScope scope(std::vector{parameter}, std::vector{parameter.tensor().to(other)});
+        CHECK_THROWS_AS(layer(x), InvalidArgument);
+      }
+    CHECK_NOTHROW(layer(x));
+  };
+  refuses(LSTM(16, 64), 2);  // its biases are added first, to the wider dtype
+  refuses(GRU(16, 64), 4);
 }
