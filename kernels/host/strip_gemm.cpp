@@ -48,16 +48,16 @@ template <int Count, class F>
 template <int Rows, int Strips>
 [[gnu::noinline]] void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::int64_t strip_stride,
                                      std::int64_t depth, float* c, std::int64_t c_stride, bool add) {
-  Lanes sums[std::size_t{Rows}][std::size_t{Strips * kVectors}];
+  Lanes sums[std::size_t{Rows}][std::size_t{Strips} * std::size_t{kVectors}];
   unrolled<Rows>([&](auto i) {
     unrolled<Strips * kVectors>(
         [&](auto v) { sums[i][v] = add ? load_lanes(c + i * c_stride + v * kLanes) : Lanes{}; });
   });
   for (std::int64_t k = 0; k < depth; ++k, b += kStripColumns) {
-    Lanes right[std::size_t{Strips * kVectors}];
+    Lanes right[std::size_t{Strips} * std::size_t{kVectors}];
     unrolled<Strips * kVectors>([&](auto v) {
       constexpr int kStrip = v / kVectors, kVector = v % kVectors;
-      right[v] = load_lanes(b + kStrip * strip_stride + kVector * kLanes);
+      right[v] = load_lanes(b + kStrip * strip_stride + std::int64_t{kVector} * kLanes);
     });
     unrolled<Rows>([&](auto i) {
       const float factor = a[i * a_stride + k];
