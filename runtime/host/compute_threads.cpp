@@ -13,10 +13,12 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "lockstep/runtime/cpu_quota.h"
 #include "lockstep/runtime/device_table.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
@@ -49,6 +51,7 @@ Cores find_cores() {
   cores.known = ::sched_getaffinity(::getpid(), sizeof cores.set, &cores.set) == 0 && CPU_COUNT(&cores.set) > 0;
   cores.count =
       cores.known ? CPU_COUNT(&cores.set) : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (const int quota = cpu_quota(); quota > 0) cores.count = std::min(cores.count, quota);
   // What launchers say to processes that share a machine.
   const std::string_view text = environment("OMP_NUM_THREADS");
   int most = 0;
@@ -139,7 +142,7 @@ class Pool {
       std::lock_guard lock(mutex_);
       ++callers_;
       share_cores_ = share_cores;
-      find_helpers(job);
+      offer(job);
     }
     job.work();
     spin_while([&] { return job.helpers.load(std::memory_order_relaxed) > 0; }, kSpin);
@@ -147,6 +150,7 @@ class Pool {
     std::erase(jobs_, &job);
     helped_.wait(lock, [&] { return job.helpers.load(std::memory_order_relaxed) == 0; });
     --callers_;
+    if (share_cores_ && !jobs_.empty()) invite_helpers();  // this core is free for the job of another caller
   }
 
   int threads() {
@@ -156,13 +160,18 @@ class Pool {
   std::uint32_t posted() const { return posted_.load(std::memory_order_relaxed); }
 
  private:
-  void find_helpers(Job& job) {
+  void offer(Job& job) {
     try {
       jobs_.push_back(&job);
     } catch (const std::bad_alloc&) {
       return;  // nobody helps
     }
     posted_.fetch_add(1, std::memory_order_relaxed);
+    invite_helpers();
+  }
+
+  void invite_helpers() {
+    news_.fetch_add(1, std::memory_order_relaxed);
     std::int64_t wanted = 0;  // who comes may go to any of the jobs
     for (const Job* open : jobs_) wanted += open->wants();
     if (share_cores_) wanted = std::min<std::int64_t>(wanted, cores().count - callers_ - helping_);
@@ -187,6 +196,10 @@ class Pool {
   }
 
   void help() noexcept {
+    // What kernels keep per thread may belong to another library: it is destroyed before the exit of the process ends
+    // that library, or not at all. This is made before all of it, so that it is destroyed after it.
+    static thread_local std::optional<ForeignCall> ending;
+    ending.reset();
     alone = 1;
     if (cores().known) ::pthread_setaffinity_np(::pthread_self(), sizeof(cpu_set_t), &cores().set);
     std::unique_lock lock(mutex_);
@@ -204,13 +217,13 @@ class Pool {
         continue;
       }
       if (callers_ + helping_ + looking_ < cores().count) {
-        const std::uint32_t seen = posted_.load(std::memory_order_relaxed);
+        const std::uint32_t seen = news_.load(std::memory_order_relaxed);
         ++looking_;
         lock.unlock();
-        spin_while([&] { return posted_.load(std::memory_order_relaxed) == seen; }, kSpin);
+        spin_while([&] { return news_.load(std::memory_order_relaxed) == seen; }, kSpin);
         lock.lock();
         --looking_;
-        if (posted_.load(std::memory_order_relaxed) != seen) continue;
+        if (news_.load(std::memory_order_relaxed) != seen) continue;
       }
       ++asleep_;
       const bool timely = changed_.wait_for(lock, kIdleTime, [&] { return woken_ > 0; });
@@ -221,12 +234,16 @@ class Pool {
         break;
     }
     --threads_;
+    lock.unlock();
+    ending.emplace();
+    if (!*ending) rest_if_ended();
   }
 
   std::mutex mutex_;
   std::condition_variable changed_, helped_;
   std::vector<Job*> jobs_;
   std::atomic<std::uint32_t> posted_{0};  // jobs, ever
+  std::atomic<std::uint32_t> news_{0};    // changes by which a helper that found nothing to do may find something
   bool share_cores_ = true;               // no more threads than cores, all callers taken together
   int callers_ = 0, helping_ = 0;         // threads that compute
   // Helpers: all; those that begin, that look for work, that sleep; and how many of the last are to wake up.

@@ -234,6 +234,27 @@ TEST_CASE("a pool of the program runs the pieces", "[.][threads_of_a_process]") 
   CHECK(detail::compute_threads() == 0);
 }
 
+// Two cores: the first caller and its helper have both, so that the second begins alone.
+TEST_CASE("a caller that leaves makes room for a helper of another", "[.][threads_of_a_process]") {
+  REQUIRE(get_threads() == 2);
+  std::atomic<bool> second_runs{false};
+  Meeting first_two, second_two;
+  std::thread first([&] {
+    run_pieces(2, [&](std::int64_t) {
+      first_two.wait_for(2);
+      while (!second_runs) std::this_thread::yield();
+    });
+  });
+  while (first_two.here < 2) std::this_thread::yield();
+  ::alarm(20);
+  run_pieces(2, [&](std::int64_t) {
+    second_runs = true;
+    second_two.wait_for(2);  // with nobody invited it would not end
+  });
+  first.join();
+  CHECK(second_two.here == 2);
+}
+
 TEST_CASE("threads by environment and options", "[compute_threads]") {
   const auto in_environment = [](const std::string& variables) {
     return test::run_hidden_case("threads of the environment", variables);
@@ -244,4 +265,5 @@ TEST_CASE("threads by environment and options", "[compute_threads]") {
   CHECK(in_environment("OMP_NUM_THREADS=1,2 EXPECTED=1"));
   CHECK(in_environment("LOCKSTEP_HOST_THREADS=many EXPECTED=error"));
   CHECK(test::run_hidden_case("a pool of the program runs the pieces", ""));
+  CHECK(test::run_hidden_case("a caller that leaves makes room for a helper of another", "OMP_NUM_THREADS=2"));
 }
