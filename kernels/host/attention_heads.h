@@ -101,6 +101,7 @@ class Heads {
   }
   // Rows first … first + count - 1 of a head; until the next call.
   Rows<C> rows(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count) {
+    if (count == 0) return {memory_, stride_};  // a page behind the last need not be in the table
     const std::int64_t page = table_ ? x_.shape[2] : std::numeric_limits<std::int64_t>::max();
     if (in_place_ && first % page + count <= page)
       return {static_cast<const C*>(x_.data) + begin(b, h, first), x_.strides[2]};

@@ -246,13 +246,13 @@ Reading::Entry& Reading::entry(const std::shared_ptr<ReadGate>& gate) {
   // device's thread homes are not queued for: a call that is inside may wait for the thread.
   bool passing = gate->of() == ReadGate::Of::home && DeviceThread::current();
   for (Reading* scope = innermost; scope && !passing; scope = scope->outer_) {
-    if (gate->of() == ReadGate::Of::home) {
+    if (gate->of() == ReadGate::Of::home)
       passing = scope->count_ > 0 || (scope->held_ && !scope->held_->empty());
-    } else {
-      scope->for_each([&](const Entry& held) { passing = passing || held.gate->of() == ReadGate::Of::mirrors; });
-    }
+    else
+      passing = scope->has_mirrors_;
   }
   gate->enter(passing);
+  has_mirrors_ = has_mirrors_ || gate->of() == ReadGate::Of::mirrors;
   Entry& entered = count_ < first_.size() ? first_[count_] : place_in(more_, gate.get());
   ++count_;
   return entered = {gate, nullptr};

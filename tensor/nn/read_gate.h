@@ -108,6 +108,7 @@ class LOCKSTEP_API Reading {
   const Held* const held_;
   std::array<Entry, 2> first_;  // nearly always enough
   std::size_t count_ = 0;
+  bool has_mirrors_ = false;
   std::vector<Entry> more_;
 };
 

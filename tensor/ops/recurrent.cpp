@@ -317,7 +317,7 @@ LstmOutputs lstm_sequence(const Tensor& x, const LstmState& state, const Recurre
     }
   }
   LstmOutputs result{rows.outputs(hs), rows.state(hs, walk.times), rows.state(cs, walk.times)};
-  if (!graph) return result;
+  if (!graph) return {result.output, result.h.clone(), result.c.clone()};  // which do not keep those of all times
   auto* node = record<LstmNode>(result.output, x, w.weight_ih, w.weight_hh, w.bias_ih, w.bias_hh, state.h, state.c);
   node->output_count = 3;
   attach(*node, result.h, 1);
@@ -355,7 +355,7 @@ GruOutputs gru_sequence(const Tensor& x, const Tensor& h, const RecurrentWeights
     }
   }
   GruOutputs result{rows.outputs(hs), rows.state(hs, walk.times)};
-  if (!graph) return result;
+  if (!graph) return {result.output, result.h.clone()};
   auto* node = record<GruNode>(result.output, x, w.weight_ih, w.weight_hh, w.bias_ih, w.bias_hh, h);
   node->output_count = 2;
   attach(*node, result.h, 1);

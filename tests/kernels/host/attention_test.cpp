@@ -260,6 +260,10 @@ TEST_CASE("attention of nothing") {
        {Problem{0, 2, 3, 4, 5, 6}, Problem{2, 2, 0, 4, 5, 6}, Problem{2, 1, 3, 0, 5, 6}, Problem{2, 0, 3, 4, 5, 6},
         Problem{2, 1, 1, 0, 5, 6}, Problem{2, 1, 20, 3, 0, 6}, Problem{2, 1, 20, 3, 5, 0}, Problem{2, 1, 2, 3, 0, 0}})
     for (const DType dtype : {DType::f32, DType::bf16}) check_attention(dtype, p, {});
+  // No pages at all, and sequences that have none of theirs: nothing is read of the table.
+  for (const std::int64_t queries : {1, 20})
+    for (const std::int64_t keys : {0, 4})
+      check_attention(DType::f32, {3, 1, queries, keys, 8, 8}, {.lengths = true, .page = 4});
 }
 
 TEST_CASE("attention refuses indices of pages, and lengths, that cannot be, and writes nothing") {

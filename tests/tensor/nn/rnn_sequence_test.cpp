@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
@@ -238,4 +239,24 @@ TEST_CASE("recurrent weights of another dtype than the input are refused") {
   };
   refuses(LSTM(16, 64), 2);  // its biases are added first, to the wider dtype
   refuses(GRU(16, 64), 4);
+}
+
+TEST_CASE("without a graph the last states of a layer keep nothing of the others") {
+  const Device device = Device::cpu();
+  const auto peak_of = [&](std::int64_t layers, auto layer_of) {
+    const auto layer = layer_of(layers);
+    const Tensor x = ones({64, 4, 16});
+    const NoGrad without_graph;
+    layer(x);
+    reset_peak(device);
+    const std::size_t before = memory_stats(device).in_use_bytes;
+    layer(x);
+    return static_cast<std::int64_t>(memory_stats(device).peak_in_use_bytes - before);
+  };
+  const std::int64_t all_times = 64 * 4 * 16 * 4;  // bytes of the states of a layer
+  const auto lstm = [](std::int64_t layers) { return LSTM(16, 16, {.layers = layers}); };
+  const auto gru = [](std::int64_t layers) { return GRU(16, 16, {.layers = layers}); };
+  CHECK(peak_of(4, lstm) > all_times);
+  CHECK(peak_of(12, lstm) < peak_of(4, lstm) + all_times);
+  CHECK(peak_of(12, gru) < peak_of(4, gru) + all_times);
 }
