@@ -47,7 +47,7 @@ View without(const View& view, int dim, const Shape& shape) {
 // Row-major loops over `index`, in the order of its elements, whatever the strides: additions happen in that order.
 template <class F>
 void for_each_in_order(const Shape& shape, const std::array<const View*, 3>& views, F&& f) {
-  LoopNest<3> nest;
+  LoopNest<3> nest{};
   for (int d = shape.rank() - 1; d >= 0; --d) {
     if (shape[d] == 0) return;
     nest.sizes[nest.rank] = shape[d];
