@@ -36,6 +36,8 @@ std::int64_t find_extreme(const void* elements, std::int64_t count) {
   return i;
 }
 
+constexpr std::int64_t kGatheredBytes = std::int64_t{1} << 17;
+
 using FindExtreme = std::int64_t (*)(const void* elements, std::int64_t count);
 
 void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
@@ -49,17 +51,21 @@ void arg_reduce_views(const ArgReduceArgs& args, FindExtreme find) {
   const std::int64_t results = element_count(kept);
   auto* out = data<std::int64_t>(args.out);
   const LoopNest<2> nest = make_loop_nest<2>(kept, {&in, &args.out.view});
+  // Lines side by side are gathered together: each line of the cache is read once for all of them.
+  const std::int64_t together = direct ? 1 : std::clamp<std::int64_t>(kGatheredBytes / (size * element_bytes), 1, 64);
   for_pieces(
       results, piece_rows(results, size * element_bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
         Scratch scratch;
-        auto* gathered =
-            direct ? nullptr : scratch.take<std::byte>(size * static_cast<std::int64_t>(mover.buffer_bytes));
+        const std::int64_t line_bytes = size * static_cast<std::int64_t>(mover.buffer_bytes);
+        auto* gathered = direct ? nullptr : scratch.take<std::byte>(together * line_bytes);
         for_each_run(nest, begin, end, [&](const std::array<std::int64_t, 2>& run, std::int64_t from, std::int64_t to) {
-          for (std::int64_t i = from; i < to; ++i) {
-            const std::byte* x =
-                static_cast<const std::byte*>(in.data) + (run[0] + i * nest.inner_stride(0)) * element_bytes;
-            if (!direct) mover.gather(x, stride, 0, gathered, {1, size});
-            out[run[1] + i * nest.inner_stride(1)] = find(direct ? x : gathered, size);
+          const std::int64_t next = nest.inner_stride(0);
+          for (std::int64_t i = from; i < to; i += together) {
+            const std::int64_t lines = std::min(together, to - i);
+            const std::byte* x = static_cast<const std::byte*>(in.data) + (run[0] + i * next) * element_bytes;
+            if (!direct) mover.gather(x, stride, next, gathered, {lines, size});
+            for (std::int64_t k = 0; k < lines; ++k)
+              out[run[1] + (i + k) * nest.inner_stride(1)] = find(direct ? x : gathered + k * line_bytes, size);
           }
         });
       });

@@ -16,7 +16,7 @@ namespace {
 
 template <class T>  // Bits
 void where_loop(const std::array<const void*, 3>& in, void* out, std::int64_t count, const Scalars&) {
-  const auto* condition = static_cast<const bool*>(in[0]);
+  const auto* condition = static_cast<const std::uint8_t*>(in[0]);  // of bool GCC makes no vector code
   const auto* x = static_cast<const T*>(in[1]);
   const auto* y = static_cast<const T*>(in[2]);
   auto* z = static_cast<T*>(out);
@@ -24,7 +24,7 @@ void where_loop(const std::array<const void*, 3>& in, void* out, std::int64_t co
   for (std::int64_t i = 0; i < count; ++i) {
     // By a mask: both are read, and no branch is needed.
     using U = decltype(x[i].value);
-    const U chosen = static_cast<U>(-static_cast<U>(condition[i]));
+    const U chosen = static_cast<U>(-static_cast<U>(condition[i] != 0));
     z[i].value = static_cast<U>((x[i].value & chosen) | (y[i].value & ~chosen));
   }
 }

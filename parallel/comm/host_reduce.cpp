@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/half_rows.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/runtime/error.h"
 
@@ -55,13 +57,13 @@ struct Multiply {
 struct Max {
   template <class W>
   W operator()(W a, W b) const {
-    return ((a >= b) | (a != a)) ? a : b;
+    return functors::larger(a, b);
   }
 };
 struct Min {
   template <class W>
   W operator()(W a, W b) const {
-    return ((a <= b) | (a != a)) ? a : b;
+    return functors::smaller(a, b);
   }
 };
 // Of bools, which are bytes here: any but 0 is true.
@@ -73,51 +75,60 @@ struct And {
 };
 
 // The loops' iterations do not depend on each other: where an output is an input, it is so element by element.
-template <class From, class To, class F>
-void map(const From* from, To* to, std::int64_t count, F f) {
+template <class T, class F>
+void map(const T* from, T* to, std::int64_t count, F f) {
   LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) to[i] = f(from[i]);
 }
 
 // to = op(…op(op(a, b), c)…) of 2, 3 or 4 inputs; `last` makes the element that is stored.
-template <class From, class To, class Op, class Last>
-void combine(const From* const* from, std::size_t inputs, To* to, std::int64_t count, Op op, Last last) {
-  using W = Wide<From>;
-  const From *a = from[0], *b = from[1];
+template <class T, class Op, class Last>
+void combine(const T* const* from, std::size_t inputs, T* to, std::int64_t count, Op op, Last last) {
+  const T *a = from[0], *b = from[1];
   if (inputs == 2) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(W(a[i]), W(b[i])));
+    for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(a[i], b[i]));
     return;
   }
-  const From* c = from[2];
+  const T* c = from[2];
   if (inputs == 3) {
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(W(a[i]), W(b[i])), W(c[i])));
+    for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(a[i], b[i]), c[i]));
     return;
   }
-  const From* d = from[3];
+  const T* d = from[3];
   LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(op(W(a[i]), W(b[i])), W(c[i])), W(d[i])));
+  for (std::int64_t i = 0; i < count; ++i) to[i] = last(op(op(op(a[i], b[i]), c[i]), d[i]));
 }
 
-// sum = op(…op(sum, a)…) of 1 to 4 more inputs.
-template <class W, class From, class Op>
-void accumulate(W* sum, const From* const* from, std::size_t inputs, std::int64_t count, Op op) {
-  for (std::size_t k = 0; k < inputs; ++k) {
-    const From* a = from[k];
-    LOCKSTEP_INDEPENDENT
-    for (std::int64_t i = 0; i < count; ++i) sum[i] = op(sum[i], W(a[i]));
+template <class T, class Op>
+void accumulate(T* sum, const T* a, std::int64_t count, Op op) {
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) sum[i] = op(sum[i], a[i]);
+}
+
+// Of a dtype that computes in another one: by rows of that one.
+template <class T, class Op, class Last>
+requires(!std::is_same_v<T, Wide<T>>) void reduce_block(std::span<const T* const> inputs, T* output, std::int64_t count,
+                                                        Op op, Last last) {
+  using kernels::host::convert_row;
+  Wide<T> sum[kBlock], row[kBlock];
+  convert_row(inputs[0], sum, count);
+  for (const T* input : inputs.subspan(1)) {
+    convert_row(input, row, count);
+    accumulate(sum, row, count, op);
   }
+  map(sum, sum, count, last);
+  convert_row(sum, output, count);
 }
 
 template <class T, class Op, class Last>
 void reduce_block(std::span<const T* const> inputs, T* output, std::int64_t count, Op op, Last last) {
-  using W = Wide<T>;
-  if (inputs.size() == 1) return map(inputs[0], output, count, [&](T x) { return last(W(x)); });
+  if (inputs.size() == 1) return map(inputs[0], output, count, last);
   if (inputs.size() <= 4) return combine(inputs.data(), inputs.size(), output, count, op, last);
-  W sum[kBlock];
-  combine(inputs.data(), 4, sum, count, op, [](W x) { return x; });
-  accumulate(sum, inputs.data() + 4, inputs.size() - 4, count, op);
+  T sum[kBlock];
+  combine(inputs.data(), 4, sum, count, op, [](T x) { return x; });
+  for (const T* input : inputs.subspan(4)) accumulate(sum, input, count, op);
   map(sum, output, count, last);
 }
 
@@ -151,14 +162,14 @@ void host_reduce(RedOp reduction, DType dtype, std::span<const void* const> inpu
   dispatch(dtype, [&]<class T>(Type<T>) {
     if constexpr (!std::is_same_v<T, bool>) {
       using W = Wide<T>;
-      const auto store = [](W x) { return T(x); };
+      const auto store = [](W x) { return x; };
       switch (reduction) {
         case RedOp::sum:
           return reduce_all<T>(inputs, outputs, count, Add(), store);
         case RedOp::avg:
           if constexpr (std::is_floating_point_v<W>) {
             const W ranks = static_cast<W>(inputs.size());
-            return reduce_all<T>(inputs, outputs, count, Add(), [ranks](W x) { return T(x / ranks); });
+            return reduce_all<T>(inputs, outputs, count, Add(), [ranks](W x) { return x / ranks; });
           } else {
             detail::fail<InvalidArgument>("[host_reduce] expected a floating dtype for avg, got ", dtype);
           }

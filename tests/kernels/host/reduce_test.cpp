@@ -178,7 +178,7 @@ TEST_CASE("integer sums wrap to the dtype", "[reduce]") {
 
 TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
   for (const DType dtype : kAllDTypes)
-    for (const Shape& shape : {Shape{1}, Shape{37}, Shape{5, 9}, Shape{4, 3, 50}, Shape{0, 3}})
+    for (const Shape& shape : {Shape{1}, Shape{37}, Shape{5, 9}, Shape{4, 3, 50}, Shape{21, 70}, Shape{0, 3}})
       for (int dim = 0; dim < shape.rank(); ++dim)
         for (const Layout in_layout : kInputLayouts)
           for (const Layout out_layout : kOutputLayouts)
@@ -216,6 +216,17 @@ TEST_CASE("arg_reduce finds the first extreme", "[reduce]") {
   TestTensor empty(DType::f32, {0}), one(DType::i64, {1});
   CHECK_THROWS_AS(run(ArgReduceArgs{.op = ArgReduceOp::max, .dim = 0, .in = empty.in(), .out = one.out()}),
                   InvalidArgument);
+}
+
+TEST_CASE("arg_reduce of long columns", "[reduce]") {
+  for (const std::int64_t columns : {1, 3, 7}) {  // a few of them are gathered at a time
+    TestTensor x(DType::f32, {9001, columns}), y(DType::i64, {1, columns});
+    x.fill_random(7);
+    for (std::int64_t c = 0; c < columns; ++c) x.set((1000 * c + 5) * columns + c, 50);
+    run(ArgReduceArgs{.op = ArgReduceOp::max, .dim = 0, .in = x.in(), .out = y.out()});
+    CHECK(mismatch(
+              y, [](std::int64_t c) { return static_cast<double>(1000 * c + 5); }, 0) == "");
+  }
 }
 
 TEST_CASE("short rows that are reduced side by side have the bits of each by itself", "[reduce]") {

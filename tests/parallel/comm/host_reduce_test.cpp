@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "support/catch.h"
@@ -47,33 +48,68 @@ TEST_CASE("host_reduce: any number of inputs, in their order") {
   }
 }
 
-TEST_CASE("host_reduce: how a message is cut, and which output is an input, make no difference") {
+TEMPLATE_TEST_CASE("host_reduce: floating dtypes are what one element after the other is", "", float, double, Half,
+                   BFloat16) {
+  using W = std::conditional_t<std::is_same_v<TestType, double>, double, float>;
+  constexpr std::size_t kCount = 2048 + 21;
+  const auto larger = [](W a, W b) { return a >= b || std::isnan(a) ? a : b; };
+  for (const std::size_t inputs : {1u, 2u, 3u, 4u, 5u, 8u})
+    for (const RedOp op : {RedOp::sum, RedOp::avg, RedOp::product, RedOp::max, RedOp::min}) {
+      std::vector<std::vector<TestType>> values(inputs, std::vector<TestType>(kCount));
+      for (std::uint32_t k = 0; k < inputs; ++k)
+        for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(noise(i * 64 + k));
+      for (std::size_t k = 0; k < inputs; ++k) {
+        values[k][100 + k] = TestType(std::numeric_limits<float>::quiet_NaN());
+        values[k][2060 + k] = TestType(std::numeric_limits<float>::infinity());
+      }
+      const std::vector<TestType> got = reduce(op, values);
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        W want = W(values[0][i]);
+        for (std::size_t k = 1; k < inputs; ++k) {
+          const W next = W(values[k][i]);
+          if (op == RedOp::sum || op == RedOp::avg) want += next;
+          if (op == RedOp::product) want *= next;
+          if (op == RedOp::max) want = larger(want, next);
+          if (op == RedOp::min) want = -larger(-want, -next);
+        }
+        if (op == RedOp::avg) want /= static_cast<W>(inputs);
+        const W have = W(got[i]), rounded = W(TestType(want));
+        wrong += !(have == rounded || (std::isnan(have) && std::isnan(rounded)));
+      }
+      INFO(inputs << " inputs, reduction " << static_cast<int>(op));
+      CHECK(wrong == 0);
+    }
+}
+
+TEMPLATE_TEST_CASE("host_reduce: how a message is cut, and which output is an input, make no difference", "", Half,
+                   BFloat16) {
   constexpr std::size_t kCount = 7001;
   for (const std::size_t inputs : {2u, 3u, 4u, 5u, 9u}) {
-    std::vector<std::vector<BFloat16>> values(inputs, std::vector<BFloat16>(kCount));
+    std::vector<std::vector<TestType>> values(inputs, std::vector<TestType>(kCount));
     for (std::uint32_t k = 0; k < inputs; ++k)
-      for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = BFloat16(noise(i * 64 + k));
-    const auto bits = [](const std::vector<BFloat16>& of) {
+      for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(noise(i * 64 + k));
+    const auto bits = [](const std::vector<TestType>& of) {
       std::vector<std::uint16_t> all;
-      for (const BFloat16 x : of) all.push_back(x.bits);
+      for (const TestType x : of) all.push_back(x.bits);
       return all;
     };
     const std::vector<std::uint16_t> whole = bits(reduce(RedOp::sum, values));
     // In pieces of odd lengths, into all inputs and one more.
-    std::vector<BFloat16> apart(kCount);
+    std::vector<TestType> apart(kCount);
     for (std::size_t begin = 0, length = 1; begin < kCount; begin += length, length = length * 3 + 1) {
       length = std::min(length, kCount - begin);
       std::vector<const void*> from;
       std::vector<void*> to;
-      for (std::vector<BFloat16>& input : values) {
+      for (std::vector<TestType>& input : values) {
         from.push_back(input.data() + begin);
         to.push_back(input.data() + begin);
       }
       to.push_back(apart.data() + begin);
-      host_reduce(RedOp::sum, DType::bf16, from, to, static_cast<std::int64_t>(length));
+      host_reduce(RedOp::sum, dtype_of<TestType>(), from, to, static_cast<std::int64_t>(length));
     }
     CHECK(bits(apart) == whole);
-    for (const std::vector<BFloat16>& input : values) CHECK(bits(input) == whole);
+    for (const std::vector<TestType>& input : values) CHECK(bits(input) == whole);
   }
 }
 
