@@ -3,6 +3,7 @@
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/record/recorder.h"
+#include "lockstep/tensor/absent_elements.h"
 
 namespace lockstep {
 
@@ -18,6 +19,7 @@ std::string Tensor::describe() const {
 }
 
 void Tensor::check_dtype(DType wanted) const {
+  detail::check_present(impl());
   LOCKSTEP_CHECK(dtype() == wanted, "[data] expected a tensor of ", wanted, ", got ", describe());
 }
 
@@ -37,6 +39,7 @@ Tensor Tensor::over(Ref<Storage> storage, DType dtype, const Shape& shape, const
 View Tensor::view() const {
   if (!defined()) return {};
   const TensorImpl& impl = *impl_;
+  detail::check_present(impl);
   return View{raw_data(), impl.shape, impl.strides, impl.dtype, impl.storage->device(), true};
 }
 

@@ -7,6 +7,7 @@
 
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/engine/leaf_node.h"
 
 namespace lockstep {
@@ -71,6 +72,7 @@ struct Export {
 template <class Managed>
 Managed* export_tensor(const Tensor& tensor, const DLPackExportOptions& options) {
   LOCKSTEP_CHECK(tensor.defined(), "[to_dlpack] expected a tensor, got an undefined one");
+  detail::check_present(*tensor.identity());
   const Device device = tensor.device();
   const bool on_cuda = device.type() == DeviceType::cuda;
   LOCKSTEP_CHECK(!options.native_stream || on_cuda, "[to_dlpack] expected no native stream for ", tensor, ", got one");

@@ -1,6 +1,8 @@
 #include "lockstep/tensor/nn/conv.h"
 
+#include "lockstep/tensor/nn/folding.h"
 #include "lockstep/tensor/nn/init.h"
+#include "lockstep/tensor/ops/conv_shape.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
@@ -27,8 +29,23 @@ Conv2d::Conv2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel, Conv2dOp
 
 Tensor Conv2d::forward(const Tensor& x) const {
   const Device device = x.device();
-  const Tensor w = weight.on(device);
-  return conv2d(x, w, bias.defined() ? bias.on(device) : Tensor(), geometry_);
+  const Tensor w = weight.on(device), b = bias.defined() ? bias.on(device) : Tensor();
+  if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
+    return call->layer({.layer = this,
+                        .x = x,
+                        .weight = w,
+                        .bias = b,
+                        .folds = !state_->has_hooks,
+                        .shape =
+                            [](const detail::FoldedLayer& l) {
+                              return detail::conv2d_shape(l.x, l.weight,
+                                                          static_cast<const Conv2d*>(l.layer)->geometry_);
+                            },
+                        .compute =
+                            [](const detail::FoldedLayer& l, const Tensor& to_weight, const Tensor& to_bias) {
+                              return conv2d(l.x, to_weight, to_bias, static_cast<const Conv2d*>(l.layer)->geometry_);
+                            }});
+  return conv2d(x, w, b, geometry_);
 }
 
 ConvTranspose2d::ConvTranspose2d(std::int64_t inputs, std::int64_t outputs, Size2 kernel,

@@ -1,5 +1,6 @@
 #include "lockstep/tensor/nn/linear.h"
 
+#include "lockstep/tensor/nn/folding.h"
 #include "lockstep/tensor/nn/init.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -16,8 +17,24 @@ Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options)
 
 Tensor Linear::forward(const Tensor& x) const {
   const Device device = x.device();
-  const Tensor w = weight.on(device);
-  return linear(x, w, bias.defined() ? bias.on(device) : Tensor(), activation_);
+  const Tensor w = weight.on(device), b = bias.defined() ? bias.on(device) : Tensor();
+  if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
+    // A norm takes dimension 1 for the channels, which are the outputs in a matrix alone.
+    return call->layer(
+        {.layer = this,
+         .x = x,
+         .weight = w,
+         .bias = b,
+         .folds = !state_->has_hooks && activation_ == Activation::none && x.rank() == 2 && x.size(1) == w.size(1),
+         .shape =
+             [](const detail::FoldedLayer& l) {
+               return Shape{l.x.size(0), l.weight.size(0)};
+             },
+         .compute =
+             [](const detail::FoldedLayer& l, const Tensor& to_weight, const Tensor& to_bias) {
+               return linear(l.x, to_weight, to_bias, static_cast<const Linear*>(l.layer)->activation_);
+             }});
+  return linear(x, w, b, activation_);
 }
 
 Embedding::Embedding(std::int64_t rows, std::int64_t size, EmbeddingOptions options) : options_(options) {

@@ -1,6 +1,7 @@
 #include "lockstep/tensor/nn/norm.h"
 
 #include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/nn/folding.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
@@ -67,6 +68,17 @@ Tensor BatchNorm::forward(const Tensor& x) const {
   const Device device = x.device();
   const Tensor w = on(weight, device), b = on(bias, device);
   Tensor mean = on(running_mean, device), var = on(running_var, device);
+  if (detail::FoldingCall* const call = detail::folding_call(); call && !training && mean.defined()) [[unlikely]]
+    if (Tensor y = call->norm({.norm = this,
+                               .x = x,
+                               .weight = w,
+                               .bias = b,
+                               .mean = mean,
+                               .var = var,
+                               .eps = options_.eps,
+                               .folds = !state_->has_hooks});
+        y.defined())
+      return y;
   BatchNormState state{.running_mean = mean,
                        .running_var = var,
                        .training = training,

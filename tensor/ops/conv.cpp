@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/ops/conv_shape.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -106,6 +107,10 @@ void check_gradient(const char* op, const Tensor& gradient, const Shape& expecte
 }  // namespace
 
 std::string to_string(Size2 size) { return cat(size.height, 'x', size.width); }
+
+Shape detail::conv2d_shape(const Tensor& x, const Tensor& weight, const ConvGeometry& geometry) {
+  return output_shape("conv2d", x.describe(), x.shape(), weight.describe(), weight.shape(), geometry);
+}
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]

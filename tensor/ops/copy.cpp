@@ -2,6 +2,7 @@
 #include "lockstep/runtime/copy/copy.h"
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -41,6 +42,7 @@ Tensor Tensor::to(Device device) const {
   if (from == device) return *this;
   ordinal(device);  // throws for a device that does not exist, before anything is computed
   if (!contiguous_layout()) return contiguous().to(device);
+  detail::check_present(*identity());
   Tensor y = detail::fresh(shape(), dtype(), device);
   const Stream source_stream = current_stream(from), destination_stream = current_stream(device);
   LOCKSTEP_EDGE(storage()->record_use(source_stream));

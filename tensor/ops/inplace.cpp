@@ -4,6 +4,7 @@
 
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -196,6 +197,8 @@ Tensor& Tensor::copy_(const Tensor& source) {
   if (source.device() != device() && contiguous_layout() && source.contiguous_layout() && source.shape() == shape() &&
       source.dtype() == dtype() && !(GradMode::enabled() && source.requires_grad())) {
     // Straight into place.
+    detail::check_present(*identity());
+    detail::check_present(*source.identity());
     const Stream from = current_stream(source.device()), to = current_stream(device());
     LOCKSTEP_EDGE(source.storage()->record_use(from));
     LOCKSTEP_EDGE(storage()->record_use(to));

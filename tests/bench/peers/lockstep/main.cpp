@@ -85,7 +85,7 @@ Ways operation(const Json& work, const std::string& file) {
             .report = {{"bytes", bytes}}}}};
 }
 
-Ways prepare(const Json& work, const std::string& folder) {
+Ways prepare_work(const Json& work, const std::string& folder) {
   manual_seed(work.at("seed").get<std::uint64_t>());
   const std::string file = folder + "/work.safetensors";
   const std::string kind = work.at("kind");
@@ -97,7 +97,7 @@ Ways prepare(const Json& work, const std::string& folder) {
 
 int main() {
   try {
-    return peers::serve({{"name", "lockstep"}, {"version", lockstep::version()}}, peers::prepare);
+    return peers::serve({{"name", "lockstep"}, {"version", lockstep::version()}}, peers::prepare_work);
   } catch (const std::exception& error) {
     std::cerr << "lockstep-works: " << error.what() << '\n';
     return 1;

@@ -176,7 +176,13 @@ Ways inference(const Net& made_net, const Json& work, const Tensors& inputs, con
       for (std::int64_t i = 0; i < times; ++i) module(x);
     }};
   };
-  if (devices == 1) return {{"one device", way(net)}};
+  if (devices == 1) {
+    const auto fast = lockstep::prepare(net);
+    const Tensor folded = fast(x);
+    check_results({folded}, {fast(x)});
+    LOCKSTEP_CHECK(allclose(folded, result, 1e-3, 1e-4), "expected what evaluation gives from a prepared network");
+    return {{"one device", way(net)}, {"prepared", way(fast)}};
+  }
   const auto all = accelerators();
   if (static_cast<int>(all.size()) < devices) throw Unsupported(cat("needs ", devices, " devices"));
   return {{"DataParallel", way(DataParallel(net, {.devices = {all.begin(), all.begin() + devices}}))}};

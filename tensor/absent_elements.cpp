@@ -1,0 +1,25 @@
+#include "lockstep/tensor/absent_elements.h"
+
+#include "lockstep/kernels/layout.h"
+
+namespace lockstep::detail {
+
+Tensor absent(const Shape& shape, DType dtype, Device device) {
+  const std::size_t bytes = static_cast<std::size_t>(element_count(shape)) * size_of(dtype);
+  return Tensor::over(Storage::external(device, nullptr, bytes, {}), dtype, shape, contiguous_strides(shape), 0);
+}
+
+const Storage*& absent_read() {
+  static thread_local const Storage* storage = nullptr;
+  return storage;
+}
+
+void fail_absent(const TensorImpl& impl) {
+  absent_read() = impl.storage.get();
+  fail<Error>(
+      "[prepare] expected elements, got the result of a layer that a prepared module computes with the norm "
+      "behind it, ",
+      impl.dtype, impl.shape);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,113 @@
+// How a prepared module (prepare.h) computes a layer and the BatchNorm behind it as one. Nobody states which norm
+// stands behind which layer: a first call shows it, and every later one is checked.
+//
+// In a call of a prepared module a layer asks what to do. One that is not known yet computes as ever, and the call
+// sees who takes the result. If it was one norm, the layer computes nothing in later calls: its result has no elements
+// (absent_elements.h), and the norm computes both, with weights that have its factors in them. If anybody else asks for
+// the elements, that is an error by which the call knows better: the layer is never folded again, and the call begins
+// anew. Private to the library.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/tensor.h"
+
+namespace lockstep::detail {
+
+struct FoldedLayer {
+  const void* layer;
+  Tensor x, weight, bias;  // outputs come first in the weight; the bias may be undefined
+  bool folds;              // as far as the layer knows
+  Shape (*shape)(const FoldedLayer&);
+  Tensor (*compute)(const FoldedLayer&, const Tensor& weight, const Tensor& bias);
+};
+
+struct FoldedNorm {
+  const void* norm;
+  Tensor x, weight, bias, mean, var;  // weight and bias may be undefined
+  double eps;
+  bool folds;
+};
+
+// What a prepared module keeps: which layers are folded, and the folded weights with what they were made of.
+class Folding {
+ public:
+  struct Weights {
+    Tensor weight, bias;
+  };
+  enum class Fate : std::uint8_t { unknown, folded, alone };
+
+  Fate fate(const void* layer) const;
+  // False where it has that fate; what is alone stays so.
+  bool decide(const void* layer, Fate fate);
+  // For the device and its current stream: made anew when an origin has changed since.
+  Weights weights(const FoldedLayer& layer, const FoldedNorm& norm);
+
+ private:
+  struct Origin {
+    explicit Origin(const Tensor& tensor);
+    bool operator==(const Origin&) const = default;
+    Ref<Storage> storage;  // kept, so that no other can have its address
+    std::uint64_t version = 0;
+    std::int64_t offset = 0;
+  };
+  struct Fold {
+    std::vector<Origin> origins;
+    double eps = 0;
+    Weights weights;
+  };
+  using Key = std::tuple<const void*, const void*, const StreamBody*>;  // layer, norm, and where they compute
+
+  mutable std::mutex mutex_;
+  std::map<const void*, Fate> fates_;
+  std::map<Key, Fold> folds_;
+};
+
+// One call of a prepared module, in the thread that makes it.
+class LOCKSTEP_API FoldingCall {
+ public:
+  explicit FoldingCall(Folding& folding);
+  FoldingCall(const FoldingCall&) = delete;
+  FoldingCall& operator=(const FoldingCall&) = delete;
+  ~FoldingCall();
+
+  Tensor layer(const FoldedLayer& layer);
+  Tensor norm(const FoldedNorm& norm);  // undefined: the norm computes by itself
+
+  // Of a result of the module: it must have its elements.
+  void check_result(const Tensor& result) const;
+  // After the module has returned, or thrown: whether it is to be called again, which goes another way.
+  bool again_after_return();
+  bool again_after_throw();
+
+ private:
+  struct Seen {  // a layer that is not known yet
+    const void* layer;
+    Tensor result;
+    std::uint64_t version;
+    int norms = 0;
+  };
+  struct Left {  // a layer that has computed nothing
+    FoldedLayer layer;
+    std::uint64_t x_version;
+    Tensor result;
+    bool taken = false;
+  };
+
+  Folding& folding_;
+  FoldingCall* outer_;
+  std::vector<Seen> seen_;
+  std::vector<Left> left_;
+};
+
+// The call of a prepared module that this thread is in; null elsewhere, and in replicas that it starts.
+FoldingCall* folding_call();
+
+}  // namespace lockstep::detail

@@ -1,0 +1,83 @@
+// Modules prepared for inference: BatchNorms folded into the layers before them.
+//
+//   const auto fast = prepare(net);
+//   Tensor scores = fast(images);  // what net gives in evaluation mode, up to rounding
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/tensor/nn/folding.h"
+#include "lockstep/tensor/nn/module.h"
+
+namespace lockstep {
+
+// Is called as the module is, and gives what that gives in evaluation mode (whatever its own mode is) without
+// gradients: in f32 equal to some 1e-5 of the largest element, in f64 to 1e-12. The bits are the same for any number of
+// threads, and again and again.
+//
+// Where the result of a Conv2d or a Linear (without an activation) goes to a BatchNorm and nowhere else, the two are
+// computed as one layer, with weights that have the norm's factors in them (Jacob et al., 2018, section 3.2). It does
+// not matter how the module is written: in its first call, which runs `forward` twice, is seen where results go, and
+// whenever one goes elsewhere after all, the call begins anew with that layer as ever. So `forward` must not change its
+// arguments, and not take the bare pointer Tensor::data() of such a result before the norm has it. Not folded: layers
+// and norms with hooks, norms without running statistics, all in the scope of a substitute() or an Autocast, and what
+// runs in other threads, as in a DataParallel.
+//
+// Shares the parameters of the module. Folded weights belong to the versions of their parameters and buffers: after an
+// optimizer's step, a load, set_data(), to(), a refresh of a replica, or a write the next call folds anew. Writes
+// through a DLPack alias of a parameter count when the alias is released or the tensor has been told with
+// mark_changed(); of a buffer, with mark_changed() alone.
+//
+// Computes on the device and the current stream of its input, where the parameters must have slots; folded weights are
+// kept for each stream that has asked for them, in the memory of its device, until the last copy of this goes. Threads
+// may call it at once, as they may the module.
+template <IsModule M>
+class Prepared {
+ public:
+  explicit Prepared(const M& module) : state_(std::make_shared<State>(module)) {}
+
+  // Blocks as the module does; throws what it throws.
+  template <class... Args>
+  auto operator()(const Args&... args) const {
+    const InferenceMode no_gradients;
+    const TrainingScope evaluation(false);
+    const std::uint64_t random_counter = thread_context().random_counter;
+    for (;;) {
+      detail::FoldingCall call(state_->folding);
+      try {
+        if constexpr (std::is_void_v<decltype(state_->module(args...))>) {
+          state_->module(args...);
+          if (!call.again_after_return()) return;
+        } else {
+          auto result = state_->module(args...);
+          for_each_tensor(result, [&](const Tensor& tensor) { call.check_result(tensor); });
+          if (!call.again_after_return()) return result;
+        }
+      } catch (...) {
+        if (!call.again_after_throw()) throw;
+      }
+      thread_context().random_counter = random_counter;
+    }
+  }
+
+  const M& module() const { return state_->module; }
+
+ private:
+  struct State {
+    explicit State(const M& of) : module(of) {}
+    M module;
+    mutable detail::Folding folding;
+  };
+  std::shared_ptr<const State> state_;
+};
+
+// See Prepared. Modules that are added to `module` later are not in it.
+template <IsModule M>
+Prepared<M> prepare(const M& module) {
+  return Prepared<M>(module);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,365 @@
+#include "lockstep/tensor/nn/prepare.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "lockstep/tensor/io/dlpack.h"
+#include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/nn/module_slots.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "support/catch.h"
+#include "support/devices.h"
+
+using namespace lockstep;
+using Catch::Matchers::Contains;
+
+namespace {
+
+// Statistics and factors that are not those of the beginning.
+template <class M>
+M used(M net, DType dtype = DType::f64) {
+  for (const NamedParameter& entry : net.named_buffers())
+    if (is_floating(entry.parameter.dtype())) entry.parameter.assign(rand(entry.parameter.shape()) + 0.5);
+  for (const Parameter& parameter : net.parameters())
+    if (parameter.shape().rank() == 1) parameter.assign(randn(parameter.shape()));
+  net.to(dtype);
+  net.to(support::device_at(0));
+  return net;
+}
+
+Tensor input(const Shape& shape, DType dtype = DType::f64) { return randn(shape).to(dtype).to(support::device_at(0)); }
+
+template <class M, class... X>
+Tensor evaluated(const M& module, const X&... x) {
+  const NoGrad no_grad;
+  const TrainingScope evaluation(false);
+  return module(x...);
+}
+
+double largest(const Tensor& x) { return amax(abs(x.detach().to(DType::f64)).flatten(), {0}).item<double>(); }
+
+// Relative to what is as large as the numbers of these tests are.
+double difference(const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(a.shape() == b.shape(), "expected ", b, ", got ", a);
+  return largest(a.detach() - b.detach()) / (1 + largest(b));
+}
+
+// Whether the norms are folded: a folded network gives other bits than its evaluation, in all but some elements.
+bool differs(const Tensor& a, const Tensor& b) { return a.to_vector<double>() != b.to_vector<double>(); }
+
+struct Block : Module<Block> {
+  Conv2d conv1{4, 4, 3, {.padding = 1, .bias = false}}, conv2{4, 4, 3, {.padding = 1}};
+  BatchNorm2d bn1{4}, bn2{4};
+  Tensor forward(const Tensor& x) const {
+    ++calls;
+    return relu(bn2(conv2(relu(bn1(conv1(x))))) + x);
+  }
+  void members(Members& m) override { m("conv1", conv1), m("bn1", bn1), m("conv2", conv2), m("bn2", bn2); }
+  mutable std::atomic<int> calls{0};
+  Block() = default;
+  Block(const Block& other)
+      : Module<Block>(other), conv1(other.conv1), conv2(other.conv2), bn1(other.bn1), bn2(other.bn2) {}
+};
+
+// One convolution and two norms, used as `way` says.
+struct Odd : Module<Odd> {
+  Conv2d conv{3, 3, 3, {.padding = 1}};
+  BatchNorm2d a{3}, b{3};
+  std::function<Tensor(const Odd&, const Tensor&)> way;
+  Tensor forward(const Tensor& x) const { return way(*this, x); }
+  void members(Members& m) override { m("conv", conv), m("a", a), m("b", b); }
+};
+
+}  // namespace
+
+TEST_CASE("a prepared chain gives what its evaluation gives, whatever mode it is in, and trains nothing") {
+  auto net = used(Sequential(Conv2d(3, 8, 3, {.stride = 2, .groups = 1}), BatchNorm2d(8), ReLU(),
+                             Conv2d(8, 8, 3, {.groups = 4, .bias = false}), BatchNorm2d(8, {.affine = false}),
+                             Flatten(), Linear(8 * 5 * 5, 6), BatchNorm1d(6), Linear(6, 2)));
+  const auto fast = prepare(net);
+  const Tensor x = input({3, 3, 15, 15}), expected = evaluated(net, x);
+  const auto mean = net.named_buffers()[0].parameter.tensor().to_vector<double>();
+  const Tensor y = fast(x);
+  CHECK_FALSE(y.requires_grad());
+  CHECK(net.is_training());
+  CHECK(net.named_buffers()[0].parameter.tensor().to_vector<double>() == mean);
+  CHECK(difference(y, expected) < 1e-12);
+  CHECK(differs(y, expected));
+  CHECK(fast(x).to_vector<double>() == y.to_vector<double>());
+  CHECK(difference(fast(x.narrow(0, 0, 1)), expected.narrow(0, 0, 1)) < 1e-12);  // another batch
+}
+
+TEST_CASE("a prepared chain in f32 is within 1e-5 of its evaluation") {
+  const auto net =
+      used(Sequential(Conv2d(3, 16, 3), BatchNorm2d(16), ReLU(), Conv2d(16, 16, 3), BatchNorm2d(16)), DType::f32);
+  const Tensor x = input({2, 3, 12, 12}, DType::f32), expected = evaluated(net, x);
+  CHECK(difference(prepare(net)(x), expected) < 1e-5);
+}
+
+TEST_CASE("a written forward is folded too, and called twice the first time alone") {
+  const auto net = used(Block());
+  const auto fast = prepare(net);
+  const Tensor x = input({2, 4, 6, 6}), expected = evaluated(net, x);
+  const Tensor y = fast(x);
+  CHECK(difference(y, expected) < 1e-12);
+  CHECK(differs(y, expected));
+  CHECK(fast.module().calls == 2);
+  fast(x);
+  CHECK(fast.module().calls == 3);
+}
+
+TEST_CASE("what else is done with the result of a layer before a norm is right") {
+  using Way = std::function<Tensor(const Odd&, const Tensor&)>;
+  static bool late;  // one for all rows, which are made once
+  late = false;
+  const auto [name, way] = GENERATE(table<std::string, Way>({
+      {"used again", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + y; }},
+      {"used before", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return relu(y) + m.a(y); }},
+      {"two norms", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + m.b(y); }},
+      {"two calls", [](const Odd& m, const Tensor& x) { return m.a(m.conv(x)) + m.b(m.conv(x * 2)); }},
+      {"norms of norms", [](const Odd& m, const Tensor& x) { return m.b(m.a(m.conv(x))); }},
+      {"changed in place", [](const Odd& m, const Tensor& x) { Tensor y = m.conv(x); y.add_(1); return m.a(y); }},
+      {"x changed between",
+       [](const Odd& m, const Tensor& x) {
+         Tensor z = x * 2;
+         const Tensor y = m.conv(z);
+         z.fill_(7);
+         return m.a(y);
+       }},
+      {"a view of it", [](const Odd& m, const Tensor& x) { return m.a(m.conv(x).narrow(0, 0, 1)); }},
+      {"read later on",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x), z = m.a(y);
+         return late ? z + y : z;
+       }},
+      {"a second norm later on",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x), z = m.a(y);
+         return late ? z + m.b(y) : z;
+       }},
+      {"read by a pointer",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x), z = m.a(y);
+         return late ? z + (y.data<double>() != nullptr ? 1 : 0) : z;
+       }},
+      {"an error caught",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x), z = m.a(y);
+         try {
+           return late ? y.clone() : z;
+         } catch (const Error&) {
+           return z;
+         }
+       }},
+      {"given back", [](const Odd& m, const Tensor& x) { Tensor y = m.conv(x), z = m.a(y); return late ? y : z; }},
+      {"a norm in training",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x);
+         const TrainingScope training(true);
+         return m.a(y);
+       }},
+  }));
+  INFO(name);
+  Odd odd;
+  odd.way = way;
+  const auto net = used(odd);
+  const auto fast = prepare(net);
+  const Tensor x = input({2, 3, 5, 5});
+  for (const bool now : {false, true, false}) {
+    late = now;
+    const Tensor expected = evaluated(net, x);
+    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+  }
+}
+
+TEST_CASE("layers and norms that cannot be folded compute as ever") {
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4, {.track_running_stats = false}), ReLU(),
+                             ConvTranspose2d(4, 4, 3), BatchNorm2d(4)));
+  const Tensor x = input({2, 3, 6, 6});
+  CHECK(evaluated(net, x).to_vector<double>() == prepare(net)(x).to_vector<double>());
+  const auto relu_before = used(Sequential(Linear(3, 4, {.activation = Activation::relu}), BatchNorm1d(4)));
+  const Tensor rows = input({5, 3});
+  CHECK(evaluated(relu_before, rows).to_vector<double>() == prepare(relu_before)(rows).to_vector<double>());
+  // Dimension 1 are not the outputs of the layer here.
+  const auto three = used(Sequential(Linear(3, 4), BatchNorm1d(4)));
+  const Tensor lines = input({2, 4, 3});
+  CHECK(evaluated(three, lines).to_vector<double>() == prepare(three)(lines).to_vector<double>());
+}
+
+TEST_CASE("hooks see the results of their layers in a prepared module") {
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  const auto fast = prepare(net);
+  const Tensor x = input({1, 3, 5, 5}), expected = evaluated(net, x);
+  const Tensor folded = fast(x);
+  const std::size_t hooked = GENERATE(0, 1);
+  double seen = 0;
+  net[hooked].register_forward_hook([&](const ModuleBase&, std::span<const Tensor> in, std::span<const Tensor> out) {
+    seen = in[0].sum().item<double>() + out[0].sum().item<double>();
+  });
+  CHECK(difference(evaluated(net, x), fast(x)) < 1e-12);
+  CHECK(difference(fast(x), expected) < 1e-12);
+  const double by_fast = seen;
+  evaluated(net, x);
+  CHECK(std::abs(by_fast - seen) < 1e-9);
+}
+
+TEST_CASE("a prepared module sees every change of its parameters and buffers") {
+  using Change = std::function<void(Sequential&, const Conv2d&, const BatchNorm2d&)>;
+  const Tensor x = input({2, 3, 5, 5});
+  const auto small_net = [] { return used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4))); };
+  Tensor alias;  // that lives on
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"an optimizer's step",
+       [&](Sequential& net, const Conv2d&, const BatchNorm2d&) {
+         SGD optimizer(net.parameters(), {.lr = 0.1});
+         net.eval();
+         net(x).sum().backward();
+         optimizer.step();
+       }},
+      {"a step of training, which changes buffers",
+       [&](Sequential& net, const Conv2d&, const BatchNorm2d&) { net(x); }},
+      {"load_state_dict",
+       [&](Sequential& net, const Conv2d&, const BatchNorm2d&) { net.load_state_dict(small_net().state_dict()); }},
+      {"a load of buffers alone",
+       [](Sequential& net, const Conv2d&, const BatchNorm2d&) {
+         net.load_state_dict({{"1.running_var", input({4}).fill_(3)}}, false);
+       }},
+      {"assign", [](Sequential&, const Conv2d&,
+                    const BatchNorm2d& norm) { norm.running_var.assign(norm.running_var.tensor() * 2); }},
+      {"set_data",
+       [](Sequential&, const Conv2d& conv, const BatchNorm2d&) { conv.bias.tensor().set_data(input({4})); }},
+      {"in place",
+       [](Sequential&, const Conv2d&, const BatchNorm2d& norm) {
+         const NoGrad no_grad;
+         norm.weight.tensor().add_(1);
+       }},
+      {"DLPack",
+       [](Sequential&, const Conv2d& conv, const BatchNorm2d&) {
+         Tensor released = from_dlpack(to_dlpack(conv.weight.tensor()));
+         released.fill_(0.5);
+       }},
+      {"DLPack that is alive, and told",
+       [&](Sequential&, const Conv2d& conv, const BatchNorm2d&) {
+         alias = from_dlpack(to_dlpack(conv.weight.tensor()));
+         alias.fill_(0.25);
+         conv.weight.tensor().mark_changed();
+       }},
+      {"the mean", [](Sequential&, const Conv2d&, const BatchNorm2d& norm) { norm.running_mean.tensor().add_(3); }},
+      {"the bias of the norm",
+       [](Sequential&, const Conv2d&, const BatchNorm2d& norm) { norm.bias.assign(norm.bias.tensor() * 2 + 1); }},
+  };
+  for (const auto& [name, change] : changes) {
+    INFO(name);
+    auto net = small_net();
+    const auto fast = prepare(net);
+    const Tensor before = fast(x);
+    CHECK(differs(before, evaluated(net, x)));
+    change(net, net.at<Conv2d>(0), net.at<BatchNorm2d>(1));
+    const Tensor expected = evaluated(net, x);
+    CHECK(difference(expected, before) > 1e-6);
+    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+  }
+}
+
+TEST_CASE("a prepared module sees what others have written through DLPack, once they say so") {
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  net.to(Device::cpu());
+  const auto fast = prepare(net);
+  const Tensor x = randn({2, 3, 5, 5}).to(DType::f64);
+  fast(x);
+  const Tensor weight = net.at<Conv2d>(0).weight.tensor();
+  auto* const alias = to_dlpack(weight);
+  const auto write = [&](double value) {
+    std::fill_n(static_cast<double*>(alias->tensor.data), weight.count(), value);
+  };
+  write(0.25);
+  weight.mark_changed();
+  CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
+  write(0.5);
+  alias->deleter(alias);
+  CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
+}
+
+TEST_CASE("a prepared module follows its module to another dtype and device") {
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  const auto fast = prepare(net);
+  const Tensor x = input({2, 3, 5, 5}), y = fast(x);
+  net.to(DType::f32);
+  CHECK(difference(fast(x.to(DType::f32)), y) < 1e-5);
+  net.to(DType::f64);
+  net.to(Device::cpu());
+  CHECK(fast(x.to(Device::cpu())).device() == Device::cpu());
+  CHECK(difference(fast(x.to(Device::cpu())), y.to(Device::cpu())) < 1e-5);
+}
+
+TEST_CASE("a prepared module computes on every device that has its parameters, also after they have changed") {
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  const auto fast = prepare(net);
+  const std::vector<Device> devices{support::device_at(0), support::device_at(1)};
+  const ModuleSlots slots(net);
+  const Tensor x = input({2, 3, 5, 5});
+  CHECK_THROWS_AS(fast(x.to(devices[1])), InvalidArgument);
+  for (int i = 0; i < 2; ++i) {
+    slots.refresh(devices);
+    const Tensor expected = evaluated(net, x);
+    for (const Device device : devices) CHECK(difference(fast(x.to(device)).to(devices[0]), expected) < 1e-12);
+    net.at<Conv2d>(0).weight.assign(randn({4, 3, 3, 3}));
+  }
+}
+
+TEST_CASE("a prepared module in the scope of a substitute or of an autocast computes as ever") {
+  const auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  const auto fast = prepare(net);
+  const Tensor x = input({2, 3, 5, 5});
+  const Tensor y = fast(x);
+  std::vector<Tensor> others;
+  for (const Parameter& parameter : net.parameters()) others.push_back(input(parameter.shape()));
+  {
+    const auto scope = substitute(net, others);
+    CHECK(evaluated(net, x).to_vector<double>() == fast(x).to_vector<double>());
+  }
+  CHECK(fast(x).to_vector<double>() == y.to_vector<double>());
+}
+
+TEST_CASE("threads call a prepared module at once, while its parameters are loaded anew") {
+  auto net = used(Block());
+  const auto fast = prepare(net);
+  const Tensor x = input({2, 4, 6, 6});
+  const auto first = net.state_dict();
+  std::vector<NamedTensor> states[2];
+  Tensor expected[2];
+  for (int k = 0; k < 2; ++k) {
+    for (const auto& [name, tensor] : first)
+      states[k].push_back({name, k == 0 || !is_floating(tensor.dtype()) ? tensor.clone() : tensor * 0.5});
+    net.load_state_dict(states[k]);
+    expected[k] = evaluated(net, x);
+  }
+  fast(x);  // a norm by itself counts as a writer of its statistics, on whatever stream
+  synchronize(x.device());
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([&] {
+      const Stream own(x.device());
+      const StreamScope scope(own);
+      for (int i = 0; i < 40; ++i) {
+        const Tensor y = fast(x.clone());
+        if (difference(y, expected[0]) > 1e-12 && difference(y, expected[1]) > 1e-12) ++wrong;
+      }
+    });
+  for (int i = 0; i < 20; ++i) net.load_state_dict(states[i % 2]);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("errors of a prepared module are those of its module") {
+  const auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  const auto fast = prepare(net);
+  for (int i = 0; i < 2; ++i) {
+    CHECK_THROWS_WITH(fast(input({1, 2, 5, 5})), Contains("[conv2d]"));
+    CHECK_THROWS_WITH(fast(input({1, 3, 2, 2})), Contains("[conv2d]"));
+    fast(input({1, 3, 5, 5}));
+  }
+}
