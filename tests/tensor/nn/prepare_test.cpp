@@ -5,6 +5,7 @@
 #include <functional>
 #include <thread>
 
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/nn/module_slots.h"
@@ -310,7 +311,7 @@ TEST_CASE("a prepared module computes on every device that has its parameters, a
 }
 
 TEST_CASE("a prepared module in the scope of a substitute or of an autocast computes as ever") {
-  const auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
+  auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
   const auto fast = prepare(net);
   const Tensor x = input({2, 3, 5, 5});
   const Tensor y = fast(x);
@@ -321,6 +322,13 @@ TEST_CASE("a prepared module in the scope of a substitute or of an autocast comp
     CHECK(evaluated(net, x).to_vector<double>() == fast(x).to_vector<double>());
   }
   CHECK(fast(x).to_vector<double>() == y.to_vector<double>());
+  net.to(DType::f32);
+  const Tensor single = x.to(DType::f32);
+  fast(single);
+  const Autocast scope(DType::bf16);
+  const Tensor narrow = fast(single), expected = evaluated(net, single);
+  CHECK(narrow.dtype() == expected.dtype());
+  CHECK(narrow.to(DType::f32).to_vector<float>() == expected.to(DType::f32).to_vector<float>());
 }
 
 TEST_CASE("threads call a prepared module at once, while its parameters are loaded anew") {
