@@ -57,13 +57,13 @@ struct Multiply {
 struct Max {
   template <class W>
   W operator()(W a, W b) const {
-    return functors::larger(a, b);
+    return functors::larger(b, a);  // of equal ones the first
   }
 };
 struct Min {
   template <class W>
   W operator()(W a, W b) const {
-    return functors::smaller(a, b);
+    return functors::smaller(b, a);
   }
 };
 // Of bools, which are bytes here: any but 0 is true.
