@@ -119,6 +119,10 @@ TEST_CASE("host_reduce: a NaN stays, integers wrap, bools are true or not") {
     const std::vector<float> got = reduce<float>(reduction, {{nan, 1, 2}, {1, nan, 3}, {2, 2, nan}});
     for (const float x : got) CHECK(std::isnan(x));
   }
+  for (const RedOp reduction : {RedOp::max, RedOp::min}) {  // of equal ones the first
+    CHECK(!std::signbit(reduce<float>(reduction, {{0.0f}, {-0.0f}, {-0.0f}})[0]));
+    CHECK(std::signbit(reduce<float>(reduction, {{-0.0f}, {0.0f}})[0]));
+  }
   CHECK(reduce<std::uint8_t>(RedOp::sum, {{200, 1}, {100, 2}}) == std::vector<std::uint8_t>{44, 3});
   CHECK(reduce<std::int32_t>(RedOp::sum, {{2'147'483'647}, {1}}) == std::vector<std::int32_t>{-2'147'483'647 - 1});
   CHECK(reduce<std::int64_t>(RedOp::product, {{3}, {-4}, {5}}) == std::vector<std::int64_t>{-60});
