@@ -3,7 +3,7 @@
 
 #include "lockstep/runtime/host/compute_threads.h"
 #include "support/catch.h"
-#include "support/set_threads.h"
+#include "support/threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -119,17 +119,22 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
   for (const Problem& p : kLargeProblems) {
     INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
     Tensors f32(p, DType::f32), f64(p, DType::f64), bf16(p, DType::bf16);
+#ifdef __SANITIZE_THREAD__
+    const std::vector<Tensors*> divided{&f32, &bf16};  // where f64 is computed as f32 is
+#else
+    const std::vector<Tensors*> divided{&f32, &f64, &bf16};
+#endif
     const auto results = [&](int count) {
       const Threads threads(count);
       std::vector<std::vector<std::byte>> bytes;
-      for (Tensors* t : {&f32, &f64, &bf16}) {
+      for (Tensors* t : divided) {
         t->convolve();
         for (const TestTensor* result : {&t->y, &t->dx, &t->dw}) bytes.push_back(result->bytes());
       }
       return bytes;
     };
     const auto one = results(1);
-    for (const int count : {2, 3, 7}) CHECK((results(count) == one));
+    for (const int count : kThreadCounts) CHECK((results(count) == one));
     CHECK(detail::compute_threads() > 0);
 
     // Those of oneDNN are divided in another way than those of f64.

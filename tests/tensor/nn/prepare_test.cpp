@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "lockstep/tensor/autograd/autocast.h"
@@ -40,6 +41,18 @@ Tensor evaluated(const M& module, const X&... x) {
 }
 
 double largest(const Tensor& x) { return amax(abs(x.detach().to(DType::f64)).flatten(), {0}).item<double>(); }
+
+// What another program has of a tensor of f64, and writes by itself.
+struct Release {
+  void operator()(dlpack::ManagedTensorVersioned* alias) const { alias->deleter(alias); }
+};
+using Alias = std::unique_ptr<dlpack::ManagedTensorVersioned, Release>;
+
+void write(dlpack::ManagedTensorVersioned* alias, double value) {
+  std::int64_t count = 1;
+  for (int d = 0; d < alias->tensor.rank; ++d) count *= alias->tensor.shape[d];
+  std::fill_n(static_cast<double*>(alias->tensor.data), count, value);
+}
 
 // Relative to what is as large as the numbers of these tests are.
 double difference(const Tensor& a, const Tensor& b) {
@@ -210,7 +223,7 @@ TEST_CASE("a prepared module sees every change of its parameters and buffers") {
   using Change = std::function<void(Sequential&, const Conv2d&, const BatchNorm2d&)>;
   const Tensor x = input({2, 3, 5, 5});
   const auto small_net = [] { return used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4))); };
-  Tensor alias;  // that lives on
+  Alias alias;  // that lives on
   const std::vector<std::pair<std::string, Change>> changes{
       {"an optimizer's step",
        [&](Sequential& net, const Conv2d&, const BatchNorm2d&) {
@@ -238,13 +251,13 @@ TEST_CASE("a prepared module sees every change of its parameters and buffers") {
        }},
       {"DLPack",
        [](Sequential&, const Conv2d& conv, const BatchNorm2d&) {
-         Tensor released = from_dlpack(to_dlpack(conv.weight.tensor()));
-         released.fill_(0.5);
+         const Alias released(to_dlpack(conv.weight.tensor()));
+         write(released.get(), 0.5);
        }},
       {"DLPack that is alive, and told",
        [&](Sequential&, const Conv2d& conv, const BatchNorm2d&) {
-         alias = from_dlpack(to_dlpack(conv.weight.tensor()));
-         alias.fill_(0.25);
+         alias.reset(to_dlpack(conv.weight.tensor()));
+         write(alias.get(), 0.25);
          conv.weight.tensor().mark_changed();
        }},
       {"the mean", [](Sequential&, const Conv2d&, const BatchNorm2d& norm) { norm.running_mean.tensor().add_(3); }},
@@ -271,15 +284,12 @@ TEST_CASE("a prepared module sees what others have written through DLPack, once 
   const Tensor x = randn({2, 3, 5, 5}).to(DType::f64);
   fast(x);
   const Tensor weight = net.at<Conv2d>(0).weight.tensor();
-  auto* const alias = to_dlpack(weight);
-  const auto write = [&](double value) {
-    std::fill_n(static_cast<double*>(alias->tensor.data), weight.count(), value);
-  };
-  write(0.25);
+  Alias alias(to_dlpack(weight));
+  write(alias.get(), 0.25);
   weight.mark_changed();
   CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
-  write(0.5);
-  alias->deleter(alias);
+  write(alias.get(), 0.5);
+  alias.reset();
   CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
 }
 
