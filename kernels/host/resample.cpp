@@ -3,6 +3,7 @@
 #include "lockstep/kernels/resample.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
@@ -18,6 +19,10 @@ struct Plane {
   std::int64_t rows, columns;          // of the result
   const Taps<C>*row_taps, *column_taps;
   bool copies;  // along a row, each element is one of the source
+  // The columns [0, pairs) are mixed from two neighbours each. Here they stand by kind, for vector code.
+  std::int64_t pairs = 0;
+  std::int32_t* firsts;
+  C* weights[2];
 
   Plane(Scratch& scratch, const Resample2dArgs& a) {
     const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
@@ -27,6 +32,16 @@ struct Plane {
     row_taps = make(scratch, {height, rows, a.kind, a.step[0], a.align_corners});
     column_taps = make(scratch, {width, columns, a.kind, a.step[1], a.align_corners});
     copies = a.kind == ResampleKind::nearest;
+    find_pairs(scratch);
+  }
+  void find_pairs(Scratch& scratch) {
+    firsts = scratch.take<std::int32_t>(columns);
+    for (C*& list : weights) list = scratch.take<C>(columns);
+    if (width > std::numeric_limits<std::int32_t>::max()) return;
+    for (; pairs < columns && column_taps[pairs].count == 2; ++pairs) {
+      firsts[pairs] = static_cast<std::int32_t>(column_taps[pairs].first);
+      for (std::int64_t k = 0; k < 2; ++k) weights[k][pairs] = column_taps[pairs].weight(k);
+    }
   }
   static const Taps<C>* make(Scratch& scratch, const ResampleAxis& axis) {
     auto* taps = scratch.take<Taps<C>>(axis.result);
@@ -73,7 +88,10 @@ void forward(const Plane<C>& p, const C* x, C* y, std::int64_t begin, std::int64
         for (std::int64_t c = 0; c < p.columns; ++c) to[c] = mixed[p.column_taps[c].first];
         continue;
       }
-      for (std::int64_t c = 0; c < p.columns; ++c) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t c = 0; c < p.pairs; ++c)
+        to[c] = p.weights[0][c] * mixed[p.firsts[c]] + p.weights[1][c] * mixed[p.firsts[c] + 1];
+      for (std::int64_t c = p.pairs; c < p.columns; ++c) {
         const Taps<C>& t = p.column_taps[c];
         C sum = t.weights[0] * mixed[t.first];
         for (std::int64_t k = 1; k < t.count; ++k) sum += t.weights[1] * mixed[t.first + k];

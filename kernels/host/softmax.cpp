@@ -2,6 +2,7 @@
 // where inner is 1, else rows of `inner` elements, with one maximum and one sum per column.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/independent.h"
@@ -130,7 +131,26 @@ void forward(const SoftmaxArgs& a) {
   y.finish();
 }
 
-// softmax: dx = y * (dy - sum(dy * y)); log: dx = dy - exp(y) * sum(dy).
+// softmax: dx = y * (dy - s) with s = sum(dy * y); log: dx = dy - exp(y) * s with s = sum(dy). One number s for a row
+// of size, or one for each column. Loops of their own: one that chooses between the two in each element calls exp.
+template <class S>
+auto at(S s, std::int64_t i) {
+  if constexpr (std::is_pointer_v<S>)
+    return s[i];
+  else
+    return s;
+}
+template <class C, class S>
+void grad(const C* dy, const C* y, S s, C* dx, std::int64_t count) {
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) dx[i] = y[i] * (dy[i] - at(s, i));
+}
+template <class C, class S>
+void log_grad(const C* dy, const C* y, S s, C* dx, std::int64_t count) {
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) dx[i] = dy[i] - math::exp(y[i]) * at(s, i);
+}
+
 template <class C>
 void backward(const SoftmaxGradArgs& a) {
   Scratch scratch;
@@ -144,10 +164,11 @@ void backward(const SoftmaxGradArgs& a) {
       const C* dy = all_dy + o * size;
       const C* y = all_y + o * size;
       C* dx = all_dx.data() + o * size;
-      const C s = static_cast<C>(
-          a.log ? sum(dy, size) : sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; }));
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t i = 0; i < size; ++i) dx[i] = a.log ? dy[i] - math::exp(y[i]) * s : y[i] * (dy[i] - s);
+      if (a.log)
+        log_grad(dy, y, static_cast<C>(sum(dy, size)), dx, size);
+      else
+        grad(dy, y, static_cast<C>(sum_of(size, [=](std::int64_t i) { return static_cast<double>(dy[i]) * y[i]; })), dx,
+             size);
     }
   };
   const auto columns = [&](std::int64_t o, std::int64_t from, std::int64_t width) {
@@ -161,13 +182,13 @@ void backward(const SoftmaxGradArgs& a) {
     for (std::int64_t i = 0; i < size; ++i)
       for (std::int64_t j = 0; j < width; ++j)
         sums[j] += a.log ? dy[i * inner + j] : static_cast<double>(dy[i * inner + j]) * y[i * inner + j];
-    for (std::int64_t i = 0; i < size; ++i) {
-      LOCKSTEP_INDEPENDENT
-      for (std::int64_t j = 0; j < width; ++j) {
-        const std::int64_t at = i * inner + j;
-        const C s = static_cast<C>(sums[j]);
-        dx[at] = a.log ? dy[at] - math::exp(y[at]) * s : y[at] * (dy[at] - s);
-      }
+    auto* rounded = own.take<C>(width);
+    std::copy_n(sums, width, rounded);
+    for (std::int64_t at = 0; at < size * inner; at += inner) {
+      if (a.log)
+        log_grad(dy + at, y + at, rounded, dx + at, width);
+      else
+        grad(dy + at, y + at, rounded, dx + at, width);
     }
   };
   const std::int64_t line_bytes = 3 * size * static_cast<std::int64_t>(sizeof(C));

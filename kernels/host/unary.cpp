@@ -1,5 +1,6 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
+#include "lockstep/kernels/host/error_function.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
@@ -15,6 +16,9 @@ void loop(const std::array<const void*, 1>& in, void* out, std::int64_t count, c
   const T a = functors::convert<T>(scalars.a), b = functors::convert<T>(scalars.b);
   if constexpr (std::is_same_v<T, float> && (op == UnaryOp::sin || op == UnaryOp::cos)) {
     sines<op>(x, y, count);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::erf) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) y[i] = error_function(x[i]);
   } else {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) y[i] = functors::unary<op>(x[i], a, b);

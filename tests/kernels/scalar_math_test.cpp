@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/error_function.h"
 #include "lockstep/kernels/host/trigonometry.h"
 #include "support/catch.h"
 
@@ -63,6 +64,13 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
         worst(
             apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kInf, kInf),
         2);
+  using kernels::host::error_function;
+  check("erf",
+        worst(
+            error_function, [](double x) { return std::erf(x); }, -kInf, kInf),
+        1.5);
+  CHECK(std::isnan(error_function(std::numeric_limits<float>::quiet_NaN())));
+  CHECK(std::signbit(error_function(-0.0f)));
   check("sigmoid",
         worst(
             apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf),
