@@ -96,6 +96,8 @@ endfunction()
 # fake_cuda_test(<name> <layer> <arguments of the program> [<environment, its variables with bars between>])
 function(fake_cuda_test name layer arguments)
   string(REPLACE "|" ";" environment "${ARGN}")
+  # The threads that share a kernel are the host's business. Here, where each stream has a thread, they make more of them.
+  list(APPEND environment LOCKSTEP_HOST_THREADS=1)
   add_test(NAME fake_cuda/${name} COMMAND lockstep-fake-${layer} ${arguments})
   set_tests_properties(fake_cuda/${name} PROPERTIES LABELS fake_cuda TIMEOUT 1800 ENVIRONMENT "${environment}")
 endfunction()
