@@ -100,28 +100,4 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
   return where(mask, detail::fresh_scalar(value, x.dtype(), x.device()), x);
 }
 
-Tensor pad(const Tensor& x, const Dims& before_and_after, double value) {
-  detail::check_defined("pad", x);
-  bool valid = before_and_after.rank() % 2 == 0 && before_and_after.rank() / 2 <= x.rank();
-  for (const std::int64_t count : before_and_after) valid = valid && count >= 0;
-  LOCKSTEP_CHECK(valid, "[pad] expected two counts of at least 0 for some of the last dimensions of ", x, ", got ",
-                 before_and_after);
-  Tensor y = x;
-  for (int i = 0; i < before_and_after.rank(); i += 2) {
-    const int along = x.rank() - 1 - i / 2;
-    const std::int64_t before = before_and_after[i], after = before_and_after[i + 1];
-    if (value == 0) {
-      y = pad(y, along, before, after);
-      continue;
-    }
-    const auto margin = [&](std::int64_t length) {
-      Shape shape = y.shape();
-      shape[along] = length;
-      return detail::fresh_scalar(value, x.dtype(), x.device()).expand(shape);
-    };
-    if (before > 0 || after > 0) y = cat({margin(before), y, margin(after)}, along);
-  }
-  return y;
-}
-
 }  // namespace lockstep

@@ -47,17 +47,32 @@ class PadNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "pad"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
-    grad_inputs[0] = grad_outputs[0].narrow(dim, start, length);
+    Tensor grad = grad_outputs[0];
+    for (int i = 0; i < shape.rank(); ++i)
+      if (grad.shape()[i] != shape[i]) grad = grad.narrow(i, starts[i], shape[i]);
+    grad_inputs[0] = grad;
   }
-  int dim = 0;
-  std::int64_t start = 0, length = 0;
+  Dims starts;
+  Shape shape;
 };
 
-// The part of a contiguous tensor from `start` along `dim`, as a kernel writes it.
-Out part_of(const Tensor& whole, int dim, std::int64_t start, std::int64_t length) {
-  Shape shape = whole.shape();
-  shape[dim] = length;
-  return detail::alias(whole, shape, whole.strides(), whole.storage_offset() + start * whole.strides()[dim]).out();
+// The part of a contiguous tensor that begins at `starts`, as a kernel writes it.
+Out part_of(const Tensor& whole, const Dims& starts, const Shape& shape) {
+  std::int64_t offset = whole.storage_offset();
+  for (int i = 0; i < shape.rank(); ++i) offset += starts[i] * whole.strides()[i];
+  return detail::alias(whole, shape, whole.strides(), offset).out();
+}
+
+// Counts before and after by dimension.
+Tensor padded(const Tensor& x, const Dims& before, const Dims& after, double value) {
+  Shape shape = x.shape();
+  for (int i = 0; i < shape.rank(); ++i) shape[i] += before[i] + after[i];
+  if (shape == x.shape()) return x;
+  Tensor y = detail::fresh(shape, x.dtype(), x.device());
+  detail::fill(y, value);
+  if (x.count() > 0) detail::launch(y.device(), CastArgs{x.in(), part_of(y, before, x.shape())});
+  if (auto* node = record<PadNode>(y, x)) node->starts = before, node->shape = x.shape();
+  return y;
 }
 
 }  // namespace
@@ -88,11 +103,10 @@ Tensor join(std::span<const Tensor> tensors, std::int64_t dim) {
     return join(promoted, dim);
   }
   Tensor y = fresh(shape, dtype, first.device());
-  std::int64_t start = 0;
+  Dims starts = Dims::filled(shape.rank(), 0);
   for (const Tensor& tensor : tensors) {
-    const std::int64_t length = tensor.shape()[along];
-    if (tensor.count() > 0) launch(y.device(), CastArgs{tensor.in(), part_of(y, along, start, length)});
-    start += length;
+    if (tensor.count() > 0) launch(y.device(), CastArgs{tensor.in(), part_of(y, starts, tensor.shape())});
+    starts[along] += tensor.shape()[along];
   }
   if (auto* node = record_many<CatNode>(y, tensors)) {
     node->dim = along;
@@ -166,14 +180,25 @@ Tensor pad(const Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t 
   detail::check_defined("pad", x);
   const int along = normalize_dim("pad", dim, x.rank());
   LOCKSTEP_CHECK(before >= 0 && after >= 0, "[pad] expected counts of at least 0, got ", before, " and ", after);
-  if (before == 0 && after == 0) return x;
-  const std::int64_t length = x.shape()[along];
-  Shape shape = x.shape();
-  shape[along] = before + length + after;
-  Tensor y = detail::fresh_zeros(shape, x.dtype(), x.device());
-  if (x.count() > 0) detail::launch(y.device(), CastArgs{x.in(), part_of(y, along, before, length)});
-  if (auto* node = record<PadNode>(y, x)) node->dim = along, node->start = before, node->length = length;
-  return y;
+  Dims first = Dims::filled(x.rank(), 0), last = first;
+  first[along] = before;
+  last[along] = after;
+  return padded(x, first, last, 0);
+}
+
+Tensor pad(const Tensor& x, const Dims& before_and_after, double value) {
+  detail::check_defined("pad", x);
+  bool valid = before_and_after.rank() % 2 == 0 && before_and_after.rank() / 2 <= x.rank();
+  for (const std::int64_t count : before_and_after) valid = valid && count >= 0;
+  LOCKSTEP_CHECK(valid, "[pad] expected two counts of at least 0 for some of the last dimensions of ", x, ", got ",
+                 before_and_after);
+  Dims before = Dims::filled(x.rank(), 0), after = before;
+  for (int i = 0; i < before_and_after.rank(); i += 2) {
+    const int along = x.rank() - 1 - i / 2;
+    before[along] = before_and_after[i];
+    after[along] = before_and_after[i + 1];
+  }
+  return padded(x, before, after, value);
 }
 
 }  // namespace lockstep

@@ -25,6 +25,22 @@ TEST_CASE("joining") {
   CHECK(stack({x, x}, -1).shape() == Shape{2, 2, 2});
   CHECK(stack(std::vector<Tensor>{tensor(1), tensor(2)}).shape() == Shape{2});
   CHECK(ints(pad(x, 1, 1, 2)) == std::vector<int>{0, 0, 1, 0, 0, 0, 2, 3, 0, 0});
+  CHECK(ints(pad(x, {1, 0, 0, 1})) == std::vector<int>{0, 0, 1, 0, 2, 3, 0, 0, 0});
+  CHECK(ints(pad(x.t(), {0, 1, 2, 0}, 7)) == std::vector<int>{7, 7, 7, 7, 7, 7, 0, 2, 7, 1, 3, 7});
+  CHECK(ints(pad(zeros({0, 2}), {0, 1, 1, 0}, 7)) == std::vector<int>{7, 7, 7});
+  CHECK(shares(pad(x, {0, 0, 0, 0}), x));
+}
+
+TEST_CASE("joining more than caches hold") {
+  // Rows of whole cache lines, which are written around the caches, and others, which begin anywhere in a line.
+  for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{8195, 1024}, {2053, 4099}}) {
+    INFO(rows << " rows of " << columns);
+    const Tensor x = numbered({rows, columns}), y = -x;
+    const Tensor joined = cat({x, y}, 1), copied = joined.clone();
+    CHECK(all(eq(joined.narrow(1, 0, columns), x)).item<bool>());
+    CHECK(all(eq(joined.narrow(1, columns, columns), y)).item<bool>());
+    CHECK(all(eq(joined, copied)).item<bool>());
+  }
 }
 
 TEST_CASE("splitting") {
