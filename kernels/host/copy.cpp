@@ -11,6 +11,10 @@
 #include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/parts.h"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 namespace lockstep::kernels::host {
 namespace {
 
@@ -43,14 +47,12 @@ void floats_to_i64(const float* x, std::int64_t* y, std::int64_t count) {
   }
 }
 
-template <class From, class To>
+template <class From, class To>  // two dtypes
 void cast_loop(const std::array<const void*, 1>& in, void* out, std::int64_t count, const Scalars&) {
   const auto* x = static_cast<const From*>(in[0]);
   auto* y = static_cast<To*>(out);
-  if constexpr (std::is_same_v<From, To>) {
-    std::memmove(y, x, static_cast<std::size_t>(count) * sizeof(To));
-  } else if constexpr ((std::is_same_v<From, Half> && std::is_same_v<To, float>) ||
-                       (std::is_same_v<From, float> && std::is_same_v<To, Half>)) {
+  if constexpr ((std::is_same_v<From, Half> && std::is_same_v<To, float>) ||
+                (std::is_same_v<From, float> && (std::is_same_v<To, Half> || std::is_same_v<To, BFloat16>))) {
     convert_row(x, y, count);
   } else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, std::int64_t>) {
     floats_to_i64(x, y, count);
@@ -61,8 +63,27 @@ void cast_loop(const std::array<const void*, 1>& in, void* out, std::int64_t cou
 
 Loop<1> find_cast(DType from, DType to) {
   return dispatch(from, [to]<class From>(Type<From>) {
-    return dispatch(to, []<class To>(Type<To>) -> Loop<1> { return cast_loop<From, To>; });
+    return dispatch(to, []<class To>(Type<To>) -> Loop<1> {
+      if constexpr (std::is_same_v<From, To>)
+        return nullptr;  // see copy_view()
+      else
+        return cast_loop<From, To>;
+    });
   });
+}
+
+constexpr std::int64_t kCacheLine = 64;
+
+// By vectors where source and destination lie differently in their cache lines: memcpy() leaves long rows to the
+// processor's own instruction for strings, which then takes several times as long.
+void copy_row(const std::byte* from, std::byte* to, std::size_t bytes) {
+  constexpr std::size_t kVector = 32;
+  if (bytes < kVector || (to - from) % kCacheLine == 0) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  for (std::size_t i = 0; i + kVector <= bytes; i += kVector) std::memcpy(to + i, from + i, kVector);
+  std::memcpy(to + bytes - kVector, from + bytes - kVector, kVector);
 }
 
 // Rows of kBytes, or of `bytes` where that is 0: what is known when this is compiled needs no call.
@@ -70,7 +91,10 @@ template <std::size_t kBytes>
 void copy_rows(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step, std::int64_t rows,
                std::size_t bytes) {
   for (std::int64_t r = 0; r < rows; ++r, from += from_step, to += to_step)
-    std::memcpy(to, from, kBytes > 0 ? kBytes : bytes);
+    if constexpr (kBytes > 0)
+      std::memcpy(to, from, kBytes);
+    else
+      copy_row(from, to, bytes);
 }
 
 auto find_copy_rows(std::size_t bytes) {
@@ -90,32 +114,75 @@ auto find_copy_rows(std::size_t bytes) {
   }
 }
 
+// Of whole cache lines, around the caches: memory is not read before it is written.
+#if defined(__AVX__)
+void stream_rows(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step, std::int64_t rows,
+                 std::size_t bytes) {
+  for (std::int64_t r = 0; r < rows; ++r, from += from_step, to += to_step)
+    for (std::size_t i = 0; i < bytes; i += sizeof(__m256i))
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
+  _mm_sfence();  // before another thread is told that the rows are there
+}
+#else
+constexpr auto* stream_rows = copy_rows<0>;
+#endif
+
+// Whether rows of the output are to be written around the caches: they are whole cache lines, and so many that those
+// written first have left the caches when the last ones are.
+bool is_streamed(const LoopNest<2>& nest, const View& out) {
+  constexpr std::int64_t kLeastBytes = std::int64_t{32} << 20;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(out.dtype));
+  std::int64_t bytes = nest.inner_size() * element_bytes, offsets = bytes;  // all combined by or: multiples of a line?
+  for (int d = 1; d < nest.rank; ++d) {
+    bytes *= nest.sizes[d];
+    offsets |= nest.strides[d][0] * element_bytes;
+  }
+  offsets |= static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out.data));
+  return bytes >= kLeastBytes && offsets % kCacheLine == 0;
+}
+
 // Copies between views of one dtype whose rows have no gaps; false: they have.
 bool copy_by_rows(const View& in, const View& out) {
   const LoopNest<2> nest = make_loop_nest<2>(out.shape, {&out, &in});
-  if (nest.rank < 2 || nest.inner_stride(0) != 1 || nest.inner_stride(1) != 1) return false;
+  if (nest.inner_stride(0) != 1 || nest.inner_stride(1) != 1) return false;
   const auto element_bytes = static_cast<std::int64_t>(size_of(out.dtype));
   const auto bytes = static_cast<std::size_t>(nest.inner_size() * element_bytes);
-  const auto copy = find_copy_rows(bytes);
+  const bool streamed = is_streamed(nest, out);
+  const auto copy = streamed ? stream_rows : find_copy_rows(bytes), rest = streamed ? stream_rows : copy_rows<0>;
   using Offsets = std::array<std::int64_t, 2>;
   for_parts(nest, 2 * element_bytes, [&](const LoopNest<2>& part, const Offsets& begin) {
     const auto part_bytes = static_cast<std::size_t>(part.inner_size() * element_bytes);
+    const bool single = part.rank < 2;
+    const std::int64_t rows = single ? 1 : part.sizes[1], to_step = single ? 0 : part.strides[1][0] * element_bytes,
+                       from_step = single ? 0 : part.strides[1][1] * element_bytes;
     for_each_row(
         part,
         [&](const Offsets& at) {
-          (part_bytes == bytes
-               ? copy
-               : copy_rows<0>)(static_cast<const std::byte*>(in.data) + (begin[1] + at[1]) * element_bytes,
-                               part.strides[1][1] * element_bytes,
-                               static_cast<std::byte*>(out.data) + (begin[0] + at[0]) * element_bytes,
-                               part.strides[1][0] * element_bytes, part.sizes[1], part_bytes);
+          (part_bytes == bytes ? copy : rest)(
+              static_cast<const std::byte*>(in.data) + (begin[1] + at[1]) * element_bytes, from_step,
+              static_cast<std::byte*>(out.data) + (begin[0] + at[0]) * element_bytes, to_step, rows, part_bytes);
         },
         2);
   });
   return true;
 }
 
-template <class T>
+// The bytes of the element that a fill writes, first in memory.
+std::uint64_t element_to_fill(const FillArgs& a) {
+  std::uint64_t bytes = 0;
+  dispatch(a.out.view.dtype, [&]<class T>(Type<T>) {
+    T value;
+    if constexpr (std::is_same_v<T, std::int64_t>)
+      value = a.integer;
+    else
+      value = functors::convert<T>(a.value);
+    std::memcpy(&bytes, &value, sizeof value);
+  });
+  return bytes;
+}
+
+template <class T>  // Bits
 void fill_view(const View& out, T value) {
   const LoopNest<1> nest = make_loop_nest<1>(out.shape, {&out});
   using Offsets = std::array<std::int64_t, 1>;
@@ -124,14 +191,18 @@ void fill_view(const View& out, T value) {
     for_each_row(part, [&](const Offsets& offsets) {
       T* row = static_cast<T*>(out.data) + begin[0] + offsets[0];
       if (stride == 1)
-        std::fill_n(row, size, value);
+        for (std::int64_t i = 0; i < size; ++i) row[i].value = value.value;
       else
-        for (std::int64_t i = 0; i < size; ++i) row[i * stride] = value;
+        for (std::int64_t i = 0; i < size; ++i) row[i * stride].value = value.value;
     });
   });
 }
 
 }  // namespace
+
+void copy_view(const View& in, const View& out) {
+  if (!copy_by_rows(in, out)) elementwise<1>({&in}, out, HalfAs::bits, nullptr, {});
+}
 
 void Kernels::enqueue(const Stream& stream, const WhereArgs& args) {
   launch(stream, args, [](const WhereArgs& a) {
@@ -142,18 +213,18 @@ void Kernels::enqueue(const Stream& stream, const WhereArgs& args) {
 
 void Kernels::enqueue(const Stream& stream, const CastArgs& args) {
   launch(stream, args, [](const CastArgs& a) {
-    if (a.in.view.dtype == a.out.view.dtype && copy_by_rows(a.in.view, a.out.view)) return;
+    if (a.in.view.dtype == a.out.view.dtype) return copy_view(a.in.view, a.out.view);
     elementwise<1>({&a.in.view}, a.out.view, HalfAs::bits, find_cast(a.in.view.dtype, a.out.view.dtype), {});
   });
 }
 
 void Kernels::enqueue(const Stream& stream, const FillArgs& args) {
   launch(stream, args, [](const FillArgs& a) {
-    dispatch(a.out.view.dtype, [&]<class T>(Type<T>) {
-      if constexpr (std::is_same_v<T, std::int64_t>)
-        fill_view<T>(a.out.view, a.integer);
-      else
-        fill_view<T>(a.out.view, functors::convert<T>(a.value));
+    const std::uint64_t bytes = element_to_fill(a);
+    dispatch_size(a.out.view.dtype, [&]<class T>(Type<T>) {
+      T value;
+      std::memcpy(&value, &bytes, sizeof value);
+      fill_view(a.out.view, value);
     });
   });
 }

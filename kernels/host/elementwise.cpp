@@ -1,6 +1,7 @@
 #include "lockstep/kernels/host/elementwise.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/kernels/host/parts.h"
@@ -31,16 +32,34 @@ Operand make_operand(const View& view, std::int64_t begin, std::int64_t stride, 
   return operand;
 }
 
+// If an input has gaps along the inner dimension, the dimension in which it has the smallest ones; 0: none has, or
+// there is no other dimension.
+template <std::size_t N>
+int dimension_across(const LoopNest<N>& nest) {
+  if (nest.rank < 2) return 0;
+  for (std::size_t v = 1; v < N; ++v) {
+    if (std::abs(nest.strides[0][v]) <= 1) continue;
+    int next = 1;
+    for (int d = 2; d < nest.rank; ++d)
+      if (std::abs(nest.strides[d][v]) < std::abs(nest.strides[next][v])) next = d;
+    return next;
+  }
+  return 0;
+}
+
 template <std::size_t Inputs>
 class Blocks {
  public:
   using Offsets = std::array<std::int64_t, Inputs + 1>;
 
-  // `begin`: of the nest in each view.
+  // `begin`: of the nest in each view; `across`: see dimension_across().
   Blocks(const LoopNest<Inputs + 1>& nest, const Offsets& begin, const std::array<const View*, Inputs + 1>& views,
-         HalfAs half, Loop<Inputs> loop, const Scalars& scalars)
-      : nest_(nest), loop_(loop), scalars_(scalars) {
-    bring_transposed_rows_next();
+         HalfAs half, Loop<Inputs> loop, const Scalars& scalars, int across)
+      : nest_(nest), loop_(loop), scalars_(scalars), transposed_(across > 0) {
+    if (transposed_) {
+      std::swap(nest_.sizes[1], nest_.sizes[across]);
+      std::swap(nest_.strides[1], nest_.strides[across]);
+    }
     const auto operand = [&](std::size_t v) {
       return make_operand(*views[v], begin[v], nest_.inner_stride(v), nest_.rank > 1 ? nest_.strides[1][v] : 0, half);
     };
@@ -70,21 +89,20 @@ class Blocks {
   }
 
  private:
-  // If an input has gaps along the inner dimension, the dimension in which it has the smallest ones becomes the second.
-  void bring_transposed_rows_next() {
-    for (std::size_t v = 1; v <= Inputs && nest_.rank > 1; ++v) {
-      if (nest_.strides[0][v] <= 1) continue;
-      int next = 1;
-      for (int d = 2; d < nest_.rank; ++d)
-        if (nest_.strides[d][v] < nest_.strides[next][v]) next = d;
-      std::swap(nest_.sizes[1], nest_.sizes[next]);
-      std::swap(nest_.strides[1], nest_.strides[next]);
-      transposed_ = true;
-      return;
-    }
+  // By way of a buffer where the output has gaps too, or would be written in pieces of cache lines.
+  void move_tile(const std::byte* from, std::byte* to, Tile tile) {
+    const Operand& input = inputs_[0];
+    const bool at_once = output_.direct && tile.rows == 1;
+    input.mover.gather(from, input.stride, input.row_stride, at_once ? to : buffers_[0], tile);
+    if (!at_once) output_.mover.scatter(buffers_[0], to, output_.stride, output_.row_stride, tile);
   }
 
   void run_tile(const Offsets& offsets, std::int64_t row, std::int64_t column, Tile tile) {
+    std::byte* to = output_.at(offsets[0] + row * output_.row_stride + column * output_.stride);
+    if constexpr (Inputs == 1)
+      if (!loop_)
+        return move_tile(inputs_[0].at(offsets[1] + row * inputs_[0].row_stride + column * inputs_[0].stride), to,
+                         tile);
     std::array<std::byte*, Inputs> sources;
     std::array<std::int64_t, Inputs> steps;  // bytes from row to row
     for (std::size_t v = 0; v < Inputs; ++v) {
@@ -106,7 +124,6 @@ class Blocks {
         o.mover.gather(from, o.stride, o.row_stride, buffers_[v], tile);
       }
     }
-    std::byte* to = output_.at(offsets[0] + row * output_.row_stride + column * output_.stride);
     std::byte* target = output_.direct ? to : buffers_[Inputs];
     const std::int64_t target_step = output_.direct
                                          ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
@@ -122,9 +139,9 @@ class Blocks {
   LoopNest<Inputs + 1> nest_;
   const Loop<Inputs> loop_;
   const Scalars& scalars_;
+  const bool transposed_;
   std::array<Operand, Inputs> inputs_;
   Operand output_;
-  bool transposed_ = false;
   std::array<const std::byte*, Inputs> repeated_{};  // the element that a buffer is full of
   alignas(64) std::byte buffers_[Inputs + 1][kBlock * 8];
 };
@@ -146,8 +163,9 @@ void elementwise(const std::array<const View*, Inputs>& in, const View& out, Hal
     bytes += element_bytes[v] = static_cast<std::int64_t>(size_of(views[v]->dtype));
   }
   using Offsets = std::array<std::int64_t, Inputs + 1>;
-  for_parts(nest, bytes, [&](const LoopNest<Inputs + 1>& part, const Offsets& begin) {
-    if (!direct) return Blocks<Inputs>(part, begin, views, half, loop, scalars).run();
+  const int across = direct ? 0 : dimension_across(nest);
+  const auto compute = [&](const LoopNest<Inputs + 1>& part, const Offsets& begin) {
+    if (!direct) return Blocks<Inputs>(part, begin, views, half, loop, scalars, across).run();
     std::array<const void*, Inputs> sources;
     for_each_row(part, [&](const Offsets& row) {
       const auto at = [&](std::size_t v) {
@@ -156,7 +174,8 @@ void elementwise(const std::array<const View*, Inputs>& in, const View& out, Hal
       for (std::size_t v = 0; v < Inputs; ++v) sources[v] = at(v + 1);
       loop(sources, at(0), part.inner_size(), scalars);
     });
-  });
+  };
+  for_parts(nest, bytes, compute, across);
 }
 
 template void elementwise<1>(const std::array<const View*, 1>&, const View&, HalfAs, Loop<1>, const Scalars&);

@@ -18,10 +18,14 @@ struct Scalars {
 template <std::size_t Inputs>
 using Loop = void (*)(const std::array<const void*, Inputs>& in, void* out, std::int64_t count, const Scalars& scalars);
 
-// `half` says what the loop gets for f16 and bf16.
+// `half` says what the loop gets for f16 and bf16. Without a loop elements of one dtype are moved; rows without gaps
+// are not its business, see copy_view().
 template <std::size_t Inputs>
 void elementwise(const std::array<const View*, Inputs>& in, const View& out, HalfAs half, Loop<Inputs> loop,
                  const Scalars& scalars);
+
+// Copies between views of one dtype. Here, and inside of kernels alone, strides of what is read may be negative.
+void copy_view(const View& in, const View& out);
 
 // The loop of an operation (UnaryOp) for elements as they compute, f32 for f16 and bf16; null: not for this dtype. Each
 // element is read before it is written: the output may be the input.

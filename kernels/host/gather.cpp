@@ -1,7 +1,10 @@
 #include "lockstep/kernels/host/gather.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/kernels/host/half_rows.h"
 
@@ -36,11 +39,30 @@ Tile transpose_squares(const Bits<std::uint32_t>* from, std::int64_t stride, Bit
   return covered;
 }
 
+// A row from its last element to its first; `from` is the last one.
+template <class T>
+void reverse_row(const Bits<T>* from, Bits<T>* to, std::int64_t count) {
+  constexpr std::size_t kWidth = 32 / sizeof(T);
+  constexpr auto kStep = static_cast<std::int64_t>(kWidth);
+  typedef T Vector __attribute__((vector_size(32)));
+  std::int64_t c = 0;
+  for (; c + kStep <= count; c += kStep) {
+    Vector v;
+    std::memcpy(&v, from - c - (kStep - 1), sizeof v);
+    v = [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return __builtin_shufflevector(v, v, static_cast<int>(kWidth - 1 - I)...);
+    }
+    (std::make_index_sequence<kWidth>{});
+    std::memcpy(to + c, &v, sizeof v);
+  }
+  for (; c < count; ++c) to[c] = from[-c];
+}
+
 template <class From, class To>
 void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void* to, Tile tile) {
   const auto* source = static_cast<const From*>(from);
   auto* target = static_cast<To*>(to);
-  if (stride > row_stride && tile.rows > 1) {  // column by column is how it lies in memory
+  if (std::abs(stride) > std::abs(row_stride) && tile.rows > 1) {  // column by column is how it lies in memory
     Tile done{0, 0};
     if constexpr (std::is_same_v<From, To> && sizeof(To) == 4)
       if (row_stride == 1) done = transpose_squares(source, stride, target, tile);
@@ -56,6 +78,11 @@ void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void
     } else if (stride == 1) {
       convert_row(source, target, tile.columns);
     } else {
+      if constexpr (std::is_same_v<From, To>)
+        if (stride == -1) {
+          reverse_row(source, target, tile.columns);
+          continue;
+        }
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = static_cast<To>(source[c * stride]);
     }
   }

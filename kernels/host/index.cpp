@@ -4,6 +4,7 @@
 
 #include "lockstep/kernels/common/loop_nest.h"
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
 
@@ -107,28 +108,48 @@ struct Slices {
   }
 };
 
+// What indices that are evenly apart select, as those of flip are: the same elements as a view; false: they are not.
+[[gnu::noinline]] bool select_view(const IndexSelectArgs& a) {
+  const View& index = a.index.view;
+  const auto* positions = data<std::int64_t>(a.index);
+  const std::int64_t count = index.shape[0], stride = index.strides[0];
+  if (count < 2) return false;
+  const std::int64_t step = positions[stride] - positions[0];
+  for (std::int64_t i = 2; i < count; ++i)
+    if (positions[i * stride] - positions[(i - 1) * stride] != step) return false;
+  View selected = a.in.view;
+  std::int64_t& along = selected.strides[a.dim];
+  selected.data = static_cast<std::byte*>(selected.data) +
+                  positions[0] * along * static_cast<std::int64_t>(size_of(selected.dtype));
+  selected.shape[a.dim] = count;
+  along *= step;
+  copy_view(selected, a.out.view);
+  return true;
+}
+
 template <class T>
 void index_select_views(const IndexSelectArgs& a) {
   const View& in = a.in.view;
   const View& out = a.out.view;
   const View& index = a.index.view;
   check_indices(IndexSelectArgs::kName, index, in.shape[a.dim]);
+  if (select_view(a)) return;
   const Slices slices(out, in, a.dim);
   const auto* positions = data<std::int64_t>(a.index);
   const std::int64_t size = slices.nest.inner_size(), to_stride = slices.nest.inner_stride(0),
-                     from_stride = slices.nest.inner_stride(1);
+                     from_stride = slices.nest.inner_stride(1), count = index.shape[0], index_stride = index.strides[0],
+                     to_along = out.strides[a.dim], from_along = in.strides[a.dim];
   // The innermost loop is over what is closer together in memory: the elements of a slice, or the slices.
-  const bool by_element = size > 1 && std::abs(out.strides[a.dim]) < std::abs(to_stride);
+  const bool by_element = size > 1 && std::abs(to_along) < std::abs(to_stride);
   for_each_row(slices.nest, [&](const std::array<std::int64_t, 2>& at) {
     for (std::int64_t j = 0; by_element && j < size; ++j) {
       T* to = data<T>(a.out) + at[0] + j * to_stride;
       const T* from = data<T>(a.in) + at[1] + j * from_stride;
-      for (std::int64_t i = 0; i < index.shape[0]; ++i)
-        to[i * out.strides[a.dim]] = from[positions[i * index.strides[0]] * in.strides[a.dim]];
+      for (std::int64_t i = 0; i < count; ++i) to[i * to_along] = from[positions[i * index_stride] * from_along];
     }
-    for (std::int64_t i = 0; !by_element && i < index.shape[0]; ++i) {
-      T* to = data<T>(a.out) + at[0] + i * out.strides[a.dim];
-      const T* from = data<T>(a.in) + at[1] + positions[i * index.strides[0]] * in.strides[a.dim];
+    for (std::int64_t i = 0; !by_element && i < count; ++i) {
+      T* to = data<T>(a.out) + at[0] + i * to_along;
+      const T* from = data<T>(a.in) + at[1] + positions[i * index_stride] * from_along;
       if (to_stride == 1 && from_stride == 1)
         std::memcpy(to, from, static_cast<std::size_t>(size) * sizeof(T));
       else

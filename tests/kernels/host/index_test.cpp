@@ -112,6 +112,36 @@ TEST_CASE("index_select and index_add agree with one element at a time", "[index
             }
 }
 
+TEST_CASE("index_select of indices that are evenly apart", "[index]") {
+  // Longer and shorter than vectors and blocks.
+  for (const Shape& shape : {Shape{3, 2100}, Shape{2100, 3}, Shape{2, 37, 70}})
+    for (int dim = 0; dim < shape.rank(); ++dim)
+      for (const std::int64_t step : {-1, -2, 0, 1, 3})
+        for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::i64})
+          for (const Layout layout : kInputLayouts)
+            for (const Layout out_layout : kOutputLayouts) {
+              const std::int64_t size = shape[dim], first = step < 0 ? size - 1 : step == 0 ? 1 : 0;
+              Shape selected = shape;
+              selected[dim] = step == 0 ? 35 : (size - 1) / std::abs(step) + 1;
+              TestTensor x(dtype, shape, layout), index(DType::i64, {selected[dim]}, Layout::slice),
+                  y(dtype, selected, out_layout);
+              x.fill_random(1);
+              index.fill([&](std::int64_t i) { return static_cast<double>(first + i * step); });
+              INFO(to_string(dtype) << " " << to_string(shape) << " dim " << dim << " step " << step << " "
+                                    << name_of(layout) << " to " << name_of(out_layout));
+              run(IndexSelectArgs{.in = x.in(), .index = index.in(), .out = y.out(), .dim = dim});
+              const std::string error = mismatch(
+                  y,
+                  [&](std::int64_t i) {
+                    Dims at = position_of(i, selected);
+                    at[dim] = first + at[dim] * step;
+                    return x.at(at);
+                  },
+                  0);
+              if (!error.empty()) FAIL(error);
+            }
+}
+
 TEST_CASE("an index out of range is named, and nothing is written", "[index]") {
   for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{4}, std::numeric_limits<std::int64_t>::min()})
     for (const Layout layout : {Layout::contiguous, Layout::transposed}) {

@@ -34,3 +34,19 @@ TEST_CASE("copies") {
   CHECK(ints(there.to(device_at(5)).t()) == ints(x));
   CHECK(zeros({0}).to(device_at(0)).shape() == Shape{0});
 }
+
+TEST_CASE("copies of rows that lie anywhere in their cache lines") {
+  const Tensor x = numbered({5, 700});
+  for (const std::int64_t length : {1, 7, 8, 9, 33, 600})
+    for (const std::int64_t shift : {0, 1, 8, 16, 31}) {
+      INFO(length << " elements by " << shift);
+      Tensor y = zeros({5, 700}, {.dtype = x.dtype()});
+      y.narrow(1, shift + 3, length).copy_(x.narrow(1, 3, length));
+      CHECK(ints(y.narrow(1, shift + 3, length)) == ints(x.narrow(1, 3, length)));
+      CHECK(sum(y).item<std::int64_t>() == sum(x.narrow(1, 3, length)).item<std::int64_t>());
+      // Onto itself, what is not yet copied included.
+      Tensor line = numbered({700});
+      line.narrow(0, shift, length).copy_(line.narrow(0, 0, length));
+      CHECK(ints(line.narrow(0, shift, length)) == ints(numbered({length})));
+    }
+}
