@@ -1,4 +1,5 @@
 // Indexing. Every index is checked before the first element is written.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -22,8 +23,19 @@ void check_indices(const char* op, const View& index, std::int64_t size) {
   const auto* data = static_cast<const std::int64_t*>(index.data);
   const std::int64_t count = element_count(index.shape);
   if (is_contiguous(index.shape, index.strides)) {
-    for (std::int64_t i = 0; i < count; ++i)
-      if (static_cast<std::uint64_t>(data[i]) >= static_cast<std::uint64_t>(size)) fail_index(op, data[i], i, size);
+    constexpr std::int64_t kBlock = 512;
+    const auto last = static_cast<std::uint64_t>(size) - 1;
+    for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+      const std::int64_t end = std::min(begin + kBlock, count);
+      std::uint64_t signs = 0;  // of a negative index, or of what is left of one above the last
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto at = static_cast<std::uint64_t>(data[i]);
+        signs |= at | (last - at);
+      }
+      if (signs >> 63 == 0) continue;
+      for (std::int64_t i = begin; i < end; ++i)
+        if (static_cast<std::uint64_t>(data[i]) >= static_cast<std::uint64_t>(size)) fail_index(op, data[i], i, size);
+    }
     return;
   }
   for (std::int64_t i = 0; i < count; ++i) {

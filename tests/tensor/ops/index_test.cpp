@@ -32,6 +32,12 @@ TEST_CASE("indexing") {
   CHECK(ints(flip(x, {})) == ints(x));
   CHECK_THROWS_AS(index_select(x, 1, from_data({3}, {1})), InvalidArgument);
   CHECK_THROWS_AS(gather(x, 0, from_data({-1}, {1, 1})), InvalidArgument);
+  for (const double bad : {-1.0, 3.0, 0x1p62, -0x1p63}) {  // also far behind the first
+    Tensor many = zeros({1500}, {.dtype = DType::i64});
+    many.narrow(0, 1300, 1).fill_(bad);
+    many.narrow(0, 1301, 1).fill_(-2);
+    CHECK_THROWS_WITH(index_select(x, 1, many), Contains("position 1300"));
+  }
   // Where x itself may not be written, its copy is.
   CHECK(ints(x) == std::vector<int>{0, 1, 2, 3, 4, 5});
 }
