@@ -1,4 +1,5 @@
-// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught.
+// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
+// and one that is prepared for inference.
 #include <cstdio>
 #include <cstring>
 
@@ -29,10 +30,17 @@ int main() {
   } catch (const ReplicaError& error) {  // its type must be the library's, also across a shared library's border
     caught = error.replica() == 0;
   }
+  Sequential images(Conv2d(1, 2, 3), BatchNorm2d(2));
+  images.eval();
+  const auto prepared = prepare(images);  // the first call looks, the second has the norm in the layer's weights
+  const Tensor image = randn({1, 1, 5, 5});
+  bool same = true;
+  for (int call = 0; call < 2; ++call)
+    same = same && amax(abs(prepared(image) - images(image)).flatten(), {0}).item<double>() < 1e-5;
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
   const BuildInfo info = build_info();
   std::printf("%s\n", to_string(info).c_str());
   const bool told = std::strcmp(version(), LOCKSTEP_VERSION_STRING) == 0 && info.version == version() &&
                     !info.build_type.empty() && !info.compiler.empty() && info.parts.size() == 5;
-  return told && caught && net.module().first.weight.grad().defined() ? 0 : 1;
+  return told && caught && same && net.module().first.weight.grad().defined() ? 0 : 1;
 }
