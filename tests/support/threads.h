@@ -11,9 +11,9 @@
 
 namespace support {
 
-// The counts of threads that are compared with one. What ThreadSanitizer sees of a piece depends on no count, and it
-// needs ten times as long.
-#ifdef __SANITIZE_THREAD__
+// The counts of threads that are compared with one. What sanitizers see of a piece depends on no count, and they need
+// several times as long.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr int kThreadCounts[] = {3};
 #else
 inline constexpr int kThreadCounts[] = {2, 3, 7};
