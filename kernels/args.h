@@ -6,11 +6,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "lockstep/kernels/activation.h"
 #include "lockstep/kernels/view.h"
 
 namespace lockstep {
+
+class PackedWeights;
 
 // How many values an enumeration of operations has; it ends with `count`, which is none of them.
 template <class Op>
@@ -187,6 +190,7 @@ struct Conv2dArgs {  // y = conv(x, w) + bias
   Out y;
   Window2d window;
   int groups = 1;
+  std::shared_ptr<PackedWeights> packed = {};  // forms of w that kernels may keep; null: w may change
   static constexpr const char* kName = "conv2d";
   void views(auto&& f) const { f(x), f(w), f(bias), f(y); }
 };
@@ -248,13 +252,20 @@ struct AvgPool2dGradArgs {
 // x, y: [N, C, L] contiguous; weight, bias, running statistics: [C] in the dtype of x (weight and bias may be absent).
 struct BatchNormArgs {
   In x, weight, bias;
-  InOut running_mean, running_var;  // absent: batch statistics alone. Var is unbiased, as PyTorch keeps it
+  // Absent: batch statistics alone. Var is unbiased, as PyTorch keeps it. Only training writes them.
+  InOut running_mean, running_var;
   Out y;
   Out mean, inv_std;  // [C]: what was used, f64 for f64, else f32; absent in evaluation
   bool training;
   double momentum, eps;
   static constexpr const char* kName = "batch_norm";
-  void views(auto&& f) const { f(x), f(weight), f(bias), f(running_mean), f(running_var), f(y), f(mean), f(inv_std); }
+  void views(auto&& f) const {
+    f(x), f(weight), f(bias), f(y), f(mean), f(inv_std);
+    if (training)
+      f(running_mean), f(running_var);
+    else
+      f(static_cast<const In&>(running_mean)), f(static_cast<const In&>(running_var));
+  }
 };
 struct BatchNormGradArgs {  // of the training form
   In dy, x, weight, mean, inv_std;

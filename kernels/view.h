@@ -27,8 +27,6 @@ struct In {
 struct Out {
   View view;
 };
-struct InOut {
-  View view;
-};
+struct InOut : In {};  // a call that only reads it declares it as what it is here
 
 }  // namespace lockstep

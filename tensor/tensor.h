@@ -159,7 +159,7 @@ class LOCKSTEP_API Tensor {
   View view() const;
   In in() const { return In{view()}; }
   Out out() const { return Out{writable_view()}; }
-  InOut in_out() const { return InOut{writable_view()}; }
+  InOut in_out() const { return InOut{{writable_view()}}; }
   const Ref<Storage>& storage() const { return impl().storage; }
   std::int64_t storage_offset() const { return impl().offset; }
   const Edge& edge() const { return impl().edge; }
