@@ -99,9 +99,9 @@ void for_channel_parts(const Sizes& s, std::int64_t images, std::int64_t channel
 }
 
 template <class T>
-void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y) {
+void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, PackedWeights* forms) {
   if constexpr (std::is_same_v<T, float>)
-    if (onednn_conv(s, x, w, bias, y)) return;
+    if (onednn_conv(s, x, w, bias, y, forms)) return;
   const std::int64_t rows = ceil_div(4 * kColumns, std::max<std::int64_t>(s.out_width, 1));
   const std::int64_t bands = ceil_div(s.out_height, rows), count = s.batch * s.groups * bands;
   const std::int64_t cost = s.group_outputs * s.taps() * std::min(rows, s.out_height) * s.out_width;
@@ -186,7 +186,7 @@ void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
       Scratch scratch;
       const Writer<C> y(scratch, a.y);
       forward<C>(Sizes(a.x.view.shape, a.y.view.shape, a.window, a.groups), read<C>(scratch, a.x),
-                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data());
+                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data(), a.packed.get());
       y.finish();
     });
   });

@@ -5,6 +5,10 @@
 #include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/host/gemm.h"
 
+namespace lockstep {
+class PackedWeights;
+}
+
 namespace lockstep::kernels::host {
 
 // As gemm.
@@ -23,8 +27,9 @@ bool onednn_multiplies(DType dtype);
 // f32; `out` has that dtype, after one rounding, or is f32. Not for a k of 0.
 bool onednn_matmul(const Stack& a, const Stack& b, const void* bias, const Stack& out);
 
-// Contiguous NCHW and OIHW tensors; bias may be null.
-bool onednn_conv(const ConvSizes& sizes, const float* x, const float* w, const float* bias, float* y);
+// Contiguous NCHW and OIHW tensors; bias may be null. `forms`, which may be null, keeps w in oneDNN's layout.
+bool onednn_conv(const ConvSizes& sizes, const float* x, const float* w, const float* bias, float* y,
+                 PackedWeights* forms);
 bool onednn_conv_grad_input(const ConvSizes& sizes, const float* dy, const float* w, float* dx);
 bool onednn_conv_grad_weight(const ConvSizes& sizes, const float* dy, const float* x, float* dw);
 

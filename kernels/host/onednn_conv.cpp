@@ -17,6 +17,7 @@
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
+#include "lockstep/kernels/packed_weights.h"
 #include "lockstep/runtime/library_threads.h"
 
 namespace lockstep::kernels::host {
@@ -28,6 +29,7 @@ using Kind = ConvKind;
 
 // Pointers in the order of the arguments of the function: inputs, then the output.
 using Pointers = std::array<float*, 4>;
+constexpr std::size_t kWeights = 1;  // of a forward convolution
 
 // Threads work with the same primitives, so they have the same engine. It is never destroyed.
 dnnl::engine& engine() {
@@ -99,6 +101,13 @@ struct Operand {
     if (plain != inner)
       conversion.emplace(
           dnnl::reorder::primitive_desc(engine(), output ? inner : plain, engine(), output ? plain : inner));
+  }
+
+  // Of an input.
+  void convert(float* from, float* to) const {
+    memory plain_memory(plain, engine(), from), inner_memory(inner, engine(), to);
+    conversion->execute(stream(), plain_memory, inner_memory);
+    stream().wait();
   }
 
   int argument;
@@ -191,8 +200,8 @@ Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, 
 class Execution {
  public:
   explicit Execution(const Convolution& convolution);
-  // `converted`, where it is not null, is operand `shared` in its inner layout.
-  void run(const Pointers& pointers, std::size_t shared, float* converted);
+  // `ready` has the operands that are there in their inner layouts already; null: not so.
+  void run(const Pointers& pointers, const Pointers& ready);
 
  private:
   const Convolution& convolution_;
@@ -208,7 +217,7 @@ Execution::Execution(const Convolution& convolution) : convolution_(convolution)
   inner_.emplace(DNNL_ARG_SCRATCHPAD, memory(convolution.scratchpad, engine(), nullptr));
 }
 
-void Execution::run(const Pointers& pointers, std::size_t shared, float* converted) {
+void Execution::run(const Pointers& pointers, const Pointers& ready) {
   Scratch scratch;
   inner_.at(DNNL_ARG_SCRATCHPAD).set_data_handle(take(scratch, convolution_.scratchpad));
   memory* last = nullptr;
@@ -216,8 +225,8 @@ void Execution::run(const Pointers& pointers, std::size_t shared, float* convert
     const Operand& o = convolution_.operands[i];
     memory& inner = inner_.at(o.argument);
     last = &inner;
-    if (converted && i == shared) {
-      inner.set_data_handle(converted);
+    if (ready[i]) {
+      inner.set_data_handle(ready[i]);
     } else if (!o.conversion) {
       inner.set_data_handle(pointers[i]);
     } else {
@@ -232,12 +241,26 @@ void Execution::run(const Pointers& pointers, std::size_t shared, float* convert
   stream().wait();
 }
 
+// The weights of a convolution in the layouts of its parts. Nothing of oneDNN's: it may live longer.
+struct PackedParts {
+  float* take(std::size_t bytes) {
+    constexpr std::size_t kAlignment = 64;
+    std::size_t room = bytes + kAlignment;
+    void* begin = blocks.emplace_back(new std::byte[room]).get();
+    return static_cast<float*>(std::align(kAlignment, bytes, begin, room));
+  }
+  std::vector<std::unique_ptr<std::byte[]>> blocks;
+  std::vector<float*> of_part;  // null: as they are
+};
+
 // A convolution as its parts, with the primitives that they need.
 class Parts {
  public:
   Parts(Kind kind, const ConvSizes& sizes, bool has_bias);
-  // False: not all has been done.
-  bool run(const Pointers& pointers);
+  // False: not all has been done. `packed` may be null.
+  bool run(const Pointers& pointers, const PackedParts* packed);
+  // Of a forward convolution. Null: not done.
+  std::shared_ptr<const PackedParts> pack(float* weights) const;
 
  private:
   struct Part {
@@ -246,7 +269,7 @@ class Parts {
     std::int64_t sum;
     bool takes_shared;
   };
-  bool run_parts(const Pointers& pointers, float* converted, float* sums) const;
+  bool run_parts(const Pointers& pointers, float* converted, const PackedParts* packed, float* sums) const;
 
   std::list<Convolution> convolutions_;
   std::vector<Part> parts_;
@@ -287,29 +310,50 @@ Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) {
     part.takes_shared = shared_ && part.convolution->operands[*shared_].inner == first[*shared_].inner;
 }
 
-bool Parts::run(const Pointers& pointers) {
+std::shared_ptr<const PackedParts> Parts::pack(float* weights) const {
+  const lockstep::detail::ForeignCall call;
+  if (!call) return nullptr;
+  const OneThread one_thread;
+  auto packed = std::make_shared<PackedParts>();
+  for (const Part& part : parts_) {
+    const Operand& o = part.convolution->operands[kWeights];
+    float* form = nullptr;
+    for (std::size_t i = 0; i < packed->of_part.size() && !form; ++i)
+      if (parts_[i].offsets[kWeights] == part.offsets[kWeights] &&
+          parts_[i].convolution->operands[kWeights].inner == o.inner)
+        form = packed->of_part[i];
+    if (o.conversion && !form) {
+      form = packed->take(o.inner.get_size());
+      o.convert(weights + part.offsets[kWeights], form);
+    }
+    packed->of_part.push_back(form);
+  }
+  return packed;
+}
+
+bool Parts::run(const Pointers& pointers, const PackedParts* packed) {
   if (alone_) {
     const lockstep::detail::ForeignCall call;
     if (!call) return false;
     const OneThread one_thread;
-    alone_->run(pointers, 0, nullptr);
+    Pointers ready{};
+    if (packed) ready[kWeights] = packed->of_part.front();
+    alone_->run(pointers, ready);
     return true;
   }
   Scratch scratch;
   float* converted = nullptr;
-  if (shared_) {
+  if (shared_ && !(packed && shared_ == kWeights)) {
     const lockstep::detail::ForeignCall call;
     if (!call) return false;
     const OneThread one_thread;
     const Operand& o = convolutions_.front().operands[*shared_];
     converted = take(scratch, o.inner);
-    memory plain(o.plain, engine(), pointers[*shared_]), inner(o.inner, engine(), converted);
-    o.conversion->execute(stream(), plain, inner);
-    stream().wait();
+    o.convert(pointers[*shared_], converted);
   }
   const std::int64_t more_sums = parts_.back().sum;
   float* sums = scratch.take<float>(more_sums * output_elements_);
-  if (!run_parts(pointers, converted, sums)) return false;
+  if (!run_parts(pointers, converted, packed, sums)) return false;
   if (more_sums > 0) {
     float* to = pointers[output_];
     for_pieces(output_elements_, piece_rows(output_elements_, 4 * (more_sums + 1), kPieceBytes),
@@ -323,7 +367,7 @@ bool Parts::run(const Pointers& pointers) {
   return true;
 }
 
-bool Parts::run_parts(const Pointers& pointers, float* converted, float* sums) const {
+bool Parts::run_parts(const Pointers& pointers, float* converted, const PackedParts* packed, float* sums) const {
   std::atomic<bool> done{true};
   for_pieces(static_cast<std::int64_t>(parts_.size()), 1, [&](std::int64_t i, std::int64_t) {
     const Part& part = parts_[static_cast<std::size_t>(i)];
@@ -336,7 +380,10 @@ bool Parts::run_parts(const Pointers& pointers, float* converted, float* sums) c
     Pointers at = pointers;
     if (part.sum > 0) at[output_] = sums + (part.sum - 1) * output_elements_;
     for (std::size_t k = 0; k <= output_; ++k) at[k] += part.offsets[k];
-    Execution(*part.convolution).run(at, shared_.value_or(0), part.takes_shared ? converted : nullptr);
+    Pointers ready{};
+    if (part.takes_shared) ready[*shared_] = converted;
+    if (packed) ready[kWeights] = packed->of_part[static_cast<std::size_t>(i)];
+    Execution(*part.convolution).run(at, ready);
   });
   return done;
 }
@@ -360,7 +407,16 @@ std::shared_ptr<Parts> find(Kind kind, const ConvSizes& s, bool has_bias) {
   return cache[key] = std::move(made);
 }
 
-bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers) {
+std::shared_ptr<const PackedParts> find_packed(const Key& key, const Parts& parts, float* weights,
+                                               PackedWeights& forms) {
+  if (auto found = forms.find(key)) return std::static_pointer_cast<const PackedParts>(found);
+  std::shared_ptr<const PackedParts> made = parts.pack(weights);
+  if (made) forms.keep(key, made);
+  return made;
+}
+
+// `forms`, of a forward convolution, may be null.
+bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers, PackedWeights* forms = nullptr) {
   try {
     std::shared_ptr<Parts> parts;
     {
@@ -369,7 +425,10 @@ bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& point
       if (!call) return false;
       parts = find(kind, sizes, has_bias);
     }
-    return parts && parts->run(pointers);
+    if (!parts) return false;
+    std::shared_ptr<const PackedParts> packed;
+    if (forms) packed = find_packed(key_of(kind, sizes, has_bias), *parts, pointers[kWeights], *forms);
+    return parts->run(pointers, packed.get());
   } catch (const dnnl::error& error) {
     lockstep::detail::fail<Error>("[conv2d] oneDNN failed with status ", static_cast<int>(error.status), ": ",
                                   error.what());
@@ -383,10 +442,11 @@ bool is_empty(const ConvSizes& s) { return s.batch * s.outputs * s.out_plane() *
 
 }  // namespace
 
-bool onednn_conv(const ConvSizes& s, const float* x, const float* w, const float* bias, float* y) {
+bool onednn_conv(const ConvSizes& s, const float* x, const float* w, const float* bias, float* y,
+                 PackedWeights* forms) {
   if (is_empty(s)) return false;
-  return bias ? run(Kind::forward, s, true, {read(x), read(w), read(bias), y})
-              : run(Kind::forward, s, false, {read(x), read(w), y});
+  return bias ? run(Kind::forward, s, true, {read(x), read(w), read(bias), y}, forms)
+              : run(Kind::forward, s, false, {read(x), read(w), y}, forms);
 }
 
 bool onednn_conv_grad_input(const ConvSizes& s, const float* dy, const float* w, float* dx) {
@@ -406,7 +466,7 @@ bool onednn_conv_grad_weight(const ConvSizes& s, const float* dy, const float* x
 
 namespace lockstep::kernels::host {
 
-bool onednn_conv(const ConvSizes&, const float*, const float*, const float*, float*) { return false; }
+bool onednn_conv(const ConvSizes&, const float*, const float*, const float*, float*, PackedWeights*) { return false; }
 bool onednn_conv_grad_input(const ConvSizes&, const float*, const float*, float*) { return false; }
 bool onednn_conv_grad_weight(const ConvSizes&, const float*, const float*, float*) { return false; }
 

@@ -36,14 +36,16 @@ Tensor Conv2d::forward(const Tensor& x) const {
                         .weight = w,
                         .bias = b,
                         .folds = !state_->has_hooks,
+                        .packs = true,
                         .shape =
                             [](const detail::FoldedLayer& l) {
                               return detail::conv2d_shape(l.x, l.weight,
                                                           static_cast<const Conv2d*>(l.layer)->geometry_);
                             },
                         .compute =
-                            [](const detail::FoldedLayer& l, const Tensor& to_weight, const Tensor& to_bias) {
-                              return conv2d(l.x, to_weight, to_bias, static_cast<const Conv2d*>(l.layer)->geometry_);
+                            [](const detail::FoldedLayer& l, const detail::LayerWeights& weights) {
+                              return detail::conv2d(l.x, weights.weight, weights.bias,
+                                                    static_cast<const Conv2d*>(l.layer)->geometry_, weights.packed);
                             }});
   return conv2d(x, w, b, geometry_);
 }

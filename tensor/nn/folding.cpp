@@ -1,5 +1,6 @@
 #include "lockstep/tensor/nn/folding.h"
 
+#include "lockstep/kernels/packed_weights.h"
 #include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -17,7 +18,7 @@ bool is_plain() {
 }
 
 // y = (w x + b - mean) * weight / sqrt(var + eps) + bias, in f64 up to the last rounding.
-Folding::Weights fold(const FoldedLayer& layer, const FoldedNorm& norm) {
+LayerWeights fold(const FoldedLayer& layer, const FoldedNorm& norm) {
   const auto wide = [](const Tensor& tensor) { return tensor.to(DType::f64); };
   Tensor scale = 1 / sqrt(wide(norm.var) + norm.eps);
   if (norm.weight.defined()) scale = scale * wide(norm.weight);
@@ -57,15 +58,35 @@ bool Folding::decide(const void* layer, Fate fate) {
   return true;
 }
 
-Folding::Weights Folding::weights(const FoldedLayer& layer, const FoldedNorm& norm) {
+Folding::Fold& Folding::kept(const void* norm, double eps, const FoldedLayer& layer,
+                             std::initializer_list<const Tensor*> tensors) {
   std::vector<Origin> origins;
-  for (const Tensor* tensor : {&layer.weight, &layer.bias, &norm.weight, &norm.bias, &norm.mean, &norm.var})
-    origins.emplace_back(*tensor);
+  for (const Tensor* tensor : tensors) origins.emplace_back(*tensor);
+  Fold& entry = folds_[{layer.layer, norm, &current_stream(layer.x.device()).body()}];
+  if (entry.origins != origins || entry.eps != eps) entry = {.origins = std::move(origins), .eps = eps, .weights = {}};
+  return entry;
+}
+
+LayerWeights Folding::folded(const FoldedLayer& layer, const FoldedNorm& norm) {
   const std::lock_guard lock(mutex_);
-  Fold& kept = folds_[{layer.layer, norm.norm, &current_stream(layer.x.device()).body()}];
-  if (kept.origins != origins || kept.eps != norm.eps)
-    kept = {.origins = std::move(origins), .eps = norm.eps, .weights = fold(layer, norm)};
-  return kept.weights;
+  LayerWeights& weights =
+      kept(norm.norm, norm.eps, layer, {&layer.weight, &layer.bias, &norm.weight, &norm.bias, &norm.mean, &norm.var})
+          .weights;
+  if (!weights.weight.defined()) {
+    weights = fold(layer, norm);
+    if (layer.packs) weights.packed = std::make_shared<PackedWeights>();
+  }
+  return weights;
+}
+
+LayerWeights Folding::packed(const FoldedLayer& layer) {
+  LayerWeights weights{layer.weight, layer.bias};
+  if (!layer.packs) return weights;
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<PackedWeights>& packed = kept(nullptr, 0, layer, {&layer.weight}).weights.packed;
+  if (!packed) packed = std::make_shared<PackedWeights>();
+  weights.packed = packed;
+  return weights;
 }
 
 // ---- FoldingCall
@@ -78,12 +99,12 @@ FoldingCall::FoldingCall(Folding& folding) : folding_(folding), outer_(current) 
 FoldingCall::~FoldingCall() { current = outer_; }
 
 Tensor FoldingCall::layer(const FoldedLayer& layer) {
-  const auto alone = [&] { return layer.compute(layer, layer.weight, layer.bias); };
-  if (!layer.folds || !is_plain() || layer.x.dtype() != layer.weight.dtype()) return alone();
-  const Folding::Fate fate = folding_.fate(layer.layer);
+  if (!is_plain() || layer.x.dtype() != layer.weight.dtype()) return layer.compute(layer, {layer.weight, layer.bias});
+  const auto alone = [&] { return layer.compute(layer, folding_.packed(layer)); };
+  const Folding::Fate fate = layer.folds ? folding_.fate(layer.layer) : Folding::Fate::alone;
   if (fate == Folding::Fate::alone) return alone();
   if (fate == Folding::Fate::unknown) {
-    Tensor result = alone();
+    Tensor result = layer.compute(layer, {layer.weight, layer.bias});
     seen_.push_back({layer.layer, result, result.version()});
     return result;
   }
@@ -104,9 +125,9 @@ Tensor FoldingCall::norm(const FoldedNorm& norm) {
     // Taken before, or computed from what is there no more: the norm asks for the elements, and learns that there are
     // none.
     if (left.taken || left.layer.x.version() != left.x_version || norm.x.size(1) != channels) return {};
-    const auto [weight, bias] = folding_.weights(left.layer, norm);
+    const LayerWeights weights = folding_.folded(left.layer, norm);
     left.taken = true;
-    Tensor y = left.layer.compute(left.layer, weight, bias);
+    Tensor y = left.layer.compute(left.layer, weights);
     left.layer.x = {};
     return y;
   }

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,14 +20,24 @@
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/tensor.h"
 
+namespace lockstep {
+class PackedWeights;
+}
+
 namespace lockstep::detail {
+
+struct LayerWeights {
+  Tensor weight, bias;  // outputs come first in the weight; the bias may be undefined
+  std::shared_ptr<PackedWeights> packed = {};
+};
 
 struct FoldedLayer {
   const void* layer;
-  Tensor x, weight, bias;  // outputs come first in the weight; the bias may be undefined
-  bool folds;              // as far as the layer knows
+  Tensor x, weight, bias;
+  bool folds;  // as far as the layer knows
+  bool packs;  // it has a use for packed weights
   Shape (*shape)(const FoldedLayer&);
-  Tensor (*compute)(const FoldedLayer&, const Tensor& weight, const Tensor& bias);
+  Tensor (*compute)(const FoldedLayer&, const LayerWeights& weights);
 };
 
 struct FoldedNorm {
@@ -39,16 +50,14 @@ struct FoldedNorm {
 // What a prepared module keeps: which layers are folded, and the folded weights with what they were made of.
 class Folding {
  public:
-  struct Weights {
-    Tensor weight, bias;
-  };
   enum class Fate : std::uint8_t { unknown, folded, alone };
 
   Fate fate(const void* layer) const;
   // False where it has that fate; what is alone stays so.
   bool decide(const void* layer, Fate fate);
   // For the device and its current stream: made anew when an origin has changed since.
-  Weights weights(const FoldedLayer& layer, const FoldedNorm& norm);
+  LayerWeights folded(const FoldedLayer& layer, const FoldedNorm& norm);
+  LayerWeights packed(const FoldedLayer& layer);  // its own
 
  private:
   struct Origin {
@@ -61,9 +70,12 @@ class Folding {
   struct Fold {
     std::vector<Origin> origins;
     double eps = 0;
-    Weights weights;
+    LayerWeights weights;
   };
-  using Key = std::tuple<const void*, const void*, const StreamBody*>;  // layer, norm, and where they compute
+  // The layer, the norm or null, and where they compute.
+  using Key = std::tuple<const void*, const void*, const StreamBody*>;
+  // The entry of that key, empty where it has been made of something else or is new. Call with the mutex.
+  Fold& kept(const void* norm, double eps, const FoldedLayer& layer, std::initializer_list<const Tensor*> tensors);
 
   mutable std::mutex mutex_;
   std::map<const void*, Fate> fates_;

@@ -26,13 +26,14 @@ Tensor Linear::forward(const Tensor& x) const {
          .weight = w,
          .bias = b,
          .folds = !state_->has_hooks && activation_ == Activation::none && x.rank() == 2 && x.size(1) == w.size(1),
+         .packs = false,
          .shape =
              [](const detail::FoldedLayer& l) {
                return Shape{l.x.size(0), l.weight.size(0)};
              },
          .compute =
-             [](const detail::FoldedLayer& l, const Tensor& to_weight, const Tensor& to_bias) {
-               return linear(l.x, to_weight, to_bias, static_cast<const Linear*>(l.layer)->activation_);
+             [](const detail::FoldedLayer& l, const detail::LayerWeights& weights) {
+               return linear(l.x, weights.weight, weights.bias, static_cast<const Linear*>(l.layer)->activation_);
              }});
   return linear(x, w, b, activation_);
 }

@@ -67,8 +67,9 @@ Tensor normalize(const Tensor& x, const Tensor& weight, const Tensor& bias, cons
     mean = detail::fresh(channels, statistics, x.device());
     inv_std = detail::fresh(channels, statistics, x.device());
   }
+  const auto running = [&](const Tensor& of) { return own_statistics ? of.in_out() : InOut{of.in()}; };
   detail::launch(x.device(),
-                 BatchNormArgs{x.in(), weight.in(), bias.in(), state.running_mean.in_out(), state.running_var.in_out(),
+                 BatchNormArgs{x.in(), weight.in(), bias.in(), running(state.running_mean), running(state.running_var),
                                y.out(), mean.out(), inv_std.out(), own_statistics, state.momentum, state.eps});
   if (own_statistics) {
     if (state.running_mean.defined()) state.running_mean.mark_changed();

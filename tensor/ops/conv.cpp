@@ -113,8 +113,13 @@ Shape detail::conv2d_shape(const Tensor& x, const Tensor& weight, const ConvGeom
 }
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry) {
+  return detail::conv2d(x, weight, bias, geometry, nullptr);
+}
+
+Tensor detail::conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry,
+                      const std::shared_ptr<PackedWeights>& packed) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]
-    return conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry);
+    return lockstep::conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry);
   detail::check_floating_alike("conv2d", x, weight);
   const Shape shape = output_shape("conv2d", x.describe(), x.shape(), weight.describe(), weight.shape(), geometry);
   if (bias.defined()) {
@@ -126,7 +131,7 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const C
                offset = bias.defined() ? bias.contiguous() : bias;
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
   detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
-                                        window_of(weight.shape(), geometry), geometry.groups});
+                                        window_of(weight.shape(), geometry), geometry.groups, packed});
   save_for_backward(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
   return y;
 }

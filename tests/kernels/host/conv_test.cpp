@@ -1,6 +1,8 @@
 // Convolution and its gradients against loops over every tap.
 #include <array>
 
+#include "lockstep/kernels/host/onednn_version.h"
+#include "lockstep/kernels/packed_weights.h"
 #include "lockstep/runtime/host/compute_threads.h"
 #include "support/catch.h"
 #include "support/threads.h"
@@ -152,6 +154,58 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
     CHECK(close(f32.dx, f64.dx, p.outputs / p.groups * kernel) == "");
     CHECK(close(f32.dw, f64.dw, p.batch * out_size(p, 0) * out_size(p, 1)) == "");
   }
+}
+
+TEST_CASE("a convolution keeps its weights packed, and gives the bits that it gives without", "[conv]") {
+  const bool packs = !kernels::host::onednn_version().found.empty();
+  std::vector<Problem> problems = kLargeProblems;
+  problems.insert(problems.end(), kProblems.begin(), kProblems.end());
+  for (const Problem& p : problems)
+    for (const bool has_bias : {false, true}) {
+      INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
+      Tensors t(p, DType::f32);
+      const Conv2dArgs args{.x = t.x.in(),
+                            .w = t.w.in(),
+                            .bias = has_bias ? t.bias.in() : In{},
+                            .y = t.y.out(),
+                            .window = p.window,
+                            .groups = p.groups};
+      run(args);
+      const std::vector<std::byte> expected = t.y.bytes();
+      Conv2dArgs packed = args;
+      packed.packed = std::make_shared<PackedWeights>();
+      for (const int count : kThreadCounts) {
+        const Threads threads(count);
+        for (int i = 0; i < 2; ++i) {
+          t.y.fill_random(9);
+          run(packed);
+          CHECK((t.y.bytes() == expected));
+        }
+      }
+      CHECK(packed.packed->size() == (packs && p.batch > 0 ? 1 : 0));
+    }
+}
+
+TEST_CASE("packed weights are those of the first call, one form for a shape, and no more than four", "[conv]") {
+  if (kernels::host::onednn_version().found.empty()) return;
+  const auto packed = std::make_shared<PackedWeights>();
+  TestTensor w(DType::f32, {32, 16, 3, 3});
+  const auto convolve = [&](std::int64_t height) {
+    TestTensor x(DType::f32, {1, 16, height, 9}), y(DType::f32, {1, 32, height - 2, 7});
+    x.fill_random(1);
+    run(Conv2dArgs{.x = x.in(), .w = w.in(), .y = y.out(), .window = {.kernel = {3, 3}}, .packed = packed});
+    return y.values();
+  };
+  w.fill_random(2);
+  const std::vector<double> first = convolve(5);
+  w.fill_random(3);
+  CHECK(convolve(5) == first);
+  for (std::int64_t height = 6; height < 9; ++height) convolve(height);
+  CHECK(packed->size() == 4);
+  CHECK(convolve(5) == first);
+  convolve(9);
+  CHECK(packed->size() == 4);
+  CHECK(convolve(5) != first);
 }
 
 TEST_CASE("convolution and its gradients agree with loops over every tap", "[conv]") {

@@ -7,6 +7,7 @@
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "lockstep/tensor/engine/engine.h"
+#include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
@@ -60,6 +61,25 @@ struct Pair : Module<Pair> {
 };
 
 }  // namespace
+
+TEST_CASE("streams evaluate one batch norm at once, which only reads its statistics") {
+  BatchNorm1d norm(2);
+  norm.to(first_device());
+  norm.eval();
+  const Tensor x = randn({2, 2}).to(first_device());
+  const NoGrad no_grad;
+  Side side;
+  const Tensor before = side.run([&] { return norm(x); });  // both have seen all that came before
+  const Tensor a = norm(x);
+  Tensor b;
+  {
+    const StreamScope scope(side.stream);
+    b = norm(x);
+  }
+  nothing_to_report();
+  CHECK(a.to_vector<double>() == b.to_vector<double>());
+  side.join();
+}
 
 // ---- backward
 

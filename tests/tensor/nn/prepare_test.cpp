@@ -6,6 +6,7 @@
 #include <memory>
 #include <thread>
 
+#include "lockstep/kernels/host/onednn_version.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/nn/layers.h"
@@ -48,10 +49,11 @@ struct Release {
 };
 using Alias = std::unique_ptr<dlpack::ManagedTensorVersioned, Release>;
 
-void write(dlpack::ManagedTensorVersioned* alias, double value) {
+template <class T = double>
+void write(dlpack::ManagedTensorVersioned* alias, T value) {
   std::int64_t count = 1;
   for (int d = 0; d < alias->tensor.rank; ++d) count *= alias->tensor.shape[d];
-  std::fill_n(static_cast<double*>(alias->tensor.data), count, value);
+  std::fill_n(static_cast<T*>(alias->tensor.data), count, value);
 }
 
 // Relative to what is as large as the numbers of these tests are.
@@ -274,6 +276,71 @@ TEST_CASE("a prepared module sees every change of its parameters and buffers") {
     const Tensor expected = evaluated(net, x);
     CHECK(difference(expected, before) > 1e-6);
     for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+  }
+}
+
+TEST_CASE("prepared convolutions keep packed weights until they change, with a norm and without") {
+  const bool with_norm = GENERATE(false, true);
+  const double tolerance = with_norm ? 1e-5 : 0;
+  const bool packs = !kernels::host::onednn_version().found.empty();
+  using Change = std::function<void(Sequential&, const Conv2d&)>;
+  const Tensor x = input({2, 16, 9, 9}, DType::f32);
+  const auto new_net = [&] {
+    Sequential net(Conv2d(16, 32, 3));
+    if (with_norm) net.push_back(BatchNorm2d(32));
+    return used(net, DType::f32);
+  };
+  Alias alias;  // that lives on
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"an optimizer's step",
+       [&](Sequential& net, const Conv2d&) {
+         SGD optimizer(net.parameters(), {.lr = 0.1});
+         net.eval();
+         net(x).sum().backward();
+         optimizer.step();
+       }},
+      {"load_state_dict", [&](Sequential& net, const Conv2d&) { net.load_state_dict(new_net().state_dict()); }},
+      {"set_data",
+       [](Sequential&, const Conv2d& conv) {
+         conv.weight.tensor().set_data(input({32, 16, 3, 3}, DType::f32));
+       }},
+      {"in place",
+       [](Sequential&, const Conv2d& conv) {
+         const NoGrad no_grad;
+         conv.weight.tensor().add_(1);
+       }},
+      {"DLPack",
+       [](Sequential&, const Conv2d& conv) {
+         const Alias released(to_dlpack(conv.weight.tensor()));
+         write<float>(released.get(), 0.5F);
+       }},
+      {"DLPack that is alive, and told",
+       [&](Sequential& net, const Conv2d& conv) {
+         alias.reset(to_dlpack(conv.weight.tensor()));
+         const auto fast = prepare(net);
+         fast(x);
+         const Tensor packed_before = fast(x);
+         write<float>(alias.get(), 0.25F);
+         CHECK(differs(fast(x), packed_before) != packs);
+         conv.weight.tensor().mark_changed();
+       }},
+      {"a move to another dtype and back",
+       [](Sequential& net, const Conv2d& conv) {
+         net.to(DType::f64);
+         conv.weight.assign(conv.weight.tensor() * 2);
+         net.to(DType::f32);
+       }},
+  };
+  for (const auto& [name, change] : changes) {
+    INFO(name);
+    auto net = new_net();
+    const auto& conv = net.at<Conv2d>(0);
+    const auto fast = prepare(net);
+    const Tensor expected = evaluated(net, x);
+    for (int i = 0; i < 3; ++i) CHECK(difference(fast(x), expected) <= tolerance);
+    change(net, conv);
+    CHECK(difference(evaluated(net, x), expected) > 1e-3);
+    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), evaluated(net, x)) <= tolerance);
   }
 }
 
