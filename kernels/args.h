@@ -185,11 +185,12 @@ struct MatmulArgs {
 struct Window2d {
   std::array<int, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};
 };
-struct Conv2dArgs {  // y = conv(x, w) + bias
+struct Conv2dArgs {  // y = conv(x, w) + bias, or its relu
   In x, w, bias;     // bias: [O] or absent
   Out y;
   Window2d window;
   int groups = 1;
+  bool relu = false;
   std::shared_ptr<PackedWeights> packed = {};  // forms of w that kernels may keep; null: w may change
   static constexpr const char* kName = "conv2d";
   void views(auto&& f) const { f(x), f(w), f(bias), f(y); }

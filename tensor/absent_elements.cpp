@@ -14,10 +14,15 @@ const Storage*& absent_read() {
   return storage;
 }
 
+ReluOfPrepared& relu_of_prepared() {
+  static thread_local ReluOfPrepared hook = nullptr;
+  return hook;
+}
+
 void fail_absent(const TensorImpl& impl) {
   absent_read() = impl.storage.get();
   fail<Error>(
-      "[prepare] expected elements, got the result of a layer that a prepared module computes with the norm "
+      "[prepare] expected elements, got the result of a layer that a prepared module computes with what is "
       "behind it, ",
       impl.dtype, impl.shape);
 }

@@ -1,5 +1,5 @@
-// Tensors without elements: what a layer gives back in a call of a prepared module (nn/prepare.h) when the norm behind
-// it computes both. Whoever else asks for the elements gets an error, by which the call knows that it must not do so.
+// Tensors without elements: what a layer gives back in a call of a prepared module (nn/prepare.h) when what is behind it
+// computes both. Whoever else asks for the elements gets an error, by which the call knows that it must not do so.
 // Private to the library.
 #pragma once
 
@@ -21,5 +21,10 @@ inline void check_present(const TensorImpl& impl) {
 
 // What this thread has last asked for in vain; null after a change to null. It may be gone: only to be compared.
 const Storage*& absent_read();
+
+// Of this thread, in a call of a prepared module; null elsewhere. Sees the operand of each relu, and gives its result,
+// or an undefined tensor: then relu computes as ever.
+using ReluOfPrepared = Tensor (*)(const Tensor& x);
+ReluOfPrepared& relu_of_prepared();
 
 }  // namespace lockstep::detail

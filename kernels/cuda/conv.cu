@@ -289,8 +289,11 @@ void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
   const ConvSizes s(args.x.view.shape, args.y.view.shape, args.window, args.groups);
   if (element_count(args.y.view.shape) == 0) return;
-  if (is_depthwise(s)) return depthwise(stream, args, s);
-  dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args, s); });
+  if (is_depthwise(s))
+    depthwise(stream, args, s);
+  else
+    dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args, s); });
+  if (args.relu) enqueue(stream, UnaryArgs{UnaryOp::relu, In{args.y.view}, args.y});
 }
 
 void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {

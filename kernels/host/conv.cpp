@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lockstep/kernels/host/conv_parts.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/onednn.h"
@@ -99,9 +100,9 @@ void for_channel_parts(const Sizes& s, std::int64_t images, std::int64_t channel
 }
 
 template <class T>
-void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, PackedWeights* forms) {
+void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, bool relu, PackedWeights* forms) {
   if constexpr (std::is_same_v<T, float>)
-    if (onednn_conv(s, x, w, bias, y, forms)) return;
+    if (onednn_conv(s, x, w, bias, y, relu, forms)) return;
   const std::int64_t rows = ceil_div(4 * kColumns, std::max<std::int64_t>(s.out_width, 1));
   const std::int64_t bands = ceil_div(s.out_height, rows), count = s.batch * s.groups * bands;
   const std::int64_t cost = s.group_outputs * s.taps() * std::min(rows, s.out_height) * s.out_width;
@@ -122,6 +123,8 @@ void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, Packed
               columns ? rows_of<T>(columns, s.taps(), width, width)
                       : rows_of(image + row * s.out_width, s.taps(), width, s.plane()),
               out, s.out_plane(), T(1), bias ? T(1) : T(0));
+      if (relu)
+        for (std::int64_t o = 0; o < s.group_outputs; ++o) relu_in_place(out + o * s.out_plane(), width);
     }
   });
 }
@@ -186,7 +189,7 @@ void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
       Scratch scratch;
       const Writer<C> y(scratch, a.y);
       forward<C>(Sizes(a.x.view.shape, a.y.view.shape, a.window, a.groups), read<C>(scratch, a.x),
-                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data(), a.packed.get());
+                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data(), a.relu, a.packed.get());
       y.finish();
     });
   });

@@ -17,6 +17,12 @@ struct ConvPart {
   std::int64_t sum = 0;                        // which one of several it is whose results are added up
 };
 
+// As the operation relu: NaN stays.
+template <class T>
+void relu_in_place(T* data, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) data[i] = data[i] < T(0) ? T(0) : data[i];
+}
+
 // One part for small convolutions. For gradients of the weights, the whole is the sum over `sum`, in that order; else
 // all sums are 0 and no two parts write the same element.
 std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& sizes);

@@ -28,7 +28,7 @@ bool onednn_multiplies(DType dtype);
 bool onednn_matmul(const Stack& a, const Stack& b, const void* bias, const Stack& out);
 
 // Contiguous NCHW and OIHW tensors; bias may be null. `forms`, which may be null, keeps w in oneDNN's layout.
-bool onednn_conv(const ConvSizes& sizes, const float* x, const float* w, const float* bias, float* y,
+bool onednn_conv(const ConvSizes& sizes, const float* x, const float* w, const float* bias, float* y, bool relu,
                  PackedWeights* forms);
 bool onednn_conv_grad_input(const ConvSizes& sizes, const float* dy, const float* w, float* dx);
 bool onednn_conv_grad_weight(const ConvSizes& sizes, const float* dy, const float* x, float* dw);

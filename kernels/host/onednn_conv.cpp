@@ -200,8 +200,9 @@ Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, 
 class Execution {
  public:
   explicit Execution(const Convolution& convolution);
-  // `ready` has the operands that are there in their inner layouts already; null: not so.
-  void run(const Pointers& pointers, const Pointers& ready);
+  // `ready` has the operands that are there in their inner layouts already; null: not so. False: `relu` is left to do,
+  // where the result is.
+  bool run(const Pointers& pointers, const Pointers& ready, bool relu);
 
  private:
   const Convolution& convolution_;
@@ -217,7 +218,7 @@ Execution::Execution(const Convolution& convolution) : convolution_(convolution)
   inner_.emplace(DNNL_ARG_SCRATCHPAD, memory(convolution.scratchpad, engine(), nullptr));
 }
 
-void Execution::run(const Pointers& pointers, const Pointers& ready) {
+bool Execution::run(const Pointers& pointers, const Pointers& ready, bool relu) {
   Scratch scratch;
   inner_.at(DNNL_ARG_SCRATCHPAD).set_data_handle(take(scratch, convolution_.scratchpad));
   memory* last = nullptr;
@@ -236,9 +237,17 @@ void Execution::run(const Pointers& pointers, const Pointers& ready) {
     }
   }
   convolution_.primitive.execute(stream(), inner_);
-  if (const Operand& o = convolution_.operands.back(); o.conversion)
+  const Operand& o = convolution_.operands.back();
+  if (o.conversion) {
+    if (relu) {
+      stream().wait();
+      relu_in_place(static_cast<float*>(last->get_data_handle()),
+                    static_cast<std::int64_t>(o.inner.get_size() / sizeof(float)));
+    }
     o.conversion->execute(stream(), *last, plain_.back());
+  }
   stream().wait();
+  return !relu || o.conversion;
 }
 
 // The weights of a convolution in the layouts of its parts. Nothing of oneDNN's: it may live longer.
@@ -257,20 +266,23 @@ struct PackedParts {
 class Parts {
  public:
   Parts(Kind kind, const ConvSizes& sizes, bool has_bias);
-  // False: not all has been done. `packed` may be null.
-  bool run(const Pointers& pointers, const PackedParts* packed);
+  // False: not all has been done. `packed` may be null, and has no place but in a forward convolution, as relu.
+  bool run(const Pointers& pointers, bool relu, const PackedParts* packed);
   // Of a forward convolution. Null: not done.
   std::shared_ptr<const PackedParts> pack(float* weights) const;
 
  private:
   struct Part {
     const Convolution* convolution;
+    ConvSizes sizes;
     std::array<std::int64_t, 4> offsets;
     std::int64_t sum;
     bool takes_shared;
   };
-  bool run_parts(const Pointers& pointers, float* converted, const PackedParts* packed, float* sums) const;
+  bool run_parts(const Pointers& pointers, float* converted, bool relu, const PackedParts* packed, float* sums) const;
+  void relu_of(const ConvSizes& part, float* y) const;
 
+  ConvSizes sizes_;
   std::list<Convolution> convolutions_;
   std::vector<Part> parts_;
   std::optional<Execution> alone_;     // of the only part
@@ -279,12 +291,12 @@ class Parts {
   std::int64_t output_elements_;
 };
 
-Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) {
+Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) : sizes_(sizes) {
   std::map<Key, const Convolution*> known;
   for (const ConvPart& part : conv_parts(kind, sizes)) {
     const Convolution*& convolution = known[key_of(kind, part.sizes, has_bias)];
     if (!convolution) convolution = &convolutions_.emplace_back(kind, sizes, part.sizes, has_bias);
-    Part& p = parts_.emplace_back(Part{convolution, {}, part.sum, false});
+    Part& p = parts_.emplace_back(Part{convolution, part.sizes, {}, part.sum, false});
     if (kind == Kind::forward && has_bias)
       p.offsets = {part.x, part.w, part.bias, part.y};
     else if (kind == Kind::forward)
@@ -331,14 +343,20 @@ std::shared_ptr<const PackedParts> Parts::pack(float* weights) const {
   return packed;
 }
 
-bool Parts::run(const Pointers& pointers, const PackedParts* packed) {
+void Parts::relu_of(const ConvSizes& part, float* y) const {
+  for (std::int64_t n = 0; n < part.batch; ++n)
+    for (std::int64_t o = 0; o < part.outputs; ++o)
+      relu_in_place(y + (n * sizes_.outputs + o) * sizes_.out_plane(), part.out_plane());
+}
+
+bool Parts::run(const Pointers& pointers, bool relu, const PackedParts* packed) {
   if (alone_) {
     const lockstep::detail::ForeignCall call;
     if (!call) return false;
     const OneThread one_thread;
     Pointers ready{};
     if (packed) ready[kWeights] = packed->of_part.front();
-    alone_->run(pointers, ready);
+    if (!alone_->run(pointers, ready, relu)) relu_of(sizes_, pointers[output_]);
     return true;
   }
   Scratch scratch;
@@ -353,7 +371,7 @@ bool Parts::run(const Pointers& pointers, const PackedParts* packed) {
   }
   const std::int64_t more_sums = parts_.back().sum;
   float* sums = scratch.take<float>(more_sums * output_elements_);
-  if (!run_parts(pointers, converted, packed, sums)) return false;
+  if (!run_parts(pointers, converted, relu, packed, sums)) return false;
   if (more_sums > 0) {
     float* to = pointers[output_];
     for_pieces(output_elements_, piece_rows(output_elements_, 4 * (more_sums + 1), kPieceBytes),
@@ -367,7 +385,8 @@ bool Parts::run(const Pointers& pointers, const PackedParts* packed) {
   return true;
 }
 
-bool Parts::run_parts(const Pointers& pointers, float* converted, const PackedParts* packed, float* sums) const {
+bool Parts::run_parts(const Pointers& pointers, float* converted, bool relu, const PackedParts* packed,
+                      float* sums) const {
   std::atomic<bool> done{true};
   for_pieces(static_cast<std::int64_t>(parts_.size()), 1, [&](std::int64_t i, std::int64_t) {
     const Part& part = parts_[static_cast<std::size_t>(i)];
@@ -383,7 +402,7 @@ bool Parts::run_parts(const Pointers& pointers, float* converted, const PackedPa
     Pointers ready{};
     if (part.takes_shared) ready[*shared_] = converted;
     if (packed) ready[kWeights] = packed->of_part[static_cast<std::size_t>(i)];
-    Execution(*part.convolution).run(at, ready);
+    if (!Execution(*part.convolution).run(at, ready, relu)) relu_of(part.sizes, at[output_]);
   });
   return done;
 }
@@ -415,8 +434,9 @@ std::shared_ptr<const PackedParts> find_packed(const Key& key, const Parts& part
   return made;
 }
 
-// `forms`, of a forward convolution, may be null.
-bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers, PackedWeights* forms = nullptr) {
+// `relu` and `forms`, which may be null, have no place but in a forward convolution.
+bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& pointers, bool relu = false,
+         PackedWeights* forms = nullptr) {
   try {
     std::shared_ptr<Parts> parts;
     {
@@ -428,7 +448,7 @@ bool run(Kind kind, const ConvSizes& sizes, bool has_bias, const Pointers& point
     if (!parts) return false;
     std::shared_ptr<const PackedParts> packed;
     if (forms) packed = find_packed(key_of(kind, sizes, has_bias), *parts, pointers[kWeights], *forms);
-    return parts->run(pointers, packed.get());
+    return parts->run(pointers, relu, packed.get());
   } catch (const dnnl::error& error) {
     lockstep::detail::fail<Error>("[conv2d] oneDNN failed with status ", static_cast<int>(error.status), ": ",
                                   error.what());
@@ -442,11 +462,11 @@ bool is_empty(const ConvSizes& s) { return s.batch * s.outputs * s.out_plane() *
 
 }  // namespace
 
-bool onednn_conv(const ConvSizes& s, const float* x, const float* w, const float* bias, float* y,
+bool onednn_conv(const ConvSizes& s, const float* x, const float* w, const float* bias, float* y, bool relu,
                  PackedWeights* forms) {
   if (is_empty(s)) return false;
-  return bias ? run(Kind::forward, s, true, {read(x), read(w), read(bias), y}, forms)
-              : run(Kind::forward, s, false, {read(x), read(w), y}, forms);
+  return bias ? run(Kind::forward, s, true, {read(x), read(w), read(bias), y}, relu, forms)
+              : run(Kind::forward, s, false, {read(x), read(w), y}, relu, forms);
 }
 
 bool onednn_conv_grad_input(const ConvSizes& s, const float* dy, const float* w, float* dx) {
@@ -466,7 +486,9 @@ bool onednn_conv_grad_weight(const ConvSizes& s, const float* dy, const float* x
 
 namespace lockstep::kernels::host {
 
-bool onednn_conv(const ConvSizes&, const float*, const float*, const float*, float*, PackedWeights*) { return false; }
+bool onednn_conv(const ConvSizes&, const float*, const float*, const float*, float*, bool, PackedWeights*) {
+  return false;
+}
 bool onednn_conv_grad_input(const ConvSizes&, const float*, const float*, float*) { return false; }
 bool onednn_conv_grad_weight(const ConvSizes&, const float*, const float*, float*) { return false; }
 

@@ -31,22 +31,22 @@ Tensor Conv2d::forward(const Tensor& x) const {
   const Device device = x.device();
   const Tensor w = weight.on(device), b = bias.defined() ? bias.on(device) : Tensor();
   if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
-    return call->layer({.layer = this,
-                        .x = x,
-                        .weight = w,
-                        .bias = b,
-                        .folds = !state_->has_hooks,
-                        .packs = true,
-                        .shape =
-                            [](const detail::FoldedLayer& l) {
-                              return detail::conv2d_shape(l.x, l.weight,
-                                                          static_cast<const Conv2d*>(l.layer)->geometry_);
-                            },
-                        .compute =
-                            [](const detail::FoldedLayer& l, const detail::LayerWeights& weights) {
-                              return detail::conv2d(l.x, weights.weight, weights.bias,
-                                                    static_cast<const Conv2d*>(l.layer)->geometry_, weights.packed);
-                            }});
+    return call->layer(
+        {.layer = this,
+         .x = x,
+         .weight = w,
+         .bias = b,
+         .folds = !state_->has_hooks,
+         .packs = true,
+         .shape =
+             [](const detail::FoldedLayer& l) {
+               return detail::conv2d_shape(l.x, l.weight, static_cast<const Conv2d*>(l.layer)->geometry_);
+             },
+         .compute =
+             [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
+               return detail::conv2d(l.x, weights.weight, weights.bias, static_cast<const Conv2d*>(l.layer)->geometry_,
+                                     with_relu, weights.packed);
+             }});
   return conv2d(x, w, b, geometry_);
 }
 

@@ -1,7 +1,8 @@
 #include "lockstep/tensor/nn/folding.h"
 
+#include <utility>
+
 #include "lockstep/kernels/packed_weights.h"
-#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
@@ -53,9 +54,10 @@ Folding::Fate Folding::fate(const void* layer) const {
 bool Folding::decide(const void* layer, Fate fate) {
   const std::lock_guard lock(mutex_);
   Fate& now = fates_[layer];
-  if (now == fate || now == Fate::alone) return false;
-  now = fate;
-  return true;
+  const auto has_norm = [](Fate of) { return of == Fate::with_norm || of == Fate::with_both; };
+  Fate next = fate;
+  if (now != Fate::unknown && now != fate) next = has_norm(now) && has_norm(fate) ? Fate::with_norm : Fate::alone;
+  return std::exchange(now, next) != next;
 }
 
 Folding::Fold& Folding::kept(const void* norm, double eps, const FoldedLayer& layer,
@@ -91,26 +93,44 @@ LayerWeights Folding::packed(const FoldedLayer& layer) {
 
 // ---- FoldingCall
 
-FoldingCall::FoldingCall(Folding& folding) : folding_(folding), outer_(current) {
+FoldingCall::FoldingCall(Folding& folding) : folding_(folding), outer_(current), outer_relu_(relu_of_prepared()) {
   absent_read() = nullptr;
   current = this;
+  relu_of_prepared() = [](const Tensor& x) { return current->relu(x); };
 }
 
-FoldingCall::~FoldingCall() { current = outer_; }
+FoldingCall::~FoldingCall() {
+  current = outer_;
+  relu_of_prepared() = outer_relu_;
+}
+
+Folding::Fate FoldingCall::Seen::fate() const {
+  using enum Folding::Fate;
+  if (norms == 1 && relus == 0) return relus_of_normed == 1 ? with_both : with_norm;
+  return norms == 0 && relus == 1 ? with_relu : alone;
+}
+
+Tensor FoldingCall::Left::compute(const LayerWeights& of, bool with_relu) {
+  done = true;
+  Tensor y = layer.compute(layer, of, with_relu);
+  layer.x = {};
+  return y;
+}
 
 Tensor FoldingCall::layer(const FoldedLayer& layer) {
-  if (!is_plain() || layer.x.dtype() != layer.weight.dtype()) return layer.compute(layer, {layer.weight, layer.bias});
-  const auto alone = [&] { return layer.compute(layer, folding_.packed(layer)); };
+  if (!is_plain() || layer.x.dtype() != layer.weight.dtype())
+    return layer.compute(layer, {layer.weight, layer.bias}, false);
+  const auto alone = [&] { return layer.compute(layer, folding_.packed(layer), false); };
   const Folding::Fate fate = layer.folds ? folding_.fate(layer.layer) : Folding::Fate::alone;
   if (fate == Folding::Fate::alone) return alone();
   if (fate == Folding::Fate::unknown) {
-    Tensor result = layer.compute(layer, {layer.weight, layer.bias});
+    Tensor result = layer.compute(layer, {layer.weight, layer.bias}, false);
     seen_.push_back({layer.layer, result, result.version()});
     return result;
   }
   const Shape shape = layer.shape(layer);
   if (element_count(shape) == 0) return alone();
-  left_.push_back({layer, layer.x.version(), absent(shape, layer.x.dtype(), layer.x.device())});
+  left_.push_back({layer, layer.x.version(), fate, absent(shape, layer.x.dtype(), layer.x.device())});
   return left_.back().result;
 }
 
@@ -122,14 +142,38 @@ Tensor FoldingCall::norm(const FoldedNorm& norm) {
       ++seen.norms;
   for (Left& left : left_) {
     if (left.result.identity() != norm.x.identity()) continue;
-    // Taken before, or computed from what is there no more: the norm asks for the elements, and learns that there are
-    // none.
-    if (left.taken || left.layer.x.version() != left.x_version || norm.x.size(1) != channels) return {};
-    const LayerWeights weights = folding_.folded(left.layer, norm);
-    left.taken = true;
-    Tensor y = left.layer.compute(left.layer, weights);
-    left.layer.x = {};
-    return y;
+    const bool with_both = left.fate == Folding::Fate::with_both;
+    // The norm asks for the elements, and learns that there are none.
+    if (!left.can((with_both || left.fate == Folding::Fate::with_norm) && !left.normed.defined()) ||
+        norm.x.size(1) != channels)
+      return {};
+    LayerWeights weights = folding_.folded(left.layer, norm);
+    if (!with_both) return left.compute(weights, false);
+    left.weights = std::move(weights);
+    left.normed = absent(norm.x.shape(), norm.x.dtype(), norm.x.device());
+    return left.normed;
+  }
+  return {};
+}
+
+void FoldingCall::normed(const Tensor& x, const Tensor& y) {
+  for (Seen& seen : seen_)
+    if (seen.result.identity() == x.identity()) seen.normed = y, seen.normed_version = y.version();
+}
+
+Tensor FoldingCall::relu(const Tensor& x) {
+  if (!x.defined() || !is_plain()) return {};
+  for (Seen& seen : seen_) {
+    if (seen.result.identity() == x.identity() && seen.version == x.version()) ++seen.relus;
+    if (seen.normed.defined() && seen.normed.identity() == x.identity() && seen.normed_version == x.version())
+      ++seen.relus_of_normed;
+  }
+  for (Left& left : left_) {
+    const bool has_norm = left.fate == Folding::Fate::with_both;
+    const Tensor& of = has_norm ? left.normed : left.result;
+    if (!of.defined() || of.identity() != x.identity()) continue;
+    if (!left.can(has_norm || left.fate == Folding::Fate::with_relu)) return {};
+    return left.compute(has_norm ? left.weights : folding_.packed(left.layer), true);
   }
   return {};
 }
@@ -140,21 +184,27 @@ void FoldingCall::check_result(const Tensor& result) const {
 
 bool FoldingCall::again_after_throw() {
   const Storage* const read = absent_read();
-  for (const Left& left : left_)
-    if (read && left.result.storage().get() == read) {
+  if (!read) return false;
+  for (const Left& left : left_) {
+    if (left.result.storage().get() == read) {
       folding_.decide(left.layer.layer, Folding::Fate::alone);
       return true;
     }
+    if (left.normed.defined() && left.normed.storage().get() == read) {
+      folding_.decide(left.layer.layer, Folding::Fate::with_norm);
+      return true;
+    }
+  }
   return false;
 }
 
 bool FoldingCall::again_after_return() {
   if (again_after_throw()) return true;  // of something that the module has caught
   bool news = false;
-  for (const Seen& seen : seen_)
-    if (seen.norms != 1) folding_.decide(seen.layer, Folding::Fate::alone);
-  for (const Seen& seen : seen_)
-    if (seen.norms == 1) news |= folding_.decide(seen.layer, Folding::Fate::folded);
+  for (const Seen& seen : seen_) {
+    const Folding::Fate fate = seen.fate();
+    news |= folding_.decide(seen.layer, fate) && fate != Folding::Fate::alone;
+  }
   return news;
 }
 

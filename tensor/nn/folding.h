@@ -1,11 +1,11 @@
-// How a prepared module (prepare.h) computes a layer and the BatchNorm behind it as one. Nobody states which norm
-// stands behind which layer: a first call shows it, and every later one is checked.
+// How a prepared module (prepare.h) computes a layer, the BatchNorm behind it and the relu behind that as one. Nobody
+// states what stands behind which layer: a first call shows it, and every later one is checked.
 //
 // In a call of a prepared module a layer asks what to do. One that is not known yet computes as ever, and the call
-// sees who takes the result. If it was one norm, the layer computes nothing in later calls: its result has no elements
-// (absent_elements.h), and the norm computes both, with weights that have its factors in them. If anybody else asks for
-// the elements, that is an error by which the call knows better: the layer is never folded again, and the call begins
-// anew. Private to the library.
+// sees who takes the result. If it was one norm, or one relu, the layer computes nothing in later calls: its result has
+// no elements (absent_elements.h), and the last of them computes all, with weights that have the norm's factors in
+// them. If anybody else asks for the elements, that is an error by which the call knows better: so much of the layer is
+// never folded again, and the call begins anew. Private to the library.
 #pragma once
 
 #include <array>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
@@ -37,7 +38,7 @@ struct FoldedLayer {
   bool folds;  // as far as the layer knows
   bool packs;  // it has a use for packed weights
   Shape (*shape)(const FoldedLayer&);
-  Tensor (*compute)(const FoldedLayer&, const LayerWeights& weights);
+  Tensor (*compute)(const FoldedLayer&, const LayerWeights& weights, bool with_relu);
 };
 
 struct FoldedNorm {
@@ -50,10 +51,11 @@ struct FoldedNorm {
 // What a prepared module keeps: which layers are folded, and the folded weights with what they were made of.
 class Folding {
  public:
-  enum class Fate : std::uint8_t { unknown, folded, alone };
+  enum class Fate : std::uint8_t { unknown, alone, with_norm, with_relu, with_both };  // the norm first
 
   Fate fate(const void* layer) const;
-  // False where it has that fate; what is alone stays so.
+  // What both its fate so far and this one have: no less than before is computed by the layer itself. False where it
+  // has that fate.
   bool decide(const void* layer, Fate fate);
   // For the device and its current stream: made anew when an origin has changed since.
   LayerWeights folded(const FoldedLayer& layer, const FoldedNorm& norm);
@@ -91,7 +93,9 @@ class LOCKSTEP_API FoldingCall {
   ~FoldingCall();
 
   Tensor layer(const FoldedLayer& layer);
-  Tensor norm(const FoldedNorm& norm);  // undefined: the norm computes by itself
+  Tensor norm(const FoldedNorm& norm);            // undefined: the norm computes by itself
+  void normed(const Tensor& x, const Tensor& y);  // what it then gave
+  Tensor relu(const Tensor& x);                   // undefined: relu computes by itself
 
   // Of a result of the module: it must have its elements.
   void check_result(const Tensor& result) const;
@@ -104,17 +108,30 @@ class LOCKSTEP_API FoldingCall {
     const void* layer;
     Tensor result;
     std::uint64_t version;
-    int norms = 0;
+    int norms = 0, relus = 0;
+    Tensor normed = {};
+    std::uint64_t normed_version = 0;
+    int relus_of_normed = 0;
+
+    Folding::Fate fate() const;
   };
   struct Left {  // a layer that has computed nothing
     FoldedLayer layer;
     std::uint64_t x_version;
+    Folding::Fate fate;
     Tensor result;
-    bool taken = false;
+    LayerWeights weights = {};  // of the layer and the norm, once that has come
+    Tensor normed = {};
+    bool done = false;
+
+    // Not what is there no more, and nothing twice.
+    bool can(bool first) const { return first && !done && layer.x.version() == x_version; }
+    Tensor compute(const LayerWeights& of, bool with_relu);
   };
 
   Folding& folding_;
   FoldingCall* outer_;
+  ReluOfPrepared outer_relu_;
   std::vector<Seen> seen_;
   std::vector<Left> left_;
 };

@@ -19,7 +19,7 @@ Tensor Linear::forward(const Tensor& x) const {
   const Device device = x.device();
   const Tensor w = weight.on(device), b = bias.defined() ? bias.on(device) : Tensor();
   if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
-    // A norm takes dimension 1 for the channels, which are the outputs in a matrix alone.
+    // A norm takes dimension 1 for the channels, which are the outputs in a matrix alone. A product has one activation.
     return call->layer(
         {.layer = this,
          .x = x,
@@ -32,8 +32,9 @@ Tensor Linear::forward(const Tensor& x) const {
                return Shape{l.x.size(0), l.weight.size(0)};
              },
          .compute =
-             [](const detail::FoldedLayer& l, const detail::LayerWeights& weights) {
-               return linear(l.x, weights.weight, weights.bias, static_cast<const Linear*>(l.layer)->activation_);
+             [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
+               return linear(l.x, weights.weight, weights.bias,
+                             with_relu ? Activation::relu : static_cast<const Linear*>(l.layer)->activation_);
              }});
   return linear(x, w, b, activation_);
 }

@@ -90,6 +90,8 @@ Tensor BatchNorm::forward(const Tensor& x) const {
     state.running_var = zeros_like(var);
   }
   Tensor y = batch_norm_of_any(x, w, b, state);
+  if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
+    call->normed(x, y);
   if (!tracks) return y;
   Tensor batches = num_batches_tracked.on(device);
   batches.add_(1);

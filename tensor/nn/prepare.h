@@ -1,4 +1,4 @@
-// Modules prepared for inference: BatchNorms folded into the layers before them.
+// Modules prepared for inference: BatchNorms and relus folded into the layers before them, weights packed.
 //
 //   const auto fast = prepare(net);
 //   Tensor scores = fast(images);  // what net gives in evaluation mode, up to rounding
@@ -19,16 +19,21 @@ namespace lockstep {
 // threads, and again and again.
 //
 // Where the result of a Conv2d or a Linear (without an activation) goes to a BatchNorm and nowhere else, the two are
-// computed as one layer, with weights that have the norm's factors in them (Jacob et al., 2018, section 3.2). It does
-// not matter how the module is written: in its first call, which runs `forward` twice, is seen where results go, and
-// whenever one goes elsewhere after all, the call begins anew with that layer as ever. So `forward` must not change its
-// arguments, and not take the bare pointer Tensor::data() of such a result before the norm has it. Not folded: layers
-// and norms with hooks, norms without running statistics, all in the scope of a substitute() or an Autocast, and what
-// runs in other threads, as in a DataParallel.
+// computed as one layer, with weights that have the norm's factors in them (Jacob et al., 2018, section 3.2); so is the
+// relu to which alone the result of the two, or of the layer, goes. It does not matter how the module is written: in
+// its first call, which runs `forward` twice, is seen where results go, and whenever one goes elsewhere after all, the
+// call begins anew with that layer as ever. So `forward` must not change its arguments, and not take the bare pointer
+// Tensor::data() of such a result before the norm or the relu has it. Not folded: layers and norms with hooks, norms
+// without running statistics, all in the scope of a substitute() or an Autocast, and what runs in other threads, as in
+// a DataParallel.
 //
-// Shares the parameters of the module. Folded weights belong to the versions of their parameters and buffers: after an
-// optimizer's step, a load, set_data(), to(), a refresh of a replica, or a write the next call folds anew. Writes
-// through a DLPack alias of a parameter count when the alias is released or the tensor has been told with
+// Kernels keep the weights of convolutions in the form that they compute in (oneDNN's blocks, in f32 on host devices),
+// of the last four shapes of images for each convolution: as much memory again as the weights, outside of what the
+// device's allocator counts.
+//
+// Shares the parameters of the module. Folded and packed weights belong to the versions of their parameters and
+// buffers: after an optimizer's step, a load, set_data(), to(), a refresh of a replica, or a write the next call folds
+// anew. Writes through a DLPack alias of a parameter count when the alias is released or the tensor has been told with
 // mark_changed(); of a buffer, with mark_changed() alone.
 //
 // Computes on the device and the current stream of its input, where the parameters must have slots; folded weights are

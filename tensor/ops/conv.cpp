@@ -113,13 +113,13 @@ Shape detail::conv2d_shape(const Tensor& x, const Tensor& weight, const ConvGeom
 }
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry) {
-  return detail::conv2d(x, weight, bias, geometry, nullptr);
+  return detail::conv2d(x, weight, bias, geometry, false, nullptr);
 }
 
 Tensor detail::conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry,
-                      const std::shared_ptr<PackedWeights>& packed) {
+                      bool with_relu, const std::shared_ptr<PackedWeights>& packed) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]
-    return lockstep::conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry);
+    return conv2d(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), geometry, with_relu, nullptr);
   detail::check_floating_alike("conv2d", x, weight);
   const Shape shape = output_shape("conv2d", x.describe(), x.shape(), weight.describe(), weight.shape(), geometry);
   if (bias.defined()) {
@@ -131,7 +131,7 @@ Tensor detail::conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
                offset = bias.defined() ? bias.contiguous() : bias;
   Tensor y = detail::fresh(shape, x.dtype(), x.device());
   detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
-                                        window_of(weight.shape(), geometry), geometry.groups, packed});
+                                        window_of(weight.shape(), geometry), geometry.groups, with_relu, packed});
   save_for_backward(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
   return y;
 }

@@ -14,8 +14,9 @@ namespace lockstep::detail {
 // Of conv2d(x, weight); throws InvalidArgument, as conv2d does, unless everything fits.
 Shape conv2d_shape(const Tensor& x, const Tensor& weight, const ConvGeometry& geometry);
 
-// As lockstep::conv2d. `packed`, which may be null, keeps forms of `weight` for the next call with the same elements.
-Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry,
+// As lockstep::conv2d, or its relu, of which there is no gradient. `packed`, which may be null, keeps forms of `weight`
+// for the next call with the same elements.
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry, bool with_relu,
               const std::shared_ptr<PackedWeights>& packed);
 
 }  // namespace lockstep::detail

@@ -1,6 +1,7 @@
 // Functions of the elements: one rule each.
 #include <cmath>
 
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -137,7 +138,11 @@ Tensor sin(const Tensor& x) { return apply(kSin, x); }
 Tensor cos(const Tensor& x) { return apply(kCos, x); }
 Tensor tanh(const Tensor& x) { return apply(kTanh, x); }
 Tensor sigmoid(const Tensor& x) { return apply(kSigmoid, x); }
-Tensor relu(const Tensor& x) { return apply(kRelu, x); }
+Tensor relu(const Tensor& x) {
+  if (const detail::ReluOfPrepared prepared = detail::relu_of_prepared()) [[unlikely]]
+    if (Tensor y = prepared(x); y.defined()) return y;
+  return apply(kRelu, x);
+}
 Tensor softplus(const Tensor& x) { return apply(kSoftplus, x); }
 Tensor silu(const Tensor& x) { return apply(kSilu, x); }
 Tensor hardswish(const Tensor& x) { return apply(kHardswish, x); }

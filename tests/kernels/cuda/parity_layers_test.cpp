@@ -71,6 +71,8 @@ TEST_CASE("CUDA parity: convolution", "[cuda][parity]") {
         if (with_bias) args.bias = bias.in();
         const double scale = terms(element_count(w_shape) / p.outputs);
         check_parity(compare_with_host(args, {&x, &w, &bias, &y}, kEpsilons, scale), what);
+        args.relu = true;
+        check_parity(compare_with_host(args, {&x, &w, &bias, &y}, kEpsilons, scale), what + " relu");
         if (with_bias) continue;
         TestTensor dx(dtype, p.x), dw(dtype, w_shape);
         y.fill_random(5, -1, 1);

@@ -186,6 +186,30 @@ TEST_CASE("a convolution keeps its weights packed, and gives the bits that it gi
     }
 }
 
+TEST_CASE("the relu of a convolution is what relu gives of its result", "[conv]") {
+  std::vector<Problem> problems = kLargeProblems;
+  problems.insert(problems.end(), kProblems.begin(), kProblems.end());
+  for (const Problem& p : problems)
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      if (dtype == DType::f64 && p.batch * p.channels * p.outputs > 4096) continue;  // as f32 without oneDNN
+      INFO(to_string(dtype) << " batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
+      Tensors t(p, dtype);
+      Conv2dArgs args{
+          .x = t.x.in(), .w = t.w.in(), .bias = t.bias.in(), .y = t.y.out(), .window = p.window, .groups = p.groups};
+      run(args);
+      TestTensor expected(dtype, t.y.shape());
+      run(UnaryArgs{UnaryOp::relu, t.y.in(), expected.out()});
+      args.relu = true;
+      for (const int count : {1, 3}) {
+        const Threads threads(count);
+        t.y.fill_random(9);
+        run(args);
+        CHECK((t.y.bytes() == expected.bytes()));
+        CHECK(t.y.guards_intact());
+      }
+    }
+}
+
 TEST_CASE("packed weights are those of the first call, one form for a shape, and no more than four", "[conv]") {
   if (kernels::host::onednn_version().found.empty()) return;
   const auto packed = std::make_shared<PackedWeights>();

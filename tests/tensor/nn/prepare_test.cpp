@@ -14,34 +14,13 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "tensor/nn/prepared_net.h"
 
 using namespace lockstep;
+using namespace prepare_tests;
 using Catch::Matchers::Contains;
 
 namespace {
-
-// Statistics and factors that are not those of the beginning.
-template <class M>
-M used(M net, DType dtype = DType::f64) {
-  for (const NamedParameter& entry : net.named_buffers())
-    if (is_floating(entry.parameter.dtype())) entry.parameter.assign(rand(entry.parameter.shape()) + 0.5);
-  for (const Parameter& parameter : net.parameters())
-    if (parameter.shape().rank() == 1) parameter.assign(randn(parameter.shape()));
-  net.to(dtype);
-  net.to(support::device_at(0));
-  return net;
-}
-
-Tensor input(const Shape& shape, DType dtype = DType::f64) { return randn(shape).to(dtype).to(support::device_at(0)); }
-
-template <class M, class... X>
-Tensor evaluated(const M& module, const X&... x) {
-  const NoGrad no_grad;
-  const TrainingScope evaluation(false);
-  return module(x...);
-}
-
-double largest(const Tensor& x) { return amax(abs(x.detach().to(DType::f64)).flatten(), {0}).item<double>(); }
 
 // What another program has of a tensor of f64, and writes by itself.
 struct Release {
@@ -55,15 +34,6 @@ void write(dlpack::ManagedTensorVersioned* alias, T value) {
   for (int d = 0; d < alias->tensor.rank; ++d) count *= alias->tensor.shape[d];
   std::fill_n(static_cast<T*>(alias->tensor.data), count, value);
 }
-
-// Relative to what is as large as the numbers of these tests are.
-double difference(const Tensor& a, const Tensor& b) {
-  LOCKSTEP_CHECK(a.shape() == b.shape(), "expected ", b, ", got ", a);
-  return largest(a.detach() - b.detach()) / (1 + largest(b));
-}
-
-// Whether the norms are folded: a folded network gives other bits than its evaluation, in all but some elements.
-bool differs(const Tensor& a, const Tensor& b) { return a.to_vector<double>() != b.to_vector<double>(); }
 
 struct Block : Module<Block> {
   Conv2d conv1{4, 4, 3, {.padding = 1, .bias = false}}, conv2{4, 4, 3, {.padding = 1}};
