@@ -1,5 +1,5 @@
-// Tensors without elements: what a layer gives back in a call of a prepared module (nn/prepare.h) when what is behind it
-// computes both. Whoever else asks for the elements gets an error, by which the call knows that it must not do so.
+// Tensors without elements: what a layer gives back in a call of a prepared module (nn/prepare.h) when what is behind
+// it computes both. Whoever else asks for the elements gets an error, by which the call knows that it must not do so.
 // Private to the library.
 #pragma once
 

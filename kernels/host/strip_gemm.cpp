@@ -17,18 +17,19 @@ namespace {
 #if defined(__AVX512F__)
 using Lanes = __m512;
 constexpr int kLanes = 16, kMostRows = 8;  // of a tile: higher ones need more of a than the cache's ways hold
+constexpr int kMostSums = 16;              // one for each product that can be under way, twice
 inline Lanes load_lanes(const float* from) { return _mm512_loadu_ps(from); }
 inline void store_lanes(Lanes x, float* to) { _mm512_storeu_ps(to, x); }
 inline Lanes multiply_add(float a, Lanes b, Lanes c) { return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c); }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Lanes = __m256;
-constexpr int kLanes = 8, kMostRows = 6;  // of a tile: 6 x 2 accumulators, 2 of b and 1 of a, of 16 registers
+constexpr int kLanes = 8, kMostRows = 6, kMostSums = 12;  // of a tile, with 2 of b and 1 of a in 16 registers
 inline Lanes load_lanes(const float* from) { return _mm256_loadu_ps(from); }
 inline void store_lanes(Lanes x, float* to) { _mm256_storeu_ps(to, x); }
 inline Lanes multiply_add(float a, Lanes b, Lanes c) { return _mm256_fmadd_ps(_mm256_set1_ps(a), b, c); }
 #else
 using Lanes = float;
-constexpr int kLanes = 1, kMostRows = 1;
+constexpr int kLanes = 1, kMostRows = 1, kMostSums = 16;
 inline Lanes load_lanes(const float* from) { return *from; }
 inline void store_lanes(Lanes x, float* to) { *to = x; }
 inline Lanes multiply_add(float a, Lanes b, Lanes c) { return std::fma(a, b, c); }
@@ -71,10 +72,10 @@ template <int Rows, int Strips>
 
 using Tile = void (*)(const float*, std::int64_t, const float*, std::int64_t, std::int64_t, float*, std::int64_t, bool);
 
-// How many strips side by side a tile of so many rows has: few rows have too few accumulators to keep the multipliers
-// busy.
+// How many strips side by side a tile of so many rows has: with few accumulators the multipliers wait for their results
+// and for loads of a, each of which serves one strip.
 constexpr int strips_of(int rows) {
-  const int fitting = kMostRows / rows;
+  const int fitting = kMostSums / (rows * kVectors);
   return fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
 }
 struct Tiles {

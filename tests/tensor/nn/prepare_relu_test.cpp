@@ -63,7 +63,7 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
   struct Row {
     std::string name;
     Way way;
-    int relus;  // kernels of the last call
+    int relus, norms = 0;  // kernels of the last call
   };
   const Row row = GENERATE(values<Row>({
       {"a chain", [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))); }, 0},
@@ -88,23 +88,23 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
        },
        2},
       {"a relu of a relu", [](const Odd& m, const Tensor& x) { return relu(relu(m.norm(m.conv(x)))); }, 1},
-      {"a relu before the norm", [](const Odd& m, const Tensor& x) { return m.norm(relu(m.conv(x))); }, 0},
+      {"a relu before the norm", [](const Odd& m, const Tensor& x) { return m.norm(relu(m.conv(x))); }, 0, 1},
       {"a relu and a norm",
        [](const Odd& m, const Tensor& x) {
          const Tensor y = m.conv(x);
          return relu(y) + m.norm(y);
        },
-       1},
+       1, 1},
       {"a norm and a relu",
        [](const Odd& m, const Tensor& x) {
          const Tensor y = m.conv(x);
          return m.norm(y) + relu(y);
        },
-       1},
+       1, 1},
       {"two calls that differ",
        [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + m.norm(m.conv(x * 2)); }, 1},
       {"two calls that differ more",
-       [](const Odd& m, const Tensor& x) { return relu(m.conv(x)) + relu(m.norm(m.conv(x * 2))); }, 2},
+       [](const Odd& m, const Tensor& x) { return relu(m.conv(x)) + relu(m.norm(m.conv(x * 2))); }, 2, 1},
       {"two calls alike",
        [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + relu(m.norm(m.conv(x * 2))); }, 0},
       {"changed in place",
@@ -142,19 +142,26 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
          const Tensor y = m.conv(x), z = relu(m.norm(y));
          return late ? z + y : z;
        },
-       1},
+       1, 1},
       {"a relu of the layer's later on",
        [](const Odd& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.norm(y);
          return late ? z + relu(y) : z;
        },
-       0},
+       0, 1},
       {"no relu later on",
        [](const Odd& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x));
          return late ? y : relu(y);
        },
        1},
+      {"a second norm before the relu later on",
+       [](const Odd& m, const Tensor& x) {
+         const Tensor y = m.conv(x), z = m.norm(y);
+         const Tensor second = late ? relu(m.norm(y)) : x;
+         return late ? second * relu(z) : relu(z);
+       },
+       1, 1},
       {"given back",
        [](const Odd& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = relu(y);
@@ -173,7 +180,9 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
     const Tensor expected = evaluated(net, x);
     for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
   }
-  CHECK(kernels_of([&] { fast(x); })["relu"] == row.relus);
+  auto kernels = kernels_of([&] { fast(x); });
+  CHECK(kernels["relu"] == row.relus);
+  CHECK(kernels["batch_norm"] == row.norms);
 }
 
 TEST_CASE("a relu in a prepared module keeps NaN, and negative zero as relu does") {
