@@ -43,8 +43,8 @@ struct RmsNormGradArgs {
   void views(auto&& f) const { f(dy), f(x), f(weight), f(inv_rms), f(dx), f(dweight); }
 };
 
-// Resampling rows and columns of [batch, channels, height, width], contiguous, by a linear map; resample.h has the
-// maps.
+// Resampling rows and columns of [batch, channels, height, width] by a linear map; resample.h has the maps. x and y are
+// both contiguous, or, where the table says that its kernels take them so, both channels_last.
 enum class ResampleKind : std::uint8_t {
   nearest,
   bilinear,

@@ -49,6 +49,10 @@ class KernelTable {
   // collective may be in flight. Null: nothing to create.
   void (*prepare)(Device device) = nullptr;
 
+  // Whether the kernels of convolutions, pooling and resampling take images in channels_last too (args.h). Where not,
+  // the tensor layer gives them contiguous ones.
+  bool takes_channels_last = false;
+
  private:
   template <class... Args>
   static std::tuple<Kernel<Args>...> entries_of(ArgsList<Args...>);

@@ -7,7 +7,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/tensor/autograd/record.h"
-#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::detail {
 namespace {
@@ -58,8 +58,9 @@ Shape result_shape(std::span<const Tensor* const> pieces, int dim, bool scalars)
   return shape;
 }
 
-// True when a range of dimension `dim` of a contiguous tensor is contiguous itself.
-bool ranges_contiguous(const Shape& shape, int dim) {
+// True when a range of dimension `dim` of a tensor without gaps has none itself.
+bool ranges_contiguous(const Shape& shape, int dim, MemoryFormat format) {
+  if (format == MemoryFormat::channels_last) return dim == 0;
   for (int d = 0; d < dim; ++d) {
     if (shape[d] != 1) return false;
   }
@@ -68,8 +69,11 @@ bool ranges_contiguous(const Shape& shape, int dim) {
 
 Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, int dim, bool scalars, Device device) {
   NoGrad off;
-  Tensor result = empty(shape, {.dtype = pieces[0]->dtype(), .device = device});
-  const bool direct = ranges_contiguous(shape, dim);
+  MemoryFormat format = pieces[0]->memory_format();
+  for (const Tensor* const piece : pieces)
+    if (piece->count() > 0 && piece->memory_format() != format) format = MemoryFormat::contiguous;
+  Tensor result = fresh(shape, pieces[0]->dtype(), device, format);
+  const bool direct = ranges_contiguous(shape, dim, format);
   const Stream destination_stream = current_stream(device);
   auto* place = static_cast<std::byte*>(result.storage()->data());
   std::int64_t start = 0;
@@ -78,7 +82,7 @@ Tensor concatenate(std::span<const Tensor* const> pieces, const Shape& shape, in
     if (given->count() == 0) continue;
     if (given->device() != device) moved_bytes() += given->bytes();
     if (direct) {
-      const Tensor piece = given->contiguous();  // the copy below is of bytes
+      const Tensor piece = given->contiguous(format);  // the copy below is of bytes
       const Stream source_stream = current_stream(piece.device());
       copy_bytes({place, device, piece.data(), piece.device(), piece.bytes()}, source_stream, destination_stream);
       LOCKSTEP_EDGE(piece.storage()->record_use(source_stream));

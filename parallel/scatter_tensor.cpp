@@ -34,7 +34,8 @@ class ScatterNode final : public NodeOf<1> {
         // A piece that nobody used. Its zeros are made where they are needed.
         Shape shape = shape_;
         shape[dim_] = sizes_[i];
-        gradients[i] = zeros(shape, {.dtype = dtype_, .device = device_});
+        gradients[i] = fresh(shape, dtype_, device_, format_);
+        fill(gradients[i], 0);
       }
       pieces.push_back(&gradients[i]);
     }
@@ -43,6 +44,7 @@ class ScatterNode final : public NodeOf<1> {
 
   void remember(const Tensor& source, std::span<const std::int64_t> sizes, int dim) {
     shape_ = source.shape();
+    format_ = source.memory_format();
     dtype_ = source.dtype();
     device_ = source.device();
     sizes_.assign(sizes.begin(), sizes.end());
@@ -51,6 +53,7 @@ class ScatterNode final : public NodeOf<1> {
 
  private:
   Shape shape_;
+  MemoryFormat format_ = MemoryFormat::contiguous;
   DType dtype_ = DType::f32;
   Device device_;
   std::vector<std::int64_t> sizes_;
@@ -61,8 +64,9 @@ thread_local Departures* current_departures = nullptr;
 
 // piece.to(device), but for the edge back to where the piece is.
 Tensor send(const Tensor& piece, Device device, Departures& departures) {
-  const Tensor whole = piece.contiguous();
-  Tensor copy = fresh(whole.shape(), whole.dtype(), device);
+  const MemoryFormat format = piece.memory_format();
+  const Tensor whole = piece.contiguous(format);
+  Tensor copy = fresh(whole.shape(), whole.dtype(), device, format);
   const Stream source_stream = current_stream(whole.device()), destination_stream = current_stream(device);
   LOCKSTEP_EDGE(whole.storage()->record_use(source_stream));
   Event copied = start_copy({.destination = const_cast<void*>(copy.data()),

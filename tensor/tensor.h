@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/kernels/memory_format.h"
 #include "lockstep/kernels/view.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/node.h"
@@ -56,6 +57,15 @@ class LOCKSTEP_API Tensor {
   DType dtype() const { return impl().dtype; }
   Device device() const { return impl().storage->device(); }
   bool contiguous_layout() const { return impl().contiguous; }
+  // Whether the elements lie in the order of `format`, without gaps. Where C == 1 or H == W == 1 that order is the one
+  // of both formats.
+  bool contiguous_layout(MemoryFormat format) const {
+    return format == MemoryFormat::contiguous ? contiguous_layout() : is_dense(shape(), strides(), format);
+  }
+  // What the strides say (kernels/memory_format.h), with gaps or without. Operations on images keep it: where an
+  // operand is channels_last, so are the result and the gradient of that operand. reshape() and its like, and files, go
+  // by the shape alone.
+  MemoryFormat memory_format() const { return rank() == 4 ? format_of(shape(), strides()) : MemoryFormat::contiguous; }
   std::string describe() const;  // "f32[2, 3] on host:0", "undefined"
 
   // ---- its elements. Pointers are to device memory (readable by the host on cpu and host devices).
@@ -85,7 +95,13 @@ class LOCKSTEP_API Tensor {
   Tensor to(Device device) const;  // the copy is ordered on the current streams of both devices; into cpu it blocks
   Tensor to(DType dtype) const;
   Tensor contiguous() const;
-  Tensor clone() const;   // fresh contiguous memory
+  // With the elements in the order of `format`, without gaps; the tensor itself when they are, whatever its strides
+  // along sizes of 1 are. channels_last is for four dimensions [N, C, H, W]; InvalidArgument for others.
+  Tensor contiguous(MemoryFormat format) const;
+  // As contiguous(format), and with the strides of the format along sizes of 1 too: the result has this
+  // memory_format(), unless it is [N, 1, 1, 1] or empty.
+  Tensor to(MemoryFormat format) const;
+  Tensor clone() const;   // fresh memory without gaps, in the tensor's memory format
   Tensor detach() const;  // same elements, outside the graph
 
   // ---- shape (views where possible; differentiable)

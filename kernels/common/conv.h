@@ -12,6 +12,7 @@ struct ConvSizes {
   std::int64_t outputs, out_height, out_width;  // of y
   std::int64_t groups, group_channels, group_outputs;
   Window2d window;
+  bool channels_last = false;  // how x and y lie in memory
 
   ConvSizes(const Shape& x, const Shape& y, const Window2d& w, int group_count)
       : batch(x[0]),
@@ -29,6 +30,11 @@ struct ConvSizes {
   std::int64_t plane() const { return height * width; }
   std::int64_t out_plane() const { return out_height * out_width; }
   std::int64_t taps() const { return group_channels * window.kernel[0] * window.kernel[1]; }
+  // Elements from one channel, or row, of x or y to the next.
+  std::int64_t channel_step() const { return channels_last ? 1 : plane(); }
+  std::int64_t out_channel_step() const { return channels_last ? 1 : out_plane(); }
+  std::int64_t row_step() const { return channels_last ? width * channels : width; }
+  std::int64_t out_row_step() const { return channels_last ? out_width * outputs : out_width; }
   // A column matrix would be the image itself.
   bool pointwise() const {
     const std::array<int, 2> one{1, 1}, zero{0, 0};

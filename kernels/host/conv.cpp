@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lockstep/kernels/host/channels_last.h"
 #include "lockstep/kernels/host/conv_parts.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/kernels.h"
@@ -99,10 +100,21 @@ void for_channel_parts(const Sizes& s, std::int64_t images, std::int64_t channel
   });
 }
 
+Sizes in_planes(Sizes s) {
+  s.channels_last = false;
+  return s;
+}
+
 template <class T>
 void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, bool relu, PackedWeights* forms) {
   if constexpr (std::is_same_v<T, float>)
     if (onednn_conv(s, x, w, bias, y, relu, forms)) return;
+  if (s.channels_last) {
+    Scratch scratch;
+    T* planes = scratch.take<T>(s.batch * s.outputs * s.out_plane());
+    forward<T>(in_planes(s), to_planes(scratch, x, s.batch, s.plane(), s.channels), w, bias, planes, relu, nullptr);
+    return swap_columns(planes, s.batch, s.outputs, s.out_plane(), y);
+  }
   const std::int64_t rows = ceil_div(4 * kColumns, std::max<std::int64_t>(s.out_width, 1));
   const std::int64_t bands = ceil_div(s.out_height, rows), count = s.batch * s.groups * bands;
   const std::int64_t cost = s.group_outputs * s.taps() * std::min(rows, s.out_height) * s.out_width;
@@ -133,6 +145,12 @@ template <class T>
 void grad_input(const Sizes& s, const T* dy, const T* w, T* dx) {
   if constexpr (std::is_same_v<T, float>)
     if (onednn_conv_grad_input(s, dy, w, dx)) return;
+  if (s.channels_last) {
+    Scratch scratch;
+    T* planes = scratch.take<T>(s.batch * s.channels * s.plane());
+    grad_input<T>(in_planes(s), to_planes(scratch, dy, s.batch, s.out_plane(), s.outputs), w, planes);
+    return swap_columns(planes, s.batch, s.channels, s.plane(), dx);
+  }
   const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
   const std::int64_t channels = s.batch >= kManyImages ? std::max<std::int64_t>(s.group_channels, 1) : part_channels(s);
   for_channel_parts(
@@ -159,6 +177,11 @@ template <class T>
 void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
   if constexpr (std::is_same_v<T, float>)
     if (onednn_conv_grad_weight(s, dy, x, dw)) return;
+  if (s.channels_last) {
+    Scratch scratch;
+    return grad_weight<T>(in_planes(s), to_planes(scratch, dy, s.batch, s.out_plane(), s.outputs),
+                          to_planes(scratch, x, s.batch, s.plane(), s.channels), dw);
+  }
   if (s.batch == 0) std::fill_n(dw, s.outputs * s.taps(), T(0));
   const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
   const std::int64_t channels = part_channels(s);
@@ -180,6 +203,12 @@ void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
   });
 }
 
+Sizes sizes_of(const View& x, const View& y, const Window2d& window, int groups) {
+  Sizes sizes(x.shape, y.shape, window, groups);
+  sizes.channels_last = is_channels_last(x, y);
+  return sizes;
+}
+
 }  // namespace
 
 void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
@@ -188,8 +217,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
     dispatch_compute(a.x.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> y(scratch, a.y);
-      forward<C>(Sizes(a.x.view.shape, a.y.view.shape, a.window, a.groups), read<C>(scratch, a.x),
-                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data(), a.relu, a.packed.get());
+      forward<C>(sizes_of(a.x.view, a.y.view, a.window, a.groups), read<C>(scratch, a.x), read<C>(scratch, a.w),
+                 read<C>(scratch, a.bias), y.data(), a.relu, a.packed.get());
       y.finish();
     });
   });
@@ -201,8 +230,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> dx(scratch, a.dx);
-      grad_input<C>(Sizes(a.dx.view.shape, a.dy.view.shape, a.window, a.groups), read<C>(scratch, a.dy),
-                    read<C>(scratch, a.w), dx.data());
+      grad_input<C>(sizes_of(a.dx.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy), read<C>(scratch, a.w),
+                    dx.data());
       dx.finish();
     });
   });
@@ -214,8 +243,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dGradWeightArgs& args) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> dw(scratch, a.dw);
-      grad_weight<C>(Sizes(a.x.view.shape, a.dy.view.shape, a.window, a.groups), read<C>(scratch, a.dy),
-                     read<C>(scratch, a.x), dw.data());
+      grad_weight<C>(sizes_of(a.x.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy), read<C>(scratch, a.x),
+                     dw.data());
       dw.finish();
     });
   });

@@ -30,10 +30,10 @@ ConvPart take_images(const Sizes& s, std::int64_t begin, std::int64_t end) {
 
 // The functions below take a part of `part`, whose tensors have the strides of `s`.
 void take_groups(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart& part) {
-  part.x += begin * s.group_channels * s.plane();
+  part.x += begin * s.group_channels * s.channel_step();
   part.w += begin * s.group_outputs * s.taps();
   part.bias += begin * s.group_outputs;
-  part.y += begin * s.group_outputs * s.out_plane();
+  part.y += begin * s.group_outputs * s.out_channel_step();
   part.sizes.groups = end - begin;
   part.sizes.channels = (end - begin) * s.group_channels;
   part.sizes.outputs = (end - begin) * s.group_outputs;
@@ -42,12 +42,12 @@ void take_groups(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart&
 void take_outputs(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart& part) {
   part.w += begin * s.taps();
   part.bias += begin;
-  part.y += begin * s.out_plane();
+  part.y += begin * s.out_channel_step();
   part.sizes.outputs = part.sizes.group_outputs = end - begin;
 }
 
 void take_channels(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart& part) {
-  part.x += begin * s.plane();
+  part.x += begin * s.channel_step();
   part.w += begin * s.window.kernel[0] * s.window.kernel[1];
   part.sizes.channels = part.sizes.group_channels = end - begin;
 }
@@ -58,8 +58,8 @@ void take_rows(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart& p
   const std::int64_t reach = std::int64_t{w.dilation[0]} * (w.kernel[0] - 1);
   const std::int64_t first = begin * w.stride[0] - w.padding[0], last = (end - 1) * w.stride[0] - w.padding[0] + reach;
   const std::int64_t low = std::max<std::int64_t>(first, 0), high = std::min(last, s.height - 1);
-  part.x += low * s.width;
-  part.y += begin * s.out_width;
+  part.x += low * s.row_step();
+  part.y += begin * s.out_row_step();
   part.sizes.height = high + 1 - low;
   part.sizes.out_height = end - begin;
   part.sizes.window.padding[0] = static_cast<int>(low - first);
@@ -81,6 +81,10 @@ std::int64_t share(std::int64_t count, std::int64_t wanted, std::int64_t block) 
 }
 
 }  // namespace
+
+bool conv_in_place(const ConvSizes& s) {
+  return s.channels_last && s.outputs * s.taps() <= s.batch * image_elements(s);
+}
 
 std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& s) {
   const std::int64_t weights = s.outputs * s.taps();
@@ -116,12 +120,14 @@ std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& s) {
   const auto images = static_cast<std::int64_t>(
       std::bit_floor(static_cast<std::uint64_t>(piece_rows(s.batch, image_cost(s), kPartCost))));
   const std::int64_t by_images = ceil_div(s.batch, images);
-  // Into how many parts those of images are divided further.
-  const std::int64_t more = std::min(ceil_div(kManyParts, by_images), wanted);
-  const bool forward = kind == ConvKind::forward;
-  if (s.groups > 1)
+  const bool forward = kind == ConvKind::forward, in_place = conv_in_place(s);
+  // Into how many parts those of images are divided further. Parts that are computed in place have all channels of
+  // their pixels, and no gaps: of several images, all rows.
+  const bool whole_images = in_place && (images > 1 || (!forward && by_images >= 4));
+  const std::int64_t more = whole_images ? 1 : std::min(ceil_div(kManyParts, by_images), wanted);
+  if (s.groups > 1 && !(in_place && forward))
     divide(images, s.groups, share(s.groups, more, group_block), take_groups);
-  else if (forward && s.channels < 8)
+  else if (forward && s.channels < 8 && !in_place)
     // oneDNN has so few as they are, but not as part of the rows.
     divide(images, s.outputs, share(s.outputs, more, kChannels), take_outputs);
   else if (weights > s.batch * image_elements(s) || (!forward && by_images < 4))
@@ -129,7 +135,8 @@ std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& s) {
     divide(s.batch, forward ? s.outputs : s.channels, share(forward ? s.outputs : s.channels, wanted, kChannels),
            forward ? take_outputs : take_channels);
   else
-    divide(images, s.out_height, forward && has_rows(s) ? share(s.out_height, more, least_rows(s)) : s.out_height,
+    divide(images, s.out_height,
+           forward && !whole_images && has_rows(s) ? share(s.out_height, more, least_rows(s)) : s.out_height,
            take_rows);
   return parts;
 }

@@ -23,6 +23,10 @@ void relu_in_place(T* data, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) data[i] = data[i] < T(0) ? T(0) : data[i];
 }
 
+// Whether images in channels_last are computed as they are, not converted to blocks of channels: where there is more of
+// them than of the weights. Measured, with oneDNN.
+bool conv_in_place(const ConvSizes& sizes);
+
 // One part for small convolutions. For gradients of the weights, the whole is the sum over `sum`, in that order; else
 // all sums are 0 and no two parts write the same element.
 std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& sizes);

@@ -9,7 +9,11 @@ namespace lockstep::kernels::host {
 #endif
 
 const KernelTable& LOCKSTEP_HOST_TABLE() {
-  static constexpr KernelTable kTable = table_of<Kernels>();
+  static constexpr KernelTable kTable = [] {
+    KernelTable table = table_of<Kernels>();
+    table.takes_channels_last = true;
+    return table;
+  }();
   return kTable;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <list>
 #include <map>
 #include <memory>
@@ -61,11 +62,19 @@ Layouts plain_layouts(const ConvSizes& whole, const ConvSizes& s, bool has_bias)
   const std::int64_t kernel_width = s.window.kernel[1], kernel = s.window.kernel[0] * kernel_width;
   memory::dims w_strides{whole.taps(), kernel, kernel_width, 1};
   if (s.groups > 1) w_strides.insert(w_strides.begin(), whole.group_outputs * whole.taps());
-  return {
-      strided({s.batch, s.channels, s.height, s.width}, {whole.channels * whole.plane(), whole.plane(), s.width, 1}),
-      strided(w_dims(s), w_strides), has_bias ? layout({s.outputs}, memory::format_tag::x) : memory::desc(),
-      strided({s.batch, s.outputs, s.out_height, s.out_width},
-              {whole.outputs * whole.out_plane(), whole.out_plane(), s.out_width, 1})};
+  memory::dims x_strides{whole.channels * whole.plane(), whole.channel_step(), whole.row_step(), 1};
+  memory::dims y_strides{whole.outputs * whole.out_plane(), whole.out_channel_step(), whole.out_row_step(), 1};
+  if (whole.channels_last) {
+    x_strides[3] = whole.channels;
+    y_strides[3] = whole.outputs;
+    if (s.batch == 1) {  // rows of one image have no gaps, and oneDNN wants to see that
+      x_strides[0] = whole.channels * s.plane();
+      y_strides[0] = whole.outputs * s.out_plane();
+    }
+  }
+  return {strided({s.batch, s.channels, s.height, s.width}, x_strides), strided(w_dims(s), w_strides),
+          has_bias ? layout({s.outputs}, memory::format_tag::x) : memory::desc(),
+          strided({s.batch, s.outputs, s.out_height, s.out_width}, y_strides)};
 }
 
 using Key = std::array<std::int64_t, 18>;
@@ -88,7 +97,7 @@ Key key_of(Kind kind, const ConvSizes& s, bool has_bias) {
           w.padding[1],
           w.dilation[0],
           w.dilation[1],
-          has_bias};
+          has_bias + 2 * s.channels_last};
 }
 
 float* take(Scratch& scratch, const memory::desc& layout) {
@@ -117,10 +126,12 @@ struct Operand {
 };
 
 // A primitive with the layouts of its operands. oneDNN chooses those that it computes in (blocks of channels): operands
-// are converted on the way in and out, which costs less than computing in plain layouts.
+// are converted on the way in and out, which costs less than computing in plain layouts. `in_place`: images are not
+// converted.
 struct Convolution {
-  Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& part, bool has_bias);
+  Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& part, bool has_bias, bool in_place);
 
+  bool reference = false;  // oneDNN has only plain loops for it
   dnnl::primitive primitive;
   std::vector<Operand> operands;
   memory::desc scratchpad;
@@ -148,11 +159,14 @@ typename Primitive::primitive_desc describe_backward(const dnnl::primitive_attr&
 }
 #endif
 
-Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, bool has_bias) {
+bool is_reference(const char* implementation) { return std::strstr(implementation, "ref") != nullptr; }
+
+Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, bool has_bias, bool in_place) {
   using tag = memory::format_tag;
   const Layouts plain = plain_layouts(whole, s, has_bias);
-  const Layouts any{layout({s.batch, s.channels, s.height, s.width}, tag::any), layout(w_dims(s), tag::any), plain.bias,
-                    layout({s.batch, s.outputs, s.out_height, s.out_width}, tag::any)};
+  const Layouts any{in_place ? plain.x : layout({s.batch, s.channels, s.height, s.width}, tag::any),
+                    layout(w_dims(s), tag::any), plain.bias,
+                    in_place ? plain.y : layout({s.batch, s.outputs, s.out_height, s.out_width}, tag::any)};
   const Window2d& w = s.window;
   const memory::dims strides{w.stride[0], w.stride[1]}, dilations{w.dilation[0] - 1, w.dilation[1] - 1};
   const memory::dims before{w.padding[0], w.padding[1]};
@@ -176,6 +190,7 @@ Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, 
     if (has_bias) add(DNNL_ARG_BIAS, plain.bias, plain.bias, false);
     add(DNNL_ARG_DST, plain.y, forward.dst_desc(), true);
     primitive = dnnl::convolution_forward(forward);
+    reference = is_reference(forward.impl_info_str());
     scratchpad = forward.scratchpad_desc();
   } else if (kind == Kind::grad_input) {
     const auto backward = describe_backward<dnnl::convolution_backward_data>(
@@ -184,6 +199,7 @@ Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, 
     add(DNNL_ARG_WEIGHTS, plain.w, backward.weights_desc(), false);
     add(DNNL_ARG_DIFF_SRC, plain.x, backward.diff_src_desc(), true);
     primitive = dnnl::convolution_backward_data(backward);
+    reference = is_reference(backward.impl_info_str());
     scratchpad = backward.scratchpad_desc();
   } else {
     const auto backward = describe_backward<dnnl::convolution_backward_weights>(
@@ -192,6 +208,7 @@ Convolution::Convolution(Kind kind, const ConvSizes& whole, const ConvSizes& s, 
     add(DNNL_ARG_SRC, plain.x, backward.src_desc(), false);
     add(DNNL_ARG_DIFF_WEIGHTS, plain.w, backward.diff_weights_desc(), true);
     primitive = dnnl::convolution_backward_weights(backward);
+    reference = is_reference(backward.impl_info_str());
     scratchpad = backward.scratchpad_desc();
   }
 }
@@ -295,7 +312,16 @@ Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) : sizes_(sizes) {
   std::map<Key, const Convolution*> known;
   for (const ConvPart& part : conv_parts(kind, sizes)) {
     const Convolution*& convolution = known[key_of(kind, part.sizes, has_bias)];
-    if (!convolution) convolution = &convolutions_.emplace_back(kind, sizes, part.sizes, has_bias);
+    if (!convolution) {
+      // Of all channels: those of a part would have gaps between the pixels.
+      const bool in_place =
+          conv_in_place(sizes) && part.sizes.channels == sizes.channels && part.sizes.outputs == sizes.outputs;
+      convolution = &convolutions_.emplace_back(kind, sizes, part.sizes, has_bias, in_place);
+      if (in_place && convolution->reference) {
+        convolutions_.pop_back();
+        convolution = &convolutions_.emplace_back(kind, sizes, part.sizes, has_bias, false);
+      }
+    }
     Part& p = parts_.emplace_back(Part{convolution, part.sizes, {}, part.sum, false});
     if (kind == Kind::forward && has_bias)
       p.offsets = {part.x, part.w, part.bias, part.y};
@@ -344,9 +370,13 @@ std::shared_ptr<const PackedParts> Parts::pack(float* weights) const {
 }
 
 void Parts::relu_of(const ConvSizes& part, float* y) const {
+  const bool pixels = sizes_.channels_last;
+  const std::int64_t runs = pixels ? part.out_plane() : part.outputs;
+  const std::int64_t step = pixels ? sizes_.outputs : sizes_.out_plane(),
+                     length = pixels ? part.outputs : part.out_plane();
   for (std::int64_t n = 0; n < part.batch; ++n)
-    for (std::int64_t o = 0; o < part.outputs; ++o)
-      relu_in_place(y + (n * sizes_.outputs + o) * sizes_.out_plane(), part.out_plane());
+    for (std::int64_t i = 0; i < runs; ++i)
+      relu_in_place(y + n * sizes_.outputs * sizes_.out_plane() + i * step, length);
 }
 
 bool Parts::run(const Pointers& pointers, bool relu, const PackedParts* packed) {

@@ -3,9 +3,11 @@
 
 #include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/channels_last.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/pieces.h"
+#include "lockstep/kernels/host/pool_channels_last.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -88,6 +90,7 @@ void max_pool(const MaxPool2dArgs& a) {
 
 template <class C>
 void max_pool_any(const MaxPool2dArgs& a) {
+  if (is_channels_last(a.x.view, a.y.view)) return max_pool_channels_last<C>(a);
   const Shape& x = a.x.view.shape;
   if constexpr (std::is_same_v<C, float>)
     if (x[2] * x[3] <= std::numeric_limits<std::int32_t>::max()) return max_pool<C, std::int32_t>(a);
@@ -107,6 +110,7 @@ void max_unpool(const MaxUnpool2dArgs& a) {
       LOCKSTEP_CHECK(indices[i] >= 0 && indices[i] < out_plane, "[max_unpool2d] expected indices in [0, ", out_plane,
                      "), got ", indices[i], " at position ", i);
   });
+  if (is_channels_last(a.in.view, a.out.view)) return max_unpool_channels_last<T>(a);
   const T* x = data<T>(a.in);
   T* y = data<T>(a.out);
   for_pieces(planes, rows, [&](std::int64_t begin, std::int64_t end) {
@@ -144,6 +148,7 @@ class Shares {
 
 template <class C>
 void avg_pool(const AvgPool2dArgs& a) {
+  if (is_channels_last(a.x.view, a.y.view)) return avg_pool_channels_last<C>(a);
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
@@ -169,6 +174,7 @@ void avg_pool(const AvgPool2dArgs& a) {
 
 template <class C>
 void avg_pool_grad(const AvgPool2dGradArgs& a) {
+  if (is_channels_last(a.dy.view, a.dx.view)) return avg_pool_grad_channels_last<C>(a);
   Scratch scratch;
   const C* dy = read<C>(scratch, a.dy);
   const Writer<C> dx(scratch, a.dx);

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "lockstep/kernels/host/channels_last.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/pieces.h"
+#include "lockstep/kernels/host/resample_channels_last.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
@@ -125,6 +127,7 @@ void adjoint(const Plane<C>& p, const C* dy, C* dx, std::int64_t begin, std::int
 
 template <class C>
 void resample(const Resample2dArgs& a) {
+  if (is_channels_last(a.x.view, a.y.view)) return resample_channels_last<C>(a);
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);

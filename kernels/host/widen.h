@@ -1,5 +1,6 @@
 // The floating-point families (convolution, norms, pooling, …) are compiled for float and double; f16 and bf16 tensors
-// are converted to float in scratch memory on the way in and back on the way out. All views here are contiguous.
+// are converted to float in scratch memory on the way in and back on the way out. No view here has gaps; the order of
+// the elements stays.
 #pragma once
 
 #include "lockstep/kernels/host/launch.h"

@@ -53,7 +53,11 @@ struct Kernels {
 }  // namespace
 
 const KernelTable& kernel_table() {
-  static constexpr KernelTable kTable = table_of<Kernels>();
+  static constexpr KernelTable kTable = [] {
+    KernelTable table = table_of<Kernels>();
+    table.takes_channels_last = true;  // what the elements are does not matter here
+    return table;
+  }();
   return kTable;
 }
 

@@ -15,6 +15,7 @@ namespace detail {
 Ref<Node> make_leaf(const Tensor& tensor) {
   Ref<LeafNode> node(new LeafNode);
   node->shape = tensor.shape();
+  node->format = tensor.memory_format();
   node->dtype = tensor.dtype();
   LOCKSTEP_EDGE(node->stream = &current_stream(tensor.device()).body());
   return node;
@@ -85,7 +86,9 @@ void LeafNode::accumulate(Tensor gradient) {
         grad = grad + gradient;
       else
         grad.add_(gradient);
-    } else if (GradMode::enabled() || !gradient.contiguous_layout() || !gradient.sole_owner()) {
+    } else if (gradient.memory_format() != format) {
+      grad = gradient.to(format);
+    } else if (GradMode::enabled() || !gradient.contiguous_layout(format) || !gradient.sole_owner()) {
       grad = gradient.clone();  // somebody else sees these elements
     } else {
       grad = std::move(gradient);

@@ -36,6 +36,7 @@ class LOCKSTEP_API LeafNode final : public NodeOf<0> {
   Tensor grad;
   SparseGradient sparse;  // instead of grad, while there were rows alone
   Shape shape;
+  MemoryFormat format = MemoryFormat::contiguous;  // in which grad is kept
   DType dtype = DType::f32;
   std::uint32_t earlier_dtypes = 0;  // a bit for each that the tensor once had
   struct PostAccumulateHook {

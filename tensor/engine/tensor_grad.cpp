@@ -1,6 +1,7 @@
 // The members of Tensor that concern gradients: they need to know leaves and the engine.
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/engine/gradient_sink.h"
+#include "lockstep/tensor/ops/support.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ void Tensor::set_data(const Tensor& other) const {
   mine.contiguous = theirs.contiguous;
   if (LeafNode* node = leaf()) {
     node->shape = mine.shape;
+    node->format = memory_format();
     node->move_to(device(), mine.dtype);
   }
 }
@@ -66,8 +68,9 @@ void Tensor::set_grad(const Tensor& grad) {
   }
   LOCKSTEP_CHECK(!grad.defined() || (grad.shape() == shape() && grad.dtype() == dtype() && grad.device() == device()),
                  "[set_grad] expected a gradient like its tensor, ", describe(), ", got ", grad.describe());
+  const Tensor kept = grad.defined() ? detail::in_format(grad, node->format) : grad;
   std::lock_guard lock(node->mutex);
-  node->grad = grad;
+  node->grad = kept;
   node->sparse = {};
 }
 

@@ -129,9 +129,16 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     Tensor y = weight.defined() ? x * weight.reshape(of_channels) : x * 1;
     return bias.defined() ? y + bias.reshape(of_channels) : y;
   }
+  const Tensor scale = contiguous_or_undefined(weight), shift = contiguous_or_undefined(bias);
+  if (x.memory_format() == MemoryFormat::channels_last) {  // a row of channels for each pixel
+    const Tensor images = x.contiguous(MemoryFormat::channels_last).permute({0, 2, 3, 1});
+    return normalize(images.reshape({per_channel, channels, 1}), scale, shift, state)
+        .reshape(images.shape())
+        .permute({0, 3, 1, 2});
+  }
   const Tensor flat =
       x.contiguous().reshape({x.shape()[0], channels, per_channel / std::max<std::int64_t>(x.shape()[0], 1)});
-  return normalize(flat, contiguous_or_undefined(weight), contiguous_or_undefined(bias), state).reshape(x.shape());
+  return normalize(flat, scale, shift, state).reshape(x.shape());
 }
 
 }  // namespace lockstep

@@ -166,7 +166,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   }
   Shape shape = detail::broadcast("where", a, b);
   if (condition.shape() != shape) shape = broadcast_shapes("where", condition.shape(), shape);
-  Tensor y = detail::fresh(shape, a.dtype(), a.device());
+  Tensor y = detail::fresh(shape, a.dtype(), a.device(), detail::common_format(shape, {&condition, &a, &b}));
   detail::launch(a.device(), WhereArgs{In{detail::view_as(condition, shape)}, In{detail::view_as(a, shape)},
                                        In{detail::view_as(b, shape)}, y.out()});
   if (auto* node = record<WhereNode>(y, a, b)) {

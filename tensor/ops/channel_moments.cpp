@@ -95,10 +95,13 @@ Tensor normalize_channels(const Tensor& x, const Tensor& mean, const Tensor& var
     const NoGrad no_grad;
     const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
     const DType dtype = computed_in(x);
-    y = fresh(x.shape(), dtype, x.device());
+    const MemoryFormat format = x.memory_format();
+    y = fresh(x.shape(), dtype, x.device(), format);
     if (x.count() > 0) {
-      const Shape flat{batch, channels, x.count() / (batch * channels)};
-      const Tensor in = x.to(dtype).contiguous(), w = parameter(weight, x), b = parameter(bias, x);
+      const std::int64_t plane = x.count() / (batch * channels);
+      const Shape flat =  // in channels_last, a row of channels for each pixel
+          format == MemoryFormat::channels_last ? Shape{batch * plane, channels, 1} : Shape{batch, channels, plane};
+      const Tensor in = x.to(dtype).contiguous(format), w = parameter(weight, x), b = parameter(bias, x);
       const Tensor centre = mean.to(dtype).contiguous(), spread = var.to(dtype).contiguous();
       launch(x.device(), BatchNormArgs{.x = In{view_reshaped(in, flat)},
                                        .weight = w.in(),

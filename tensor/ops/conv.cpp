@@ -19,16 +19,27 @@ class ConvNode : public NodeOf<Inputs> {
  public:
   Saved first{*this}, second{*this};
   Shape first_shape, second_shape;
+  MemoryFormat first_format, second_format;
   ConvGeometry geometry;
 };
+
+// The gradient of a factor has the factor's format.
+Tensor grad_input(const Tensor& gradient, const Tensor& weight, const Shape& input_shape, const ConvGeometry& geometry,
+                  MemoryFormat format) {
+  return detail::in_format(conv2d_grad_input(gradient, weight, input_shape, geometry), format);
+}
+Tensor grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape, const ConvGeometry& geometry,
+                   MemoryFormat format) {
+  return detail::in_format(conv2d_grad_weight(gradient, x, weight_shape, geometry), format);
+}
 
 class Conv2dNode final : public ConvNode<3> {  // of x and weight
  public:
   const char* name() const override { return "conv2d"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor& dy = grad_outputs[0];
-    if (needs(0)) grad_inputs[0] = conv2d_grad_input(dy, second.get(*this), first_shape, geometry);
-    if (needs(1)) grad_inputs[1] = conv2d_grad_weight(dy, first.get(*this), second_shape, geometry);
+    if (needs(0)) grad_inputs[0] = grad_input(dy, second.get(*this), first_shape, geometry, first_format);
+    if (needs(1)) grad_inputs[1] = grad_weight(dy, first.get(*this), second_shape, geometry, second_format);
     if (needs(2)) grad_inputs[2] = dy.sum({0, 2, 3});
   }
 };
@@ -38,8 +49,8 @@ class Conv2dGradInputNode final : public ConvNode<2> {  // of dy and weight
   const char* name() const override { return "conv2d_grad_input"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor& dx = grad_outputs[0];
-    if (needs(0)) grad_inputs[0] = conv2d(dx, second.get(*this), {}, geometry);
-    if (needs(1)) grad_inputs[1] = conv2d_grad_weight(first.get(*this), dx, second_shape, geometry);
+    if (needs(0)) grad_inputs[0] = detail::in_format(conv2d(dx, second.get(*this), {}, geometry), first_format);
+    if (needs(1)) grad_inputs[1] = grad_weight(first.get(*this), dx, second_shape, geometry, second_format);
   }
 };
 
@@ -48,8 +59,8 @@ class Conv2dGradWeightNode final : public ConvNode<2> {  // of dy and x
   const char* name() const override { return "conv2d_grad_weight"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor& dw = grad_outputs[0];
-    if (needs(0)) grad_inputs[0] = conv2d(second.get(*this), dw, {}, geometry);
-    if (needs(1)) grad_inputs[1] = conv2d_grad_input(first.get(*this), dw, second_shape, geometry);
+    if (needs(0)) grad_inputs[0] = detail::in_format(conv2d(second.get(*this), dw, {}, geometry), first_format);
+    if (needs(1)) grad_inputs[1] = grad_input(first.get(*this), dw, second_shape, geometry, second_format);
   }
 };
 
@@ -60,6 +71,8 @@ void save_for_backward(N* node, const Tensor& first, const Tensor& second, const
   if (node->needs(0)) node->second.save(second);
   node->first_shape = first.shape();
   node->second_shape = second.shape();
+  node->first_format = first.memory_format();
+  node->second_format = second.memory_format();
   node->geometry = geometry;
 }
 
@@ -100,6 +113,11 @@ Window2d window_of(const Shape& weight, const ConvGeometry& g) {
           {g.dilation.height, g.dilation.width}};
 }
 
+// channels_last where a factor is.
+MemoryFormat conv_format(const Tensor& a, const Tensor& b) {
+  return a.memory_format() == MemoryFormat::channels_last ? a.memory_format() : b.memory_format();
+}
+
 void check_gradient(const char* op, const Tensor& gradient, const Shape& expected) {
   LOCKSTEP_CHECK(gradient.shape() == expected, "[", op, "] expected a gradient ", expected, ", got ", gradient);
 }
@@ -127,13 +145,14 @@ Tensor detail::conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     LOCKSTEP_CHECK(bias.shape() == Shape{shape[1]}, "[conv2d] expected a bias [", shape[1], "] for the weight ", weight,
                    ", got ", bias);
   }
-  const Tensor input = x.contiguous(), filters = weight.contiguous(),
+  const MemoryFormat format = conv_format(x, weight), inner = detail::kernel_format(x.device(), format);
+  const Tensor input = x.contiguous(inner), filters = weight.contiguous(),
                offset = bias.defined() ? bias.contiguous() : bias;
-  Tensor y = detail::fresh(shape, x.dtype(), x.device());
+  Tensor y = detail::fresh(shape, x.dtype(), x.device(), inner);
   detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
                                         window_of(weight.shape(), geometry), geometry.groups, with_relu, packed});
   save_for_backward(record<Conv2dNode>(y, input, filters, offset), input, filters, geometry);
-  return y;
+  return y.to(format);
 }
 
 Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Shape& input_shape,
@@ -142,12 +161,13 @@ Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Sha
   check_gradient("conv2d_grad_input", gradient,
                  output_shape("conv2d_grad_input", to_string(input_shape), input_shape, weight.describe(),
                               weight.shape(), geometry));
-  const Tensor dy = gradient.contiguous(), filters = weight.contiguous();
-  Tensor dx = detail::fresh(input_shape, gradient.dtype(), gradient.device());
+  const MemoryFormat format = conv_format(gradient, weight), inner = detail::kernel_format(gradient.device(), format);
+  const Tensor dy = gradient.contiguous(inner), filters = weight.contiguous();
+  Tensor dx = detail::fresh(input_shape, gradient.dtype(), gradient.device(), inner);
   detail::launch(dy.device(), Conv2dGradInputArgs{dy.in(), filters.in(), dx.out(), window_of(weight.shape(), geometry),
                                                   geometry.groups});
   save_for_backward(record<Conv2dGradInputNode>(dx, dy, filters), dy, filters, geometry);
-  return dx;
+  return dx.to(format);
 }
 
 Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape,
@@ -156,7 +176,8 @@ Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& 
   check_gradient(
       "conv2d_grad_weight", gradient,
       output_shape("conv2d_grad_weight", x.describe(), x.shape(), to_string(weight_shape), weight_shape, geometry));
-  const Tensor dy = gradient.contiguous(), input = x.contiguous();
+  const MemoryFormat inner = detail::kernel_format(x.device(), conv_format(gradient, x));
+  const Tensor dy = gradient.contiguous(inner), input = x.contiguous(inner);
   Tensor dw = detail::fresh(weight_shape, gradient.dtype(), gradient.device());
   detail::launch(dy.device(), Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry),
                                                    geometry.groups});

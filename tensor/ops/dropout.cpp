@@ -12,7 +12,7 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   Tensor mask = detail::fresh(x.shape(), x.dtype(), x.device());
   detail::draw(RandomKind::bernoulli, mask, 1 - p);
   if (p < 1) mask.mul_(1 / (1 - p));
-  return x * mask;
+  return x * detail::in_format(mask, x.memory_format());  // the same elements stay in any format
 }
 
 }  // namespace lockstep

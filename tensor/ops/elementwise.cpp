@@ -89,12 +89,13 @@ Tensor apply(const UnaryRule& rule, const Tensor& x, double a, double b) {
 Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, double alpha) {
   const DType dtype = is_predicate(op) ? DType::boolean : a.dtype();
   if (a.shape() == b.shape()) [[likely]] {
-    Tensor y = fresh_like(a, dtype);
+    Tensor y =
+        a.rank() == 4 ? fresh(a.shape(), dtype, a.device(), common_format(a.shape(), {&a, &b})) : fresh_like(a, dtype);
     launch(a.device(), BinaryArgs{op, a.in(), b.in(), y.out(), alpha});
     return y;
   }
   const Shape shape = broadcast(name, a, b);
-  Tensor y = fresh(shape, dtype, a.device());
+  Tensor y = fresh(shape, dtype, a.device(), common_format(shape, {&a, &b}));
   launch(a.device(), BinaryArgs{op, In{view_as(a, shape)}, In{view_as(b, shape)}, y.out(), alpha});
   return y;
 }

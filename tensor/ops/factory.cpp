@@ -49,7 +49,8 @@ Tensor eye(std::int64_t size, const TensorOptions& options) {
 }
 
 Tensor empty_like(const Tensor& like, std::optional<DType> dtype) {
-  return detail::fresh(like.shape(), dtype.value_or(like.dtype()), like.device());
+  detail::check_defined("empty_like", like);
+  return detail::fresh_like(like, dtype.value_or(like.dtype()));
 }
 Tensor full_like(const Tensor& like, double value, std::optional<DType> dtype) {
   Tensor tensor = empty_like(like, dtype);

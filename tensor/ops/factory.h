@@ -24,7 +24,7 @@ LOCKSTEP_API Tensor zeros(const Shape& shape, const TensorOptions& options = {})
 LOCKSTEP_API Tensor ones(const Shape& shape, const TensorOptions& options = {});
 LOCKSTEP_API Tensor full(const Shape& shape, double value, const TensorOptions& options = {});
 LOCKSTEP_API Tensor eye(std::int64_t size, const TensorOptions& options = {});  // the identity matrix
-// Shape and device, and the dtype unless another is given, of `like`; contiguous.
+// Shape and device, and the dtype unless another is given, of `like`, in its memory format, without gaps.
 LOCKSTEP_API Tensor empty_like(const Tensor& like, std::optional<DType> dtype = std::nullopt);
 LOCKSTEP_API Tensor zeros_like(const Tensor& like, std::optional<DType> dtype = std::nullopt);
 LOCKSTEP_API Tensor ones_like(const Tensor& like, std::optional<DType> dtype = std::nullopt);

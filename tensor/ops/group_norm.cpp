@@ -89,7 +89,7 @@ Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& gr
     node->parameters = parameters;
     node->eps = eps;
   }
-  return y;
+  return detail::in_format(y, x.memory_format());
 }
 
 Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, const Tensor& bias, double eps) {

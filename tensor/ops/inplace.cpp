@@ -194,8 +194,10 @@ Tensor& Tensor::copy_(const Tensor& source) {
   LOCKSTEP_CHECK(detail::broadcast("copy_", *this, source) == shape(),
                  "[copy_] expected a tensor that broadcasts to the shape of the one written, got ", *this, " and ",
                  source);
-  if (source.device() != device() && contiguous_layout() && source.contiguous_layout() && source.shape() == shape() &&
-      source.dtype() == dtype() && !(GradMode::enabled() && source.requires_grad())) {
+  const auto both = [&](MemoryFormat format) { return contiguous_layout(format) && source.contiguous_layout(format); };
+  if (source.device() != device() && source.shape() == shape() &&
+      (both(MemoryFormat::contiguous) || both(MemoryFormat::channels_last)) && source.dtype() == dtype() &&
+      !(GradMode::enabled() && source.requires_grad())) {
     // Straight into place.
     detail::check_present(*identity());
     detail::check_present(*source.identity());

@@ -56,7 +56,7 @@ class PadNode final : public NodeOf<1> {
   Shape shape;
 };
 
-// The part of a contiguous tensor that begins at `starts`, as a kernel writes it.
+// The part of a tensor that begins at `starts`, as a kernel writes it.
 Out part_of(const Tensor& whole, const Dims& starts, const Shape& shape) {
   std::int64_t offset = whole.storage_offset();
   for (int i = 0; i < shape.rank(); ++i) offset += starts[i] * whole.strides()[i];
@@ -68,7 +68,7 @@ Tensor padded(const Tensor& x, const Dims& before, const Dims& after, double val
   Shape shape = x.shape();
   for (int i = 0; i < shape.rank(); ++i) shape[i] += before[i] + after[i];
   if (shape == x.shape()) return x;
-  Tensor y = detail::fresh(shape, x.dtype(), x.device());
+  Tensor y = detail::fresh(shape, x.dtype(), x.device(), x.memory_format());
   detail::fill(y, value);
   if (x.count() > 0) detail::launch(y.device(), CastArgs{x.in(), part_of(y, before, x.shape())});
   if (auto* node = record<PadNode>(y, x)) node->starts = before, node->shape = x.shape();
@@ -102,7 +102,10 @@ Tensor join(std::span<const Tensor> tensors, std::int64_t dim) {
     for (const Tensor& tensor : tensors) promoted.push_back(tensor.to(dtype));
     return join(promoted, dim);
   }
-  Tensor y = fresh(shape, dtype, first.device());
+  MemoryFormat format = first.memory_format();
+  for (const Tensor& tensor : tensors)
+    if (tensor.count() > 0 && tensor.memory_format() != format) format = MemoryFormat::contiguous;
+  Tensor y = fresh(shape, dtype, first.device(), format);
   Dims starts = Dims::filled(shape.rank(), 0);
   for (const Tensor& tensor : tensors) {
     if (tensor.count() > 0) launch(y.device(), CastArgs{tensor.in(), part_of(y, starts, tensor.shape())});

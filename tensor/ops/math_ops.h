@@ -5,7 +5,9 @@
 // fraction, a true division or a function such as exp becomes DefaultDType first; a whole number that it cannot hold
 // wraps, but is compared by its value. A tensor of rank 0 has one dimension where an operation asks for one. All
 // tensors of a call must be on one device. What does not fit is an InvalidArgument, thrown before anything is computed.
-// Results are contiguous, and are computed on the current stream of the device without blocking the host.
+// Results have no gaps. They are contiguous, but of images in channels_last (Tensor::memory_format()) functions of the
+// elements, cat, pad and means of pixels are too, where all operands of the result's shape are. They are computed on
+// the current stream of the device without blocking the host.
 #pragma once
 
 #include <limits>

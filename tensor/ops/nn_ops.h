@@ -35,7 +35,8 @@ struct EmbeddingOptions {
 // The rows of `weight` [rows, size] at `indices` (integers of any shape); result: the shape of `indices`, then size.
 LOCKSTEP_API Tensor embedding(const Tensor& weight, const Tensor& indices, const EmbeddingOptions& options = {});
 
-// ---- convolution and pooling. Images are [batch, channels, height, width].
+// ---- convolution and pooling. Images are [batch, channels, height, width]. Of images in channels_last, or with a
+// weight that is, the result is channels_last; a gradient has the memory format of what it is the gradient of.
 
 // Converts from one number for both.
 struct Size2 {

@@ -10,33 +10,36 @@ namespace {
 // ---- max: with the positions of the maxima fixed, pooling is a selection and its adjoint a scattered sum
 
 Tensor pick(const Tensor& plane, const Tensor& indices);
-Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape);
+Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape, MemoryFormat format);
 
 class MaxPool2dNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "max_pool2d"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
-    grad_inputs[0] = unpool(grad_outputs[0], indices.get(*this), shape);
+    grad_inputs[0] = detail::in_format(unpool(grad_outputs[0], indices.get(*this), shape, inner), format);
   }
   Saved indices{*this};
-  Shape shape;  // of x
+  Shape shape;                 // of x
+  MemoryFormat format, inner;  // of x, and of the indices
 };
 
 class UnpoolNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "max_unpool2d"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
-    grad_inputs[0] = pick(grad_outputs[0], indices.get(*this));
+    grad_inputs[0] = detail::in_format(pick(grad_outputs[0], indices.get(*this)), format);
   }
   Saved indices{*this};
+  MemoryFormat format;
 };
 
 // values[n, c, i] added at position indices[n, c, i] of the plane of a zero tensor of `shape`.
-Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape) {
-  const Tensor in = values.contiguous();
-  Tensor y = detail::fresh(shape, in.dtype(), in.device());
+// All are in `format`, one that the kernel takes.
+Tensor unpool(const Tensor& values, const Tensor& indices, const Shape& shape, MemoryFormat format) {
+  const Tensor in = values.contiguous(format);
+  Tensor y = detail::fresh(shape, in.dtype(), in.device(), format);
   detail::launch(in.device(), MaxUnpool2dArgs{in.in(), indices.in(), y.out()});
-  if (auto* node = record<UnpoolNode>(y, in)) node->indices.save(indices);
+  if (auto* node = record<UnpoolNode>(y, in)) node->indices.save(indices), node->format = format;
   return y;
 }
 
@@ -49,6 +52,7 @@ Tensor pick(const Tensor& plane, const Tensor& indices) {
 struct Averages {
   Window2d window;
   PoolMean mean;
+  MemoryFormat format;  // of both sides
 };
 Tensor average(const Tensor& x, const Averages& averages, const Shape& shape);
 
@@ -63,11 +67,12 @@ class AvgPool2dGradNode final : public NodeOf<1> {
 };
 
 Tensor spread(const Tensor& gradient, const Averages& averages, const Shape& shape) {
-  const Tensor dy = gradient.contiguous();
-  Tensor dx = detail::fresh(shape, dy.dtype(), dy.device());
+  const MemoryFormat inner = detail::kernel_format(gradient.device(), averages.format);
+  const Tensor dy = gradient.contiguous(inner);
+  Tensor dx = detail::fresh(shape, dy.dtype(), dy.device(), inner);
   detail::launch(dy.device(), AvgPool2dGradArgs{dy.in(), dx.out(), averages.window, averages.mean});
   if (auto* node = record<AvgPool2dGradNode>(dx, dy)) node->averages = averages, node->shape = dy.shape();
-  return dx;
+  return dx.to(averages.format);
 }
 
 class AvgPool2dNode final : public NodeOf<1> {
@@ -81,11 +86,12 @@ class AvgPool2dNode final : public NodeOf<1> {
 };
 
 Tensor average(const Tensor& x, const Averages& averages, const Shape& shape) {
-  const Tensor in = x.contiguous();
-  Tensor y = detail::fresh(shape, in.dtype(), in.device());
+  const MemoryFormat inner = detail::kernel_format(x.device(), averages.format);
+  const Tensor in = x.contiguous(inner);
+  Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
   detail::launch(in.device(), AvgPool2dArgs{in.in(), y.out(), averages.window, averages.mean});
   if (auto* node = record<AvgPool2dNode>(y, in)) node->averages = averages, node->shape = in.shape();
-  return y;
+  return y.to(averages.format);
 }
 
 // ---- checks
@@ -126,12 +132,18 @@ Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   LOCKSTEP_CHECK(geometry.count_include_pad && !geometry.divisor,
                  "[max_pool2d] expected no options of a mean, got count_include_pad or divisor");
   const Window2d window = window_of("max_pool2d", x, kernel, geometry, shape);
-  const Tensor in = x.contiguous();
-  Tensor y = detail::fresh(shape, in.dtype(), in.device());
-  Tensor indices = detail::fresh(shape, DType::i64, in.device());
+  const MemoryFormat format = x.memory_format(), inner = detail::kernel_format(x.device(), format);
+  const Tensor in = x.contiguous(inner);
+  Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
+  Tensor indices = detail::fresh(shape, DType::i64, in.device(), inner);
   detail::launch(in.device(), MaxPool2dArgs{in.in(), y.out(), indices.out(), window});
-  if (auto* node = record<MaxPool2dNode>(y, in)) node->indices.save(indices), node->shape = in.shape();
-  return y;
+  if (auto* node = record<MaxPool2dNode>(y, in)) {
+    node->indices.save(indices);
+    node->shape = in.shape();
+    node->format = format;
+    node->inner = inner;
+  }
+  return y.to(format);
 }
 
 Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
@@ -145,7 +157,7 @@ Tensor avg_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   const std::int64_t elements = std::int64_t{kernel.height} * kernel.width;
   if (mean.divisor == 0 && !geometry.ceil_mode && (mean.padding || geometry.padding == Size2(0)) && elements <= 1 << 30)
     mean.divisor = static_cast<int>(elements);
-  return average(x, {window, mean}, shape);
+  return average(x, {window, mean, x.memory_format()}, shape);
 }
 
 }  // namespace lockstep

@@ -46,7 +46,11 @@ Dims every_dim(const char* op, const Tensor& x) {
 }
 
 Tensor reduce(ReduceOp op, const Tensor& x, const Reduced& shapes, bool keep_dims) {
-  Tensor y = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, x.dtype(), x.device());
+  // [N, C, 1, 1] of images in channels_last is so too: the order is the same.
+  const MemoryFormat wanted = keep_dims ? x.memory_format() : MemoryFormat::contiguous;
+  const bool same = is_dense(shapes.kept, contiguous_strides(shapes.kept), wanted);
+  Tensor y = detail::fresh(keep_dims ? shapes.kept : shapes.dropped, x.dtype(), x.device(),
+                           same ? wanted : MemoryFormat::contiguous);
   detail::launch(x.device(), ReduceArgs{op, x.in(), Out{detail::view_reshaped(y, shapes.kept)}});
   return y;
 }

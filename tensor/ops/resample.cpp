@@ -13,6 +13,7 @@ struct Map {
   ResampleKind kind;
   std::array<double, 2> step;
   bool align_corners;
+  MemoryFormat format;  // of both sides
 };
 
 Tensor resample(const Tensor& x, const Map& map, bool adjoint, const Shape& shape);
@@ -29,11 +30,12 @@ class ResampleNode final : public NodeOf<1> {
 };
 
 Tensor resample(const Tensor& x, const Map& map, bool adjoint, const Shape& shape) {
-  const Tensor in = x.contiguous();
-  Tensor y = detail::fresh(shape, in.dtype(), in.device());
+  const MemoryFormat inner = detail::kernel_format(x.device(), map.format);
+  const Tensor in = x.contiguous(inner);
+  Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
   detail::launch(in.device(), Resample2dArgs{in.in(), y.out(), map.kind, map.step, map.align_corners, adjoint});
   if (auto* node = record<ResampleNode>(y, in)) node->map = map, node->adjoint = adjoint, node->shape = in.shape();
-  return y;
+  return y.to(map.format);
 }
 
 void check_image(const char* op, const Tensor& x) {
@@ -48,7 +50,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, Size2 output) {
   check_image("adaptive_avg_pool2d", x);
   LOCKSTEP_CHECK(output.height >= 0 && output.width >= 0,
                  "[adaptive_avg_pool2d] expected an output size of at least 0x0, got ", output);
-  return resample(x, {"adaptive_avg_pool2d", ResampleKind::average, {}, false}, false,
+  return resample(x, {"adaptive_avg_pool2d", ResampleKind::average, {}, false, x.memory_format()}, false,
                   {x.shape()[0], x.shape()[1], output.height, output.width});
 }
 
@@ -61,7 +63,8 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
   Map map{"interpolate",
           o.mode == InterpolateMode::nearest ? ResampleKind::nearest : ResampleKind::bilinear,
           {},
-          o.align_corners};
+          o.align_corners,
+          x.memory_format()};
   Shape shape = x.shape();
   for (const int i : {0, 1}) {
     const auto source = static_cast<double>(x.shape()[2 + i]);

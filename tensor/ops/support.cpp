@@ -27,7 +27,7 @@ DType result_type(const Tensor& a, const Tensor& b) {
 
 namespace detail {
 
-Tensor fresh(const Shape& shape, DType dtype, Device device) {
+Tensor fresh(const Shape& shape, DType dtype, Device device, MemoryFormat format) {
   const std::int64_t count = element_count(shape);
   std::size_t bytes;
   LOCKSTEP_CHECK(!__builtin_mul_overflow(static_cast<std::size_t>(count), size_of(dtype), &bytes),
@@ -37,13 +37,15 @@ Tensor fresh(const Shape& shape, DType dtype, Device device) {
   impl->storage = std::move(storage);
   impl->count = count;
   impl->shape = shape;
-  impl->strides = contiguous_strides(shape);
+  impl->strides = format_strides(shape, format);
   impl->dtype = dtype;
+  if (format != MemoryFormat::contiguous) impl->contiguous = is_contiguous(shape, impl->strides);
   return Tensor(std::move(impl));
 }
 
 Tensor fresh_like(const Tensor& like, DType dtype) {
-  if (!like.contiguous_layout() || dtype != like.dtype()) return fresh(like.shape(), dtype, like.device());
+  if (!like.contiguous_layout() || dtype != like.dtype())
+    return fresh(like.shape(), dtype, like.device(), like.memory_format());
   Ref<Storage> storage = Storage::allocate(like.device(), like.bytes());
   Ref<TensorImpl> impl(new TensorImpl);
   impl->storage = std::move(storage);
@@ -77,6 +79,26 @@ Tensor alias(const Tensor& base, const Shape& shape, const Strides& strides, std
   impl->contiguous = is_contiguous(shape, strides);
   impl->is_view = base.identity()->is_view || base.requires_grad();
   return Tensor(std::move(impl));
+}
+
+MemoryFormat common_format(const Shape& shape, std::initializer_list<const Tensor*> operands) {
+  if (shape.rank() != 4) return MemoryFormat::contiguous;
+  MemoryFormat format = MemoryFormat::contiguous;
+  for (const Tensor* const x : operands) {
+    if (!x->defined() || x->shape() != shape) continue;
+    bool repeats = false;
+    for (int d = 0; d < 4; ++d) repeats |= x->strides()[d] == 0 && shape[d] > 1;
+    if (repeats) continue;
+    if (x->memory_format() == MemoryFormat::channels_last)
+      format = MemoryFormat::channels_last;
+    else if (!x->contiguous_layout(MemoryFormat::channels_last))
+      return MemoryFormat::contiguous;
+  }
+  return format;
+}
+
+MemoryFormat kernel_format(Device device, MemoryFormat format) {
+  return kernels::table(device.type()).takes_channels_last ? format : MemoryFormat::contiguous;
 }
 
 View view_as(const Tensor& tensor, const Shape& shape) {

@@ -2,14 +2,18 @@
 // For the library's own operations and for those of extensions; the recipes of CONTRIBUTING.md show how.
 #pragma once
 
+#include <initializer_list>
+
 #include "lockstep/kernels/api.h"
 #include "lockstep/tensor/autograd/record.h"
 
 namespace lockstep::detail {
 
-// ---- results: contiguous, not initialised, for work on the device's current stream
+// ---- results: without gaps, not initialised, for work on the device's current stream
 
-LOCKSTEP_API Tensor fresh(const Shape& shape, DType dtype, Device device);
+LOCKSTEP_API Tensor fresh(const Shape& shape, DType dtype, Device device,
+                          MemoryFormat format = MemoryFormat::contiguous);
+// In the memory format of `like`.
 LOCKSTEP_API Tensor fresh_like(const Tensor& like, DType dtype);
 inline Tensor fresh_like(const Tensor& like) { return fresh_like(like, like.dtype()); }
 // A tensor of rank 0 with this value in it, wrapped if need be.
@@ -17,6 +21,16 @@ LOCKSTEP_API Tensor fresh_scalar(double value, DType dtype, Device device);
 LOCKSTEP_API Tensor fresh_zeros(const Shape& shape, DType dtype, Device device);
 // The same elements under another shape, strides and offset (elements); outside the graph until a node is recorded.
 LOCKSTEP_API Tensor alias(const Tensor& base, const Shape& shape, const Strides& strides, std::int64_t offset);
+
+// ---- memory formats
+
+// Of the result of an elementwise operation: channels_last where an operand of the whole `shape` is, and the elements
+// of all such operands are in that order. Operands that are broadcast or undefined have no say.
+LOCKSTEP_API MemoryFormat common_format(const Shape& shape, std::initializer_list<const Tensor*> operands);
+// In which an image kernel of the device computes what is wanted in `format`. The result is what its `to(format)` is.
+LOCKSTEP_API MemoryFormat kernel_format(Device device, MemoryFormat format);
+// For gradients: `x` in `format`, and x itself where that is its format, with gaps or without.
+inline Tensor in_format(const Tensor& x, MemoryFormat format) { return x.memory_format() == format ? x : x.to(format); }
 
 // ---- launches
 

@@ -14,9 +14,10 @@ class ReshapeNode final : public NodeOf<1> {
  public:
   const char* name() const override { return "reshape"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
-    grad_inputs[0] = grad_outputs[0].reshape(shape);
+    grad_inputs[0] = detail::in_format(grad_outputs[0].reshape(shape), format);
   }
   Shape shape;
+  MemoryFormat format = MemoryFormat::contiguous;
 };
 
 class PermuteNode final : public NodeOf<1> {
@@ -67,7 +68,7 @@ class SliceNode final : public NodeOf<1> {
 
 Tensor reshaped(const Tensor& x, const Shape& shape, const Strides& strides) {
   Tensor y = detail::alias(x, shape, strides, x.storage_offset());
-  if (auto* node = record<ReshapeNode>(y, x)) node->shape = x.shape();
+  if (auto* node = record<ReshapeNode>(y, x)) node->shape = x.shape(), node->format = x.memory_format();
   return y;
 }
 
@@ -114,7 +115,7 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   if (shape == this->shape()) return *this;
   Strides strides;
   if (strides_for(*this, shape, strides)) return reshaped(*this, shape, strides);
-  return clone().reshape(shape);
+  return contiguous().reshape(shape);
 }
 
 Tensor Tensor::flatten(std::int64_t start_dim, std::int64_t end_dim) const {

@@ -18,14 +18,15 @@ using namespace lockstep;  // NOLINT: test support is written as if it were insi
 
 enum class Layout {
   contiguous,
-  transposed,  // dimensions stored in reverse order
-  broadcast,   // every second dimension repeats with stride 0, beginning with the last
-  slice,       // part of a larger tensor: gaps between rows, and a start that no vector likes
+  transposed,     // dimensions stored in reverse order
+  broadcast,      // every second dimension repeats with stride 0, beginning with the last
+  slice,          // part of a larger tensor: gaps between rows, and a start that no vector likes
+  channels_last,  // of rank 4, [N, C, H, W] stored in the order N, H, W, C
 };
 inline constexpr Layout kInputLayouts[] = {Layout::contiguous, Layout::transposed, Layout::broadcast, Layout::slice};
 inline constexpr Layout kOutputLayouts[] = {Layout::contiguous, Layout::transposed, Layout::slice};
 inline const char* name_of(Layout layout) {
-  constexpr const char* kNames[] = {"contiguous", "transposed", "broadcast", "slice"};
+  constexpr const char* kNames[] = {"contiguous", "transposed", "broadcast", "slice", "channels_last"};
   return kNames[static_cast<int>(layout)];
 }
 
@@ -59,6 +60,12 @@ inline Device test_device() {
   return device;
 }
 
+// In which image kernels of the device take their images.
+inline std::vector<Layout> image_layouts() {
+  if (!kernels::table(test_device().type()).takes_channels_last) return {Layout::contiguous};
+  return {Layout::contiguous, Layout::channels_last};
+}
+
 class TestTensor {
  public:
   TestTensor(DType dtype, Shape shape, Layout layout = Layout::contiguous, Device device = test_device())
@@ -70,7 +77,9 @@ class TestTensor {
       stride = stride * std::max<std::int64_t>(shape[d], 1) + gap;
     };
     const std::int64_t gap = layout == Layout::slice ? 3 : 0;
-    if (layout == Layout::transposed)
+    if (layout == Layout::channels_last)
+      for (const int d : {1, 3, 2, 0}) take(d, gap);
+    else if (layout == Layout::transposed)
       for (int d = 0; d < shape.rank(); ++d) take(d, gap);
     else
       for (int d = shape.rank() - 1; d >= 0; --d) take(d, gap);

@@ -53,7 +53,17 @@ const std::vector<Problem> kLargeProblems = {
     {1, 160, 17, 17, 65, {.kernel = {3, 3}, .padding = {1, 1}}},     // channels, the last alone
     {3, 72, 56, 56, 72, {.kernel = {3, 3}, .padding = {1, 1}}, 72},  // images and groups
     {2, 48, 28, 28, 96, {.kernel = {3, 3}, .padding = {1, 1}}, 3},   // images and groups
+    {20, 17, 30, 30, 19, {.kernel = {3, 3}, .padding = {1, 1}}},     // odd channels
+    {1, 48, 60, 61, 48, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, 48},  // of one image, groups or rows
+    {8, 48, 60, 61, 48, {.kernel = {3, 3}, .padding = {1, 1}}, 48},                    // images, and groups or rows
 };
+
+std::vector<std::pair<Problem, Layout>> in_all_layouts(const std::vector<Problem>& problems) {
+  std::vector<std::pair<Problem, Layout>> all;
+  for (const Layout images : image_layouts())
+    for (const Problem& p : problems) all.emplace_back(p, images);
+  return all;
+}
 
 std::int64_t out_size(const Problem& p, int d) {
   const Window2d& w = p.window;
@@ -91,14 +101,14 @@ std::string compare(const TestTensor& got, const std::vector<double>& want, doub
 
 // Operands that look random, and the results.
 struct Tensors {
-  Tensors(const Problem& p, DType dtype)
+  Tensors(const Problem& p, DType dtype, Layout images = Layout::contiguous)
       : problem(p),
-        x(dtype, {p.batch, p.channels, p.height, p.width}),
+        x(dtype, {p.batch, p.channels, p.height, p.width}, images),
         w(dtype, {p.outputs, p.channels / p.groups, p.window.kernel[0], p.window.kernel[1]}),
         bias(dtype, {p.outputs}),
-        dy(dtype, {p.batch, p.outputs, out_size(p, 0), out_size(p, 1)}),
-        y(dtype, dy.shape()),
-        dx(dtype, x.shape()),
+        dy(dtype, {p.batch, p.outputs, out_size(p, 0), out_size(p, 1)}, images),
+        y(dtype, dy.shape(), images),
+        dx(dtype, x.shape(), images),
         dw(dtype, w.shape()) {
     std::uint64_t seed = 0;
     for (TestTensor* t : {&x, &w, &bias, &dy}) t->fill_random(++seed);
@@ -118,9 +128,11 @@ struct Tensors {
 }  // namespace
 
 TEST_CASE("convolutions that are divided among threads are right, and the same for any number of them", "[conv]") {
-  for (const Problem& p : kLargeProblems) {
-    INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
-    Tensors f32(p, DType::f32), f64(p, DType::f64), bf16(p, DType::bf16);
+  for (const auto& each : in_all_layouts(kLargeProblems)) {
+    const Problem& p = each.first;
+    const Layout images = each.second;
+    INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels, " << name_of(images));
+    Tensors f32(p, DType::f32, images), f64(p, DType::f64, images), bf16(p, DType::bf16, images);
 #ifdef __SANITIZE_THREAD__
     const std::vector<Tensors*> divided{&f32, &bf16};  // where f64 is computed as f32 is
 #else
@@ -233,14 +245,16 @@ TEST_CASE("packed weights are those of the first call, one form for a shape, and
 }
 
 TEST_CASE("convolution and its gradients agree with loops over every tap", "[conv]") {
-  for (const Problem& p : kProblems)
+  for (const auto& each : in_all_layouts(kProblems))
     for (const DType dtype : kFloatingDTypes) {
+      const Problem& p = each.first;
+      const Layout images = each.second;
       INFO(to_string(dtype) << " x " << to_string(Shape{p.batch, p.channels, p.height, p.width}) << " to " << p.outputs
-                            << ", groups " << p.groups);
+                            << ", groups " << p.groups << ", " << name_of(images));
       const Shape x_shape{p.batch, p.channels, p.height, p.width};
       const Shape w_shape{p.outputs, p.channels / p.groups, p.window.kernel[0], p.window.kernel[1]};
       const Shape y_shape{p.batch, p.outputs, out_size(p, 0), out_size(p, 1)};
-      TestTensor x(dtype, x_shape), w(dtype, w_shape), bias(dtype, {p.outputs}), dy(dtype, y_shape);
+      TestTensor x(dtype, x_shape, images), w(dtype, w_shape), bias(dtype, {p.outputs}), dy(dtype, y_shape, images);
       x.fill_random(1, -1, 1), w.fill_random(2, -1, 1), bias.fill_random(3, -1, 1), dy.fill_random(4, -1, 1);
       const auto xs = x.values(), ws = w.values(), bs = bias.values(), dys = dy.values();
       std::vector<double> want_y(dys.size()), want_dx(xs.size()), want_dw(ws.size());
@@ -252,7 +266,7 @@ TEST_CASE("convolution and its gradients agree with loops over every tap", "[con
       const double taps = static_cast<double>(element_count(w_shape)) / static_cast<double>(p.outputs);
       const double plane = static_cast<double>(y_shape[2] * y_shape[3]);
 
-      TestTensor y(dtype, y_shape), dx(dtype, x_shape), dw(dtype, w_shape);
+      TestTensor y(dtype, y_shape, images), dx(dtype, x_shape, images), dw(dtype, w_shape);
       run(Conv2dArgs{.x = x.in(), .w = w.in(), .y = y.out(), .window = p.window, .groups = p.groups});
       CHECK(compare(y, want_y, taps) == "");
       run(Conv2dGradInputArgs{.dy = dy.in(), .w = w.in(), .dx = dx.out(), .window = p.window, .groups = p.groups});

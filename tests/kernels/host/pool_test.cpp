@@ -1,4 +1,5 @@
 #include <array>
+#include <span>
 
 #include "lockstep/runtime/host/compute_threads.h"
 #include "support/catch.h"
@@ -30,6 +31,13 @@ const std::vector<Problem> kProblems = {
     {{1, 1, 4, 5}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.divisor = -5}, true},
     {{1, 23, 61, 63}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.padding = false}},  // several pieces
 };
+
+std::vector<std::pair<DType, Layout>> in_all_layouts(std::span<const DType> dtypes) {
+  std::vector<std::pair<DType, Layout>> all;
+  for (const Layout images : image_layouts())
+    for (const DType dtype : dtypes) all.emplace_back(dtype, images);
+  return all;
+}
 
 Shape pooled(const Problem& p) {
   Shape y = p.x;
@@ -77,10 +85,10 @@ double divisor(const Problem& p, const Shape& y, std::int64_t i) {
 
 TEST_CASE("pooling is the same for any number of threads", "[pool]") {
   const Problem p = kProblems.back();
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-    INFO(to_string(dtype));
-    TestTensor x(dtype, p.x), y(dtype, pooled(p)), mean(dtype, pooled(p)), indices(DType::i64, pooled(p)),
-        dx(dtype, p.x), unpooled(dtype, p.x);
+  for (const auto& [dtype, images] : in_all_layouts(std::array{DType::f32, DType::f64, DType::bf16})) {
+    INFO(to_string(dtype) << " " << name_of(images));
+    TestTensor x(dtype, p.x, images), y(dtype, pooled(p), images), mean(dtype, pooled(p), images),
+        indices(DType::i64, pooled(p), images), dx(dtype, p.x, images), unpooled(dtype, p.x, images);
     x.fill_random(1);
     const auto results = [&](int count) {
       const Threads threads(count);
@@ -98,11 +106,11 @@ TEST_CASE("pooling is the same for any number of threads", "[pool]") {
 
 TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
   for (const Problem& p : kProblems)
-    for (const DType dtype : kFloatingDTypes) {
-      INFO(to_string(dtype) << " " << to_string(p.x));
+    for (const auto& [dtype, images] : in_all_layouts(kFloatingDTypes)) {
+      INFO(to_string(dtype) << " " << to_string(p.x) << " " << name_of(images));
       const Shape y_shape = pooled(p);
       const auto count = static_cast<std::size_t>(element_count(y_shape));
-      TestTensor x(dtype, p.x), y(dtype, y_shape), indices(DType::i64, y_shape);
+      TestTensor x(dtype, p.x, images), y(dtype, y_shape, images), indices(DType::i64, y_shape, images);
       // Negative numbers alone: padding must not win with its zero. Whole ones, so that there are ties.
       x.fill([](std::int64_t i) { return -1.0 - static_cast<double>(i * 7919 % 5); });
       std::vector<double> best(count, -1e30), where(count), mean(count);
@@ -120,7 +128,7 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       run(AvgPool2dArgs{.x = x.in(), .y = y.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(y, element(mean), 8) == "");
 
-      TestTensor dy(dtype, y_shape), dx(dtype, p.x);
+      TestTensor dy(dtype, y_shape, images), dx(dtype, p.x, images);
       dy.fill([](std::int64_t i) { return static_cast<double>(i % 9) / 8; });
       std::vector<double> want(static_cast<std::size_t>(x.count()));
       for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t) {
@@ -139,14 +147,17 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
 }
 
 TEST_CASE("max_pool2d propagates NaN", "[pool]") {
-  TestTensor x(DType::f32, {1, 1, 4, 4}), y(DType::f32, {1, 1, 2, 2}), indices(DType::i64, {1, 1, 2, 2});
-  x.fill_random(1);
-  x.set(5, std::numeric_limits<double>::quiet_NaN());
-  run(MaxPool2dArgs{
-      .x = x.in(), .y = y.out(), .indices = indices.out(), .window = {.kernel = {2, 2}, .stride = {2, 2}}});
-  CHECK(std::isnan(y[0]));
-  CHECK(indices[0] == 5);
-  CHECK_FALSE(std::isnan(y[1]));
+  for (const Layout images : image_layouts()) {
+    TestTensor x(DType::f32, {1, 2, 4, 4}, images), y(DType::f32, {1, 2, 2, 2}, images),
+        indices(DType::i64, {1, 2, 2, 2}, images);
+    x.fill_random(1);
+    x.set(5, std::numeric_limits<double>::quiet_NaN());
+    run(MaxPool2dArgs{
+        .x = x.in(), .y = y.out(), .indices = indices.out(), .window = {.kernel = {2, 2}, .stride = {2, 2}}});
+    CHECK(std::isnan(y[0]));
+    CHECK(indices.integer(0) == 5);
+    CHECK_FALSE(std::isnan(y[1]));
+  }
 }
 
 TEST_CASE("max_unpool2d refuses indices beyond the plane and writes nothing", "[pool]") {

@@ -42,17 +42,19 @@ TEST_CASE("resample2d is the same for any number of threads", "[resample]") {
   for (const ResampleKind kind : {average, nearest, bilinear})
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
       INFO(to_string(dtype) << " " << static_cast<int>(kind));
-      TestTensor x(dtype, {3, 67, 9, 11}), y(dtype, {3, 67, 14, 10}), dx(dtype, x.shape());
-      x.fill_random(1);
-      const auto results = [&](int count) {
-        const Threads threads(count);
-        run(Resample2dArgs{x.in(), y.out(), kind, {9.0 / 14, 1.1}, false, false});
-        run(Resample2dArgs{y.in(), dx.out(), kind, {9.0 / 14, 1.1}, false, true});
-        return std::array{y.bytes(), dx.bytes()};
-      };
-      const auto one = results(1);
-      for (const int count : kThreadCounts) CHECK((results(count) == one));
-      CHECK(detail::compute_threads() > 0);
+      for (const Layout images : image_layouts()) {
+        TestTensor x(dtype, {3, 67, 9, 11}, images), y(dtype, {3, 67, 14, 10}, images), dx(dtype, x.shape(), images);
+        x.fill_random(1);
+        const auto results = [&](int count) {
+          const Threads threads(count);
+          run(Resample2dArgs{x.in(), y.out(), kind, {9.0 / 14, 1.1}, false, false});
+          run(Resample2dArgs{y.in(), dx.out(), kind, {9.0 / 14, 1.1}, false, true});
+          return std::array{y.bytes(), dx.bytes()};
+        };
+        const auto one = results(1);
+        for (const int count : kThreadCounts) CHECK((results(count) == one));
+        CHECK(detail::compute_threads() > 0);
+      }
     }
 }
 
@@ -81,9 +83,12 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       {{2, 75, 8, 9}, {2, 75, 11, 7}, bilinear, {8.0 / 11, 9.0 / 7}},  // several pieces
       {{2, 75, 8, 9}, {2, 75, 11, 7}, average},
   };
+  const std::vector<Layout> layouts = image_layouts();
   for (const Problem& p : problems)
-    for (const DType dtype : kFloatingDTypes) {
-      TestTensor x(dtype, p.source), y(dtype, p.result), dx(dtype, p.source);
+    for (std::size_t each = 0; each < layouts.size() * std::size(kFloatingDTypes); ++each) {
+      const DType dtype = kFloatingDTypes[each / layouts.size()];
+      const Layout images = layouts[each % layouts.size()];
+      TestTensor x(dtype, p.source, images), y(dtype, p.result, images), dx(dtype, p.source, images);
       x.fill_random(1);
       Resample2dArgs args{x.in(), y.out(), p.kind, p.step, p.align_corners, false};
       run(args);
@@ -95,7 +100,7 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       const auto weight = [&](int axis, std::int64_t to, std::int64_t from) {
         return matrix[axis][static_cast<std::size_t>(to * p.source[2 + axis] + from)];
       };
-      INFO(to_string(dtype) << " " << to_string(p.source) << " " << to_string(p.result));
+      INFO(to_string(dtype) << " " << to_string(p.source) << " " << to_string(p.result) << " " << name_of(images));
       const auto want = [&](std::int64_t i) {
         const std::int64_t w = i % p.result[3], h = i / p.result[3] % p.result[2],
                            plane = i / p.result[3] / p.result[2];
