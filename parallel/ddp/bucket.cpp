@@ -76,16 +76,16 @@ std::size_t Bucket::bytes() const {
 }
 
 // With a storage of its own: a write to one gradient is not a write to the others.
-Tensor Bucket::piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
+Tensor Bucket::piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape, MemoryFormat format) {
   const std::size_t element_bytes = size_of(flat.dtype());
   auto piece = Storage::slice(flat.storage(), static_cast<std::size_t>(offset) * element_bytes,
                               static_cast<std::size_t>(element_count(shape)) * element_bytes);
-  return Tensor::over(std::move(piece), flat.dtype(), shape, contiguous_strides(shape));
+  return Tensor::over(std::move(piece), flat.dtype(), shape, format_strides(shape, format));
 }
 
 std::vector<Tensor> Bucket::parts_of(const Tensor& flat) const {
   std::vector<Tensor> parts;
-  for (const Slot& slot : slots_) parts.push_back(piece_of(flat, slot.offset, slot.shape));
+  for (const Slot& slot : slots_) parts.push_back(piece_of(flat, slot.offset, slot.shape, slot.format));
   return parts;
 }
 

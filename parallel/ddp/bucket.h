@@ -38,6 +38,7 @@ class LOCKSTEP_API Bucket {
     int parameter;  // its number in the reducer
     Shape shape;
     std::int64_t offset;  // elements into flat()
+    MemoryFormat format = MemoryFormat::contiguous;
   };
   struct Place {
     DType dtype;
@@ -72,7 +73,8 @@ class LOCKSTEP_API Bucket {
   Bucket zeros() const;
 
  private:
-  static Tensor piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape);
+  static Tensor piece_of(const Tensor& flat, std::int64_t offset, const Shape& shape,
+                         MemoryFormat format = MemoryFormat::contiguous);
   std::vector<Tensor> parts_of(const Tensor& flat) const;
 
   std::vector<Slot> slots_;

@@ -72,8 +72,10 @@ void Reducer::build_buckets(std::vector<int> order) {
   std::vector<Bucket> buckets;
   for (const std::vector<int>& members : assign_buckets(entries, order, limits)) {
     std::vector<Bucket::Slot> slots;
-    for (const int index : members)
-      slots.push_back({index, variables_[static_cast<std::size_t>(index)].parameter.shape(), 0});
+    for (const int index : members) {
+      const Tensor parameter = variables_[static_cast<std::size_t>(index)].parameter.tensor();
+      slots.push_back({index, parameter.shape(), 0, parameter.memory_format()});
+    }
     const BucketEntry& first = entries[static_cast<std::size_t>(members.front())];
     const Bucket::Place gradients{first.dtype, streams_[static_cast<std::size_t>(first.device)].device()},
         reduced{options_.mixed_precision.reduces(first.dtype), communicator_.device()};

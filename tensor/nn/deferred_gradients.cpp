@@ -82,7 +82,8 @@ bool DeferredGradients::wants(const LeafNode& leaf) const { return leaf.owner() 
 // Nobody else may write the elements until they are added.
 void DeferredGradients::arrive(OwnedGradient& gradient) {
   Tensor& matrix = gradient.matrix;
-  if (matrix.defined() && !gradient.differentiable && !(matrix.contiguous_layout() && matrix.sole_owner()))
+  if (matrix.defined() && !gradient.differentiable &&
+      !(matrix.contiguous_layout(matrix.memory_format()) && matrix.sole_owner()))
     matrix = matrix.clone();
 }
 

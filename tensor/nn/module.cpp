@@ -7,6 +7,7 @@
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 
@@ -69,12 +70,12 @@ struct Move {
   Tensor value, grad;  // no value: nothing but the dtype is known of it yet
   SparseGradient sparse;
 
-  Move(ParameterBody& of, Device device, DType dtype) : body(&of) {
+  Move(ParameterBody& of, Device device, DType dtype, MemoryFormat format) : body(&of) {
     const auto moved = [&](const Tensor& part) { return part.defined() ? part.to(device).to(dtype) : Tensor(); };
-    value = moved(body->home.defined() ? body->home.detach() : Tensor());
+    value = moved(body->home.defined() ? body->home.detach().to(format) : Tensor());
     if (!body->leaf) return;
     const auto& leaf = static_cast<const LeafNode&>(*body->leaf);
-    grad = moved(leaf.grad);
+    if (leaf.grad.defined()) grad = moved(detail::in_format(leaf.grad, format));
     sparse = leaf.sparse;
     sparse.values = moved(sparse.values);
     if (sparse.defined()) sparse.indices = sparse.indices.to(device);
@@ -94,6 +95,7 @@ void rehome(const Move& move) {
   if (body.leaf) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
     leaf.move_to(move.value.device(), move.value.dtype());
+    leaf.format = move.value.memory_format();
     leaf.grad = move.grad;
     leaf.sparse = move.sparse;
   }
@@ -130,7 +132,7 @@ void ModuleBase::to(Device device) {
     if (!body->home.defined())
       uninitialised.push_back(body);
     else if (body->home.device() != device)
-      moves.emplace_back(*body, device, body->dtype);
+      moves.emplace_back(*body, device, body->dtype, body->home.memory_format());
   };
   visitor.visit(*this);
   for (ParameterBody* body : uninitialised) body->placed = device;
@@ -146,7 +148,8 @@ void ModuleBase::to(DType dtype) {
   visitor.parameter = [&](std::string_view, Parameter& member, bool) {
     ParameterBody* body = member.body();
     if (is_floating(body->dtype) && body->dtype != dtype)
-      moves.emplace_back(*body, body->home.defined() ? body->home.device() : Device::cpu(), dtype);
+      moves.emplace_back(*body, body->home.defined() ? body->home.device() : Device::cpu(), dtype,
+                         body->home.defined() ? body->home.memory_format() : MemoryFormat::contiguous);
   };
   visitor.visit(*this);
   for (const Move& move : moves) {
@@ -156,6 +159,25 @@ void ModuleBase::to(DType dtype) {
     else
       move.body->dtype = dtype;
   }
+}
+
+void ModuleBase::to(MemoryFormat format) {
+  NoGrad no_grad;
+  std::vector<Move> moves;
+  std::vector<ParameterBody*> uninitialised;
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view, Parameter& member, bool) {
+    ParameterBody* body = member.body();
+    if (body->shape.rank() != 4) return;
+    if (!body->home.defined())
+      uninitialised.push_back(body);
+    else if (body->home.memory_format() != format)
+      moves.emplace_back(*body, body->home.device(), body->dtype, format);
+  };
+  visitor.visit(*this);
+  for (ParameterBody* body : uninitialised) body->format = format;
+  for (const Move& move : moves)
+    if (move.body->home.memory_format() != format) rehome(move);  // else met under another name
 }
 
 void ModuleBase::zero_grad() {
@@ -234,6 +256,7 @@ void separate(ModuleBase& copy) {
       fresh->name = old->name;
       fresh->listed = old->listed;
       fresh->placed = old->placed;
+      fresh->format = old->format;
       fresh->sparse = old->sparse;
       fresh->set_gate(gate);
     }

@@ -140,7 +140,10 @@ class LOCKSTEP_API ModuleBase {
   // Moves parameters, buffers and gradients; mirrors on other devices are dropped.
   void to(Device device);
   void to(DType dtype);  // floating parameters and buffers
-  void zero_grad();      // grads become undefined
+  // Parameters and buffers of four dimensions; the others stay as they are. The gradient of a parameter has its format.
+  // A convolution whose weight is channels_last gives results in that format, whatever its input is in.
+  void to(MemoryFormat format);
+  void zero_grad();  // grads become undefined
   void set_requires_grad(bool requires_grad);
 
   // Parameters and buffers by name (tied ones under each of their names). The tensors are the home slots themselves.

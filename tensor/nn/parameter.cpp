@@ -69,6 +69,7 @@ namespace {
 // The elements that a parameter without any is to have.
 Tensor first_elements(const ParameterBody& body, const Tensor& value) {
   Tensor fresh = value.to(body.placed.value_or(value.device())).to(body.dtype).clone();
+  if (body.format && value.rank() == 4) fresh = fresh.to(*body.format);
   if (is_floating(body.dtype)) fresh.set_requires_grad(true);
   return fresh;
 }
@@ -106,7 +107,8 @@ void detail::assign_all(const char* op, std::span<const std::pair<Parameter, Ten
     ParameterBody& body = *parameter.body();
     const bool first = !body.home.defined();
     bodies.push_back(&body);
-    values.push_back(first ? first_elements(body, value.detach()) : value.detach().to(body.dtype).contiguous());
+    values.push_back(first ? first_elements(body, value.detach())
+                           : value.detach().to(body.dtype).contiguous(body.home.memory_format()));
     devices.push_back(first ? values.back().device() : body.home.device());
   }
   if (bodies.empty()) return;

@@ -18,7 +18,8 @@ class ParameterBody;
 class LOCKSTEP_API Parameter {
  public:
   Parameter() = default;  // absent, such as the bias of a layer without one
-  // `value` becomes the home slot: its elements are shared where they are contiguous, else copied. It must not be part
+  // `value` becomes the home slot: its elements are shared where they have no gaps and are contiguous or
+  // channels_last, else copied. It must not be part
   // of a graph. Integers cannot require a gradient: pass false.
   explicit Parameter(const Tensor& value, bool requires_grad = true);
   // Has a shape but no elements yet; using it is an InvalidArgument until assign().

@@ -96,7 +96,7 @@ ParameterBody::ParameterBody(const Tensor& value, bool buffer, bool requires_gra
   LOCKSTEP_CHECK(value.is_leaf(), "[parameter] expected a value outside any graph, got ", value.describe(),
                  "; detach() it first");
   NoGrad no_grad;
-  home = value.detach().contiguous().detach();
+  home = value.detach().contiguous(value.memory_format()).detach();
   if (requires_grad) {
     home.set_requires_grad(true);
     set_leaf(home.edge().node);

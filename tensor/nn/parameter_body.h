@@ -99,12 +99,16 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   Tensor home;  // undefined while uninitialised
   Shape shape;
   DType dtype;
-  std::optional<Device> placed;  // where an uninitialised one is to have its elements; else where they come from
+  std::optional<Device> placed;        // where an uninitialised one is to have its elements; else where they come from
+  std::optional<MemoryFormat> format;  // in which; likewise
   bool is_buffer = false;
   bool sparse = false;  // gets rows as gradients: stays out of the slabs in which others sum matrices
   bool listed = false;  // some module's members name it
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient
+
+  // Of the home slot, without gaps, and so of all others and of gradients.
+  const Strides& strides() const { return home.strides(); }
 
   Slot* slot(int ordinal) const { return slots_.find(ordinal); }
   Slot& make_slot(int ordinal, Tensor value) { return slots_.add(ordinal, std::move(value)); }

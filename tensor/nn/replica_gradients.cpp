@@ -145,9 +145,9 @@ class Reduction {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
     Tensor gradient =
         sum.defined() && target.bytes > 0
-            ? Tensor::over(sum.storage(), slab.dtype, body.shape, contiguous_strides(body.shape),
+            ? Tensor::over(sum.storage(), slab.dtype, body.shape, body.strides(),
                            static_cast<std::int64_t>((target.offset_bytes - origin) / size_of(slab.dtype)))
-            : Tensor::over(Storage::allocate(home_, 0), slab.dtype, body.shape, contiguous_strides(body.shape));
+            : Tensor::over(Storage::allocate(home_, 0), slab.dtype, body.shape, body.strides());
     if (leaf.hooks) detail::run_gradient_hooks(leaf, {&gradient, 1});
     Tensor grad;
     bool has_rows;
@@ -172,7 +172,7 @@ class Reduction {
     if (!slab.grads) slab.grads = detail::zeroed_slab(home_, slab.dtype, slab.bytes);
     if (!target.grad) target.grad = Storage::slice(slab.grads, target.offset_bytes, target.bytes);
     if (target.grad->use_count() > 1) return false;
-    Tensor grad = Tensor::over(target.grad, slab.dtype, body.shape, contiguous_strides(body.shape));
+    Tensor grad = Tensor::over(target.grad, slab.dtype, body.shape, body.strides());
     if (grad.data() == gradient.data()) {
       grad.mark_changed();  // the sum was formed there
     } else {
@@ -228,7 +228,7 @@ Tensor place_for_gradient(const ParameterBody& body, Device device) {
     if (!slab.incoming[at]) slab.incoming[at] = detail::zeroed_slab(device, slab.dtype, slab.bytes);
   }
   return Tensor::over(Storage::slice(slab.incoming[at], entry.offset_bytes, entry.bytes), body.dtype, body.shape,
-                      contiguous_strides(body.shape));
+                      body.strides());
 }
 
 // Stores the matrices that were kept, in one launch per device.
@@ -241,10 +241,11 @@ void store_matrices(std::vector<OwnedGradient>& gradients) {
   for (OwnedGradient& gradient : gradients) {
     if (!gradient.matrix.defined()) continue;
     const Device device = gradient.stream->device;
-    const Tensor matrix = std::exchange(gradient.matrix, {}).contiguous();
-    check_like(*body_of(*gradient.leaf), matrix);
+    const ParameterBody& body = *body_of(*gradient.leaf);
+    const Tensor matrix = std::exchange(gradient.matrix, {}).contiguous(body.home.memory_format());
+    check_like(body, matrix);
     LOCKSTEP_EDGE(matrix.storage()->record_use(current_stream(device)));
-    const Tensor place = place_for_gradient(*body_of(*gradient.leaf), device);
+    const Tensor place = place_for_gradient(body, device);
     if (!kernels::table(device.type()).entry<CopyManyArgs>()) {
       Tensor(place).copy_(matrix);
       continue;
@@ -326,7 +327,8 @@ class ReplicaGradients final : public GradientSink {
     if (!matrix.defined()) return;
     check_like(*body_of(*gradient.leaf), matrix);
     // Small ones are stored together at the end, unless somebody else may write their elements before.
-    if (matrix.bytes() <= kKeptBytes && matrix.contiguous_layout() && matrix.sole_owner()) return;
+    const MemoryFormat format = body_of(*gradient.leaf)->home.memory_format();
+    if (matrix.bytes() <= kKeptBytes && matrix.contiguous_layout(format) && matrix.sole_owner()) return;
     store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.matrix);
     gradient.matrix = {};
   }

@@ -75,7 +75,7 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
     ParameterBody& body = *entry.body;
     entry.home =
         Storage::slice(set->slabs[static_cast<std::size_t>(entry.slab)].values[home], entry.offset_bytes, entry.bytes);
-    Tensor::over(entry.home, body.dtype, body.shape, contiguous_strides(body.shape)).copy_(body.home.detach());
+    Tensor::over(entry.home, body.dtype, body.shape, body.strides()).copy_(body.home.detach());
     entry.home->set_version(body.home.version());  // what graphs have saved stays valid
     body.home.set_storage(entry.home, 0);
     body.slabs = set;
@@ -103,9 +103,8 @@ Slot& SlabSet::slot_for(Entry& entry, Device device) {
   Slab& slab = slabs[static_cast<std::size_t>(entry.slab)];
   Ref<Storage>& values = slab.values[static_cast<std::size_t>(at)];
   if (!values) make_values(slab, device);
-  return entry.body->make_slot(
-      at, Tensor::over(Storage::slice(values, entry.offset_bytes, entry.bytes), entry.body->dtype, entry.body->shape,
-                       contiguous_strides(entry.body->shape)));
+  return entry.body->make_slot(at, Tensor::over(Storage::slice(values, entry.offset_bytes, entry.bytes),
+                                                entry.body->dtype, entry.body->shape, entry.body->strides()));
 }
 
 }  // namespace lockstep

@@ -61,7 +61,7 @@ void GradScaler::unscale_(Optimizer& optimizer) {
       if (known.device == gradient.device()) share = &known;
     if (!share) share = &shares.emplace_back(Share{gradient.device(), {}, {}});
     share->gradients.push_back(gradient);
-    share->dense.push_back(gradient.contiguous());
+    share->dense.push_back(gradient.contiguous(gradient.memory_format()));
   }
   Progress progress;  // what needs memory, before the first gradient changes
   for (const Share& share : shares) progress.found.push_back(detail::fresh_zeros({}, DType::f32, share.device));

@@ -163,7 +163,7 @@ std::vector<Optimizer::Batch> Optimizer::batches(bool leave_out_sparse) const {
         batch = &known;
     if (!batch) batch = &batches.emplace_back(Batch{group_of_[i], parameter.device(), parameter.dtype(), {}, {}});
     batch->indices.push_back(i);
-    batch->gradients.push_back(gradient.contiguous());
+    batch->gradients.push_back(gradient.contiguous(parameter.memory_format()));
   }
   return batches;
 }
@@ -172,12 +172,13 @@ Tensor Optimizer::slot(std::size_t index, std::size_t which) const {
   const Tensor& known = states_[index].slots[which];
   if (!known.defined()) return {};
   const Parameter& parameter = parameters_[index];
-  return known.to(parameter.device()).to(parameter.dtype());  // where the module was moved to
+  // Where the module was moved to, as it lies there.
+  return known.to(parameter.device()).to(parameter.dtype()).contiguous(parameter.tensor().memory_format());
 }
 
 Tensor Optimizer::new_slot(std::size_t index) const {
   const Parameter& parameter = parameters_[index];
-  return detail::fresh(parameter.shape(), parameter.dtype(), parameter.device());
+  return detail::fresh_like(parameter.tensor());
 }
 
 // ---- state

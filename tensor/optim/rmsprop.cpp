@@ -120,7 +120,7 @@ void RMSprop::step() {
       const Tensor parameter = parameters()[batch.indices[i]].tensor();
       State& next = moves[b].next[i];
       auto flat = moves[b].scratch.begin();
-      const auto take = [&] { return (flat++)->narrow(0, 0, parameter.count()).reshape(parameter.shape()); };
+      const auto take = [&] { return detail::alias(*flat++, parameter.shape(), parameter.strides(), 0); };
       const auto widen = [&](const Tensor& x) {
         if (x.dtype() == computing(x.dtype())) return x;
         Tensor wide = take();

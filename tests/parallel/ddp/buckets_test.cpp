@@ -54,14 +54,20 @@ TEST_CASE("gradients in a bucket begin at multiples of 256 bytes in both dtypes,
   const Device device = first_devices(1)[0];
   const auto address = [](const Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data()); };
   for (const DType reduced : {DType::f32, DType::bf16, DType::f64}) {
-    Bucket bucket(Slots{{0, {10}, 0}, {1, {3, 5}, 0}, {2, {64}, 0}, {3, {0}, 0}, {4, {}, 0}}, {DType::f32, device},
-                  {reduced, device}, false);
+    Bucket bucket(Slots{{0, {10}, 0},
+                        {1, {3, 5}, 0},
+                        {2, {64}, 0},
+                        {3, {0}, 0},
+                        {4, {}, 0},
+                        {5, {2, 3, 2, 2}, 0, MemoryFormat::channels_last}},
+                  {DType::f32, device}, {reduced, device}, false);
     CHECK(bucket.apart() == (reduced != DType::f32));
-    CHECK(bucket.bytes() == (10 + 15 + 64 + 0 + 1) * 4);
+    CHECK(bucket.bytes() == (10 + 15 + 64 + 0 + 1 + 24) * 4);
     Doubles expected(static_cast<std::size_t>(bucket.flat().count()), 0.0);
     for (std::size_t i = 0; i < bucket.slots().size(); ++i) {
-      const auto& [number, shape, offset] = bucket.slots()[i];
+      const auto& [number, shape, offset, format] = bucket.slots()[i];
       Tensor place = bucket.gradient(i);
+      CHECK(place.memory_format() == format);
       if (place.count() > 0) {
         CHECK(address(place) % 256 == 0);
         CHECK(address(bucket.parts()[i]) % 256 == 0);

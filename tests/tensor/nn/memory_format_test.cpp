@@ -1,0 +1,165 @@
+// Modules with parameters in channels_last.
+#include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/nn/prepare.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "lockstep/tensor/ops/random.h"
+#include "lockstep/tensor/optim/adam.h"
+#include "lockstep/tensor/optim/grad_scaler.h"
+#include "lockstep/tensor/optim/rmsprop.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "support/compare.h"
+#include "support/devices.h"
+#include "support/temporary_folder.h"
+
+using namespace lockstep;
+using support::device_at;
+using support::difference;
+
+namespace {
+
+constexpr MemoryFormat kRows = MemoryFormat::contiguous, kLast = MemoryFormat::channels_last;
+
+struct Net : Module<Net> {
+  Conv2d first{3, 8, 3, {.padding = 1, .bias = false}}, second{8, 4, 1};
+  BatchNorm2d norm{8};
+  ConvTranspose2d third{4, 2, 2, {.stride = 2}};
+  Linear head{2, 3};
+  Tensor forward(const Tensor& x) const {
+    const Tensor images = third(second(relu(norm(first(x)))));
+    return head(mean(images, {2, 3}));
+  }
+  void members(Members& m) override {
+    m("first", first), m("norm", norm), m("second", second), m("third", third), m("head", head);
+  }
+};
+
+Net make(MemoryFormat format) {
+  const DefaultDType f64(DType::f64);
+  manual_seed(3);
+  Net net;
+  net.to(format);
+  return net;
+}
+Tensor images(std::uint64_t seed) {
+  manual_seed(seed);
+  return randn({5, 3, 6, 7}, {.dtype = DType::f64});
+}
+double largest_difference(const ModuleBase& a, const ModuleBase& b) {
+  const auto x = a.state_dict(), y = b.state_dict();
+  double largest = 0;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    largest = std::max(largest, difference(x[i].tensor.detach().to(DType::f64), y[i].tensor.detach().to(DType::f64)));
+  return largest;
+}
+// Whether all parameters of four dimensions, and their gradients, have it.
+bool all_in(const ModuleBase& net, MemoryFormat format) {
+  bool all = true;
+  for (const Parameter& parameter : net.parameters()) {
+    if (parameter.shape().rank() != 4) continue;
+    all = all && parameter.tensor().memory_format() == format;
+    if (const Tensor grad = parameter.grad(); grad.defined())
+      all = all && grad.memory_format() == format && grad.contiguous_layout(format);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a module in channels_last computes the same, in that format", "[memory_format]") {
+  const Net rows = make(kRows), last = make(kLast);
+  CHECK(all_in(rows, kRows));
+  CHECK(all_in(last, kLast));
+  CHECK(largest_difference(rows, last) == 0);
+  const Tensor x = images(1);
+  CHECK(last.first(x).memory_format() == kLast);
+  CHECK(last.third(last.second(last.first(x))).memory_format() == kLast);
+  const Tensor y = rows(x), z = last(x);
+  CHECK(difference(y, z) < 1e-12);
+  y.sum().backward();
+  z.sum().backward();
+  CHECK(all_in(last, kLast));
+  for (std::size_t i = 0; i < rows.parameters().size(); ++i)
+    CHECK(difference(rows.parameters()[i].grad(), last.parameters()[i].grad()) < 1e-11);
+}
+
+TEST_CASE("to(format) takes gradients along, and back again; other ranks stay", "[memory_format]") {
+  Net net = make(kRows);
+  net(images(1)).sum().backward();
+  std::vector<Tensor> before;
+  for (const Parameter& parameter : net.parameters()) before.push_back(parameter.grad().clone());
+  const TensorImpl* const bias = net.second.bias.tensor().identity();
+  for (const MemoryFormat format : {kLast, kRows, kLast}) {
+    net.to(format);
+    CHECK(all_in(net, format));
+    for (std::size_t i = 0; i < before.size(); ++i) CHECK(difference(net.parameters()[i].grad(), before[i]) == 0);
+  }
+  CHECK(net.second.bias.tensor().identity() == bias);
+  net(images(2)).sum().backward();  // added to
+  CHECK(all_in(net, kLast));
+  net.to(DType::f32);
+  CHECK(all_in(net, kLast));
+  net.to(device_at(2));
+  CHECK(all_in(net, kLast));
+  CHECK(all_in(deep_copy(net), kLast));
+  const Tensor given = zeros(net.parameters()[0].shape(), {.dtype = DType::f32, .device = device_at(2)});
+  net.parameters()[0].set_grad(given);
+  CHECK(all_in(net, kLast));
+}
+
+TEST_CASE("optimizers and their states: the same steps in either format", "[memory_format]") {
+  const auto train = [](auto make_optimizer, MemoryFormat format, MemoryFormat later) {
+    Net net = make(format);
+    auto optimizer = make_optimizer(net.parameters());
+    GradScaler scaler({.init_scale = 4});
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) {
+        net.to(later);
+        auto again = make_optimizer(net.parameters());
+        again.load_state_dict(optimizer.state_dict());
+        optimizer = std::move(again);
+      }
+      optimizer.zero_grad();
+      scaler.scale(square(net(images(static_cast<std::uint64_t>(step)))).sum()).backward();
+      CHECK(all_in(net, step < 3 ? format : later));
+      scaler.step(optimizer);
+      scaler.update();
+    }
+    return net;
+  };
+  const auto check = [&](auto make_optimizer) {
+    const Net want = train(make_optimizer, kRows, kRows);
+    for (const MemoryFormat format : {kRows, kLast})
+      for (const MemoryFormat later : {kRows, kLast})
+        CHECK(largest_difference(want, train(make_optimizer, format, later)) < 1e-9);
+  };
+  check([](const std::vector<Parameter>& p) { return SGD(p, {.lr = 0.01, .momentum = 0.9}); });
+  check([](const std::vector<Parameter>& p) { return Adam(p, {.lr = 0.01, .amsgrad = true}); });
+  check([](const std::vector<Parameter>& p) { return RMSprop(p, {.lr = 0.01, .momentum = 0.5, .centered = true}); });
+}
+
+TEST_CASE("files and state dicts know no format: each module keeps its own", "[memory_format]") {
+  const test::TemporaryFolder folder;
+  const Net last = make(kLast);
+  save_model(last, folder / "net.safetensors");
+  for (const MemoryFormat format : {kRows, kLast}) {
+    Net net = make(format);
+    for (const Parameter& parameter : net.parameters()) parameter.assign(zeros(parameter.shape()));
+    load_model(net, folder / "net.safetensors");
+    CHECK(all_in(net, format));
+    CHECK(largest_difference(net, last) == 0);
+    for (const Parameter& parameter : net.parameters()) parameter.assign(zeros(parameter.shape()));
+    net.load_state_dict(last.state_dict());
+    CHECK(all_in(net, format));
+    CHECK(largest_difference(net, last) == 0);
+  }
+}
+
+TEST_CASE("a prepared module in channels_last", "[memory_format]") {
+  Net net = make(kLast);
+  net.eval();
+  const auto fast = prepare(net);
+  for (int i = 0; i < 3; ++i) CHECK(difference(fast(images(1)), net(images(1))) < 1e-11);
+  CHECK(difference(fast(images(2).to(kLast)), net(images(2))) < 1e-11);
+}
