@@ -44,8 +44,10 @@ Tensor Conv2d::forward(const Tensor& x) const {
              },
          .compute =
              [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
-               return detail::conv2d(l.x, weights.weight, weights.bias, static_cast<const Conv2d*>(l.layer)->geometry_,
-                                     with_relu, weights.packed);
+               // The weights here are contiguous; a channels_last one makes the result so.
+               const bool pixels = l.weight.memory_format() == MemoryFormat::channels_last;
+               return detail::conv2d(pixels ? l.x.to(MemoryFormat::channels_last) : l.x, weights.weight, weights.bias,
+                                     static_cast<const Conv2d*>(l.layer)->geometry_, with_relu, weights.packed);
              }});
   return conv2d(x, w, b, geometry_);
 }

@@ -29,7 +29,7 @@ LayerWeights fold(const FoldedLayer& layer, const FoldedNorm& norm) {
   bias = bias * scale;
   if (norm.bias.defined()) bias = bias + wide(norm.bias);
   const DType dtype = layer.weight.dtype();
-  return {(wide(layer.weight) * scale.reshape(per_output)).to(dtype), bias.to(dtype)};
+  return {(wide(layer.weight) * scale.reshape(per_output)).to(dtype).contiguous(), bias.to(dtype)};
 }
 
 }  // namespace
@@ -82,13 +82,11 @@ LayerWeights Folding::folded(const FoldedLayer& layer, const FoldedNorm& norm) {
 }
 
 LayerWeights Folding::packed(const FoldedLayer& layer) {
-  LayerWeights weights{layer.weight, layer.bias};
-  if (!layer.packs) return weights;
+  if (!layer.packs) return {layer.weight, layer.bias};
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<PackedWeights>& packed = kept(nullptr, 0, layer, {&layer.weight}).weights.packed;
-  if (!packed) packed = std::make_shared<PackedWeights>();
-  weights.packed = packed;
-  return weights;
+  LayerWeights& own = kept(nullptr, 0, layer, {&layer.weight}).weights;
+  if (!own.packed) own = {layer.weight.contiguous(), {}, std::make_shared<PackedWeights>()};
+  return {own.weight, layer.bias, own.packed};
 }
 
 // ---- FoldingCall

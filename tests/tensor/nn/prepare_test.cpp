@@ -330,6 +330,31 @@ TEST_CASE("a prepared module sees what others have written through DLPack, once 
   CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
 }
 
+TEST_CASE("a prepared module in channels_last gives the values and the format of its evaluation") {
+  const DType dtype = GENERATE(DType::f32, DType::f64);
+  const double tolerance = dtype == DType::f32 ? 1e-5 : 1e-12;
+  auto net = used(Sequential(Conv2d(3, 16, 3), BatchNorm2d(16), ReLU(), Conv2d(16, 16, 3, {.groups = 16}), ReLU(),
+                             Conv2d(16, 8, 1), BatchNorm2d(8)),
+                  dtype);
+  net.to(MemoryFormat::channels_last);
+  const auto fast = prepare(net);
+  for (const MemoryFormat format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+    const Tensor x = input({2, 3, 9, 8}, dtype).to(format);
+    for (int i = 0; i < 3; ++i) {
+      const Tensor y = fast(x), expected = evaluated(net, x);
+      CHECK(difference(y, expected) < tolerance);
+      CHECK(y.memory_format() == MemoryFormat::channels_last);
+      CHECK(y.strides() == expected.strides());
+      net.at<Conv2d>(3).weight.assign(net.at<Conv2d>(3).weight.tensor() * -0.5);
+      net.at<Conv2d>(5).weight.assign(net.at<Conv2d>(5).weight.tensor() * 1.5);
+    }
+  }
+  net.to(MemoryFormat::contiguous);
+  const Tensor x = input({2, 3, 9, 8}, dtype);
+  CHECK(difference(fast(x), evaluated(net, x)) < tolerance);
+  CHECK(fast(x).memory_format() == MemoryFormat::contiguous);
+}
+
 TEST_CASE("a prepared module follows its module to another dtype and device") {
   auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
   const auto fast = prepare(net);

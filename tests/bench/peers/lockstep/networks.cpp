@@ -148,10 +148,19 @@ Ways training(const Net& made_net, const Options& options, const Json& work, con
   };
   const int devices = work.value("devices", 1);
   const Tensor x = inputs[0], targets = inputs[1];
-  if (devices == 1)
-    return {{"one device", way([&]() -> std::function<Tensor()> {
-               return prepared(deep_copy(made_net), [x, targets](const Net& net) { return loss_of(net(x), targets); });
-             })}};
+  if (devices == 1) {
+    const auto with = [&](const Tensor& images, MemoryFormat format) {
+      return way([&, images, format]() -> std::function<Tensor()> {
+        Net net = deep_copy(made_net);
+        net.to(format);
+        return prepared(std::move(net), [images, targets](const Net& of) { return loss_of(of(images), targets); });
+      });
+    };
+    Ways ways{{"one device", with(x, MemoryFormat::contiguous)}};
+    if (x.rank() == 4)
+      ways.emplace("channels_last", with(x.to(MemoryFormat::channels_last), MemoryFormat::channels_last));
+    return ways;
+  }
   const auto all = accelerators();
   if (static_cast<int>(all.size()) < devices) throw Unsupported(cat("needs ", devices, " devices"));
   return {{"DataParallel", way([&]() -> std::function<Tensor()> {
@@ -181,7 +190,15 @@ Ways inference(const Net& made_net, const Json& work, const Tensors& inputs, con
     const Tensor folded = fast(x);
     check_results({folded}, {fast(x)});
     LOCKSTEP_CHECK(allclose(folded, result, 1e-3, 1e-4), "expected what evaluation gives from a prepared network");
-    return {{"one device", way(net)}, {"prepared", way(fast)}};
+    Ways ways{{"one device", way(net)}, {"prepared", way(fast)}};
+    if (x.rank() == 4) {
+      Net pixels = deep_copy(net);
+      pixels.to(MemoryFormat::channels_last);
+      const auto fast_pixels = lockstep::prepare(pixels);
+      LOCKSTEP_CHECK(allclose(fast_pixels(x), result, 1e-3, 1e-4), "expected the same in channels_last");
+      ways.emplace("prepared, channels_last", way(fast_pixels));
+    }
+    return ways;
   }
   const auto all = accelerators();
   if (static_cast<int>(all.size()) < devices) throw Unsupported(cat("needs ", devices, " devices"));
