@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
+#include <utility>
 
-#include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/channels_last.h"
 #include "lockstep/kernels/host/independent.h"
@@ -9,16 +9,10 @@
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/pool_channels_last.h"
 #include "lockstep/kernels/host/widen.h"
+#include "lockstep/kernels/host/window_rows.h"
 
 namespace lockstep::kernels::host {
 namespace {
-
-struct Planes {
-  std::int64_t count, height, width, out_height, out_width;
-
-  Planes(const Shape& x, const Shape& y)
-      : count(x[0] * x[1]), height(x[2]), width(x[3]), out_height(y[2]), out_width(y[3]) {}
-};
 
 // Calls f(plane, output row, offset in the plane of the tap that output column 0 has, output columns that have it) for
 // every tap of every output row, row by row. The columns of one tap are what becomes vector code.
@@ -54,47 +48,66 @@ void for_plane_pieces(const Planes& p, const Window2d& w, F&& f) {
   for_pieces(p.count, piece_rows(p.count, p.out_height * row_cost<C>(p, w), kPieceBytes), f);
 }
 
-// Position is as wide as C, so that both fill the same number of vector lanes.
-template <class C, class Position>
+// Of a vector of results, the elements that exist.
+template <class C>
+void store_first(const Vector<C>& v, std::int64_t count, C* to) {
+  if (count >= kWidth<C>) return store<C>(v, to);
+  C elements[kWidth<C>];
+  store<C>(v, elements);
+  std::copy_n(elements, count, to);
+}
+
+template <class C>
 void max_pool(const MaxPool2dArgs& a) {
+  if (is_channels_last(a.x.view, a.y.view)) return max_pool_channels_last<C>(a);
+  using Number = std::conditional_t<sizeof(C) == 4, std::int32_t, std::int64_t>;  // as wide, for as many lanes
+  constexpr C kLowest = -std::numeric_limits<C>::infinity();
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
   auto* indices = data<std::int64_t>(a.indices);
   const Planes p(a.x.view.shape, a.y.view.shape);
-  const std::int64_t stride = a.window.stride[1];
+  const std::int64_t stride = a.window.stride[1], padded_width = whole_vectors<C>(p.out_width);
+  // The first tap that is not padding: it wins even with -infinity.
+  auto* first = scratch.take<Number>(padded_width);
+  auto* is_padding = scratch.take<bool>(p.out_width);  // all of the window is
+  std::fill_n(first, padded_width, Number(0));
+  std::fill_n(is_padding, p.out_width, true);
+  for (int c = a.window.kernel[1] - 1; c >= 0; --c) {
+    const std::int64_t offset = std::int64_t{c} * a.window.dilation[1] - a.window.padding[1];
+    const Range columns = inside(offset, stride, p.width, p.out_width);
+    std::fill(first + columns.begin, first + columns.end, Number(c));
+    std::fill(is_padding + columns.begin, is_padding + columns.end, false);
+  }
+  const bool some_padding = std::find(is_padding, is_padding + p.out_width, true) != is_padding + p.out_width;
   for_row_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
     Scratch own;
-    auto* where = own.take<Position>(p.out_width);
+    WindowRows<C> rows(own, p, a.window, x, kLowest);
+    auto* places = own.take<std::int64_t>(padded_width);
     for_each_row(p, begin, end, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
-      C* best = y.data() + row;
-      // A window wholly in the padding keeps this.
-      std::fill_n(best, p.out_width, -std::numeric_limits<C>::infinity());
-      std::fill_n(where, p.out_width, Position(-1));
-      for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
-        const C* from = x + base + offset;
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t i = columns.begin; i < columns.end; ++i) {
-          const C value = from[i * stride], before = best[i];
-          // Not "value > before": that is false for NaN, which wins. The first tap wins even with -infinity.
-          const bool wins = (!(value <= before) & (before == before)) | (where[i] < 0);
-          best[i] = wins ? value : before;
-          where[i] = wins ? static_cast<Position>(offset + i * stride) : where[i];
+      const auto taps = rows.taps(plane, oh);
+      for (std::int64_t i = 0; i < p.out_width; i += kWidth<C>) {
+        Vector<C> best = kLowest - Vector<C>{};
+        Vector<Number> winner = load(first + i), number = {};
+        for (std::int64_t t = 0; t < taps.count; ++t, number += 1) {
+          const Vector<C> value = load(taps.values[t] + i);
+          // Not "value > best": that is false for NaN, which wins.
+          const auto wins = ~(value <= best) & (best == best);
+          best = wins ? value : best;
+          winner = wins ? number : winner;
         }
-      });
-      for (std::int64_t i = 0; i < p.out_width; ++i) indices[row + i] = std::max<Position>(where[i], 0);
+        store_first<C>(best, p.out_width - i, y.data() + row + i);
+        Number winners[kWidth<C>];
+        store<Number>(winner, winners);
+        for (std::int64_t j = 0; j < kWidth<C>; ++j) places[i + j] = taps.offsets[winners[j]] + (i + j) * stride;
+      }
+      std::copy_n(places, p.out_width, indices + row);
+      for (std::int64_t i = 0; some_padding && i < p.out_width; ++i)
+        if (is_padding[i]) indices[row + i] = 0;
+      if (taps.count == 0) std::fill_n(indices + row, p.out_width, 0);
     });
   });
   y.finish();
-}
-
-template <class C>
-void max_pool_any(const MaxPool2dArgs& a) {
-  if (is_channels_last(a.x.view, a.y.view)) return max_pool_channels_last<C>(a);
-  const Shape& x = a.x.view.shape;
-  if constexpr (std::is_same_v<C, float>)
-    if (x[2] * x[3] <= std::numeric_limits<std::int32_t>::max()) return max_pool<C, std::int32_t>(a);
-  max_pool<C, std::int64_t>(a);
 }
 
 template <class T>
@@ -123,19 +136,26 @@ void max_unpool(const MaxUnpool2dArgs& a) {
   });
 }
 
-// What the sums of one row of windows are multiplied with.
+// What the sums of one row of windows are multiplied with, in whole vectors.
 template <class C>
 class Shares {
  public:
   Shares(Scratch& scratch, const Planes& p, const Window2d& window, const PoolMean& mean)
-      : p_(p), window_(window), mean_(mean), data_(scratch.take<C>(p.out_width)) {
-    if (mean.divisor != 0) std::fill_n(data_, p.out_width, C(1) / static_cast<C>(mean.divisor));
+      : p_(p),
+        window_(window),
+        mean_(mean),
+        width_(whole_vectors<C>(p.out_width)),
+        columns_(scratch.take<std::int64_t>(width_)),
+        data_(scratch.take<C>(width_)) {
+    if (mean.divisor != 0) std::fill_n(data_, width_, C(1) / static_cast<C>(mean.divisor));
+    for (std::int64_t i = 0; i < width_; ++i)
+      columns_[i] = functors::window_elements(window_, mean_.padding, 1, i, p_.width);
   }
-  const C* of_row(std::int64_t oh) const {
+  const C* of_row(std::int64_t oh) {
     if (mean_.divisor != 0) return data_;
     const std::int64_t rows = functors::window_elements(window_, mean_.padding, 0, oh, p_.height);
-    for (std::int64_t i = 0; i < p_.out_width; ++i)
-      data_[i] = C(1) / static_cast<C>(rows * functors::window_elements(window_, mean_.padding, 1, i, p_.width));
+    if (std::exchange(rows_, rows) != rows)
+      for (std::int64_t i = 0; i < width_; ++i) data_[i] = C(1) / static_cast<C>(rows * columns_[i]);
     return data_;
   }
 
@@ -143,6 +163,9 @@ class Shares {
   const Planes& p_;
   const Window2d& window_;
   const PoolMean& mean_;
+  std::int64_t width_;
+  std::int64_t* columns_;  // of each window
+  std::int64_t rows_ = 0;  // of the windows that the shares are for
   C* data_;
 };
 
@@ -153,20 +176,18 @@ void avg_pool(const AvgPool2dArgs& a) {
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
   const Planes p(a.x.view.shape, a.y.view.shape);
-  const std::int64_t stride = a.window.stride[1];
   for_row_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
     Scratch own;
-    const Shares<C> shares(own, p, a.window, a.mean);
+    Shares<C> shares(own, p, a.window, a.mean);
+    WindowRows<C> rows(own, p, a.window, x, C(0));
     for_each_row(p, begin, end, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
-      C* sums = y.data() + row;
-      std::fill_n(sums, p.out_width, C(0));
-      for_each_tap(p, a.window, plane, oh, [&](std::int64_t base, std::int64_t offset, Range columns) {
-        const C* from = x + base + offset;
-        LOCKSTEP_INDEPENDENT
-        for (std::int64_t i = columns.begin; i < columns.end; ++i) sums[i] += from[i * stride];
-      });
       const C* share = shares.of_row(oh);
-      for (std::int64_t i = 0; i < p.out_width; ++i) sums[i] *= share[i];
+      const auto taps = rows.taps(plane, oh);
+      for (std::int64_t i = 0; i < p.out_width; i += kWidth<C>) {
+        Vector<C> sum = {};
+        for (std::int64_t t = 0; t < taps.count; ++t) sum += load(taps.values[t] + i);
+        store_first<C>(sum * load(share + i), p.out_width - i, y.data() + row + i);
+      }
     });
   });
   y.finish();
@@ -182,7 +203,7 @@ void avg_pool_grad(const AvgPool2dGradArgs& a) {
   const std::int64_t stride = a.window.stride[1];
   for_plane_pieces<C>(p, a.window, [&](std::int64_t begin, std::int64_t end) {
     Scratch own;
-    const Shares<C> shares(own, p, a.window, a.mean);
+    Shares<C> shares(own, p, a.window, a.mean);
     const std::int64_t plane_elements = p.height * p.width;
     std::fill_n(dx.data() + begin * plane_elements, (end - begin) * plane_elements, C(0));
     for_each_row(p, begin * p.out_height, end * p.out_height,
@@ -203,7 +224,7 @@ void avg_pool_grad(const AvgPool2dGradArgs& a) {
 
 void Kernels::enqueue(const Stream& stream, const MaxPool2dArgs& args) {
   check_floating(MaxPool2dArgs::kName, args.x.view.dtype, stream);
-  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, max_pool_any<C>); });
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, max_pool<C>); });
 }
 void Kernels::enqueue(const Stream& stream, const MaxUnpool2dArgs& args) {
   check_floating(MaxUnpool2dArgs::kName, args.in.view.dtype, stream);

@@ -11,6 +11,8 @@ using namespace support;
 
 namespace {
 
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+
 struct Problem {
   Shape x;
   Window2d window;
@@ -29,6 +31,15 @@ const std::vector<Problem> kProblems = {
     {{1, 2, 6, 9}, {.kernel = {3, 2}, .stride = {2, 2}, .padding = {1, 0}}, {}, true},
     {{1, 2, 6, 8}, {.kernel = {3, 5}, .stride = {2, 4}, .padding = {1, 2}}, {.padding = false}, true},
     {{1, 1, 4, 5}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.divisor = -5}, true},
+    {{1, 2, 5, 35}, {.kernel = {2, 2}, .stride = {2, 2}}},
+    {{1, 2, 5, 36}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.padding = false}},
+    {{2, 1, 4, 33}, {.kernel = {2, 4}, .stride = {1, 2}, .padding = {0, 2}}},
+    {{1, 1, 3, 19}, {.kernel = {1, 1}, .stride = {1, 2}}},                                         // a part of a stride
+    {{1, 2, 9, 41}, {.kernel = {2, 2}, .stride = {3, 3}, .padding = {1, 1}}},                      // the same
+    {{1, 2, 9, 41}, {.kernel = {2, 3}, .stride = {2, 3}, .padding = {1, 1}, .dilation = {3, 2}}},  // all of it
+    {{1, 2, 9, 41}, {.kernel = {2, 2}, .stride = {2, 3}, .padding = {1, 1}, .dilation = {1, 2}}},
+    {{1, 2, 3, 40}, {.kernel = {3, 3}, .stride = {1, 2}, .padding = {1, 1}, .dilation = {1, 3}}},
+    {{1, 1, 2, 2}, {.kernel = {2, 2}, .padding = {5, 5}, .dilation = {4, 4}}},  // windows without taps
     {{1, 23, 61, 63}, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}}, {.padding = false}},  // several pieces
 };
 
@@ -113,7 +124,7 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       TestTensor x(dtype, p.x, images), y(dtype, y_shape, images), indices(DType::i64, y_shape, images);
       // Negative numbers alone: padding must not win with its zero. Whole ones, so that there are ties.
       x.fill([](std::int64_t i) { return -1.0 - static_cast<double>(i * 7919 % 5); });
-      std::vector<double> best(count, -1e30), where(count), mean(count);
+      std::vector<double> best(count, -kInf), where(count), mean(count);
       for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t position) {
         const auto o = static_cast<std::size_t>(i);
         if (x[at] > best[o]) best[o] = x[at], where[o] = static_cast<double>(position);
@@ -158,6 +169,47 @@ TEST_CASE("max_pool2d propagates NaN", "[pool]") {
     CHECK(indices.integer(0) == 5);
     CHECK_FALSE(std::isnan(y[1]));
   }
+}
+
+TEST_CASE("the first of equal elements wins in max_pool2d, also of -infinity, and the first NaN before all", "[pool]") {
+  for (const Problem& p : kProblems)
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      INFO(to_string(dtype) << " " << to_string(p.x));
+      const Shape y_shape = pooled(p);
+      const auto count = static_cast<std::size_t>(element_count(y_shape));
+      TestTensor x(dtype, p.x), y(dtype, y_shape), indices(DType::i64, y_shape);
+      for (const std::int64_t every : {1, 3, 5, 19}) {  // element is NaN; with 1: none is
+        x.fill([&](std::int64_t i) { return every > 1 && i * 31 % every == 0 ? kNaN : i % 4 > 0 ? -kInf : -2.0; });
+        if (every == 1) x.fill([](std::int64_t) { return -kInf; });
+        std::vector<double> best(count, -kInf), where(count, -1);
+        for_each_tap(p, y_shape, [&](std::int64_t i, std::int64_t at, std::int64_t position) {
+          const auto o = static_cast<std::size_t>(i);
+          const bool wins = where[o] < 0 || (!std::isnan(best[o]) && (std::isnan(x[at]) || x[at] > best[o]));
+          if (wins) best[o] = x[at], where[o] = static_cast<double>(position);
+        });
+        run(MaxPool2dArgs{.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
+        CHECK(mismatch(
+                  y, [&](std::int64_t i) { return best[static_cast<std::size_t>(i)]; }, 0) == "");
+        CHECK(mismatch(
+                  indices, [&](std::int64_t i) { return std::max(where[static_cast<std::size_t>(i)], 0.0); }, 0) == "");
+      }
+    }
+}
+
+TEST_CASE("a mean is of its own window: infinity and NaN elsewhere do not matter", "[pool]") {
+  for (const Problem& p : kProblems)
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      INFO(to_string(dtype) << " " << to_string(p.x));
+      const Shape y_shape = pooled(p);
+      TestTensor x(dtype, p.x), y(dtype, y_shape);
+      std::vector<double> sums(static_cast<std::size_t>(y.count()));
+      x.fill([](std::int64_t i) { return i % 29 == 28 ? kNaN : i % 13 == 12 ? kInf : 1.0; });
+      for_each_tap(p, y_shape,
+                   [&](std::int64_t i, std::int64_t at, std::int64_t) { sums[static_cast<std::size_t>(i)] += x[at]; });
+      run(AvgPool2dArgs{.x = x.in(), .y = y.out(), .window = p.window, .mean = {.divisor = 4}});
+      CHECK(mismatch(
+                y, [&](std::int64_t i) { return sums[static_cast<std::size_t>(i)] / 4; }, 0) == "");
+    }
 }
 
 TEST_CASE("max_unpool2d refuses indices beyond the plane and writes nothing", "[pool]") {
