@@ -3,6 +3,7 @@
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/powers.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -13,9 +14,14 @@ void loop(const std::array<const void*, 2>& in, void* out, std::int64_t count, c
   const auto* x = static_cast<const T*>(in[0]);
   const auto* y = static_cast<const T*>(in[1]);
   auto* z = static_cast<Result*>(out);
-  const T alpha = functors::convert<T>(scalars.a);
-  LOCKSTEP_INDEPENDENT
-  for (std::int64_t i = 0; i < count; ++i) z[i] = static_cast<Result>(functors::binary<op>(x[i], y[i], alpha));
+  [[maybe_unused]] const T alpha = functors::convert<T>(scalars.a);
+  if constexpr (std::is_same_v<T, float> && op == BinaryOp::pow) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) z[i] = power(x[i], y[i]);
+  } else {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) z[i] = static_cast<Result>(functors::binary<op>(x[i], y[i], alpha));
+  }
 }
 
 template <class T, std::size_t... I>

@@ -4,6 +4,7 @@
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/powers.h"
 #include "lockstep/kernels/host/trigonometry.h"
 
 namespace lockstep::kernels::host {
@@ -13,12 +14,21 @@ template <UnaryOp op, class T>
 void loop(const std::array<const void*, 1>& in, void* out, std::int64_t count, const Scalars& scalars) {
   const auto* x = static_cast<const T*>(in[0]);
   auto* y = static_cast<decltype(functors::unary<op>(T{}, T{}, T{}))*>(out);
-  const T a = functors::convert<T>(scalars.a), b = functors::convert<T>(scalars.b);
+  [[maybe_unused]] const T a = functors::convert<T>(scalars.a), b = functors::convert<T>(scalars.b);
   if constexpr (std::is_same_v<T, float> && (op == UnaryOp::sin || op == UnaryOp::cos)) {
     sines<op>(x, y, count);
   } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::erf) {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) y[i] = error_function(x[i]);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::log1p) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) y[i] = log1p(x[i]);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::expm1) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) y[i] = expm1(x[i]);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::pow_scalar) {
+    LOCKSTEP_INDEPENDENT
+    for (std::int64_t i = 0; i < count; ++i) y[i] = power(x[i], a);
   } else {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) y[i] = functors::unary<op>(x[i], a, b);

@@ -3,6 +3,7 @@
 
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/error_function.h"
+#include "lockstep/kernels/host/powers.h"
 #include "lockstep/kernels/host/trigonometry.h"
 #include "support/catch.h"
 
@@ -71,6 +72,20 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
         1.5);
   CHECK(std::isnan(error_function(std::numeric_limits<float>::quiet_NaN())));
   CHECK(std::signbit(error_function(-0.0f)));
+  check("log1p",
+        worst(
+            kernels::host::log1p, [](double x) { return std::log1p(x); }, -kInf, kInf),
+        1.5);
+  check("expm1",
+        worst(
+            kernels::host::expm1, [](double x) { return std::expm1(x); }, -kInf, kInf),
+        1.5);
+  for (const auto f : {kernels::host::log1p, kernels::host::expm1}) {
+    CHECK(std::isnan(f(std::numeric_limits<float>::quiet_NaN())));
+    CHECK(std::signbit(f(-0.0f)));
+    for (const float least : {std::numeric_limits<float>::denorm_min(), std::numeric_limits<float>::min()})
+      CHECK(f(-least) == -least);
+  }
   check("sigmoid",
         worst(
             apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf),
@@ -93,6 +108,34 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
             apply.operator()<UnaryOp::gelu_exact>(), [](double x) { return x * 0.5 * std::erfc(-x / std::sqrt(2.0)); },
             -12.5f, 1e30f),
         7);
+}
+
+TEST_CASE("powers of floats are rounded from the right value, of every base and exponent", "[scalar_math]") {
+  using kernels::host::power;
+  std::vector<float> bases, exponents;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4'999'999)
+    bases.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 29'999'999)
+    exponents.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  for (int i = 1; i <= 100; ++i)  // near 1, where the logarithm is small
+    for (const float sign : {1.0f, -1.0f}) bases.push_back(1.0f + sign * 3e-6f * static_cast<float>(i));
+  for (int i = -60; i <= 60; ++i)
+    exponents.insert(exponents.end(), {static_cast<float>(i), 0.37f * static_cast<float>(i)});
+  const float nan = std::numeric_limits<float>::quiet_NaN(), least = std::numeric_limits<float>::denorm_min();
+  for (const float x : {0.0f, 1.0f, 2.0f, 3.0f, 0.5f, 2.5f, 16777215.0f, 16777216.0f, 8388607.5f, least, kInf, nan})
+    for (const float sign : {1.0f, -1.0f}) bases.push_back(sign * x), exponents.push_back(sign * x);
+  Worst found;
+  std::vector<std::pair<float, float>> wrong_signs;
+  for (const float x : bases)
+    for (const float y : exponents) {
+      const float got = power(x, y);
+      const double want = std::pow(static_cast<double>(x), static_cast<double>(y));
+      if (const double error = ulps(got, want); error > found.error) found = {error, x};
+      if (!std::isnan(want) && std::signbit(got) != std::signbit(want)) wrong_signs.emplace_back(x, y);
+    }
+  INFO(found.error << " ulp at " << found.at);
+  CHECK(found.error <= 0.51);
+  CHECK(wrong_signs.empty());
 }
 
 TEST_CASE("conversion is defined for every number", "[scalar_math]") {
