@@ -12,6 +12,8 @@ namespace {
 // A block is a few KiB per operand, well inside the first-level cache: a part of a row, or, with a transposed operand,
 // a tile, so that the cache lines and pages of both sides are used whole.
 constexpr std::int64_t kTileRows = 16, kTileColumns = 64, kBlock = kTileRows * kTileColumns;
+// A call of a loop costs as much as this many elements: shorter rows are gathered until they are a block.
+constexpr std::int64_t kShortRow = 32;
 
 // One operand: where its elements come from or go to.
 struct Operand {
@@ -24,9 +26,11 @@ struct Operand {
   std::byte* at(std::int64_t offset) const { return base + offset * static_cast<std::int64_t>(element_bytes); }
 };
 
-Operand make_operand(const View& view, std::int64_t begin, std::int64_t stride, std::int64_t row_stride, HalfAs half) {
+Operand make_operand(const View& view, std::int64_t begin, std::int64_t stride, std::int64_t row_stride, HalfAs half,
+                     std::int64_t columns) {
   const Mover mover = find_mover(view.dtype, half);
-  const bool direct = stride == 1 && mover.buffer_bytes == size_of(view.dtype);
+  const bool direct =
+      stride == 1 && mover.buffer_bytes == size_of(view.dtype) && (columns >= kShortRow || row_stride == columns);
   Operand operand{static_cast<std::byte*>(view.data), stride, row_stride, size_of(view.dtype), direct, mover};
   operand.base = operand.at(begin);
   return operand;
@@ -61,7 +65,8 @@ class Blocks {
       std::swap(nest_.strides[1], nest_.strides[across]);
     }
     const auto operand = [&](std::size_t v) {
-      return make_operand(*views[v], begin[v], nest_.inner_stride(v), nest_.rank > 1 ? nest_.strides[1][v] : 0, half);
+      return make_operand(*views[v], begin[v], nest_.inner_stride(v),
+                          nest_.rank > 1 ? nest_.strides[1][v] : nest_.inner_size(), half, nest_.inner_size());
     };
     for (std::size_t v = 0; v < Inputs; ++v) inputs_[v] = operand(v + 1);
     output_ = operand(0);
@@ -69,7 +74,9 @@ class Blocks {
 
   void run() {
     const std::int64_t columns = nest_.inner_size(), rows = nest_.rank > 1 ? nest_.sizes[1] : 1;
-    const Tile step = transposed_ ? Tile{kTileRows, kTileColumns} : Tile{1, kBlock};
+    // Of short rows, as many as a block holds.
+    const Tile step =
+        transposed_ ? Tile{kTileRows, kTileColumns} : Tile{std::max<std::int64_t>(kBlock / columns, 1), kBlock};
     for_each_row(
         nest_,
         [&](const Offsets& offsets) {
@@ -92,7 +99,7 @@ class Blocks {
   // By way of a buffer where the output has gaps too, or would be written in pieces of cache lines.
   void move_tile(const std::byte* from, std::byte* to, Tile tile) {
     const Operand& input = inputs_[0];
-    const bool at_once = output_.direct && tile.rows == 1;
+    const bool at_once = output_.direct && (tile.rows == 1 || (!transposed_ && output_.row_stride == tile.columns));
     input.mover.gather(from, input.stride, input.row_stride, at_once ? to : buffers_[0], tile);
     if (!at_once) output_.mover.scatter(buffers_[0], to, output_.stride, output_.row_stride, tile);
   }
@@ -121,6 +128,7 @@ class Blocks {
         repeated_[v] = from;
         o.mover.gather(from, 0, 0, buffers_[v], {1, std::min(kBlock, nest_.inner_size())});
       } else {
+        repeated_[v] = nullptr;
         o.mover.gather(from, o.stride, o.row_stride, buffers_[v], tile);
       }
     }
@@ -128,10 +136,14 @@ class Blocks {
     const std::int64_t target_step = output_.direct
                                          ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
                                          : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
+    bool one_run = target_step == tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
+    for (std::size_t v = 0; v < Inputs; ++v)
+      one_run &= steps[v] == tile.columns * static_cast<std::int64_t>(inputs_[v].mover.buffer_bytes);
+    const Tile calls = one_run ? Tile{1, tile.rows * tile.columns} : tile;
     std::array<const void*, Inputs> arguments;
-    for (std::int64_t r = 0; r < tile.rows; ++r, target += target_step) {
+    for (std::int64_t r = 0; r < calls.rows; ++r, target += target_step) {
       for (std::size_t v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];
-      loop_(arguments, target, tile.columns, scalars_);
+      loop_(arguments, target, calls.columns, scalars_);
     }
     if (!output_.direct) output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
   }
@@ -154,7 +166,7 @@ void elementwise(const std::array<const View*, Inputs>& in, const View& out, Hal
   std::array<const View*, Inputs + 1> views{&out};
   std::copy(in.begin(), in.end(), views.begin() + 1);
   const LoopNest<Inputs + 1> nest = make_loop_nest<Inputs + 1>(out.shape, views);
-  bool direct = true;
+  bool direct = nest.rank < 2 || nest.inner_size() >= kShortRow;
   std::array<std::int64_t, Inputs + 1> element_bytes;
   std::int64_t bytes = 0;
   for (std::size_t v = 0; v <= Inputs; ++v) {

@@ -62,7 +62,8 @@ template <class From, class To>
 void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void* to, Tile tile) {
   const auto* source = static_cast<const From*>(from);
   auto* target = static_cast<To*>(to);
-  if (std::abs(stride) > std::abs(row_stride) && tile.rows > 1) {  // column by column is how it lies in memory
+  if (std::abs(stride) > std::abs(row_stride) && stride != 1 &&
+      tile.rows > 1) {  // column by column is how it lies in memory
     Tile done{0, 0};
     if constexpr (std::is_same_v<From, To> && sizeof(To) == 4)
       if (row_stride == 1) done = transpose_squares(source, stride, target, tile);

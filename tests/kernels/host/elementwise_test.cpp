@@ -7,8 +7,9 @@ using namespace support;
 
 namespace {
 
-const std::vector<Shape> kShapes = {{},     {0},       {1},        {7},       {33},          {1027},
-                                    {3, 5}, {2, 3, 4}, {17, 1, 9}, {4, 0, 3}, {2, 1, 3, 600}};
+const std::vector<Shape> kShapes = {{},       {0},       {1},        {7},       {33},           {1027},
+                                    {3, 5},   {2, 3, 4}, {17, 1, 9}, {4, 0, 3}, {2, 1, 3, 600}, {521, 3},
+                                    {67, 31}, {40, 33}};
 
 std::int64_t wrap(DType dtype, std::int64_t value) {
   switch (dtype) {
@@ -194,6 +195,14 @@ TEST_CASE("unary at the edges of the floating-point numbers", "[elementwise]") {
     CHECK(apply(UnaryOp::pow_scalar, -3, 2) == 9);
     CHECK(apply(UnaryOp::pow_scalar, 0, 0) == 1);
     CHECK(std::isnan(apply(UnaryOp::pow_scalar, -3, 0.5)));
+    CHECK(apply(UnaryOp::log1p, -1) == -kInf);
+    CHECK(apply(UnaryOp::log1p, kInf) == kInf);
+    CHECK(std::isnan(apply(UnaryOp::log1p, -1.5)));
+    CHECK(std::isnan(apply(UnaryOp::log1p, -kInf)));
+    CHECK(std::signbit(apply(UnaryOp::log1p, -0.0)));
+    CHECK(apply(UnaryOp::expm1, kInf) == kInf);
+    CHECK(apply(UnaryOp::expm1, -kInf) == -1);
+    CHECK(std::signbit(apply(UnaryOp::expm1, -0.0)));
     CHECK(apply(UnaryOp::clamp, kInf, -1, 1) == 1);
   }
 }
@@ -345,4 +354,32 @@ TEST_CASE("where picks elements of every dtype", "[elementwise]") {
                 z, [&](std::int64_t i) { return condition[i] != 0 ? x[i] : y[i]; }, 0);
             if (!error.empty()) FAIL(error);
           }
+}
+
+TEST_CASE("short rows beside rows that repeat, in place too", "[elementwise]") {
+  for (const DType dtype : kAllDTypes) {
+    if (dtype == DType::boolean) continue;
+    for (const std::int64_t columns : {1, 2, 3, 4, 7, 31, 32, 33, 300})
+      for (const std::int64_t rows : {1, 5, 1100}) {
+        TestTensor x(dtype, {rows, columns}), column(dtype, {rows, 1}), row(dtype, {1, columns});
+        x.fill_random(1, 0, 9), column.fill_random(2, 0, 9), row.fill_random(3, 0, 9);
+        const TestTensor before = x;
+        INFO(to_string(dtype) << " " << rows << " x " << columns);
+        for (const bool of_rows : {false, true}) {
+          View repeated = of_rows ? row.view() : column.view();
+          repeated.shape = x.shape();
+          repeated.strides = of_rows ? Strides{0, 1} : Strides{1, 0};
+          TestTensor gaps(dtype, {rows, columns}, Layout::slice);
+          const auto want = [&](std::int64_t i) {
+            const double product = before[i] * (of_rows ? row[i % columns] : column[i / columns]);
+            return is_floating(dtype) ? product : static_cast<double>(wrap(dtype, static_cast<std::int64_t>(product)));
+          };
+          run(BinaryArgs{.op = BinaryOp::mul, .x = before.in(), .y = {repeated}, .out = gaps.out()});
+          CHECK(mismatch(gaps, want, 1) == "");
+          x = before;
+          run(BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = {repeated}, .out = x.out()});
+          CHECK(mismatch(x, want, 1) == "");
+        }
+      }
+  }
 }
