@@ -191,7 +191,11 @@ class Reducer {
     if (results_ < kFewResults && bytes > 2 * kPieceBytes) return reduce_long();
     const bool short_rows =
         reduced_.rank == 1 && !reduced_.empty && reduced_.inner_size() <= kShort && kept_.inner_size() > 1;
-    for_pieces(results_, piece_rows(results_, bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t results = piece_rows(results_, bytes, kPieceBytes);
+    // Fewer pieces, which read more at one place of memory.
+    if (takes_turns())
+      results = std::max(results, lockstep::detail::computes_alone() ? results_ : results_ / kFewResults);
+    for_pieces(results_, results, [&](std::int64_t begin, std::int64_t end) {
       short_rows ? reduce_short_rows(begin, end) : reduce_rows(begin, end);
     });
   }
@@ -201,6 +205,9 @@ class Reducer {
     std::byte* to = static_cast<std::byte*>(out_.data) + offset * static_cast<std::int64_t>(size_of(out_.dtype));
     reduction_.finish(accumulators, count, elements_, to, stride);
   }
+
+  // Whether rows of a result have rows of others between them in memory.
+  bool takes_turns() const { return reduced_.rank > 1 && kept_.inner_stride(0) < reduced_.strides[1][0]; }
 
   static std::int64_t first_half(std::int64_t count) { return (count / 2 + 127) / 128 * 128; }
 
@@ -276,25 +283,30 @@ class Reducer {
         0);
   }
 
-  // The innermost dimension is a reduced one: one result after the other.
+  // The innermost dimension is a reduced one. Results whose rows take turns in memory take turns, too.
   void reduce_rows(std::int64_t begin, std::int64_t end) {
     const std::int64_t size = reduced_.inner_size(), stride = reduced_.inner_stride(0);
     const bool one_row = reduced_.rank <= 1 && !reduced_.empty;
+    const std::int64_t most = takes_turns() ? kSideBySide : 1;
     Elements elements(in_);
+    alignas(64) std::byte totals[kSideBySide][kWidest];
     for_each_run(kept_, begin, end, [&](const std::array<std::int64_t, 2>& run, std::int64_t from, std::int64_t to) {
-      for (std::int64_t i = from; i < to; ++i) {
-        const std::int64_t in = run[0] + i * kept_.inner_stride(0), out = run[1] + i * kept_.inner_stride(1);
-        alignas(kWidest) std::byte total[kWidest], row_total[kWidest];
+      for (; from < to; from += most) {
+        const std::int64_t count = std::min(most, to - from), step = kept_.inner_stride(0);
+        const std::int64_t in = run[0] + from * step, out = run[1] + from * kept_.inner_stride(1);
         if (one_row) {
-          reduce_row(elements, in, stride, size, total);
+          reduce_row(elements, in, stride, size, totals[0]);
         } else {
-          reduction_.start(total, 1);
+          for (std::int64_t i = 0; i < count; ++i) reduction_.start(totals[i], 1);
+          alignas(kWidest) std::byte row_total[kWidest];
           for_each_row(reduced_, [&](const std::array<std::int64_t, 1>& row) {
-            reduce_row(elements, in + row[0], stride, size, row_total);
-            reduction_.join(row_total, 1, total);
+            for (std::int64_t i = 0; i < count; ++i) {
+              reduce_row(elements, in + i * step + row[0], stride, size, row_total);
+              reduction_.join(row_total, 1, totals[i]);
+            }
           });
         }
-        store(total, 1, out, 1);
+        for (std::int64_t i = 0; i < count; ++i) store(totals[i], 1, out + i * kept_.inner_stride(1), 1);
       }
     });
   }

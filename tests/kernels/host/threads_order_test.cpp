@@ -36,6 +36,7 @@ TEST_CASE("reductions with several threads", "[threads]") {
                                     Case{{2, 303, 2, 601}, {2, 1, 2, 1}},    // rows that are joined
                                     Case{{2, 3, 2, 70'001}, {2, 1, 2, 1}},   // long ones
                                     Case{{60, 11, 20, 31}, {60, 1, 20, 1}},  // many results
+                                    Case{{7, 301, 403}, {1, 301, 1}},        // the same, by turns
                                     Case{{300'007}, {1}}})                   // one
     for (const auto& [dtype, layout] : kOperands) {
       TestTensor x(dtype, shape, layout), out(dtype, kept, Layout::slice);
