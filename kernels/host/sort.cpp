@@ -1,5 +1,6 @@
 // Running sums and sorting along the middle of [outer, size, inner].
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -84,19 +85,21 @@ struct Entry {
 // (Knuth, "The Art of Computer Programming", volume 3, 5.2.5). Returns where the result is: in one of the two buffers.
 template <class E>
 E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
-  constexpr int kDigitBits = 8;
-  constexpr std::int64_t kDigits = 1 << kDigitBits;
-  const int passes = key_bits / kDigitBits;
-  const auto digit = [](const E& entry, int pass) {
-    return static_cast<std::int64_t>((entry.key >> (pass * kDigitBits)) & (kDigits - 1));
+  // Of many, the fewer passes over memory are worth the longer tables.
+  const int digit_bits = count < std::int64_t{1} << 15 ? 8 : 11;
+  const int passes = (key_bits + digit_bits - 1) / digit_bits;
+  const std::int64_t digits = std::int64_t{1} << digit_bits;
+  const auto digit = [=](const E& entry, int pass) {
+    return static_cast<std::int64_t>(entry.key >> (pass * digit_bits)) & (digits - 1);
   };
-  std::int64_t all_places[8 * kDigits] = {};  // how many have a digit, then where the next one goes
-  std::int64_t* places = all_places;
+  Scratch scratch;
+  auto* places = scratch.take<std::int64_t>(passes * digits);  // how many have a digit, then where the next one goes
+  std::fill_n(places, passes * digits, std::int64_t{0});
   for (std::int64_t i = 0; i < count; ++i)
-    for (int pass = 0; pass < passes; ++pass) ++places[pass * kDigits + digit(from[i], pass)];
-  for (int pass = 0; pass < passes; ++pass, places += kDigits) {
+    for (int pass = 0; pass < passes; ++pass) ++places[pass * digits + digit(from[i], pass)];
+  for (int pass = 0; pass < passes; ++pass, places += digits) {
     if (places[digit(from[0], pass)] == count) continue;  // all have the same one
-    std::exclusive_scan(places, places + kDigits, places, std::int64_t{0});
+    std::exclusive_scan(places, places + digits, places, std::int64_t{0});
     for (std::int64_t i = 0; i < count; ++i) to[places[digit(from[i], pass)]++] = from[i];
     std::swap(from, to);
   }
@@ -105,7 +108,7 @@ E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
 
 // The first `wanted` in order; `buffer` is as large as the entries. Compiled once for all dtypes with such entries.
 template <class E>
-[[gnu::noinline]] const E* in_order(E* entries, E* buffer, std::int64_t count, std::int64_t wanted, int key_bits) {
+[[gnu::noinline]] E* in_order(E* entries, E* buffer, std::int64_t count, std::int64_t wanted, int key_bits) {
   // A heap of those that are wanted, where they are few.
   if (wanted < count / 8)
     std::partial_sort(entries, entries + wanted, entries + count);
@@ -116,6 +119,32 @@ template <class E>
   return entries;
 }
 
+// As in_order, of all entries, for keys of 64 bits: by 32 bits of their distances from the least one, and those that
+// these do not tell apart by the bits below. Half as large, entries move half as far.
+using Half = Entry<std::uint32_t, std::uint32_t>;
+[[gnu::noinline]] const Half* halves_in_order(const std::uint64_t* keys, Half* entries, Half* buffer,
+                                              std::int64_t count) {
+  constexpr int kBits = 32;
+  std::uint64_t least = keys[0], most = least;
+  for (std::int64_t i = 1; i < count; ++i) least = std::min(least, keys[i]), most = std::max(most, keys[i]);
+  const int below = std::max(static_cast<int>(std::bit_width(most - least)) - kBits, 0);
+  for (std::int64_t i = 0; i < count; ++i)
+    entries[i] = {static_cast<std::uint32_t>((keys[i] - least) >> below), static_cast<std::uint32_t>(i)};
+  Half* const sorted = in_order(entries, buffer, count, count, kBits);
+  if (below == 0) return sorted;
+  Half* const other = sorted == entries ? buffer : entries;
+  const std::uint64_t mask = (std::uint64_t{1} << below) - 1;
+  for (std::int64_t begin = 0, end; begin < count; begin = end) {
+    for (end = begin + 1; end < count && sorted[end].key == sorted[begin].key;) ++end;
+    if (end == begin + 1) continue;
+    for (std::int64_t i = begin; i < end; ++i)
+      sorted[i].key = static_cast<std::uint32_t>((keys[sorted[i].position] - least) & mask);
+    const Half* run = in_order(sorted + begin, other + begin, end - begin, end - begin, kBits);
+    if (run != sorted + begin) std::copy_n(run, end - begin, sorted + begin);
+  }
+  return sorted;
+}
+
 template <class T, class Position>
 void sort_positions(const ArgsortArgs& a) {
   using C = functors::Compute<T>;
@@ -123,21 +152,33 @@ void sort_positions(const ArgsortArgs& a) {
   const Shape& shape = a.x.view.shape;
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2], wanted = a.indices.view.shape[1];
   constexpr std::int64_t kElementCost = 16 * sizeof(E);  // an entry is moved many times
+  constexpr bool kHasHalves = kSortKeyBits<C> == 64 && sizeof(Position) == 4;
+  const bool by_halves = kHasHalves && size >= kLeastForDigits && wanted >= size / 8;
   const std::int64_t lines = outer * inner;
   for_pieces(lines, piece_rows(lines, size * kElementCost, kPieceBytes), [&](std::int64_t line, std::int64_t end) {
     Scratch scratch;
-    E* const entries = scratch.take<E>(size);
-    E* const buffer = scratch.take<E>(size);
+    auto* const keys = scratch.take<SortKey<C>>(by_halves ? size : 0);
+    auto* const halves = scratch.take<Half>(by_halves ? 2 * size : 0);
+    E* const entries = scratch.take<E>(by_halves ? 0 : 2 * size);
     for (; line < end; ++line) {
       const std::int64_t o = line / inner, j = line % inner;
       const T* from = data<T>(a.x) + o * size * inner + j;
+      const auto key = [&](std::int64_t i) { return sort_key(static_cast<C>(from[i * inner]), a.descending); };
+      auto* to = data<std::int64_t>(a.indices) + o * wanted * inner + j;
+      const auto store = [&](const auto* sorted) {
+        for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = static_cast<std::int64_t>(sorted[i].position);
+      };
+      if constexpr (kHasHalves)
+        if (by_halves) {
+          for (std::int64_t i = 0; i < size; ++i) keys[i] = key(i);
+          store(halves_in_order(keys, halves, halves + size, size));
+          continue;
+        }
       for (std::int64_t i = 0; i < size; ++i) {
-        entries[i].key = sort_key(static_cast<C>(from[i * inner]), a.descending);
+        entries[i].key = key(i);
         entries[i].position = static_cast<Position>(i);
       }
-      const E* sorted = in_order(entries, buffer, size, wanted, kSortKeyBits<C>);
-      auto* to = data<std::int64_t>(a.indices) + o * wanted * inner + j;
-      for (std::int64_t i = 0; i < wanted; ++i) to[i * inner] = static_cast<std::int64_t>(sorted[i].position);
+      store(in_order(entries, entries + size, size, wanted, kSortKeyBits<C>));
     }
   });
 }

@@ -1,6 +1,7 @@
 // Running sums and sorting, against plain loops.
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "support/catch.h"
 #include "support/views.h"
@@ -40,8 +41,8 @@ TEST_CASE("argsort is stable, and NaN is greater than all numbers", "[argsort]")
   for (const auto& [shape, wanted] :
        {std::pair{Shape{1, 1, 1}, 1}, std::pair{Shape{3, 40, 1}, 40}, std::pair{Shape{2, 33, 3}, 4},
         std::pair{Shape{1, 1500, 1}, 1500}, std::pair{Shape{2, 511, 1}, 511}, std::pair{Shape{2, 512, 3}, 512},
-        std::pair{Shape{2, 1100, 2}, 7}, std::pair{Shape{0, 3, 1}, 2}, std::pair{Shape{2, 3, 2}, 0},
-        std::pair{Shape{1, 3000, 1}, 10}})
+        std::pair{Shape{1, 600, 2}, 75}, std::pair{Shape{1, 40'003, 1}, 40'003}, std::pair{Shape{2, 1100, 2}, 7},
+        std::pair{Shape{0, 3, 1}, 2}, std::pair{Shape{2, 3, 2}, 0}, std::pair{Shape{1, 3000, 1}, 10}})
     for (const DType dtype : kAllDTypes)
       for (const bool descending : {false, true}) {
         const std::int64_t size = shape[1], inner = shape[2];
@@ -82,4 +83,42 @@ TEST_CASE("argsort of the ends of the integers", "[argsort]") {
   CHECK(indices.values() == std::vector<double>{3, 1, 2, 0});
   run(ArgsortArgs{x.in(), indices.out(), true});
   CHECK(indices.values() == std::vector<double>{0, 2, 1, 3});
+}
+
+TEST_CASE("argsort of 64-bit elements tells all bits apart, wherever they are", "[argsort]") {
+  constexpr std::int64_t kCount = 1700;
+  // Bits from `shift` on, of `groups` numbers that are far apart: equal in the upper bits, in the lower ones, in none.
+  for (const auto& [shift, groups, apart] : {std::tuple{0, 1, 8},
+                                             {7, 3, 15},
+                                             {31, 90, 39},
+                                             {32, 600, 40},
+                                             {33, 3, 41},
+                                             {44, 90, 52},
+                                             {55, 1, 60},
+                                             {0, 3, 58},
+                                             {7, 3, 58},
+                                             {12, 13, 58},
+                                             {20, 3, 50},
+                                             {24, 1, 58},
+                                             {31, 3, 60}})
+    for (const bool descending : {false, true}) {
+      TestTensor x(DType::i64, {1, kCount, 1}), indices(DType::i64, {1, kCount, 1});
+      std::vector<std::int64_t> values, order(std::size_t{kCount});
+      for (std::int64_t i = 0; i < kCount; ++i) {
+        const std::uint64_t low = static_cast<std::uint64_t>(i * 7919 % 251 / (i % 3 + 1));
+        const std::uint64_t high = static_cast<std::uint64_t>(i % groups) << apart;
+        values.push_back(static_cast<std::int64_t>((low << shift) + high - (std::uint64_t{1} << 62)));
+        x.set_integer(i, values.back());
+      }
+      std::iota(order.begin(), order.end(), std::int64_t{0});
+      std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+        const std::int64_t left = values[static_cast<std::size_t>(a)], right = values[static_cast<std::size_t>(b)];
+        return descending ? left > right : left < right;
+      });
+      run(ArgsortArgs{x.in(), indices.out(), descending});
+      INFO(shift << " " << groups << " " << apart << " " << descending);
+      CHECK(mismatch(
+                indices, [&](std::int64_t i) { return static_cast<double>(order[static_cast<std::size_t>(i)]); }, 0) ==
+            "");
+    }
 }
