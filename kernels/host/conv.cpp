@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lockstep/kernels/host/channels_last.h"
+#include "lockstep/kernels/host/conv_few_channels.h"
 #include "lockstep/kernels/host/conv_parts.h"
 #include "lockstep/kernels/host/gemm.h"
 #include "lockstep/kernels/host/kernels.h"
@@ -176,7 +177,7 @@ void grad_input(const Sizes& s, const T* dy, const T* w, T* dx) {
 template <class T>
 void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
   if constexpr (std::is_same_v<T, float>)
-    if (onednn_conv_grad_weight(s, dy, x, dw)) return;
+    if ((!s.channels_last && few_channels_grad_weight(s, dy, x, dw)) || onednn_conv_grad_weight(s, dy, x, dw)) return;
   if (s.channels_last) {
     Scratch scratch;
     return grad_weight<T>(in_planes(s), to_planes(scratch, dy, s.batch, s.out_plane(), s.outputs),

@@ -26,7 +26,14 @@ const std::vector<Problem> kProblems = {
     {2, 3, 9, 9, 5, {.kernel = {3, 3}, .padding = {2, 2}, .dilation = {2, 2}}},
     {2, 6, 6, 6, 9, {.kernel = {3, 3}, .padding = {1, 0}}, 3},
     {2, 4, 6, 5, 4, {.kernel = {3, 3}, .stride = {2, 1}, .padding = {1, 1}}, 4},  // depthwise
-    {3, 8, 4, 4, 10, {}},                                                         // pointwise
+    {2, 3, 9, 21, 3, {.kernel = {5, 5}, .padding = {2, 2}}, 3},
+    {3, 2, 11, 19, 4, {.kernel = {7, 7}, .stride = {2, 2}, .padding = {3, 3}}, 2},
+    {2, 8, 6, 18, 8, {.kernel = {3, 4}, .stride = {1, 2}, .padding = {1, 3}, .dilation = {2, 1}}, 2},
+    {2, 6, 8, 24, 8, {.kernel = {1, 2}, .stride = {3, 3}, .padding = {0, 1}, .dilation = {1, 2}}, 2},
+    {1, 4, 9, 16, 2, {.kernel = {2, 1}, .stride = {4, 2}}, 2},
+    {1, 2, 3, 3, 2, {.kernel = {3, 3}, .padding = {4, 4}}, 2},  // windows wholly in the padding
+    {0, 2, 5, 5, 2, {.kernel = {3, 3}}, 2},
+    {3, 8, 4, 4, 10, {}},  // pointwise
     {2, 5, 6, 6, 3, {.stride = {2, 2}}},
     {1, 2, 3, 3, 2, {.kernel = {3, 3}, .padding = {4, 4}}},  // windows wholly in the padding
     {1, 2, 2, 2, 3, {.kernel = {2, 2}, .stride = {5, 5}, .padding = {3, 3}}},
