@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "lockstep/kernels/host/fold.h"
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/vector.h"
@@ -15,24 +16,40 @@ struct Two {
   double first = 0, second = 0;
 };
 
+// A vector of C in double, as the sum of its parts.
+template <class C>
+Vector<double> add_parts(const Vector<C>& v) {
+  if constexpr (std::is_same_v<C, double>) {
+    return v;
+  } else {
+    float lanes[kWidth<float>];
+    store<float>(v, lanes);
+    return widened(lanes) + widened(lanes + kWidth<double>);
+  }
+}
+
+inline double add_lanes(const Vector<double>& v) {
+  double sum = 0;
+  for (int lane = 0; lane < kWidth<double>; ++lane) sum += v[lane];
+  return sum;
+}
+
 // The sums over pieces of a row: `vector(i, a, b)` adds to the vectors a and b what the elements from i on give,
 // `scalar(i, total)` what one element gives.
 template <class C, class AddVector, class AddScalar>
 Two sum_pieces(std::int64_t count, AddVector&& vector, AddScalar&& scalar) {
   constexpr std::int64_t kVectors = 4, kStep = kVectors * kWidth<C>, kPiece = 16 * kStep;
-  Two total;
+  Vector<double> first = {}, second = {};
   std::int64_t i = 0;
   const std::int64_t whole = count / kStep * kStep;
   while (i < whole) {
     Vector<C> a[kVectors] = {}, b[kVectors] = {};
     for (const std::int64_t end = std::min(i + kPiece, whole); i < end; i += kStep)
       for (std::int64_t k = 0; k < kVectors; ++k) vector(i + k * kWidth<C>, a[k], b[k]);
-    for (std::int64_t k = 0; k < kVectors; ++k)
-      for (int lane = 0; lane < kWidth<C>; ++lane) {
-        total.first += static_cast<double>(a[k][lane]);
-        total.second += static_cast<double>(b[k][lane]);
-      }
+    first += (add_parts<C>(a[0]) + add_parts<C>(a[1])) + (add_parts<C>(a[2]) + add_parts<C>(a[3]));
+    second += (add_parts<C>(b[0]) + add_parts<C>(b[1])) + (add_parts<C>(b[2]) + add_parts<C>(b[3]));
   }
+  Two total{add_lanes(first), add_lanes(second)};
   for (; i < count; ++i) scalar(i, total);
   return total;
 }
