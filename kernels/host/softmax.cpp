@@ -5,15 +5,26 @@
 #include <type_traits>
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/gather.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/maximum.h"
+#include "lockstep/kernels/host/powers.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
 
 namespace lockstep::kernels::host {
 namespace {
+
+// Of f32 by vector code, wherever it is computed: a row has the same bits beside others as alone.
+template <class C>
+[[gnu::always_inline]] inline double log_of_sum(double sum) {
+  if constexpr (std::is_same_v<C, float>)
+    return log_of_positive(sum);
+  else
+    return math::log(sum);
+}
 
 template <class C>
 void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
@@ -23,7 +34,7 @@ void softmax_row(const C* x, C* y, std::int64_t size, bool log) {
   for (std::int64_t i = 0; i < size; ++i) y[i] = math::exp_of_negative(x[i] - top);
   const double total = sum(y, size);
   if (log) {
-    const C shift = static_cast<C>(math::log(total));
+    const C shift = static_cast<C>(log_of_sum<C>(total));
     LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < size; ++i) y[i] = (x[i] - top) - shift;
   } else {
@@ -57,22 +68,37 @@ template <class C>
 void softmax_short_rows(const C* x, C* y, std::int64_t size, bool log) {
   C shifted[kShort][kSideBySide], e[kShort][kSideBySide], tops[kSideBySide], totals[kSideBySide];
   double sums[kSideBySide];
+  const auto turn = find_mover(dtype_of<C>(), HalfAs::bits).gather;
+  constexpr std::int64_t kSquare = 8;  // what it turns at once; of less, it is slower than the plain loops
+  if (size >= kSquare)
+    turn(x, size, 1, shifted, {size, kSideBySide});
+  else
+    for (std::int64_t i = 0; i < size; ++i)
+      for (std::int64_t r = 0; r < kSideBySide; ++r) shifted[i][r] = x[r * size + i];
   std::fill_n(tops, kSideBySide, -std::numeric_limits<C>::infinity());
   for (std::int64_t i = 0; i < size; ++i)
-    for (std::int64_t r = 0; r < kSideBySide; ++r) {
-      shifted[i][r] = x[r * size + i];
-      tops[r] = functors::larger(shifted[i][r], tops[r]);
-    }
+    for (std::int64_t r = 0; r < kSideBySide; ++r) tops[r] = functors::larger(shifted[i][r], tops[r]);
   for (std::int64_t i = 0; i < size; ++i)
     for (std::int64_t r = 0; r < kSideBySide; ++r) {
       shifted[i][r] -= tops[r];
       e[i][r] = math::exp_of_negative(shifted[i][r]);
     }
   sum_short_rows(e, size, sums);
-  for (std::int64_t r = 0; r < kSideBySide; ++r) totals[r] = static_cast<C>(log ? math::log(sums[r]) : 1 / sums[r]);
+  if (log)
+    for (std::int64_t r = 0; r < kSideBySide; ++r) totals[r] = static_cast<C>(log_of_sum<C>(sums[r]));
+  else
+    for (std::int64_t r = 0; r < kSideBySide; ++r) totals[r] = static_cast<C>(1 / sums[r]);
+  const auto result = [&](std::int64_t i, std::int64_t r) {
+    return log ? shifted[i][r] - totals[r] : e[i][r] * totals[r];
+  };
+  if (size < kSquare) {
+    for (std::int64_t i = 0; i < size; ++i)
+      for (std::int64_t r = 0; r < kSideBySide; ++r) y[r * size + i] = result(i, r);
+    return;
+  }
   for (std::int64_t i = 0; i < size; ++i)
-    for (std::int64_t r = 0; r < kSideBySide; ++r)
-      y[r * size + i] = log ? shifted[i][r] - totals[r] : e[i][r] * totals[r];
+    for (std::int64_t r = 0; r < kSideBySide; ++r) shifted[i][r] = result(i, r);
+  turn(shifted, kSideBySide, 1, y, {kSideBySide, size});
 }
 
 // `width` columns of rows of `inner`.
@@ -93,7 +119,10 @@ void softmax_columns(const C* x, C* y, std::int64_t size, std::int64_t inner, st
       sums[j] += e;
     }
   }
-  for (std::int64_t j = 0; j < width; ++j) sums[j] = log ? math::log(sums[j]) : 1 / sums[j];
+  if (log)
+    for (std::int64_t j = 0; j < width; ++j) sums[j] = log_of_sum<C>(sums[j]);
+  else
+    for (std::int64_t j = 0; j < width; ++j) sums[j] = 1 / sums[j];
   for (std::int64_t i = 0; i < size; ++i) {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t j = 0; j < width; ++j) {
