@@ -20,11 +20,12 @@ struct Plane {
   std::int64_t planes, height, width;  // of the source
   std::int64_t rows, columns;          // of the result
   const Taps<C>*row_taps, *column_taps;
-  bool copies;  // along a row, each element is one of the source
+  bool copies;           // each element is one of the source
+  bool doubles = false;  // along a row, each element of the source comes twice
   // The columns [0, pairs) are mixed from two neighbours each. Here they stand by kind, for vector code.
   std::int64_t pairs = 0;
-  std::int32_t* firsts;
-  C* weights[2];
+  std::int32_t* firsts = nullptr;
+  C* weights[2] = {};
 
   Plane(Scratch& scratch, const Resample2dArgs& a) {
     const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
@@ -34,6 +35,11 @@ struct Plane {
     row_taps = make(scratch, {height, rows, a.kind, a.step[0], a.align_corners});
     column_taps = make(scratch, {width, columns, a.kind, a.step[1], a.align_corners});
     copies = a.kind == ResampleKind::nearest;
+    if (copies) {
+      doubles = columns == 2 * width;
+      for (std::int64_t c = 0; c < columns; ++c) doubles &= column_taps[c].first == c / 2;
+      return;
+    }
     find_pairs(scratch);
   }
   void find_pairs(Scratch& scratch) {
@@ -73,6 +79,20 @@ bool same(const Taps<C>& a, const Taps<C>& b) {
 }
 
 template <class C>
+void copy_row(const Plane<C>& p, const C* from, C* to) {
+  if (!p.doubles) {
+    for (std::int64_t c = 0; c < p.columns; ++c) to[c] = from[p.column_taps[c].first];
+    return;
+  }
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < p.width; ++i) {
+    const C value = from[i];
+    to[2 * i] = value;
+    to[2 * i + 1] = value;
+  }
+}
+
+template <class C>
 void forward(const Plane<C>& p, const C* x, C* y, std::int64_t begin, std::int64_t end) {
   Scratch scratch;
   C* mixed = scratch.take<C>(p.width);
@@ -85,11 +105,12 @@ void forward(const Plane<C>& p, const C* x, C* y, std::int64_t begin, std::int64
         std::copy_n(to - p.columns, p.columns, to);
         continue;
       }
-      mix_rows(taps, x + plane * p.height * p.width, p.width, mixed);
+      const C* source = x + plane * p.height * p.width;
       if (p.copies) {
-        for (std::int64_t c = 0; c < p.columns; ++c) to[c] = mixed[p.column_taps[c].first];
+        copy_row(p, source + taps.first * p.width, to);
         continue;
       }
+      mix_rows(taps, source, p.width, mixed);
       LOCKSTEP_INDEPENDENT
       for (std::int64_t c = 0; c < p.pairs; ++c)
         to[c] = p.weights[0][c] * mixed[p.firsts[c]] + p.weights[1][c] * mixed[p.firsts[c] + 1];

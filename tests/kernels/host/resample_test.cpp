@@ -72,6 +72,8 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
       {{0, 2, 4, 4}, {0, 2, 2, 2}, average},
       {{1, 1, 40, 33}, {1, 1, 7, 6}, average},
       {{2, 1, 3, 4}, {2, 1, 6, 8}, nearest, {0.5, 0.5}},
+      {{1, 2, 3, 21}, {1, 2, 6, 42}, nearest, {0.5, 0.5}},
+      {{1, 1, 4, 20}, {1, 1, 8, 40}, nearest, {0.5, 0.45}},  // twice as wide, but not every element twice
       {{1, 2, 6, 5}, {1, 2, 2, 9}, nearest, {3, 5.0 / 9}},
       {{1, 1, 4, 4}, {1, 1, 10, 10}, nearest, {0.4, 0.3}},  // a step of one's own: the last elements count again
       {{2, 1, 3, 4}, {2, 1, 6, 8}, bilinear, {0.5, 0.5}},
