@@ -45,6 +45,9 @@ TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
       run(SoftmaxArgs{.x = x.in(), .y = y.out(), .log = log});
       CHECK(y[0] == Approx(log ? -std::log(3.0) : 1 / 3.0));
       CHECK(y[shape[2]] == (log ? -kInf : 0));
+      x.fill([&](std::int64_t i) { return i / shape[2] == 1 ? kInf : 0; });
+      run(SoftmaxArgs{.x = x.in(), .y = y.out(), .log = log});
+      for (std::int64_t i = 0; i < x.count(); ++i) CHECK(std::isnan(y[i]));
     }
 }
 
