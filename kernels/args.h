@@ -180,8 +180,8 @@ struct MatmulArgs {
   void views(auto&& f) const { f(a), f(b), f(bias), f(out); }
 };
 
-// ---- convolution and pooling. Shapes are NCHW; weights [O, C / groups, KH, KW], contiguous. All images of a call are
-// contiguous, or, where the table says that its kernels take them so, all are channels_last; without gaps either way.
+// ---- convolution and pooling. Shapes are NCHW; weights [O, C / groups, KH, KW]. All images of a call are contiguous;
+// where the table says so, and but for f64, all may be channels_last instead, and weights too. None of them has gaps.
 
 struct Window2d {
   std::array<int, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0}, dilation{1, 1};

@@ -12,7 +12,7 @@ struct ConvSizes {
   std::int64_t outputs, out_height, out_width;  // of y
   std::int64_t groups, group_channels, group_outputs;
   Window2d window;
-  bool channels_last = false;  // how x and y lie in memory
+  bool channels_last = false, weights_channels_last = false;  // how x and y lie in memory, and how w does
 
   ConvSizes(const Shape& x, const Shape& y, const Window2d& w, int group_count)
       : batch(x[0]),
@@ -29,7 +29,8 @@ struct ConvSizes {
 
   std::int64_t plane() const { return height * width; }
   std::int64_t out_plane() const { return out_height * out_width; }
-  std::int64_t taps() const { return group_channels * window.kernel[0] * window.kernel[1]; }
+  std::int64_t kernel() const { return std::int64_t{window.kernel[0]} * window.kernel[1]; }
+  std::int64_t taps() const { return group_channels * kernel(); }
   // Elements from one channel, or row, of x or y to the next.
   std::int64_t channel_step() const { return channels_last ? 1 : plane(); }
   std::int64_t out_channel_step() const { return channels_last ? 1 : out_plane(); }

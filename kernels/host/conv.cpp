@@ -102,19 +102,39 @@ void for_channel_parts(const Sizes& s, std::int64_t images, std::int64_t channel
 }
 
 Sizes in_planes(Sizes s) {
-  s.channels_last = false;
+  s.channels_last = s.weights_channels_last = false;
   return s;
+}
+// Contiguous ones. (Of f64 all are.)
+template <class T>
+const T* plain_images(Scratch& scratch, const Sizes& s, const T* images, std::int64_t pixels, std::int64_t channels) {
+  return s.channels_last ? to_planes(scratch, images, s.batch, pixels, channels) : images;
+}
+template <class T>
+const T* plain_weights(Scratch& scratch, const Sizes& s, const T* w) {
+  return s.weights_channels_last ? to_planes(scratch, w, s.outputs, s.kernel(), s.group_channels) : w;
+}
+// Calls compute(result) for a contiguous result [batch, channels, pixels], in scratch memory where `last`.
+template <class T, class F>
+void into_plain(bool last, std::int64_t batch, std::int64_t channels, std::int64_t pixels, T* result, F&& compute) {
+  if (!last) return compute(result);
+  Scratch scratch;
+  T* planes = scratch.take<T>(batch * channels * pixels);
+  compute(planes);
+  swap_columns(planes, batch, channels, pixels, result);
 }
 
 template <class T>
 void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, bool relu, PackedWeights* forms) {
-  if constexpr (std::is_same_v<T, float>)
+  if constexpr (std::is_same_v<T, float>) {
     if (onednn_conv(s, x, w, bias, y, relu, forms)) return;
-  if (s.channels_last) {
-    Scratch scratch;
-    T* planes = scratch.take<T>(s.batch * s.outputs * s.out_plane());
-    forward<T>(in_planes(s), to_planes(scratch, x, s.batch, s.plane(), s.channels), w, bias, planes, relu, nullptr);
-    return swap_columns(planes, s.batch, s.outputs, s.out_plane(), y);
+    if (s.channels_last || s.weights_channels_last) {
+      Scratch scratch;
+      const T* images = plain_images(scratch, s, x, s.plane(), s.channels);
+      const T* weights = plain_weights(scratch, s, w);
+      return into_plain(s.channels_last, s.batch, s.outputs, s.out_plane(), y,
+                        [&](T* to) { forward<T>(in_planes(s), images, weights, bias, to, relu, nullptr); });
+    }
   }
   const std::int64_t rows = ceil_div(4 * kColumns, std::max<std::int64_t>(s.out_width, 1));
   const std::int64_t bands = ceil_div(s.out_height, rows), count = s.batch * s.groups * bands;
@@ -144,13 +164,15 @@ void forward(const Sizes& s, const T* x, const T* w, const T* bias, T* y, bool r
 
 template <class T>
 void grad_input(const Sizes& s, const T* dy, const T* w, T* dx) {
-  if constexpr (std::is_same_v<T, float>)
+  if constexpr (std::is_same_v<T, float>) {
     if (onednn_conv_grad_input(s, dy, w, dx)) return;
-  if (s.channels_last) {
-    Scratch scratch;
-    T* planes = scratch.take<T>(s.batch * s.channels * s.plane());
-    grad_input<T>(in_planes(s), to_planes(scratch, dy, s.batch, s.out_plane(), s.outputs), w, planes);
-    return swap_columns(planes, s.batch, s.channels, s.plane(), dx);
+    if (s.channels_last || s.weights_channels_last) {
+      Scratch scratch;
+      const T* images = plain_images(scratch, s, dy, s.out_plane(), s.outputs);
+      const T* weights = plain_weights(scratch, s, w);
+      return into_plain(s.channels_last, s.batch, s.channels, s.plane(), dx,
+                        [&](T* to) { grad_input<T>(in_planes(s), images, weights, to); });
+    }
   }
   const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
   const std::int64_t channels = s.batch >= kManyImages ? std::max<std::int64_t>(s.group_channels, 1) : part_channels(s);
@@ -176,12 +198,16 @@ void grad_input(const Sizes& s, const T* dy, const T* w, T* dx) {
 
 template <class T>
 void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
-  if constexpr (std::is_same_v<T, float>)
-    if ((!s.channels_last && few_channels_grad_weight(s, dy, x, dw)) || onednn_conv_grad_weight(s, dy, x, dw)) return;
-  if (s.channels_last) {
-    Scratch scratch;
-    return grad_weight<T>(in_planes(s), to_planes(scratch, dy, s.batch, s.out_plane(), s.outputs),
-                          to_planes(scratch, x, s.batch, s.plane(), s.channels), dw);
+  if constexpr (std::is_same_v<T, float>) {
+    const bool plain = !s.channels_last && !s.weights_channels_last;
+    if ((plain && few_channels_grad_weight(s, dy, x, dw)) || onednn_conv_grad_weight(s, dy, x, dw)) return;
+    if (!plain) {
+      Scratch scratch;
+      const T* out = plain_images(scratch, s, dy, s.out_plane(), s.outputs);
+      const T* images = plain_images(scratch, s, x, s.plane(), s.channels);
+      return into_plain(s.weights_channels_last, s.outputs, s.group_channels, s.kernel(), dw,
+                        [&](T* to) { grad_weight<T>(in_planes(s), out, images, to); });
+    }
   }
   if (s.batch == 0) std::fill_n(dw, s.outputs * s.taps(), T(0));
   const std::int64_t kernel = std::int64_t{s.window.kernel[0]} * s.window.kernel[1];
@@ -204,9 +230,10 @@ void grad_weight(const Sizes& s, const T* dy, const T* x, T* dw) {
   });
 }
 
-Sizes sizes_of(const View& x, const View& y, const Window2d& window, int groups) {
+Sizes sizes_of(const View& x, const View& w, const View& y, const Window2d& window, int groups) {
   Sizes sizes(x.shape, y.shape, window, groups);
   sizes.channels_last = is_channels_last(x, y);
+  sizes.weights_channels_last = is_channels_last(w);
   return sizes;
 }
 
@@ -218,8 +245,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
     dispatch_compute(a.x.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> y(scratch, a.y);
-      forward<C>(sizes_of(a.x.view, a.y.view, a.window, a.groups), read<C>(scratch, a.x), read<C>(scratch, a.w),
-                 read<C>(scratch, a.bias), y.data(), a.relu, a.packed.get());
+      forward<C>(sizes_of(a.x.view, a.w.view, a.y.view, a.window, a.groups), read<C>(scratch, a.x),
+                 read<C>(scratch, a.w), read<C>(scratch, a.bias), y.data(), a.relu, a.packed.get());
       y.finish();
     });
   });
@@ -231,8 +258,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> dx(scratch, a.dx);
-      grad_input<C>(sizes_of(a.dx.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy), read<C>(scratch, a.w),
-                    dx.data());
+      grad_input<C>(sizes_of(a.dx.view, a.w.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy),
+                    read<C>(scratch, a.w), dx.data());
       dx.finish();
     });
   });
@@ -244,8 +271,8 @@ void Kernels::enqueue(const Stream& stream, const Conv2dGradWeightArgs& args) {
     dispatch_compute(a.dy.view.dtype, [&]<class C>(Type<C>) {
       Scratch scratch;
       const Writer<C> dw(scratch, a.dw);
-      grad_weight<C>(sizes_of(a.x.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy), read<C>(scratch, a.x),
-                     dw.data());
+      grad_weight<C>(sizes_of(a.x.view, a.dw.view, a.dy.view, a.window, a.groups), read<C>(scratch, a.dy),
+                     read<C>(scratch, a.x), dw.data());
       dw.finish();
     });
   });

@@ -17,6 +17,9 @@ constexpr std::int64_t kManyParts = 16;
 // Kernels compute several vectors of channels at once.
 constexpr std::int64_t kVector = 16, kChannels = 2 * kVector;
 
+// Gradients in place are divided by images alone. So many times fewer parts than are wanted are better than converting.
+constexpr std::int64_t kFewer = 4;
+
 std::int64_t image_elements(const Sizes& s) { return s.channels * s.plane() + s.outputs * s.out_plane(); }
 std::int64_t image_cost(const Sizes& s) {
   return s.outputs * s.out_plane() * s.taps() + kElementCost * image_elements(s);
@@ -48,7 +51,7 @@ void take_outputs(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart
 
 void take_channels(const Sizes& s, std::int64_t begin, std::int64_t end, ConvPart& part) {
   part.x += begin * s.channel_step();
-  part.w += begin * s.window.kernel[0] * s.window.kernel[1];
+  part.w += begin * (s.weights_channels_last ? 1 : s.kernel());
   part.sizes.channels = part.sizes.group_channels = end - begin;
 }
 
@@ -110,7 +113,7 @@ std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& s) {
     // Sums over images apart, where to add them up costs little.
     const std::int64_t affordable = cost / (64 * kElementCost * weights);
     const std::int64_t sums = std::clamp<std::int64_t>(affordable, 1, std::min(wanted, s.batch));
-    if (sums >= ceil_div(count, each))
+    if (sums >= ceil_div(count, each) || (conv_in_place(s) && sums * kFewer >= wanted))
       divide(ceil_div(s.batch, sums), 1, 1, take_outputs);
     else
       divide(s.batch, count, each, grouped ? take_groups : take_outputs);
@@ -123,14 +126,14 @@ std::vector<ConvPart> conv_parts(ConvKind kind, const ConvSizes& s) {
   const bool forward = kind == ConvKind::forward, in_place = conv_in_place(s);
   // Into how many parts those of images are divided further. Parts that are computed in place have all channels of
   // their pixels, and no gaps: of several images, all rows.
-  const bool whole_images = in_place && (images > 1 || (!forward && by_images >= 4));
+  const bool whole_images = in_place && (images > 1 || (!forward && by_images * kFewer >= wanted));
   const std::int64_t more = whole_images ? 1 : std::min(ceil_div(kManyParts, by_images), wanted);
   if (s.groups > 1 && !(in_place && forward))
     divide(images, s.groups, share(s.groups, more, group_block), take_groups);
   else if (forward && s.channels < 8 && !in_place)
     // oneDNN has so few as they are, but not as part of the rows.
     divide(images, s.outputs, share(s.outputs, more, kChannels), take_outputs);
-  else if (weights > s.batch * image_elements(s) || (!forward && by_images < 4))
+  else if (weights > s.batch * image_elements(s) || (!forward && by_images < 4 && !whole_images))
     // What all have in common is the images. The weights, which each uses a part of, are the more to convert.
     divide(s.batch, forward ? s.outputs : s.channels, share(forward ? s.outputs : s.channels, wanted, kChannels),
            forward ? take_outputs : take_channels);

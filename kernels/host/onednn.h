@@ -27,8 +27,8 @@ bool onednn_multiplies(DType dtype);
 // f32; `out` has that dtype, after one rounding, or is f32. Not for a k of 0.
 bool onednn_matmul(const Stack& a, const Stack& b, const void* bias, const Stack& out);
 
-// Images without gaps, contiguous or channels_last as the sizes say; contiguous OIHW weights; bias may be null. `forms`,
-// which may be null, keeps w in oneDNN's layout.
+// Images without gaps, contiguous or channels_last as the sizes say, and so are OIHW weights; bias may be null.
+// `forms`, which may be null, keeps w in oneDNN's layout.
 bool onednn_conv(const ConvSizes& sizes, const float* x, const float* w, const float* bias, float* y, bool relu,
                  PackedWeights* forms);
 bool onednn_conv_grad_input(const ConvSizes& sizes, const float* dy, const float* w, float* dx);

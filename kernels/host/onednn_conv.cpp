@@ -42,7 +42,7 @@ Key key_of(Kind kind, const ConvSizes& s, bool has_bias) {
           w.padding[1],
           w.dilation[0],
           w.dilation[1],
-          has_bias + 2 * s.channels_last};
+          has_bias + 2 * s.channels_last + 4 * s.weights_channels_last};
 }
 
 // The weights of a convolution in the layouts of its parts. Nothing of oneDNN's: it may live longer.

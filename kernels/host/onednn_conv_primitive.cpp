@@ -57,8 +57,9 @@ Layouts plain_layouts(const ConvSizes& whole, const ConvSizes& s, bool has_bias)
   const auto strided = [](const memory::dims& dims, const memory::dims& strides) {
     return memory::desc(dims, memory::data_type::f32, strides);
   };
-  const std::int64_t kernel_width = s.window.kernel[1], kernel = s.window.kernel[0] * kernel_width;
-  memory::dims w_strides{whole.taps(), kernel, kernel_width, 1};
+  const std::int64_t kernel_width = s.window.kernel[1], channels = whole.group_channels;
+  memory::dims w_strides{whole.taps(), s.kernel(), kernel_width, 1};
+  if (whole.weights_channels_last) w_strides = {whole.taps(), 1, kernel_width * channels, channels};
   if (s.groups > 1) w_strides.insert(w_strides.begin(), whole.group_outputs * whole.taps());
   memory::dims x_strides{whole.channels * whole.plane(), whole.channel_step(), whole.row_step(), 1};
   memory::dims y_strides{whole.outputs * whole.out_plane(), whole.out_channel_step(), whole.out_row_step(), 1};

@@ -59,7 +59,8 @@ void store_first(const Vector<C>& v, std::int64_t count, C* to) {
 
 template <class C>
 void max_pool(const MaxPool2dArgs& a) {
-  if (is_channels_last(a.x.view, a.y.view)) return max_pool_channels_last<C>(a);
+  if constexpr (std::is_same_v<C, float>)
+    if (is_channels_last(a.x.view, a.y.view)) return max_pool_channels_last(a);
   using Number = std::conditional_t<sizeof(C) == 4, std::int32_t, std::int64_t>;  // as wide, for as many lanes
   constexpr C kLowest = -std::numeric_limits<C>::infinity();
   Scratch scratch;
@@ -123,7 +124,8 @@ void max_unpool(const MaxUnpool2dArgs& a) {
       LOCKSTEP_CHECK(indices[i] >= 0 && indices[i] < out_plane, "[max_unpool2d] expected indices in [0, ", out_plane,
                      "), got ", indices[i], " at position ", i);
   });
-  if (is_channels_last(a.in.view, a.out.view)) return max_unpool_channels_last<T>(a);
+  if constexpr (!std::is_same_v<T, double>)
+    if (is_channels_last(a.in.view, a.out.view)) return max_unpool_channels_last<T>(a);
   const T* x = data<T>(a.in);
   T* y = data<T>(a.out);
   for_pieces(planes, rows, [&](std::int64_t begin, std::int64_t end) {
@@ -171,7 +173,8 @@ class Shares {
 
 template <class C>
 void avg_pool(const AvgPool2dArgs& a) {
-  if (is_channels_last(a.x.view, a.y.view)) return avg_pool_channels_last<C>(a);
+  if constexpr (std::is_same_v<C, float>)
+    if (is_channels_last(a.x.view, a.y.view)) return avg_pool_channels_last(a);
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
@@ -195,7 +198,8 @@ void avg_pool(const AvgPool2dArgs& a) {
 
 template <class C>
 void avg_pool_grad(const AvgPool2dGradArgs& a) {
-  if (is_channels_last(a.dy.view, a.dx.view)) return avg_pool_grad_channels_last<C>(a);
+  if constexpr (std::is_same_v<C, float>)
+    if (is_channels_last(a.dy.view, a.dx.view)) return avg_pool_grad_channels_last(a);
   Scratch scratch;
   const C* dy = read<C>(scratch, a.dy);
   const Writer<C> dx(scratch, a.dx);

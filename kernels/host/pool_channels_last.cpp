@@ -12,6 +12,8 @@
 namespace lockstep::kernels::host {
 namespace {
 
+using C = float;  // in which all dtypes but f64 compute
+
 struct Images {
   std::int64_t batch, channels, height, width, out_height, out_width;
   Window2d window;
@@ -44,7 +46,6 @@ struct Images {
                [&](std::int64_t begin, std::int64_t end) { call(f, begin, end); });
   }
   // What the sum of a window is multiplied with.
-  template <class C>
   C share(const PoolMean& mean, std::int64_t oh, std::int64_t ow) const {
     if (mean.divisor != 0) return C(1) / static_cast<C>(mean.divisor);
     return C(1) / static_cast<C>(functors::window_elements(window, mean.padding, 0, oh, height) *
@@ -53,14 +54,13 @@ struct Images {
 };
 
 // One loop for all of its uses each.
-template <class C>
 [[gnu::noinline]] void add_scaled(const C* from, C scale, std::int64_t count, C* to) {
   LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) to[i] += from[i] * scale;
 }
 
 // Position is as wide as C, so that both fill the same number of vector lanes.
-template <class C, class Position>
+template <class Position>
 [[gnu::noinline]] void take_larger(const C* from, Position position, std::int64_t count, C* best, Position* where) {
   LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) {
@@ -72,7 +72,7 @@ template <class C, class Position>
   }
 }
 
-template <class C, class Position>
+template <class Position>
 void max_pool(const MaxPool2dArgs& a) {
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
@@ -101,12 +101,10 @@ void max_pool(const MaxPool2dArgs& a) {
 
 }  // namespace
 
-template <class C>
 void max_pool_channels_last(const MaxPool2dArgs& a) {
   const Shape& x = a.x.view.shape;
-  if constexpr (std::is_same_v<C, float>)
-    if (x[2] * x[3] <= std::numeric_limits<std::int32_t>::max()) return max_pool<C, std::int32_t>(a);
-  max_pool<C, std::int64_t>(a);
+  if (x[2] * x[3] <= std::numeric_limits<std::int32_t>::max()) return max_pool<std::int32_t>(a);
+  max_pool<std::int64_t>(a);
 }
 
 template <class T>
@@ -130,7 +128,6 @@ void max_unpool_channels_last(const MaxUnpool2dArgs& a) {
   });
 }
 
-template <class C>
 void avg_pool_channels_last(const AvgPool2dArgs& a) {
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
@@ -143,14 +140,13 @@ void avg_pool_channels_last(const AvgPool2dArgs& a) {
       C* sums = y.data() + pixel * s.channels;
       std::fill_n(sums, s.channels, C(0));
       s.for_each_tap(oh, ow, [&](std::int64_t tap) { add_scaled(image + tap * s.channels, C(1), s.channels, sums); });
-      const C share = s.share<C>(a.mean, oh, ow);
+      const C share = s.share(a.mean, oh, ow);
       for (std::int64_t c = 0; c < s.channels; ++c) sums[c] *= share;
     }
   });
   y.finish();
 }
 
-template <class C>
 void avg_pool_grad_channels_last(const AvgPool2dGradArgs& a) {
   Scratch scratch;
   const C* dy = read<C>(scratch, a.dy);
@@ -165,7 +161,7 @@ void avg_pool_grad_channels_last(const AvgPool2dGradArgs& a) {
                          std::fill(image + p * s.channels + begin, image + p * s.channels + end, C(0));
                        for (std::int64_t oh = 0; oh < s.out_height; ++oh)
                          for (std::int64_t ow = 0; ow < s.out_width; ++ow, from += s.channels) {
-                           const C share = s.share<C>(a.mean, oh, ow);
+                           const C share = s.share(a.mean, oh, ow);
                            s.for_each_tap(oh, ow, [&](std::int64_t tap) {
                              add_scaled(from + begin, share, end - begin, image + tap * s.channels + begin);
                            });
@@ -174,15 +170,8 @@ void avg_pool_grad_channels_last(const AvgPool2dGradArgs& a) {
   dx.finish();
 }
 
-template void max_pool_channels_last<float>(const MaxPool2dArgs&);
-template void max_pool_channels_last<double>(const MaxPool2dArgs&);
 template void max_unpool_channels_last<float>(const MaxUnpool2dArgs&);
-template void max_unpool_channels_last<double>(const MaxUnpool2dArgs&);
 template void max_unpool_channels_last<Half>(const MaxUnpool2dArgs&);
 template void max_unpool_channels_last<BFloat16>(const MaxUnpool2dArgs&);
-template void avg_pool_channels_last<float>(const AvgPool2dArgs&);
-template void avg_pool_channels_last<double>(const AvgPool2dArgs&);
-template void avg_pool_grad_channels_last<float>(const AvgPool2dGradArgs&);
-template void avg_pool_grad_channels_last<double>(const AvgPool2dGradArgs&);
 
 }  // namespace lockstep::kernels::host

@@ -1,17 +1,14 @@
-// Pooling of images in channels_last. C: float or double; T: also the 16-bit dtypes.
+// Pooling of images in channels_last, which are not f64.
 #pragma once
 
 #include "lockstep/kernels/args.h"
 
 namespace lockstep::kernels::host {
 
-template <class C>
 void max_pool_channels_last(const MaxPool2dArgs& a);
 template <class T>  // the indices have been checked
 void max_unpool_channels_last(const MaxUnpool2dArgs& a);
-template <class C>
 void avg_pool_channels_last(const AvgPool2dArgs& a);
-template <class C>
 void avg_pool_grad_channels_last(const AvgPool2dGradArgs& a);
 
 }  // namespace lockstep::kernels::host

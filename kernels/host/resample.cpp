@@ -148,7 +148,8 @@ void adjoint(const Plane<C>& p, const C* dy, C* dx, std::int64_t begin, std::int
 
 template <class C>
 void resample(const Resample2dArgs& a) {
-  if (is_channels_last(a.x.view, a.y.view)) return resample_channels_last<C>(a);
+  if constexpr (std::is_same_v<C, float>)
+    if (is_channels_last(a.x.view, a.y.view)) return resample_channels_last(a);
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);

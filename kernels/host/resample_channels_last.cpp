@@ -12,7 +12,8 @@
 namespace lockstep::kernels::host {
 namespace {
 
-template <class C>
+using C = float;  // in which all dtypes but f64 compute
+
 struct Images {
   std::int64_t batch, channels, height, width;  // of the source
   std::int64_t rows, columns;                   // of the result
@@ -34,7 +35,6 @@ struct Images {
 };
 
 // to = weight * from, or to += that. One loop for all of its uses.
-template <class C>
 [[gnu::noinline]] void mix(C weight, const C* from, std::int64_t count, bool first, C* to) {
   if (first) {
     LOCKSTEP_INDEPENDENT
@@ -45,14 +45,12 @@ template <class C>
   }
 }
 
-template <class C>
 bool same(const Taps<C>& a, const Taps<C>& b) {
   return a.first == b.first && a.count == b.count && a.weights[0] == b.weights[0] && a.weights[1] == b.weights[1];
 }
 
 // Rows [begin, end) of all results.
-template <class C>
-void forward(const Images<C>& s, const C* x, C* y, std::int64_t begin, std::int64_t end) {
+void forward(const Images& s, const C* x, C* y, std::int64_t begin, std::int64_t end) {
   Scratch scratch;
   const std::int64_t line = s.width * s.channels, out_line = s.columns * s.channels;
   C* mixed = scratch.take<C>(line);
@@ -76,8 +74,7 @@ void forward(const Images<C>& s, const C* x, C* y, std::int64_t begin, std::int6
 }
 
 // Channels [begin, end) of one image.
-template <class C>
-void adjoint(const Images<C>& s, const C* dy, C* dx, std::int64_t n, std::int64_t begin, std::int64_t end) {
+void adjoint(const Images& s, const C* dy, C* dx, std::int64_t n, std::int64_t begin, std::int64_t end) {
   Scratch scratch;
   const std::int64_t count = end - begin;
   C* spread = scratch.take<C>(s.width * count);
@@ -101,12 +98,11 @@ void adjoint(const Images<C>& s, const C* dy, C* dx, std::int64_t n, std::int64_
 
 }  // namespace
 
-template <class C>
 void resample_channels_last(const Resample2dArgs& a) {
   Scratch scratch;
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
-  const Images<C> s(scratch, a);
+  const Images s(scratch, a);
   constexpr std::int64_t kElementCost = 2 * sizeof(C);
   if (a.adjoint) {
     for_channel_blocks(
@@ -120,8 +116,5 @@ void resample_channels_last(const Resample2dArgs& a) {
   }
   y.finish();
 }
-
-template void resample_channels_last<float>(const Resample2dArgs&);
-template void resample_channels_last<double>(const Resample2dArgs&);
 
 }  // namespace lockstep::kernels::host

@@ -29,9 +29,7 @@ Tensor grad_input(const Tensor& gradient, const Tensor& weight, const Shape& inp
   return detail::in_format(conv2d_grad_input(gradient, weight, input_shape, geometry), format);
 }
 Tensor grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape, const ConvGeometry& geometry,
-                   MemoryFormat format) {
-  return detail::in_format(conv2d_grad_weight(gradient, x, weight_shape, geometry), format);
-}
+                   MemoryFormat format);
 
 class Conv2dNode final : public ConvNode<3> {  // of x and weight
  public:
@@ -118,6 +116,11 @@ MemoryFormat conv_format(const Tensor& a, const Tensor& b) {
   return a.memory_format() == MemoryFormat::channels_last ? a.memory_format() : b.memory_format();
 }
 
+// As kernels of its device take it.
+Tensor kernel_weight(const Tensor& weight) {
+  return weight.contiguous(detail::kernel_format(weight, weight.memory_format()));
+}
+
 void check_gradient(const char* op, const Tensor& gradient, const Shape& expected) {
   LOCKSTEP_CHECK(gradient.shape() == expected, "[", op, "] expected a gradient ", expected, ", got ", gradient);
 }
@@ -145,8 +148,8 @@ Tensor detail::conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     LOCKSTEP_CHECK(bias.shape() == Shape{shape[1]}, "[conv2d] expected a bias [", shape[1], "] for the weight ", weight,
                    ", got ", bias);
   }
-  const MemoryFormat format = conv_format(x, weight), inner = detail::kernel_format(x.device(), format);
-  const Tensor input = x.contiguous(inner), filters = weight.contiguous(),
+  const MemoryFormat format = conv_format(x, weight), inner = detail::kernel_format(x, format);
+  const Tensor input = x.contiguous(inner), filters = kernel_weight(weight),
                offset = bias.defined() ? bias.contiguous() : bias;
   Tensor y = detail::fresh(shape, x.dtype(), x.device(), inner);
   detail::launch(x.device(), Conv2dArgs{input.in(), filters.in(), offset.in(), y.out(),
@@ -161,8 +164,8 @@ Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Sha
   check_gradient("conv2d_grad_input", gradient,
                  output_shape("conv2d_grad_input", to_string(input_shape), input_shape, weight.describe(),
                               weight.shape(), geometry));
-  const MemoryFormat format = conv_format(gradient, weight), inner = detail::kernel_format(gradient.device(), format);
-  const Tensor dy = gradient.contiguous(inner), filters = weight.contiguous();
+  const MemoryFormat format = conv_format(gradient, weight), inner = detail::kernel_format(gradient, format);
+  const Tensor dy = gradient.contiguous(inner), filters = kernel_weight(weight);
   Tensor dx = detail::fresh(input_shape, gradient.dtype(), gradient.device(), inner);
   detail::launch(dy.device(), Conv2dGradInputArgs{dy.in(), filters.in(), dx.out(), window_of(weight.shape(), geometry),
                                                   geometry.groups});
@@ -172,18 +175,25 @@ Tensor conv2d_grad_input(const Tensor& gradient, const Tensor& weight, const Sha
 
 Tensor conv2d_grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape,
                           const ConvGeometry& geometry) {
+  return grad_weight(gradient, x, weight_shape, geometry, MemoryFormat::contiguous);
+}
+
+namespace {
+Tensor grad_weight(const Tensor& gradient, const Tensor& x, const Shape& weight_shape, const ConvGeometry& geometry,
+                   MemoryFormat format) {
   detail::check_floating_alike("conv2d_grad_weight", gradient, x);
   check_gradient(
       "conv2d_grad_weight", gradient,
       output_shape("conv2d_grad_weight", x.describe(), x.shape(), to_string(weight_shape), weight_shape, geometry));
-  const MemoryFormat inner = detail::kernel_format(x.device(), conv_format(gradient, x));
+  const MemoryFormat inner = detail::kernel_format(x, conv_format(gradient, x));
   const Tensor dy = gradient.contiguous(inner), input = x.contiguous(inner);
-  Tensor dw = detail::fresh(weight_shape, gradient.dtype(), gradient.device());
+  Tensor dw = detail::fresh(weight_shape, gradient.dtype(), gradient.device(), detail::kernel_format(x, format));
   detail::launch(dy.device(), Conv2dGradWeightArgs{dy.in(), input.in(), dw.out(), window_of(weight_shape, geometry),
                                                    geometry.groups});
   save_for_backward(record<Conv2dGradWeightNode>(dw, dy, input), dy, input, geometry);
-  return dw;
+  return dw.to(format);
 }
+}  // namespace
 
 Tensor conv_transpose2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvTransposeGeometry& g) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]

@@ -67,7 +67,7 @@ class AvgPool2dGradNode final : public NodeOf<1> {
 };
 
 Tensor spread(const Tensor& gradient, const Averages& averages, const Shape& shape) {
-  const MemoryFormat inner = detail::kernel_format(gradient.device(), averages.format);
+  const MemoryFormat inner = detail::kernel_format(gradient, averages.format);
   const Tensor dy = gradient.contiguous(inner);
   Tensor dx = detail::fresh(shape, dy.dtype(), dy.device(), inner);
   detail::launch(dy.device(), AvgPool2dGradArgs{dy.in(), dx.out(), averages.window, averages.mean});
@@ -86,7 +86,7 @@ class AvgPool2dNode final : public NodeOf<1> {
 };
 
 Tensor average(const Tensor& x, const Averages& averages, const Shape& shape) {
-  const MemoryFormat inner = detail::kernel_format(x.device(), averages.format);
+  const MemoryFormat inner = detail::kernel_format(x, averages.format);
   const Tensor in = x.contiguous(inner);
   Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
   detail::launch(in.device(), AvgPool2dArgs{in.in(), y.out(), averages.window, averages.mean});
@@ -132,7 +132,7 @@ Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   LOCKSTEP_CHECK(geometry.count_include_pad && !geometry.divisor,
                  "[max_pool2d] expected no options of a mean, got count_include_pad or divisor");
   const Window2d window = window_of("max_pool2d", x, kernel, geometry, shape);
-  const MemoryFormat format = x.memory_format(), inner = detail::kernel_format(x.device(), format);
+  const MemoryFormat format = x.memory_format(), inner = detail::kernel_format(x, format);
   const Tensor in = x.contiguous(inner);
   Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
   Tensor indices = detail::fresh(shape, DType::i64, in.device(), inner);

@@ -30,7 +30,7 @@ class ResampleNode final : public NodeOf<1> {
 };
 
 Tensor resample(const Tensor& x, const Map& map, bool adjoint, const Shape& shape) {
-  const MemoryFormat inner = detail::kernel_format(x.device(), map.format);
+  const MemoryFormat inner = detail::kernel_format(x, map.format);
   const Tensor in = x.contiguous(inner);
   Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
   detail::launch(in.device(), Resample2dArgs{in.in(), y.out(), map.kind, map.step, map.align_corners, adjoint});

@@ -97,8 +97,9 @@ MemoryFormat common_format(const Shape& shape, std::initializer_list<const Tenso
   return format;
 }
 
-MemoryFormat kernel_format(Device device, MemoryFormat format) {
-  return kernels::table(device.type()).takes_channels_last ? format : MemoryFormat::contiguous;
+MemoryFormat kernel_format(const Tensor& like, MemoryFormat format) {
+  const bool takes = kernels::table(like.device().type()).takes_channels_last && like.dtype() != DType::f64;
+  return takes ? format : MemoryFormat::contiguous;
 }
 
 View view_as(const Tensor& tensor, const Shape& shape) {

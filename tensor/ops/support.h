@@ -27,8 +27,9 @@ LOCKSTEP_API Tensor alias(const Tensor& base, const Shape& shape, const Strides&
 // Of the result of an elementwise operation: channels_last where an operand of the whole `shape` is, and the elements
 // of all such operands are in that order. Operands that are broadcast or undefined have no say.
 LOCKSTEP_API MemoryFormat common_format(const Shape& shape, std::initializer_list<const Tensor*> operands);
-// In which an image kernel of the device computes what is wanted in `format`. The result is what its `to(format)` is.
-LOCKSTEP_API MemoryFormat kernel_format(Device device, MemoryFormat format);
+// In which an image kernel computes what is wanted in `format`, for images like `like` (their device and dtype). What
+// it gives in another is converted by to(format).
+LOCKSTEP_API MemoryFormat kernel_format(const Tensor& like, MemoryFormat format);
 // For gradients: `x` in `format`, and x itself where that is its format, with gaps or without.
 inline Tensor in_format(const Tensor& x, MemoryFormat format) { return x.memory_format() == format ? x : x.to(format); }
 

@@ -43,6 +43,7 @@ TEST_CASE("resample2d is the same for any number of threads", "[resample]") {
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
       INFO(to_string(dtype) << " " << static_cast<int>(kind));
       for (const Layout images : image_layouts()) {
+        if (dtype == DType::f64 && images == Layout::channels_last) continue;
         TestTensor x(dtype, {3, 67, 9, 11}, images), y(dtype, {3, 67, 14, 10}, images), dx(dtype, x.shape(), images);
         x.fill_random(1);
         const auto results = [&](int count) {
@@ -90,6 +91,7 @@ TEST_CASE("resample2d and its adjoint agree with the maps written out", "[resamp
     for (std::size_t each = 0; each < layouts.size() * std::size(kFloatingDTypes); ++each) {
       const DType dtype = kFloatingDTypes[each / layouts.size()];
       const Layout images = layouts[each % layouts.size()];
+      if (dtype == DType::f64 && images == Layout::channels_last) continue;
       TestTensor x(dtype, p.source, images), y(dtype, p.result, images), dx(dtype, p.source, images);
       x.fill_random(1);
       Resample2dArgs args{x.in(), y.out(), p.kind, p.step, p.align_corners, false};

@@ -103,6 +103,13 @@ TEST_CASE("to(format) takes gradients along, and back again; other ranks stay", 
   net.to(device_at(2));
   CHECK(all_in(net, kLast));
   CHECK(all_in(deep_copy(net), kLast));
+  net.set_requires_grad(false);
+  net.to(kRows);
+  net.set_requires_grad(true);
+  net.zero_grad();
+  net(images(3).to(DType::f32).to(device_at(2)).to(kLast)).sum().backward();
+  CHECK(all_in(net, kRows));
+  net.to(kLast);
   const Tensor given = zeros(net.parameters()[0].shape(), {.dtype = DType::f32, .device = device_at(2)});
   net.parameters()[0].set_grad(given);
   CHECK(all_in(net, kLast));
