@@ -17,17 +17,21 @@ using functors::Compute;
 // Each block packs its rows and columns by itself: measured, one thread loses up to 5 percent by these, 7 in f64.
 constexpr std::int64_t kAll = std::int64_t{1} << 40;
 constexpr Blocks::Size kFloat[] = {{256, 512}, {256, 192}, {128, 192}};
+// Where b has few columns and rows, packing it once more costs less than packing a for each block of columns.
+constexpr Blocks::Size kFewFloats[] = {{128, 512}, {64, 512}, {128, 192}};
 // The kernel of gemm.cpp packs its rows for every 256 columns anyway.
 constexpr Blocks::Size kDouble[] = {{kAll, 256}, {256, 256}, {256, 128}};
 // oneDNN's best code for bf16 wants rows that follow each other without gaps.
 constexpr Blocks::Size kHalf[] = {{256, kAll}, {128, kAll}, {128, 512}};
 
-template <class T>
-Blocks blocks_for(std::int64_t depth) {
-  if constexpr (std::is_same_v<T, double>) return {kDouble, 8};
+template <class Operand, class T>
+Blocks blocks_for(const Product<Operand, T>& p) {
+  if constexpr (std::is_same_v<Operand, double>) return {kDouble, 8};
+  constexpr std::int64_t kSmall = std::int64_t{1} << 25;  // multiplications
+  if (p.multiplications() < kSmall) return {kFewFloats, 48};
   // Where k is large, packing the columns for few rows does not pay.
   constexpr std::int64_t kShallow = 512;
-  return {std::span(kFloat).first(depth <= kShallow ? 3 : 2), 48};
+  return {std::span(kFloat).first(p.a.columns <= kShallow ? 3 : 2), 48};
 }
 
 // Up to here the work around a call of oneDNN takes longer than the product.
@@ -245,12 +249,13 @@ void matmul_views(const MatmulArgs& args) {
   if (element_count(args.out.view.shape) == 0) return;
   const Product<T, T> p = product_of<T>(args);
   if constexpr (std::is_same_v<T, Compute<T>>) {
-    for_blocks(p, blocks_for<T>(p.a.columns), compute<T>);
+    for_blocks(p, blocks_for(p), compute<T>);
   } else if (p.multiplications() > kSmallHalf && onednn_multiplies(dtype_of<T>())) {
     for_blocks(p, {kHalf, 64}, compute_half<T>);
   } else {
     Scratch scratch;
-    for_blocks(widened(scratch, p), blocks_for<float>(p.a.columns), compute_wide<T>);
+    const auto wide = widened(scratch, p);
+    for_blocks(wide, blocks_for(wide), compute_wide<T>);
   }
 }
 

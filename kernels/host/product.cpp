@@ -5,11 +5,12 @@
 namespace lockstep::kernels::host {
 namespace {
 
-// In multiplications: some 30 microseconds in f32.
-constexpr std::int64_t kPieceCost = std::int64_t{1} << 21;
+// In multiplications: some 8 microseconds in f32.
+constexpr std::int64_t kPieceCost = std::int64_t{1} << 19;
 // Enough to keep several cores busy to the end. More would be smaller, and what is packed for each is packed more
-// often.
+// often: small products are halved at least.
 constexpr std::int64_t kEnough = 8;
+std::int64_t enough(std::int64_t cost) { return std::clamp<std::int64_t>(cost / (8 * kPieceCost), 2, kEnough); }
 
 // An element that is packed or stored costs as much as some multiplications.
 std::int64_t cost(std::int64_t rows, std::int64_t columns, std::int64_t depth) {
@@ -37,7 +38,7 @@ Piece piece_of_product(std::int64_t batches, std::int64_t rows, std::int64_t col
   Piece piece{1, rows, columns};
   std::int64_t pieces = batches;
   for (const Blocks::Size& size : blocks.sizes) {
-    if (pieces >= kEnough) break;
+    if (pieces >= enough(batches * one)) break;
     std::int64_t most_rows = std::min(rows, size.rows), most_columns = std::min(columns, size.columns);
     const std::int64_t larger = pieces_of(kPieceCost, cost(most_rows, most_columns, depth));
     (rows >= columns ? most_rows : most_columns) *= larger;

@@ -77,9 +77,11 @@ std::vector<Work> all_works() {
   add_works<Sequential>(works, "cnn", cnn, normal({n, 3, 32, 32}), classes({n}, 10));
   add_works<Sequential>(works, "resnet", resnet, normal({n, 3, 64, 64}), classes({n}, 10));
   add_works<Sequential>(works, "mobile", mobile, normal({n, 3, 64, 64}), classes({n}, 10));
-  add_works<Gpt>(works, "gpt", [] { return Gpt(); }, classes({n, Gpt::kLength}, Gpt::kWords),
-                 classes({n, Gpt::kLength}, Gpt::kWords));
-  add_works<Lstm>(works, "lstm", [] { return Lstm(); }, normal({n, 64, 128}), classes({n}, 10));
+  add_works<Gpt>(
+      works, "gpt", [] { return Gpt(); }, classes({n, Gpt::kLength}, Gpt::kWords),
+      classes({n, Gpt::kLength}, Gpt::kWords));
+  add_works<Lstm>(
+      works, "lstm", [] { return Lstm(); }, normal({n, 64, 128}), classes({n}, 10));
   return works;
 }
 
@@ -98,9 +100,8 @@ void run(bench::Session& session) {
   for (const Work& work : all_works()) {
     if (!session.wants("serial", cat(work.network, ' ', work.what))) continue;
     if (std::exchange(first, false)) {
-      configure_host({.mode = HostMode::inlined, .parallel_for = [](auto count, const auto& piece) {
-                        divided(count, piece);
-                      }});
+      configure_host(
+          {.mode = HostMode::inlined, .parallel_for = [](auto count, const auto& piece) { divided(count, piece); }});
       set_threads(*std::max_element(cores.begin(), cores.end()));
       manual_seed(1);
     }
@@ -137,9 +138,7 @@ const bench::Subcommand threads(
       app.add_option("--images", images, "Images, texts or series of a batch; the mlp has 8 times as many rows")
           ->check(CLI::PositiveNumber)
           ->capture_default_str();
-      app.add_option("--cores", cores, "Counts of threads to say the bound for")
-          ->delimiter(',')
-          ->capture_default_str();
+      app.add_option("--cores", cores, "Counts of threads to say the bound for")->delimiter(',')->capture_default_str();
     },
     run);
 

@@ -1,5 +1,6 @@
 // The networks of scripts/compare_peers, trained and asked.
 #include "../../networks.h"
+
 #include "work.h"
 
 namespace peers {
