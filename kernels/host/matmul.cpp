@@ -244,11 +244,34 @@ Product<T, T> product_of(const MatmulArgs& args) {
   return column_major && !row_major ? p.transposed() : p;
 }
 
+// A b whose columns lie together, as a layer's weights, is packed more slowly, and for every block of rows anew: where
+// there are many rows and b is small, to copy it first costs less.
+Product<float, float> with_rows_of_b(Scratch& scratch, const Product<float, float>& p) {
+  constexpr std::int64_t kManyRows = 512, kSmallMatrix = std::int64_t{1} << 18;
+  const Batch<const float>& b = p.b;
+  if (b.row_stride != 1 || b.column_stride < b.rows || b.rows * b.columns > kSmallMatrix || p.out.batches > 1 ||
+      p.out.rows < kManyRows)
+    return p;
+  float* const rows = scratch.take<float>(b.rows * b.columns);
+  const auto view = [&](const float* data, std::int64_t row_stride, std::int64_t column_stride) {
+    return View{const_cast<float*>(data), {b.rows, b.columns}, {row_stride, column_stride}, DType::f32, Device::cpu(),
+                true};
+  };
+  copy_view(view(b.data, b.row_stride, b.column_stride), view(rows, b.columns, 1));
+  Product<float, float> copied = p;
+  copied.b = {rows, 1, b.rows, b.columns, 0, b.columns, 1};
+  return copied;
+}
+
 template <class T>
 void matmul_views(const MatmulArgs& args) {
   if (element_count(args.out.view.shape) == 0) return;
   const Product<T, T> p = product_of<T>(args);
-  if constexpr (std::is_same_v<T, Compute<T>>) {
+  if constexpr (std::is_same_v<T, float>) {
+    Scratch scratch;
+    const Product<T, T> in_rows = with_rows_of_b(scratch, p);
+    for_blocks(in_rows, blocks_for(p), compute<T>);
+  } else if constexpr (std::is_same_v<T, double>) {
     for_blocks(p, blocks_for(p), compute<T>);
   } else if (p.multiplications() > kSmallHalf && onednn_multiplies(dtype_of<T>())) {
     for_blocks(p, {kHalf, 64}, compute_half<T>);
