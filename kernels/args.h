@@ -215,7 +215,7 @@ struct Conv2dGradWeightArgs {  // dw from dy and x
 struct MaxPool2dArgs {
   In x;
   Out y;
-  Out indices;  // i64, shape of y: position in the H * W plane of x; the first of equals; padding never wins
+  Out indices;  // i64, shape of y: position in the H * W plane of x, first of equals, never padding; may be absent
   Window2d window;
   static constexpr const char* kName = "max_pool2d";
   void views(auto&& f) const { f(x), f(y), f(indices); }

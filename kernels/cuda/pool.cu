@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
       if ((!(value <= best) && best == best) || where < 0) best = value, where = at;
     });
     y[i] = narrow<T>(best);
-    indices[i] = where < 0 ? 0 : where;
+    if (indices) indices[i] = where < 0 ? 0 : where;
   });
 }
 

@@ -87,6 +87,15 @@ void max_pool(const MaxPool2dArgs& a) {
     auto* places = own.take<std::int64_t>(padded_width);
     for_each_row(p, begin, end, [&](std::int64_t plane, std::int64_t oh, std::int64_t row) {
       const auto taps = rows.taps(plane, oh);
+      for (std::int64_t i = 0; !indices && i < p.out_width; i += kWidth<C>) {
+        Vector<C> best = kLowest - Vector<C>{};
+        for (std::int64_t t = 0; t < taps.count; ++t) {
+          const Vector<C> value = load(taps.values[t] + i);
+          best = ~(value <= best) & (best == best) ? value : best;  // see below
+        }
+        store_first<C>(best, p.out_width - i, y.data() + row + i);
+      }
+      if (!indices) return;
       for (std::int64_t i = 0; i < p.out_width; i += kWidth<C>) {
         Vector<C> best = kLowest - Vector<C>{};
         Vector<Number> winner = load(first + i), number = {};

@@ -72,6 +72,15 @@ template <class Position>
   }
 }
 
+// Without the positions.
+[[gnu::noinline]] void take_larger(const C* from, std::int64_t count, C* best) {
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = 0; i < count; ++i) {
+    const C value = from[i], before = best[i];
+    best[i] = !(value <= before) & (before == before) ? value : before;
+  }
+}
+
 template <class Position>
 void max_pool(const MaxPool2dArgs& a) {
   Scratch scratch;
@@ -88,6 +97,11 @@ void max_pool(const MaxPool2dArgs& a) {
       C* best = y.data() + pixel * s.channels;
       // A window wholly in the padding keeps this.
       std::fill_n(best, s.channels, -std::numeric_limits<C>::infinity());
+      if (!indices) {
+        s.for_each_tap(row % s.out_height, pixel % s.out_width,
+                       [&](std::int64_t tap) { take_larger(image + tap * s.channels, s.channels, best); });
+        continue;
+      }
       std::fill_n(where, s.channels, Position(-1));
       s.for_each_tap(row % s.out_height, pixel % s.out_width, [&](std::int64_t tap) {
         take_larger(image + tap * s.channels, static_cast<Position>(tap), s.channels, best, where);

@@ -135,7 +135,8 @@ Tensor max_pool2d(const Tensor& x, Size2 kernel, const PoolGeometry& geometry) {
   const MemoryFormat format = x.memory_format(), inner = detail::kernel_format(x, format);
   const Tensor in = x.contiguous(inner);
   Tensor y = detail::fresh(shape, in.dtype(), in.device(), inner);
-  Tensor indices = detail::fresh(shape, DType::i64, in.device(), inner);
+  Tensor indices;  // a backward alone asks for them
+  if (GradMode::enabled() && in.requires_grad()) indices = detail::fresh(shape, DType::i64, in.device(), inner);
   detail::launch(in.device(), MaxPool2dArgs{in.in(), y.out(), indices.out(), window});
   if (auto* node = record<MaxPool2dNode>(y, in)) {
     node->indices.save(indices);

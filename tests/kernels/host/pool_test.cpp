@@ -137,6 +137,9 @@ TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
       run(MaxPool2dArgs{.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
       CHECK(mismatch(y, element(best), 0) == "");
       CHECK(mismatch(indices, element(where), 0) == "");
+      TestTensor alone(dtype, y_shape, images);
+      run(MaxPool2dArgs{.x = x.in(), .y = alone.out(), .indices = {}, .window = p.window});
+      CHECK(alone.bytes() == y.bytes());
       run(AvgPool2dArgs{.x = x.in(), .y = y.out(), .window = p.window, .mean = p.mean});
       CHECK(mismatch(y, element(mean), 8) == "");
 
@@ -188,6 +191,10 @@ TEST_CASE("the first of equal elements wins in max_pool2d, also of -infinity, an
           const bool wins = where[o] < 0 || (!std::isnan(best[o]) && (std::isnan(x[at]) || x[at] > best[o]));
           if (wins) best[o] = x[at], where[o] = static_cast<double>(position);
         });
+        TestTensor alone(dtype, y_shape);
+        run(MaxPool2dArgs{.x = x.in(), .y = alone.out(), .indices = {}, .window = p.window});
+        CHECK(mismatch(
+                  alone, [&](std::int64_t i) { return best[static_cast<std::size_t>(i)]; }, 0) == "");
         run(MaxPool2dArgs{.x = x.in(), .y = y.out(), .indices = indices.out(), .window = p.window});
         CHECK(mismatch(
                   y, [&](std::int64_t i) { return best[static_cast<std::size_t>(i)]; }, 0) == "");

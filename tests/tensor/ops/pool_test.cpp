@@ -30,3 +30,20 @@ TEST_CASE("what the sums of average pooling are divided by") {
   CHECK_THROWS_WITH(avg_pool2d(x, 2, by_nothing), Contains("[avg_pool2d]") && Contains("divisor"));
   CHECK_THROWS_WITH(max_pool2d(x, 2, inside), Contains("[max_pool2d]") && Contains("count_include_pad"));
 }
+
+TEST_CASE("max_pool2d keeps positions only where a backward may ask for them", "[pool]") {
+  const Device device = accelerators().front();
+  const Tensor x = randn({4, 8, 32, 32}, {.device = device});
+  const auto peak = [&](bool gradients) {
+    const Tensor in = x.clone().set_requires_grad(gradients);
+    synchronize(current_stream(device));
+    reset_peak(device);
+    const std::size_t before = memory_stats(device).peak_in_use_bytes;
+    const Tensor y = max_pool2d(in, 2);
+    CHECK(y.to_vector<float>() == max_pool2d(in.detach(), 2).to_vector<float>());
+    return memory_stats(device).peak_in_use_bytes - before;
+  };
+  const std::size_t result = 4 * 8 * 16 * 16 * sizeof(float);
+  CHECK(peak(false) <= 4 * result);  // two results, and what it costs to round them up
+  CHECK(peak(true) >= 4 * result);   // one of i64 beside them
+}
