@@ -28,7 +28,7 @@ class Report(unittest.TestCase):
         names = run("--list").stdout.splitlines()
         for name in ["ops/small/add, 16 floats", "ops/large/softmax", "dispatch/resources/ordinal",
                      "engine/empty_call/2 spinning", "kernels/memory/copy", "topology/copy_of_8_bytes/host:0 to host:1",
-                     "transfers/transfers/1 refresh",
+                     "transfers/transfers/1 refresh", "threads/serial/mlp training", "threads/serial/lstm inference",
                      "ddp/own_cost/step", "overlap/overlap/step", "allreduce/all/sizes"]:
             self.assertIn(name, names)
         self.assertEqual(len(names), len(set(names)))
@@ -79,6 +79,18 @@ class Report(unittest.TestCase):
         self.assertRegex(text, r"operation +microseconds +min +p95 +spread +at most")
         self.assertRegex(text, r"add, 16 floats +[\d.]+ +[\d.]+ +[\d.]+ +±[\d.]+% +0\.3\n")
 
+    def test_the_serial_share_is_what_is_not_divided(self):
+        rows = json.loads(run("threads", "--json", "--images", "4", "--cores", "2,16", "--filter", "(mlp|cnn) inference",
+                              *self.FAST).stdout)["serial"]
+        self.assertEqual([(row["network"], row["work"]) for row in rows],
+                         [("mlp", "inference"), ("cnn", "inference")])
+        for row in rows:
+            share = row["serial share"]
+            self.assertGreater(row["divided calls"], 0)
+            self.assertTrue(0 < share < 1, share)
+            for cores in (2, 16):
+                self.assertAlmostEqual(row[f"bound on {cores}"], 1 / (share + (1 - share) / cores))
+
     def test_columns_of_nccl_tests(self):
         lines = run("allreduce", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2").stdout.splitlines()
         rows = [line.split() for line in lines if not line.startswith("#")]
@@ -96,7 +108,7 @@ class Report(unittest.TestCase):
         for arguments, part in [([], "name of a benchmark"), (["--filter", "(", "ops"], "regular expression"),
                                 (["ops", "--filter", "no such figure"], "no such figure"), (["opps"], "opps"),
                                 (["ops", "--repetitions", "0"], "0"), (["ops", "--min-time", "-1"], "-1"),
-                                (["ops", "--json", "--csv"], "--json"), (["kernels", "--device", "host:9"], "host:9")]:
+                                (["ops", "--json", "--csv"], "--json"), (["threads", "--cores", "0"], "--cores"), (["kernels", "--device", "host:9"], "host:9")]:
             with self.subTest(arguments):
                 done = run(*arguments, code=2)
                 self.assertEqual(done.stdout, "")
