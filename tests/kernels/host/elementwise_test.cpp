@@ -376,6 +376,9 @@ TEST_CASE("short rows beside rows that repeat, in place too", "[elementwise]") {
           };
           run(BinaryArgs{.op = BinaryOp::mul, .x = before.in(), .y = {repeated}, .out = gaps.out()});
           CHECK(mismatch(gaps, want, 1) == "");
+          run(CastArgs{.in = {repeated}, .out = gaps.out()});
+          CHECK(mismatch(
+                    gaps, [&](std::int64_t i) { return of_rows ? row[i % columns] : column[i / columns]; }, 0) == "");
           x = before;
           run(BinaryArgs{.op = BinaryOp::mul, .x = x.in(), .y = {repeated}, .out = x.out()});
           CHECK(mismatch(x, want, 1) == "");
