@@ -1,5 +1,5 @@
 // A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
-// and one that is prepared for inference.
+// and one that is prepared for inference, in either memory format.
 #include <cstdio>
 #include <cstring>
 
@@ -37,6 +37,10 @@ int main() {
   bool same = true;
   for (int call = 0; call < 2; ++call)
     same = same && amax(abs(prepared(image) - images(image)).flatten(), {0}).item<double>() < 1e-5;
+  Sequential pixels = deep_copy(images);
+  pixels.to(MemoryFormat::channels_last);
+  const Tensor scores = prepare(pixels)(image);
+  same = same && scores.memory_format() == MemoryFormat::channels_last && allclose(scores, images(image), 1e-4, 1e-5);
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
   const BuildInfo info = build_info();
   std::printf("%s\n", to_string(info).c_str());
