@@ -59,16 +59,17 @@ Ways operation(const Json& work, const std::string& file) {
     const Tensor output = entry->second({args, inputs, false}).once().at(0);
     inputs.push_back(randn(output.shape(), {.device = device}).to(output.dtype()));
   }
-  const Call call = [&] {
+  const auto call_with = [&](const Tensors& of) {
     const GradMode mode(backward);
-    return entry->second({args, inputs, backward});
-  }();
-  const auto once = [&] {
+    return entry->second({args, of, backward});
+  };
+  const auto once = [&](const Call& call) {
     const GradMode mode(backward);
     return call.once();
   };
-  const Tensors results = once();
-  if (!work.value("random", false) && !work.value("stateful", false)) check_results(results, once());
+  const Call call = call_with(inputs);
+  const Tensors results = once(call);
+  if (!work.value("random", false) && !work.value("stateful", false)) check_results(results, once(call));
   std::size_t bytes = 0;  // read and written, if each element is touched once
   for (const Tensor& input : inputs) bytes += input.bytes();
   for (const Tensor& result : results) bytes += result.bytes();
@@ -76,13 +77,28 @@ Ways operation(const Json& work, const std::string& file) {
   for (std::size_t i = 0; i < inputs.size(); ++i) saved.push_back({cat("in.", i), inputs[i].detach()});
   for (std::size_t i = 0; i < results.size(); ++i) saved.push_back({cat("out.", i), results[i].detach()});
   save_safetensors(file, saved);
-  return {{"plain",
-           {.repeat =
-                [call, backward](std::int64_t times) {
+  const auto way = [&](const Call& of) -> Way {
+    return {.repeat =
+                [of, backward](std::int64_t times) {
                   const GradMode mode(backward);
-                  call.repeat(times);
+                  of.repeat(times);
                 },
-            .report = {{"bytes", bytes}}}}};
+            .report = {{"bytes", bytes}}};
+  };
+  Ways ways{{"plain", way(call)}};
+  if (work.at("group") == "conv" && inputs[0].rank() == 4) {
+    Tensors pixels;
+    for (const Tensor& input : inputs)
+      pixels.push_back(input.rank() == 4 ? input.detach().to(MemoryFormat::channels_last) : input.detach());
+    for (std::size_t i = 0; i < inputs.size(); ++i) pixels[i].set_requires_grad(inputs[i].requires_grad());
+    const Call in_pixels = call_with(pixels);
+    const Tensors same = once(in_pixels);
+    for (std::size_t i = 0; i < same.size(); ++i)
+      LOCKSTEP_CHECK(allclose(same[i], results[i], 1e-3, 1e-3), "expected the same in channels_last, got others in ",
+                     i);
+    ways.emplace("channels_last", way(in_pixels));
+  }
+  return ways;
 }
 
 Ways prepare_work(const Json& work, const std::string& folder) {
