@@ -8,6 +8,7 @@
 #include "lockstep/kernels/host/product.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/strip_gemm.h"
+#include "lockstep/kernels/host/vector_matrix.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -88,10 +89,16 @@ bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, c
   return true;
 }
 
+bool is_vector_matrix(const Batch<const float>& a, const Batch<const float>& b, const Batch<float>& out) {
+  return out.batches == 1 && out.column_stride == 1 && is_for_vector_matrix(a.matrix(0), b.matrix(0));
+}
+
 template <class T>
 void multiply(const Batch<const T>& a, const Batch<const T>& b, const Batch<T>& out, T alpha, T beta) {
-  if constexpr (std::is_same_v<T, float>)
+  if constexpr (std::is_same_v<T, float>) {
     if (multiply_strips(a, b, out, alpha, beta)) return;
+    if (is_vector_matrix(a, b, out)) return vector_matrix(a.matrix(0), b.matrix(0), out.data, alpha, beta);
+  }
   const bool row_major = (out.column_stride == 1 || out.columns == 1) && out.row_stride >= out.columns;
   Scratch scratch;
   T* packed = row_major ? nullptr : scratch.take<T>(out.rows * out.columns);
@@ -268,6 +275,7 @@ void matmul_views(const MatmulArgs& args) {
   if (element_count(args.out.view.shape) == 0) return;
   const Product<T, T> p = product_of<T>(args);
   if constexpr (std::is_same_v<T, float>) {
+    if (is_vector_matrix(p.a, p.b, p.out)) return compute(p);  // which divides itself
     Scratch scratch;
     const Product<T, T> in_rows = with_rows_of_b(scratch, p);
     for_blocks(in_rows, blocks_for(p), compute<T>);

@@ -157,6 +157,32 @@ TEST_CASE("each of what a product adds works without the others", "[matmul]") {
         }
 }
 
+TEST_CASE("a row times a large matrix has the same bits with any number of threads, and gaps in both",
+          "[matmul][threads]") {
+  constexpr std::int64_t kDepth = 530, kColumns = 2003;
+  TestTensor wide(DType::f32, {1, kDepth, kColumns + 5}), column(DType::f32, {1, kDepth, 3});
+  wide.fill_random(1, -1, 1), column.fill_random(2, -1, 1);
+  TestTensor a(DType::f32, {1, 1, kDepth}), b(DType::f32, {1, kDepth, kColumns}), bias(DType::f32, {kColumns});
+  a.fill([&](std::int64_t i) { return column[3 * i]; });
+  b.fill([&](std::int64_t i) { return wide[i / kColumns * (kColumns + 5) + i % kColumns]; });
+  bias.fill_random(3, -1, 1);
+  View row = column.view(), matrix = wide.view();
+  row.shape = a.shape(), row.strides = {kDepth * 3, kDepth * 3, 3};
+  matrix.shape = b.shape();
+  const std::vector<double> sums = product(a, b);
+  for (const auto& [alpha, beta] : {std::pair{1.0, 0.0}, std::pair{0.5, 0.0}, std::pair{0.5, -2.0}})
+    for (const bool has_bias : {false, true}) {
+      TestTensor out(DType::f32, {1, 1, kColumns});
+      out.fill_random(4, -1, 1);
+      const TestTensor before = out;
+      MatmulArgs args{.a = {row}, .b = {matrix}, .out = out.inout(), .alpha = alpha, .beta = beta};
+      if (has_bias) args.bias = bias.in();
+      INFO(alpha << " " << beta << " " << has_bias);
+      REQUIRE(differs_with_threads(args, {&out}) == "");
+      CHECK(wrong(out, sums, kDepth, alpha, beta, &before, has_bias ? &bias : nullptr) == "");
+    }
+}
+
 TEST_CASE("rows and columns of a matrix may repeat", "[matmul]") {
   for (const DType dtype : kFloatingDTypes)
     for (const int repeated : {1, 2})
@@ -207,8 +233,9 @@ TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]"
 
 TEST_CASE("products have the same bits with any number of threads", "[matmul][threads]") {
   // Blocks of rows and columns with remainders, few rows, few columns, several matrices to a piece, one, few of a size.
+  // A row and a large matrix.
   const Problem problems[] = {{1, 300, 410, 70}, {1, 3, 4000, 450}, {1, 2100, 5, 450}, {1, 260, 130, 700},
-                              {13, 60, 70, 130}, {3, 150, 170, 90}, {2, 290, 300, 60}};
+                              {13, 60, 70, 130}, {3, 150, 170, 90}, {2, 290, 300, 60}, {1, 1, 2003, 530}};
   struct Case {
     Layout a, b, out;
     bool bias;
