@@ -22,13 +22,14 @@ constexpr Blocks::Size kFloat[] = {{256, 512}, {256, 192}, {128, 192}};
 constexpr Blocks::Size kFewFloats[] = {{128, 512}, {64, 512}, {128, 192}};
 // The kernel of gemm.cpp packs its rows for every 256 columns anyway.
 constexpr Blocks::Size kDouble[] = {{kAll, 256}, {256, 256}, {256, 128}};
-// oneDNN's best code for bf16 wants rows that follow each other without gaps.
-constexpr Blocks::Size kHalf[] = {{256, kAll}, {128, kAll}, {128, 512}};
+// Blocks of fewer rows cost more, since each packs all of b; oneDNN's best code for bf16 wants rows that follow each
+// other without gaps, so columns are divided last.
+constexpr Blocks::Size kHalf[] = {{256, kAll}, {256, 512}}, kFewHalf[] = {{128, kAll}, {128, 256}};
+constexpr std::int64_t kSmall = std::int64_t{1} << 25;  // multiplications
 
 template <class Operand, class T>
 Blocks blocks_for(const Product<Operand, T>& p) {
   if constexpr (std::is_same_v<Operand, double>) return {kDouble, 8};
-  constexpr std::int64_t kSmall = std::int64_t{1} << 25;  // multiplications
   if (p.multiplications() < kSmall) return {kFewFloats, 48};
   // Where k is large, packing the columns for few rows does not pay.
   constexpr std::int64_t kShallow = 512;
@@ -261,8 +262,8 @@ Product<float, float> with_rows_of_b(Scratch& scratch, const Product<float, floa
     return p;
   float* const rows = scratch.take<float>(b.rows * b.columns);
   const auto view = [&](const float* data, std::int64_t row_stride, std::int64_t column_stride) {
-    return View{const_cast<float*>(data), {b.rows, b.columns}, {row_stride, column_stride}, DType::f32, Device::cpu(),
-                true};
+    return View{
+        const_cast<float*>(data), {b.rows, b.columns}, {row_stride, column_stride}, DType::f32, Device::cpu(), true};
   };
   copy_view(view(b.data, b.row_stride, b.column_stride), view(rows, b.columns, 1));
   Product<float, float> copied = p;
@@ -282,7 +283,7 @@ void matmul_views(const MatmulArgs& args) {
   } else if constexpr (std::is_same_v<T, double>) {
     for_blocks(p, blocks_for(p), compute<T>);
   } else if (p.multiplications() > kSmallHalf && onednn_multiplies(dtype_of<T>())) {
-    for_blocks(p, {kHalf, 64}, compute_half<T>);
+    for_blocks(p, {p.multiplications() < kSmall ? std::span(kFewHalf) : std::span(kHalf), 64}, compute_half<T>);
   } else {
     Scratch scratch;
     const auto wide = widened(scratch, p);
