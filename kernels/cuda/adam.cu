@@ -274,8 +274,16 @@ __global__ void __launch_bounds__(kThreads) copy_many_kernel(const CopyTable tab
   int done = 0;
   if (table.chunks.packed[part.tensor]) {
     const int packs = part.count / kPack<T>;
-    for (int i = static_cast<int>(threadIdx.x); i < packs; i += kThreads)
-      reinterpret_cast<P*>(to)[i] = reinterpret_cast<const P*>(from)[i];
+    constexpr int kAhead = 4;  // loads that are under way before the first store
+    for (int i = static_cast<int>(threadIdx.x); i < packs; i += kAhead * kThreads) {
+      Words<P> ahead[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (i + k * kThreads < packs) ahead[k] = reinterpret_cast<const Words<P>*>(from)[i + k * kThreads];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (i + k * kThreads < packs) reinterpret_cast<Words<P>*>(to)[i + k * kThreads] = ahead[k];
+    }
     done = packs * kPack<T>;
   }
   for (int i = done + static_cast<int>(threadIdx.x); i < part.count; i += kThreads) to[i] = from[i];

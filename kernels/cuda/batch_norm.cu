@@ -123,10 +123,13 @@ void apply(const Stream& stream, const char* op, const View& x, const T* dy, con
     launch(stream, op, apply_kernel<T, kCount>, grid_for(stream, packs), static_cast<const T*>(x.data), dy, mean, out,
            packs, Splitter(length / kCount, packs), Splitter(x.shape[1], packs), channels);
   };
-  constexpr int kCount = kPack<T>;
-  if (length % kCount == 0 && aligned_for(x.data, x.dtype, kCount) && aligned_for(out, x.dtype, kCount) &&
-      aligned_for(dy, x.dtype, kCount))
-    return run.template operator()<kCount>();
+  const auto fits = [&](int pack) {
+    return length % pack == 0 && aligned_for(x.data, x.dtype, pack) && aligned_for(out, x.dtype, pack) &&
+           aligned_for(dy, x.dtype, pack);
+  };
+  if (fits(kPack<T>)) return run.template operator()<kPack<T>>();
+  if constexpr (kPack<T> == 8)  // planes of 14 x 14
+    if (fits(4)) return run.template operator()<4>();
   run.template operator()<1>();
 }
 
@@ -209,6 +212,7 @@ void list_batch_norm(KernelList& list) {
     list.add(fold_kernel<GradSums<T>>);
     list.add(evaluation_kernel<T>);
     list.add(apply_kernel<T, kPack<T>>);
+    if constexpr (kPack<T> == 8) list.add(apply_kernel<T, 4>);
     list.add(apply_kernel<T, 1>);
   });
 }

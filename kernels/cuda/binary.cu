@@ -15,22 +15,22 @@ struct Binary {
   BinaryOp op;
   C alpha;
 
-  template <BinaryOp kOp>
-  __device__ void apply(const Pack<T, kElements>& x, const Pack<T, kElements>& y, Pack<Output, kElements>& z) const {
+  template <BinaryOp kOp, int N>
+  __device__ void apply(const Pack<T, N>& x, const Pack<T, N>& y, Pack<Output, N>& z) const {
     if constexpr (functors::supports<C>(kOp) && functors::is_predicate(kOp) == kPredicate) {
 #pragma unroll
-      for (int k = 0; k < kElements; ++k)
+      for (int k = 0; k < N; ++k)
         z.element[k] = narrow<Output>(
             static_cast<Compute<Output>>(functors::binary<kOp>(widen(x.element[k]), widen(y.element[k]), alpha)));
     }
   }
-  template <std::size_t... I>
-  __device__ void choose(const Pack<T, kElements>& x, const Pack<T, kElements>& y, Pack<Output, kElements>& z,
+  template <int N, std::size_t... I>
+  __device__ void choose(const Pack<T, N>& x, const Pack<T, N>& y, Pack<Output, N>& z,
                          std::index_sequence<I...>) const {
     ((op == static_cast<BinaryOp>(I) ? apply<static_cast<BinaryOp>(I)>(x, y, z) : void()), ...);
   }
-  __device__ void operator()(const Pack<T, kElements>& x, const Pack<T, kElements>& y,
-                             Pack<Output, kElements>& z) const {
+  template <int N>
+  __device__ void operator()(const Pack<T, N>& x, const Pack<T, N>& y, Pack<Output, N>& z) const {
     choose(x, y, z, std::make_index_sequence<kCountOf<BinaryOp>>{});
   }
 };
@@ -56,8 +56,8 @@ void Kernels::enqueue(const Stream& stream, const BinaryArgs& args) {
 
 void list_binary(KernelList& list) {
   for_all([&]<class T>(Type<T>) {
-    list.add(elementwise_kernel<Binary<T, false>>);
-    list.add(elementwise_kernel<Binary<T, true>>);
+    list_elementwise<Binary<T, false>>(list);
+    list_elementwise<Binary<T, true>>(list);
   });
 }
 

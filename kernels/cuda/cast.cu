@@ -6,14 +6,16 @@ namespace {
 
 template <class From, class To>
 struct Cast {
-  static constexpr int kInputs = 1, kElements = sizeof(From) == 8 || sizeof(To) == 8 ? 2 : 4;
+  // 16 bytes of the smaller type, but of u8 and bool 8.
+  static constexpr int kInputs = 1, kElements = kPack<From> > kPack<To> ? kPack<From> : kPack<To>;
   using In0 = From;
   using Output = To;
   bool inverted;  // logical_not: a cast to bool the other way round
 
-  __device__ void operator()(const Pack<From, kElements>& x, Pack<To, kElements>& y) const {
+  template <int N>
+  __device__ void operator()(const Pack<From, N>& x, Pack<To, N>& y) const {
 #pragma unroll
-    for (int k = 0; k < kElements; ++k) {
+    for (int k = 0; k < N; ++k) {
       if constexpr (std::is_same_v<To, bool>) {
         y.element[k] = functors::convert<bool>(widen(x.element[k])) != inverted;
       } else if constexpr (std::is_same_v<Compute<To>, To>) {
@@ -30,7 +32,10 @@ struct Move {
   static constexpr int kInputs = 1, kElements = sizeof(T) == 1 ? 16 : static_cast<int>(16 / sizeof(T));
   using In0 = T;
   using Output = T;
-  __device__ void operator()(const Pack<T, kElements>& x, Pack<T, kElements>& y) const { y = x; }
+  template <int N>
+  __device__ void operator()(const Pack<T, N>& x, Pack<T, N>& y) const {
+    y = x;
+  }
 };
 
 }  // namespace
@@ -55,10 +60,10 @@ void logical_not(const Stream& stream, const UnaryArgs& args) {
 }
 
 void list_cast(KernelList& list) {
-  for_sizes([&]<class T>(Type<T>) { list.add(elementwise_kernel<Move<T>>); });
+  for_sizes([&]<class T>(Type<T>) { list_elementwise<Move<T>>(list); });
   for_all([&]<class From>(Type<From>) {
     for_all([&]<class To>(Type<To>) {
-      if constexpr (!std::is_same_v<From, To> || std::is_same_v<To, bool>) list.add(elementwise_kernel<Cast<From, To>>);
+      if constexpr (!std::is_same_v<From, To> || std::is_same_v<To, bool>) list_elementwise<Cast<From, To>>(list);
     });
   });
 }

@@ -15,10 +15,11 @@ struct Where {
   using In1 = T;
   using In2 = T;
   using Output = T;
-  __device__ void operator()(const Pack<bool, kElements>& condition, const Pack<T, kElements>& x,
-                             const Pack<T, kElements>& y, Pack<T, kElements>& z) const {
+  template <int N>
+  __device__ void operator()(const Pack<bool, N>& condition, const Pack<T, N>& x, const Pack<T, N>& y,
+                             Pack<T, N>& z) const {
 #pragma unroll
-    for (int k = 0; k < kElements; ++k) z.element[k] = condition.element[k] ? x.element[k] : y.element[k];
+    for (int k = 0; k < N; ++k) z.element[k] = condition.element[k] ? x.element[k] : y.element[k];
   }
 };
 
@@ -107,7 +108,7 @@ void Kernels::enqueue(const Stream& stream, const ArangeArgs& args) {
 
 void list_copy(KernelList& list) {
   for_sizes([&]<class T>(Type<T>) {
-    list.add(elementwise_kernel<Where<T>>);
+    list_elementwise<Where<T>>(list);
     list.add(fill_kernel<T>);
   });
   for_all([&]<class T>(Type<T>) {

@@ -16,27 +16,25 @@ struct Options {
   lockstep::cuda::KernelReport* report;
 };
 
-template <class T>
+template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(const T* x, const std::int64_t* targets, const T* weight, Compute<T>* loss,
                          Compute<T>* target_weight, Compute<T>* log_sum, const Lines lines, const Options o) {
   using C = Compute<T>;
   for_each_line(lines, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
-    const std::int64_t size = inside ? lines.size : 0;
-    const auto at = [&](std::int64_t i) { return begin + i * lines.inner; };
+    Parts<T, kRows> parts(lines, inside, lane, {x + begin});
     C top = -std::numeric_limits<C>::infinity();
-    for (std::int64_t i = lane; i < size; i += lines.lanes) top = functors::larger(widen(x[at(i)]), top);
+    parts.for_each([&](std::int64_t, C v) { top = functors::larger(v, top); });
     top = join_line(Larger<C>{}, top, lines, lane, distance);
     double sum = 0;
-    for (std::int64_t i = lane; i < size; i += lines.lanes)
-      sum += static_cast<double>(math::exp(widen(x[at(i)]) - top));
+    parts.for_each([&](std::int64_t, C v) { sum += static_cast<double>(math::exp(v - top)); });
     const double total = static_cast<double>(top) + std::log(join_line(Add{}, sum, lines, lane, distance));
     double smooth = 0;
     if (o.smoothing > 0) {
-      for (std::int64_t i = lane; i < size; i += lines.lanes) {
-        const double d = total - static_cast<double>(widen(x[at(i)]));
+      parts.for_each([&](std::int64_t i, C v) {
+        const double d = total - static_cast<double>(v);
         smooth += weight ? static_cast<double>(widen(weight[i])) * d : d;
-      }
+      });
       smooth = join_line(Add{}, smooth, lines, lane, distance);
     }
     if (!inside || lane != 0) return;
@@ -49,7 +47,8 @@ __global__ void __launch_bounds__(kThreads)
     double own = 0, value = 0;
     if (counted) {
       own = weight ? static_cast<double>(widen(weight[target])) : 1.0;
-      value = (1 - o.smoothing) * own * (total - static_cast<double>(widen(x[at(target)]))) + o.share * smooth;
+      value = (1 - o.smoothing) * own * (total - static_cast<double>(widen(x[begin + target * lines.inner]))) +
+              o.share * smooth;
     }
     loss[line] = static_cast<C>(value);
     target_weight[line] = static_cast<C>(own);
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // See the host's for the formula.
-template <class T>
+template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_grad_kernel(const Compute<T>* dloss, const T* x, const std::int64_t* targets, const T* weight,
                               const Compute<T>* target_weight, const Compute<T>* log_sum, T* dx, const Lines lines,
@@ -80,13 +79,13 @@ __global__ void __launch_bounds__(kThreads)
     const C own = static_cast<C>(1 - o.smoothing) * target_weight[line];
     const C of_probability = g * (own + share * weights);
     const C high = log_sum[line], low = log_sum[lines.count + line];
-    for (std::int64_t i = lane; i < size; i += lines.lanes) {
-      const std::int64_t at = begin + i * lines.inner;
-      C value = of_probability * math::exp((widen(x[at]) - high) - low);  // x - high loses nothing that counts
+    Parts<T, kRows> parts(lines, inside, lane, {x + begin});
+    parts.store(dx + begin, [&](std::int64_t i, C v) {
+      C value = of_probability * math::exp((v - high) - low);  // x - high loses nothing that counts
       if (o.smoothing > 0) value -= g * share * (weight ? widen(weight[i]) : C(1));
       if (i == target) value -= g * own;
-      dx[at] = narrow<T>(counted ? value : C(0));
-    }
+      return counted ? value : C(0);
+    });
   });
 }
 
@@ -100,31 +99,35 @@ Options options_of(const Args& args, const Stream& stream) {
 
 void Kernels::enqueue(const Stream& stream, const CrossEntropyArgs& args) {
   check_floating(CrossEntropyArgs::kName, args.x.view.dtype, stream);
-  const Lines lines(args.x.view.shape);
-  if (lines.count == 0) return;
+  if (Lines(args.x.view.shape).count == 0) return;
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     using C = Compute<T>;
-    launch(stream, CrossEntropyArgs::kName, cross_entropy_kernel<T>, lines.grid(sizeof(double)), data<T>(args.x),
-           data<std::int64_t>(args.targets), or_null<T>(args.weight), data<C>(args.loss), data<C>(args.target_weight),
-           data<C>(args.log_sum), lines, options_of(args, stream));
+    const Lines lines = Lines::held<T, 1>(args.x.view.shape, {args.x.view.data});
+    launch(stream, CrossEntropyArgs::kName, lines.rows ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>,
+           lines.grid(sizeof(double)), data<T>(args.x), data<std::int64_t>(args.targets), or_null<T>(args.weight),
+           data<C>(args.loss), data<C>(args.target_weight), data<C>(args.log_sum), lines, options_of(args, stream));
   });
 }
 void Kernels::enqueue(const Stream& stream, const CrossEntropyGradArgs& args) {
   check_floating(CrossEntropyGradArgs::kName, args.x.view.dtype, stream);
-  const Lines lines(args.x.view.shape);
-  if (lines.count == 0 || lines.size == 0) return;
+  if (element_count(args.x.view.shape) == 0) return;
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     using C = Compute<T>;
-    launch(stream, CrossEntropyGradArgs::kName, cross_entropy_grad_kernel<T>, lines.grid(sizeof(double)),
-           data<C>(args.dloss), data<T>(args.x), data<std::int64_t>(args.targets), or_null<T>(args.weight),
-           data<C>(args.target_weight), data<C>(args.log_sum), data<T>(args.dx), lines, options_of(args, stream));
+    const Lines lines = Lines::held<T, 1>(args.x.view.shape, {args.x.view.data, args.dx.view.data});
+    launch(stream, CrossEntropyGradArgs::kName,
+           lines.rows ? cross_entropy_grad_kernel<T, true> : cross_entropy_grad_kernel<T, false>,
+           lines.grid(sizeof(double)), data<C>(args.dloss), data<T>(args.x), data<std::int64_t>(args.targets),
+           or_null<T>(args.weight), data<C>(args.target_weight), data<C>(args.log_sum), data<T>(args.dx), lines,
+           options_of(args, stream));
   });
 }
 
 void list_cross_entropy(KernelList& list) {
   for_floating([&]<class T>(Type<T>) {
-    list.add(cross_entropy_kernel<T>);
-    list.add(cross_entropy_grad_kernel<T>);
+    list.add(cross_entropy_kernel<T, true>);
+    list.add(cross_entropy_kernel<T, false>);
+    list.add(cross_entropy_grad_kernel<T, true>);
+    list.add(cross_entropy_grad_kernel<T, false>);
   });
 }
 

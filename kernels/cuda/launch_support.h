@@ -39,9 +39,10 @@ inline Grid grid_for(const Stream& stream, std::int64_t items, int threads = kTh
           dim3(static_cast<unsigned>(threads)), 0};
 }
 
-// Whether packs of `elements` can be moved from and to the view's memory.
+// Whether packs of `elements` can be moved from and to the view's memory, 16 bytes at a time at most.
 inline bool aligned_for(const void* data, DType dtype, int elements) {
-  return reinterpret_cast<std::uintptr_t>(data) % (size_of(dtype) * static_cast<std::size_t>(elements)) == 0;
+  const std::size_t bytes = size_of(dtype) * static_cast<std::size_t>(elements);
+  return reinterpret_cast<std::uintptr_t>(data) % std::min<std::size_t>(bytes, 16) == 0;
 }
 
 // Device memory for the work that is enqueued on `stream` while this object lives.

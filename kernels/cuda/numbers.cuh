@@ -40,14 +40,23 @@ __device__ inline T narrow(Compute<T> x) {
 #endif
 }
 
+// Bytes that are moved in one instruction at most. A pack may have more.
+inline constexpr std::size_t kWidest = 16;
+
 template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
+struct alignas(sizeof(T) * kCount < kWidest ? sizeof(T) * kCount : kWidest) Pack {
   T element[kCount];
 };
 
-// Elements that a thread takes at a time: 16 bytes of f32 and the wider types, 8 of the 16-bit ones. (All operations of
-// a dtype are in one kernel; twice the elements would be twice the code.)
+// A pack as words: elements smaller than a register would each take one.
+template <class P>
+struct alignas(P) Words {
+  std::conditional_t<sizeof(P) % 4 == 0, std::uint32_t, std::uint16_t> word[sizeof(P) / (sizeof(P) % 4 == 0 ? 4 : 2)];
+};
+
+// Elements that a thread takes at a time: 16 bytes, of u8 and bool 8. (All operations of a dtype are in one kernel;
+// twice the elements would be twice the code.)
 template <class T>
-inline constexpr int kPack = sizeof(T) == 8 ? 2 : 4;
+inline constexpr int kPack = sizeof(T) == 1 ? 8 : static_cast<int>(kWidest / sizeof(T));
 
 }  // namespace lockstep::kernels::cuda

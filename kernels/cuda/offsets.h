@@ -1,6 +1,6 @@
 // From the position of an element to where it lies in memory, on either side: the loop nest of
-// kernels/common/loop_nest.h in a form that a kernel takes as an argument. Positions below 2^31 are split by
-// multiplications, larger ones by divisions.
+// kernels/common/loop_nest.h in a form that a kernel takes as an argument. Positions are split by multiplications: of
+// 32 bits below 2^31, of 64 beyond. No kernel divides 64 bits, which takes a hundred instructions.
 #pragma once
 
 #include <bit>
@@ -28,16 +28,46 @@ struct Divider {
 };
 inline constexpr std::int64_t kSmall = std::int64_t{1} << 31;
 
+__extension__ typedef unsigned __int128 Twice;
+
+// The same for dividends below 2^63.
+struct WideDivider {
+  std::uint64_t magic = 1;
+  std::uint32_t shift = 0;
+
+  WideDivider() = default;
+  explicit WideDivider(std::int64_t size) {
+    const auto divisor = static_cast<std::uint64_t>(size);
+    if (divisor <= 1) return;
+    shift = 64 - static_cast<std::uint32_t>(std::countl_zero(divisor - 1));
+    const auto more = static_cast<Twice>((std::uint64_t{1} << shift) - divisor) << 64;
+    magic = static_cast<std::uint64_t>(more / divisor) + 1;
+  }
+  LOCKSTEP_HD std::int64_t divide(std::int64_t dividend) const {
+    const auto n = static_cast<std::uint64_t>(dividend);
+#if defined(__CUDA_ARCH__)
+    const std::uint64_t high = __umul64hi(n, magic);
+#else
+    const auto high = static_cast<std::uint64_t>(static_cast<Twice>(n) * magic >> 64);
+#endif
+    return static_cast<std::int64_t>((high + n) >> shift);
+  }
+};
+
 // Splits positions into (quotient, remainder) by one size.
 struct Splitter {
   std::int64_t size = 1;
   Divider divider;
+  WideDivider wide;
   bool small = true;
 
   Splitter() = default;
   // `count`: positions are below it.
   Splitter(std::int64_t size_, std::int64_t count)
-      : size(size_ > 0 ? size_ : 1), divider(size < kSmall ? size : 1), small(count <= kSmall && size < kSmall) {}
+      : size(size_ > 0 ? size_ : 1),
+        divider(size < kSmall ? size : 1),
+        wide(size),
+        small(count <= kSmall && size < kSmall) {}
   LOCKSTEP_HD std::int64_t split(std::int64_t position, std::int64_t* remainder) const {
     if (small) {
       const auto n = static_cast<std::uint32_t>(position);
@@ -45,7 +75,7 @@ struct Splitter {
       *remainder = static_cast<std::int64_t>(n - quotient * divider.divisor);
       return quotient;
     }
-    const std::int64_t quotient = position / size;
+    const std::int64_t quotient = wide.divide(position);
     *remainder = position - quotient * size;
     return quotient;
   }
@@ -64,6 +94,7 @@ struct Offsets {
   std::int64_t count = 1;
   std::int64_t sizes[kMaxRank] = {};
   Divider dividers[kMaxRank];
+  WideDivider wide[kMaxRank];  // where there are many elements
   std::int64_t strides[kMaxRank][N] = {};
 
   Offsets() = default;
@@ -75,7 +106,11 @@ struct Offsets {
     }
     if (nest.empty) count = 0;
     small = count <= kSmall;
-    for (int d = 0; d < rank && small && count > 0; ++d) dividers[d] = Divider(sizes[d]);
+    for (int d = 0; d < rank && count > 0; ++d)
+      if (small)
+        dividers[d] = Divider(sizes[d]);
+      else
+        wide[d] = WideDivider(sizes[d]);
   }
 
   // The first kUnrolled dimensions are straight-line code; more of it makes large kernels for rare layouts.
@@ -107,8 +142,7 @@ struct Offsets {
 #pragma unroll 1
 #endif
     for (; d < rank; ++d) {
-      const std::int64_t next =
-          small ? static_cast<std::int64_t>(dividers[d].divide(static_cast<std::uint32_t>(rest))) : rest / sizes[d];
+      const std::int64_t next = small ? dividers[d].divide(static_cast<std::uint32_t>(rest)) : wide[d].divide(rest);
       const std::int64_t index = rest - next * sizes[d];
       for (int v = 0; v < N; ++v) result.view[v] += index * strides[d][v];
       rest = next;

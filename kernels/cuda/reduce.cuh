@@ -30,16 +30,24 @@ struct FoldShape {
   bool lanes_adjacent;             // neighbouring threads are lanes
 };
 
+// Waits for the threads that share a line: those of a warp, where its lanes are neighbours and 32 at most.
+__device__ inline void wait_for_lanes(int lanes, int distance) {
+  if (lanes <= 32 && distance == 1)
+    __syncwarp();
+  else
+    __syncthreads();
+}
+
 // Joins the accumulators of the lanes of each result. Every thread of the block calls it; lane 0 gets the total.
 template <class Operation>
 __device__ typename Operation::Accumulator join_lanes(const Operation& operation, typename Operation::Accumulator value,
                                                       int lane, int lanes, int distance) {
   using A = typename Operation::Accumulator;
   A* shared = dynamic_shared<A>();
-  __syncthreads();
+  wait_for_lanes(lanes, distance);
   shared[threadIdx.x] = value;
   for (int half = lanes / 2; half > 0; half /= 2) {
-    __syncthreads();
+    wait_for_lanes(2 * half, distance);
     if (lane < half) shared[threadIdx.x] = value = operation.join(value, shared[threadIdx.x + half * distance]);
   }
   return value;
@@ -64,7 +72,9 @@ __global__ void __launch_bounds__(kThreads)
     At<2> at{};
     if (inside) {
       at = shape.kept.at(result);
-      // Four chains, so that four loads are under way.
+      // Four chains, so that sums do not wait for each other; and the loads of several rounds under way, as many as
+      // there are registers for.
+      constexpr int kRounds = sizeof(A) <= 4 ? 4 : sizeof(A) <= 8 ? 2 : 1;
       A chain[4] = {total, total, total, total};
       std::int64_t i = begin + lane;
       const std::int64_t step = shape.lanes;
@@ -72,11 +82,17 @@ __global__ void __launch_bounds__(kThreads)
         return parts_in ? parts_in[position * shape.results + result]
                         : operation.load(result, at.view[0] + shape.reduced.template at<2>(position).view[0], position);
       };
-      for (; i + 3 * step < end; i += 4 * step) {
-        const A next[4] = {element(i), element(i + step), element(i + 2 * step), element(i + 3 * step)};
+      const auto rounds = [&]<int kTimes>() {
+        for (; i + (4 * kTimes - 1) * step < end; i += 4 * kTimes * step) {
+          A next[4 * kTimes];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) chain[k] = operation.join(chain[k], next[k]);
-      }
+          for (int k = 0; k < 4 * kTimes; ++k) next[k] = element(i + k * step);
+#pragma unroll
+          for (int k = 0; k < 4 * kTimes; ++k) chain[k % 4] = operation.join(chain[k % 4], next[k]);
+        }
+      };
+      if constexpr (kRounds > 1) rounds.template operator()<kRounds>();
+      rounds.template operator()<1>();
       for (; i < end; i += step) chain[0] = operation.join(chain[0], element(i));
       total = operation.join(operation.join(chain[0], chain[1]), operation.join(chain[2], chain[3]));
     }

@@ -1,6 +1,5 @@
-// Normalisation by the root of the mean square over the rows of [rows, size]. The threads of a line go over one row:
-// the sum of its squares is in double, and the passes after the first one find the row in the cache. The gradient of
-// the weight is a fold over the rows.
+// Normalisation by the root of the mean square over the rows of [rows, size]. The threads of a line go over one row,
+// and the sum of its squares is in double. The gradient of the weight is a fold over the rows.
 #include <cmath>
 
 #include "lockstep/kernels/cuda/kernels.h"
@@ -10,49 +9,39 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
-template <class T>
+template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const T* x, const T* weight, T* y, Compute<T>* inv_rms, double eps, const Lines s) {
   using C = Compute<T>;
   for_each_line(s, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
-    const std::int64_t size = inside ? s.size : 0;
+    Parts<T, kRows, 2> parts(s, inside, lane, {x + begin, weight});
     double squares = 0;
-    for (std::int64_t i = lane; i < size; i += s.lanes) {
-      const double v = number(x, begin + i);
-      squares += v * v;
-    }
+    parts.for_each([&](std::int64_t, C v, C) { squares += static_cast<double>(v) * static_cast<double>(v); });
     squares = join_line(Add{}, squares, s, lane, distance);
     if (!inside) return;  // no barrier follows
-    const C scale = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(size) + eps));
+    const C scale = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(s.size) + eps));
     if (lane == 0 && inv_rms) inv_rms[line] = scale;
-    for (std::int64_t i = lane; i < size; i += s.lanes) {
-      C value = widen(x[begin + i]) * scale;
-      if (weight) value *= widen(weight[i]);
-      y[begin + i] = narrow<T>(value);
-    }
+    parts.store(y + begin, [&](std::int64_t, C v, C w) { return weight ? v * scale * w : v * scale; });
   });
 }
 
 // With x' = x * inv_rms and g = dy * weight: dx = inv_rms * (g - x' * mean(g * x')).
-template <class T>
+template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_grad_kernel(const T* dy, const T* x, const T* weight, const Compute<T>* inv_rms, T* dx, const Lines s) {
   using C = Compute<T>;
   for_each_line(s, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {
-    const std::int64_t size = inside ? s.size : 0;
-    const auto gradient = [&](std::int64_t i) {
-      const C d = widen(dy[begin + i]);
-      return weight ? d * widen(weight[i]) : d;
-    };
+    Parts<T, kRows, 3> parts(s, inside, lane, {dy + begin, x + begin, weight});
+    const auto gradient = [&](C d, C w) { return weight ? d * w : d; };
     double sum = 0;
-    for (std::int64_t i = lane; i < size; i += s.lanes) sum += static_cast<double>(gradient(i)) * number(x, begin + i);
+    parts.for_each(
+        [&](std::int64_t, C d, C v, C w) { sum += static_cast<double>(gradient(d, w)) * static_cast<double>(v); });
     sum = join_line(Add{}, sum, s, lane, distance);
     if (!inside) return;  // no barrier follows
     const double inverse = static_cast<double>(inv_rms[line]);
     const C scale = static_cast<C>(inverse);
-    const C slope = static_cast<C>(inverse * inverse * inverse * sum / static_cast<double>(size));
-    for (std::int64_t i = lane; i < size; i += s.lanes)
-      dx[begin + i] = narrow<T>(scale * gradient(i) - widen(x[begin + i]) * slope);
+    const C slope = static_cast<C>(inverse * inverse * inverse * sum / static_cast<double>(s.size));
+    parts.store(dx + begin, [&](std::int64_t, C d, C v, C w) { return scale * gradient(d, w) - v * slope; });
   });
 }
 
@@ -77,9 +66,10 @@ template <class T>
 void forward(const Stream& stream, const RmsNormArgs& a) {
   const Shape& shape = a.x.view.shape;
   if (element_count(shape) == 0) return;
-  const Lines lines(Shape{shape[0], shape[1], 1});
-  launch(stream, RmsNormArgs::kName, rms_norm_kernel<T>, lines.grid(sizeof(double)), data<T>(a.x), or_null<T>(a.weight),
-         data<T>(a.y), or_null<Compute<T>>(a.inv_rms), a.eps, lines);
+  const Lines lines = Lines::held<T, 2>({shape[0], shape[1], 1}, {a.x.view.data, or_null<T>(a.weight), a.y.view.data});
+  launch(stream, RmsNormArgs::kName, lines.rows ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>,
+         lines.grid(sizeof(double)), data<T>(a.x), or_null<T>(a.weight), data<T>(a.y), or_null<Compute<T>>(a.inv_rms),
+         a.eps, lines);
 }
 
 template <class T>
@@ -87,9 +77,11 @@ void backward(const Stream& stream, const RmsNormGradArgs& a) {
   using C = Compute<T>;
   const Shape& shape = a.x.view.shape;
   if (element_count(shape) > 0) {
-    const Lines lines(Shape{shape[0], shape[1], 1});
-    launch(stream, RmsNormGradArgs::kName, rms_norm_grad_kernel<T>, lines.grid(sizeof(double)), data<T>(a.dy),
-           data<T>(a.x), or_null<T>(a.weight), data<C>(a.inv_rms), data<T>(a.dx), lines);
+    const Lines lines = Lines::held<T, 3>({shape[0], shape[1], 1},
+                                          {a.dy.view.data, a.x.view.data, or_null<T>(a.weight), a.dx.view.data});
+    launch(stream, RmsNormGradArgs::kName, lines.rows ? rms_norm_grad_kernel<T, true> : rms_norm_grad_kernel<T, false>,
+           lines.grid(sizeof(double)), data<T>(a.dy), data<T>(a.x), or_null<T>(a.weight), data<C>(a.inv_rms),
+           data<T>(a.dx), lines);
   }
   if (!a.dweight.view.present) return;
   WeightSums<T> sums;
@@ -114,8 +106,10 @@ void Kernels::enqueue(const Stream& stream, const RmsNormGradArgs& args) {
 
 void list_rms_norm(KernelList& list) {
   for_floating([&]<class T>(Type<T>) {
-    list.add(rms_norm_kernel<T>);
-    list.add(rms_norm_grad_kernel<T>);
+    list.add(rms_norm_kernel<T, true>);
+    list.add(rms_norm_kernel<T, false>);
+    list.add(rms_norm_grad_kernel<T, true>);
+    list.add(rms_norm_grad_kernel<T, false>);
     list.add(fold_kernel<WeightSums<T>>);
   });
 }

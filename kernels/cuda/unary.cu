@@ -14,18 +14,19 @@ struct Unary {
   UnaryOp op;
   C a, b;
 
-  template <UnaryOp kOp>
-  __device__ void apply(const Pack<T, kElements>& x, Pack<T, kElements>& y) const {
+  template <UnaryOp kOp, int N>
+  __device__ void apply(const Pack<T, N>& x, Pack<T, N>& y) const {
     if constexpr (functors::supports<C>(kOp) && kOp != UnaryOp::logical_not) {
 #pragma unroll
-      for (int k = 0; k < kElements; ++k) y.element[k] = narrow<T>(functors::unary<kOp>(widen(x.element[k]), a, b));
+      for (int k = 0; k < N; ++k) y.element[k] = narrow<T>(functors::unary<kOp>(widen(x.element[k]), a, b));
     }
   }
-  template <std::size_t... I>
-  __device__ void choose(const Pack<T, kElements>& x, Pack<T, kElements>& y, std::index_sequence<I...>) const {
+  template <int N, std::size_t... I>
+  __device__ void choose(const Pack<T, N>& x, Pack<T, N>& y, std::index_sequence<I...>) const {
     ((op == static_cast<UnaryOp>(I) ? apply<static_cast<UnaryOp>(I)>(x, y) : void()), ...);
   }
-  __device__ void operator()(const Pack<T, kElements>& x, Pack<T, kElements>& y) const {
+  template <int N>
+  __device__ void operator()(const Pack<T, N>& x, Pack<T, N>& y) const {
     choose(x, y, std::make_index_sequence<kCountOf<UnaryOp>>{});
   }
 };
@@ -52,7 +53,7 @@ void Kernels::enqueue(const Stream& stream, const UnaryArgs& args) {
 
 void list_unary(KernelList& list) {
   for_all([&]<class T>(Type<T>) {
-    if constexpr (!std::is_same_v<T, bool>) list.add(elementwise_kernel<Unary<T>>);
+    if constexpr (!std::is_same_v<T, bool>) list_elementwise<Unary<T>>(list);
   });
 }
 

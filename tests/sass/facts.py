@@ -40,11 +40,14 @@ def divisions(instructions):
 
 
 def measure(kernel, shared_dynamic=0):
-    """All facts of a kernel. The main loop is the one with most bytes under way, of equals the smallest; without a loop
-    it is the whole kernel."""
+    """All facts of a kernel. The main loop is the one with most bytes under way, of equals the one with the wider
+    loads, of these the smallest; without a loop it is the whole kernel."""
     flow = Flow(kernel)
     every = set(range(len(flow.blocks)))
-    ranked = [(*reversed(flow.under_way(head, body)), -len(body), head) for head, body in flow.loops.items()]
+    ranked = []
+    for of, body in flow.loops.items():
+        loads, size = flow.under_way(of, body)
+        ranked.append((size, -loads, -len(body), of))
     head = max(ranked)[-1] if ranked else 0
     main = flow.loops.get(head, every)
     loads, size = flow.under_way(head, main)

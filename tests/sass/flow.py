@@ -88,7 +88,8 @@ class Flow:
 
     def under_way(self, head, blocks):
         """(loads, bytes) that one thread has under way at most, over the ways through a loop from its head. Loads come
-        back in order: an instruction that needs one waits for those before it too."""
+        back in order: an instruction that needs one waits for those before it too. Of loads of several widths those of
+        one width count, whichever have most bytes."""
         best = (0, 0)
         for start in blocks:
             seen, stack = {head}, [(start, ())] if self.has_loads[start] else []
@@ -104,8 +105,15 @@ class Flow:
                                 break
                     if one.loads:
                         flying = (*flying, (one.writes, one.width))
-                        best = max(best, (sum(width for _, width in flying), len(flying)))
+                        best = max(best, *((width * count, count) for width, count in histogram(flying).items()))
                 if flying:
                     stack += [(following, flying) for following in reversed(self.next[block])
                               if following in blocks and following not in seen]
         return best[1], best[0]
+
+
+def histogram(flying):
+    counts = {}
+    for _, width in flying:
+        counts[width] = counts.get(width, 0) + 1
+    return counts

@@ -85,8 +85,8 @@ class Facts(unittest.TestCase):
     /*0030*/  @P1 BRA `(.L_x_1) ;
     /*0040*/  EXIT ;
 .L_x_2:
-    /*0050*/  LDG.E.U16 R6, desc[UR4][R2.64] ;
-    /*0060*/  LDG.E.U8 R7, desc[UR4][R2.64+0x8] ;
+    /*0050*/  LDG.E.64 R6, desc[UR4][R2.64] ;
+    /*0060*/  LDG.E.U8 R10, desc[UR4][R2.64+0x8] ;
     /*0070*/  @P1 BRA `(.L_x_1) ;
     /*0080*/  EXIT ;
 """)["k"]
@@ -98,21 +98,21 @@ class Facts(unittest.TestCase):
         kernel = listing.disassembly("""
         .section .text.k,"ax",@progbits
 .L_x_1:
-    /*0000*/  LDG.E.128 R4, desc[UR4][R2.64] ;
+    /*0000*/  LDG.E.64 R4, desc[UR4][R2.64] ;
     /*0010*/  LDG.E.64 R8, desc[UR4][R2.64+0x10] ;
-    /*0020*/  FADD R12, R7, R7 ;
-    /*0030*/  LDG.E R10, desc[UR4][R2.64+0x20] ;
-    /*0040*/  LDG.E R11, desc[UR4][R2.64+0x24] ;
-    /*0050*/  LDG.E R14, desc[UR4][R2.64+0x28] ;
-    /*0060*/  LDG.E R15, desc[UR4][R2.64+0x30] ;
-    /*0070*/  DADD R16, R8, R8 ;
-    /*0080*/  LDG.E R18, desc[UR4][R2.64+0x38] ;
+    /*0020*/  LDG.E.64 R10, desc[UR4][R2.64+0x18] ;
+    /*0030*/  FADD R12, R9, R9 ;
+    /*0040*/  LDG.E.64 R14, desc[UR4][R2.64+0x20] ;
+    /*0050*/  LDG.E.64 R16, desc[UR4][R2.64+0x28] ;
+    /*0060*/  LDG.E.64 R18, desc[UR4][R2.64+0x30] ;
+    /*0070*/  DADD R20, R14, R14 ;
+    /*0080*/  LDG.E.64 R22, desc[UR4][R2.64+0x38] ;
     /*0090*/  @P1 BRA `(.L_x_1) ;
     /*00a0*/  EXIT ;
 """)["k"]
         row = facts.measure(kernel)
-        # The first two (24), then without the first one, with four more (24), then those four and the last one (20).
-        self.assertEqual((row["loads_in_flight"], row["bytes_in_flight"]), (5, 24))
+        # Three; after the first two came, the third with three more; after two of these, the others with the last one.
+        self.assertEqual((row["loads_in_flight"], row["bytes_in_flight"]), (4, 32))
 
     def test_calls_of_other_routines_are_no_divisions_and_warp_groups_have_tensor_cores(self):
         kernel = listing.disassembly("""

@@ -1,6 +1,8 @@
 // The index arithmetic of the CUDA kernels, which also runs on the host.
 #include "lockstep/kernels/cuda/offsets.h"
 
+#include <limits>
+
 #include "support/catch.h"
 
 using namespace lockstep;
@@ -17,6 +19,22 @@ TEST_CASE("division by multiplication agrees with division", "[cuda][offsets]") 
     const Divider divider(size);
     for (const std::uint32_t n : {0u, 1u, size - 1, size, next(), 0x7fffffffu, (0x7fffffffu / size) * size})
       if (n < 0x80000000u && divider.divide(n) != n / size) ++wrong;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("division of 64 bits by multiplication agrees with division", "[cuda][offsets]") {
+  std::uint64_t state = 1;
+  std::int64_t wrong = 0;
+  const auto next = [&] {
+    return static_cast<std::int64_t>((state = state * 6364136223846793005u + 1442695040888963407u) >> 1);
+  };
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (int i = 0; i < 200000; ++i) {
+    const std::int64_t size = i < 70000 ? i + 1 : i < 71000 ? kMost - (i - 70000) : (next() >> i % 62) | 1;
+    const WideDivider divider(size);
+    for (const std::int64_t n : {std::int64_t{0}, std::int64_t{1}, size - 1, size, next(), kMost, kMost / size * size})
+      if (divider.divide(n) != n / size) ++wrong;
   }
   CHECK(wrong == 0);
 }

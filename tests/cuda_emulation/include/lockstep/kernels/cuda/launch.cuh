@@ -31,6 +31,7 @@ extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
 #define __syncthreads() ::emulation::barrier(__LINE__)
+#define __syncwarp() ::emulation::barrier(__LINE__)  // of the whole block: all its warps come by
 #define __syncthreads_or(value) ::emulation::barrier_or(value, __LINE__)
 inline void __threadfence_system() {}
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
