@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
 // Channels [first_channel, …) of the images of a chunk of whole planes. columns: [channels * taps][images][out_plane].
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    columns_to_image_kernel(const Compute<T>* columns, T* dx, std::int64_t count, const ConvSizes s, const Chunk chunk,
+    columns_to_image_kernel(const Compute<T>* columns, T* dx, std::int64_t count, const Windows s, const Chunk chunk,
                             std::int64_t first_channel, const Splitter by_column, const Splitter by_row,
                             const Splitter by_image) {
   const int kernel_taps = s.window.kernel[0] * s.window.kernel[1];
@@ -213,8 +213,8 @@ void grad_input(const Stream& stream, const Conv2dGradInputArgs& args, const Con
     const GemmMatrix dy = gradient_rows<T>(stream, s, args.dy.view, chunk, rows);
     const auto collect = [&](std::int64_t first_channel, std::int64_t count) {
       const std::int64_t elements = count * chunk.images * s.plane();
-      launch(stream, op, columns_to_image_kernel<T>, grid_for(stream, elements), columns, dx, elements, s, chunk,
-             first_channel, Splitter(s.width, elements), Splitter(s.height, elements),
+      launch(stream, op, columns_to_image_kernel<T>, grid_for(stream, elements), columns, dx, elements, Windows(s),
+             chunk, first_channel, Splitter(s.width, elements), Splitter(s.height, elements),
              Splitter(chunk.images, elements));
     };
     if (whole) {

@@ -9,12 +9,14 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     depthwise_kernel(const T* x, const T* w, const T* bias, T* y, std::int64_t count, const ConvSizes s,
-                     const Splitter by_column, const Splitter by_row, const Splitter by_output) {
+                     const Splitter by_column, const Splitter by_row, const Splitter by_output,
+                     const Splitter by_group) {
   const int taps = s.window.kernel[0] * s.window.kernel[1];
   for_each_position(count, [&](std::int64_t i) {
     std::int64_t ow, oh, o;
     const std::int64_t n = by_output.split(by_row.split(by_column.split(i, &ow), &oh), &o);
-    const T* from = x + (n * s.channels + o / s.group_outputs) * s.height * s.width;
+    std::int64_t ignored;
+    const T* from = x + (n * s.channels + by_group.split(o, &ignored)) * s.height * s.width;
     Compute<T> sum = bias ? widen(bias[o]) : Compute<T>(0);
     for_each_tap(s, oh, ow, [&](int tap, std::int64_t at) { sum += widen(w[o * taps + tap]) * widen(from[at]); });
     y[i] = narrow<T>(sum);
@@ -23,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    depthwise_grad_input_kernel(const T* dy, const T* w, T* dx, std::int64_t count, const ConvSizes s,
+    depthwise_grad_input_kernel(const T* dy, const T* w, T* dx, std::int64_t count, const Windows s,
                                 const Splitter by_column, const Splitter by_row, const Splitter by_channel) {
   const int taps = s.window.kernel[0] * s.window.kernel[1];
   for_each_position(count, [&](std::int64_t i) {
@@ -46,15 +48,15 @@ struct DepthwiseGradWeight {
   const T *dy, *x;
   T* dw;
   ConvSizes s;
-  Splitter by_plane, by_column;
+  Splitter by_plane, by_column, by_taps, by_group;  // of results: by_taps; of outputs: by_group
 
   __device__ Accumulator start() const { return 0; }
   __device__ Accumulator join(Accumulator a, Accumulator b) const { return a + b; }
   __device__ Accumulator load(std::int64_t result, std::int64_t, std::int64_t position) const {
-    const int width = s.window.kernel[1], taps = s.window.kernel[0] * width;
-    const std::int64_t o = result / taps;
-    const int tap = static_cast<int>(result - o * taps);
-    std::int64_t p, ow;
+    const int width = s.window.kernel[1];
+    std::int64_t p, ow, at, ignored;
+    const std::int64_t o = by_taps.split(result, &at);
+    const int tap = static_cast<int>(at);
     const std::int64_t n = by_plane.split(position, &p);
     const std::int64_t oh = by_column.split(p, &ow);
     const std::int64_t h = oh * s.window.stride[0] - s.window.padding[0] + tap / width * s.window.dilation[0];
@@ -62,7 +64,7 @@ struct DepthwiseGradWeight {
     if (h < 0 || h >= s.height || column < 0 || column >= s.width) return 0;
     return static_cast<Accumulator>(widen(dy[(n * s.outputs + o) * s.out_height * s.out_width + p])) *
            static_cast<Accumulator>(
-               widen(x[((n * s.channels + o / s.group_outputs) * s.height + h) * s.width + column]));
+               widen(x[((n * s.channels + by_group.split(o, &ignored)) * s.height + h) * s.width + column]));
   }
   __device__ void finish(std::int64_t result, std::int64_t, Accumulator total) const {
     dw[result] = narrow<T>(static_cast<Compute<T>>(total));
@@ -76,7 +78,8 @@ void depthwise(const Stream& stream, const Conv2dArgs& args, const ConvSizes& s)
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dArgs::kName, depthwise_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.w),
            args.bias.view.present ? data<T>(args.bias) : nullptr, data<T>(args.y), count, s,
-           Splitter(s.out_width, count), Splitter(s.out_height, count), Splitter(s.outputs, count));
+           Splitter(s.out_width, count), Splitter(s.out_height, count), Splitter(s.outputs, count),
+           Splitter(s.group_outputs, s.outputs));
   });
 }
 
@@ -84,7 +87,7 @@ void depthwise_grad_input(const Stream& stream, const Conv2dGradInputArgs& args,
   const std::int64_t count = s.batch * s.channels * s.plane();
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count),
-           data<T>(args.dy), data<T>(args.w), data<T>(args.dx), count, s, Splitter(s.width, count),
+           data<T>(args.dy), data<T>(args.w), data<T>(args.dx), count, Windows(s), Splitter(s.width, count),
            Splitter(s.height, count), Splitter(s.channels, count));
   });
 }
@@ -99,7 +102,9 @@ void depthwise_grad_weight(const Stream& stream, const Conv2dGradWeightArgs& arg
                                            data<T>(args.dw),
                                            s,
                                            Splitter(s.out_plane(), shape.elements),
-                                           Splitter(s.out_width, s.out_plane())};
+                                           Splitter(s.out_width, s.out_plane()),
+                                           Splitter(s.kernel(), shape.results),
+                                           Splitter(s.group_outputs, s.outputs)};
     fold(stream, Conv2dGradWeightArgs::kName, operation, shape, true);
   });
 }

@@ -12,12 +12,15 @@ struct Planes {
   std::int64_t count, height, width, out_height, out_width;  // the window slides over height x width
   Window2d window;
   Splitter by_row, by_column;  // of the plane that the threads walk
+  Splitter by_stride[2];       // places in the padded plane
 
   Planes(const Shape& x, const Shape& y, const Window2d& w, const Shape& walked)
       : count(x[0] * x[1]), height(x[2]), width(x[3]), out_height(y[2]), out_width(y[3]), window(w) {
     const std::int64_t positions = element_count(walked);
     by_column = Splitter(walked[3], positions);
     by_row = Splitter(walked[2], positions);
+    by_stride[0] = Splitter(w.stride[0], height + w.padding[0]);
+    by_stride[1] = Splitter(w.stride[1], width + w.padding[1]);
   }
   // The element at `position` of the walked planes.
   LOCKSTEP_HD void locate(std::int64_t position, std::int64_t* plane, std::int64_t* row, std::int64_t* column) const {
@@ -111,11 +114,15 @@ __global__ void __launch_bounds__(kThreads)
     // Taps from the last to the first: windows from the first to the last.
     for (int r = w.kernel[0] - 1; r >= 0; --r) {
       const std::int64_t top = h + w.padding[0] - static_cast<std::int64_t>(r) * w.dilation[0];
-      if (top < 0 || top % w.stride[0] != 0 || top / w.stride[0] >= p.out_height) continue;
+      if (top < 0) continue;
+      std::int64_t rest;
+      const std::int64_t oh = p.by_stride[0].split(top, &rest);
+      if (rest != 0 || oh >= p.out_height) continue;
       for (int c = w.kernel[1] - 1; c >= 0; --c) {
         const std::int64_t left = column + w.padding[1] - static_cast<std::int64_t>(c) * w.dilation[1];
-        if (left < 0 || left % w.stride[1] != 0 || left / w.stride[1] >= p.out_width) continue;
-        const std::int64_t oh = top / w.stride[0], ow = left / w.stride[1];
+        if (left < 0) continue;
+        const std::int64_t ow = p.by_stride[1].split(left, &rest);
+        if (rest != 0 || ow >= p.out_width) continue;
         sum += widen(from[oh * p.out_width + ow]) * share.at(oh, ow);
       }
     }
@@ -128,12 +135,13 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     max_unpool_kernel(const T* x, const std::int64_t* indices, T* out, std::int64_t planes, int plane,
-                      std::int64_t out_plane, int tile, std::int64_t tiles, lockstep::cuda::KernelReport* report) {
+                      std::int64_t out_plane, int tile, const Splitter by_tiles, lockstep::cuda::KernelReport* report) {
   int* claim = dynamic_shared<int>();
   int* last = claim + tile;  // the element that was added last
   const int thread = static_cast<int>(threadIdx.x);
-  for (std::int64_t job = blockIdx.x; job < planes * tiles; job += gridDim.x) {
-    const std::int64_t p = job / tiles, begin = job % tiles * tile;
+  for (std::int64_t job = blockIdx.x; job < planes * by_tiles.size; job += gridDim.x) {
+    std::int64_t part;
+    const std::int64_t p = by_tiles.split(job, &part), begin = part * tile;
     const int width = static_cast<int>(out_plane - begin < tile ? out_plane - begin : tile);
     const T* from = x + p * plane;
     const std::int64_t* index = indices + p * plane;
@@ -220,8 +228,8 @@ void Kernels::enqueue(const Stream& stream, const MaxUnpool2dArgs& args) {
                   static_cast<std::size_t>(tile) * 2 * sizeof(int)};
   dispatch_floating(args.in.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, MaxUnpool2dArgs::kName, max_unpool_kernel<T>, grid, data<T>(args.in),
-           data<std::int64_t>(args.indices), data<T>(args.out), planes, static_cast<int>(plane), out_plane, tile, tiles,
-           lockstep::cuda::kernel_report(stream.device()));
+           data<std::int64_t>(args.indices), data<T>(args.out), planes, static_cast<int>(plane), out_plane, tile,
+           Splitter(tiles, planes * tiles), lockstep::cuda::kernel_report(stream.device()));
   });
 }
 
