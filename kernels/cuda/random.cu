@@ -62,15 +62,20 @@ __device__ void make(const philox::Block& block, const Numbers& n, T* out) {
 }
 
 template <RandomKind kKind, class T>
-__global__ void __launch_bounds__(kThreads) random_kernel(T* out, std::int64_t count, const Numbers numbers) {
+__global__ void __launch_bounds__(kThreads)
+    random_kernel(T* out, std::int64_t count, bool packed, const Numbers numbers) {
   constexpr int kCount = kPerBlock<kKind, T>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i * kCount < count; i += step) {
-    T made[kCount];
-    make<kKind, T>(philox::block(static_cast<std::uint64_t>(i), numbers.stream, numbers.key), numbers, made);
+    Pack<T, kCount> made;
+    make<kKind, T>(philox::block(static_cast<std::uint64_t>(i), numbers.stream, numbers.key), numbers, made.element);
+    if (packed && (i + 1) * kCount <= count) {
+      reinterpret_cast<Pack<T, kCount>*>(out)[i] = made;
+      continue;
+    }
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
-      if (i * kCount + k < count) out[i * kCount + k] = made[k];
+      if (i * kCount + k < count) out[i * kCount + k] = made.element[k];
   }
 }
 
@@ -80,7 +85,7 @@ void run(const Stream& stream, const RandomArgs& args, const Numbers& numbers) {
   if (count == 0) return;
   const std::int64_t blocks = (count + kPerBlock<kKind, T> - 1) / kPerBlock<kKind, T>;
   launch(stream, RandomArgs::kName, random_kernel<kKind, T>, grid_for(stream, blocks), data<T>(args.out), count,
-         numbers);
+         aligned_for(args.out.view.data, args.out.view.dtype, kPerBlock<kKind, T>), numbers);
 }
 
 }  // namespace

@@ -62,6 +62,8 @@ TEST_CASE("CUDA parity: packs of elements", "[cuda][parity]") {
               " picked");
         check(compare_with_host(BinaryArgs{.op = BinaryOp::lt, .x = a, .y = b, .out = to_bool}, {&x, &y, &less}), dtype,
               " compared");
+        const RandomArgs drawn{.kind = RandomKind::bernoulli, .out = out, .key = 3, .stream = 7, .a = 0.3, .b = 0};
+        check(compare_with_host(drawn, {&z}), dtype, " drawn");
         if (dtype == DType::boolean) continue;
         check(compare_with_host(BinaryArgs{.op = BinaryOp::mul, .x = a, .y = b, .out = out}, {&x, &y, &z}, 1), dtype,
               " multiplied");
