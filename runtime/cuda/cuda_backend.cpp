@@ -17,6 +17,7 @@
 #include "lockstep/runtime/cuda/host_task.h"
 #include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/stream/work_scope.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
@@ -308,14 +309,17 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  // Whatever comes in between, unless the device is lost.
+  // Whatever comes in between, unless the device is lost or answers with errors alone.
   static void wait_until_over(CudaEvent& event) noexcept {
     const Deadline deadline = Deadline::after(kDefaultTimeout);
+    int errors = 0;
     for (Patience patience; !lost(event.device.device) && !deadline.passed(); patience.pass()) {
       try {
         const CurrentDevice current(event.device.device);
         if (ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery")) return;
+        errors = 0;
       } catch (...) {
+        if (++errors == detail::kMostErrorsInARow) return;
       }
     }
   }

@@ -22,6 +22,7 @@ constinit std::array<std::atomic<const std::string*>, kMostGpus> losses{};
 // "leaves the process in an inconsistent state and any further CUDA work will return the same error").
 bool loses_the_device(cudaError_t error) {
   switch (error) {
+    case cudaErrorCudartUnloading:  // the process ends
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorIllegalAddress:

@@ -123,6 +123,7 @@ void give_event(Device device, EventHandle event) noexcept {
 void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
   if (properties(device).synchronous) return;
   const Deadline deadline = Deadline::after(kDefaultTimeout);
+  int errors = 0;
   while (!backend.is_lost(device.index()) && !deadline.passed()) {
     if (backend.abandoned()) return;
     try {
@@ -131,11 +132,12 @@ void settle(Backend& backend, Device device, StreamHandle stream) noexcept {
           checker->waited_for(stream);
         return;
       }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      errors = 0;
     } catch (...) {
       // The error that brings us here is the one to be told. A stream that recovers throws when it has run everything.
-      if (backend.recovers()) return;
+      if (backend.recovers() || ++errors == kMostErrorsInARow) return;
     }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 

@@ -58,9 +58,13 @@ void give_event(Device device, EventHandle event) noexcept;
 // Marks the work on the stream so far.
 EventHandle mark(const StreamState& stream);
 
+// So many errors in a row and no other answer: who asks in the place of an edge gives up. What is asked may have gone,
+// or the process may be at its end, and then the answer never changes.
+inline constexpr int kMostErrorsInARow = 8;
+
 // After an error: the host waits until a stream has run what it has, in the place of an edge that cannot be made any
-// more. Not beyond the default time-out, nor for a device that is lost; host devices in mode inline have nothing to
-// wait for.
+// more. Not beyond the default time-out, nor for a device that is lost or that answers with errors alone; host devices
+// in mode inline have nothing to wait for.
 void settle(Backend& backend, Device device, StreamHandle stream) noexcept;
 
 // The wait behind wait(Event, Deadline).

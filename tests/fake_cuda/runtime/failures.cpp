@@ -104,6 +104,33 @@ TEST_CASE("an edge that cannot be made is made by the host") {
   synchronize(first);
 }
 
+// One of the edge, and then of every question whether the work before it is through.
+TEST_CASE("who waits in the place of an edge does not ask for ever") {
+  const Device device = Device::cuda(3);
+  Stream first(device), second(device);
+  constexpr int kErrors = 20'000, kFew = 50;
+  for (const auto& [call, question] :
+       {std::pair{"cudaEventRecord", "cudaStreamQuery"}, std::pair{"cudaStreamWaitEvent", "cudaEventQuery"}}) {
+    CAPTURE(call);
+    const int before = fake_cuda::calls_of(question);
+    fake_cuda::inject({.call = call, .error = cudaErrorInvalidValue});
+    fake_cuda::inject({.call = question, .error = cudaErrorInvalidResourceHandle, .times = kErrors});
+    CHECK_THROWS_AS(second.wait_for(first), DeviceError);
+    fake_cuda::forget_injections();
+    CHECK(fake_cuda::calls_of(question) - before < kFew);
+    CHECK(broken_rules() == "");
+  }
+}
+
+// Alone in its program (ctest: fake_cuda/unloading): the device is lost for good.
+TEST_CASE("a runtime that is being unloaded has lost its devices", "[.unloading]") {
+  const Device device = Device::cuda(1);
+  Stream stream(device);
+  fake_cuda::break_device(1, cudaErrorCudartUnloading);
+  CHECK_THROWS_AS(synchronize(stream), DeviceError);
+  CHECK(backend(device).is_lost(1));
+}
+
 TEST_CASE("a block whose use by another stream cannot be marked is not given away before that use is over") {
   const Device device = Device::cuda(3);
   Stream home(device), other(device);
