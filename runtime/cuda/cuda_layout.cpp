@@ -18,11 +18,12 @@ int gpu_count() {
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaSuccess) return count;
   (void)cudaGetLastError();
-  // No driver, or one that is older than the toolkit, or no GPU: a machine without CUDA devices.
-  if (result != cudaErrorNoDevice && result != cudaErrorInsufficientDriver) {
-    log(LogLevel::warning, cat("[cuda] expected to count the GPUs, got ", cudaGetErrorName(result), " (",
-                               cudaGetErrorString(result), "); going on without CUDA devices"));
-  }
+  // No driver, or no GPU: a machine without CUDA devices. A driver that is too old is a machine that was meant to have
+  // some; the runtime gives both the same error.
+  const bool has_driver = !detail::cuda_driver_version().found.empty();
+  if (result != cudaErrorNoDevice && (result != cudaErrorInsufficientDriver || has_driver))
+    log(LogLevel::warning,
+        cat("[cuda] expected to count the GPUs; ", detail::why_no_cuda(), "; going on without CUDA devices"));
   return 0;
 }
 
@@ -85,9 +86,10 @@ std::string why_no_cuda() {
   if (result != cudaSuccess) (void)cudaGetLastError();
   if (result == cudaErrorInsufficientDriver) {
     const std::string driver = cuda_driver_version().found;
-    return driver.empty() ? "there is no NVIDIA driver"
-                          : cat("the NVIDIA driver is for CUDA ", driver, " and older than the toolkit, ",
-                                cuda_runtime_version().built_with);
+    return driver.empty()
+               ? "there is no NVIDIA driver"
+               : cat("the NVIDIA driver is for CUDA ", driver, ", and this build of Lockstep needs one for CUDA ",
+                     CUDART_VERSION / 1000, ".0 or later");
   }
   if (result != cudaSuccess && result != cudaErrorNoDevice)
     return cat("counting the GPUs gave ", cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");

@@ -98,6 +98,8 @@ void reset_from_environment(Options options) {
     const std::string_view name = part.substr(0, equals), value = part.substr(equals + 1);
     if (name == "devices")
       options.devices = small(value);
+    else if (name == "driver")
+      options.driver = small(value);
     else if (name == "seed")
       options.seed = number(value);
     else if (name == "memory")

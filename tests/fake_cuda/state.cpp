@@ -112,6 +112,7 @@ cudaError_t enter(Call& call, unsigned need) {
     return injected;
   }
 
+  if (driver_of(machine) / 1000 < CUDART_VERSION / 1000) return cudaErrorInsufficientDriver;
   std::lock_guard lock(machine.mutex);
   if (machine.devices.empty() && (need & context)) return cudaErrorNoDevice;
   if (need & context) {

@@ -112,6 +112,11 @@ struct State {
 
 State& state();
 
+// A driver serves the runtimes of its major version and of those before.
+inline int driver_of(const State& machine) {
+  return machine.options.driver < 0 ? CUDART_VERSION : machine.options.driver;
+}
+
 // Functions that the program brought, and what it said about them. They outlive a reset.
 const Kernel* kernel_of(const void* host_function);
 

@@ -148,6 +148,8 @@ endforeach()
 
 # What needs a machine, or a program, of its own.
 fake_cuda_test(context runtime "[.context]" "LOCKSTEP_FAKE_CUDA=only=3")
+fake_cuda_test(old_driver runtime "[.old_driver]" "LOCKSTEP_FAKE_CUDA=driver=11080")
+fake_cuda_test(no_driver runtime "[.no_driver]" "LOCKSTEP_FAKE_CUDA=driver=0")
 fake_cuda_test(lost runtime "[.lost]")
 fake_cuda_test(lost_user runtime "[.lost_user]")
 fake_cuda_test(loss_told runtime "[.loss_told]")
