@@ -132,6 +132,16 @@ else()
     set(LOCKSTEP_HAVE_CUDA ${CUDAToolkit_FOUND})
     list(JOIN CMAKE_CUDA_ARCHITECTURES "," architectures)
     set(version "${CUDAToolkit_VERSION} for ${architectures}")
+    if(CUDAToolkit_FOUND AND CUDAToolkit_VERSION VERSION_LESS 12.8)  # the errors and entry points that runtime/cuda names
+      set(LOCKSTEP_HAVE_CUDA OFF)
+      set(level WARNING)
+      if(LOCKSTEP_CUDA STREQUAL "ON")
+        set(level FATAL_ERROR)
+      endif()
+      message(${level} "CUDA devices need a toolkit of 12.8 or later, got ${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR}: "
+                       "set CMAKE_CUDA_COMPILER to the nvcc of another one, or LOCKSTEP_CUDA=OFF")
+      set(version "${CUDAToolkit_VERSION}, needs 12.8")
+    endif()
     # Linked by name where it is wanted: tests put another one in its place.
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)
     set(LOCKSTEP_CUDART_TARGET CUDA::cudart_static)

@@ -175,6 +175,17 @@ if(NOT LOCKSTEP_SANITIZE)
   endforeach()
 endif()
 
+# A toolkit that is too old is refused with a sentence: this one, by another version.
+set(old "${CMAKE_CURRENT_BINARY_DIR}/old_toolkit")
+file(GENERATE OUTPUT "${old}/nvcc" CONTENT
+  "#!/bin/sh\n'${CMAKE_CUDA_COMPILER}' \"$@\" 2>&1 | sed 's/release [0-9.]*, V[0-9.]*/release 12.4, V12.4.131/'\n"
+  FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+add_test(NAME fake_cuda/old_toolkit COMMAND sh -ec
+  "rm -rf '${old}/build'; '${CMAKE_COMMAND}' -S '${PROJECT_SOURCE_DIR}' -B '${old}/build' -G '${CMAKE_GENERATOR}' -DLOCKSTEP_CUDA=ON \
+     -DCMAKE_CXX_COMPILER='${CMAKE_CXX_COMPILER}' -DCMAKE_CUDA_COMPILER='${old}/nvcc'")
+set_tests_properties(fake_cuda/old_toolkit PROPERTIES LABELS fake_cuda TIMEOUT 300
+                     PASS_REGULAR_EXPRESSION "need a toolkit of 12.8 or later, got 12.4.131")
+
 # The example and the benchmarks on the fake, for the rehearsal of scripts/gpu_check.
 foreach(program digits bench)
   set(of train_digits)
