@@ -7,6 +7,8 @@
 #include <mutex>
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
+#include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/kernels/functors.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/environment.h"
@@ -81,8 +83,9 @@ struct Plan {
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulHeuristicResult_t choice{};
+  const bool fused;  // with the bias and the activation, if there are any
 
-  explicit Plan(const CublasLt& table) : blas(table) {}
+  Plan(const CublasLt& table, bool with_epilogue) : blas(table), fused(with_epilogue) {}
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   ~Plan() {
@@ -131,9 +134,18 @@ struct Problem {
   const Gemm& gemm;
 };
 
-std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device device, const char* op) {
+// What is asked of cuBLASLt, from the whole to the least: of products of one row, with odd strides in 16 bits, or with
+// an epilogue on these, it may know no algorithm.
+struct Wish {
+  bool fused;
+  bool aligned;     // as much as the memory happens to be; else as elements are
+  bool exact_sums;  // split products are added in the type that computes, never in f16 or bf16
+};
+constexpr Wish kWishes[] = {{true, true, true}, {false, true, true}, {false, false, true}, {false, false, false}};
+
+std::unique_ptr<Plan> describe(const Problem& p, bool fused, Device device, const char* op) {
   const CublasLt& blas = cublas_lt();
-  auto plan = std::make_unique<Plan>(blas);
+  auto plan = std::make_unique<Plan>(blas, fused);
   const Gemm& g = p.gemm;
   const bool wide = g.in == DType::f64;
   const cublasComputeType_t compute = wide                           ? CUBLAS_COMPUTE_64F
@@ -148,8 +160,8 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   set(CUBLASLT_MATMUL_DESC_TRANSA, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   const cublasLtEpilogue_t epilogue = epilogue_of(g);
-  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
+  if (fused && epilogue != CUBLASLT_EPILOGUE_DEFAULT) set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
+  if (fused && g.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias);
   const auto layout = [&](cublasLtMatrixLayout_t& to, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t leading, std::int64_t batch_stride) {
     check_blas(blas.layout_create(&to, type_of(dtype), static_cast<std::uint64_t>(rows),
@@ -165,38 +177,60 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
   layout(plan->a, g.in, p.a.rows, p.a.columns, p.a.leading, p.a.batch_stride);
   layout(plan->b, g.in, p.b.rows, p.b.columns, p.b.leading, p.b.batch_stride);
   layout(plan->c, g.out, p.c.rows, p.c.columns, p.c.column_stride, p.c.batch_stride);
+  return plan;
+}
 
+// False where cuBLASLt knows no algorithm.
+bool choose(Plan& plan, const Problem& p, const Wish& wish, const Engine& engine, Device device, const char* op) {
+  const CublasLt& blas = plan.blas;
+  const Gemm& g = p.gemm;
   cublasLtMatmulPreference_t preference = nullptr;
   check_blas(blas.preference_create(&preference), device, op, "cublasLtMatmulPreferenceCreate");
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     return blas.preference_set(preference, attribute, &value, sizeof value);
   };
   // Views begin anywhere: without this, cuBLASLt assumes 256 bytes.
-  const auto alignment = [](const void* data) { return static_cast<std::uint32_t>(alignment_of(data)); };
-  const std::uint32_t c = alignment(p.c.data), d = g.bias ? std::min(c, alignment(g.bias)) : c;
+  const auto alignment = [&](const void* data, DType dtype) {
+    return static_cast<std::uint32_t>(wish.aligned ? alignment_of(data) : static_cast<int>(size_of(dtype)));
+  };
+  const std::uint32_t c = alignment(p.c.data, g.out);
+  const std::uint32_t d = plan.fused && g.bias ? std::min(c, alignment(g.bias, g.out)) : c;
   cublasStatus_t status = prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
-  for (const auto& [attribute, value] : {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.a.data)},
-                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.b.data)},
-                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c},
-                                         std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
+  for (const auto& [attribute, value] :
+       {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p.a.data, g.in)},
+        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p.b.data, g.in)},
+        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c},
+        std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d}})
     if (status == CUBLAS_STATUS_SUCCESS) status = prefer(attribute, value);
-  // Split products are added in the type that computes, never in f16 or bf16.
   const auto reductions = static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-  if (status == CUBLAS_STATUS_SUCCESS) status = prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  if (status == CUBLAS_STATUS_SUCCESS && wish.exact_sums)
+    status = prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   const char* call = "cublasLtMatmulPreferenceSetAttribute";
   int found = 0;
   if (status == CUBLAS_STATUS_SUCCESS) {
     call = "cublasLtMatmulAlgoGetHeuristic";
-    status = blas.heuristic(engine.handle, plan->desc, plan->a, plan->b, plan->c, plan->c, preference, 1, &plan->choice,
-                            &found);
-    if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+    status =
+        blas.heuristic(engine.handle, plan.desc, plan.a, plan.b, plan.c, plan.c, preference, 1, &plan.choice, &found);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) status = CUBLAS_STATUS_SUCCESS, found = 0;
   }
   blas.preference_destroy(preference);
   check_blas(status, device, op, call);
-  return plan;
+  return found > 0;
 }
 
-void multiply(const Stream& stream, const char* op, const Problem& p) {
+std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device device, const char* op) {
+  for (const Wish& wish : kWishes) {
+    std::unique_ptr<Plan> plan = describe(p, wish.fused, device, op);
+    if (choose(*plan, p, wish, engine, device, op)) return plan;
+  }
+  const Gemm& g = p.gemm;
+  throw NotSupported(cat("[", op, "] expected a product that cuBLASLt has an algorithm for, got ", g.batches, " of ",
+                         g.a.rows, " x ", g.a.columns, " by ", g.b.rows, " x ", g.b.columns, " in ", g.in, " (", device,
+                         ")"));
+}
+
+// Whether the bias and the activation are in it.
+bool multiply(const Stream& stream, const char* op, const Problem& p) {
   const Device device = stream.device();
   const Gemm& g = p.gemm;
   Engine& engine = engine_of(device);
@@ -242,13 +276,32 @@ void multiply(const Stream& stream, const char* op, const Problem& p) {
   const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
   const std::lock_guard lock(engine.mutex);
   Plan& plan = find_plan();  // again: another thread may have started over
-  if (g.bias)
+  if (plan.fused && g.bias)
     check_blas(plan.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
                "cublasLtMatmulDescSetAttribute");
   check_blas(
       plan.blas.matmul(engine.handle, plan.desc, alpha, p.a.data, plan.a, p.b.data, plan.b, beta, p.c.data, plan.c,
                        p.c.data, plan.c, &plan.choice.algo, workspace.data(), bytes, lockstep::cuda::native(stream)),
       device, op, "cublasLtMatmul");
+  return plan.fused;
+}
+
+// The bias and the activation, by kernels of their own.
+void finish(const Stream& stream, const Gemm& g) {
+  View c{.data = g.c.data,
+         .shape = {g.batches, g.c.rows, g.c.columns},
+         .strides = {g.c.batch_stride, g.c.row_stride, g.c.column_stride},
+         .dtype = g.out,
+         .device = stream.device(),
+         .present = true};
+  if (g.bias) {
+    View bias = c;
+    bias.data = const_cast<void*>(g.bias);
+    bias.strides = {0, 0, 1};
+    Kernels::enqueue(stream, BinaryArgs{.op = BinaryOp::add, .x = {c}, .y = {bias}, .out = {c}});
+  }
+  if (g.activation != Activation::none)
+    Kernels::enqueue(stream, UnaryArgs{.op = functors::unary_op(g.activation), .in = {c}, .out = {c}});
 }
 
 }  // namespace
@@ -260,7 +313,8 @@ bool has_unit_stride(const GemmMatrix& m) {
 }
 
 bool can_activate(const Gemm& g) {
-  return g.in != DType::f64 && (g.activation == Activation::relu || g.activation == Activation::gelu_tanh);
+  // Whether its ReLU hands NaN on, as all of ours do, its documents do not say.
+  return g.in != DType::f64 && g.activation == Activation::gelu_tanh;
 }
 
 bool can_add_bias(const Gemm& g) {
@@ -286,9 +340,11 @@ void gemm(const Stream& stream, const char* op, const Gemm& whole) {
         (g.c.column_stride == 1 || g.c.columns == 1) && (g.c.rows == 1 || g.c.row_stride >= g.c.columns);
     GemmMatrix c = row_major ? g.c.transposed() : g.c;
     if (c.columns == 1) c.column_stride = c.rows;
-    multiply(stream, op,
-             row_major ? Problem{make_operand(g.b.transposed()), make_operand(g.a.transposed()), c, g}
-                       : Problem{make_operand(g.a), make_operand(g.b), c, g});
+    const bool fused =
+        multiply(stream, op,
+                 row_major ? Problem{make_operand(g.b.transposed()), make_operand(g.a.transposed()), c, g}
+                           : Problem{make_operand(g.a), make_operand(g.b), c, g});
+    if (!fused) finish(stream, g);
   }
 }
 

@@ -30,13 +30,15 @@ struct Gemm {
 
 // Whether cuBLASLt can read or write the matrix as it lies: one of the strides is 1, the other one spans a row.
 bool has_unit_stride(const GemmMatrix& matrix);
-// Whether its products can add the bias, and apply the activation, before they are stored. Neither in f64; and its GELU
-// is the one by tanh.
+// Whether its products can add the bias, and apply the activation, before they are stored. Neither in f64; and of the
+// activations only its GELU, which is the one by tanh.
 bool can_add_bias(const Gemm& gemm);
 bool can_activate(const Gemm& gemm);
 
 // c = activation(alpha * a @ b + beta * c + bias); with beta 0 c is not read. Matrices have unit strides, no size is 0.
-// Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1.
+// Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1. Where cuBLASLt knows no algorithm it is
+// asked for less: without the bias and the activation, which are kernels then; for memory that is aligned as its
+// elements are; with parts of a sum added in the type of c. Throws NotSupported when it knows none at all.
 void gemm(const Stream& stream, const char* op, const Gemm& gemm);
 
 // The handle of the device and its largest workspace. Nothing without cuBLASLt: the first product says what is missing.

@@ -1,4 +1,6 @@
 // cuBLASLt as plain loops: what the products of the emulated kernels go to. Refuses what the library refuses.
+#include "cuda_emulation/cublas_lt.h"
+
 #include <cublasLt.h>
 
 #include <cmath>
@@ -32,6 +34,7 @@ struct Layout {
 struct Preference {
   std::uint64_t workspace = 0;
   std::uint32_t alignment[4] = {256, 256, 256, 256};
+  bool exact_sums = false;
 };
 template <class T, class Handle>
 T& as(Handle handle) {
@@ -88,6 +91,11 @@ bool aligned(const void* data, std::uint32_t alignment) {
 }
 
 }  // namespace
+
+namespace emulation {
+std::vector<Asked> asked;
+std::function<bool(const Asked&)> refuses;
+}  // namespace emulation
 
 extern "C" {
 
@@ -161,7 +169,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   Preference& p = as<Preference>(preference);
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES && bytes == 8)
     return std::memcpy(&p.workspace, value, 8), CUBLAS_STATUS_SUCCESS;
-  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK && bytes == 4) return CUBLAS_STATUS_SUCCESS;
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK && bytes == 4) {
+    std::uint32_t schemes = 0;
+    std::memcpy(&schemes, value, 4);
+    p.exact_sums = schemes == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return CUBLAS_STATUS_SUCCESS;
+  }
   const int which = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
   if (which < 0 || which > 3 || bytes != 4) return CUBLAS_STATUS_INVALID_VALUE;
   std::memcpy(&p.alignment[which], value, 4);
@@ -176,6 +189,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_INVALID_VALUE;
   results[0] = {};
   const Preference& p = as<Preference>(preference);
+  emulation::Asked asked{.epilogue = as<Desc>(desc).epilogue != CUBLASLT_EPILOGUE_DEFAULT, .exact_sums = p.exact_sums};
+  std::copy_n(p.alignment, 4, asked.alignment);
+  emulation::asked.push_back(asked);
+  *found = 0;
+  // As cuBLASLt says it, in one of two ways.
+  if (emulation::refuses && emulation::refuses(asked))
+    return asked.epilogue ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
   std::memcpy(&results[0].algo, p.alignment, sizeof p.alignment);  // checked when it is used
   results[0].workspaceSize = 1024;
   *found = 1;
@@ -214,7 +234,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
         const std::int64_t at = batch * lc.batch_stride + i + j * lc.leading;
         double value = x * sum + (y == 0 ? 0 : y * read(c, lc.type, at));
         if (description.epilogue & kBias) value += read(description.bias, lc.type, i);
-        if (description.epilogue & kRelu) value = value < 0 ? 0 : value;
+        if (description.epilogue & kRelu) value = value > 0 ? value : 0;  // no word on NaN in the documents: lost
         if (description.epilogue & kGelu)
           value *= 0.5 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (value + 0.044715 * value * value * value)));
         write(d, lc.type, at, value);

@@ -26,6 +26,7 @@ TEST_CASE("CUDA parity: matmul", "[cuda][parity]") {
             args.beta = -0.5;
             check_parity(compare_with_host(args, {&x, &y, &bias, &z}, 4, scale), what + " bias beta");
             if (m * n * k > 100000) continue;
+            if (x.count() > 0) x.set(0, std::numeric_limits<double>::quiet_NaN());  // activations hand it on
             for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh})
               for (const bool with_bias : {false, true}) {
                 args.activation = activation;

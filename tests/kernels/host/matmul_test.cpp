@@ -122,6 +122,23 @@ TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
             }
 }
 
+TEST_CASE("a product's activation hands NaN on", "[matmul]") {
+  for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh})
+    for (const DType dtype : kFloatingDTypes)
+      for (const bool with_bias : {false, true}) {
+        TestTensor a(dtype, {1, 4, 16}), b(dtype, {1, 16, 32}), bias(dtype, {32}), out(dtype, {1, 4, 32});
+        a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3, -1, 1);
+        a.set(16, std::numeric_limits<double>::quiet_NaN());  // in the second row
+        MatmulArgs args{.a = a.in(), .b = b.in(), .out = out.inout(), .activation = activation};
+        if (with_bias) args.bias = bias.in();
+        run(args);
+        INFO(to_string(dtype) << " activation " << static_cast<int>(activation) << (with_bias ? " bias" : ""));
+        int wrong = 0;
+        for (std::int64_t i = 0; i < out.count(); ++i) wrong += std::isnan(out[i]) != (i / 32 == 1);
+        CHECK(wrong == 0);
+      }
+}
+
 TEST_CASE("each of what a product adds works without the others", "[matmul]") {
   struct Case {
     double alpha, beta;
