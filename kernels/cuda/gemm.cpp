@@ -5,12 +5,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
@@ -84,6 +86,7 @@ struct Plan {
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
   cublasLtMatmulHeuristicResult_t choice{};
   const bool fused;  // with the bias and the activation, if there are any
+  bool has_run = false;
 
   Plan(const CublasLt& table, bool with_epilogue) : blas(table), fused(with_epilogue) {}
   Plan(const Plan&) = delete;
@@ -113,6 +116,24 @@ void create_handle(Engine& engine, Device device, const char* op) {
   if (engine.handle) return;
   check_blas(cublas_lt().create(&engine.handle), device, op, "cublasLtCreate");
 }
+
+// The lock of the engine. cuBLASLt loads the code of a product when it is first asked for it, and when it first runs:
+// not beside a collective.
+class Turn {
+ public:
+  Turn(Engine& engine, const Key& key) : lock_(engine.mutex) {
+    const auto found = engine.plans.find(key);
+    if (found != engine.plans.end() && found->second && found->second->has_run) [[likely]]
+      return;
+    lock_.unlock();
+    alone_.emplace();
+    lock_.lock();
+  }
+
+ private:
+  std::optional<lockstep::detail::GrowthLock> alone_;
+  std::unique_lock<std::mutex> lock_;
+};
 
 class Workspace {
  public:
@@ -264,7 +285,7 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
   };
   std::size_t bytes;
   {
-    const std::lock_guard lock(engine.mutex);
+    const Turn turn(engine, key);
     bytes = find_plan().choice.workspaceSize;
   }
   // A workspace of this stream: products on two streams of the device may run at the same time. Taken without the lock,
@@ -274,7 +295,7 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
   const bool wide = g.in == DType::f64;
   const void* alpha = wide ? static_cast<const void*>(&g.alpha) : &alpha32;
   const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
-  const std::lock_guard lock(engine.mutex);
+  const Turn turn(engine, key);
   Plan& plan = find_plan();  // again: another thread may have started over
   if (plan.fused && g.bias)
     check_blas(plan.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,
@@ -283,6 +304,7 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
       plan.blas.matmul(engine.handle, plan.desc, alpha, p.a.data, plan.a, p.b.data, plan.b, beta, p.c.data, plan.c,
                        p.c.data, plan.c, &plan.choice.algo, workspace.data(), bytes, lockstep::cuda::native(stream)),
       device, op, "cublasLtMatmul");
+  plan.has_run = true;
   return plan.fused;
 }
 
@@ -353,6 +375,7 @@ void prepare_gemm(Device device) {
   const lockstep::cuda::CurrentDevice current(device);
   {
     Engine& engine = engine_of(device);
+    const lockstep::detail::GrowthLock alone;
     const std::lock_guard lock(engine.mutex);
     create_handle(engine, device, "prepare");
   }

@@ -5,6 +5,7 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/per_device.h"
 
@@ -25,9 +26,12 @@ void prepare(Device device) {
   if (prepared.load(std::memory_order_acquire)) return;
   const lockstep::cuda::CurrentDevice current(device);
   // CUDA loads a kernel when it is first asked for, and loading may wait for everything that runs.
-  for (const void* kernel : all_kernels()) {
-    cudaFuncAttributes attributes;
-    LOCKSTEP_CUDA(device, cudaFuncGetAttributes(&attributes, kernel));
+  {
+    const lockstep::detail::GrowthLock alone;
+    for (const void* kernel : all_kernels()) {
+      cudaFuncAttributes attributes;
+      LOCKSTEP_CUDA(device, cudaFuncGetAttributes(&attributes, kernel));
+    }
   }
   lockstep::cuda::kernel_report(device);
   prepare_gemm(device);

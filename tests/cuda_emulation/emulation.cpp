@@ -8,6 +8,7 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 
 uint3 threadIdx, blockIdx;
@@ -156,6 +157,13 @@ cudaStream_t native(const Stream&) { return nullptr; }
 KernelReport* kernel_report(Device) { return &emulation::report; }
 
 }  // namespace lockstep::cuda
+
+namespace lockstep::detail {
+
+GrowthLock::GrowthLock() {}
+GrowthLock::~GrowthLock() {}
+
+}  // namespace lockstep::detail
 
 namespace lockstep::kernels::cuda {
 

@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 
 #include <cstring>
+#include <utility>
 
 #include "fake_cuda/state.h"
 #include "lockstep/runtime/strings.h"
@@ -12,6 +13,7 @@ namespace {
 
 // What an operation reads besides its operands, by descriptor. Under the machine's mutex.
 struct Epilogue {
+  bool has_run = false;
   std::uint32_t kind = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
 };
@@ -119,7 +121,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t results[], int* found) {
   State& machine = state();
   Call call{"cublasLtMatmulAlgoGetHeuristic", machine, this_thread(machine)};
-  if (enter(call, context) != cudaSuccess) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (enter(call, context | raw) != cudaSuccess) return CUBLAS_STATUS_NOT_SUPPORTED;
   std::lock_guard lock(machine.mutex);
   *found = 0;
   if (!living(call, handle, "the handle") || !living(call, operation, "the operation") ||
@@ -163,7 +165,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   for (const void* operand : {a, b, c, static_cast<const void*>(d)}) {
     if (!check_operand(call, operand, 1, stream->device, "an operand")) return CUBLAS_STATUS_INVALID_VALUE;
   }
-  const Epilogue& epilogue = epilogues()[operation];
+  Epilogue& epilogue = epilogues()[operation];
+  if (!std::exchange(epilogue.has_run, true) && machine.collectives > 0)
+    (void)call.fail(Rule::during_collective, "the first product of an operation loads its code");
   if ((epilogue.kind & CUBLASLT_EPILOGUE_BIAS) && !check_operand(call, epilogue.bias, 1, stream->device, "the bias"))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (workspace_bytes > 0 && !check_operand(call, workspace, workspace_bytes, stream->device, "the workspace")) {

@@ -161,6 +161,14 @@ TEST_CASE("a handle of cublasLt is used with its device and while it lives") {
     CHECK(multiply(memory, stream) != CUBLAS_STATUS_SUCCESS);
     CHECK(broken() == only(Rule::dead_handle));
   }
+  SECTION("its code is loaded beside a collective") {
+    const fake_cuda::SpinningCollective collective;
+    CHECK(multiply(memory, stream) == CUBLAS_STATUS_SUCCESS);
+    CHECK(broken() == none());
+    REQUIRE(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS);
+    CHECK(multiply(memory, stream) == CUBLAS_STATUS_SUCCESS);
+    CHECK(broken() == only(Rule::during_collective));
+  }
 }
 
 TEST_CASE("what is made is given back, but for what is kept on purpose") {

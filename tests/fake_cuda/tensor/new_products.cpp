@@ -1,0 +1,64 @@
+// Products of new sizes beside a collective that spins on the devices.
+#include <memory>
+#include <thread>
+
+#include "fake_cuda/fake_cuda.h"
+#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/stream/watchdog.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+#include "support/catch.h"
+#include "support/devices.h"
+
+using namespace lockstep;
+
+namespace {
+
+// A collective that ends when the thread that has begun it looks at it: whoever grows does, while it waits.
+class Collective final : public detail::InFlight {
+ public:
+  Collective() { begin(); }
+  ~Collective() override { end(); }
+
+  void begin() {
+    end();
+    detail::begin_collective();
+    spinning_ = std::make_unique<fake_cuda::SpinningCollective>();
+  }
+  int ended() const { return ended_; }
+
+  void poll() noexcept override {
+    if (std::this_thread::get_id() == owner_) end();
+  }
+  void break_off(const CommError&, const std::string&) noexcept override {}
+  void tell(Device) override {}
+
+ private:
+  void end() noexcept {
+    if (!spinning_) return;
+    spinning_.reset();
+    detail::end_collective();
+    ++ended_;
+  }
+
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::unique_ptr<fake_cuda::SpinningCollective> spinning_;
+  int ended_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a product of new sizes waits until no collective spins, and later ones do not") {
+  const Device device = support::device_at(1);
+  const Tensor a = ones({6, 6}, {.device = device}), b = ones({6, 6}, {.device = device});
+  matmul(a, b);  // handle, kernels and memory are there from here on
+  const auto collective = std::make_shared<Collective>();
+  detail::add_in_flight(collective);
+  matmul(a, transpose(b, 0, 1));  // another plan, of the same sizes
+  CHECK(collective->ended() == 1);
+  collective->begin();
+  matmul(a, transpose(b, 0, 1));
+  CHECK(collective->ended() == 1);
+  detail::remove_in_flight(collective.get());
+  CHECK(fake_cuda::take_failures().empty());
+}
