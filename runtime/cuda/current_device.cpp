@@ -39,10 +39,21 @@ void give(int ordinal) noexcept {
   if (cudaSetDevice(ordinal) != cudaSuccess) (void)cudaGetLastError();
 }
 
+int exchange_capture_mode(int mode) noexcept {
+  auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+  if (cudaThreadExchangeStreamCaptureMode(&exchanged) != cudaSuccess) (void)cudaGetLastError();
+  return exchanged;
+}
+
 }  // namespace
 
 CurrentDevice::CurrentDevice(Device device) {
   throw_if_lost(device);
+  make_current(device);
+  capture_mode_ = exchange_capture_mode(cudaStreamCaptureModeRelaxed);  // of a thread that has a context by now
+}
+
+void CurrentDevice::make_current(Device device) {
   const int wanted = static_cast<int>(ordinal_of(device));
   int current = -1;
   LOCKSTEP_CUDA(device, cudaGetDevice(&current));
@@ -56,6 +67,7 @@ CurrentDevice::CurrentDevice(Device device) {
 }
 
 CurrentDevice::~CurrentDevice() {
+  (void)exchange_capture_mode(capture_mode_);
   if (restore_ >= 0) give(restore_);
 }
 

@@ -13,7 +13,9 @@ Ordinal ordinal_of(Device device);
 
 // Makes the GPU of `device` current until the scope ends, then the caller's again. The caller's is left alone where it
 // has no context: setting it would create one (CUDA 12 and later), which costs memory on a GPU that nobody asked for.
-// Costs two thread-local reads when the GPU is current already. Throws DeviceError for a lost device.
+// Meanwhile the thread's mode of stream captures is relaxed: a call of ours that might wait for a device, and be it a
+// question to an event, would invalidate a capture that the program around us has begun in any thread.
+// Costs a few thread-local reads when the GPU is current already. Throws DeviceError for a lost device.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device device);
@@ -22,7 +24,10 @@ class CurrentDevice {
   ~CurrentDevice();
 
  private:
+  void make_current(Device device);
+
   int restore_ = -1;
+  int capture_mode_;  // the thread's own (cudaStreamCaptureMode)
 };
 
 }  // namespace lockstep::cuda

@@ -266,6 +266,8 @@ const char* cudaGetErrorName(cudaError_t error) {
     LOCKSTEP_NAME(cudaErrorLaunchFailure);
     LOCKSTEP_NAME(cudaErrorNotPermitted);
     LOCKSTEP_NAME(cudaErrorNotSupported);
+    LOCKSTEP_NAME(cudaErrorStreamCaptureUnsupported);
+    LOCKSTEP_NAME(cudaErrorStreamCaptureInvalidated);
     LOCKSTEP_NAME(cudaErrorUnknown);
 #undef LOCKSTEP_NAME
     default:

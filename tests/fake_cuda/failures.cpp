@@ -62,6 +62,8 @@ std::string_view name_of(Rule rule) {
       return "use after free";
     case Rule::dead_handle:
       return "dead handle";
+    case Rule::during_capture:
+      return "during a capture";
     case Rule::during_collective:
       return "during a collective";
     case Rule::unchecked_error:

@@ -21,6 +21,7 @@ enum class Rule {
   unordered,               // a read or write that no event edge orders, or memory freed or reused in flight
   use_after_free,          // memory that was freed
   dead_handle,             // a stream, event or handle that was destroyed, or never was one
+  during_capture,          // a call that invalidates a capture of streams: raw memory and its like, and queries
   during_collective,       // raw memory, handles, modules, peer access while a collective spins
   unchecked_error,         // an error that was returned and that nobody looked at
   bad_launch,              // threads, grid, shared memory, or a function that does not exist

@@ -1,6 +1,8 @@
 // Each rule broken on purpose: exactly that failure is written down, and the correct use next to it is not.
 #include "fake_cuda/rules_test.h"
 
+#include <thread>
+
 using namespace fake_test;  // NOLINT
 
 namespace {
@@ -28,6 +30,52 @@ TEST_CASE("an event is recorded on a stream of its device and waited for by any"
   CHECK(cudaEventRecord(event, other) == cudaErrorInvalidResourceHandle);
   (void)forget_error();
   CHECK(broken() == only(Rule::wrong_device));
+}
+
+TEST_CASE("a capture of a stream bears only what cannot wait, but where the thread's mode is relaxed") {
+  const Machine machine;
+  cudaStream_t stream = make_stream(0);
+  cudaEvent_t event = make_event(0);
+  cudaGraph_t graph = nullptr;
+  const auto begin = [&](cudaStreamCaptureMode mode) { CHECK(cudaStreamBeginCapture(stream, mode) == cudaSuccess); };
+  const auto elsewhere = [](auto&& work) { std::thread(work).join(); };
+  const auto ask = [&] { (void)(cudaEventQuery(event) == cudaSuccess || cudaGetLastError() == cudaSuccess); };
+  bool good = false;  // threads do not assert
+  const auto ask_relaxed = [&] {
+    auto mode = cudaStreamCaptureModeRelaxed;
+    void* memory = nullptr;
+    good = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess && mode == cudaStreamCaptureModeGlobal &&
+           cudaEventQuery(event) == cudaSuccess && cudaMalloc(&memory, 64) == cudaSuccess &&
+           cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess && mode == cudaStreamCaptureModeRelaxed;
+  };
+  SECTION("of any mode") {
+    for (const auto mode :
+         {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed}) {
+      begin(mode);
+      ask_relaxed();
+      CHECK(good);
+      elsewhere(ask_relaxed);
+      CHECK(good);
+      CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+      CHECK(broken() == none());
+    }
+  }
+  SECTION("the thread's own") {
+    begin(cudaStreamCaptureModeThreadLocal);
+    elsewhere(ask);
+    CHECK(broken() == none());
+    ask();
+    CHECK(broken() == only(Rule::during_capture));
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    (void)forget_error();
+  }
+  SECTION("another thread's") {
+    begin(cudaStreamCaptureModeGlobal);
+    elsewhere(ask);
+    CHECK(broken() == only(Rule::during_capture));
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    (void)forget_error();
+  }
 }
 
 TEST_CASE("memory of another device is used by copies and by peers only") {

@@ -20,6 +20,23 @@ T at_or_last(const std::vector<T>& list, int index) {
 
 bool is_notice(cudaError_t error) { return error == cudaErrorNotReady; }
 
+// What CUDA calls potentially unsafe ends captures: the thread's own, and those that others have begun in global mode.
+// Not where the thread's mode, or that of its own capture, is relaxed. Under the mutex.
+bool ends_captures(const Call& call) {
+  bool ended = false;
+  for (auto& [stream, capture] : call.machine.captures) {
+    const bool own = capture.thread == &call.thread;
+    if (call.thread.capture_mode == cudaStreamCaptureModeRelaxed || capture.mode == cudaStreamCaptureModeRelaxed)
+      continue;
+    if (!own &&
+        (call.thread.capture_mode != cudaStreamCaptureModeGlobal || capture.mode != cudaStreamCaptureModeGlobal))
+      continue;
+    capture.valid = false;
+    ended = true;
+  }
+  return ended;
+}
+
 }  // namespace
 
 State::State(const Options& with, const State* replaced)
@@ -119,6 +136,10 @@ cudaError_t enter(Call& call, unsigned need) {
     make_context(call, thread.current);
     const cudaError_t broken = machine.broken_by(thread.current);
     if (broken != cudaSuccess) return broken;
+  }
+  if ((need & (raw | query)) && ends_captures(call)) {
+    return call.fail(Rule::during_capture, "the thread's mode is not relaxed: the call invalidates a capture",
+                     cudaErrorStreamCaptureUnsupported);
   }
   if ((need & raw) && machine.collectives > 0) {
     (void)call.fail(Rule::during_collective, "while a collective spins: the call waits for it, and it for later work");

@@ -53,6 +53,12 @@ struct Event {
   std::shared_ptr<Completion> mark = {};  // of the last record
 };
 
+struct Capture {  // of a stream; what is captured is not kept
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  const void* thread = nullptr;  // that began it
+  bool valid = true;
+};
+
 struct Kernel {  // one __global__ function
   std::string name;
   void** module = nullptr;
@@ -95,8 +101,9 @@ struct State {
   std::vector<std::uintptr_t> freed;  // kept so that late uses are noticed, oldest first
   std::map<const void*, Stream> streams;
   std::map<const void*, Event> events;
-  std::set<const void*> dead;          // streams, events, handles and pools that were destroyed
-  std::map<const void*, int> handles;  // cublasLt: by device
+  std::map<const void*, Capture> captures;  // by stream
+  std::set<const void*> dead;               // streams, events, handles and pools that were destroyed
+  std::map<const void*, int> handles;       // cublasLt: by device
   std::map<const void*, Pool> pools;
   std::map<std::string, int, std::less<>> calls;
   std::vector<Injection> injections;
@@ -127,6 +134,7 @@ struct ThreadState {
   std::string last_call = {};
   bool looked_at = true;
   bool in_host_function = false;
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   std::array<bool, kMostDevices> knows_broken{};  // the calls that returned it were this thread's
 };
 ThreadState& this_thread(State& machine);
@@ -135,8 +143,8 @@ ThreadState& this_thread(State& machine);
 enum Need : unsigned {
   nothing = 0,
   context = 1,  // of the current device, which it makes if there is none; fails where the device is broken
-  raw = 2,      // must not happen while a collective spins
-  query = 4,    // may answer cudaErrorNotReady again and again
+  raw = 2,      // must not happen while a collective spins, nor beside a capture
+  query = 4,    // may answer cudaErrorNotReady again and again; must not happen beside a capture
 };
 
 inline constexpr int kNoDevice = -1;

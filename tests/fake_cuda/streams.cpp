@@ -148,6 +148,33 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   });
 }
 
+cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+  return run_call("cudaStreamBeginCapture", context, [&](Call& call) {
+    std::lock_guard lock(call.machine.mutex);
+    if (!find_stream(call, handle)) return cudaErrorInvalidResourceHandle;
+    const Capture capture{.mode = mode, .thread = &call.thread};
+    return call.machine.captures.emplace(handle, capture).second ? cudaSuccess : cudaErrorIllegalState;
+  });
+}
+
+// The graph is empty, and nobody's: there is none.
+cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
+  return run_call("cudaStreamEndCapture", context, [&](Call& call) {
+    std::lock_guard lock(call.machine.mutex);
+    *graph = nullptr;
+    const auto found = call.machine.captures.extract(handle);
+    if (found.empty()) return cudaErrorIllegalState;
+    return found.mapped().valid ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
+  });
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return run_call("cudaThreadExchangeStreamCaptureMode", nothing, [&](Call& call) {
+    std::swap(call.thread.capture_mode, *mode);
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   return run_call("cudaEventCreateWithFlags", context, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
