@@ -10,16 +10,30 @@
 namespace lockstep::cuda {
 namespace {
 
-using GetState = CUresult (*)(CUdevice, unsigned int*, int*);
-
-// The runtime has no question whether a context exists, the driver has; asked for by name, so that nothing links to it.
-GetState find_get_state() {
+// The runtime has no question whether a context exists, nor which one is current: the driver has. Asked for by name, so
+// that nothing links to it.
+template <class Function>
+Function find(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t result =
-      cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 7000, cudaEnableDefault, &found);
+  const cudaError_t result = cudaGetDriverEntryPointByVersion(name, &function, 7000, cudaEnableDefault, &found);
   if (result != cudaSuccess) (void)cudaGetLastError();
-  return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<GetState>(function) : nullptr;
+  return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function) : nullptr;
+}
+
+struct Driver {
+  CUresult (*primary_state)(CUdevice, unsigned int*, int*);
+  CUresult (*retain_primary)(CUcontext*, CUdevice);
+  CUresult (*current)(CUcontext*);
+  CUresult (*set_current)(CUcontext);
+};
+
+const Driver& driver() {
+  static const Driver found{find<decltype(Driver::primary_state)>("cuDevicePrimaryCtxGetState"),
+                            find<decltype(Driver::retain_primary)>("cuDevicePrimaryCtxRetain"),
+                            find<decltype(Driver::current)>("cuCtxGetCurrent"),
+                            find<decltype(Driver::set_current)>("cuCtxSetCurrent")};
+  return found;
 }
 
 // GPUs that have been seen with a context: it stays. There are no more GPUs than devices.
@@ -27,12 +41,28 @@ constinit std::atomic<bool> with_context[kMaxDevices] = {};
 
 bool has_context(int ordinal) {
   if (with_context[ordinal].load(std::memory_order_relaxed)) return true;
-  static const GetState get_state = find_get_state();
   unsigned int flags = 0;
   int active = 0;
-  if (!get_state || get_state(ordinal, &flags, &active) != CUDA_SUCCESS || !active) return false;
+  const auto ask = driver().primary_state;
+  if (!ask || ask(ordinal, &flags, &active) != CUDA_SUCCESS || !active) return false;
   with_context[ordinal].store(true, std::memory_order_relaxed);
   return true;
+}
+
+// The context that is current in the thread, on the GPU `ordinal`, where it is another one than the GPU's primary, in
+// which the runtime and this library work: of a library that makes its own (cuCtxCreate). Null otherwise.
+CUcontext foreign_context(int ordinal) {
+  CUcontext current = nullptr;
+  if (!driver().current || !driver().set_current || driver().current(&current) != CUDA_SUCCESS || !current)
+    return nullptr;
+  if (!has_context(ordinal)) return current;
+  static constinit std::atomic<CUcontext> primaries[kMaxDevices] = {};  // kept for the process
+  CUcontext primary = primaries[ordinal].load(std::memory_order_relaxed);
+  if (!primary) [[unlikely]] {
+    if (!driver().retain_primary || driver().retain_primary(&primary, ordinal) != CUDA_SUCCESS) return nullptr;
+    primaries[ordinal].store(primary, std::memory_order_relaxed);
+  }
+  return current == primary ? nullptr : current;
 }
 
 void give(int ordinal) noexcept {
@@ -57,17 +87,20 @@ void CurrentDevice::make_current(Device device) {
   const int wanted = static_cast<int>(ordinal_of(device));
   int current = -1;
   LOCKSTEP_CUDA(device, cudaGetDevice(&current));
-  if (current == wanted && has_context(current)) [[likely]]
+  const CUcontext foreign = foreign_context(current);
+  if (current == wanted && !foreign && has_context(current)) [[likely]]
     return;
   // Also where the thread has never chosen a GPU and this one is its default: the context is made here and not by
   // whatever call comes first.
   const bool give_back = current != wanted && has_context(current);
   LOCKSTEP_CUDA(device, cudaSetDevice(wanted));
-  if (give_back && !lockstep::detail::KeepDevice::later(current, give)) restore_ = current;
+  foreign_ = foreign;
+  if (!foreign && give_back && !lockstep::detail::KeepDevice::later(current, give)) restore_ = current;
 }
 
 CurrentDevice::~CurrentDevice() {
   (void)exchange_capture_mode(capture_mode_);
+  if (foreign_) (void)driver().set_current(static_cast<CUcontext>(foreign_));
   if (restore_ >= 0) give(restore_);
 }
 

@@ -11,11 +11,12 @@ enum class Ordinal : int {};
 
 Ordinal ordinal_of(Device device);
 
-// Makes the GPU of `device` current until the scope ends, then the caller's again. The caller's is left alone where it
-// has no context: setting it would create one (CUDA 12 and later), which costs memory on a GPU that nobody asked for.
-// Meanwhile the thread's mode of stream captures is relaxed: a call of ours that might wait for a device, and be it a
-// question to an event, would invalidate a capture that the program around us has begun in any thread.
-// Costs a few thread-local reads when the GPU is current already. Throws DeviceError for a lost device.
+// Makes the GPU of `device` current until the scope ends, in its primary context, then the caller's GPU again, and a
+// context that a library around us has made itself. The caller's is left alone where it has no context: setting it
+// would create one (CUDA 12 and later), which costs memory on a GPU that nobody asked for. Meanwhile the thread's mode
+// of stream captures is relaxed: a call of ours that might wait for a device, and be it a question to an event, would
+// invalidate a capture that the program around us has begun in any thread. Costs a few thread-local reads when the GPU
+// is current already. Throws DeviceError for a lost device.
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device device);
@@ -27,7 +28,8 @@ class CurrentDevice {
   void make_current(Device device);
 
   int restore_ = -1;
-  int capture_mode_;  // the thread's own (cudaStreamCaptureMode)
+  void* foreign_ = nullptr;  // CUcontext
+  int capture_mode_;         // the thread's own (cudaStreamCaptureMode)
 };
 
 }  // namespace lockstep::cuda

@@ -45,6 +45,55 @@ CUresult context_state(CUdevice device, unsigned int* flags, int* active) {
   return CUDA_SUCCESS;
 }
 
+// A primary context is known by its device.
+CUcontext primary_of(State& machine, int device) {
+  return reinterpret_cast<CUcontext>(&machine.devices[static_cast<std::size_t>(device)]);
+}
+
+// cuDevicePrimaryCtxRetain
+CUresult retain_context(CUcontext* context, CUdevice device) {
+  State& machine = state();
+  std::lock_guard lock(machine.mutex);
+  if (!exists(machine, device)) return CUDA_ERROR_INVALID_DEVICE;
+  machine.devices[static_cast<std::size_t>(device)].has_context = true;
+  *context = primary_of(machine, device);
+  return CUDA_SUCCESS;
+}
+
+// cuCtxGetCurrent
+CUresult current_context(CUcontext* context) {
+  State& machine = state();
+  const ThreadState& thread = this_thread(machine);
+  *context = thread.foreign ? reinterpret_cast<CUcontext>(const_cast<ForeignContext*>(thread.foreign))
+             : thread.bound ? primary_of(machine, thread.current)
+                            : nullptr;
+  return CUDA_SUCCESS;
+}
+
+// cuCtxSetCurrent
+CUresult set_context(CUcontext context) {
+  State& machine = state();
+  ThreadState& thread = this_thread(machine);
+  thread.foreign = nullptr;
+  thread.bound = context != nullptr;
+  for (int i = 0; i < machine.options.devices; ++i) {
+    if (context == primary_of(machine, i)) return thread.current = i, CUDA_SUCCESS;
+  }
+  if (!context) return CUDA_SUCCESS;
+  thread.foreign = reinterpret_cast<const ForeignContext*>(context);
+  thread.current = thread.foreign->device();
+  return CUDA_SUCCESS;
+}
+
+struct DriverFunction {
+  const char* name;
+  void* function;
+};
+const DriverFunction kDriver[] = {{"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(context_state)},
+                                  {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(retain_context)},
+                                  {"cuCtxGetCurrent", reinterpret_cast<void*>(current_context)},
+                                  {"cuCtxSetCurrent", reinterpret_cast<void*>(set_context)}};
+
 }  // namespace
 }  // namespace fake_cuda
 
@@ -73,6 +122,8 @@ cudaError_t cudaSetDevice(int device) {
     if (!exists(call.machine, device)) return cudaErrorInvalidDevice;
     if (const cudaError_t broken = call.machine.broken_by(device); broken != cudaSuccess) return broken;
     call.thread.current = device;
+    call.thread.foreign = nullptr;
+    call.thread.bound = true;
     make_context(call, device);
     return cudaSuccess;
   });
@@ -303,9 +354,10 @@ cudaError_t cudaDriverGetVersion(int* version) {
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   return run_call("cudaGetDriverEntryPointByVersion", nothing, [&](Call&) {
-    const bool known = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0;
-    *function = known ? reinterpret_cast<void*>(context_state) : nullptr;
-    if (found) *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    const auto* known = std::find_if(std::begin(kDriver), std::end(kDriver),
+                                     [&](const DriverFunction& each) { return std::strcmp(symbol, each.name) == 0; });
+    *function = known != std::end(kDriver) ? known->function : nullptr;
+    if (found) *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
   });
 }

@@ -134,6 +134,20 @@ class KeepsCurrentDevice {
   std::uint64_t generation_ = 0;
 };
 
+// A context that a library made on the device (cuCtxCreate) is current in this thread for the scope, in the place of
+// the device's primary one, and at its end must be so still.
+class ForeignContext {
+ public:
+  explicit ForeignContext(int device);
+  ForeignContext(const ForeignContext&) = delete;
+  ForeignContext& operator=(const ForeignContext&) = delete;
+  ~ForeignContext();
+  int device() const { return device_; }
+
+ private:
+  int device_, before_;
+};
+
 // NCCL, where the programs were built with its header (nccl.h). Collectives spin on their streams until every rank's
 // has come to them, then compute on the host what NCCL would.
 //

@@ -133,6 +133,11 @@ cudaError_t enter(Call& call, unsigned need) {
   std::lock_guard lock(machine.mutex);
   if (machine.devices.empty() && (need & context)) return cudaErrorNoDevice;
   if (need & context) {
+    if (thread.foreign) {
+      return call.fail(Rule::wrong_device, "a context that is not the device's primary one is current",
+                       cudaErrorInvalidResourceHandle);
+    }
+    thread.bound = true;
     make_context(call, thread.current);
     const cudaError_t broken = machine.broken_by(thread.current);
     if (broken != cudaSuccess) return broken;
@@ -244,6 +249,22 @@ KeepsCurrentDevice::~KeepsCurrentDevice() {
   if (device_ < 0 || current == device_ || generation_ != machine.generation) return;
   record_failure(Rule::current_device_changed, what_.c_str(),
                  lockstep::cat("the caller's device was ", device_, " and is ", current), current, nullptr);
+}
+
+ForeignContext::ForeignContext(int device) : device_(device), before_(this_thread(state()).current) {
+  ThreadState& thread = this_thread(state());
+  thread.current = device;
+  thread.foreign = this;
+}
+
+ForeignContext::~ForeignContext() {
+  ThreadState& thread = this_thread(state());
+  if (thread.foreign != this) {
+    record_failure(Rule::current_device_changed, "ForeignContext", "the context of the caller is not current any more",
+                   thread.current, nullptr);
+  }
+  thread.foreign = nullptr;
+  thread.current = before_;
 }
 
 std::size_t used_bytes(int device) {

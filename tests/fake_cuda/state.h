@@ -134,6 +134,8 @@ struct ThreadState {
   std::string last_call = {};
   bool looked_at = true;
   bool in_host_function = false;
+  bool bound = false;                       // has the primary context of `current`, or a foreign one
+  const ForeignContext* foreign = nullptr;  // that is current, of the device `current`
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   std::array<bool, kMostDevices> knows_broken{};  // the calls that returned it were this thread's
 };

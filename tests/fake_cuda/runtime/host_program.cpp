@@ -50,6 +50,19 @@ bool use(Device device) try {
 
 }  // namespace
 
+TEST_CASE("the library works in primary contexts, and leaves the caller's own one current") {
+  for (const int ordinal : {native_ordinal(Device::cuda(2)), native_ordinal(Device::cuda(5))}) {
+    const fake_cuda::ForeignContext context(ordinal);
+    CHECK(use(Device::cuda(2)));
+    CHECK(use(Device::cuda(1)));
+    CHECK(use(Device::cuda(2)));
+    int current = -1;
+    CHECK(cudaGetDevice(&current) == cudaSuccess);
+    CHECK(current == ordinal);
+  }
+  CHECK(fake_cuda::take_failures().empty());
+}
+
 TEST_CASE("the library invalidates no capture of the program around it, in no thread") {
   const Device device = Device::cuda(2);
   int before = 0;
