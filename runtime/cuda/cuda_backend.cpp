@@ -30,13 +30,31 @@ CudaDevice& started(int index) {
   return device;
 }
 
-// Pinned memory is no device's, but asking for it makes a context: on a GPU that has one, if there is any.
-CudaDevice& any_started() {
+// Null where there is none.
+CudaDevice* find_started() {
   const CudaLayout& layout = cuda_layout();
   for (int i = 0; i < layout.count; ++i) {
-    if (layout.devices[i]->started() && !lost(layout.devices[i]->device)) return *layout.devices[i];
+    if (layout.devices[i]->started() && !lost(layout.devices[i]->device)) return layout.devices[i];
   }
-  return started(0);
+  return nullptr;
+}
+
+// Pinned memory is no device's, but asking for it makes a context: on a GPU that has one, if there is any.
+CudaDevice& any_started() {
+  CudaDevice* const found = find_started();
+  return found ? *found : started(0);
+}
+
+// What the program around the library has pinned, registered or made managed. Where CUDA gives no answer, nothing.
+bool known_to_cuda(const void* memory) try {
+  const CudaDevice* const device = find_started();
+  if (!device) return false;
+  const CurrentDevice current(device->device);
+  cudaPointerAttributes found{};
+  LOCKSTEP_CUDA(device->device, cudaPointerGetAttributes(&found, memory));
+  return found.type != cudaMemoryTypeUnregistered;
+} catch (const DeviceError&) {
+  return false;
 }
 
 bool ready(cudaError_t result, Device device, const char* call) {
@@ -106,9 +124,12 @@ class CudaBackend final : public Backend {
 
   bool pageable(const void* memory) const override {
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
-    std::shared_lock lock(pinned_mutex_);
-    auto after = pinned_.upper_bound(address);
-    return after == pinned_.begin() || address >= (--after)->first + after->second;
+    {
+      std::shared_lock lock(pinned_mutex_);
+      auto after = pinned_.upper_bound(address);
+      if (after != pinned_.begin() && address < (--after)->first + after->second) return false;
+    }
+    return !known_to_cuda(memory);
   }
 
   StreamHandle create_stream(int index, StreamPriority priority) override {

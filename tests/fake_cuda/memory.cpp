@@ -50,7 +50,8 @@ cudaError_t give_back(Call& call, void* memory, bool pinned) {
   {
     std::lock_guard lock(call.machine.mutex);
     auto* found = call.machine.piece_at(memory);
-    if (!found || found->first != reinterpret_cast<std::uintptr_t>(memory) || found->second.pinned != pinned) {
+    if (!found || found->first != reinterpret_cast<std::uintptr_t>(memory) || found->second.pinned != pinned ||
+        found->second.registered) {
       return call.fail(Rule::foreign_memory, "the beginning of an allocation is expected");
     }
     if (found->second.freed) return call.fail(Rule::use_after_free, "it was freed before");
@@ -151,6 +152,35 @@ cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned int) {
 
 cudaError_t cudaFreeHost(void* memory) {
   return run_call("cudaFreeHost", context | raw, [&](Call& call) { return give_back(call, memory, true); });
+}
+
+// The program's own memory, from now on pinned.
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned int) {
+  return run_call("cudaHostRegister", context | raw, [&](Call& call) {
+    std::lock_guard lock(call.machine.mutex);
+    if (!memory || bytes == 0) return cudaErrorInvalidValue;
+    if (call.machine.piece_at(memory)) return cudaErrorHostMemoryAlreadyRegistered;
+    const int device = call.thread.current;
+    call.machine.pieces[reinterpret_cast<std::uintptr_t>(memory)] = {
+        .bytes = bytes, .device = device, .pinned = true, .registered = true};
+    judge(call, [&](OrderChecker& checker) { checker.add_memory(memory, bytes, Device::cuda(device), true); });
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  return run_call("cudaHostUnregister", context | raw, [&](Call& call) {
+    std::unique_lock lock(call.machine.mutex);
+    const auto found = call.machine.pieces.find(reinterpret_cast<std::uintptr_t>(memory));
+    if (found == call.machine.pieces.end() || !found->second.registered) return cudaErrorHostMemoryNotRegistered;
+    call.machine.pieces.erase(found);
+    lock.unlock();
+    judge(call, [&](OrderChecker& checker) {
+      checker.remove_memory(memory);
+      checker.host_wait({});
+    });
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaHostGetDevicePointer(void** mapped, void* memory, unsigned int) {

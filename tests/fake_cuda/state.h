@@ -29,6 +29,7 @@ struct Piece {  // of memory, by where it begins
   std::size_t bytes = 0, mapped_bytes = 0;
   int device = 0;  // where it is, or that was current for pinned memory
   bool pinned = false;
+  bool registered = false;  // the program's own memory, pinned
   bool freed = false;
   const void* pool = nullptr;  // that it came from
 };

@@ -1,6 +1,7 @@
 // What the program around the library does with CUDA itself, and the library must bear with.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -60,6 +61,35 @@ TEST_CASE("the library works in primary contexts, and leaves the caller's own on
     CHECK(cudaGetDevice(&current) == cudaSuccess);
     CHECK(current == ordinal);
   }
+  CHECK(fake_cuda::take_failures().empty());
+}
+
+TEST_CASE("memory that the program has pinned or registered itself is copied straight") {
+  const Device device = Device::cuda(2);
+  constexpr std::size_t kBytes = std::size_t{5} << 19;  // three pieces of staging
+  const Stream stream = default_stream(device), host = default_stream(Device::cpu());
+  const Owned block(allocate(stream, kBytes));
+  // The calls that it takes there and back.
+  const auto copies = [&](unsigned char* sent, unsigned char* received) {
+    std::fill_n(sent, kBytes, static_cast<unsigned char>(9));
+    const int before = fake_cuda::calls_of("cudaMemcpyAsync");
+    copy_bytes({block->data, device, sent, Device::cpu(), kBytes}, host, stream);
+    copy_bytes({received, Device::cpu(), block->data, device, kBytes}, stream, host);
+    CHECK(std::equal(sent, sent + kBytes, received));
+    return fake_cuda::calls_of("cudaMemcpyAsync") - before;
+  };
+  std::vector<unsigned char> sent(kBytes), received(kBytes);
+  CHECK(copies(sent.data(), received.data()) == 6);
+  REQUIRE(cudaHostRegister(sent.data(), kBytes, cudaHostRegisterDefault) == cudaSuccess);
+  CHECK(copies(sent.data(), received.data()) == 4);
+  CHECK(cudaHostUnregister(sent.data()) == cudaSuccess);
+  CHECK(copies(sent.data(), received.data()) == 6);
+  void *pinned = nullptr, *other = nullptr;
+  REQUIRE(cudaHostAlloc(&pinned, kBytes, cudaHostAllocDefault) == cudaSuccess);
+  REQUIRE(cudaHostAlloc(&other, kBytes, cudaHostAllocDefault) == cudaSuccess);
+  CHECK(copies(static_cast<unsigned char*>(pinned), static_cast<unsigned char*>(other)) == 2);
+  CHECK(cudaFreeHost(pinned) == cudaSuccess);
+  CHECK(cudaFreeHost(other) == cudaSuccess);
   CHECK(fake_cuda::take_failures().empty());
 }
 
