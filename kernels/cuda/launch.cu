@@ -28,6 +28,13 @@ void launch(const Stream& stream, const char* op, const void* kernel, const Grid
   const lockstep::cuda::CurrentDevice current(device);
   constexpr std::size_t kWithoutAsking = 48 * 1024;
   if (grid.shared_bytes > kWithoutAsking) {
+    int most = 0;
+    LOCKSTEP_CUDA(device, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                                 static_cast<int>(lockstep::cuda::ordinal_of(device))));
+    if (grid.shared_bytes > static_cast<std::size_t>(most)) [[unlikely]]
+      lockstep::detail::fail<NotSupported>("[", op, "] expected a problem whose blocks need at most the ", most,
+                                           " bytes of shared memory that ", device, " has, got one that needs ",
+                                           grid.shared_bytes);
     // Each time: the setting belongs to the device, and the call costs less than remembering for which it was made.
     LOCKSTEP_CUDA(device, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                static_cast<int>(grid.shared_bytes)));

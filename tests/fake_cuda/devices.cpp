@@ -12,7 +12,6 @@ namespace fake_cuda {
 namespace {
 
 constexpr int kSharedPerBlock = 48 << 10;
-constexpr int kSharedPerBlockOptIn = 227 << 10;
 
 bool exists(const State& machine, int device) {
   return device >= 0 && device < static_cast<int>(machine.devices.size());
@@ -169,7 +168,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         *value = kSharedPerBlock;
         return cudaSuccess;
       case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = kSharedPerBlockOptIn;
+        *value = call.machine.options.shared_bytes;
         return cudaSuccess;
       case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
         *value = 228 << 10;
@@ -215,7 +214,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     properties->major = 9;
     properties->warpSize = 32;
     properties->sharedMemPerBlock = kSharedPerBlock;
-    properties->sharedMemPerBlockOptin = kSharedPerBlockOptIn;
+    properties->sharedMemPerBlockOptin = static_cast<std::size_t>(call.machine.options.shared_bytes);
     properties->sharedMemPerMultiprocessor = 228 << 10;
     properties->reservedSharedMemPerBlock = 1024;
     properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;

@@ -64,13 +64,14 @@ struct NvLink {
 };
 
 // How the devices are laid out. LOCKSTEP_FAKE_CUDA says the same in text:
-// "devices=4,driver=12040,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,nvlink=0-1-0,only=2,fail=cudaMalloc:3,…"
+// "devices=4,driver=12040,shared=99K,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,nvlink=0-1-0,only=2,fail=cudaMalloc:3,…"
 struct Options {
   int devices = 8;         // 0 to 16
   int driver = -1;         // the CUDA version it is for, as 12040; 0: there is none; -1: the runtime's
   std::uint64_t seed = 1;  // of the order in which independent streams run; 0: as the machine has it
   std::vector<std::size_t> memory_bytes = {std::size_t{1} << 30};  // by hardware device; the last one repeats
   std::vector<int> multiprocessors = {132};                        // by hardware device; the last one repeats
+  int shared_bytes = 227 << 10;                                    // of a block that asks for it
   std::vector<int> order = {};                                     // ordinal i is hardware device order[i]
   std::vector<std::pair<int, int>> no_peer = {};                   // ordinals (a, b): a does not reach b's memory
   std::vector<std::pair<int, int>> lossy_peer = {};  // copies from a to b are claimed to work and write nothing,

@@ -12,7 +12,7 @@
 namespace fake_cuda {
 namespace {
 
-constexpr std::size_t kSharedPerBlock = 48 << 10, kSharedPerBlockOptIn = 227 << 10;
+constexpr std::size_t kSharedPerBlock = 48 << 10;
 
 struct Functions {
   std::mutex mutex;
@@ -97,7 +97,8 @@ cudaError_t set_attribute(Call& call, const Kernel* kernel, cudaFuncAttribute at
   if (!kernel) return call.fail(Rule::bad_launch, "not a kernel of this program", cudaErrorInvalidDeviceFunction);
   LoadedKernel& loaded = load(call, *kernel);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || static_cast<std::size_t>(value) + kernel->static_shared_bytes > kSharedPerBlockOptIn) {
+  if (value < 0 || static_cast<std::size_t>(value) + kernel->static_shared_bytes >
+                       static_cast<std::size_t>(call.machine.options.shared_bytes)) {
     return cudaErrorInvalidValue;
   }
   loaded.max_dynamic_shared_bytes = value;

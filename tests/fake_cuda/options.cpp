@@ -100,6 +100,8 @@ void reset_from_environment(Options options) {
       options.devices = small(value);
     else if (name == "driver")
       options.driver = small(value);
+    else if (name == "shared")
+      options.shared_bytes = small(value);
     else if (name == "seed")
       options.seed = number(value);
     else if (name == "memory")

@@ -168,8 +168,9 @@ fake_cuda_test(links runtime "[.links]" "LOCKSTEP_FAKE_CUDA=devices=4,nvlink=0-3
 fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKSTEP_CUDA_DEVICES=5")
 fake_cuda_test(shared_gpu parallel "[.shared_gpu]" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=2")
 fake_cuda_test(no_nccl parallel "[.no_nccl]" "LOCKSTEP_NCCL_LIBRARY=libnowhere.so")
-# As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
 if(NOT LOCKSTEP_SANITIZE)
+  fake_cuda_test(small_shared tensor "[.small_shared]" "LOCKSTEP_FAKE_CUDA=shared=99K")
+  # As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
   foreach(layer tensor parallel)
     fake_cuda_test(${layer}_logical ${layer} "~[.]${cases_of_${layer}}" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=3")
   endforeach()
