@@ -21,6 +21,7 @@ void run(const char* op, const Grid& grid, void (*thread)(void* context), void* 
 void* dynamic_shared();
 void barrier(int where);
 int barrier_or(int value, int where);
+inline int system_atomics = 0;  // how many there have been
 // Throws InvalidArgument when a kernel has reported an index.
 void check_report(const char* op);
 
@@ -37,6 +38,7 @@ inline void __threadfence_system() {}
 inline int atomicAdd(int* to, int value) { return std::exchange(*to, *to + value); }
 inline int atomicMin(int* to, int value) { return std::exchange(*to, std::min(*to, value)); }
 inline int atomicCAS_system(int* to, int expected, int value) {
+  ++emulation::system_atomics;
   const int before = *to;
   if (before == expected) *to = value;
   return before;
