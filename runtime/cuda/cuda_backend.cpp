@@ -174,7 +174,8 @@ class CudaBackend final : public Backend {
     CudaStream& stream = as_stream(handle);
     const CurrentDevice current(stream.device.device);
     if (!ready(cudaStreamQuery(stream.native), stream.device.device, "cudaStreamQuery")) return false;
-    surface(stream.depends_on.load(std::memory_order_relaxed), detail::next_sequence(), detail::caller());
+    surface(stream.depends_on.load(std::memory_order_relaxed), stream.callers.load(std::memory_order_relaxed),
+            detail::next_sequence(), detail::caller());
     return true;
   }
 
@@ -204,6 +205,7 @@ class CudaBackend final : public Backend {
     const CurrentDevice current(stream.device.device);
     LOCKSTEP_CUDA(stream.device.device, cudaEventRecord(event.native, stream.native));
     event.depends_on.store(stream.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    event.callers.store(stream.callers.load(std::memory_order_relaxed), std::memory_order_relaxed);
     event.sequence.store(detail::next_sequence(), std::memory_order_relaxed);
     event.caller.store(detail::caller(), std::memory_order_relaxed);
   }
@@ -221,6 +223,7 @@ class CudaBackend final : public Backend {
       throw;
     }
     stream.depends_on.fetch_or(event.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    stream.callers.fetch_or(event.callers.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
   bool query_event(EventHandle handle) override {
@@ -243,7 +246,8 @@ class CudaBackend final : public Backend {
       patience.pass();
     }
     const DeviceSet devices = event.depends_on.load(std::memory_order_relaxed);
-    surface(devices, event.sequence.load(std::memory_order_relaxed), event.caller.load(std::memory_order_relaxed));
+    surface(devices, event.callers.load(std::memory_order_relaxed), event.sequence.load(std::memory_order_relaxed),
+            event.caller.load(std::memory_order_relaxed));
     tell_losses(devices & ~bit(event.device));
     return true;
   }
@@ -322,6 +326,7 @@ class CudaBackend final : public Backend {
     // Of work in a WorkScope the scope is the span.
     const bool traced = trace::active() && !trace::detail::in_work_scope();
     const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
+    add_caller(stream, detail::caller());
     std::unique_ptr<HostTask> host_task(new HostTask{std::move(task), stream.device,
                                                      stream.depends_on.load(std::memory_order_relaxed),
                                                      detail::next_sequence(), detail::caller(), token});

@@ -1,5 +1,6 @@
 #include "lockstep/runtime/cuda/cuda_device.h"
 
+#include <bit>
 #include <cstddef>
 #include <iterator>
 #include <utility>
@@ -17,10 +18,11 @@ void CudaDevice::start() {
   const detail::GrowthLock alone;
   if (started()) return;  // by another thread meanwhile
   void* memory = nullptr;
-  cudaError_t result = cudaHostAlloc(&memory, sizeof(KernelReport), cudaHostAllocMapped | cudaHostAllocPortable);
+  constexpr std::size_t kBytes = kReports * sizeof(KernelReport);
+  cudaError_t result = cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped | cudaHostAllocPortable);
   if (result == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
-    throw OutOfMemory(Device::cpu(), sizeof(KernelReport), 0, 0);
+    throw OutOfMemory(Device::cpu(), kBytes, 0, 0);
   }
   check(result, device, "cudaHostAlloc");
   void* mapped = nullptr;
@@ -30,8 +32,8 @@ void CudaDevice::start() {
     if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
   }
   check(result, device, "cudaHostGetDevicePointer");
-  report_ = new (memory) KernelReport{};
-  mapped_report_ = static_cast<KernelReport*>(mapped);
+  reports_ = new (memory) KernelReport[kReports]{};
+  mapped_reports_ = static_cast<KernelReport*>(mapped);
   has_started_.store(true, std::memory_order_release);
 }
 
@@ -134,16 +136,22 @@ const char* name_of(int op) {
 
 }  // namespace
 
-void CudaDevice::surface_report() {
-  if (!report_) return;
-  std::atomic_ref<int> ready(report_->ready);
+void CudaDevice::surface_report(std::uint64_t callers, std::uint64_t caller) {
+  if (!reports_) return;
+  const int own = static_cast<int>(caller % kReports);
+  for (std::uint64_t left = std::rotr(callers, own); left != 0; left &= left - 1)
+    surface_report(reports_[(own + std::countr_zero(left)) % kReports]);
+}
+
+void CudaDevice::surface_report(KernelReport& report) {
+  std::atomic_ref<int> ready(report.ready);
   if (ready.load(std::memory_order_acquire) == 0) [[likely]]
     return;
   std::lock_guard lock(mutex_);
   if (ready.load(std::memory_order_acquire) == 0) return;
-  const KernelReport seen = *report_;
+  const KernelReport seen = report;
   ready.store(0, std::memory_order_relaxed);
-  std::atomic_ref<int>(report_->reported).store(0, std::memory_order_release);  // the next report may come
+  std::atomic_ref<int>(report.reported).store(0, std::memory_order_release);  // the next report may come
   throw InvalidArgument(
       cat("[", name_of(seen.op), "] expected indices in [0, ", seen.size, "), got ", seen.index, " (", device, ")"));
 }
@@ -163,7 +171,7 @@ void CudaDevice::tell_loss() {
   try {
     const CurrentDevice current(device);
     void* mapped = nullptr;
-    LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, report_, 0));
+    LOCKSTEP_CUDA(device, cudaHostGetDevicePointer(&mapped, reports_, 0));
   } catch (const DeviceError&) {
     if (lost(device)) tell_loss();  // else the error is not the waiting work's
   }
@@ -176,7 +184,7 @@ Ordinal ordinal_of(Device device) { return cuda_device(device).ordinal; }
 KernelReport* kernel_report(Device device) {
   CudaDevice& found = cuda_device(device);
   found.start();
-  return found.mapped_report_;
+  return found.mapped_reports_ + lockstep::detail::caller() % kReports;
 }
 
 }  // namespace lockstep::cuda

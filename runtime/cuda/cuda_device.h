@@ -36,12 +36,11 @@ class CudaDevice {
   void fail(std::uint64_t sequence, std::shared_ptr<detail::Failure> failure) noexcept;
   // The failure that concerns what `caller` has enqueued as number `sequence`; null if there is none.
   std::shared_ptr<detail::Failure> failure_of(std::uint64_t sequence, std::uint64_t caller) const;
-  // Throws what a kernel has reported, once.
-  void surface_report();
+  // Throws what a kernel of one of these callers (bit_of) has reported, once; of `caller` first.
+  void surface_report(std::uint64_t callers, std::uint64_t caller);
   // Throws when the GPU is lost, once to each caller (runtime/caller.h) that there was by then: work on other
   // devices that came after this one's has read what was never computed.
   void tell_loss();
-  KernelReport* report() const { return report_; }
 
   const Device device;
   const Ordinal ordinal;
@@ -50,8 +49,8 @@ class CudaDevice {
 
  private:
   std::atomic<bool> has_started_{false};
-  KernelReport* report_ = nullptr;
-  KernelReport* mapped_report_ = nullptr;
+  KernelReport* reports_ = nullptr;  // kReports
+  KernelReport* mapped_reports_ = nullptr;
 
   mutable std::mutex mutex_;
   std::size_t used_bytes_ = 0;
@@ -64,6 +63,8 @@ class CudaDevice {
   std::atomic<bool> failed_{false};
   std::set<std::uint64_t> told_;  // of the loss
   std::uint64_t strangers_ = 0;   // callers from this number on came after it
+
+  void surface_report(KernelReport& report);
 
   friend KernelReport* kernel_report(Device device);
 };

@@ -1,8 +1,14 @@
 #include "lockstep/runtime/cuda/cuda_stream.h"
 
+#include "lockstep/runtime/caller.h"
+
 namespace lockstep::cuda {
 
-cudaStream_t native(const Stream& stream) { return as_stream(stream.handle()).native; }
+cudaStream_t native(const Stream& stream) {
+  CudaStream& found = as_stream(stream.handle());
+  add_caller(found, lockstep::detail::caller());
+  return found.native;
+}
 
 std::shared_ptr<detail::Failure> failure_of(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
   const CudaLayout& layout = cuda_layout();
@@ -13,11 +19,11 @@ std::shared_ptr<detail::Failure> failure_of(DeviceSet devices, std::uint64_t seq
   return nullptr;
 }
 
-void surface(DeviceSet devices, std::uint64_t sequence, std::uint64_t caller) {
+void surface(DeviceSet devices, CallerSet callers, std::uint64_t sequence, std::uint64_t caller) {
   if (const auto failure = failure_of(devices, sequence, caller)) failure->surface();
   const CudaLayout& layout = cuda_layout();
   for (int i = 0; devices != 0; ++i, devices >>= 1) {
-    if (devices & 1) layout.devices[i]->surface_report();
+    if (devices & 1) layout.devices[i]->surface_report(callers, caller);
   }
 }
 

@@ -7,7 +7,10 @@
 
 namespace lockstep::cuda {
 
-// Pinned and mapped, one per logical device.
+// Pinned and mapped, kReports per logical device: callers (runtime/caller.h) have one each, which those that are
+// kReports apart share. So of requests that threads compute on streams of their own, the one with the bad index is
+// told.
+inline constexpr int kReports = 64;
 struct KernelReport {
   int reported;     // 0, then 1 by atomicCAS_system: the first one stays
   int op;           // one of ReportedOp; written, like the rest, before a __threadfence_system and `ready`
@@ -27,7 +30,7 @@ enum ReportedOp : int {
   report_attention_grad,
 };
 
-// The address that kernels on `device` use. It lives for ever.
+// The address that kernels of the calling thread on `device` use. It lives for ever.
 KernelReport* kernel_report(Device device);
 
 }  // namespace lockstep::cuda

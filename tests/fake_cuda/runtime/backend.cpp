@@ -3,11 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstring>
+#include <string>
 #include <thread>
 
 #include "fake_cuda/checked_table.h"
 #include "fake_cuda/fake_cuda.h"
+#include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/copy/peer.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
@@ -131,6 +134,74 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
     CHECK_THROWS_WITH(synchronize(follower), "[index_select] expected indices in [0, 5), got 12 (cuda:1)");
     CHECK_NOTHROW(synchronize(stream));
     CHECK(cuda::kernel_report(device)->reported == 0);
+  }
+}
+
+// Two threads that work on one device, as far as the library can tell.
+TEST_CASE("a bad index is an exception of the thread and the stream that caused it") {
+  const Device device = Device::cuda(1);
+  Stream first(device), second(device);
+  const auto report = [&](const Stream& stream, long long index) {
+    stream.enqueue([index, to = cuda::kernel_report(device)] {
+      to->reported = 1;
+      to->op = cuda::report_gather;
+      to->index = index;
+      to->size = 5;
+      std::atomic_ref<int>(to->ready) = 1;
+    });
+  };
+  const auto finish = [](const Stream& stream) {  // without a wait of the library's, which would be told
+    std::atomic<bool> done{false};
+    stream.enqueue([&] { done = true; });
+    while (!done) std::this_thread::yield();
+  };
+  const auto told = [](const Stream& stream) -> std::string {
+    try {
+      synchronize(stream);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  constexpr std::uint64_t kA = 1001, kB = 1002;
+  const std::string of_a = "[gather] expected indices in [0, 5), got 11 (cuda:1)",
+                    of_b = "[gather] expected indices in [0, 5), got 12 (cuda:1)";
+  SECTION("on streams of their own") {
+    const detail::CallerScope b(kB);
+    {
+      const detail::CallerScope a(kA);
+      report(first, 11);
+      finish(first);
+    }
+    second.enqueue([] {});
+    CHECK(told(second) == "");
+    SECTION("the one that caused it is told") {
+      const detail::CallerScope a(kA);
+      CHECK(told(first) == of_a);
+      CHECK(told(first) == "");
+    }
+    SECTION("or who waits for its stream") {
+      CHECK(told(first) == of_a);
+      CHECK(told(first) == "");
+    }
+    SECTION("or for what comes after it") {
+      second.wait_for(first);
+      CHECK(told(second) == of_a);
+    }
+  }
+  SECTION("on one stream each is told of its own first") {
+    {
+      const detail::CallerScope a(kA);
+      report(first, 11);
+    }
+    {
+      const detail::CallerScope b(kB);
+      report(first, 12);
+      CHECK(told(first) == of_b);
+    }
+    const detail::CallerScope a(kA);
+    CHECK(told(first) == of_a);
+    CHECK(told(first) == "");
   }
 }
 
