@@ -1,5 +1,6 @@
 // Streams, events, copies and host functions.
 #include <algorithm>
+#include <thread>
 
 #include "cuda_contract/support.h"
 
@@ -243,6 +244,49 @@ TEST_CASE("an event cannot be recorded on another device's stream") {
   CHECK(cudaEventRecord(event.handle, stream.handle) == cudaErrorInvalidResourceHandle);
   (void)cudaGetLastError();
   refused("wrong device");
+}
+
+// What an event that is over answers to another thread.
+struct Answers {
+  cudaError_t query = cudaErrorUnknown, allocation = cudaSuccess;
+};
+Answers ask_elsewhere(cudaEvent_t event, bool relaxed) {
+  Answers answers;
+  std::thread([&] {
+    (void)cudaSetDevice(0);
+    auto mode = cudaStreamCaptureModeRelaxed;
+    if (relaxed) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    answers.query = cudaEventQuery(event);
+    (void)cudaGetLastError();
+    if (!relaxed) return;
+    void* memory = nullptr;
+    answers.allocation = cudaMalloc(&memory, 64);
+    (void)cudaGetLastError();
+    (void)cudaFree(memory);
+  }).join();
+  return answers;
+}
+
+TEST_CASE("a question to an event ends another thread's capture, unless the mode of who asks is relaxed") {
+  if (!have_devices(1, "captures")) return;
+  const Stream captured, stream;
+  const Event event;
+  cudaGraph_t graph = nullptr;  // empty; not destroyed, which the fake does not know
+  REQUIRE(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
+  REQUIRE(finish(stream.handle) == cudaSuccess);
+
+  REQUIRE(cudaStreamBeginCapture(captured.handle, cudaStreamCaptureModeGlobal) == cudaSuccess);
+  Answers answers = ask_elsewhere(event.handle, true);
+  CHECK(answers.query == cudaSuccess);
+  CHECK(answers.allocation == cudaSuccess);
+  CHECK(cudaStreamEndCapture(captured.handle, &graph) == cudaSuccess);
+
+  REQUIRE(cudaStreamBeginCapture(captured.handle, cudaStreamCaptureModeGlobal) == cudaSuccess);
+  answers = ask_elsewhere(event.handle, false);
+  CHECK(answers.query == cudaErrorStreamCaptureUnsupported);
+  refused("during a capture");
+  CHECK(cudaStreamEndCapture(captured.handle, &graph) == cudaErrorStreamCaptureInvalidated);
+  (void)cudaGetLastError();
 }
 
 }  // namespace
