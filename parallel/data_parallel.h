@@ -38,15 +38,6 @@ LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
 LOCKSTEP_API Tensor weighted_sum(const std::vector<Tensor>& losses, const std::vector<std::int64_t>& sizes,
                                  Device device);
 
-// A std::tuple is a list of arguments, anything else the only one.
-template <class T>
-auto as_tuple(const T& value) {
-  if constexpr (is_std_tuple<T>)
-    return value;
-  else
-    return std::tuple<T>(value);
-}
-
 // The loss of a replica's output, computed where the output is.
 template <class Loss>
 struct LossOn {

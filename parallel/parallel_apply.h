@@ -26,6 +26,15 @@ template <class... T>
 inline constexpr bool is_std_tuple<std::tuple<T...>> = true;
 
 // A std::tuple is a list of arguments, anything else the only one.
+template <class T>
+auto as_tuple(const T& value) {
+  if constexpr (is_std_tuple<T>)
+    return value;
+  else
+    return std::tuple<T>(value);
+}
+
+// A std::tuple is a list of arguments, anything else the only one.
 template <class F, class Input>
 decltype(auto) call_with(F& function, Input& input) {
   if constexpr (is_std_tuple<Input>)

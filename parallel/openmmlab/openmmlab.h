@@ -2,7 +2,6 @@
 // make their own steps, wrappers around models and optimizers, a runner, few-shot learning.
 #pragma once
 
-#include "lockstep/parallel/lockstep.h"
 #include "lockstep/parallel/openmmlab/data/data_container.h"
 #include "lockstep/parallel/openmmlab/data/data_preprocessor.h"
 #include "lockstep/parallel/openmmlab/data/data_sample.h"
@@ -30,3 +29,4 @@
 #include "lockstep/parallel/openmmlab/runner/early_stopping_hook.h"
 #include "lockstep/parallel/openmmlab/runner/ema_hook.h"
 #include "lockstep/parallel/openmmlab/runner/runner.h"
+#include "lockstep/parallel/umbrella/lockstep.h"

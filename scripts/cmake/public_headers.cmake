@@ -1,7 +1,7 @@
 # The headers that users are told to include. What these include is installed with them, and nothing else is.
 set(headers_for_users
   # Everything a program needs, and what is in it.
-  parallel/lockstep.h
+  parallel/umbrella/lockstep.h
   parallel/build_info.h
   parallel/data_parallel.h
   parallel/gather.h
@@ -25,6 +25,7 @@ set(headers_for_users
   parallel/ddp/overflow.h
   parallel/ddp/work.h
   parallel/join/join.h
+  parallel/serving/replica_pool.h
   parallel/sync_norm/convert_sync_batchnorm.h
   kernels/dtype.h
   runtime/deadline.h

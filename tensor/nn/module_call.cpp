@@ -1,8 +1,10 @@
 // Calls of modules: what happens around forward, and hooks.
 #include <algorithm>
 #include <typeinfo>
+#include <utility>
 
 #include "lockstep/tensor/autograd/record.h"
+#include "lockstep/tensor/nn/interrupt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
@@ -64,7 +66,22 @@ void share_gate(const ModuleBase& module) {
 }
 }  // namespace
 
+namespace detail {
+namespace {
+constinit thread_local const std::function<void()>* interrupt = nullptr;
+}
+
+InterruptScope::InterruptScope(const std::function<void()>& check) : outer_(std::exchange(interrupt, &check)) {}
+InterruptScope::~InterruptScope() { interrupt = outer_; }
+
+void check_interrupt() {
+  if (interrupt) [[unlikely]]
+    (*interrupt)();
+}
+}  // namespace detail
+
 ModuleBase::CallScope::CallScope(const ModuleBase& module) {
+  detail::check_interrupt();
   // The outermost module names its members, so that a parameter nobody lists is found out in backward.
   ThreadContext& context = thread_context();
   if (context.module_depth == 0) {

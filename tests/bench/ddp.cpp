@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/lockstep.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
-#include "lockstep/parallel/lockstep.h"
 #include "subcommand.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "subcommand.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "subcommand.h"
 
 namespace {

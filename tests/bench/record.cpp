@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/parallel/simulate/device_links.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "models.h"

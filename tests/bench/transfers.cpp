@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "slowed_machine.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/parallel/simulate/device_links.h"
 #include "lockstep/parallel/simulate/simulation.h"
 #include "lockstep/runtime/record/record.h"

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/runtime/record/record.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/thread/device_thread.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/parallel/simulate/simulation.h"
 #include "lockstep/runtime/record/record.h"
 #include "support/catch.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../serve.h"
-#include "lockstep/parallel/lockstep.h"
+#include "lockstep/lockstep.h"
 
 namespace peers {
 

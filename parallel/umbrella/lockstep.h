@@ -24,6 +24,7 @@
 #include "lockstep/parallel/parallel_apply.h"
 #include "lockstep/parallel/replicate.h"
 #include "lockstep/parallel/scatter_gather.h"
+#include "lockstep/parallel/serving/replica_pool.h"
 #include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/device.h"

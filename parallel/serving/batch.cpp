@@ -1,0 +1,122 @@
+#include "lockstep/parallel/serving/batch.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "lockstep/runtime/edge.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
+
+namespace lockstep::detail {
+namespace {
+
+bool is_padded(const std::optional<Padding>& padding, std::size_t index, const Tensor& tensor) {
+  return padding && padding->dim < tensor.rank() &&
+         std::find(padding->tensors.begin(), padding->tensors.end(), index) != padding->tensors.end();
+}
+
+// What `size` is padded to; -1: to the largest of the batch.
+std::int64_t padded_size(const Padding& padding, std::int64_t size) {
+  if (padding.sizes.empty()) return -1;
+  const auto fits = std::lower_bound(padding.sizes.begin(), padding.sizes.end(), size);
+  return fits == padding.sizes.end() ? size : *fits;
+}
+
+std::int64_t samples_of(const ServingRequest& request) { return request.samples; }
+
+}  // namespace
+
+void BatchKey::add(const Tensor& tensor) {
+  LOCKSTEP_CHECK(tensor.rank() > 0, "[ReplicaPool] expected tensors with samples in dimension 0, got ", tensor);
+  LOCKSTEP_CHECK(samples_ < 0 || tensor.size(0) == samples_, "[ReplicaPool] expected ", samples_,
+                 " samples in dimension 0 of each tensor of a request, got ", tensor);
+  samples_ = tensor.size(0);
+  const bool padded = is_padded(padding_, tensors_++, tensor);
+  add(static_cast<std::int64_t>(tensor.dtype()));
+  add(tensor.rank());
+  for (int dim = 1; dim < tensor.rank(); ++dim)
+    add(padded && dim == padding_->dim ? padded_size(*padding_, tensor.size(dim)) : tensor.size(dim));
+  if (tensor.device().is_cpu()) return;
+  const Stream stream = current_stream(tensor.device());
+  if (!stream.synchronous()) LOCKSTEP_EDGE(written_.emplace_back().record(stream));
+}
+
+void BatchKey::finish(ServingRequest& request) {
+  if (tensors_ == 0) set_alone();
+  if (alone_) {
+    static std::atomic<std::int64_t> next{0};
+    text_.clear();
+    add(next.fetch_add(1, std::memory_order_relaxed));  // no other key is as short
+  }
+  request.key = std::move(text_);
+  request.samples = samples_ < 0 ? 1 : samples_;
+  request.written = std::move(written_);
+}
+
+void BatchTensors::await_writers() const {
+  for (const auto& request : batch_)
+    for (const Event& event : request->written) LOCKSTEP_EDGE(current_stream(event.device()).wait(event));
+}
+
+Tensor BatchTensors::join(std::size_t index, std::span<const Tensor> parts) {
+  const std::optional<Padding>& padding = options_.padding;
+  const bool padded = is_padded(padding, index, parts[0]);
+  std::int64_t size = 0;
+  bool uneven = false;
+  if (padded) {
+    std::vector<std::int64_t> own;
+    for (const Tensor& part : parts) own.push_back(part.size(padding->dim));
+    size = padded_size(*padding, own[0]);
+    if (size < 0) size = *std::max_element(own.begin(), own.end());
+    uneven = std::any_of(own.begin(), own.end(), [&](std::int64_t one) { return one != size; });
+    if (own_sizes_.empty()) own_sizes_ = std::move(own);
+  }
+  if (parts.size() == 1 && !uneven) return parts[0].to(device_);
+  // Joined where the tensors are, so that one copy takes all of them to the device.
+  const Device common = parts[0].device();
+  const bool together =
+      std::all_of(parts.begin(), parts.end(), [&](const Tensor& part) { return part.device() == common; });
+  const Device at = together ? common : device_;
+  if (!uneven) {
+    std::vector<Tensor> there;
+    there.reserve(parts.size());
+    for (const Tensor& part : parts) there.push_back(part.to(at));
+    return cat(there, 0).to(device_);
+  }
+  Shape shape = parts[0].shape();
+  shape[0] = 0;
+  for (const Tensor& part : parts) shape[0] += part.size(0);
+  shape[static_cast<int>(padding->dim)] = size;
+  const Tensor whole = full(shape, padding->value, {.dtype = parts[0].dtype(), .device = at});
+  std::int64_t first = 0;
+  for (const Tensor& part : parts) {
+    whole.narrow(0, first, part.size(0)).narrow(padding->dim, 0, part.size(padding->dim)).copy_(part.to(at));
+    first += part.size(0);
+  }
+  return whole.to(device_);
+}
+
+Tensor BatchTensors::bring(const Tensor& output) const {
+  std::int64_t samples = 0;
+  for (const auto& request : batch_) samples += samples_of(*request);
+  LOCKSTEP_CHECK(output.rank() > 0 && output.size(0) == samples, "[ReplicaPool] expected answers with ", samples,
+                 " samples in dimension 0, as the inputs have, got ", output);
+  return output.to(options_.output_device);
+}
+
+Tensor BatchTensors::part(std::size_t index, const Tensor& output, std::size_t i) const {
+  std::int64_t first = 0;
+  for (std::size_t before = 0; before < i; ++before) first += samples_of(*batch_[before]);
+  Tensor own = output.narrow(0, first, samples_of(*batch_[i]));
+  const std::optional<Padding>& padding = options_.padding;
+  if (padding && std::find(padding->cropped.begin(), padding->cropped.end(), index) != padding->cropped.end()) {
+    LOCKSTEP_CHECK(padding->dim < output.rank() && i < own_sizes_.size() && own_sizes_[i] <= output.size(padding->dim),
+                   "[ReplicaPool] expected an answer with the size of the inputs in dimension ", padding->dim,
+                   ", to be cropped, got ", output);
+    own = own.narrow(padding->dim, 0, own_sizes_[i]);
+  }
+  // Memory of its own: no answer sees another one, a parameter, or an input.
+  return own.clone();
+}
+
+}  // namespace lockstep::detail

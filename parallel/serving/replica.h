@@ -1,0 +1,24 @@
+// What a pool keeps of one of its replicas, all of it under the pool's mutex. Private to the library.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+
+#include "lockstep/parallel/serving/serving_pool.h"
+
+namespace lockstep::detail {
+
+struct ServingPool::Replica {
+  Replica(int number, Device on) : index(number) { stats.device = on; }
+
+  const int index;
+  ReplicaStats stats;
+  Requests running;  // what it computes: changed by its own thread alone, which reads it without the mutex
+  Clock::time_point began{};
+  std::deque<std::function<void()>> chores;
+  bool started = false, ended = false;
+  std::string refused;  // why its thread could not start as the options want it
+};
+
+}  // namespace lockstep::detail

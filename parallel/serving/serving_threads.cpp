@@ -1,0 +1,287 @@
+// What the threads of a pool do: one for each replica, which takes batches and computes them, and one that watches the
+// time.
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/parallel/serving/replica.h"
+#include "lockstep/parallel/serving/serving_error.h"
+#include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/service_thread.h"
+#include "lockstep/tensor/nn/interrupt.h"
+
+namespace lockstep::detail {
+namespace {
+
+bool of_device(const std::exception_ptr& error, Device device) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DeviceError& e) {
+    return e.device == device;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void ServingPool::work(Replica& replica) noexcept {
+  this_is_a_service_thread();
+  enter();
+  std::string refused;
+  try {
+    begin(replica);
+  } catch (const std::exception& error) {
+    refused = error.what();
+  } catch (...) {
+    refused = "[ReplicaPool] expected a thread to start, got something thrown by `started`";
+  }
+  Lock lock(mutex_);
+  replica.refused = std::move(refused);
+  replica.started = true;
+  idle_.notify_all();
+  for (bool more = replica.refused.empty(); more;) {
+    try {
+      more = serve(lock, replica);
+    } catch (...) {  // no memory for what a batch needs here
+      if (lock) lock.unlock();
+      finish_all(replica.running, Outcome::failed, std::current_exception());
+      std::this_thread::sleep_for(Milliseconds(1));
+      lock.lock();
+      for (const auto& request : replica.running) --request->computing;
+      replica.running.clear();
+    }
+  }
+  replica.ended = true;
+  ended_.notify_all();
+}
+
+bool ServingPool::serve(Lock& lock, Replica& replica) {
+  if (!replica.chores.empty()) {
+    const std::function<void()> chore = std::move(replica.chores.front());
+    replica.chores.pop_front();
+    lock.unlock();
+    chore();
+    lock.lock();
+    return true;
+  }
+  if (replica.stats.state == ReplicaState::lost) return false;
+  const Clock::time_point began = clock_.now();
+  Requests batch = queue_.take(began, accepting_);
+  if (batch.empty()) {
+    if (stopping_) return false;
+    wait_until(lock, work_, queue_.next_ready());
+    return true;
+  }
+  if (!queue_.empty()) work_.notify_one();
+  if (stats_.waiting > 0) room_.notify_all();
+  for (const auto& request : batch) {
+    ++request->computing;
+    if (!request->moved) stats_.queue_seconds.add(std::chrono::duration<double>(began - request->submitted).count());
+  }
+  replica.running = std::move(batch);
+  replica.began = began;
+  look_by(began + options_.hang_timeout);
+  lock.unlock();
+  run_batch(replica);
+  lock.lock();
+  batch = std::move(replica.running);
+  replica.running.clear();
+  if (replica.stats.state == ReplicaState::hung) {
+    replica.stats.state = ReplicaState::serving;
+    work_.notify_one();
+  }
+  std::erase_if(batch, [](const auto& request) { return --request->computing > 0 || !request->counted; });
+  lock.unlock();
+  for (const auto& request : batch) request->drop_inputs();
+  batch.clear();  // may destroy what is the submitter's
+  lock.lock();
+  return true;
+}
+
+std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
+  const std::function<void()> check_wanted = [&] {
+    if (std::all_of(batch.begin(), batch.end(), [](const auto& request) { return request->settled(); }))
+      throw Cancelled("[ReplicaPool] nobody waits for this batch any more");
+  };
+  const InterruptScope interrupt(check_wanted);
+  for (const auto& request : batch) take_over(request.get());
+  const Clock::time_point began = clock_.now();
+  const auto count = [&](bool failed) {
+    std::int64_t samples = 0;
+    for (const auto& request : batch) samples += request->samples;
+    const double seconds = std::chrono::duration<double>(clock_.now() - began).count();
+    const Lock lock(mutex_);
+    replica.stats.failures += failed;
+    replica.stats.busy_seconds += seconds;
+    ++replica.stats.batches;
+    replica.stats.samples += static_cast<std::uint64_t>(samples);
+    stats_.batch_seconds.add(seconds);
+    stats_.batch_samples.add(static_cast<double>(samples));
+  };
+  std::unique_ptr<ServingResult> result;
+  try {
+    check_wanted();
+    result = model_->compute(replica.index, batch);
+  } catch (...) {
+    count(true);
+    return std::current_exception();
+  }
+  count(false);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    ServingRequest& request = *batch[i];
+    if (!request.claim()) continue;
+    auto outcome = Outcome::answered;
+    try {
+      result->give(i, request);
+    } catch (...) {
+      outcome = Outcome::failed;
+      request.fail(std::current_exception());
+    }
+    publish(request, outcome);
+  }
+  return nullptr;
+}
+
+void ServingPool::run_batch(Replica& replica) {
+  const Batch batch = replica.running;
+  const Device device = replica.stats.device;
+  const auto failed = [&](Batch part, const std::exception_ptr& error) {
+    if (of_device(error, device)) {
+      lose_device(device, error, part);
+      return true;
+    }
+    return false;
+  };
+  std::exception_ptr error = compute(replica, batch);
+  if (!error || failed(batch, error)) return;
+  if (batch.size() == 1) {
+    finish(*batch[0], Outcome::failed, error);
+    return;
+  }
+  // One of them may be to blame: each has its own answer or its own error.
+  bool counted = false;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i]->settled()) continue;
+    if (!counted) {
+      const Lock lock(mutex_);
+      ++stats_.split;
+      counted = true;
+    }
+    error = compute(replica, batch.subspan(i, 1));
+    if (!error) continue;
+    if (failed(batch.subspan(i), error)) return;
+    finish(*batch[i], Outcome::failed, error);
+  }
+}
+
+Requests ServingPool::move_on(Batch batch) {
+  Requests left;
+  left.reserve(batch.size());
+  for (const auto& request : batch) {
+    if (request->settled()) continue;
+    if (request->moved) {
+      left.push_back(request);
+      continue;
+    }
+    request->moved = true;
+    ++stats_.moved;
+    queue_.push(request);
+  }
+  work_.notify_all();
+  return left;
+}
+
+void ServingPool::lose_device(Device device, const std::exception_ptr& error, Batch batch) {
+  const std::string why = describe(error);
+  Requests left, queued;
+  {
+    const Lock lock(mutex_);
+    for (const auto& replica : replicas_) {
+      if (replica->stats.device != device) continue;
+      replica->stats.state = ReplicaState::lost;
+      replica->stats.error = why;
+    }
+    if (any_replica(ReplicaState::hung)) {
+      left = move_on(batch);
+    } else {
+      left.assign(batch.begin(), batch.end());
+      accepting_ = false;
+      queued = empty_queue();
+    }
+    wake_all();
+  }
+  finish_all(left, Outcome::failed, error);
+  finish_all(queued, Outcome::dropped, error);
+  try {
+    log(LogLevel::warning, cat("[ReplicaPool] the replicas on ", device, " are taken out: ", why));
+  } catch (...) {  // nothing is to be done about a message that cannot be written
+  }
+}
+
+void ServingPool::watch() noexcept {
+  this_is_a_service_thread();
+  name_thread("watch");
+  Lock lock(mutex_);
+  while (!stopping_) {
+    if (clock_.now() < next_look_) {
+      wait_until(lock, watch_, next_look_);
+      continue;
+    }
+    try {
+      look(lock);
+    } catch (...) {  // no memory: soon again
+      if (!lock) lock.lock();
+      next_look_ = clock_.now() + Milliseconds(1);
+    }
+  }
+  ended_.notify_all();
+}
+
+// Ends requests whose deadline has passed, and takes out replicas that compute for too long.
+void ServingPool::look(Lock& lock) {
+  const Clock::time_point now = clock_.now();
+  Clock::time_point next = Clock::time_point::max();
+  Requests late, hung;
+  const auto see = [&](const std::shared_ptr<ServingRequest>& request) {
+    if (request->settled()) return;
+    if (request->deadline <= now)
+      late.push_back(request);
+    else
+      next = std::min(next, request->deadline);
+  };
+  queue_.for_each(see);
+  std::string message;
+  for (const auto& replica : replicas_) {
+    if (replica->running.empty()) continue;
+    for (const auto& request : replica->running) see(request);
+    if (replica->stats.state != ReplicaState::serving) continue;
+    const Clock::time_point hangs = replica->began + options_.hang_timeout;
+    if (now < hangs) {
+      next = std::min(next, hangs);
+      continue;
+    }
+    replica->stats.state = ReplicaState::hung;
+    replica->stats.error = cat("a batch has not ended in ", options_.hang_timeout.count(), " ms");
+    message = cat("[ReplicaPool] replica ", replica->index, " on ", replica->stats.device,
+                  " is taken out: ", replica->stats.error);
+    // Those that were moved before, and all where no other replica serves, are left to this one.
+    if (any_replica(ReplicaState::serving)) move_on(replica->running);
+  }
+  next_look_ = next;
+  lock.unlock();
+  for (const auto& request : late)
+    finish(*request, Outcome::late,
+           std::make_exception_ptr(TimeoutError(
+               cat("[ReplicaPool] expected an answer within ", request->timeout.count(), " ms, got none"))));
+  late.clear();
+  try {
+    if (!message.empty()) log(LogLevel::warning, message);
+  } catch (...) {  // nothing is to be done about a message that cannot be written
+  }
+  lock.lock();
+}
+
+}  // namespace lockstep::detail
