@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstring>
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -22,7 +24,21 @@ std::int64_t padded_size(const Padding& padding, std::int64_t size) {
   return fits == padding.sizes.end() ? size : *fits;
 }
 
-std::int64_t samples_of(const ServingRequest& request) { return request.samples; }
+// Samples `first` to `first + count`, in memory of their own.
+Tensor own_samples(const Tensor& tensor, std::int64_t first, std::int64_t count) {
+  if (!tensor.device().is_cpu() || !tensor.contiguous_layout()) return tensor.narrow(0, first, count).clone();
+  // What most answers are, without a view in between.
+  Shape shape = tensor.shape();
+  const std::size_t sample = shape[0] == 0 ? 0 : tensor.bytes() / static_cast<std::size_t>(shape[0]);
+  shape[0] = count;
+  const std::size_t bytes = sample * static_cast<std::size_t>(count);
+  const Tensor own =
+      Tensor::over(Storage::allocate(tensor.device(), bytes), tensor.dtype(), shape, contiguous_strides(shape));
+  if (bytes > 0)
+    std::memcpy(own.storage()->data(),
+                static_cast<const std::byte*>(tensor.data()) + sample * static_cast<std::size_t>(first), bytes);
+  return own;
+}
 
 }  // namespace
 
@@ -41,12 +57,19 @@ void BatchKey::add(const Tensor& tensor) {
   if (!stream.synchronous()) LOCKSTEP_EDGE(written_.emplace_back().record(stream));
 }
 
+// Seven bits a byte, signs to the end: LEB128 of zigzag numbers, as protocol buffers have them.
+void BatchKey::add(std::int64_t number) {
+  auto left = (static_cast<std::uint64_t>(number) << 1) ^ static_cast<std::uint64_t>(number >> 63);
+  for (; left >= 128; left >>= 7) text_ += static_cast<char>(left | 128);
+  text_ += static_cast<char>(left);
+}
+
 void BatchKey::finish(ServingRequest& request) {
   if (tensors_ == 0) set_alone();
   if (alone_) {
     static std::atomic<std::int64_t> next{0};
-    text_.clear();
-    add(next.fetch_add(1, std::memory_order_relaxed));  // no other key is as short
+    text_ = "a";
+    add(next.fetch_add(1, std::memory_order_relaxed));
   }
   request.key = std::move(text_);
   request.samples = samples_ < 0 ? 1 : samples_;
@@ -77,11 +100,12 @@ Tensor BatchTensors::join(std::size_t index, std::span<const Tensor> parts) {
   const bool together =
       std::all_of(parts.begin(), parts.end(), [&](const Tensor& part) { return part.device() == common; });
   const Device at = together ? common : device_;
+  if (!uneven && together) return cat(parts, 0).to(device_);
   if (!uneven) {
     std::vector<Tensor> there;
     there.reserve(parts.size());
-    for (const Tensor& part : parts) there.push_back(part.to(at));
-    return cat(there, 0).to(device_);
+    for (const Tensor& part : parts) there.push_back(part.to(device_));
+    return cat(there, 0);
   }
   Shape shape = parts[0].shape();
   shape[0] = 0;
@@ -98,7 +122,7 @@ Tensor BatchTensors::join(std::size_t index, std::span<const Tensor> parts) {
 
 Tensor BatchTensors::bring(const Tensor& output) const {
   std::int64_t samples = 0;
-  for (const auto& request : batch_) samples += samples_of(*request);
+  for (const auto& request : batch_) samples += request->samples;
   LOCKSTEP_CHECK(output.rank() > 0 && output.size(0) == samples, "[ReplicaPool] expected answers with ", samples,
                  " samples in dimension 0, as the inputs have, got ", output);
   return output.to(options_.output_device);
@@ -106,17 +130,15 @@ Tensor BatchTensors::bring(const Tensor& output) const {
 
 Tensor BatchTensors::part(std::size_t index, const Tensor& output, std::size_t i) const {
   std::int64_t first = 0;
-  for (std::size_t before = 0; before < i; ++before) first += samples_of(*batch_[before]);
-  Tensor own = output.narrow(0, first, samples_of(*batch_[i]));
+  for (std::size_t before = 0; before < i; ++before) first += batch_[before]->samples;
+  // Of their own: no answer sees another one, a parameter, or an input.
   const std::optional<Padding>& padding = options_.padding;
-  if (padding && std::find(padding->cropped.begin(), padding->cropped.end(), index) != padding->cropped.end()) {
-    LOCKSTEP_CHECK(padding->dim < output.rank() && i < own_sizes_.size() && own_sizes_[i] <= output.size(padding->dim),
-                   "[ReplicaPool] expected an answer with the size of the inputs in dimension ", padding->dim,
-                   ", to be cropped, got ", output);
-    own = own.narrow(padding->dim, 0, own_sizes_[i]);
-  }
-  // Memory of its own: no answer sees another one, a parameter, or an input.
-  return own.clone();
+  if (!padding || std::find(padding->cropped.begin(), padding->cropped.end(), index) == padding->cropped.end())
+    return own_samples(output, first, batch_[i]->samples);
+  LOCKSTEP_CHECK(padding->dim < output.rank() && i < own_sizes_.size() && own_sizes_[i] <= output.size(padding->dim),
+                 "[ReplicaPool] expected an answer with the size of the inputs in dimension ", padding->dim,
+                 ", to be cropped, got ", output);
+  return output.narrow(0, first, batch_[i]->samples).narrow(padding->dim, 0, own_sizes_[i]).clone();
 }
 
 }  // namespace lockstep::detail

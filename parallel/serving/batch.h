@@ -23,7 +23,7 @@ class LOCKSTEP_API BatchKey {
   // Throws InvalidArgument for a tensor without dimensions, or with other samples than those before it.
   void add(const Tensor& tensor);
   void add(const void* bytes, std::size_t count) { text_.append(static_cast<const char*>(bytes), count); }
-  void add(std::int64_t number) { add(&number, sizeof number); }
+  void add(std::int64_t number);  // as one byte where it is small: most keys are then no allocation
   void set_alone() { alone_ = true; }
 
   // Fills in what the request says of itself.
@@ -31,7 +31,7 @@ class LOCKSTEP_API BatchKey {
 
  private:
   const std::optional<Padding>& padding_;
-  std::string text_;
+  std::string text_ = "t";  // "a": computed alone
   std::size_t tensors_ = 0;
   std::int64_t samples_ = -1;
   bool alone_ = false;

@@ -15,6 +15,9 @@ struct ServingPool::Replica {
   const int index;
   ReplicaStats stats;
   Requests running;  // what it computes: changed by its own thread alone, which reads it without the mutex
+  // Its thread's; kept for their memory.
+  Requests done;
+  std::vector<End> ends;
   Clock::time_point began{};
   std::deque<std::function<void()>> chores;
   bool started = false, ended = false;

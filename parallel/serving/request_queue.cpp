@@ -67,14 +67,13 @@ Clock::time_point RequestQueue::ready_at(const Bucket& bucket) const {
   return full(bucket) || first.moved ? first.submitted : first.submitted + max_delay_;
 }
 
-Requests RequestQueue::take(Clock::time_point now, bool keep_windows) {
+void RequestQueue::take(Clock::time_point now, bool keep_windows, Requests& batch) {
   Bucket* best = nullptr;
   for (Bucket& bucket : buckets_) {
     if (bucket.requests.empty() || (keep_windows && ready_at(bucket) > now)) continue;
     if (!best || before(*bucket.requests.front(), *best->requests.front())) best = &bucket;
   }
-  Requests batch;
-  if (!best) return batch;
+  if (!best) return;
   // Memory first: from here on nothing throws, and no request is lost.
   batch.reserve(std::min(best->requests.size(), static_cast<std::size_t>(max_batch_samples_)));
   std::int64_t samples = 0;
@@ -87,7 +86,6 @@ Requests RequestQueue::take(Clock::time_point now, bool keep_windows) {
     erase(*best, at);
     batch.push_back(std::move(*at));
   }
-  return batch;
 }
 
 std::optional<Clock::time_point> RequestQueue::next_ready() const {

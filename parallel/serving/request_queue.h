@@ -27,8 +27,9 @@ class RequestQueue {
   void push(std::shared_ptr<ServingRequest> request);
   // Of the batches that are ready, the one whose first request has the highest priority, then the one that has waited
   // longest: requests of one key, in order, as many as fit, at least one. A batch is ready when it is full, when its
-  // first request has waited for the window, or when windows are not kept. Empty when none is.
-  Requests take(Clock::time_point now, bool keep_windows);
+  // first request has waited for the window, or when windows are not kept. Into `batch`, which is empty; it stays so
+  // when none is ready.
+  void take(Clock::time_point now, bool keep_windows, Requests& batch);
   // When the next batch is ready, if nothing else comes.
   std::optional<Clock::time_point> next_ready() const;
 

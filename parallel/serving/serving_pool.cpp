@@ -126,44 +126,49 @@ bool ServingPool::cancel(ServingRequest& request) {
 bool ServingPool::finish(ServingRequest& request, Outcome outcome, const std::exception_ptr& error) noexcept {
   if (!request.claim()) return false;
   if (error) request.fail(error);
-  publish(request, outcome);
+  End end{&request, outcome};
+  publish({&end, 1});
   return true;
 }
 
 // What is counted is so before anybody hears of it: who has an answer does not find it among those that run.
-void ServingPool::publish(ServingRequest& request, Outcome outcome) noexcept {
-  bool idle = false;
+void ServingPool::publish(std::span<End> ends) noexcept {
+  if (ends.empty()) return;
   {
     const Lock lock(mutex_);
-    if (request.queued) {
-      queue_.remove(request);
-      if (stats_.waiting > 0) room_.notify_all();
+    const Clock::time_point now = clock_.now();
+    for (End& end : ends) {
+      ServingRequest& request = *end.request;
+      if (request.queued) queue_.remove(request);
+      switch (end.outcome) {
+        case Outcome::answered:
+          ++stats_.answered;
+          stats_.latency_seconds.add(std::chrono::duration<double>(now - request.submitted).count());
+          break;
+        case Outcome::failed:
+          ++stats_.failed;
+          break;
+        case Outcome::cancelled:
+          ++stats_.cancelled;
+          break;
+        case Outcome::late:
+          ++stats_.late;
+          break;
+        case Outcome::dropped:
+          ++stats_.dropped;
+          break;
+      }
+      request.counted = true;
+      end.idle = request.computing == 0;  // else the last replica that computes it drops its inputs
     }
-    const double seconds = std::chrono::duration<double>(clock_.now() - request.submitted).count();
-    switch (outcome) {
-      case Outcome::answered:
-        ++stats_.answered;
-        stats_.latency_seconds.add(seconds);
-        break;
-      case Outcome::failed:
-        ++stats_.failed;
-        break;
-      case Outcome::cancelled:
-        ++stats_.cancelled;
-        break;
-      case Outcome::late:
-        ++stats_.late;
-        break;
-      case Outcome::dropped:
-        ++stats_.dropped;
-        break;
-    }
-    request.counted = true;
-    idle = request.computing == 0;  // else the last replica that computes it drops its inputs
-    if (--open_ == 0) idle_.notify_all();
+    open_ -= ends.size();
+    if (open_ == 0) idle_.notify_all();
+    if (stats_.waiting > 0) room_.notify_all();
   }
-  if (idle) request.drop_inputs();
-  request.publish();
+  for (const End& end : ends) {
+    if (end.idle) end.request->drop_inputs();
+    end.request->publish();
+  }
 }
 
 void ServingPool::finish_all(const Requests& requests, Outcome outcome, const std::exception_ptr& error) noexcept {

@@ -86,8 +86,13 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   // Ends the request unless it has ended; true when it was this that did.
   bool finish(ServingRequest& request, Outcome outcome, const std::exception_ptr& error) noexcept;
   void finish_all(const Requests& requests, Outcome outcome, const std::exception_ptr& error) noexcept;
-  void publish(ServingRequest& request, Outcome outcome) noexcept;
-  bool inside() const;  // in a thread of a replica of this pool
+  struct End {
+    ServingRequest* request;
+    Outcome outcome;
+    bool idle = false;  // no replica computes it
+  };
+  void publish(std::span<End> ends) noexcept;  // of requests that the caller has claimed
+  bool inside() const;                         // in a thread of a replica of this pool
   void enter();
 
   // Under the mutex.

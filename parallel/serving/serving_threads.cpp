@@ -69,7 +69,8 @@ bool ServingPool::serve(Lock& lock, Replica& replica) {
   }
   if (replica.stats.state == ReplicaState::lost) return false;
   const Clock::time_point began = clock_.now();
-  Requests batch = queue_.take(began, accepting_);
+  Requests& batch = replica.running;
+  queue_.take(began, accepting_, batch);
   if (batch.empty()) {
     if (stopping_) return false;
     wait_until(lock, work_, queue_.next_ready());
@@ -81,22 +82,22 @@ bool ServingPool::serve(Lock& lock, Replica& replica) {
     ++request->computing;
     if (!request->moved) stats_.queue_seconds.add(std::chrono::duration<double>(began - request->submitted).count());
   }
-  replica.running = std::move(batch);
   replica.began = began;
   look_by(began + options_.hang_timeout);
   lock.unlock();
   run_batch(replica);
   lock.lock();
-  batch = std::move(replica.running);
-  replica.running.clear();
   if (replica.stats.state == ReplicaState::hung) {
     replica.stats.state = ReplicaState::serving;
     work_.notify_one();
   }
-  std::erase_if(batch, [](const auto& request) { return --request->computing > 0 || !request->counted; });
+  // Out of the watch's sight, and then, without the lock, away with what may be the submitters'.
+  Requests& done = replica.done;
+  done.swap(batch);
+  std::erase_if(done, [](const auto& request) { return --request->computing > 0 || !request->counted; });
   lock.unlock();
-  for (const auto& request : batch) request->drop_inputs();
-  batch.clear();  // may destroy what is the submitter's
+  for (const auto& request : done) request->drop_inputs();
+  done.clear();
   lock.lock();
   return true;
 }
@@ -122,8 +123,11 @@ std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
     stats_.batch_samples.add(static_cast<double>(samples));
   };
   std::unique_ptr<ServingResult> result;
+  std::vector<End>& ends = replica.ends;
+  ends.clear();
   try {
     check_wanted();
+    ends.reserve(batch.size());  // from the first claim on nothing may throw
     result = model_->compute(replica.index, batch);
   } catch (...) {
     count(true);
@@ -140,8 +144,9 @@ std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
       outcome = Outcome::failed;
       request.fail(std::current_exception());
     }
-    publish(request, outcome);
+    ends.push_back({&request, outcome});
   }
+  publish(ends);
   return nullptr;
 }
 

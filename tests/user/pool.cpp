@@ -3,9 +3,10 @@
 // version, and all memory comes back.
 //
 //   lockstep-user-pool [requests] [seed]
+//   lockstep-user-pool allocations     what a request allocates, beside the module's own call
 //
-// Last line: `pool: requests=N answered=… failed=… cancelled=… late=… refused=… moved=… wrong=0 open=0 leaked=0`. Exit
-// code 1 when something was wrong.
+// Last line of the first: `pool: requests=N answered=… failed=… cancelled=… late=… refused=… moved=… wrong=0 open=0
+// leaked=0`. Exit code 1 when something was wrong.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,12 +15,24 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <new>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "lockstep/lockstep.h"
+
+namespace {
+std::atomic<long> allocations{0};
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* const memory = std::malloc(bytes)) return memory;  // NOLINT: this is operator new
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }               // NOLINT
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }  // NOLINT
 
 namespace {
 
@@ -200,11 +213,44 @@ int run(long requests, std::uint64_t seed) {
   return counts.wrong == 0 && open == 0 && leaked == 0 && lost == 1 && ended == requests / kClients * kClients ? 0 : 1;
 }
 
+// Of requests that are computed by eights.
+int count_allocations() {
+  const std::vector<Device> devices{Device::host(0)};
+  Linear net(32, 8);
+  net.to(devices[0]);
+  ReplicaPool pool(net, {.devices = devices, .max_batch_samples = 8, .max_delay = 1h});
+  const Tensor x = ones({1, 32}), all = ones({8, 32});
+  constexpr int kRounds = 200;
+  std::vector<Answer<Tensor>> answers(8);
+  const auto rounds = [&] {
+    const long before = allocations;
+    for (int i = 0; i < kRounds; ++i) {
+      for (auto& answer : answers) answer = pool.submit(x);
+      for (auto& answer : answers) answer.get();
+    }
+    return static_cast<double>(allocations - before) / kRounds;
+  };
+  const auto calls = [&] {
+    const InferenceMode inside;
+    const long before = allocations;
+    for (int i = 0; i < kRounds; ++i) net(all.to(devices[0])).to(Device::cpu());
+    return static_cast<double>(allocations - before) / kRounds;
+  };
+  rounds(), calls();
+  const std::uint64_t raw = memory_stats(devices[0]).raw_allocations + memory_stats(Device::cpu()).raw_allocations;
+  const double served = rounds(), called = calls();
+  const std::uint64_t raw_more =
+      memory_stats(devices[0]).raw_allocations + memory_stats(Device::cpu()).raw_allocations - raw;
+  std::printf("allocations: request=%.2f call=%.2f raw=%lu\n", (served - called) / 8, called, raw_more);
+  return (served - called) / 8 <= 5 && raw_more == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     configure_host({.devices = 4});
+    if (argc > 1 && std::string(argv[1]) == "allocations") return count_allocations();
     return run(argc > 1 ? std::atol(argv[1]) : 4000, argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
