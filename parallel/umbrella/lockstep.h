@@ -42,6 +42,7 @@
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/io/npy.h"
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/nn/interrupt.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/nn/prepare.h"
 #include "lockstep/tensor/ops/factory.h"

@@ -49,6 +49,7 @@ set(headers_for_users
   tensor/io/dlpack.h
   tensor/io/npy.h
   tensor/io/safetensors.h
+  tensor/nn/interrupt.h
   tensor/nn/layers.h
   tensor/nn/module.h
   tensor/ops/factory.h

@@ -5,7 +5,13 @@
 
 #include "lockstep/runtime/api.h"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+// Throws when nobody waits any more for what the calling thread computes: Cancelled, in a replica of a ReplicaPool all of
+// whose requests have ended. Else does nothing. Each call of a module asks; for loops of one's own inside of one.
+LOCKSTEP_API void check_interrupt();
+
+namespace detail {
 
 // While it lives, each call of a module in this thread calls `check` first, which throws to stop it. Scopes nest; the
 // innermost is asked.
@@ -20,7 +26,5 @@ class LOCKSTEP_API InterruptScope {
   const std::function<void()>* outer_;
 };
 
-// For loops of one's own, such as one over tokens.
-LOCKSTEP_API void check_interrupt();
-
-}  // namespace lockstep::detail
+}  // namespace detail
+}  // namespace lockstep

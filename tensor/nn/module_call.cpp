@@ -73,15 +73,15 @@ constinit thread_local const std::function<void()>* interrupt = nullptr;
 
 InterruptScope::InterruptScope(const std::function<void()>& check) : outer_(std::exchange(interrupt, &check)) {}
 InterruptScope::~InterruptScope() { interrupt = outer_; }
-
-void check_interrupt() {
-  if (interrupt) [[unlikely]]
-    (*interrupt)();
-}
 }  // namespace detail
 
+void check_interrupt() {
+  if (detail::interrupt) [[unlikely]]
+    (*detail::interrupt)();
+}
+
 ModuleBase::CallScope::CallScope(const ModuleBase& module) {
-  detail::check_interrupt();
+  check_interrupt();
   // The outermost module names its members, so that a parameter nobody lists is found out in backward.
   ThreadContext& context = thread_context();
   if (context.module_depth == 0) {
