@@ -4,9 +4,13 @@
 //
 //   lockstep-user-pool [requests] [seed]
 //   lockstep-user-pool allocations     what a request allocates, beside the module's own call
+//   lockstep-user-pool fork            what a child of the process finds: an error at once, also at the end of the pool
 //
 // Last line of the first: `pool: requests=N answered=… failed=… cancelled=… late=… refused=… moved=… wrong=0 open=0
 // leaked=0`. Exit code 1 when something was wrong.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +19,7 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <new>
 #include <random>
 #include <string>
@@ -245,12 +250,34 @@ int count_allocations() {
   return (served - called) / 8 <= 5 && raw_more == 0 ? 0 : 1;
 }
 
+int fork_a_child() {
+  auto pool = std::make_unique<ReplicaPool<Linear>>(Linear(3, 2), ReplicaPoolOptions{.devices = {Device::host(0)}});
+  Answer<Tensor> answer = pool->submit(ones({1, 3}));
+  answer.get();
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      pool->submit(ones({1, 3}));
+      _exit(1);
+    } catch (const Error& error) {
+      std::printf("fork: %s\n", error.what());
+      std::fflush(stdout);
+    }
+    pool.reset();
+    _exit(0);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  return status == 0 && pool->submit(ones({1, 3})).get().shape() == Shape{1, 2} ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
     configure_host({.devices = 4});
     if (argc > 1 && std::string(argv[1]) == "allocations") return count_allocations();
+    if (argc > 1 && std::string(argv[1]) == "fork") return fork_a_child();
     return run(argc > 1 ? std::atol(argv[1]) : 4000, argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -14,9 +14,11 @@ foreach(mode inline async strict)
   set_tests_properties(user/pool_${mode} PROPERTIES LABELS "host;user" TIMEOUT 600
                        ENVIRONMENT "LOCKSTEP_HOST_MODE=${mode}")
 endforeach()
-add_test(NAME user/pool_allocations COMMAND lockstep-user-pool allocations)
-set_tests_properties(user/pool_allocations PROPERTIES LABELS "host;user" TIMEOUT 60
-                     ENVIRONMENT "LOCKSTEP_HOST_MODE=inline")
+foreach(what allocations fork)
+  add_test(NAME user/pool_${what} COMMAND lockstep-user-pool ${what})
+  set_tests_properties(user/pool_${what} PROPERTIES LABELS "host;user" TIMEOUT 60
+                       ENVIRONMENT "LOCKSTEP_HOST_MODE=inline")
+endforeach()
 add_test(NAME user/exits COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/exits.py"
          $<TARGET_FILE:lockstep-user-exits>)
 set_tests_properties(user/exits PROPERTIES LABELS "host;user" TIMEOUT 1200)
