@@ -43,6 +43,24 @@ TEST_CASE("a device that fails is taken out, and its requests go to another repl
   CHECK(pool.stats().failed == 1);
 }
 
+TEST_CASE("a request that changes replicas does not wait for a window again") {
+  support::needs_devices(2);
+  Served net;
+  const CapturedLog log;
+  ReplicaPool pool(net, {.devices = first_devices(2), .max_batch_samples = 2, .max_delay = 1h});
+  net.control->hold();
+  std::vector<Answer<Tensor>> answers;
+  for (int i = 0; i < 4; ++i) {
+    answers.push_back(pool.submit(row(i)));
+    if (i % 2 == 1) net.control->await_held(i / 2 + 1);  // each replica has a full batch
+  }
+  for (const std::size_t i : {0, 2}) CHECK(answers[i].cancel());  // of which a half is left
+  net.control->fail_on(device_at(1));
+  net.control->hold(false);
+  for (const std::size_t i : {1, 3}) CHECK(values(answers[i].get()) == answer_to(static_cast<double>(i)));
+  CHECK(pool.stats().moved == 1);
+}
+
 TEST_CASE("a request whose second replica fails too ends in that error") {
   support::needs_devices(3);
   Served net;

@@ -135,6 +135,8 @@ TEST_CASE("a full queue makes submitters wait, refuses them, or drops the oldest
     await(pool, [](const ReplicaPoolStats& stats) { return stats.waiting == 1; });
     CHECK(pool.stats().submitted == 2);  // who waits for room is not counted among those that run
     CHECK(pool.stats().running == 1);
+    CHECK(a.cancel());  // makes room, although the replica takes nothing
+    await(pool, [](const ReplicaPoolStats& stats) { return stats.waiting == 0; });
     net.control->hold(false);
     CHECK(waiting.get() == answer_to(2));
   }
