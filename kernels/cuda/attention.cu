@@ -1,6 +1,9 @@
 // Attention, forward: a block per tile of queries, with the online softmax of Milakov and Gimelshein (2018).
 #include "lockstep/kernels/cuda/attention.cuh"
+#include "lockstep/kernels/cuda/attention_way.h"
+#include "lockstep/kernels/cuda/cublas_lt.h"
 #include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -82,6 +85,16 @@ void Kernels::enqueue(const Stream& stream, const AttentionArgs& args) {
   const DType dtype = args.q.view.dtype;
   check_floating(AttentionArgs::kName, dtype, stream);
   check_head_size(args, stream);
+  const AttentionSizes sizes = attention_sizes(args.q.view, args.k.view, args.v.view, args.block_table.view);
+  switch (attention_way(sizes, args.dropout.p > 0, false, has_cublas_lt())) {
+    case AttentionWay::products:
+      return attention_by_products(stream, args);
+    case AttentionWay::few:
+      return attention_of_few(stream, args);
+    case AttentionWay::tiles:
+      break;
+  }
+  const trace::WorkScope scope(stream, {.name = "attention by tiles", .kind = trace::Kind::kernel});
   dispatch_floating(dtype, [&]<class T>(Type<T>) {
     using P = AttentionProblem<T>;
     using C = Compute<T>;

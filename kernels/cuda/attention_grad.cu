@@ -2,7 +2,10 @@
 // gradient of the queries, by tiles of queries, and one for those of keys and values, by tiles of keys: no sum is
 // shared between blocks, so its order is fixed (FlashAttention-2, Dao, 2023, does the first with atomic additions).
 #include "lockstep/kernels/cuda/attention.cuh"
+#include "lockstep/kernels/cuda/attention_way.h"
+#include "lockstep/kernels/cuda/cublas_lt.h"
 #include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -143,6 +146,10 @@ void Kernels::enqueue(const Stream& stream, const AttentionGradArgs& args) {
   constexpr const char* kName = AttentionGradArgs::kName;
   check_floating(kName, dtype, stream);
   check_head_size(args, stream);
+  const AttentionSizes sizes = attention_sizes(args.q.view, args.k.view, args.v.view, View());
+  if (attention_way(sizes, args.dropout.p > 0, true, has_cublas_lt()) == AttentionWay::products)
+    return attention_grad_by_products(stream, args);
+  const trace::WorkScope scope(stream, {.name = "attention_grad by tiles", .kind = trace::Kind::kernel});
   dispatch_floating(dtype, [&]<class T>(Type<T>) {
     using P = AttentionProblem<T>;
     using C = Compute<T>;

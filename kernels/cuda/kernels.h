@@ -68,13 +68,36 @@ class KernelList;
 using ListKernels = void(KernelList& list);
 ListKernels list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_group_norm,
     list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad,
-    list_cells, list_pool, list_index, list_sort, list_random, list_optimizer, list_adam, list_ordered_sum, list_matmul,
-    list_conv, list_depthwise;
-inline constexpr ListKernels* kAllLists[] = {
-    list_unary,   list_binary,     list_copy,           list_cast,     list_reduce,        list_batch_norm,
-    list_softmax, list_group_norm, list_rms_norm,       list_resample, list_cross_entropy, list_cumsum,
-    list_argsort, list_attention,  list_attention_grad, list_cells,    list_pool,          list_index,
-    list_sort,    list_random,     list_optimizer,      list_adam,     list_ordered_sum,   list_matmul,
-    list_conv,    list_depthwise};
+    list_attention_products, list_attention_products_grad, list_attention_few, list_cells, list_pool, list_index,
+    list_sort, list_random, list_optimizer, list_adam, list_ordered_sum, list_matmul, list_conv, list_depthwise;
+inline constexpr ListKernels* kAllLists[] = {list_unary,
+                                             list_binary,
+                                             list_copy,
+                                             list_cast,
+                                             list_reduce,
+                                             list_batch_norm,
+                                             list_softmax,
+                                             list_group_norm,
+                                             list_rms_norm,
+                                             list_resample,
+                                             list_cross_entropy,
+                                             list_cumsum,
+                                             list_argsort,
+                                             list_attention,
+                                             list_attention_grad,
+                                             list_attention_products,
+                                             list_attention_products_grad,
+                                             list_attention_few,
+                                             list_cells,
+                                             list_pool,
+                                             list_index,
+                                             list_sort,
+                                             list_random,
+                                             list_optimizer,
+                                             list_adam,
+                                             list_ordered_sum,
+                                             list_matmul,
+                                             list_conv,
+                                             list_depthwise};
 
 }  // namespace lockstep::kernels::cuda
