@@ -82,8 +82,13 @@ struct FewProblem : AttentionProblem<T> {
   }
 };
 
+// Blocks on a multiprocessor, at least. Two have more loads under way; the sums of eight queries in 16 bits, which come
+// in packs of eight, and those in f64 leave no registers for that.
 template <class T, int kRows>
-__global__ void __launch_bounds__(kThreads, kRows < 8 && sizeof(T) < 8 ? 2 : 1)
+inline constexpr int kFewBlocks = sizeof(T) == 4 || (sizeof(T) == 2 && kRows < 8) ? 2 : 1;
+
+template <class T, int kRows>
+__global__ void __launch_bounds__(kThreads, kFewBlocks<T, kRows>)
     attention_few_kernel(const FewProblem<T> a, const FewParts<Compute<T>> to, T* out, Compute<T>* lse,
                          int tile_bytes) {
   using F = FewProblem<T>;

@@ -1,5 +1,6 @@
 #include "lockstep/kernels/cuda/elementwise.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/kernels/cuda/transpose.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -43,6 +44,7 @@ struct Move {
 void Kernels::enqueue(const Stream& stream, const CastArgs& args) {
   const View& in = args.in.view;
   const View& out = args.out.view;
+  if (in.dtype == out.dtype && transpose(stream, CastArgs::kName, in, out)) return;
   if (in.dtype == out.dtype)
     return dispatch_size(in.dtype,
                          [&]<class T>(Type<T>) { elementwise(stream, CastArgs::kName, Move<T>{}, {&in}, out); });

@@ -85,6 +85,7 @@ lockstep::cuda::KernelReport report{};
 void* dynamic_shared() { return scheduler.shared.data(); }
 
 void barrier(int where) {
+  ++barriers;
   scheduler.current->barrier = where;
   yield();
 }

@@ -22,6 +22,7 @@ void* dynamic_shared();
 void barrier(int where);
 int barrier_or(int value, int where);
 inline int system_atomics = 0;  // how many there have been
+inline int barriers = 0;        // counted for every thread
 // Throws InvalidArgument when a kernel has reported an index.
 void check_report(const char* op);
 
