@@ -40,6 +40,34 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// Whole rows, in packs of 16 bytes. Neighbouring threads take a row, up to a warp; each reads the index once.
+using RowPack = Pack<std::uint32_t, 4>;
+struct Rows {
+  std::int64_t count, packs;
+  std::int64_t in_row, out_row, index_stride;  // from one to the next: packs, packs, elements
+  int shift;                                   // threads of a row, as a power of two
+};
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(const RowPack* in, const std::int64_t* index,
+                                                               RowPack* out, const Rows rows, const Target target) {
+  constexpr int kAhead = 4;
+  const int lanes = 1 << rows.shift, lane = static_cast<int>(threadIdx.x) & (lanes - 1);
+  const std::int64_t in_block = kThreads >> rows.shift, step = gridDim.x * in_block;
+  for (std::int64_t row = blockIdx.x * in_block + (threadIdx.x >> rows.shift); row < rows.count; row += step) {
+    const std::int64_t from = index[row * rows.index_stride];
+    const bool inside = checked(target, from);
+    for (std::int64_t first = lane; first < rows.packs; first += kAhead * lanes) {
+      RowPack ahead[kAhead] = {};
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (const std::int64_t pack = first + k * lanes; inside && pack < rows.packs)
+          ahead[k] = in[from * rows.in_row + pack];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (const std::int64_t pack = first + k * lanes; pack < rows.packs) out[row * rows.out_row + pack] = ahead[k];
+    }
+  }
+}
+
 template <class T>
 __device__ T sum(T a, T b) {
   return narrow<T>(functors::plus(widen(a), widen(b)));
@@ -132,6 +160,35 @@ void gather_views(const Stream& stream, const char* op, const View& in, const Vi
   });
 }
 
+// False, and nothing is enqueued, unless the indexed dimension is the first of rows that consist of packs.
+bool gather_rows(const Stream& stream, const IndexSelectArgs& args, const Target& target) {
+  const View &in = args.in.view, &out = args.out.view, &index = args.index.view;
+  std::int64_t size = 1;
+  for (int d = out.rank() - 1; d >= 0; --d) {
+    if (d == args.dim || out.shape[d] == 1) continue;
+    if (d < args.dim || in.strides[d] != size || out.strides[d] != size) return false;
+    size *= out.shape[d];
+  }
+  const auto bytes = static_cast<std::int64_t>(size_of(in.dtype));
+  const std::int64_t of_pack = 16 / bytes;
+  const auto in_packs = [&](std::int64_t elements) { return elements % of_pack == 0; };
+  if (!in_packs(size) || !in_packs(in.strides[args.dim]) || !in_packs(out.strides[args.dim]) ||
+      !aligned_for(in.data, in.dtype, static_cast<int>(of_pack)) ||
+      !aligned_for(out.data, out.dtype, static_cast<int>(of_pack)) || size == 0 || out.shape[args.dim] == 0)
+    return false;
+  Rows rows{out.shape[args.dim],
+            size / of_pack,
+            in.strides[args.dim] / of_pack,
+            out.strides[args.dim] / of_pack,
+            index.strides[0],
+            0};
+  while (rows.shift < 5 && (1 << rows.shift) < rows.packs) ++rows.shift;
+  launch(stream, IndexSelectArgs::kName, gather_rows_kernel, grid_for(stream, rows.count << rows.shift),
+         static_cast<const RowPack*>(in.data), static_cast<const std::int64_t*>(index.data),
+         static_cast<RowPack*>(out.data), rows, target);
+  return true;
+}
+
 template <class T>
 void add_lines(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
                const Target& target, int dim) {
@@ -183,9 +240,10 @@ void Kernels::enqueue(const Stream& stream, const GatherArgs& args) {
 }
 
 void Kernels::enqueue(const Stream& stream, const IndexSelectArgs& args) {
+  const Target target = target_of(args.in.view, args.dim, lockstep::cuda::report_index_select, stream);
+  if (gather_rows(stream, args, target)) return;
   const View index = spread(args.index.view, args.out.view.shape, args.dim);
-  gather_views(stream, IndexSelectArgs::kName, args.in.view, index, args.out.view,
-               target_of(args.in.view, args.dim, lockstep::cuda::report_index_select, stream), args.dim);
+  gather_views(stream, IndexSelectArgs::kName, args.in.view, index, args.out.view, target, args.dim);
 }
 
 void Kernels::enqueue(const Stream& stream, const ScatterAddArgs& args) {
@@ -241,6 +299,7 @@ void list_index(KernelList& list) {
       list.add(add_sorted_kernel<T>);
     }
   });
+  list.add(gather_rows_kernel);
   list.add(keys_kernel);
 }
 

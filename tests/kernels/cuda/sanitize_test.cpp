@@ -123,36 +123,38 @@ TEST_CASE("CUDA, small: norms", "[.sanitize][shared]") {
 
 TEST_CASE("CUDA, small: attention", "[.sanitize][shared]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes) {
-    const Shape query{1, 2, 33, 20}, key{1, 2, 47, 20}, value{1, 2, 47, 12}, result{1, 2, 33, 12};
-    TestTensor q(dtype, query), k(dtype, key), v(dtype, value), out(dtype, result), lse(DType::f32, {1, 2, 33});
-    TestTensor dout(dtype, result), dq(dtype, query), dk(dtype, key), dv(dtype, value);
-    q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(5);
-    const AttentionArgs args{.q = q.in(),
-                             .k = k.in(),
-                             .v = v.in(),
-                             .mask = {},
-                             .out = out.out(),
-                             .lse = lse.out(),
-                             .scale = 0.3,
-                             .causal = true,
-                             .dropout = {}};
-    check_parity(compare_with_host(args, {&q, &k, &v, &out, &lse}, 16, 4), "attention");
-    const AttentionGradArgs grad{.dout = dout.in(),
-                                 .q = q.in(),
-                                 .k = k.in(),
-                                 .v = v.in(),
-                                 .mask = {},
-                                 .out = {out.view()},
-                                 .lse = {lse.view()},
-                                 .dq = dq.out(),
-                                 .dk = dk.out(),
-                                 .dv = dv.out(),
-                                 .scale = 0.3,
-                                 .causal = true,
-                                 .dropout = {}};
-    check_parity(compare_with_host(grad, {&dout, &q, &k, &v, &out, &lse, &dq, &dk, &dv}, 32, 16), "attention_grad");
-  }
+  // By tiles, by products, and of few queries with the keys in two parts.
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{33, 47}, {70, 65}, {2, 300}})
+    for (const DType dtype : kDTypes) {
+      const Shape query{1, 2, queries, 20}, key{1, 2, keys, 20}, value{1, 2, keys, 12}, result{1, 2, queries, 12};
+      TestTensor q(dtype, query), k(dtype, key), v(dtype, value), out(dtype, result), lse(DType::f32, {1, 2, queries});
+      TestTensor dout(dtype, result), dq(dtype, query), dk(dtype, key), dv(dtype, value);
+      q.fill_random(1), k.fill_random(2), v.fill_random(3), dout.fill_random(5);
+      const AttentionArgs args{.q = q.in(),
+                               .k = k.in(),
+                               .v = v.in(),
+                               .mask = {},
+                               .out = out.out(),
+                               .lse = lse.out(),
+                               .scale = 0.3,
+                               .causal = true,
+                               .dropout = {}};
+      check_parity(compare_with_host(args, {&q, &k, &v, &out, &lse}, 16, 4), "attention");
+      const AttentionGradArgs grad{.dout = dout.in(),
+                                   .q = q.in(),
+                                   .k = k.in(),
+                                   .v = v.in(),
+                                   .mask = {},
+                                   .out = {out.view()},
+                                   .lse = {lse.view()},
+                                   .dq = dq.out(),
+                                   .dk = dk.out(),
+                                   .dv = dv.out(),
+                                   .scale = 0.3,
+                                   .causal = true,
+                                   .dropout = {}};
+      check_parity(compare_with_host(grad, {&dout, &q, &k, &v, &out, &lse, &dq, &dk, &dv}, 32, 16), "attention_grad");
+    }
 }
 
 TEST_CASE("CUDA, small: running sums and sorting", "[.sanitize][shared]") {
