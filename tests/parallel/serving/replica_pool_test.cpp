@@ -179,6 +179,24 @@ TEST_CASE("a deadline ends a request that waits and one that is computed, by the
   CHECK_THROWS_AS(pool.submit(row(1), {.timeout = 0ms}), InvalidArgument);
 }
 
+TEST_CASE("a deadline is noticed although nothing else happens, and inputs are let go when a request ends") {
+  Served net;
+  ReplicaPool pool(net, {.devices = first_devices(1), .max_batch_samples = 1});
+  net.control->hold();
+  const Tensor used = row(1), waited = row(2);
+  auto running = pool.submit(used);
+  net.control->await_held(1);
+  auto queued = pool.submit(waited, {.timeout = 20ms});
+  CHECK(queued.wait(30s));
+  CHECK_THROWS_AS(pool.submit(row(3), {.timeout = 20ms}).get(), TimeoutError);
+  CHECK(waited.sole_owner());
+  CHECK_FALSE(used.sole_owner());
+  net.control->hold(false);
+  CHECK(running.wait(30s));
+  while (!used.sole_owner()) std::this_thread::sleep_for(1ms);  // by the replica, behind its answers
+  CHECK(values(running.get()) == answer_to(1));
+}
+
 TEST_CASE("cancelling ends a request that waits and one that is computed, and stops a batch that nobody waits for") {
   Served net;
   ReplicaPool pool(net, {.devices = first_devices(1), .max_batch_samples = 2});
