@@ -36,7 +36,7 @@ class Answer {
   // It has ended: get() does not block.
   bool ready() const { return state_ && state_->ready(); }
   // Blocks; false when the request has not ended in that time.
-  bool wait(Milliseconds timeout) const { return state_ && state_->wait(Deadline::after(timeout)); }
+  bool wait(Milliseconds timeout) const { return state_ && state_->ended_by(Deadline::after(timeout)); }
   // Blocks until the request has ended, which it has at its deadline. The answer, once; tensors on other devices than
   // cpu are usable on the caller's current streams. Throws what computing it threw; TimeoutError at the deadline;
   // Cancelled; Refused when it was dropped; DeviceError when no replica was left; Error for a handle of no request.

@@ -43,15 +43,22 @@ Tensor own_samples(const Tensor& tensor, std::int64_t first, std::int64_t count)
 }  // namespace
 
 void BatchKey::add(const Tensor& tensor) {
-  LOCKSTEP_CHECK(tensor.rank() > 0, "[ReplicaPool] expected tensors with samples in dimension 0, got ", tensor);
-  LOCKSTEP_CHECK(samples_ < 0 || tensor.size(0) == samples_, "[ReplicaPool] expected ", samples_,
-                 " samples in dimension 0 of each tensor of a request, got ", tensor);
-  samples_ = tensor.size(0);
+  if (wrong_.empty() && tensor.rank() == 0)
+    wrong_ = cat("[ReplicaPool] expected tensors with samples in dimension 0, got ", tensor);
+  else if (wrong_.empty() && samples_ >= 0 && tensor.size(0) != samples_)
+    wrong_ =
+        cat("[ReplicaPool] expected ", samples_, " samples in dimension 0 of each tensor of a request, got ", tensor);
+  else if (tensor.rank() > 0)
+    samples_ = tensor.size(0);
   const bool padded = is_padded(padding_, tensors_++, tensor);
   add(static_cast<std::int64_t>(tensor.dtype()));
   add(tensor.rank());
   for (int dim = 1; dim < tensor.rank(); ++dim)
     add(padded && dim == padding_->dim ? padded_size(*padding_, tensor.size(dim)) : tensor.size(dim));
+  follow(tensor);
+}
+
+void BatchKey::follow(const Tensor& tensor) {
   if (tensor.device().is_cpu()) return;
   const Stream stream = current_stream(tensor.device());
   if (!stream.synchronous()) LOCKSTEP_EDGE(written_.emplace_back().record(stream));
@@ -66,13 +73,15 @@ void BatchKey::add(std::int64_t number) {
 
 void BatchKey::finish(ServingRequest& request) {
   if (tensors_ == 0) set_alone();
+  if (!alone_ && !wrong_.empty()) throw InvalidArgument(wrong_);
   if (alone_) {
     static std::atomic<std::int64_t> next{0};
     text_ = "a";
     add(next.fetch_add(1, std::memory_order_relaxed));
   }
   request.key = std::move(text_);
-  request.samples = samples_ < 0 ? 1 : samples_;
+  request.alone = alone_;
+  request.samples = alone_ || samples_ < 0 ? 1 : samples_;
   request.written = std::move(written_);
 }
 
@@ -83,7 +92,7 @@ void BatchTensors::await_writers() const {
 
 Tensor BatchTensors::join(std::size_t index, std::span<const Tensor> parts) {
   const std::optional<Padding>& padding = options_.padding;
-  const bool padded = is_padded(padding, index, parts[0]);
+  const bool padded = !batch_[0]->alone && is_padded(padding, index, parts[0]);
   std::int64_t size = 0;
   bool uneven = false;
   if (padded) {
@@ -121,6 +130,7 @@ Tensor BatchTensors::join(std::size_t index, std::span<const Tensor> parts) {
 }
 
 Tensor BatchTensors::bring(const Tensor& output) const {
+  if (batch_[0]->alone) return output.to(options_.output_device);
   std::int64_t samples = 0;
   for (const auto& request : batch_) samples += request->samples;
   LOCKSTEP_CHECK(output.rank() > 0 && output.size(0) == samples, "[ReplicaPool] expected answers with ", samples,
@@ -129,6 +139,7 @@ Tensor BatchTensors::bring(const Tensor& output) const {
 }
 
 Tensor BatchTensors::part(std::size_t index, const Tensor& output, std::size_t i) const {
+  if (batch_[0]->alone) return output.clone();
   std::int64_t first = 0;
   for (std::size_t before = 0; before < i; ++before) first += batch_[before]->samples;
   // Of their own: no answer sees another one, a parameter, or an input.

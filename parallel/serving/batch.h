@@ -20,13 +20,14 @@ namespace lockstep::detail {
 class LOCKSTEP_API BatchKey {
  public:
   explicit BatchKey(const std::optional<Padding>& padding) : padding_(padding) {}
-  // Throws InvalidArgument for a tensor without dimensions, or with other samples than those before it.
   void add(const Tensor& tensor);
   void add(const void* bytes, std::size_t count) { text_.append(static_cast<const char*>(bytes), count); }
   void add(std::int64_t number);  // as one byte where it is small: most keys are then no allocation
   void set_alone() { alone_ = true; }
+  void follow(const Tensor& tensor);  // its writers come first
 
-  // Fills in what the request says of itself.
+  // Fills in what the request says of itself. Throws InvalidArgument for tensors without dimensions or with different
+  // numbers of samples, where it could be computed with others.
   void finish(ServingRequest& request);
 
  private:
@@ -35,6 +36,7 @@ class LOCKSTEP_API BatchKey {
   std::size_t tensors_ = 0;
   std::int64_t samples_ = -1;
   bool alone_ = false;
+  std::string wrong_;
   std::vector<Event> written_;
 };
 
@@ -55,7 +57,7 @@ void describe_inputs(const T& value, BatchKey& key) {
     for (const bool bit : value) key.add(&bit, sizeof bit);
   } else if constexpr (requires(T & node, tree::Probe & f) { node.for_each_tensor(f); }) {
     key.set_alone();
-    for_each_tensor(value, [&](const Tensor& tensor) { key.add(tensor); });
+    for_each_tensor(value, [&](const Tensor& tensor) { key.follow(tensor); });
   } else if constexpr (tree::HasFields<T>) {
     const auto each = [&](auto&... fields) { (describe_inputs(fields, key), ...); };
     const_cast<T&>(value).fields(each);  // NOLINT: fields() is not const; only reads
@@ -91,7 +93,8 @@ class LOCKSTEP_API BatchTensors {
   void await_writers() const;
   // `parts`: of each request the tensor number `index`.
   Tensor join(std::size_t index, std::span<const Tensor> parts);
-  // Moves an output to where answers are. Throws InvalidArgument unless it has an element for each sample.
+  // Moves an output to where answers are. Throws InvalidArgument unless it has an element for each sample, or is of a
+  // request that is computed alone.
   Tensor bring(const Tensor& output) const;
   // Request i's part of the output number `index`, in memory of its own. In order of requests.
   Tensor part(std::size_t index, const Tensor& output, std::size_t i) const;

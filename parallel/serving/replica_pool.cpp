@@ -21,7 +21,7 @@ void await_answer(const ServingRequest* request) {
   const Milliseconds longest = request->timeout > Milliseconds::max() - kDefaultTimeout
                                    ? Milliseconds::max()
                                    : request->timeout + kDefaultTimeout;
-  if (!request->wait(Deadline::after(longest)))
+  if (!request->ended_by(Deadline::after(longest)))
     throw TimeoutError("[Answer] expected the pool to end the request at its deadline, got nothing");
   if (request->error()) std::rethrow_exception(request->error());
 }
@@ -94,14 +94,14 @@ ServingContext::ServingContext(const Stream& stream, Milliseconds timeout)
 ServingContext::~ServingContext() {
   if (finished_ || stream_.synchronous()) return;
   try {
-    synchronize(stream_, timeout_);
+    LOCKSTEP_EDGE(synchronize(stream_, timeout_));
   } catch (...) {  // what is on its way out says why
   }
 }
 
 void ServingContext::finish() const {
   finished_ = true;
-  if (!stream_.synchronous()) synchronize(stream_, timeout_);
+  if (!stream_.synchronous()) LOCKSTEP_EDGE(synchronize(stream_, timeout_));
 }
 
 void guard_callback(const std::function<void()>& call) noexcept {

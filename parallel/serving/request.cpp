@@ -17,7 +17,7 @@ void ServingRequest::publish() noexcept {
   call_back();
 }
 
-bool ServingRequest::wait(Deadline until) const {
+bool ServingRequest::ended_by(Deadline until) const {
   std::unique_lock lock(mutex_);
   const auto is_ready = [&] { return ready(); };
   if (until.never())

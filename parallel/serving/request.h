@@ -35,6 +35,7 @@ class LOCKSTEP_API ServingRequest : public std::enable_shared_from_this<ServingR
   // What the submitter says, before the pool has it.
   std::string key;           // requests of equal keys can be computed together
   std::int64_t samples = 1;  // in dimension 0 of its tensors
+  bool alone = false;        // no other may be computed with it: its tensors may have any sizes
   int priority = 0;
   Milliseconds timeout{0};
   std::vector<Event> written;  // after which its tensors on devices may be read
@@ -59,7 +60,7 @@ class LOCKSTEP_API ServingRequest : public std::enable_shared_from_this<ServingR
   void publish() noexcept;
 
   // False when that has come. Blocks.
-  bool wait(Deadline until) const;
+  bool ended_by(Deadline until) const;
   bool ready() const { return state_.load(std::memory_order_acquire) == State::published; }
   const std::exception_ptr& error() const { return error_; }  // once it is ready
 

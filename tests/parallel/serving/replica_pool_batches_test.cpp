@@ -110,6 +110,34 @@ TEST_CASE("sequences of different lengths are padded, to listed sizes or to the 
   }
 }
 
+TEST_CASE("what nobody can join is computed alone, whatever its sizes: values, packed sequences, types of one's own") {
+  struct Options {
+    std::vector<int> more;  // of no type that is known here
+    double add;
+  };
+  struct Net : Module<Net> {
+    std::shared_ptr<Control> control = std::make_shared<Control>();
+    Tensor forward(const Value& value, const PackedSequence& packed, const Options& options,
+                   const Tensor& scalar) const {
+      control->enter(packed.data);
+      return value.at("x").as_tensor().sum() + packed.data.sum() + options.add + scalar;
+    }
+  };
+  Net net;
+  ReplicaPool pool(net, {.devices = first_devices(1), .max_delay = 0us});
+  const PackedSequence packed = pack_sequence({tensor({1, 2}, {2, 1}), tensor({3}, {1, 1})});
+  net.control->hold();
+  std::vector<Answer<Tensor>> answers;
+  for (int i = 0; i < 3; ++i)
+    answers.push_back(pool.submit(std::tuple(Value::Map{{"x", counting({2, 2})}}, packed,
+                                             Options{{1}, static_cast<double>(i)}, tensor({100}, {}))));
+  net.control->await_held(1);
+  net.control->hold(false);
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    CHECK(values(answers[i].get()) == Doubles{10 + 6 + static_cast<double>(i) + 100});
+  CHECK(net.control->entered == 3);
+}
+
 TEST_CASE("answers have memory of their own: neither inputs, parameters nor neighbours see what is written into them") {
   struct Plain : Module<Plain> {
     Parameter weight{tensor({1, 2}, {1, 2}), false};
