@@ -28,7 +28,7 @@ class Report(unittest.TestCase):
         names = run("--list").stdout.splitlines()
         for name in ["ops/small/add, 16 floats", "ops/large/softmax", "dispatch/resources/ordinal",
                      "engine/empty_call/2 spinning", "kernels/memory/copy", "topology/copy_of_8_bytes/host:0 to host:1",
-                     "transfers/transfers/1 refresh", "threads/serial/mlp training", "threads/serial/lstm inference",
+                     "transfers/transfers/1 refresh", "threads/serial/mlp training", "threads/serial/lstm inference", "serving/pool/mlp",
                      "ddp/own_cost/step", "overlap/overlap/step", "allreduce/all/sizes"]:
             self.assertIn(name, names)
         self.assertEqual(len(names), len(set(names)))
@@ -90,6 +90,17 @@ class Report(unittest.TestCase):
             self.assertTrue(0 < share < 1, share)
             for cores in (2, 16):
                 self.assertAlmostEqual(row[f"bound on {cores}"], 1 / (share + (1 - share) / cores))
+
+    def test_a_pool_stands_beside_its_bare_replicas(self):
+        rows = json.loads(run("serving", "--json", "--clients", "3", "--batch", "4", "--filter", "mlp", *self.FAST).stdout)["pool"]
+        self.assertEqual([row["network"] for row in rows], ["mlp"])
+        row = rows[0]
+        self.assertEqual(len(row["images/s"]["samples"]), 3)
+        self.assertGreater(row["ratio"], 0)
+        self.assertTrue(0 < row["busy"] <= 1.01, row["busy"])
+        self.assertTrue(1 <= row["mean batch"] <= 4, row["mean batch"])
+        self.assertTrue(0 < row["median ms"] <= row["99% ms"])
+        self.assertIn("host:9", run("serving", "--devices", "host:9", code=2).stderr)
 
     def test_columns_of_nccl_tests(self):
         lines = run("allreduce", "-b", "1K", "-e", "4K", "-f", "4", "-n", "2").stdout.splitlines()
