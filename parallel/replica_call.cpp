@@ -10,6 +10,7 @@
 #include "lockstep/parallel/replicas/with_streams.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/autograd/substitution.h"
@@ -72,6 +73,8 @@ ReplicaCall::ReplicaCall(std::span<const Device> devices)
     : count_(devices.size()),
       replicas_(new Replica[devices.size()]),
       join_(std::make_shared<Join>(static_cast<int>(devices.size()))) {
+  if (count_ > 1 && lockstep::detail::current_capture) [[unlikely]]
+    lockstep::detail::current_capture->refuse("parallel_apply", "replicas, which run in threads of their own");
   for (std::size_t i = 0; i < count_; ++i) {
     replicas_[i].device = devices[i];
     if (count_ > 1) replicas_[i].deferred.emplace(devices[i]);

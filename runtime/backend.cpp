@@ -10,6 +10,10 @@ StreamHandle Backend::adopt_stream(int index, void* /*native*/) {
                          lockstep::to_string(type()), ":", index));
 }
 
+void Backend::begin_capture(StreamHandle /*stream*/) {
+  throw NotSupported(cat("[capture] expected a device that replays graphs (cuda), got one of type ", type()));
+}
+
 Backend& backend(DeviceType type) {
   Backend* found = detail::device_table().backends[static_cast<int>(type)];
   if (!found) [[unlikely]] {

@@ -16,6 +16,7 @@ namespace lockstep {
 
 using StreamHandle = struct OpaqueStream*;
 using EventHandle = struct OpaqueEvent*;
+using GraphHandle = struct OpaqueGraph*;
 
 // Of a stream among those of its device: where work of several could run, that of `high` is to come first.
 enum class StreamPriority : std::uint8_t { normal, high };
@@ -110,6 +111,16 @@ class LOCKSTEP_API Backend {
   // Between two devices that differ. The same answer for as long as the process lives (runtime/topology asks once).
   // Does not block; may throw DeviceError.
   virtual DeviceLink link(int /*from*/, int /*to*/) const { return {}; }
+
+  // Graphs. From begin_capture to end_capture what the calling thread enqueues on the stream, and on streams that wait
+  // for its events meanwhile, is recorded and does not run. end_capture ends it whatever happens; it throws when the
+  // capture was invalidated, and gives null, and throws nothing, when it is to be discarded. Tasks run at each launch.
+  virtual void begin_capture(StreamHandle stream);  // throws NotSupported where there is no such thing
+  virtual GraphHandle end_capture(StreamHandle /*stream*/, bool /*discard*/) { return nullptr; }
+  virtual bool captured(EventHandle) const noexcept { return false; }  // in the calling thread's capture
+  // Runs what was recorded, after what is on the stream and after earlier launches.
+  virtual void launch_graph(GraphHandle /*graph*/, StreamHandle /*stream*/) {}
+  virtual void destroy_graph(GraphHandle /*graph*/) noexcept {}  // which does not run any more
 
   // Runs `task` on the host in stream order. It must not call back into the backend.
   virtual void enqueue(StreamHandle stream, UniqueFunction task) = 0;

@@ -9,6 +9,7 @@
 #include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/declare.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
@@ -103,6 +104,8 @@ void Communicator::use_on(const Stream& stream, const char* name, std::span<cons
 void Communicator::submit(Collective collective, const Tensor& input, const Tensor& output) {
   check();
   const char* name = to_string(collective.kind);
+  if (lockstep::detail::current_capture) [[unlikely]]
+    lockstep::detail::current_capture->refuse(name, "a collective");
   if (collective.has_root() || collective.pairwise())
     LOCKSTEP_CHECK(collective.peer >= 0 && collective.peer < size_, "[", name, "] expected a rank from 0 to ",
                    size_ - 1, ", got ", collective.peer);

@@ -29,6 +29,7 @@
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/device.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/graph/graph.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/memory/allocator.h"

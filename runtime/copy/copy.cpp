@@ -5,6 +5,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/stream_state.h"
 
 namespace lockstep {
@@ -75,6 +76,7 @@ void enqueue_straight(const CopyArgs& args, const Stream& source_stream, const S
 
 void copy_bytes(const CopyArgs& args, const Stream& source_stream, const Stream& destination_stream, Place place) {
   const Event done = start_copy(args, source_stream, destination_stream, place);
+  if (detail::current_capture && args.source_device.is_cpu()) return;  // pinned: who writes it comes after a replay
   try {
     LOCKSTEP_EDGE(source_stream.wait(done));
   } catch (...) {
@@ -89,6 +91,8 @@ Event start_copy(const CopyArgs& args, const Stream& source_stream, const Stream
                  "[copy_bytes] expected streams of ", args.source_device, " and ", args.destination_device,
                  ", got streams of ", source_stream.device(), " and ", destination_stream.device());
   if (args.bytes == 0) return done;
+  if (detail::current_capture) [[unlikely]]
+    detail::current_capture->check_copy(args);
   const bool one_device = args.source_device == args.destination_device;
   const detail::CopyPlaceScope reported_place(source_stream.checked() || destination_stream.checked(), place);
   const Stream stream = one_device ? destination_stream : carrier(destination_stream, source_stream);

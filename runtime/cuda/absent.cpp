@@ -4,8 +4,15 @@
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/cuda/why_no_cuda.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/graph/graph.h"
 
 namespace lockstep::detail {
+
+Graph capture(const Stream& stream, const std::function<void()>&) {
+  LOCKSTEP_CHECK(stream, "[capture] expected a stream, got none");
+  stream.backend().begin_capture(stream.handle());  // throws
+  return {};
+}
 
 Backend* make_cuda_backend() { return nullptr; }
 std::string why_no_cuda() { return "this build of Lockstep has none"; }

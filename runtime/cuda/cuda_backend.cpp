@@ -10,7 +10,9 @@
 
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
+#include "lockstep/runtime/cuda/cuda_copy.h"
 #include "lockstep/runtime/cuda/cuda_device.h"
+#include "lockstep/runtime/cuda/cuda_graph.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/gpu_links.h"
 #include "lockstep/runtime/cuda/growth_lock.h"
@@ -152,7 +154,8 @@ class CudaBackend final : public Backend {
 
   StreamHandle adopt_stream(int index, void* native) override {
     CudaDevice& device = started(index);
-    auto* const stream = new CudaStream{device, static_cast<cudaStream_t>(native), bit(device), true};
+    auto* const stream = new CudaStream{
+        .device = device, .native = static_cast<cudaStream_t>(native), .depends_on = bit(device), .adopted = true};
     const auto handle = reinterpret_cast<StreamHandle>(stream);
     if (auto* checker = detail::OrderChecker::active()) checker->alias(handle, native_handle(handle));
     return handle;
@@ -172,6 +175,8 @@ class CudaBackend final : public Backend {
 
   bool query_stream(StreamHandle handle) override {
     CudaStream& stream = as_stream(handle);
+    if (stream.capture.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      refuse_query(stream);
     const CurrentDevice current(stream.device.device);
     if (!ready(cudaStreamQuery(stream.native), stream.device.device, "cudaStreamQuery")) return false;
     surface(stream.depends_on.load(std::memory_order_relaxed), stream.callers.load(std::memory_order_relaxed),
@@ -202,8 +207,12 @@ class CudaBackend final : public Backend {
     CudaEvent& event = as_event(event_handle);
     CudaStream& stream = as_stream(stream_handle);
     (void)lockstep::detail::caller();  // has work from now on
+    const std::uint64_t capture = stream.capture.load(std::memory_order_relaxed);
+    if (capture != 0) [[unlikely]]
+      check_records(stream, "record");
     const CurrentDevice current(stream.device.device);
     LOCKSTEP_CUDA(stream.device.device, cudaEventRecord(event.native, stream.native));
+    event.capture.store(capture, std::memory_order_relaxed);
     event.depends_on.store(stream.depends_on.load(std::memory_order_relaxed), std::memory_order_relaxed);
     event.callers.store(stream.callers.load(std::memory_order_relaxed), std::memory_order_relaxed);
     event.sequence.store(detail::next_sequence(), std::memory_order_relaxed);
@@ -213,6 +222,13 @@ class CudaBackend final : public Backend {
   void stream_wait_event(StreamHandle stream_handle, EventHandle event_handle) override {
     CudaStream& stream = as_stream(stream_handle);
     CudaEvent& event = as_event(event_handle);
+    if (const std::uint64_t capture = event.capture.load(std::memory_order_relaxed)) [[unlikely]] {
+      if (!this_capture || this_capture->number != capture) refuse_captured("wait", event);
+      if (stream.capture.load(std::memory_order_relaxed) == 0) {
+        this_capture->streams.push_back(&stream);
+        stream.capture.store(capture, std::memory_order_relaxed);
+      }
+    }
     try {
       const CurrentDevice current(stream.device.device);
       LOCKSTEP_CUDA(stream.device.device, cudaStreamWaitEvent(stream.native, event.native, cudaEventWaitDefault));
@@ -228,6 +244,8 @@ class CudaBackend final : public Backend {
 
   bool query_event(EventHandle handle) override {
     CudaEvent& event = as_event(handle);
+    if (event.capture.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      return !captured(handle);  // of a capture that is over: there is no work
     const CurrentDevice current(event.device.device);
     return ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery");
   }
@@ -240,6 +258,8 @@ class CudaBackend final : public Backend {
 
   bool wait_event(EventHandle handle, Deadline deadline) override {
     CudaEvent& event = as_event(handle);
+    if (event.capture.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      refuse_captured("wait", event);
     const CurrentDevice current(event.device.device);
     for (Patience patience; !ready(cudaEventQuery(event.native), event.device.device, "cudaEventQuery");) {
       if (deadline.passed()) return false;
@@ -263,32 +283,14 @@ class CudaBackend final : public Backend {
     return milliseconds;
   }
 
-  void copy(const CopyArgs& args, StreamHandle handle) override {
-    if (args.bytes == 0) return;
-    CudaStream& stream = as_stream(handle);
-    const Device device = stream.device.device;
-    const CurrentDevice current(device);
-    const trace::detail::RangeScope range("copy");
-    const TraceSpan span(
-        stream, handle, {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
-    const bool to_gpu = args.destination_device.type() == DeviceType::cuda;
-    const bool from_gpu = args.source_device.type() == DeviceType::cuda;
-    if (to_gpu && from_gpu) {
-      const int to = static_cast<int>(ordinal_of(args.destination_device));
-      const int from = static_cast<int>(ordinal_of(args.source_device));
-      if (to == from) return copy_within(args, stream);
-      LOCKSTEP_CUDA(device, cudaMemcpyPeerAsync(args.destination, to, args.source, from, args.bytes, stream.native));
-      return;
-    }
-    const cudaMemcpyKind kind = to_gpu     ? cudaMemcpyHostToDevice
-                                : from_gpu ? cudaMemcpyDeviceToHost
-                                           : cudaMemcpyHostToHost;
-    LOCKSTEP_CUDA(device, cudaMemcpyAsync(args.destination, args.source, args.bytes, kind, stream.native));
+  void copy(const CopyArgs& args, StreamHandle stream) override {
+    if (args.bytes > 0) enqueue_copy(args, stream);
   }
 
   void fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle handle) override {
     if (bytes == 0) return;
     CudaStream& stream = as_stream(handle);
+    check_records(stream, "fill");
     const CurrentDevice current(stream.device.device);
     const trace::detail::RangeScope range("fill");
     const TraceSpan span(stream, handle, {.name = "fill", .kind = trace::Kind::fill, .bytes = bytes, .source = {}});
@@ -320,9 +322,24 @@ class CudaBackend final : public Backend {
 
   DeviceLink link(int from, int to) const override { return link_between(from, to); }
 
+  void begin_capture(StreamHandle stream) override { cuda::begin_capture(as_stream(stream)); }
+  GraphHandle end_capture(StreamHandle stream, bool discard) override {
+    return reinterpret_cast<GraphHandle>(cuda::end_capture(as_stream(stream), discard));
+  }
+  bool captured(EventHandle event) const noexcept override {
+    return this_capture && as_event(event).capture.load(std::memory_order_relaxed) == this_capture->number;
+  }
+  void launch_graph(GraphHandle graph, StreamHandle stream) override {
+    cuda::launch_graph(*reinterpret_cast<CudaGraph*>(graph), as_stream(stream));
+  }
+  void destroy_graph(GraphHandle graph) noexcept override { cuda::destroy_graph(reinterpret_cast<CudaGraph*>(graph)); }
+
   void enqueue(StreamHandle handle, UniqueFunction task) override {
     CudaStream& stream = as_stream(handle);
+    check_records(stream, "enqueue");
     const CurrentDevice current(stream.device.device);
+    if (this_capture) [[unlikely]]
+      return capture_task(stream, std::move(task));
     // Of work in a WorkScope the scope is the span.
     const bool traced = trace::active() && !trace::detail::in_work_scope();
     const trace::Token token = traced ? trace::enqueued(handle, stream.device.device) : 0;
@@ -337,6 +354,7 @@ class CudaBackend final : public Backend {
  private:
   // Whatever comes in between, unless the device is lost or answers with errors alone.
   static void wait_until_over(CudaEvent& event) noexcept {
+    if (event.capture.load(std::memory_order_relaxed) != 0) return;
     const Deadline deadline = Deadline::after(kDefaultTimeout);
     int errors = 0;
     for (Patience patience; !lost(event.device.device) && !deadline.passed(); patience.pass()) {
@@ -352,28 +370,6 @@ class CudaBackend final : public Backend {
 
   static StreamHandle native_handle(StreamHandle handle) {
     return reinterpret_cast<StreamHandle>(as_stream(handle).native);
-  }
-
-  // On one GPU. Ranges that overlap go in pieces that do not, in the order in which nothing is overwritten unread.
-  static void copy_within(const CopyArgs& args, CudaStream& stream) {
-    auto* to = static_cast<std::byte*>(args.destination);
-    const auto* from = static_cast<const std::byte*>(args.source);
-    const std::size_t distance = static_cast<std::size_t>(to < from ? from - to : to - from);
-    if (distance == 0) return;
-    const std::size_t piece = std::min(distance, args.bytes);
-    constexpr std::size_t kMostPieces = 4096;
-    if (args.bytes / piece > kMostPieces) {
-      throw NotSupported(cat("[copy] expected overlapping ranges at least ", args.bytes / kMostPieces + 1,
-                             " bytes apart, got ", distance, " (", stream.device.device, ")"));
-    }
-    const bool upwards = to < from;
-    for (std::size_t done = 0; done < args.bytes;) {
-      const std::size_t bytes = std::min(piece, args.bytes - done);
-      const std::size_t at = upwards ? done : args.bytes - done - bytes;
-      LOCKSTEP_CUDA(stream.device.device,
-                    cudaMemcpyAsync(to + at, from + at, bytes, cudaMemcpyDeviceToDevice, stream.native));
-      done += bytes;
-    }
   }
 
   mutable std::shared_mutex pinned_mutex_;

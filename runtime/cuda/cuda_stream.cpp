@@ -1,11 +1,13 @@
 #include "lockstep/runtime/cuda/cuda_stream.h"
 
 #include "lockstep/runtime/caller.h"
+#include "lockstep/runtime/cuda/cuda_graph.h"
 
 namespace lockstep::cuda {
 
 cudaStream_t native(const Stream& stream) {
   CudaStream& found = as_stream(stream.handle());
+  check_records(found, "launch");
   add_caller(found, lockstep::detail::caller());
   return found.native;
 }

@@ -27,8 +27,9 @@ struct CudaStream {
   // The devices whose work this stream's work comes after: a host-side error of one of them is an error of what this
   // stream does later. CUDA carries its own errors along; those of host tasks and of bad indices it knows nothing of.
   std::atomic<DeviceSet> depends_on;
-  std::atomic<CallerSet> callers{0};  // whose kernels this stream's work comes after
-  bool adopted = false;               // another library's
+  std::atomic<CallerSet> callers{0};      // whose kernels this stream's work comes after
+  bool adopted = false;                   // another library's
+  std::atomic<std::uint64_t> capture{0};  // that records it (cuda_graph.h)
 };
 
 struct CudaEvent {
@@ -38,6 +39,7 @@ struct CudaEvent {
   std::atomic<DeviceSet> depends_on{0};  // none until it is recorded
   std::atomic<CallerSet> callers{0};
   std::atomic<std::uint64_t> sequence{0}, caller{0};  // of the last record
+  std::atomic<std::uint64_t> capture{0};              // in which it was recorded, in no stream's order
 };
 
 inline CudaStream& as_stream(StreamHandle handle) { return *reinterpret_cast<CudaStream*>(handle); }

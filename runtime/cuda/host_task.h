@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/runtime/cuda/cuda_stream.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep::cuda {
@@ -19,7 +20,7 @@ struct HostTask {
 class TraceSpan {
  public:
   TraceSpan(const CudaStream& stream, StreamHandle handle, const trace::Work& work) : stream_(stream) {
-    if (trace::active()) [[unlikely]]
+    if (trace::active() && !lockstep::detail::current_capture) [[unlikely]]
       begin(handle, work);
   }
   TraceSpan(const TraceSpan&) = delete;

@@ -57,11 +57,12 @@ MemoryBlock* DeviceAllocator::allocate(const Stream& stream, std::size_t bytes) 
     Lock lock(mutex_);
     throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_, limit_bytes_);
   }
-  StreamState& state = detail::state_of(stream);
   const int bin = size_class(bytes);
   MemoryBlock* block;
   {
     Lock lock(mutex_);
+    StreamState* const pool = detail::state_of(stream).pool.load(std::memory_order_relaxed);
+    StreamState& state = pool ? *pool : detail::state_of(stream);
     block = state.bins[bin];
     if (block && caches_) [[likely]] {
       state.bins[bin] = block->next;
@@ -71,6 +72,8 @@ MemoryBlock* DeviceAllocator::allocate(const Stream& stream, std::size_t bytes) 
     }
     in_use_bytes_ += class_bytes(bin);
     peak_in_use_bytes_ = std::max(peak_in_use_bytes_, in_use_bytes_);
+    if (pool) [[unlikely]]
+      ++pool->handed_out;
   }
   block->stream = &stream.body();
   block->next = nullptr;
@@ -96,7 +99,9 @@ void DeviceAllocator::release(MemoryBlock* block) noexcept {
     OrderChecker::active()->released(checked(*block));
   {
     Lock lock(mutex_);
-    if (!block->uses) [[likely]] {
+    if (block->home->graph != StreamState::Graph::none) [[unlikely]] {
+      if (release_to_graph(block)) return;
+    } else if (!block->uses) [[likely]] {
       in_use_bytes_ -= class_bytes(block->bin);
       put_back(block);
       return;
@@ -107,7 +112,7 @@ void DeviceAllocator::release(MemoryBlock* block) noexcept {
 
 void DeviceAllocator::record_use(MemoryBlock* block, StreamState& stream) {
   Lock lock(mutex_);  // several threads may read one block
-  if (&stream == block->home) return;
+  if (&stream == block->home || stream.pool.load(std::memory_order_relaxed) == block->home) return;
   if (!block->uses) block->uses = new BlockUses;
   for (const BlockUse& use : block->uses->list) {
     if (use.stream == &stream) return;
@@ -150,7 +155,9 @@ void release(MemoryBlock* block) noexcept {
 }
 
 void record_use(MemoryBlock* block, const Stream& stream) {
-  if (stream.synchronous() || &detail::state_of(stream) == block->home) return;
+  const detail::StreamState& state = detail::state_of(stream);
+  if (stream.synchronous() || &state == block->home || state.pool.load(std::memory_order_relaxed) == block->home)
+    return;
   if (stream.checked()) [[unlikely]]
     detail::OrderChecker::active()->used(detail::checked(*block), stream.handle());
   LOCKSTEP_EDGE(block->home->allocator->record_use(block, detail::state_of(stream)));

@@ -18,6 +18,9 @@ void prepend(MemoryBlock*& list, MemoryBlock* block) {
   list = block;
 }
 
+// Streams that are asked nothing.
+bool closed(const StreamState& stream) { return stream.suspended || stream.pool.load(std::memory_order_relaxed); }
+
 // Events on streams, recorded under the lock and waited for without it.
 class Marks {
  public:
@@ -28,7 +31,8 @@ class Marks {
     for (const Mark& each : list_) give_event(each.device, each.event);
   }
 
-  void add(const StreamState& stream) {
+  void add(StreamState& stream) {
+    const std::lock_guard marking(stream.marking);
     list_.push_back({stream.device, nullptr});
     LOCKSTEP_EDGE(list_.back().event = mark(stream));
   }
@@ -52,7 +56,7 @@ void DeviceAllocator::synchronize(Deadline deadline) {
     Lock lock(mutex_);
     const RestWithout rest(lock);
     for (StreamState* stream = streams_; stream; stream = stream->next) {
-      if (stream->suspended) continue;
+      if (closed(*stream)) continue;
       LOCKSTEP_EDGE(marks.add(*stream));
     }
   }
@@ -66,7 +70,7 @@ bool DeviceAllocator::flush(Lock& lock) {
   if (!synchronous_) {
     // Before anything is taken, so that an error here changes nothing.
     for (StreamState* stream = streams_; stream; stream = stream->next) {
-      if (stream->suspended) continue;
+      if (closed(*stream)) continue;
       LOCKSTEP_EDGE(marks.add(*stream));
     }
   }
@@ -81,7 +85,7 @@ bool DeviceAllocator::flush(Lock& lock) {
     }
   };
   for (StreamState* stream = streams_; stream; stream = stream->next) {
-    if (!stream->suspended) take_bins(*stream);
+    if (!closed(*stream)) take_bins(*stream);
   }
   take_bins(ownerless_);
   MemoryBlock* waiting = std::exchange(pending_, nullptr);

@@ -153,6 +153,8 @@ void DeviceAllocator::release_slowly(MemoryBlock* block) noexcept {
 
 bool DeviceAllocator::mark_use(BlockUse& use) {
   if (use.marked) return true;
+  const std::lock_guard marking(use.stream->marking);
+  if (use.stream->pool.load(std::memory_order_relaxed)) return false;  // what runs on it comes after the capture
   try {
     LOCKSTEP_EDGE(use.event = mark(*use.stream));
     use.marked = true;

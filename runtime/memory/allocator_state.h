@@ -52,6 +52,9 @@ class DeviceAllocator {
   void record_use(MemoryBlock* block, StreamState& stream);
 
   void add(StreamState* stream);
+  StreamState* redirect(StreamState& stream);
+  void restore(StreamState& stream) noexcept;
+  void retire(StreamState* pool) noexcept;
   void suspend(StreamState& stream) noexcept;
   void resume(StreamState& stream) noexcept;
   void synchronize(Deadline deadline);
@@ -87,6 +90,8 @@ class DeviceAllocator {
   bool flush(Lock& lock);  // true when memory went back to the device
   bool free_idle(Lock& lock, MemoryBlock* held, Segment* was_open);
   void release_slowly(MemoryBlock* block) noexcept;
+  bool release_to_graph(MemoryBlock* block) noexcept;  // false: release_slowly is to go on
+  void leave_graph(MemoryBlock* block);
 
   const Device device_;
   Backend& backend_;

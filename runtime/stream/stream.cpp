@@ -19,6 +19,7 @@
 #include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/record/recorder.h"
 #include "lockstep/runtime/retained.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/stream_pool.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/stream/watchdog.h"
@@ -195,11 +196,22 @@ EventHandle mark(const StreamState& stream) {
   return event;
 }
 
+bool is_shared(const Stream& stream) {
+  for (StreamTable* table : {&default_streams, &copy_streams, &copy_out_streams}) {
+    if (table->streams[stream.device()].load(std::memory_order_acquire) == &stream.body()) return true;
+  }
+  constexpr std::uintptr_t kLastDefault = 2;  // of CUDA's: none, legacy, per thread
+  return state_of(stream).foreign &&
+         reinterpret_cast<std::uintptr_t>(stream.backend().native_stream(stream.handle())) <= kLastDefault;
+}
+
 void wait_for_handle(Device device, EventHandle event, Deadline deadline) {
   if (!event) return;
   // Collectives that fail on a device are found out between two looks.
   constexpr Milliseconds kSlice{10};
   Backend& of_device = backend(device);
+  if (current_capture && of_device.captured(event)) [[unlikely]]
+    current_capture->refuse_wait("wait");
   for (bool in_time = false; !in_time;) {
     const bool watched = anything_watched();
     const bool sliced = watched && deadline.time() > Clock::now() + kSlice;
@@ -249,6 +261,8 @@ void Event::record(const Stream& stream) try {
 bool Event::query() const {
   if (!handle_) return true;
   Backend& of_device = backend(device_);
+  if (detail::current_capture && of_device.captured(handle_)) [[unlikely]]
+    detail::current_capture->refuse_wait("query");
   bool done = true;
   LOCKSTEP_EDGE(done = of_device.query_event(handle_));
   if (!done) return false;
@@ -303,6 +317,8 @@ void Stream::give_back() const noexcept {
 
 void Stream::wait(const Event& event) const {
   if (!event.recorded()) return;
+  if (detail::current_capture && detail::current_capture->waits(*this, event)) [[unlikely]]
+    return;
   if (event.device().type() == device().type()) {
     LOCKSTEP_EDGE(backend().stream_wait_event(handle(), event.handle()));
   } else {
@@ -341,12 +357,16 @@ void wait(const Event& event, Deadline deadline) {
 }
 
 void synchronize(const Stream& stream, Milliseconds timeout) {
+  if (detail::current_capture && detail::current_capture->records(stream)) [[unlikely]]
+    detail::current_capture->refuse_wait("synchronize");
   Event event;
   LOCKSTEP_EDGE(event.record(stream));
   LOCKSTEP_EDGE(wait(event, Deadline::after(timeout)));
 }
 
 void synchronize(Device device, Milliseconds timeout) {
+  if (detail::current_capture && !device.is_cpu()) [[unlikely]]
+    detail::current_capture->refuse_wait("synchronize");
   LOCKSTEP_EDGE(detail::synchronize_streams(device, Deadline::after(timeout)));
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
 #include "lockstep/runtime/size_classes.h"
 #include "lockstep/runtime/stream/stream.h"
@@ -24,12 +25,20 @@ struct StreamState : StreamBody {
   DeviceAllocator* allocator = nullptr;
   std::atomic<int> holders{0};                            // handles that keep it out of the pool
   std::atomic<StreamBody*> copies[kCopyDirections] = {};  // copies_of, by direction
+  // Where memory for it comes from while it is captured, and nobody may mark its work then; else null. Written under
+  // the allocator's mutex and `marking`, which are taken in this order.
+  std::atomic<StreamState*> pool{nullptr};
+  std::mutex marking;
 
   // The rest is guarded by the allocator's mutex.
   MemoryBlock* bins[kSizeClasses] = {};  // free blocks by size class
   StreamState* next = nullptr;
   bool foreign = false;
   bool suspended = false;  // a foreign stream that no handle holds: its owner may have destroyed it
+  // No stream, but the memory of a graph: what is free inside it while it is captured is in the bins.
+  enum class Graph : std::uint8_t { none, captured, kept, retired } graph = Graph::none;
+  int handed_out = 0;           // of its blocks
+  MemoryBlock* held = nullptr;  // free blocks that only the graph's end makes anybody's
 };
 inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
 inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }

@@ -1,5 +1,6 @@
 #include "lockstep/runtime/stream/work_scope.h"
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/trace/trace_environment.h"
 
 namespace lockstep::trace {
@@ -15,7 +16,7 @@ void tell(const Stream& stream, Token token, void (*what)(Token)) noexcept try {
 
 WorkScope::WorkScope(const Stream& stream, const Work& work)
     : stream_(stream.body()), before_(detail::exchange_work(work)) {
-  if (!active()) return;
+  if (!active() || lockstep::detail::current_capture) return;  // a span would begin and end at each replay
   const bool by_tasks = stream.backend().traced_by_tasks();
   if (stream.synchronous() || by_tasks) token_ = enqueued(stream.handle(), stream.device(), work);
   if (token_ != 0) {

@@ -271,7 +271,7 @@ TEST_CASE("a question to an event ends another thread's capture, unless the mode
   if (!have_devices(1, "captures")) return;
   const Stream captured, stream;
   const Event event;
-  cudaGraph_t graph = nullptr;  // empty; not destroyed, which the fake does not know
+  cudaGraph_t graph = nullptr;  // empty
   REQUIRE(cudaEventRecord(event.handle, stream.handle) == cudaSuccess);
   REQUIRE(finish(stream.handle) == cudaSuccess);
 
@@ -280,6 +280,7 @@ TEST_CASE("a question to an event ends another thread's capture, unless the mode
   CHECK(answers.query == cudaSuccess);
   CHECK(answers.allocation == cudaSuccess);
   CHECK(cudaStreamEndCapture(captured.handle, &graph) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 
   REQUIRE(cudaStreamBeginCapture(captured.handle, cudaStreamCaptureModeGlobal) == cudaSuccess);
   answers = ask_elsewhere(event.handle, false);

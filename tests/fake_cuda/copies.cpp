@@ -85,10 +85,11 @@ cudaError_t enqueue_copy(Call& call, Side to, Side from, std::size_t bytes, cuda
   });
   const bool early = ((machine.options.seed ^ machine.copies_made++) & 1) != 0;
   const bool writes = !loses(machine, from.device, to.device);
-  stream->host->run([&machine, device = stream->device, to, from, bytes, early, writes] {
-    if (writes && machine.broken_by(device) == cudaSuccess) move_bytes(to.memory, from.memory, bytes, early);
-  });
-  if (!pageable) return cudaSuccess;
+  const cudaError_t enqueued =
+      put(call, handle, *stream, [&machine, device = stream->device, to, from, bytes, early, writes] {
+        if (writes && machine.broken_by(device) == cudaSuccess) move_bytes(to.memory, from.memory, bytes, early);
+      });
+  if (!pageable || enqueued != cudaSuccess || capture_of(machine, handle)) return enqueued;
   auto done = std::make_shared<Completion>();
   if (machine.checker) done->order = machine.checker->record(order_handle(handle));
   stream->host->record(done);
@@ -145,10 +146,9 @@ cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStre
     judge(call, [&](OrderChecker& checker) {
       checker.fill(order_handle(handle), Device::cuda(stream->device), memory, bytes);
     });
-    stream->host->run([&machine = call.machine, device = stream->device, memory, value, bytes] {
+    return put(call, handle, *stream, [&machine = call.machine, device = stream->device, memory, value, bytes] {
       if (machine.broken_by(device) == cudaSuccess) std::memset(memory, value, bytes);
     });
-    return cudaSuccess;
   });
 }
 

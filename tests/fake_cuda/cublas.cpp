@@ -173,7 +173,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   if (workspace_bytes > 0 && !check_operand(call, workspace, workspace_bytes, stream->device, "the workspace")) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  return CUBLAS_STATUS_SUCCESS;
+  return put(call, stream_handle, *stream) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 }  // extern "C"

@@ -89,7 +89,7 @@ cudaError_t check_launch(Call& call, const Kernel* kernel, const Launch& launch)
         lockstep::cat(kernel->name, ": expected at most ", most, " bytes of shared memory, got ", launch.shared_bytes,
                       elsewhere ? "; more was asked for, but on another device" : ""));
   }
-  return cudaSuccess;
+  return put(call, launch.stream, *stream);
 }
 
 cudaError_t set_attribute(Call& call, const Kernel* kernel, cudaFuncAttribute attribute, int value) {

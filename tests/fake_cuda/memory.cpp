@@ -112,7 +112,13 @@ bool check_memory(const Call& call, const void* memory, std::size_t bytes, int d
     return false;
   }
   const std::size_t left = found->first + found->second.bytes - reinterpret_cast<std::uintptr_t>(memory);
-  if (bytes <= left) return true;
+  if (bytes <= left) {
+    if (Capture* const capture = capture_of(call.machine, call.stream)) {
+      std::size_t& used = capture->operands[memory];
+      used = std::max(used, bytes);
+    }
+    return true;
+  }
   (void)call.fail(Rule::out_of_bounds, lockstep::cat(role, ": expected at most the ", left,
                                                      " bytes up to the end of the allocation, got ", bytes));
   return false;

@@ -57,6 +57,7 @@ TEST_CASE("a capture of a stream bears only what cannot wait, but where the thre
       elsewhere(ask_relaxed);
       CHECK(good);
       CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+      CHECK(cudaGraphDestroy(graph) == cudaSuccess);
       CHECK(broken() == none());
     }
   }

@@ -25,13 +25,13 @@ bool is_notice(cudaError_t error) { return error == cudaErrorNotReady; }
 bool ends_captures(const Call& call) {
   bool ended = false;
   for (auto& [stream, capture] : call.machine.captures) {
-    const bool own = capture.thread == &call.thread;
-    if (call.thread.capture_mode == cudaStreamCaptureModeRelaxed || capture.mode == cudaStreamCaptureModeRelaxed)
+    const bool own = capture->thread == &call.thread;
+    if (call.thread.capture_mode == cudaStreamCaptureModeRelaxed || capture->mode == cudaStreamCaptureModeRelaxed)
       continue;
     if (!own &&
-        (call.thread.capture_mode != cudaStreamCaptureModeGlobal || capture.mode != cudaStreamCaptureModeGlobal))
+        (call.thread.capture_mode != cudaStreamCaptureModeGlobal || capture->mode != cudaStreamCaptureModeGlobal))
       continue;
-    capture.valid = false;
+    capture->valid = false;
     ended = true;
   }
   return ended;

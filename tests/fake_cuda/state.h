@@ -48,16 +48,31 @@ struct Stream {
   HostStream* host = nullptr;
 };
 
+// How much of the work of each stream of a capture comes before something.
+using Seen = std::map<const void*, std::size_t>;
+
+struct Capture {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  const void* thread = nullptr;  // that began it
+  const void* origin = nullptr;  // the stream
+  int device = 0;                // the origin's
+  bool valid = true, ended = false;
+  std::map<const void*, Seen> streams = {};          // that record, each with its own work
+  std::vector<std::function<void()>> nodes = {};     // in the order in which they came
+  std::map<const void*, std::size_t> operands = {};  // bytes that they use, by address
+};
+
 struct Event {
   int device = 0;
   bool timing = true;
   std::shared_ptr<Completion> mark = {};  // of the last record
+  std::shared_ptr<Capture> capture = {};  // that it was in
+  Seen seen = {};
 };
 
-struct Capture {  // of a stream; what is captured is not kept
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-  const void* thread = nullptr;  // that began it
-  bool valid = true;
+struct GraphExec {
+  std::shared_ptr<const Capture> recorded;
+  std::shared_ptr<Completion> last = {};  // launch
 };
 
 struct Kernel {  // one __global__ function
@@ -102,9 +117,11 @@ struct State {
   std::vector<std::uintptr_t> freed;  // kept so that late uses are noticed, oldest first
   std::map<const void*, Stream> streams;
   std::map<const void*, Event> events;
-  std::map<const void*, Capture> captures;  // by stream
-  std::set<const void*> dead;               // streams, events, handles and pools that were destroyed
-  std::map<const void*, int> handles;       // cublasLt: by device
+  std::map<const void*, std::shared_ptr<Capture>> captures;  // by stream
+  std::map<const void*, std::shared_ptr<const Capture>> graphs;
+  std::map<const void*, GraphExec> graph_execs;
+  std::set<const void*> dead;          // streams, events, handles and pools that were destroyed
+  std::map<const void*, int> handles;  // cublasLt: by device
   std::map<const void*, Pool> pools;
   std::map<std::string, int, std::less<>> calls;
   std::vector<Injection> injections;
@@ -195,6 +212,18 @@ bool check_memory(const Call& call, const void* memory, std::size_t bytes, int d
 bool check_operand(const Call& call, const void* memory, std::size_t bytes, int device, const char* role);
 // Whether `device` reaches a piece of a pool; records it if not. Under the mutex.
 bool check_pool_access(const Call& call, const Piece& piece, int device, const char* role);
+
+// The capture that the stream records for; null without. Under the mutex.
+Capture* capture_of(const State& machine, const void* stream);
+// Enqueues `task`, or records it. Without one: nothing to compute. Under the mutex.
+cudaError_t put(Call& call, const void* handle, const Stream& stream, std::function<void()> task = {});
+// An event on a stream, or a wait for one, where one of the two belongs to a capture. Under the mutex.
+cudaError_t record_in_capture(Call& call, const void* handle, Event& event);
+cudaError_t wait_in_capture(Call& call, const void* handle, const Event& event);
+// A call that no capture stands: invalidates it. Success without one. Under the mutex.
+cudaError_t end_capture_by(const Call& call, Capture* capture, const char* what, cudaError_t error);
+// A point in the work of a stream.
+std::shared_ptr<Completion> mark(State& machine, const void* handle, Stream& stream);
 
 // Where a device's memory is kept; null when the machine has none left.
 void* map_memory(std::size_t bytes, std::size_t& mapped_bytes);

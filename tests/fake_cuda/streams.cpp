@@ -29,17 +29,17 @@ cudaError_t make_stream(Call& call, cudaStream_t* stream, int priority = kLeastP
   return cudaSuccess;
 }
 
+// What has ended badly on a stream: only waits that never end.
+cudaError_t outcome(const Completion& finished) { return finished.failure() ? cudaErrorLaunchTimeout : cudaSuccess; }
+
+}  // namespace
+
 std::shared_ptr<Completion> mark(State& machine, const void* handle, Stream& stream) {
   auto made = std::make_shared<Completion>();
   if (machine.checker) made->order = machine.checker->record(order_handle(handle));
   stream.host->record(made);
   return made;
 }
-
-// What has ended badly on a stream: only waits that never end.
-cudaError_t outcome(const Completion& finished) { return finished.failure() ? cudaErrorLaunchTimeout : cudaSuccess; }
-
-}  // namespace
 
 void drain(State& machine, int device) {
   std::vector<std::shared_ptr<Completion>> marks;
@@ -122,6 +122,11 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     std::lock_guard lock(call.machine.mutex);
     Stream* stream = find_stream(call, handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t captured = end_capture_by(call, capture_of(call.machine, handle), "the stream is captured",
+                                                    cudaErrorStreamCaptureUnsupported);
+        captured != cudaSuccess) {
+      return captured;
+    }
     if (const cudaError_t broken = call.machine.broken_by(stream->device); broken != cudaSuccess) return broken;
     try {
       if (!stream->host->idle()) return cudaErrorNotReady;
@@ -142,29 +147,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
     if (!event) return cudaErrorInvalidResourceHandle;
     if (flags != cudaEventWaitDefault) return cudaErrorInvalidValue;
     if (!event->mark) return cudaSuccess;  // never recorded: nothing to wait for
+    if (event->capture || capture_of(call.machine, handle)) return wait_in_capture(call, handle, *event);
     judge(call, [&](OrderChecker& checker) { checker.wait(order_handle(handle), event->mark->order); });
     stream->host->wait_for(event->mark);
     return cudaSuccess;
-  });
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-  return run_call("cudaStreamBeginCapture", context, [&](Call& call) {
-    std::lock_guard lock(call.machine.mutex);
-    if (!find_stream(call, handle)) return cudaErrorInvalidResourceHandle;
-    const Capture capture{.mode = mode, .thread = &call.thread};
-    return call.machine.captures.emplace(handle, capture).second ? cudaSuccess : cudaErrorIllegalState;
-  });
-}
-
-// The graph is empty, and nobody's: there is none.
-cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
-  return run_call("cudaStreamEndCapture", context, [&](Call& call) {
-    std::lock_guard lock(call.machine.mutex);
-    *graph = nullptr;
-    const auto found = call.machine.captures.extract(handle);
-    if (found.empty()) return cudaErrorIllegalState;
-    return found.mapped().valid ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
   });
 }
 
@@ -206,7 +192,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event_handle, cudaStream_t handle) {
                                      stream->device),
                        cudaErrorInvalidResourceHandle);
     }
+    if (capture_of(call.machine, handle)) return record_in_capture(call, handle, *event);
     event->mark = mark(call.machine, handle, *stream);
+    event->capture = nullptr;
     return cudaSuccess;
   });
 }
@@ -218,6 +206,11 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
       std::lock_guard lock(call.machine.mutex);
       Event* event = find_event(call, handle);
       if (!event) return cudaErrorInvalidResourceHandle;
+      if (const cudaError_t captured =
+              end_capture_by(call, event->capture.get(), "the event was recorded in a capture", cudaErrorCapturedEvent);
+          captured != cudaSuccess) {
+        return captured;
+      }
       if (const cudaError_t broken = call.machine.broken_by(event->device); broken != cudaSuccess) return broken;
       last = event->mark;
     }
@@ -251,14 +244,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
     if (!stream) return cudaErrorInvalidResourceHandle;
     if (!function) return cudaErrorInvalidValue;
     if (const cudaError_t broken = call.machine.broken_by(stream->device); broken != cudaSuccess) return broken;
-    stream->host->run([&machine = call.machine, device = stream->device, function, data] {
+    return put(call, handle, *stream, [&machine = call.machine, device = stream->device, function, data] {
       if (machine.broken_by(device) != cudaSuccess) return;
       ThreadState& thread = this_thread(machine);
       thread.in_host_function = true;
       function(data);
       thread.in_host_function = false;
     });
-    return cudaSuccess;
   });
 }
 

@@ -109,6 +109,7 @@ TEST_CASE("the library invalidates no capture of the program around it, in no th
     CHECK(used);
     cudaGraph_t graph = nullptr;
     CHECK(cudaStreamEndCapture(captured, &graph) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
     auto own = cudaStreamCaptureModeRelaxed;
     CHECK(cudaThreadExchangeStreamCaptureMode(&own) == cudaSuccess);
     CHECK(own == cudaStreamCaptureModeGlobal);  // the thread's, as it was
