@@ -338,6 +338,7 @@ struct RandomArgs {
   Out out;
   std::uint64_t key, stream;
   double a, b;
+  const std::uint64_t* replayed = nullptr;  // device memory: key and stream, in the place of those above
   static constexpr const char* kName = "random";
   void views(auto&& f) const { f(out); }
 };

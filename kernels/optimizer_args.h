@@ -18,6 +18,7 @@ struct SgdArgs {
   std::vector<SgdTensor> tensors;  // contiguous, one dtype each
   double learning_rate, momentum, dampening, weight_decay;
   bool nesterov, maximize;
+  const double* replayed = nullptr;  // device memory: learning_rate, in the place of the one above
   static constexpr const char* kName = "sgd";
   void views(auto&& f) const {
     for (const SgdTensor& t : tensors) f(t.parameter), f(t.gradient), f(t.momentum);
@@ -30,6 +31,9 @@ struct AdamTensor {
   InOut exp_avg, exp_avg_sq;
   InOut max_exp_avg_sq;  // absent without amsgrad
   std::int64_t step;     // this one, counted from 1: the first writes the three buffers and does not read them
+  // Device memory: step_size, root_correction and keep of this step (functors::AdamConstants), in the place of those
+  // that follow from `step` and the learning rate. Not for a first step.
+  const double* replayed = nullptr;
 };
 struct AdamArgs {
   std::vector<AdamTensor> tensors;  // contiguous, one dtype each

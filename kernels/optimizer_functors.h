@@ -41,6 +41,15 @@ AdamConstants<C> adam_constants(const AdamArgs& args, std::int64_t step) {
           .eps = static_cast<C>(args.eps)};
 }
 
+// Of the constants above, those that another step or learning rate changes: for AdamTensor::replayed.
+inline void write_adam_constants(const AdamArgs& args, std::int64_t step, double* to) {
+  const auto constants = adam_constants<double>(args, step);
+  to[0] = constants.step_size;
+  to[1] = constants.root_correction;
+  to[2] = constants.keep;
+}
+inline constexpr int kAdamReplayed = 3;
+
 template <class C>
 struct AdamState {
   C parameter;

@@ -15,6 +15,7 @@ namespace lockstep {
 struct AttentionDropout {
   double p = 0;
   std::uint64_t key = 0, stream = 0;
+  const std::uint64_t* replayed = nullptr;  // device memory: key and stream, in the place of those above
 };
 
 // Where the diagonal of a causal attention begins when there are more keys than queries, or fewer.

@@ -1,5 +1,7 @@
 #include "lockstep/tensor/context.h"
 
+#include "lockstep/runtime/stream/capture.h"
+
 namespace lockstep {
 
 ThreadContext& thread_context() {
@@ -8,6 +10,8 @@ ThreadContext& thread_context() {
 }
 
 void manual_seed(std::uint64_t seed) {
+  if (detail::current_capture) [[unlikely]]
+    detail::current_capture->refuse("manual_seed", "a seed, which replays would not set; set it before them");
   ThreadContext& context = thread_context();
   context.random_seed = seed;
   context.random_stream = 0;

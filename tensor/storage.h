@@ -49,6 +49,9 @@ class LOCKSTEP_API Storage final : public RefCounted {
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
 
+  // Of the allocator, that it lies in; null for somebody else's memory.
+  const MemoryBlock* block() const { return parent_ ? parent_->block() : block_; }
+
   // Counts writes. Work saved for backward remembers it.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
   void set_version(std::uint64_t version) { version_.store(version, std::memory_order_release); }

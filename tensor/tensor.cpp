@@ -4,6 +4,7 @@
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/record/recorder.h"
 #include "lockstep/tensor/absent_elements.h"
+#include "lockstep/tensor/captured_storages.h"
 
 namespace lockstep {
 
@@ -40,11 +41,15 @@ View Tensor::view() const {
   if (!defined()) return {};
   const TensorImpl& impl = *impl_;
   detail::check_present(impl);
+  if (detail::current_capture) [[unlikely]]
+    detail::note_use(impl.storage, false);
   return View{raw_data(), impl.shape, impl.strides, impl.dtype, impl.storage->device(), true};
 }
 
 View Tensor::writable_view() const {
   if (impl_) impl_->storage->before_write();
+  if (impl_ && detail::current_capture) [[unlikely]]
+    detail::note_use(impl_->storage, true);
   return view();
 }
 

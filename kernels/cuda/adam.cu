@@ -84,6 +84,7 @@ struct AdamTable {
   void* exp_avg_sq[kTensors];
   void* largest[kTensors];  // null without amsgrad
   C step_size[kTensors], root_correction[kTensors];
+  const double* replayed[kTensors];  // these two and keep, in device memory; null: as they are here
   bool first_step[kTensors];
 };
 static_assert(sizeof(AdamTable<double>) + sizeof(functors::AdamConstants<double>) <= 4096);
@@ -123,6 +124,11 @@ __global__ void __launch_bounds__(kThreads)
   functors::AdamConstants<Compute<T>> constants = shared;
   constants.step_size = table.step_size[t];
   constants.root_correction = table.root_correction[t];
+  if (const double* const now = table.replayed[t]) {
+    constants.step_size = static_cast<Compute<T>>(now[0]);
+    constants.root_correction = static_cast<Compute<T>>(now[1]);
+    constants.keep = static_cast<Compute<T>>(now[2]);
+  }
   T* parameter = static_cast<T*>(table.parameter[t]) + part.begin;
   const T* gradient = static_cast<const T*>(table.gradient[t]) + part.begin;
   T* exp_avg = static_cast<T*>(table.exp_avg[t]) + part.begin;
@@ -191,6 +197,7 @@ void run_adam(const Stream& stream, const AdamArgs& args) {
       table.largest[slot] = largest.present ? largest.data : nullptr;
       table.step_size[slot] = constants.step_size;
       table.root_correction[slot] = constants.root_correction;
+      table.replayed[slot] = t.replayed;
       table.first_step[slot] = t.step == 1;
     };
     filler.add(parameter.shape, packed, put, start);

@@ -62,7 +62,8 @@ struct AttentionProblem : AttentionSizes {
   HeadStrides mask_strides;
   bool drops;
   std::uint64_t threshold, random_key, random_stream;
-  C kept;  // what a probability that is not dropped is multiplied with
+  const std::uint64_t* replayed;  // in the place of the last two
+  C kept;                         // what a probability that is not dropped is multiplied with
 
   AttentionProblem(const AttentionArgs& a, const Stream& stream)
       : AttentionProblem(a, a.block_table.view, lockstep::cuda::report_attention, stream) {}
@@ -96,6 +97,7 @@ struct AttentionProblem : AttentionSizes {
         threshold(philox::threshold(1 - a.dropout.p)),
         random_key(a.dropout.key),
         random_stream(a.dropout.stream),
+        replayed(a.dropout.replayed),
         kept(static_cast<C>(1 / (1 - a.dropout.p))) {}
 
   std::int64_t tiles(std::int64_t rows) const { return (rows + kTile - 1) / kTile; }
@@ -128,7 +130,9 @@ struct AttentionProblem : AttentionSizes {
   // What the dropout multiplies the probability with.
   __device__ C factor(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     const std::int64_t at = ((b * heads + h) * queries + i) * keys + j;
-    const philox::Block block = philox::block(static_cast<std::uint64_t>(at / 4), random_stream, random_key);
+    const philox::Block block =
+        philox::block(static_cast<std::uint64_t>(at / 4), replayed ? replayed[1] : random_stream,
+                      replayed ? replayed[0] : random_key);
     return block.words[at % 4] < threshold ? kept : C(0);
   }
 };

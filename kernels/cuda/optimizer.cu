@@ -23,6 +23,7 @@ template <class C>
 struct Settings {
   C rate, decay, sign, keep, take;
   bool decays, nesterov;
+  const double* replayed;  // the rate, in device memory; null: as it is here
 };
 static_assert(sizeof(Table) + sizeof(Settings<double>) <= 4096);
 
@@ -45,8 +46,10 @@ __device__ void step(const Settings<Compute<T>>& s, T& parameter, T gradient, T&
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) sgd_kernel(const Table table, const Settings<Compute<T>> settings) {
+__global__ void __launch_bounds__(kThreads) sgd_kernel(const Table table, const Settings<Compute<T>> given) {
   using P = Pack<T, kPack<T>>;
+  Settings<Compute<T>> settings = given;
+  if (settings.replayed) settings.rate = static_cast<Compute<T>>(*settings.replayed);
   const int t = table.tensor[blockIdx.x];
   const std::int64_t begin = static_cast<std::int64_t>(table.chunk[blockIdx.x]) * kChunk;
   const std::int64_t rest = table.count[t] - begin;
@@ -87,7 +90,8 @@ void run(const Stream& stream, const SgdArgs& args) {
                              static_cast<C>(args.momentum),
                              static_cast<C>(1 - args.dampening),
                              args.weight_decay != 0,
-                             args.nesterov};
+                             args.nesterov,
+                             args.replayed};
   Table table{};
   int tensors = 0, blocks = 0;
   const auto flush = [&] {

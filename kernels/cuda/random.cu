@@ -10,6 +10,7 @@ namespace {
 
 struct Numbers {
   std::uint64_t key, stream;
+  const std::uint64_t* replayed;  // in the place of the two
   double a, b;
   std::uint64_t threshold;  // bernoulli
   std::int64_t low;         // integer
@@ -66,9 +67,11 @@ __global__ void __launch_bounds__(kThreads)
     random_kernel(T* out, std::int64_t count, bool packed, const Numbers numbers) {
   constexpr int kCount = kPerBlock<kKind, T>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const std::uint64_t key = numbers.replayed ? numbers.replayed[0] : numbers.key;
+  const std::uint64_t stream = numbers.replayed ? numbers.replayed[1] : numbers.stream;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i * kCount < count; i += step) {
     Pack<T, kCount> made;
-    make<kKind, T>(philox::block(static_cast<std::uint64_t>(i), numbers.stream, numbers.key), numbers, made.element);
+    make<kKind, T>(philox::block(static_cast<std::uint64_t>(i), stream, key), numbers, made.element);
     if (packed && (i + 1) * kCount <= count) {
       reinterpret_cast<Pack<T, kCount>*>(out)[i] = made;
       continue;
@@ -92,7 +95,7 @@ void run(const Stream& stream, const RandomArgs& args, const Numbers& numbers) {
 
 void Kernels::enqueue(const Stream& stream, const RandomArgs& args) {
   const DType dtype = args.out.view.dtype;
-  Numbers numbers{args.key, args.stream, args.a, args.b, 0, 0, 0};
+  Numbers numbers{args.key, args.stream, args.replayed, args.a, args.b, 0, 0, 0};
   switch (args.kind) {
     case RandomKind::uniform:
       check_floating(RandomArgs::kName, dtype, stream);

@@ -203,12 +203,14 @@ void hide(const AttentionProblem& p, const Lanes<C>& lanes, const Block<C>& x) {
 template <class C>
 void make_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t first,
                   std::int64_t count, C* factors, std::int64_t stride) {
-  const std::uint64_t threshold = philox::threshold(1 - p.dropout.p);
-  const C kept = static_cast<C>(1 / (1 - p.dropout.p));
+  const AttentionDropout& d = p.dropout;
+  const std::uint64_t key = d.replayed ? d.replayed[0] : d.key, stream = d.replayed ? d.replayed[1] : d.stream;
+  const std::uint64_t threshold = philox::threshold(1 - d.p);
+  const C kept = static_cast<C>(1 / (1 - d.p));
   const std::int64_t begin = ((b * p.heads + h) * p.queries + i) * p.keys + first;
   for (std::int64_t c = 0; c < count;) {
     const std::int64_t at = begin + c;
-    const philox::Block block = philox::block(static_cast<std::uint64_t>(at / 4), p.dropout.stream, p.dropout.key);
+    const philox::Block block = philox::block(static_cast<std::uint64_t>(at / 4), stream, key);
     for (std::int64_t w = at % 4; w < 4 && c < count; ++w, ++c)
       factors[c * stride] = block.words[w] < threshold ? kept : C(0);
   }

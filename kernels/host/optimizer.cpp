@@ -39,6 +39,8 @@ void for_elements(const Tensors& tensors, std::int64_t buffers, ViewOf&& view_of
   });
 }
 
+double rate_of(const SgdArgs& args) { return args.replayed ? *args.replayed : args.learning_rate; }
+
 // The settings are template arguments where a multiplication by zero would not do: infinity times zero is NaN, and an
 // uninitialised buffer must not be read at all.
 template <class T, bool kDecay>
@@ -46,7 +48,7 @@ void plain_step(const SgdArgs& args, const SgdTensor& t, std::int64_t begin, std
   using C = functors::Compute<T>;
   T* parameter = data<T>(t.parameter);
   const T* gradient = data<T>(t.gradient);
-  const C decay = static_cast<C>(args.weight_decay), rate = static_cast<C>(args.learning_rate);
+  const C decay = static_cast<C>(args.weight_decay), rate = static_cast<C>(rate_of(args));
   const C sign = args.maximize ? C(-1) : C(1);
   LOCKSTEP_INDEPENDENT
   for (std::int64_t i = begin; i < end; ++i) {
@@ -63,7 +65,7 @@ void momentum_step(const SgdArgs& args, const SgdTensor& t, std::int64_t begin, 
   T* parameter = data<T>(t.parameter);
   const T* gradient = data<T>(t.gradient);
   T* momentum = data<T>(t.momentum);
-  const C decay = static_cast<C>(args.weight_decay), rate = static_cast<C>(args.learning_rate);
+  const C decay = static_cast<C>(args.weight_decay), rate = static_cast<C>(rate_of(args));
   const C sign = args.maximize ? C(-1) : C(1);
   const C keep = static_cast<C>(args.momentum), take = static_cast<C>(1 - args.dampening);
   const bool nesterov = args.nesterov;
@@ -87,10 +89,21 @@ void sgd_tensor(const SgdArgs& args, const SgdTensor& t, std::int64_t begin, std
   return (decay ? momentum_step<T, true, false> : momentum_step<T, false, false>)(args, t, begin, end);
 }
 
+template <class C>
+[[gnu::noinline]] functors::AdamConstants<C> constants_of(const AdamArgs& args, const AdamTensor& t) {
+  functors::AdamConstants<C> constants = functors::adam_constants<C>(args, t.step);
+  if (t.replayed) {
+    constants.step_size = static_cast<C>(t.replayed[0]);
+    constants.root_correction = static_cast<C>(t.replayed[1]);
+    constants.keep = static_cast<C>(t.replayed[2]);
+  }
+  return constants;
+}
+
 template <class T, bool kFirst, bool kAmsgrad>
 void adam_loop(const AdamArgs& args, const AdamTensor& t, std::int64_t begin, std::int64_t end) {
   using C = functors::Compute<T>;
-  const functors::AdamConstants<C> constants = functors::adam_constants<C>(args, t.step);
+  const functors::AdamConstants<C> constants = constants_of<C>(args, t);
   T* parameter = data<T>(t.parameter);
   const T* gradient = data<T>(t.gradient);
   T* exp_avg = data<T>(t.exp_avg);

@@ -28,7 +28,9 @@ struct Words {
 };
 
 // The words of `blocks` blocks, or a few more.
-void make_words(std::uint64_t first, std::int64_t blocks, std::uint64_t stream, std::uint64_t key, Words& out) {
+void make_words(std::uint64_t first, std::int64_t blocks, const RandomArgs& args, Words& out) {
+  const std::uint64_t key = args.replayed ? args.replayed[0] : args.key;
+  const std::uint64_t stream = args.replayed ? args.replayed[1] : args.stream;
 #if defined(__AVX2__)
   // Four blocks at a time, one per 64-bit lane. Compilers do not find the multiplication of the lower halves; what
   // stands in the upper halves does not matter to it.
@@ -79,7 +81,7 @@ void for_each_block(const RandomArgs& a, Make&& make) {
   for (std::int64_t first = 0; first < count; first += kBatch * kPerBlock) {
     const std::int64_t elements = std::min(kBatch * kPerBlock, count - first);
     const std::int64_t blocks = (elements + kPerBlock - 1) / kPerBlock;
-    make_words(static_cast<std::uint64_t>(first / kPerBlock), blocks, a.stream, a.key, words);
+    make_words(static_cast<std::uint64_t>(first / kPerBlock), blocks, a, words);
     T* to = elements == blocks * kPerBlock ? y + first : rest;
     LOCKSTEP_INDEPENDENT
     for (std::int64_t b = 0; b < blocks; ++b) make(words, b, to + b * kPerBlock);

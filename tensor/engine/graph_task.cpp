@@ -5,6 +5,7 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/record/waiting.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
@@ -19,6 +20,13 @@ void hand_over_gradient(const Tensor& gradient, const Stream& receiver) {
   if (&made_on == &receiver) return;
   LOCKSTEP_EDGE(receiver.wait_for(made_on));
   LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
+}
+
+StreamBody& stream_of(const Node& node) {
+  const Capture* const capture = current_capture;
+  if (!capture || capture->device() != node.stream->device || capture->records(*node.stream)) [[likely]]
+    return *node.stream;
+  return current_stream(node.stream->device).body();
 }
 
 GraphTask*& GraphTask::current() {
@@ -114,7 +122,7 @@ void GraphTask::start() {
   std::vector<std::uint32_t> indices;
   for (std::uint32_t r = 0; r < roots_.size(); ++r) {
     State& state = states_[indices.emplace_back(index_of(roots_[r].edge.node.get()))];
-    LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, *state.node->stream));
+    LOCKSTEP_EDGE(hand_over_gradient(roots_[r].gradient, stream_of(*state.node)));
     if (workers_.size() > 1)
       state.contributions.push_back({roots_[r].edge.index, kRunsFirst - r, 0, 0, roots_[r].gradient});
     else
@@ -226,7 +234,7 @@ void GraphTask::execute(std::uint32_t index) {
   const std::span<Tensor> inputs = edge_count > 4 ? std::span<Tensor>(large) : std::span<Tensor>(small, edge_count);
 
   if (state.needed && !failed_.load(std::memory_order_relaxed)) {
-    LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *node.stream);
+    LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_of(node));
     if (!state.contributions.empty()) gather_contributions(state);
     const std::span<Tensor> outputs =
         state.gradients.empty() ? std::span<Tensor>(&state.gradient, 1) : std::span<Tensor>(state.gradients);
@@ -268,7 +276,7 @@ bool GraphTask::is_for_sink(const State& state) const {
 void GraphTask::give_to_sink(const State& state, Tensor matrix, SparseGradient rows) {
   Node* leaf = state.node->is_leaf() ? state.node : state.node->edges()[0].node.get();
   OwnedGradient gradient{Ref<LeafNode>(static_cast<LeafNode*>(leaf)),
-                         state.node->stream,
+                         &stream_of(*state.node),
                          state.owner != nullptr,
                          mode_.create_graph,
                          std::move(matrix),
@@ -292,14 +300,14 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
   State& to = states_[target];
   if (gradient.defined() && to.needed) {
     if (to.node->is_leaf()) gradient = static_cast<const LeafNode*>(to.node)->brought_home(gradient);
-    LOCKSTEP_EDGE(hand_over_gradient(gradient, *to.node->stream));
+    LOCKSTEP_EDGE(hand_over_gradient(gradient, stream_of(*to.node)));
   } else {
     gradient = Tensor();
   }
   const std::uint32_t output = from.node->edges()[edge].index;
   if (workers_.size() == 1) {  // in one thread the order is fixed anyway
     if (gradient.defined()) {
-      LOCKSTEP_EDGE_SCOPE(StreamScope, scope, *to.node->stream);
+      LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_of(*to.node));
       add(to, output, std::move(gradient));
     }
     arrived(target);

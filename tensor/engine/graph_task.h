@@ -151,5 +151,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
 
 // `gradient`, made on this thread's current stream, is for a node on `receiver`.
 void hand_over_gradient(const Tensor& gradient, const Stream& receiver);
+// Where a node's backward runs: on the stream of its forward, but in a capture, which takes work of its own streams
+// alone, on the current one if that is another: of leaves that were made before.
+StreamBody& stream_of(const Node& node);
 
 }  // namespace lockstep::detail

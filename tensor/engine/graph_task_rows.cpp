@@ -24,7 +24,7 @@ void GraphTask::pass_rows(const State& from, SparseGradient rows, std::uint64_t 
   if (states_[target].node->is_leaf())
     rows = static_cast<const LeafNode*>(states_[target].node)->brought_home(std::move(rows));
   for (const Tensor& part : {rows.indices, rows.values})
-    LOCKSTEP_EDGE(hand_over_gradient(part, *states_[target].node->stream));
+    LOCKSTEP_EDGE(hand_over_gradient(part, stream_of(*states_[target].node)));
   std::lock_guard lock(mutex_);
   states_[target].gets_rows = true;
   rows_.push_back({target, sequence, origin, std::move(rows)});

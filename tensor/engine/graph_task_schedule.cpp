@@ -123,8 +123,8 @@ void GraphTask::assign_workers() {
   for (const State& state : states_) {
     const Device device = state.node->stream->device;
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
-    if (std::find(streams_.begin(), streams_.end(), state.node->stream) == streams_.end())
-      streams_.push_back(state.node->stream);
+    StreamBody* const stream = &stream_of(*state.node);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
   }
   // One device: waking another thread would cost more than it brings.
   const auto accelerators_used = std::count_if(devices.begin(), devices.end(), [](Device d) { return !d.is_cpu(); });

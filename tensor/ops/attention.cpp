@@ -87,8 +87,8 @@ Tensor dropout_factors(const Tensor& q, const Tensor& k, const AttentionDropout&
   const NoGrad no_grad;
   Tensor factors = detail::fresh({q.size(0), q.size(1), q.size(2), k.size(2)}, q.dtype(), q.device());
   if (factors.count() > 0)
-    detail::launch(q.device(),
-                   RandomArgs{RandomKind::bernoulli, factors.out(), dropout.key, dropout.stream, 1 - dropout.p, 0});
+    detail::launch(q.device(), RandomArgs{RandomKind::bernoulli, factors.out(), dropout.key, dropout.stream,
+                                          1 - dropout.p, 0, dropout.replayed});
   return dropout.p < 1 ? factors * (1 / (1 - dropout.p)) : factors;
 }
 
@@ -206,8 +206,8 @@ Settings settings_of(const Tensor& q, const AttentionOptions& options) {
   Settings settings{
       options.scale.value_or(1 / std::sqrt(static_cast<double>(q.shape()[3]))), options.causal, options.variant, {}};
   if (options.dropout > 0) {
-    const detail::RandomState state = detail::next_random();
-    settings.dropout = {options.dropout, state.key, state.stream};
+    const detail::RandomState state = detail::next_random(q.device());
+    settings.dropout = {options.dropout, state.key, state.stream, state.replayed};
   }
   return settings;
 }

@@ -1,7 +1,9 @@
 #include "lockstep/tensor/ops/random.h"
 
+#include <cstring>
 #include <limits>
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -28,18 +30,85 @@ Tensor drawn(const char* op, RandomKind kind, const Shape& shape, const TensorOp
 
 }  // namespace
 
+namespace {
+
+// How far a capture has counted.
+class Draws final : public detail::Replayed {
+ public:
+  void captured() noexcept override {
+    ThreadContext& context = thread_context();
+    counted_ = continues(context) ? context.random_counter - begin_.random_counter : 0;
+    context.random_seed = begin_.random_seed;
+    context.random_stream = begin_.random_stream;
+    context.random_counter = begin_.random_counter;
+  }
+  void replayed() noexcept override { thread_context().random_counter += counted_; }
+
+  // Whether what is drawn next is drawn in another place by the next replay.
+  bool continues(const ThreadContext& context) const {
+    return context.random_seed == begin_.random_seed && context.random_stream == begin_.random_stream &&
+           context.random_counter >= begin_.random_counter;
+  }
+  // The number of the next one. A recomputation makes some again.
+  std::size_t next(ThreadContext& context) const {
+    return static_cast<std::size_t>(context.random_counter++ - begin_.random_counter);
+  }
+  std::vector<const std::uint64_t*> places;  // by number
+
+ private:
+  const ThreadContext begin_ = thread_context();
+  std::uint64_t counted_ = 0;
+};
+
+class Draw final : public detail::Replayed {
+ public:
+  explicit Draw(std::uint64_t number) : number_(number) {}
+  void write(std::byte* to) override {
+    const ThreadContext& context = thread_context();
+    const std::uint64_t words[] = {context.random_seed,
+                                   mix(mix(context.random_stream) + context.random_counter + number_)};
+    std::memcpy(to, words, sizeof words);
+  }
+
+ private:
+  const std::uint64_t number_;
+};
+
+// Null: as elsewhere.
+const std::uint64_t* place_of_draw(detail::Capture& capture) {
+  if (!capture.draws) {
+    auto made = std::make_unique<Draws>();
+    Draws* const draws = made.get();
+    (void)capture.add(std::move(made), 0);
+    capture.draws = draws;
+  }
+  auto& draws = static_cast<Draws&>(*capture.draws);
+  ThreadContext& context = thread_context();
+  if (!draws.continues(context)) return nullptr;
+  const std::size_t number = draws.next(context);
+  if (number >= draws.places.size()) draws.places.resize(number + 1);
+  const std::uint64_t*& place = draws.places[number];
+  if (!place)
+    place = static_cast<const std::uint64_t*>(capture.add(std::make_unique<Draw>(number), 2 * sizeof(std::uint64_t)));
+  return place;
+}
+
+}  // namespace
+
 namespace detail {
 
-RandomState next_random() {
+RandomState next_random(Device device) {
+  if (current_capture && current_capture->device() == device) [[unlikely]]
+    if (const std::uint64_t* const place = place_of_draw(*current_capture)) return {0, 0, place};
   ThreadContext& context = thread_context();
   // Within a stream no two counters meet: adding and mixing are bijections.
   return {context.random_seed, mix(mix(context.random_stream) + context.random_counter++)};
 }
 
 void draw(RandomKind kind, const Tensor& tensor, double a, double b) {
-  const RandomState state = next_random();
+  const RandomState state = next_random(tensor.device());
   if (tensor.count() == 0) return;
-  launch(tensor.device(), RandomArgs{kind, tensor.out(), state.key, state.stream, a, b});
+  launch(tensor.device(), RandomArgs{kind, tensor.out(), state.key, state.stream, a, b, state.replayed});
 }
 
 }  // namespace detail

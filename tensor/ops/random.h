@@ -31,9 +31,12 @@ LOCKSTEP_API Tensor randn_like(const Tensor& like);
 namespace detail {
 struct RandomState {
   std::uint64_t key, stream;
+  const std::uint64_t* replayed = nullptr;  // in a capture: device memory that has both, other ones at every replay
 };
-// What the next random operation of this thread draws from; counts it.
-LOCKSTEP_API RandomState next_random();
+// What the next random operation of this thread, on that device, draws from; counts it. In a capture of the device
+// nothing is counted in the end: each replay goes on from the numbers of the thread that replays, as if it had made the
+// calls.
+LOCKSTEP_API RandomState next_random(Device device = Device::cpu());
 // Overwrites a contiguous tensor.
 LOCKSTEP_API void draw(RandomKind kind, const Tensor& tensor, double a, double b = 0);
 }  // namespace detail

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "lockstep/kernels/optimizer_args.h"
+#include "lockstep/kernels/optimizer_functors.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
@@ -53,6 +55,24 @@ AdamW::AdamW(std::vector<Parameter> parameters, const AdamWOptions& options)
 AdamW::AdamW(const std::vector<AdamGroup>& groups, const AdamWOptions& defaults)
     : Adam("AdamW", true, groups, as_adam(defaults)) {}
 
+const double* Adam::replayed_steps(const Batch& batch) {
+  return replayed(
+      batch.indices.size() * functors::kAdamReplayed,
+      [group = batch.group, indices = batch.indices](const Optimizer& optimizer, double* to) {
+        const auto& adam = static_cast<const Adam&>(optimizer);
+        const AdamOptions& o = adam.options(group);
+        const AdamArgs args{{},    o.lr,           o.betas.first,   o.betas.second,
+                            o.eps, o.weight_decay, adam.decoupled_, o.maximize};
+        for (const std::size_t index : indices) {
+          functors::write_adam_constants(args, adam.state(index).steps + 1, to);
+          to += functors::kAdamReplayed;
+        }
+      },
+      [indices = batch.indices](Optimizer& optimizer) {
+        for (const std::size_t index : indices) ++static_cast<Adam&>(optimizer).state(index).steps;
+      });
+}
+
 void Adam::step() {
   NoGrad no_grad;
   struct Move {
@@ -69,9 +89,11 @@ void Adam::step() {
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
       const std::size_t index = batch.indices[i];
       State& moved = next.emplace_back(State{state(index).steps + 1, {}});
+      if (moved.steps == 1) check_not_first(index);
       for (const Slot which : {exp_avg, exp_avg_sq, max_exp_avg_sq}) {
         Tensor& tensor = moved.slots.emplace_back(slot(index, which));
         if (tensor.defined() || (which == max_exp_avg_sq && !o.amsgrad)) continue;
+        check_not_first(index);
         tensor = new_slot(index);
         // The first step writes them; only amsgrad can begin later.
         if (moved.steps > 1) detail::fill(tensor, 0);
@@ -79,6 +101,11 @@ void Adam::step() {
       args.tensors.push_back({parameters()[index].tensor().in_out(), batch.gradients[i].in(),
                               moved.slots[exp_avg].in_out(), moved.slots[exp_avg_sq].in_out(),
                               o.amsgrad ? moved.slots[max_exp_avg_sq].in_out() : InOut{}, moved.steps});
+    }
+    const double* values = replayed_steps(batch);
+    for (std::size_t i = 0; values && i < args.tensors.size(); ++i, values += functors::kAdamReplayed) {
+      args.tensors[i].replayed = values;
+      --next[i].steps;  // a replay counts it
     }
   }
   for (std::size_t b = 0; b < all.size(); ++b) {

@@ -66,6 +66,7 @@ class LOCKSTEP_API Adam : public GroupedOptimizer<AdamOptions, AdamGroup> {
   Adam(const char* name, bool decoupled, const std::vector<AdamGroup>& groups, const AdamOptions& defaults);
 
  private:
+  const double* replayed_steps(const Batch& batch);
   bool decoupled_;
 };
 

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/support.h"
@@ -63,6 +64,74 @@ class Entries {
 };
 
 }  // namespace
+
+Optimizer::~Optimizer() {
+  if (self_) *self_ = nullptr;
+}
+
+Optimizer::Optimizer(Optimizer&& other) noexcept
+    : name_(other.name_),
+      layout_(std::move(other.layout_)),
+      groups_(other.groups_),
+      parameters_(std::move(other.parameters_)),
+      group_of_(std::move(other.group_of_)),
+      states_(std::move(other.states_)),
+      self_(std::move(other.self_)) {
+  if (self_) *self_ = this;
+}
+
+Optimizer& Optimizer::operator=(Optimizer&& other) noexcept {
+  if (this == &other) return *this;
+  if (self_) *self_ = nullptr;
+  name_ = other.name_;
+  layout_ = std::move(other.layout_);
+  groups_ = other.groups_;
+  parameters_ = std::move(other.parameters_);
+  group_of_ = std::move(other.group_of_);
+  states_ = std::move(other.states_);
+  self_ = std::move(other.self_);
+  if (self_) *self_ = this;
+  return *this;
+}
+
+// ---- graphs
+
+namespace {
+class OptimizerValues final : public detail::Replayed {
+ public:
+  using Write = std::function<void(const Optimizer&, double*)>;
+  using Counted = std::function<void(Optimizer&)>;
+  OptimizerValues(std::shared_ptr<Optimizer*> optimizer, Write write, Counted counted)
+      : optimizer_(std::move(optimizer)), write_(std::move(write)), counted_(std::move(counted)) {}
+  void write(std::byte* to) override {
+    if (!*optimizer_) throw Error("[replay] expected the optimizer whose step is in the graph, but it is gone");
+    write_(**optimizer_, reinterpret_cast<double*>(to));
+  }
+  void replayed() noexcept override {
+    if (counted_) counted_(**optimizer_);
+  }
+
+ private:
+  const std::shared_ptr<Optimizer*> optimizer_;
+  const Write write_;
+  const Counted counted_;
+};
+}  // namespace
+
+const double* Optimizer::replayed(std::size_t count, std::function<void(const Optimizer&, double*)> write,
+                                  std::function<void(Optimizer&)> counted) {
+  detail::Capture* const capture = detail::current_capture;
+  if (!capture) [[likely]]
+    return nullptr;
+  if (!self_) self_ = std::make_shared<Optimizer*>(this);
+  return static_cast<const double*>(capture->add(
+      std::make_unique<OptimizerValues>(self_, std::move(write), std::move(counted)), count * sizeof(double)));
+}
+
+void Optimizer::check_not_first(std::size_t index) const {
+  LOCKSTEP_CHECK(!detail::current_capture, "[", name_, "] expected in a capture a parameter that has made a step, got ",
+                 parameters_[index].body()->describe(), " at its first one; call step() once before");
+}
 
 void Optimizer::append_group(const std::vector<Parameter>& parameters) {
   LOCKSTEP_CHECK(!parameters.empty(), "[", name_, "] expected at least one parameter, got an empty list");

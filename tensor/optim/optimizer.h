@@ -1,6 +1,8 @@
 // What optimizers have in common: parameters in groups, a learning rate per group, state that can be saved.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -11,14 +13,16 @@ namespace lockstep {
 // Like the tensors it works on, an optimizer is used by one thread at a time.
 class LOCKSTEP_API Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
-  Optimizer(Optimizer&&) = default;
-  Optimizer& operator=(Optimizer&&) = default;
+  Optimizer(Optimizer&& other) noexcept;
+  Optimizer& operator=(Optimizer&& other) noexcept;
 
   // Moves every parameter that has a gradient by it; the others stay. Computes on the current streams of the
-  // parameters' devices, without blocking the host and outside any graph.
+  // parameters' devices, without blocking the host and outside any graph of autograd. In a capture
+  // (runtime/graph/graph.h) it is recorded, and each replay counts as a step, with the learning rate there is by then.
+  // Other options stay as they were, and what a first step makes must be there: InvalidArgument otherwise.
   virtual void step() = 0;
   // Leaves every grad undefined.
   void zero_grad();
@@ -93,6 +97,13 @@ class LOCKSTEP_API Optimizer {
   State& state(std::size_t index) { return states_[index]; }
   const State& state(std::size_t index) const { return states_[index]; }
 
+  // In a capture: memory of the device with `count` numbers, which `write` fills before each replay by what the options
+  // and states are then; `counted` comes after it. Null, and nothing is kept, elsewhere.
+  const double* replayed(std::size_t count, std::function<void(const Optimizer&, double*)> write,
+                         std::function<void(Optimizer&)> counted = {});
+  // Throws InvalidArgument in a capture: what step() has to remember of the parameter is not there.
+  void check_not_first(std::size_t index) const;
+
   virtual std::vector<OptionValue> option_values(std::size_t group) const = 0;
   // Sets the options of all groups, each in the order of option_values. Throws before anything is changed.
   virtual void take_option_values(const std::vector<std::vector<double>>& groups) = 0;
@@ -114,6 +125,7 @@ class LOCKSTEP_API Optimizer {
   std::vector<Parameter> parameters_;
   std::vector<std::size_t> group_of_;  // by parameter
   std::vector<State> states_;          // by parameter
+  std::shared_ptr<Optimizer*> self_;   // where it is, for graphs; null without
 };
 
 // An optimizer whose groups have `Options`. A `Group` names parameters and those options in which it differs from the

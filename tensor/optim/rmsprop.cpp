@@ -34,7 +34,7 @@ struct Operands {
   Tensor root, quotient;     // scratch
 };
 
-void move(const RMSpropOptions& o, const Operands& t) {
+void move(const RMSpropOptions& o, const double* replayed_lr, const Operands& t) {
   Tensor g = t.gradient;
   if (o.maximize) write(UnaryOp::neg, g, t.quotient), g = t.quotient;
   if (o.weight_decay != 0) write(BinaryOp::add, g, t.parameter, t.quotient, o.weight_decay), g = t.quotient;
@@ -51,7 +51,7 @@ void move(const RMSpropOptions& o, const Operands& t) {
   write(UnaryOp::add_scalar, t.root, t.root, o.eps);
   write(BinaryOp::div, g, t.root, t.quotient);
   // The rest is a step of SGD by the quotient.
-  SgdArgs last{{}, o.lr, o.momentum, 0, 0, false, false};
+  SgdArgs last{{}, o.lr, o.momentum, 0, 0, false, false, replayed_lr};
   last.tensors.push_back({t.parameter.in_out(), t.quotient.in(), t.slots[momentum_buffer].in_out(), false});
   detail::launch(t.parameter.device(), last);
 }
@@ -102,9 +102,11 @@ void RMSprop::step() {
     for (const std::size_t index : batch.indices) {
       largest = std::max(largest, parameters()[index].tensor().count());
       State& moved = next.emplace_back(State{state(index).steps + 1, {}});
+      if (moved.steps == 1) check_not_first(index);
       for (std::size_t which = 0; which < slot_count; ++which) {
         Tensor& tensor = moved.slots.emplace_back(slot(index, which));
         if (tensor.defined() || !uses(o, which)) continue;
+        check_not_first(index);
         tensor = new_slot(index);
         detail::fill(tensor, 0);
       }
@@ -116,7 +118,13 @@ void RMSprop::step() {
   for (std::size_t b = 0; b < all.size(); ++b) {
     const Batch& batch = all[b];
     const RMSpropOptions& o = options(batch.group);
+    const double* const lr = replayed(
+        1, [group = batch.group](const Optimizer& optimizer, double* to) { *to = optimizer.lr(group); },
+        [indices = batch.indices](Optimizer& optimizer) {
+          for (const std::size_t index : indices) ++static_cast<RMSprop&>(optimizer).state(index).steps;
+        });
     for (std::size_t i = 0; i < batch.indices.size(); ++i) {
+      if (lr) --moves[b].next[i].steps;  // a replay counts it
       const Tensor parameter = parameters()[batch.indices[i]].tensor();
       State& next = moves[b].next[i];
       auto flat = moves[b].scratch.begin();
@@ -133,7 +141,7 @@ void RMSprop::step() {
       Operands t{widen(parameter), widen(batch.gradients[i]), {}, take(), take()};
       for (std::size_t which = 0; which < slot_count; ++which)
         if (uses(o, which)) t.slots[which] = widen(next.slots[which]);
-      move(o, t);
+      move(o, lr, t);
       put_back(parameter, t.parameter);
       for (std::size_t which = 0; which < slot_count; ++which)
         if (uses(o, which)) put_back(next.slots[which], t.slots[which]);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
@@ -60,15 +61,21 @@ void SGD::step() {
       const std::size_t index = batch.indices[i];
       Tensor momentum = o.momentum > 0 ? slot(index, 0) : Tensor();
       const bool first_step = !momentum.defined();
-      if (o.momentum > 0 && first_step) momentum = new_slot(index);
+      if (o.momentum > 0 && first_step) {
+        check_not_first(index);
+        momentum = new_slot(index);
+      }
       args.tensors.push_back(
           {parameters()[index].tensor().in_out(), batch.gradients[i].in(), momentum.in_out(), first_step});
       momenta.push_back(std::move(momentum));
     }
+    args.replayed =
+        replayed(1, [group = batch.group](const Optimizer& optimizer, double* to) { *to = optimizer.lr(group); });
   }
   std::vector<SparseGradient> moved_rows;
   for (const std::size_t index : sparse) {
     const SgdOptions& o = options(group_of(index));
+    if (detail::current_capture) detail::current_capture->refuse("SGD", "a step by a sparse gradient");
     SparseGradient rows = detail::sum_rows(parameters()[index].sparse_grad());
     rows.values = rows.values * (o.maximize ? o.lr : -o.lr);
     moved_rows.push_back(std::move(rows));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -32,6 +33,7 @@ SparseAdam::SparseAdam(const std::vector<SparseAdamGroup>& groups, const SparseA
 
 void SparseAdam::step() {
   NoGrad no_grad;
+  if (detail::current_capture) detail::current_capture->refuse("SparseAdam", "a step by sparse gradients");
   if (const std::vector<Batch> dense = batches(true); !dense.empty())
     throw InvalidArgument(cat("[SparseAdam] expected sparse gradients, got a dense one of ",
                               parameters()[dense[0].indices[0]].body()->describe(), "; use Adam for it"));

@@ -64,6 +64,23 @@ class Mirror {
   MemoryBlock* block_;
 };
 
+// Elements that the host and the device read in one place: what a graph's kernels read anew at each replay.
+template <class T>
+class OnBothSides {
+ public:
+  explicit OnBothSides(std::initializer_list<T> values)
+      : elements_(static_cast<T*>(backend(*parity_device()).allocate_pinned(values.size() * sizeof(T)))) {
+    std::copy(values.begin(), values.end(), elements_);
+  }
+  OnBothSides(const OnBothSides&) = delete;
+  OnBothSides& operator=(const OnBothSides&) = delete;
+  ~OnBothSides() { backend(*parity_device()).free_pinned(elements_); }
+  const T* data() const { return elements_; }
+
+ private:
+  T* elements_;
+};
+
 // Runs the kernel on both; empty when all tensors agree afterwards. `tolerance` counts epsilons, relative to the larger
 // of the number and `scale`.
 template <class Args>

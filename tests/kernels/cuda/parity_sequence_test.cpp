@@ -17,6 +17,7 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
       {{2, 2, 9, 3}, 7, 5, Layout::broadcast},  {{2, 1, 3, 4}, 0, 5, Layout::contiguous},
       {{2, 1, 0, 4}, 3, 5, Layout::contiguous}};
   enum class Mask { none, allowed, added };
+  const OnBothSides<std::uint64_t> replayed{7, 8};
   for (const Problem& p : problems)
     for (const DType dtype : kFloatingDTypes)
       for (const Mask kind : {Mask::none, Mask::allowed, Mask::added})
@@ -40,7 +41,7 @@ TEST_CASE("CUDA parity: attention", "[cuda][parity]") {
                                .lse = lse.out(),
                                .scale = 0.3,
                                .causal = causal,
-                               .dropout = {dropout, 5, 6}};
+                               .dropout = {dropout, 5, 6, causal ? replayed.data() : nullptr}};
             if (kind != Mask::none) args.mask = mask.in();
             const std::string what = cat(dtype, " ", p.q, " keys ", p.keys, " mask ", static_cast<int>(kind),
                                          causal ? " causal" : "", " dropout ", dropout);

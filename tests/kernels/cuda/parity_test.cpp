@@ -152,6 +152,59 @@ TEST_CASE("CUDA parity: random numbers", "[cuda][parity]") {
       }
 }
 
+TEST_CASE("CUDA parity: what a replay has anew is read in memory", "[cuda][parity]") {
+  NEEDS_CUDA
+  const OnBothSides<std::uint64_t> numbers{0x123456789abcdefu, 77};
+  const OnBothSides<double> rate{0.3}, constants{0.2, 0.7, 0.99};
+  for (const DType dtype : kFloatingDTypes) {
+    // The same as with these as arguments: neither the host's kernel nor the device's looks at the others.
+    TestTensor x(dtype, {1026}), same(dtype, {1026});
+    const RandomArgs direct{.kind = RandomKind::uniform,
+                            .out = same.out(),
+                            .key = numbers.data()[0],
+                            .stream = numbers.data()[1],
+                            .a = 0,
+                            .b = 1};
+    RandomArgs replayed = direct;
+    replayed.out = x.out();
+    replayed.key = replayed.stream = 1;
+    replayed.replayed = numbers.data();
+    check_parity(compare_with_host(replayed, {&x}), cat("random ", dtype));
+    check_parity(compare_with_host(direct, {&same}), cat("random ", dtype));
+    CHECK(x.values() == same.values());
+
+    TestTensor p(dtype, {5000}), g(dtype, {5000}), m(dtype, {5000}), v(dtype, {5000});
+    const auto refill = [&] {
+      int seed = 1;
+      for (TestTensor* t : {&p, &g, &m, &v}) t->fill_random(static_cast<std::uint64_t>(seed++), 0.25, 2);
+    };
+    refill();
+    SgdArgs sgd{{{p.inout(), g.in(), m.inout(), false}}, 0.3, 0.9, 0.1, 0.01, false, false};
+    check_parity(compare_with_host(sgd, {&p, &g, &m}), cat("sgd ", dtype));
+    const std::vector<double> by_argument = p.values();
+    refill();
+    sgd.learning_rate = 17;
+    sgd.replayed = rate.data();
+    check_parity(compare_with_host(sgd, {&p, &g, &m}), cat("sgd ", dtype));
+    CHECK(p.values() == by_argument);
+
+    refill();
+    AdamArgs adam{{{p.inout(), g.in(), m.inout(), v.inout(), {}, 9}}, 0.1, 0.9, 0.99, 1e-8, 0.1, true, false};
+    check_parity(compare_with_host(adam, {&p, &g, &m, &v}, 4), cat("adam ", dtype));
+    const std::vector<double> before = p.values();
+    refill();
+    adam.tensors[0].replayed = constants.data();
+    check_parity(compare_with_host(adam, {&p, &g, &m, &v}, 4), cat("adam ", dtype));
+    CHECK(p.values() != before);
+    const std::vector<double> by_memory = p.values();
+    refill();
+    adam.tensors[0].step = 2;  // another step and rate, to which nobody looks
+    adam.learning_rate = 3;
+    check_parity(compare_with_host(adam, {&p, &g, &m, &v}, 4), cat("adam ", dtype));
+    CHECK(p.values() == by_memory);
+  }
+}
+
 TEST_CASE("CUDA parity: sgd", "[cuda][parity]") {
   NEEDS_CUDA
   for (const DType dtype : kFloatingDTypes)
