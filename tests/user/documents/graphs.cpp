@@ -1,0 +1,4 @@
+void run() {
+  const Device device = accelerators()[0];
+  // the block
+}
