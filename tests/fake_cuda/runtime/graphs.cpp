@@ -342,6 +342,8 @@ TEST_CASE("other threads go on while one captures") {
     empty_cache(kDevice);
     const Owned plain(allocate(default_stream(kDevice), 512));
     fill(*plain, 9, default_stream(kDevice));
+    void* raw = nullptr;  // of another library
+    right = right && cudaMalloc(&raw, 64) == cudaSuccess && cudaFree(raw) == cudaSuccess;
     right = right && first_byte(*plain, default_stream(kDevice)) == 9 && mine.query();
     good = right;
   };
@@ -404,6 +406,7 @@ TEST_CASE("replays come after what the work was recorded behind, and after each 
     stream.wait(event);  // from outside
     stream.enqueue([&] { order.push_back(static_cast<int>(order.size())); });
   });
+  CHECK_FALSE(stream.query());  // it has been told to wait
   graph.replay(other);
   graph.replay(stream);
   graph.replay(other);
@@ -434,7 +437,7 @@ TEST_CASE("two replays on two streams do not run at the same time") {
 TEST_CASE("streams that wait for the captured one belong to the graph, with memory of their own") {
   const Stream stream(kDevice), fork(kDevice);
   const Owned a(allocate(stream, 512)), b(allocate(stream, 512));
-  void *here = nullptr, *there = nullptr;
+  void *here = nullptr, *there = nullptr, *used = nullptr;
   Graph graph = capture(stream, [&] {
     fill(*a, 1, stream);
     fork.wait_for(stream);
@@ -448,9 +451,20 @@ TEST_CASE("streams that wait for the captured one belong to the graph, with memo
       here = made->data;
       fill(*made, 1, stream);
     }
+    {
+      const Owned shared(allocate(stream, 6000));
+      used = shared->data;
+      fork.wait_for(stream);
+      fill(*shared, 1, fork);
+      record_use(shared.get(), fork);
+    }
+    const Owned next(allocate(stream, 6000));  // the fork may be at work on the one before
+    CHECK(next->data != used);
     fill(*b, 2, fork);  // nobody waits for it inside
   });
   CHECK(here != there);
+  const Owned again(allocate(fork, 3000)), and_again(allocate(stream, 3000));
+  CHECK((again->data != there && and_again->data != here));
   fill(*b, 0, stream);
   synchronize(stream);
   graph.replay(stream);

@@ -1,5 +1,6 @@
 // Graphs of tensors: a replayed step of training gives the bits of an eager one, and inference those of a call.
 #include <functional>
+#include <future>
 #include <memory>
 #include <vector>
 
@@ -157,6 +158,26 @@ TEST_CASE("a mask of dropout is another one at each replay, and depends on the s
     manual_seed(5);
   }
   CHECK(first.to_vector<float>() != third.to_vector<float>());
+}
+
+TEST_CASE("replays that wait for each other have their own numbers") {
+  const Stream stream(device());
+  const StreamScope scope(stream);
+  const Tensor x = ones({64}, {.device = device()});
+  manual_seed(5);
+  const Tensor expected = dropout(x, 0.5) + 2 * dropout(x, 0.5);
+  Tensor y = zeros({64}, {.device = device()}), factor = ones({}, {.device = device()});
+  Graph graph = capture(stream, [&] {
+    y.add_(factor * dropout(x, 0.5));
+    factor.add_(1);
+  });
+  manual_seed(5);
+  std::promise<void> gate;
+  stream.enqueue([opened = gate.get_future().share()] { opened.wait(); });
+  graph.replay();
+  graph.replay();
+  gate.set_value();
+  CHECK(y.to_vector<float>() == expected.to_vector<float>());
 }
 
 TEST_CASE("numbers for other devices are drawn once, and the thread's are left as they were") {
