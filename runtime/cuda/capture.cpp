@@ -2,7 +2,9 @@
 #include "lockstep/runtime/stream/capture.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -237,8 +239,11 @@ void* Recording::add(std::unique_ptr<Replayed> value, std::size_t bytes) {
 
 RecordedWork::~RecordedWork() {
   try {
-    if (last.recorded()) wait(last, Deadline::after(kDefaultTimeout));  // on CUDA alone
-  } catch (...) {  // the device is lost, or its work has failed, which others are told
+    // Not by a wait, which would take an error from who is to be told of it.
+    const Deadline deadline = Deadline::after(kDefaultTimeout);
+    while (last.progress() == Event::Progress::pending && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  } catch (...) {  // the device is lost
   }
   backend.destroy_graph(handle);
   for (const auto& each : pinned_) backend.free_pinned(each->memory);

@@ -503,6 +503,11 @@ TEST_CASE("a task of a graph that fails is told to who waits, and the next repla
   graph.replay(stream);
   CHECK_THROWS_WITH(synchronize(stream), "of the task");
   CHECK(ran == 0);
+  {
+    Graph going = capture(stream, [&] { stream.enqueue([] { throw InvalidArgument("of a graph that goes"); }); });
+    going.replay(stream);
+  }
+  CHECK_THROWS_WITH(synchronize(stream), "of a graph that goes");
   fails = false;
   graph.replay(stream);
   synchronize(stream);
