@@ -5,7 +5,6 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/record/waiting.h"
-#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
@@ -20,13 +19,6 @@ void hand_over_gradient(const Tensor& gradient, const Stream& receiver) {
   if (&made_on == &receiver) return;
   LOCKSTEP_EDGE(receiver.wait_for(made_on));
   LOCKSTEP_EDGE(gradient.storage()->record_use(receiver));
-}
-
-StreamBody& stream_of(const Node& node) {
-  const Capture* const capture = current_capture;
-  if (!capture || capture->device() != node.stream->device || capture->records(*node.stream)) [[likely]]
-    return *node.stream;
-  return current_stream(node.stream->device).body();
 }
 
 GraphTask*& GraphTask::current() {

@@ -2,9 +2,17 @@
 #include <algorithm>
 #include <bit>
 
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/engine/graph_task.h"
 
 namespace lockstep::detail {
+
+StreamBody& stream_of(const Node& node) {
+  const Capture* const capture = current_capture;
+  if (!capture || capture->device() != node.stream->device || capture->records(*node.stream)) [[likely]]
+    return *node.stream;
+  return current_stream(node.stream->device).body();
+}
 
 namespace {
 // What the calling thread runs itself: nodes on plain memory, and those of the device whose thread is calling.
