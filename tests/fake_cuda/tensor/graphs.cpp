@@ -165,7 +165,8 @@ TEST_CASE("replays that wait for each other have their own numbers") {
   const StreamScope scope(stream);
   const Tensor x = ones({64}, {.device = device()});
   manual_seed(5);
-  const Tensor expected = dropout(x, 0.5) + 2 * dropout(x, 0.5);
+  const Tensor first = dropout(x, 0.5), second = dropout(x, 0.5);
+  const Tensor expected = first + 2 * second;
   Tensor y = zeros({64}, {.device = device()}), factor = ones({}, {.device = device()});
   Graph graph = capture(stream, [&] {
     y.add_(factor * dropout(x, 0.5));
