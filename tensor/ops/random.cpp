@@ -28,10 +28,6 @@ Tensor drawn(const char* op, RandomKind kind, const Shape& shape, const TensorOp
   return tensor;
 }
 
-}  // namespace
-
-namespace {
-
 // How far a capture has counted.
 class Draws final : public detail::Replayed {
  public:
@@ -49,11 +45,7 @@ class Draws final : public detail::Replayed {
     return context.random_seed == begin_.random_seed && context.random_stream == begin_.random_stream &&
            context.random_counter >= begin_.random_counter;
   }
-  // The number of the next one. A recomputation makes some again.
-  std::size_t next(ThreadContext& context) const {
-    return static_cast<std::size_t>(context.random_counter++ - begin_.random_counter);
-  }
-  std::vector<const std::uint64_t*> places;  // by number
+  std::uint64_t begin() const { return begin_.random_counter; }
 
  private:
   const ThreadContext begin_ = thread_context();
@@ -85,12 +77,8 @@ const std::uint64_t* place_of_draw(detail::Capture& capture) {
   auto& draws = static_cast<Draws&>(*capture.draws);
   ThreadContext& context = thread_context();
   if (!draws.continues(context)) return nullptr;
-  const std::size_t number = draws.next(context);
-  if (number >= draws.places.size()) draws.places.resize(number + 1);
-  const std::uint64_t*& place = draws.places[number];
-  if (!place)
-    place = static_cast<const std::uint64_t*>(capture.add(std::make_unique<Draw>(number), 2 * sizeof(std::uint64_t)));
-  return place;
+  const std::uint64_t number = context.random_counter++ - draws.begin();
+  return static_cast<const std::uint64_t*>(capture.add(std::make_unique<Draw>(number), 2 * sizeof(std::uint64_t)));
 }
 
 }  // namespace

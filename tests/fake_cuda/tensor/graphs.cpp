@@ -199,6 +199,25 @@ TEST_CASE("numbers for other devices are drawn once, and the thread's are left a
   CHECK(drawn == rand({3}).to_vector<float>());
 }
 
+TEST_CASE("a backward is captured on its stream, wherever its leaves were made") {
+  Linear net(4, 2);
+  net.to(device());
+  const Tensor x = ones({3, 4}, {.device = device()});
+  net(x).sum().backward();
+  const std::vector<float> expected = net.parameters()[0].grad().to_vector<float>();
+  const Stream stream(device());
+  stream.wait_for(default_stream(device()));
+  const StreamScope scope(stream);
+  Graph graph = capture(stream, [&] {
+    for (const Parameter& parameter : net.parameters()) parameter.zero_grad();
+    net(x).sum().backward();
+  });
+  graph.replay();
+  CHECK(net.parameters()[0].grad().to_vector<float>() == expected);
+  CHECK(broken_rules() == "");
+  synchronize(device());
+}
+
 TEST_CASE("inference of a small model is one graph, with the bits of a call") {
   manual_seed(1);
   const Stream stream(device());
