@@ -157,23 +157,29 @@ TEST_CASE("answers have memory of their own: neither inputs, parameters nor neig
   CHECK(values(pool.submit(x).get()[1]) == Doubles{1, 2});
 }
 
-TEST_CASE("inputs may be on devices, and answers too") {
+TEST_CASE("inputs may be on devices, and answers too: what writes and reads them there comes in order") {
   const auto devices = first_devices(2);
   ReplicaPool pool(Mlp{}, {.devices = devices, .output_device = devices.back()});
   const Mlp net;
   const NoGrad no_grad;
   std::vector<Answer<Tensor>> answers;
-  std::vector<Tensor> expected;
-  for (int i = 0; i < 12; ++i) {
+  std::vector<Tensor> expected, twice;
+  const auto input = [&](int i) {
     const Tensor x = noise({2, 3}, static_cast<std::uint64_t>(i));
-    expected.push_back(net(x));
-    answers.push_back(pool.submit(i % 3 == 2 ? x : x.to(devices[static_cast<std::size_t>(i % 2)])));
+    expected.push_back(net(x) * 2.0);
+    // Computed on the submitter's stream, and perhaps not yet.
+    return i % 3 == 2 ? x : x.to(devices[static_cast<std::size_t>(i % 2)]) * 1.0;
+  };
+  for (int i = 0; i < 12; ++i) answers.push_back(pool.submit(input(i)));
+  for (auto& answer : answers) {
+    const Tensor y = answer.get();
+    CHECK(y.device() == devices.back());
+    twice.push_back(y * 2.0);
   }
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    const Tensor answer = answers[i].get();
-    CHECK(answer.device() == devices.back());
-    CHECK(largest_difference(answer * 2.0, expected[i].to(devices.back()) * 2.0) < 1e-12);
-  }
+  // An answer that is let go is still read: the next one must not be written into its memory before.
+  for (int i = 12; i < 40; ++i) twice.push_back(pool.submit(input(i)).get() * 2.0);
+  for (std::size_t i = 0; i < twice.size(); ++i)
+    CHECK(largest_difference(twice[i].to(Device::cpu()), expected[i]) < 1e-12);
 }
 
 TEST_CASE("an answer without the samples of its inputs is an error that names both") {
