@@ -136,6 +136,15 @@ TEST_CASE("what nobody can join is computed alone, whatever its sizes: values, p
   for (std::size_t i = 0; i < answers.size(); ++i)
     CHECK(values(answers[i].get()) == Doubles{10 + 6 + static_cast<double>(i) + 100});
   CHECK(net.control->entered == 3);
+
+  struct Squares : Module<Squares> {
+    Tensor forward(double x) const { return tensor({x * x}, {1}); }
+  };
+  ReplicaPool numbers(Squares(), {.devices = first_devices(1), .max_batch_samples = 2, .max_delay = 50us});
+  std::vector<Answer<Tensor>> squares;
+  for (int i = 0; i < 8; ++i) squares.push_back(numbers.submit(3.0));
+  for (auto& answer : squares) CHECK(values(answer.get()) == Doubles{9});
+  CHECK(numbers.stats().split == 0);  // without tensors nothing is divided
 }
 
 TEST_CASE("answers have memory of their own: neither inputs, parameters nor neighbours see what is written into them") {
@@ -180,6 +189,43 @@ TEST_CASE("inputs may be on devices, and answers too: what writes and reads them
   for (int i = 12; i < 40; ++i) twice.push_back(pool.submit(input(i)).get() * 2.0);
   for (std::size_t i = 0; i < twice.size(); ++i)
     CHECK(largest_difference(twice[i].to(Device::cpu()), expected[i]) < 1e-12);
+}
+
+TEST_CASE(
+    "each replica computes on a stream of its own, which is done before a request that failed lets its inputs go") {
+  struct Streams : Module<Streams> {
+    std::shared_ptr<Control> control = std::make_shared<Control>();
+    std::shared_ptr<std::vector<Stream>> seen = std::make_shared<std::vector<Stream>>();
+    Parameter weight{tensor({2}, {1}), false};
+    Tensor forward(const Tensor& x) const {
+      {
+        const std::lock_guard lock(control->mutex);
+        seen->push_back(current_stream(x.device()));
+      }
+      control->enter(x);
+      Tensor y = x;
+      for (int i = 0; i < 20; ++i) y = x * weight.on(x.device());
+      if (x.size(1) == 3) throw std::runtime_error("on the way");
+      return y;
+    }
+    void members(Members& m) override { m("weight", weight); }
+  } net;
+  const Device device = device_at(0);
+  ReplicaPool pool(net, {.devices = {device, device}, .max_batch_samples = 1});
+  net.control->hold();
+  auto a = pool.submit(row(1)), b = pool.submit(row(2));
+  net.control->await_held(2);
+  net.control->hold(false);
+  CHECK(values(a.get()) == Doubles{2, 4});
+  CHECK(values(b.get()) == Doubles{4, 6});
+  REQUIRE(net.seen->size() == 2);
+  CHECK_FALSE(net.seen->at(0) == net.seen->at(1));
+  for (const Stream& stream : *net.seen) CHECK_FALSE(stream == default_stream(device));
+  for (int i = 0; i < 10; ++i) {
+    auto bad = pool.submit(full({1, 3}, i, {.dtype = DType::f64, .device = device}));
+    CHECK_THROWS_AS(bad.get(), std::runtime_error);
+    full({1, 3}, -1, {.dtype = DType::f64, .device = device});  // perhaps where the inputs were
+  }
 }
 
 TEST_CASE("an answer without the samples of its inputs is an error that names both") {
