@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// Throws when nobody waits any more for what the calling thread computes: Cancelled, in a replica of a ReplicaPool all of
-// whose requests have ended. Else does nothing. Each call of a module asks; for loops of one's own inside of one.
+// Throws when nobody waits any more for what the calling thread computes: Cancelled, in a replica of a ReplicaPool all
+// of whose requests have ended. Else does nothing. Each call of a module asks; for loops of one's own inside of one.
 LOCKSTEP_API void check_interrupt();
 
 namespace detail {
