@@ -22,7 +22,19 @@ LOCKSTEP_API void await_answer(const ServingRequest* request);
 LOCKSTEP_API void receive(const Tensor& tensor);
 }  // namespace detail
 
-// A handle, to be moved. Dropping it ends nothing: the request is computed. Its pool may go away before it.
+// Cancels a request, from any thread.
+class LOCKSTEP_API Canceller {
+ public:
+  Canceller() = default;
+  explicit Canceller(std::weak_ptr<detail::ServingRequest> request) : request_(std::move(request)) {}
+  bool operator()() const;  // as Answer::cancel
+
+ private:
+  std::weak_ptr<detail::ServingRequest> request_;
+};
+
+// A handle, to be moved; it belongs to one thread at a time. Dropping it ends nothing: the request is computed. Its
+// pool may go away before it.
 template <class R>
 class Answer {
  public:
@@ -41,8 +53,8 @@ class Answer {
   // cpu are usable on the caller's current streams. Throws what computing it threw; TimeoutError at the deadline;
   // Cancelled; Refused when it was dropped; DeviceError when no replica was left; Error for a handle of no request.
   R get() {
-    detail::await_answer(state_.get());
     const auto state = std::exchange(state_, nullptr);
+    detail::await_answer(state.get());
     R value = std::move(*state->value);
     for_each_tensor(value, [](const Tensor& tensor) { detail::receive(tensor); });
     return value;
@@ -50,6 +62,8 @@ class Answer {
   // Ends the request in Cancelled, whether it waits or is computed: a network stops before its next module when nobody
   // waits for its batch any more. False when it has ended already.
   bool cancel() const { return state_ && detail::cancel_request(*state_); }
+  // For another thread than the one that waits in get().
+  Canceller canceller() const { return Canceller(state_); }
 
  private:
   std::shared_ptr<detail::AnswerState<R>> state_;

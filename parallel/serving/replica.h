@@ -14,7 +14,8 @@ struct ServingPool::Replica {
 
   const int index;
   ReplicaStats stats;
-  Requests running;  // what it computes: changed by its own thread alone, which reads it without the mutex
+  // What it computes, null where it has given up: changed by its own thread alone, which reads it without the mutex.
+  Requests running;
   // Its thread's; kept for their memory.
   Requests done;
   std::vector<End> ends;

@@ -8,12 +8,22 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/log.h"
 
-namespace lockstep::detail {
+namespace lockstep {
+namespace detail {
 
 bool cancel_request(ServingRequest& request) {
   const auto pool = request.pool.lock();
   return pool && pool->cancel(request);
 }
+
+}  // namespace detail
+
+bool Canceller::operator()() const {
+  const auto request = request_.lock();
+  return request && detail::cancel_request(*request);
+}
+
+namespace detail {
 
 void await_answer(const ServingRequest* request) {
   if (!request) throw Error("[Answer] expected the answer to a request, got one that was fetched or never asked for");
@@ -86,22 +96,34 @@ const Stream& ServingStreams::next(int replica) {
   return place.stream;
 }
 
-ServingContext::ServingContext(const Stream& stream, Milliseconds timeout)
-    : evaluation_(false), stream_(stream), timeout_(timeout) {
+ServingContext::ServingContext(const Stream& stream, Device output, Milliseconds timeout)
+    : evaluation_(false), stream_(stream), output_(output), timeout_(timeout) {
   scope_.emplace(stream_);
 }
 
 ServingContext::~ServingContext() {
-  if (finished_ || stream_.synchronous()) return;
+  if (finished_) return;
   try {
-    LOCKSTEP_EDGE(synchronize(stream_, timeout_));
+    finish();
   } catch (...) {  // what is on its way out says why
   }
 }
 
 void ServingContext::finish() const {
   finished_ = true;
-  if (!stream_.synchronous()) LOCKSTEP_EDGE(synchronize(stream_, timeout_));
+  wait_for(stream_);
+  if (!output_.is_cpu() && output_ != stream_.device()) wait_for(current_stream(output_));
+}
+
+void ServingContext::wait_for(const Stream& stream) const {
+  if (stream.synchronous()) return;
+  for (;;) {
+    try {
+      LOCKSTEP_EDGE(synchronize(stream, timeout_));
+      return;
+    } catch (const TimeoutError&) {  // the pool's watch says that the replica hangs
+    }
+  }
 }
 
 void guard_callback(const std::function<void()>& call) noexcept {
@@ -115,4 +137,5 @@ void guard_callback(const std::function<void()>& call) noexcept {
   }
 }
 
-}  // namespace lockstep::detail
+}  // namespace detail
+}  // namespace lockstep

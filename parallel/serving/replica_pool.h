@@ -116,10 +116,12 @@ class ReplicaModel final : public ServingModel {
   // On the replica's own stream, without gradients, in evaluation mode. Waits for the stream.
   template <class F>
   void in_context(int replica, F&& f) {
-    const ServingContext context(streams_.next(replica), options_.hang_timeout);
+    const ServingContext context(streams_.next(replica), options_.output_device, kSlice);
     f(replicas_[static_cast<std::size_t>(replica)].device());
     context.finish();
   }
+
+  static constexpr Milliseconds kSlice{60'000};  // of waits for streams
 
   const ReplicaPoolOptions options_;
   const std::shared_ptr<M> module_;
@@ -183,9 +185,10 @@ class ReplicaPool<M, R(Args...)> {
   ~ReplicaPool() { pool_->join(); }
 
   // `inputs` are a std::tuple of arguments or the only argument. Their tensors must not be written until the request
-  // has ended; on devices, what the caller's current streams do now comes first. Blocks where the queue is full and
-  // when_full says so. Throws Refused, TimeoutError when there was no room until the deadline, and InvalidArgument for
-  // tensors without samples in dimension 0 or with different numbers of them.
+  // is answered; where it ends otherwise, not at all, since a replica may still read them; on devices, what the
+  // caller's current streams do now comes first. Blocks where the queue is full and when_full says so. Throws Refused,
+  // TimeoutError when there was no room until the deadline, and InvalidArgument for tensors without samples in
+  // dimension 0 or with different numbers of them.
   template <class In>
   Answer<Output> submit(const In& inputs, const RequestOptions& options = {}) {
     return Answer<Output>(send(Inputs(detail::as_tuple(inputs)), options, nullptr));
@@ -212,10 +215,13 @@ class ReplicaPool<M, R(Args...)> {
 
   // Calls `change(module)`, which loads new elements (load_model, load_state_dict, assign), and brings them to all
   // replicas. Requests go on meanwhile: each batch is computed with the old ones or with the new ones, all of it.
-  // Returns when every replica has the new ones; throws what `change` throws, which then has changed nothing.
+  // Returns when every replica has the new ones; throws what `change` throws, which then has changed nothing, Error
+  // while a replica hangs, and TimeoutError when one begins to hang: then some replicas may have the old ones until the
+  // next update.
   template <class F>
   void update(F&& change) {
     const std::lock_guard lock(update_);
+    pool_->check_returning();
     change(model_->module());
     model_->refresh();
     pool_->count_update();

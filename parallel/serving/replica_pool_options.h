@@ -57,6 +57,7 @@ struct ReplicaPoolOptions {
   bool prepared = false;                 // computes with prepare(module): norms folded, weights packed
   Device output_device = Device::cpu();  // where answers are
   ServingThreads threads = {};
+  // Outlives the pool and its threads, also one that was left to itself because it did not return.
   ServingClock* clock = &ServingClock::real();
 };
 

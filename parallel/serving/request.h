@@ -41,6 +41,7 @@ class LOCKSTEP_API ServingRequest : public std::enable_shared_from_this<ServingR
   std::vector<Event> written;  // after which its tensors on devices may be read
 
   // The pool's, under its mutex.
+  std::uint64_t number = 0;  // in order of submitting
   Clock::time_point submitted{}, deadline{};
   List::iterator place{};  // in the queue, while `queued`
   bool queued = false;

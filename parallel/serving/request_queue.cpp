@@ -11,7 +11,7 @@ namespace {
 bool before(const ServingRequest& a, const ServingRequest& b) {
   if (a.moved != b.moved) return a.moved;
   if (a.priority != b.priority) return a.priority > b.priority;
-  return a.submitted < b.submitted;
+  return a.number < b.number;
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ std::shared_ptr<ServingRequest> RequestQueue::oldest(int priority) const {
   for_each([&](const std::shared_ptr<ServingRequest>& request) {
     if (request->priority > priority) return;
     if (!found || request->priority < found->priority ||
-        (request->priority == found->priority && request->submitted < found->submitted))
+        (request->priority == found->priority && request->number < found->number))
       found = request;
   });
   return found;

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// Thread-safe. Outlives the pools that go by it.
+// Thread-safe.
 class LOCKSTEP_API ServingClock {
  public:
   virtual ~ServingClock();

@@ -35,17 +35,22 @@ class LOCKSTEP_API ServingStreams {
 // Evaluation mode, no gradients, the replica's stream.
 class LOCKSTEP_API ServingContext {
  public:
-  ServingContext(const Stream& stream, Milliseconds timeout);
+  // `output`: where answers are.
+  ServingContext(const Stream& stream, Device output, Milliseconds timeout);
   ServingContext(const ServingContext&) = delete;
   ServingContext& operator=(const ServingContext&) = delete;
-  // Waits for the stream, whatever that throws, where finish() was not called.
+  // As finish(), where that was not called, whatever it throws.
   ~ServingContext();
+  // Waits until the stream is done, and the one that answers are brought on: a thread whose device hangs hangs too.
   void finish() const;
 
  private:
   const InferenceMode inference_;
   const TrainingScope evaluation_;
+  void wait_for(const Stream& stream) const;
+
   const Stream& stream_;
+  const Device output_;
   const Milliseconds timeout_;
   std::optional<StreamScope> scope_;
   mutable bool finished_ = false;

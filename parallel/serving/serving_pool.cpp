@@ -13,13 +13,21 @@ namespace {
 
 thread_local const ServingPool* pool_of_this_thread = nullptr;
 
+// Times that are meant as "never" are so long that clocks can add them.
+ReplicaPoolOptions within_clock(ReplicaPoolOptions options) {
+  constexpr std::chrono::hours kLongest{24 * 365 * 10};
+  options.hang_timeout = std::min<Milliseconds>(options.hang_timeout, kLongest);
+  options.max_delay = std::min<std::chrono::microseconds>(options.max_delay, kLongest);
+  return options;
+}
+
 }  // namespace
 
 ServingResult::~ServingResult() = default;
 ServingModel::~ServingModel() = default;
 
 ServingPool::ServingPool(const ReplicaPoolOptions& options, std::shared_ptr<ServingModel> model)
-    : options_(options),
+    : options_(within_clock(options)),
       model_(std::move(model)),
       clock_(*options_.clock),
       generation_(fork_generation()),
@@ -62,12 +70,14 @@ void ServingPool::check_accepting() {
   fail<Refused>("[ReplicaPool] expected a pool that takes requests, got one that is closed or drains");
 }
 
-std::shared_ptr<ServingRequest> ServingPool::make_room(Lock& lock, ServingRequest& request) {
+std::shared_ptr<ServingRequest> ServingPool::make_room(Lock& lock, ServingRequest& request, std::exception_ptr& why) {
   const auto is_full = [&] { return queue_.size() >= options_.max_queued; };
   if (!is_full()) return nullptr;
   if (options_.when_full == WhenFull::drop_oldest) {
     std::shared_ptr<ServingRequest> oldest = queue_.oldest(request.priority);
     if (oldest) {
+      why = std::make_exception_ptr(  // before it is taken out: that may throw
+          Refused(cat("[ReplicaPool] dropped for a later request: ", options_.max_queued, " waited")));
       queue_.remove(*oldest);
       return oldest;
     }
@@ -96,10 +106,12 @@ void ServingPool::submit(const std::shared_ptr<ServingRequest>& request) {
                           : request->submitted + request->timeout;
   hand_over(request.get());
   std::shared_ptr<ServingRequest> dropped;
+  std::exception_ptr why;
   {
     Lock lock(mutex_);
     check_accepting();
-    dropped = make_room(lock, *request);
+    dropped = make_room(lock, *request, why);
+    request->number = next_number_++;
     try {
       queue_.push(request);
     } catch (...) {
@@ -111,10 +123,7 @@ void ServingPool::submit(const std::shared_ptr<ServingRequest>& request) {
     look_by(request->deadline);
     work_.notify_one();
   }
-  if (dropped)
-    finish(*dropped, Outcome::dropped,
-           std::make_exception_ptr(
-               Refused(cat("[ReplicaPool] dropped for a later request: ", options_.max_queued, " waited"))));
+  if (dropped) finish(*dropped, Outcome::dropped, why);
 }
 
 bool ServingPool::cancel(ServingRequest& request) {
@@ -196,6 +205,8 @@ bool ServingPool::drain(Deadline deadline) {
 }
 
 void ServingPool::close() {
+  const auto error =
+      std::make_exception_ptr(Cancelled("[ReplicaPool] the pool was closed before a replica had the request"));
   Requests queued;
   {
     const Lock lock(mutex_);
@@ -203,8 +214,15 @@ void ServingPool::close() {
     queued = empty_queue();
     wake_all();
   }
-  finish_all(queued, Outcome::cancelled,
-             std::make_exception_ptr(Cancelled("[ReplicaPool] the pool was closed before a replica had the request")));
+  finish_all(queued, Outcome::cancelled, error);
+}
+
+void ServingPool::check_returning() const {
+  const Lock lock(mutex_);
+  for (const auto& replica : replicas_)
+    if (replica->stats.state == ReplicaState::hung)
+      throw Error(cat("[update] expected replicas that return, got replica ", replica->index, " on ",
+                      replica->stats.device, ", which hangs and still reads the weights"));
 }
 
 void ServingPool::count_update() {

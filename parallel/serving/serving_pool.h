@@ -66,6 +66,8 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
 
   ReplicaPoolStats stats() const;
   void count_update();
+  // Throws Error while a replica hangs.
+  void check_returning() const;
   bool closed() const;
 
  private:
@@ -79,9 +81,11 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   bool serve(Lock& lock, Replica& replica);  // one batch or chore, or a wait; false when there is to be no other
   void run_batch(Replica& replica);
   std::exception_ptr compute(Replica& replica, Batch batch);
-  void lose_device(Device device, const std::exception_ptr& error, Batch batch);
+  void fail_from(Replica& replica, std::size_t first, std::size_t count, const std::exception_ptr& error);
+  void lose_device(Replica& replica, std::size_t first, const std::exception_ptr& error);
   void watch() noexcept;  // the thread that watches the time
   void look(Lock& lock);
+  void end_what_is_left() noexcept;
 
   // Ends the request unless it has ended; true when it was this that did.
   bool finish(ServingRequest& request, Outcome outcome, const std::exception_ptr& error) noexcept;
@@ -97,10 +101,14 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
 
   // Under the mutex.
   void check_accepting();
-  std::shared_ptr<ServingRequest> make_room(Lock& lock, ServingRequest& request);
+  // The request that goes for it, if one does, and why.
+  std::shared_ptr<ServingRequest> make_room(Lock& lock, ServingRequest& request, std::exception_ptr& why);
   Requests empty_queue();
-  // Gives what another replica has not moved yet back to the queue; returns the rest.
-  Requests move_on(Batch batch);
+  // The replica computes its i-th request no longer: returns it where it has not ended and nobody else has it.
+  std::shared_ptr<ServingRequest> give_up(Replica& replica, std::size_t i);
+  // Into the queue, once for each request; false for one that has been moved before.
+  bool move_on(const std::shared_ptr<ServingRequest>& request);
+  void move_all_on(const Requests& running);
   bool any_replica(ReplicaState worst) const;
   void wait_until(Lock& lock, std::condition_variable& condition, std::optional<Clock::time_point> time);
   void wake_all();
@@ -122,8 +130,10 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   std::vector<std::thread> threads_;
   std::thread watcher_;
   Clock::time_point next_look_ = Clock::time_point::max();
-  bool accepting_ = true;   // requests
-  bool stopping_ = false;   // threads
+  bool accepting_ = true;  // requests
+  bool stopping_ = false;  // the threads of replicas
+  bool over_ = false;      // they have ended: so does the watch
+  std::uint64_t next_number_ = 0;
   std::uint64_t open_ = 0;  // requests that have not ended
   ReplicaPoolStats stats_;
 };

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lockstep/parallel/serving/replica.h"
+#include "lockstep/parallel/serving/serving_error.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
@@ -135,6 +136,25 @@ void ServingPool::run_chores(const std::function<void(int replica)>& chore, Dead
   if (progress->error) std::rethrow_exception(progress->error);
 }
 
+// What no replica will answer: nobody waits for its end until its deadline.
+void ServingPool::end_what_is_left() noexcept {
+  try {
+    const auto error =
+        std::make_exception_ptr(Cancelled("[ReplicaPool] the pool ended before a replica had answered the request"));
+    Requests left;
+    {
+      const Lock lock(mutex_);
+      for (const auto& replica : replicas_)
+        for (const auto& request : replica->running)
+          if (request) left.push_back(request);
+      const Requests queued = empty_queue();
+      left.insert(left.end(), queued.begin(), queued.end());
+    }
+    finish_all(left, Outcome::cancelled, error);
+  } catch (...) {  // no memory: they end at their deadlines, for those who wait
+  }
+}
+
 void ServingPool::join() noexcept {
   if (generation_ != fork_generation()) {  // the threads are the parent's, and so is all that they hold
     for (std::thread& thread : threads_) new (std::nothrow) std::thread(std::move(thread));
@@ -158,13 +178,23 @@ void ServingPool::join() noexcept {
   };
   while (!over() && ended_.wait_until(lock, deadline.time()) == std::cv_status::no_timeout) {
   }
-  std::vector<bool> ended;
-  for (const auto& replica : replicas_) ended.push_back(replica->ended);
+  over_ = true;
+  wake_all();
+  int late = 0;
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    if (!replicas_[i]->ended) {
+      threads_[i].detach();
+      ++late;
+      continue;
+    }
+    lock.unlock();
+    threads_[i].join();
+    lock.lock();
+  }
   lock.unlock();
-  for (std::size_t i = 0; i < threads_.size(); ++i) ended[i] ? threads_[i].join() : threads_[i].detach();
   if (watcher_.joinable()) watcher_.join();
   threads_.clear();
-  const auto late = std::count(ended.begin(), ended.end(), false);
+  end_what_is_left();
   if (late == 0 || exits) return;
   try {
     log(LogLevel::warning, cat("[ReplicaPool] ", late, " replicas did not return from their batches in ",

@@ -47,10 +47,9 @@ void ServingPool::work(Replica& replica) noexcept {
       more = serve(lock, replica);
     } catch (...) {  // no memory for what a batch needs here
       if (lock) lock.unlock();
-      finish_all(replica.running, Outcome::failed, std::current_exception());
+      fail_from(replica, 0, replica.running.size(), std::current_exception());
       std::this_thread::sleep_for(Milliseconds(1));
       lock.lock();
-      for (const auto& request : replica.running) --request->computing;
       replica.running.clear();
     }
   }
@@ -93,8 +92,9 @@ bool ServingPool::serve(Lock& lock, Replica& replica) {
   }
   // Out of the watch's sight, and then, without the lock, away with what may be the submitters'.
   Requests& done = replica.done;
-  done.swap(batch);
-  std::erase_if(done, [](const auto& request) { return --request->computing > 0 || !request->counted; });
+  for (auto& request : batch)
+    if (request && --request->computing == 0 && request->counted) done.push_back(std::move(request));
+  batch.clear();
   lock.unlock();
   for (const auto& request : done) request->drop_inputs();
   done.clear();
@@ -103,11 +103,6 @@ bool ServingPool::serve(Lock& lock, Replica& replica) {
 }
 
 std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
-  const std::function<void()> check_wanted = [&] {
-    if (std::all_of(batch.begin(), batch.end(), [](const auto& request) { return request->settled(); }))
-      throw Cancelled("[ReplicaPool] nobody waits for this batch any more");
-  };
-  const InterruptScope interrupt(check_wanted);
   for (const auto& request : batch) take_over(request.get());
   const Clock::time_point began = clock_.now();
   const auto count = [&](bool failed) {
@@ -126,6 +121,11 @@ std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
   std::vector<End>& ends = replica.ends;
   ends.clear();
   try {
+    const std::function<void()> check_wanted = [&] {
+      if (std::all_of(batch.begin(), batch.end(), [](const auto& request) { return request->settled(); }))
+        throw Cancelled("[ReplicaPool] nobody waits for this batch any more");
+    };
+    const InterruptScope interrupt(check_wanted);  // not around callbacks, which may call modules of their own
     check_wanted();
     ends.reserve(batch.size());  // from the first claim on nothing may throw
     result = model_->compute(replica.index, batch);
@@ -150,69 +150,87 @@ std::exception_ptr ServingPool::compute(Replica& replica, Batch batch) {
   return nullptr;
 }
 
-void ServingPool::run_batch(Replica& replica) {
-  const Batch batch = replica.running;
-  const Device device = replica.stats.device;
-  const auto failed = [&](Batch part, const std::exception_ptr& error) {
-    if (of_device(error, device)) {
-      lose_device(device, error, part);
-      return true;
+std::shared_ptr<ServingRequest> ServingPool::give_up(Replica& replica, std::size_t i) {
+  std::shared_ptr<ServingRequest> request = std::move(replica.running[i]);
+  replica.running[i] = nullptr;
+  // Who has it beside this replica, which is where it was moved to, decides about it.
+  if (--request->computing > 0 || request->queued) return nullptr;
+  if (!request->counted) return request->settled() ? nullptr : request;
+  replica.done.push_back(std::move(request));  // has ended: its inputs go with the batch
+  return nullptr;
+}
+
+void ServingPool::fail_from(Replica& replica, std::size_t first, std::size_t count, const std::exception_ptr& error) {
+  for (std::size_t i = first; i < first + count; ++i) {
+    std::shared_ptr<ServingRequest> alone;
+    {
+      const Lock lock(mutex_);
+      if (replica.running[i]) alone = give_up(replica, i);
     }
-    return false;
-  };
-  std::exception_ptr error = compute(replica, batch);
-  if (!error || failed(batch, error)) return;
-  if (batch.size() == 1) {
-    finish(*batch[0], Outcome::failed, error);
-    return;
+    if (alone) finish(*alone, Outcome::failed, error);
   }
+}
+
+void ServingPool::run_batch(Replica& replica) {
+  const std::size_t size = replica.running.size();
+  const Batch batch = replica.running;
+  std::exception_ptr error = compute(replica, batch);
+  if (!error) return;
+  if (of_device(error, replica.stats.device)) return lose_device(replica, 0, error);
+  if (size == 1) return fail_from(replica, 0, 1, error);
   // One of them may be to blame: each has its own answer or its own error.
   bool counted = false;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
+  for (std::size_t i = 0; i < size; ++i) {
     if (batch[i]->settled()) continue;
-    if (!counted) {
+    {
       const Lock lock(mutex_);
-      ++stats_.split;
-      counted = true;
+      stats_.split += !std::exchange(counted, true);
+      replica.began = clock_.now();
+      look_by(replica.began + options_.hang_timeout);
     }
     error = compute(replica, batch.subspan(i, 1));
     if (!error) continue;
-    if (failed(batch.subspan(i), error)) return;
-    finish(*batch[i], Outcome::failed, error);
+    if (of_device(error, replica.stats.device)) return lose_device(replica, i, error);
+    fail_from(replica, i, 1, error);
   }
 }
 
-Requests ServingPool::move_on(Batch batch) {
-  Requests left;
-  left.reserve(batch.size());
-  for (const auto& request : batch) {
-    if (request->settled()) continue;
-    if (request->moved) {
-      left.push_back(request);
-      continue;
-    }
-    request->moved = true;
-    ++stats_.moved;
-    queue_.push(request);
-  }
+bool ServingPool::move_on(const std::shared_ptr<ServingRequest>& request) {
+  if (request->moved) return false;
+  queue_.push(request);
+  request->moved = true;
+  ++stats_.moved;
   work_.notify_all();
-  return left;
+  return true;
 }
 
-void ServingPool::lose_device(Device device, const std::exception_ptr& error, Batch batch) {
+void ServingPool::move_all_on(const Requests& running) {
+  for (const auto& request : running)
+    if (request && !request->settled() && !request->queued) move_on(request);
+}
+
+// What the replica computes from `first` on goes to others, as does what hangs on other replicas of its device.
+void ServingPool::lose_device(Replica& replica, std::size_t first, const std::exception_ptr& error) {
+  const Device device = replica.stats.device;
   const std::string why = describe(error);
   Requests left, queued;
+  left.reserve(replica.running.size());
   {
     const Lock lock(mutex_);
-    for (const auto& replica : replicas_) {
-      if (replica->stats.device != device) continue;
-      replica->stats.state = ReplicaState::lost;
-      replica->stats.error = why;
+    for (const auto& other : replicas_) {
+      if (other->stats.device != device) continue;
+      other->stats.state = ReplicaState::lost;
+      other->stats.error = why;
     }
-    if (any_replica(ReplicaState::hung)) {
-      left = move_on(batch);
-    } else {
-      left.assign(batch.begin(), batch.end());
+    const bool others = any_replica(ReplicaState::hung);
+    for (std::size_t i = first; i < replica.running.size(); ++i) {
+      if (!replica.running[i]) continue;
+      auto request = give_up(replica, i);
+      if (request && !(others && move_on(request))) left.push_back(std::move(request));
+    }
+    for (const auto& other : replicas_)
+      if (others && other.get() != &replica && other->stats.device == device) move_all_on(other->running);
+    if (!others) {
       accepting_ = false;
       queued = empty_queue();
     }
@@ -228,9 +246,10 @@ void ServingPool::lose_device(Device device, const std::exception_ptr& error, Ba
 
 void ServingPool::watch() noexcept {
   this_is_a_service_thread();
+  enter();
   name_thread("watch");
   Lock lock(mutex_);
-  while (!stopping_) {
+  while (!over_) {
     if (clock_.now() < next_look_) {
       wait_until(lock, watch_, next_look_);
       continue;
@@ -261,7 +280,8 @@ void ServingPool::look(Lock& lock) {
   std::string message;
   for (const auto& replica : replicas_) {
     if (replica->running.empty()) continue;
-    for (const auto& request : replica->running) see(request);
+    for (const auto& request : replica->running)
+      if (request) see(request);
     if (replica->stats.state != ReplicaState::serving) continue;
     const Clock::time_point hangs = replica->began + options_.hang_timeout;
     if (now < hangs) {
@@ -273,7 +293,7 @@ void ServingPool::look(Lock& lock) {
     message = cat("[ReplicaPool] replica ", replica->index, " on ", replica->stats.device,
                   " is taken out: ", replica->stats.error);
     // Those that were moved before, and all where no other replica serves, are left to this one.
-    if (any_replica(ReplicaState::serving)) move_on(replica->running);
+    if (any_replica(ReplicaState::serving)) move_all_on(replica->running);
   }
   next_look_ = next;
   lock.unlock();

@@ -10,7 +10,7 @@ foreach(mode inline async strict)
                        ENVIRONMENT "LOCKSTEP_HOST_MODE=${mode};LOCKSTEP_HOST_DEVICES=2")
 endforeach()
 foreach(mode inline async strict)
-  add_test(NAME user/pool_${mode} COMMAND lockstep-user-pool 8000)
+  add_test(NAME user/pool_${mode} COMMAND lockstep-user-pool 3000)
   set_tests_properties(user/pool_${mode} PROPERTIES LABELS "host;user" TIMEOUT 600
                        ENVIRONMENT "LOCKSTEP_HOST_MODE=${mode}")
 endforeach()

@@ -171,6 +171,8 @@ TEST_CASE("inputs may be on devices, and answers too: what writes and reads them
   ReplicaPool pool(Mlp{}, {.devices = devices, .output_device = devices.back()});
   const Mlp net;
   const NoGrad no_grad;
+  const Stream own(devices.back());  // not the stream that answers are brought on
+  const StreamScope scope(own);
   std::vector<Answer<Tensor>> answers;
   std::vector<Tensor> expected, twice;
   const auto input = [&](int i) {

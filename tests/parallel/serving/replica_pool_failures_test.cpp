@@ -133,6 +133,33 @@ TEST_CASE("a replica that hangs is taken out until it returns, and others answer
   CHECK(pool.stats().answered == 2);
 }
 
+TEST_CASE("a request that was moved is not failed by the replica that it was moved from") {
+  support::needs_devices(2);
+  ManualClock clock;
+  Served net;
+  const CapturedLog log;
+  ReplicaPool pool(net, {.devices = first_devices(2), .hang_timeout = 100ms, .clock = &clock});
+  net.control->hold();
+  auto stuck = pool.submit(row(1));
+  net.control->await_held(1);
+  CHECK(pool.stats().replicas[0].state == ReplicaState::serving);
+  clock.advance(100ms);
+  net.control->await_held(2);
+  CHECK_THAT(message_of<Error>([&] { pool.update([](Served&) {}); }), Contains("which hangs"));
+  const Device first = net.control->devices[0];  // gives up at last, as a driver does
+  net.control->fail_on(first);
+  net.control->let_go(first);
+  await(pool, [](const ReplicaPoolStats& stats) {
+    return std::any_of(stats.replicas.begin(), stats.replicas.end(),
+                       [](const ReplicaStats& replica) { return replica.state == ReplicaState::lost; });
+  });
+  CHECK_FALSE(stuck.wait(50ms));
+  net.control->hold(false);
+  CHECK(values(stuck.get()) == answer_to(1));
+  CHECK(pool.stats().failed == 0);
+  pool.update([](Served&) {});
+}
+
 TEST_CASE("a replica that hangs is noticed although nothing else happens") {
   support::needs_devices(2);
   Served net;
@@ -155,11 +182,43 @@ TEST_CASE("a pool whose replica never returns ends all the same, and says so") {
     answer = pool.submit(row(1));
     net.control->await_held(1);
     CHECK_THROWS_AS(answer.get(), TimeoutError);
+    answer = pool.submit(row(2), {.timeout = 1h});  // nobody will have it
   }
+  CHECK_THROWS_AS(answer.get(), Cancelled);
   REQUIRE_FALSE(log.messages.empty());
   CHECK_THAT(log.messages.back(), Contains("1 replicas did not return") && Contains("left to themselves"));
   net.control->hold(false);
   while (net.control.use_count() > 2) std::this_thread::sleep_for(1ms);  // the thread has let go of the module
+}
+
+TEST_CASE("a request that a lost replica computes ends with the pool") {
+  Served net;
+  const CapturedLog log;
+  Answer<Tensor> answer;
+  {
+    ReplicaPool pool(net, {.devices = first_devices(1), .hang_timeout = 50ms});
+    net.control->hold();
+    answer = pool.submit(row(1), {.timeout = 1h});
+    net.control->await_held(1);
+  }
+  CHECK_THAT(message_of<Cancelled>([&] { answer.get(); }), Contains("before a replica had answered"));
+  net.control->hold(false);
+  while (net.control.use_count() > 2) std::this_thread::sleep_for(1ms);
+}
+
+TEST_CASE("times that are meant as never are that") {
+  Served net;
+  ReplicaPool pool(net, {.devices = first_devices(1),
+                         .max_batch_samples = 2,
+                         .max_delay = std::chrono::microseconds::max(),
+                         .timeout = Milliseconds::max(),
+                         .hang_timeout = Milliseconds::max()});
+  auto a = pool.submit(row(1));
+  CHECK_FALSE(a.wait(20ms));
+  auto b = pool.submit(row(2));
+  CHECK(values(a.get()) == answer_to(1));
+  CHECK(values(b.get()) == answer_to(2));
+  CHECK(pool.stats().moved == 0);
 }
 
 TEST_CASE("weights are exchanged under load: every answer is of one version, on all replicas after update") {

@@ -18,6 +18,7 @@ struct Control {
   std::mutex mutex;
   std::condition_variable changed;
   int entered = 0, held = 0;          // calls of forward, and those that wait
+  std::optional<Device> free;         // where calls do not wait
   bool holding = false;               // calls wait
   int failing_calls = 0;              // so many of the next ones throw DeviceError
   std::vector<Device> failing;        // there calls throw DeviceError
@@ -32,7 +33,7 @@ struct Control {
     devices.push_back(x.device());
     ++held;
     changed.notify_all();
-    changed.wait(lock, [&] { return !holding; });
+    changed.wait(lock, [&] { return !holding || free == x.device(); });
     --held;
     if (failing_calls > 0 || std::find(failing.begin(), failing.end(), x.device()) != failing.end()) {
       failing_calls = std::max(0, failing_calls - 1);
@@ -47,6 +48,12 @@ struct Control {
   void fail_on(Device device) {
     const std::lock_guard lock(mutex);
     failing.push_back(device);
+  }
+  // The calls there go on, the others stay.
+  void let_go(Device device) {
+    const std::lock_guard lock(mutex);
+    free = device;
+    changed.notify_all();
   }
   // Waits until so many calls wait.
   void await_held(int count) {
