@@ -32,7 +32,7 @@ Tensor own_samples(const Tensor& tensor, std::int64_t first, std::int64_t count)
   const std::size_t sample = shape[0] == 0 ? 0 : tensor.bytes() / static_cast<std::size_t>(shape[0]);
   shape[0] = count;
   const std::size_t bytes = sample * static_cast<std::size_t>(count);
-  const Tensor own =
+  Tensor own =
       Tensor::over(Storage::allocate(tensor.device(), bytes), tensor.dtype(), shape, contiguous_strides(shape));
   if (bytes > 0)
     std::memcpy(own.storage()->data(),

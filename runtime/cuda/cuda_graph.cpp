@@ -78,7 +78,7 @@ void begin_capture(CudaStream& stream) {
   LOCKSTEP_CUDA(stream.device.device, cudaStreamBeginCapture(stream.native, cudaStreamCaptureModeThreadLocal));
   stream.capture.store(capture->number, std::memory_order_relaxed);
   this_capture = capture.release();
-}
+}  // NOLINT(clang-analyzer-cplusplus.NewDeleteLeaks): end_capture() takes it from this_capture
 
 CudaGraph* end_capture(CudaStream& stream, bool discard) {
   const std::unique_ptr<CudaCapture> capture(std::exchange(this_capture, nullptr));
