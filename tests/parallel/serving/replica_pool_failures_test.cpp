@@ -173,14 +173,16 @@ TEST_CASE("a replica that hangs is noticed although nothing else happens") {
 }
 
 TEST_CASE("a pool whose replica never returns ends all the same, and says so") {
+  ManualClock clock;  // the thread that is left to itself looks at it
   Served net;
   const CapturedLog log;
   Answer<Tensor> answer;
   {
-    ReplicaPool pool(net, {.devices = first_devices(1), .timeout = 20ms, .hang_timeout = 50ms});
+    ReplicaPool pool(net, {.devices = first_devices(1), .timeout = 20ms, .hang_timeout = 50ms, .clock = &clock});
     net.control->hold();
     answer = pool.submit(row(1));
     net.control->await_held(1);
+    clock.advance(20ms);
     CHECK_THROWS_AS(answer.get(), TimeoutError);
     answer = pool.submit(row(2), {.timeout = 1h});  // nobody will have it
   }

@@ -344,14 +344,16 @@ TEST_CASE("callbacks hear of every end, may submit, and are logged when they thr
 
   // One that hears of its deadline must not wait for room either: it is in the thread that ends the others.
   {
+    ManualClock clock;
     Served held;
-    ReplicaPool full(held, {.devices = first_devices(1), .max_batch_samples = 1, .max_queued = 1});
+    ReplicaPool full(held, {.devices = first_devices(1), .max_batch_samples = 1, .max_queued = 1, .clock = &clock});
     held.control->hold();
     std::promise<std::string> again;
     full.submit(row(1), {.timeout = 50ms},
                 [&](Answer<Tensor>) { again.set_value(message_of<Refused>([&] { full.submit(row(3)); })); });
     held.control->await_held(1);
     auto waits = full.submit(row(2));
+    clock.advance(50ms);
     CHECK_THAT(again.get_future().get(), Contains("fewer than 1"));
     held.control->hold(false);
     CHECK(values(waits.get()) == answer_to(2));
