@@ -123,7 +123,7 @@ void ServingPool::submit(const std::shared_ptr<ServingRequest>& request) {
     look_by(request->deadline);
     work_.notify_one();
   }
-  if (dropped) finish(*dropped, Outcome::dropped, why);
+  if (dropped) finish(*dropped, Outcome::dropped, std::move(why));
 }
 
 bool ServingPool::cancel(ServingRequest& request) {
@@ -132,9 +132,11 @@ bool ServingPool::cancel(ServingRequest& request) {
   return finish(request, Outcome::cancelled, error);
 }
 
-bool ServingPool::finish(ServingRequest& request, Outcome outcome, const std::exception_ptr& error) noexcept {
+// The error is the request's alone when its submitter hears of it, so that no thread of the pool is the last to hold,
+// and to destroy, what the submitter looked at.
+bool ServingPool::finish(ServingRequest& request, Outcome outcome, std::exception_ptr error) noexcept {
   if (!request.claim()) return false;
-  if (error) request.fail(error);
+  if (error) request.fail(std::move(error));
   End end{&request, outcome};
   publish({&end, 1});
   return true;
@@ -180,8 +182,9 @@ void ServingPool::publish(std::span<End> ends) noexcept {
   }
 }
 
-void ServingPool::finish_all(const Requests& requests, Outcome outcome, const std::exception_ptr& error) noexcept {
-  for (const auto& request : requests) finish(*request, outcome, error);
+void ServingPool::finish_all(const Requests& requests, Outcome outcome, std::exception_ptr error) noexcept {
+  for (const auto& request : requests)
+    finish(*request, outcome, &request == &requests.back() ? std::exchange(error, nullptr) : error);
 }
 
 Requests ServingPool::empty_queue() {

@@ -81,15 +81,15 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   bool serve(Lock& lock, Replica& replica);  // one batch or chore, or a wait; false when there is to be no other
   void run_batch(Replica& replica);
   std::exception_ptr compute(Replica& replica, Batch batch);
-  void fail_from(Replica& replica, std::size_t first, std::size_t count, const std::exception_ptr& error);
+  void fail_from(Replica& replica, std::size_t first, std::size_t count, std::exception_ptr error);
   void lose_device(Replica& replica, std::size_t first, const std::exception_ptr& error);
   void watch() noexcept;  // the thread that watches the time
   void look(Lock& lock);
   void end_what_is_left() noexcept;
 
   // Ends the request unless it has ended; true when it was this that did.
-  bool finish(ServingRequest& request, Outcome outcome, const std::exception_ptr& error) noexcept;
-  void finish_all(const Requests& requests, Outcome outcome, const std::exception_ptr& error) noexcept;
+  bool finish(ServingRequest& request, Outcome outcome, std::exception_ptr error) noexcept;
+  void finish_all(const Requests& requests, Outcome outcome, std::exception_ptr error) noexcept;
   struct End {
     ServingRequest* request;
     Outcome outcome;

@@ -160,14 +160,14 @@ std::shared_ptr<ServingRequest> ServingPool::give_up(Replica& replica, std::size
   return nullptr;
 }
 
-void ServingPool::fail_from(Replica& replica, std::size_t first, std::size_t count, const std::exception_ptr& error) {
+void ServingPool::fail_from(Replica& replica, std::size_t first, std::size_t count, std::exception_ptr error) {
   for (std::size_t i = first; i < first + count; ++i) {
     std::shared_ptr<ServingRequest> alone;
     {
       const Lock lock(mutex_);
       if (replica.running[i]) alone = give_up(replica, i);
     }
-    if (alone) finish(*alone, Outcome::failed, error);
+    if (alone) finish(*alone, Outcome::failed, i + 1 == first + count ? std::exchange(error, nullptr) : error);
   }
 }
 
@@ -177,7 +177,7 @@ void ServingPool::run_batch(Replica& replica) {
   std::exception_ptr error = compute(replica, batch);
   if (!error) return;
   if (of_device(error, replica.stats.device)) return lose_device(replica, 0, error);
-  if (size == 1) return fail_from(replica, 0, 1, error);
+  if (size == 1) return fail_from(replica, 0, 1, std::move(error));
   // One of them may be to blame: each has its own answer or its own error.
   bool counted = false;
   for (std::size_t i = 0; i < size; ++i) {
@@ -191,7 +191,7 @@ void ServingPool::run_batch(Replica& replica) {
     error = compute(replica, batch.subspan(i, 1));
     if (!error) continue;
     if (of_device(error, replica.stats.device)) return lose_device(replica, i, error);
-    fail_from(replica, i, 1, error);
+    fail_from(replica, i, 1, std::move(error));
   }
 }
 

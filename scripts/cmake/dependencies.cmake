@@ -197,8 +197,10 @@ if(PROJECT_IS_TOP_LEVEL)
   mark_as_advanced(LOCKSTEP_CCACHE)
   dependency_row(ccache "${LOCKSTEP_CCACHE}" "" "faster rebuilds")
   if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # What ccache wants to be told where headers are precompiled.
-    set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros "${LOCKSTEP_CCACHE}")
+    # What ccache wants to be told where headers are precompiled. Comments count: GCC includes a header once only if it is
+    # byte for byte what was precompiled, and by default ccache hands out what differs in comments.
+    set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_COMMENTS=true
+                                    "${LOCKSTEP_CCACHE}")
     set(CMAKE_CUDA_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")
   endif()
 endif()

@@ -1,4 +1,4 @@
-// What nearly every test of the layer includes, compiled once. A test includes what it uses all the same.
+// What nearly every test of the layer includes, compiled once; a test includes what it uses all the same.
 #pragma once
 
 #include <algorithm>
