@@ -18,7 +18,7 @@ struct AnswerState : ServingRequest {
 };
 LOCKSTEP_API bool cancel_request(ServingRequest& request);
 // Blocks until the request has ended; throws what it ended in.
-LOCKSTEP_API void await_answer(const ServingRequest* request);
+LOCKSTEP_API void await_answer(ServingRequest* request);
 LOCKSTEP_API void receive(const Tensor& tensor);
 }  // namespace detail
 

@@ -25,7 +25,7 @@ bool Canceller::operator()() const {
 
 namespace detail {
 
-void await_answer(const ServingRequest* request) {
+void await_answer(ServingRequest* request) {
   if (!request) throw Error("[Answer] expected the answer to a request, got one that was fetched or never asked for");
   // Requests end at their deadlines; this wait has one of its own for a pool that was cut off, as by a fork.
   const Milliseconds longest = request->timeout > Milliseconds::max() - kDefaultTimeout
@@ -33,7 +33,7 @@ void await_answer(const ServingRequest* request) {
                                    : request->timeout + kDefaultTimeout;
   if (!request->ended_by(Deadline::after(longest)))
     throw TimeoutError("[Answer] expected the pool to end the request at its deadline, got nothing");
-  if (request->error()) std::rethrow_exception(request->error());
+  if (auto error = request->take_error()) std::rethrow_exception(std::move(error));
 }
 
 void receive(const Tensor& tensor) {

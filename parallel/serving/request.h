@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/runtime/api.h"
@@ -63,7 +64,9 @@ class LOCKSTEP_API ServingRequest : public std::enable_shared_from_this<ServingR
   // False when that has come. Blocks.
   bool ended_by(Deadline until) const;
   bool ready() const { return state_.load(std::memory_order_acquire) == State::published; }
-  const std::exception_ptr& error() const { return error_; }  // once it is ready
+  // Once it is ready, for its one receiver: what it ended in then belongs to who catches it, and no thread of the pool is
+  // the last to hold, and to destroy, what a receiver looks at.
+  std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
 
   // Nobody will compute it any more.
   virtual void drop_inputs() noexcept = 0;

@@ -132,8 +132,6 @@ bool ServingPool::cancel(ServingRequest& request) {
   return finish(request, Outcome::cancelled, error);
 }
 
-// The error is the request's alone when its submitter hears of it, so that no thread of the pool is the last to hold,
-// and to destroy, what the submitter looked at.
 bool ServingPool::finish(ServingRequest& request, Outcome outcome, std::exception_ptr error) noexcept {
   if (!request.claim()) return false;
   if (error) request.fail(std::move(error));
