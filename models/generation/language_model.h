@@ -1,4 +1,5 @@
-// What generation asks of a model that predicts the next token, and what such a model asks of the cache of its attention.
+// What generation asks of a model that predicts the next token, and what such a model asks of the cache of its
+// attention.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ class LOCKSTEP_API CachedAttention {
   virtual ~CachedAttention() = default;
   // Keeps the keys and values of the call's N tokens, and gives softmax(scale q k^T) v, where each token sees its own
   // sequence up to itself. q [N, H, D], after rotary embedding; k and v [N, G, D], H a multiple of G (query head h goes
-  // with head h / (H / G)); any strides. Result [N, H, D]. `scale` is 1 / sqrt(D) when empty. Layers are counted from 0;
-  // each attends once in a call, in order.
+  // with head h / (H / G)); any strides. Result [N, H, D]. `scale` is 1 / sqrt(D) when empty. Layers are counted from
+  // 0; each attends once in a call, in order.
   virtual Tensor attend(int layer, const Tensor& q, const Tensor& k, const Tensor& v,
                         std::optional<double> scale = std::nullopt) = 0;
 };
