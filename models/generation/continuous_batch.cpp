@@ -25,7 +25,7 @@ ContinuousBatch::ContinuousBatch(const LanguageModel& model, const ContinuousBat
 }
 ContinuousBatch::~ContinuousBatch() = default;
 
-std::int64_t ContinuousBatch::add(std::vector<std::int64_t> prompt, GenerateOptions options) {
+void ContinuousBatch::check(std::span<const std::int64_t> prompt, const GenerateOptions& options) const {
   check_sampling(options.sampling);
   LOCKSTEP_CHECK(options.max_new_tokens > 0, "[ContinuousBatch] expected max_new_tokens of at least 1, got ",
                  options.max_new_tokens);
@@ -34,19 +34,24 @@ std::int64_t ContinuousBatch::add(std::vector<std::int64_t> prompt, GenerateOpti
     LOCKSTEP_CHECK(token >= 0 && token < shape_.vocabulary, "[ContinuousBatch] expected tokens from 0 to ",
                    shape_.vocabulary - 1, ", got ", token, " in the prompt");
   const auto length = static_cast<std::int64_t>(prompt.size());
-  const std::int64_t places = options_.cache.pages * options_.cache.page_size;
-  LOCKSTEP_CHECK(length <= places, "[ContinuousBatch] expected a prompt of at most ", places,
+  LOCKSTEP_CHECK(length <= places(), "[ContinuousBatch] expected a prompt of at most ", places(),
                  " tokens, which is what the cache has pages for, got ", length);
   LOCKSTEP_CHECK(shape_.positions == 0 || length < shape_.positions,
                  "[ContinuousBatch] expected a prompt of fewer than ", shape_.positions,
                  " tokens, which is what the model has positions for, got ", length);
+}
+
+std::int64_t ContinuousBatch::add(std::vector<std::int64_t> prompt, GenerateOptions options) {
+  check(prompt, options);
+  const auto length = static_cast<std::int64_t>(prompt.size());
   // The last token is drawn, and not computed any more.
-  std::int64_t most = places + 1;
+  std::int64_t most = places() + 1;
   if (shape_.positions > 0) most = std::min(most, shape_.positions);
   most = length + std::min(options.max_new_tokens, most - length);
   auto request = std::make_unique<Request>();
   request->number = next_;
   request->tokens = std::move(prompt);
+  request->tokens.reserve(static_cast<std::size_t>(most));  // so that no token that was drawn is lost
   request->end = static_cast<std::size_t>(most);
   request->options = std::move(options);
   waiting_.push_back(std::move(request));
@@ -122,15 +127,20 @@ std::vector<GenerationEvent> ContinuousBatch::step() {
         {request->sequence, std::span(request->tokens).subspan(begin, count), begin + count == request->tokens.size()});
   }
   if (feeds.empty()) return {};
+  std::vector<GenerationEvent> events;
+  events.reserve(feeds.size());
   const Tensor logits = cache_.decode(model_, feeds);
+  std::vector<float> numbers;
+  try {
+    const NoGrad no_grad;
+    if (logits.defined()) numbers = logits.to(DType::f32).to_vector<float>();
+  } catch (...) {  // the sequences have tokens whose logits are lost: computed again
+    while (!running_.empty()) preempt_last();
+    throw;
+  }
   ++stats_.steps;
   for (const KvCache::Feed& feed : feeds) stats_.computed_tokens += feed.tokens.size();
-  if (!logits.defined()) return {};
-
-  const NoGrad no_grad;
-  const std::vector<float> numbers = logits.to(DType::f32).to_vector<float>();
   const auto vocabulary = static_cast<std::size_t>(shape_.vocabulary);
-  std::vector<GenerationEvent> events;
   std::size_t row = 0;
   for (auto at = running_.begin(); at != running_.end();) {
     const auto next = std::next(at);

@@ -24,7 +24,7 @@ struct GenerateOptions {
 enum class FinishReason : std::uint8_t {
   stop,    // a stop token, which is the last one
   length,  // as many tokens as were wanted, or as there is room for
-  failed,  // `error` says why; the others go on
+  failed,  // an error says why; the others go on
 };
 
 struct ContinuousBatchOptions {
@@ -68,10 +68,12 @@ class LOCKSTEP_API ContinuousBatch {
   ContinuousBatch(const ContinuousBatch&) = delete;
   ContinuousBatch& operator=(const ContinuousBatch&) = delete;
 
-  // A request's number. InvalidArgument for an empty prompt, tokens that are no words of the model, a prompt that
-  // leaves no position of the model, or no place in the cache, for a token, max_new_tokens below 1 and what
-  // check_sampling refuses.
+  // A request's number. Throws what check() does.
   std::int64_t add(std::vector<std::int64_t> prompt, GenerateOptions options = {});
+  // InvalidArgument for an empty prompt, tokens that are no words of the model, a prompt that leaves no position of the
+  // model, or no place in the cache, for a token, max_new_tokens below 1 and what check_sampling refuses. From any
+  // thread.
+  void check(std::span<const std::int64_t> prompt, const GenerateOptions& options) const;
   // One call of the model. The tokens that it gave, in the order of the requests' joining; none when nothing is to be
   // done, and in calls that only read prompts. Waits for the device. When the model throws, so does this, and the
   // requests are as before: step again, or cancel them.
@@ -90,6 +92,7 @@ class LOCKSTEP_API ContinuousBatch {
   using Requests = std::list<std::unique_ptr<Request>>;
   std::int64_t left_of(const Request& request) const;  // tokens that are not in the cache
   std::int64_t pages_for(std::int64_t tokens) const;
+  std::int64_t places() const { return options_.cache.pages * options_.cache.page_size; }
   void join();
   void preempt_last();
   void schedule();

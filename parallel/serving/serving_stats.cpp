@@ -1,12 +1,14 @@
 #include "lockstep/parallel/serving/serving_stats.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
+#include "lockstep/parallel/serving/prometheus_text.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep {
+
+using detail::PrometheusText;
 
 std::span<const double> Histogram::seconds() {
   static constexpr std::array kBounds{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3,
@@ -53,53 +55,9 @@ std::string_view to_string(ReplicaState state) {
 
 namespace {
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return {text.data(), end};
-}
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '\n') {
-      result += "\\n";
-      continue;
-    }
-    if (c == '\\' || c == '"') result += '\\';
-    result += c;
-  }
-  return result;
-}
-
 using Pools = std::span<const std::pair<std::string, ReplicaPoolStats>>;
 
-class Text {
- public:
-  void metric(const char* name, const char* type, const char* help) {
-    name_ = cat("lockstep_pool_", name);
-    text_ += cat("# HELP ", name_, " ", help, "\n# TYPE ", name_, " ", type, "\n");
-  }
-  void sample(const std::string& labels, double value, const char* suffix = "") {
-    text_ += cat(name_, suffix, "{", labels, "} ", number(value), "\n");
-  }
-  void histogram(const std::string& labels, const Histogram& histogram) {
-    std::uint64_t below = 0;
-    for (std::size_t i = 0; i < histogram.bounds.size(); ++i) {
-      below += histogram.counts[i];
-      sample(cat(labels, ",le=\"", number(histogram.bounds[i]), "\""), static_cast<double>(below), "_bucket");
-    }
-    sample(cat(labels, ",le=\"+Inf\""), static_cast<double>(histogram.count), "_bucket");
-    sample(labels, histogram.sum, "_sum");
-    sample(labels, static_cast<double>(histogram.count), "_count");
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  std::string name_, text_;
-};
-
-std::string label(const std::string& pool) { return cat("pool=\"", escaped(pool), "\""); }
+std::string label(const std::string& pool) { return PrometheusText::label("pool", pool); }
 
 struct Count {
   const char* label;
@@ -109,7 +67,7 @@ struct Count {
 }  // namespace
 
 std::string to_prometheus(Pools pools) {
-  Text text;
+  PrometheusText text("lockstep_pool_");
   const auto counts = [&](const char* name, const char* type, const char* help, const char* of,
                           std::initializer_list<Count> values) {
     text.metric(name, type, help);

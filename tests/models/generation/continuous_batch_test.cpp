@@ -54,10 +54,10 @@ TEST_CASE("generate of several prompts gives each what it gets alone") {
        {SamplingOptions{}, SamplingOptions{.temperature = 1, .top_p = 0.9, .repetition_penalty = 1.1, .seed = 40}}) {
     std::vector<Tokens> prompts;
     for (std::int64_t i = 0; i < 70; ++i) prompts.push_back(prompt_of(1 + i * 5 % 40, i));  // more than run at once
-    const std::vector<Generated> together = generate(model, prompts, {.max_new_tokens = 12, .sampling = sampling});
+    const std::vector<Generated> together = generate(model, prompts, {.max_new_tokens = 4, .sampling = sampling});
     REQUIRE(together.size() == prompts.size());
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      GenerateOptions alone{.max_new_tokens = 12, .sampling = sampling};
+      GenerateOptions alone{.max_new_tokens = 4, .sampling = sampling};
       alone.sampling.seed += i;
       CHECK(together[i].tokens == generate(model, prompts[i], alone).tokens);
     }

@@ -35,11 +35,11 @@ Tensor in_pieces(const SmallModel& model, const Tokens& tokens, const Tokens& si
 TEST_CASE("decoding from pages gives the logits of the whole sequence") {
   for (const DType dtype : {DType::f32, DType::f64}) {
     const SmallModel model(support::first_devices(1)[0], dtype);
-    for (const std::int64_t length : {1, 2, 15, 16, 17, 33, 50}) {
+    for (const std::int64_t length : {1, 16, 17, 50}) {
       const Tokens tokens = prompt_of(length);
       const Tensor expected = model.whole(tokens).narrow(0, length - 1, 1);
       for (const std::int64_t page_size : {1, 4, 16})
-        for (const Tokens& sizes : {Tokens{1}, Tokens{3}, Tokens{16}, Tokens{100}, Tokens{7, 1, 1, 20}}) {
+        for (const Tokens& sizes : {Tokens{1}, Tokens{16}, Tokens{100}, Tokens{7, 1, 1, 20}}) {
           CAPTURE(length, page_size, sizes);
           CHECK(difference(in_pieces(model, tokens, sizes, page_size), expected) <
                 (dtype == DType::f64 ? 1e-12 : 2e-5));

@@ -16,7 +16,7 @@ using Floats = std::vector<float>;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // How often each token is drawn, of `count` positions, as a share.
-std::map<std::int64_t, double> shares(const Floats& logits, SamplingOptions options, int count = 4000) {
+std::map<std::int64_t, double> shares(const Floats& logits, SamplingOptions options, int count = 2000) {
   std::map<std::int64_t, double> drawn;
   for (int i = 0; i < count; ++i) {
     options.seed = static_cast<std::uint64_t>(i);
@@ -46,12 +46,12 @@ TEST_CASE("without a temperature the most probable token comes, of equal ones th
 TEST_CASE("draws follow the probabilities, at any temperature") {
   const std::vector<double> p{0.1, 0.5, 0.15, 0.25};
   auto of = shares(log_of(p), {.temperature = 1});
-  for (std::size_t i = 0; i < p.size(); ++i) CHECK(of[static_cast<std::int64_t>(i)] == Approx(p[i]).margin(0.03));
+  for (std::size_t i = 0; i < p.size(); ++i) CHECK(of[static_cast<std::int64_t>(i)] == Approx(p[i]).margin(0.05));
   of = shares(log_of(p), {.temperature = 0.5});  // squared
   double sum = 0;
   for (const double each : p) sum += each * each;
   for (std::size_t i = 0; i < p.size(); ++i)
-    CHECK(of[static_cast<std::int64_t>(i)] == Approx(p[i] * p[i] / sum).margin(0.03));
+    CHECK(of[static_cast<std::int64_t>(i)] == Approx(p[i] * p[i] / sum).margin(0.05));
   CHECK(drawn(log_of(p), {.temperature = 1e-300}) == Tokens{1});
   CHECK(drawn(Floats{2, -kInfinity, 2}, {.temperature = 1e10}) == Tokens{0, 2});
 }
@@ -77,7 +77,7 @@ TEST_CASE("top_p keeps the fewest tokens that reach it") {
   many[4321] = 1;
   CHECK(drawn(many, {.temperature = 1, .top_p = 0.0001}) == Tokens{4321});
   const Tokens some = drawn(many, {.temperature = 1, .top_p = 0.1});
-  CHECK(some.size() > 400);
+  CHECK(some.size() > 350);
   CHECK(std::count_if(some.begin(), some.end(), [](std::int64_t t) { return t > 500 && t != 4321; }) == 0);
 }
 
@@ -101,7 +101,7 @@ TEST_CASE("the temperature comes first, or last") {
   options.order = SamplingOrder::temperature_last;
   CHECK(drawn(logits, options) == Tokens{1, 3});
   // What is drawn of those that are left has the temperature in both.
-  CHECK(shares(logits, options)[1] == Approx(std::sqrt(0.5) / (std::sqrt(0.5) + std::sqrt(0.25))).margin(0.03));
+  CHECK(shares(logits, options)[1] == Approx(std::sqrt(0.5) / (std::sqrt(0.5) + std::sqrt(0.25))).margin(0.05));
 }
 
 TEST_CASE("the repetition penalty makes what is there less probable, once each") {
