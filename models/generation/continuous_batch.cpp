@@ -93,15 +93,14 @@ void ContinuousBatch::join() {
 void ContinuousBatch::preempt_last() {
   Request& last = *running_.back();
   cache_.end(std::exchange(last.sequence, -1));
-  last.scheduled = 0;
   ++stats_.preempted;
   waiting_.splice(waiting_.begin(), running_, std::prev(running_.end()));
 }
 
 // Next tokens first, so that nobody who gets text waits for a long prompt; then prompts, within max_tokens.
 void ContinuousBatch::schedule() {
-  for (const auto& request : running_) request->scheduled = 0;
   join();
+  for (const auto& request : running_) request->scheduled = 0;
   std::int64_t left = options_.max_tokens;
   for (const bool prompts : {false, true}) {
     for (auto at = running_.begin(); at != running_.end() && left > 0; ++at) {

@@ -194,6 +194,7 @@ void Generator::Body::change(Lock& lock) {
     error = std::current_exception();
   }
   lock.lock();
+  stats.updates += !error;
   update->error = std::move(error);
   update->done = true;
   changed.notify_all();
@@ -313,19 +314,24 @@ State Generator::Body::make_room(Lock& lock, Clock::time_point deadline) {
       count(&GeneratorStats::dropped);
       return oldest;
     }
-    if (options.when_full != WhenFull::wait) {
+    // Waiting in the generator's own thread, as a callback would, keeps the room from coming.
+    if (options.when_full != WhenFull::wait || thread.get_id() == std::this_thread::get_id()) {
       ++stats.refused;
       throw Refused(
           cat("[Generator] expected fewer than ", options.max_queued, " requests that wait, got ", queue.size()));
     }
-    if (deadline == Clock::time_point::max()) {
+    ++stats.waiting;
+    if (deadline == Clock::time_point::max())
       room.wait(lock);
-    } else if (room.wait_until(lock, deadline) == std::cv_status::timeout && queue.size() >= options.max_queued) {
+    else
+      room.wait_until(lock, deadline);
+    --stats.waiting;
+    check();
+    if (queue.size() >= options.max_queued && Clock::now() >= deadline) {
       ++stats.refused;
       throw TimeoutError(cat("[Generator] expected room among ", options.max_queued,
                              " requests that wait before the deadline, got none"));
     }
-    check();
   }
   return nullptr;
 }
@@ -459,6 +465,7 @@ GeneratorStats Generator::stats() const {
   GeneratorStats stats = body_->stats;
   stats.queued = body_->queue.size();
   stats.running = body_->running.size();
+  stats.waiting_updates = body_->updates.size();
   stats.batch = body_->batch_stats;
   return stats;
 }

@@ -32,7 +32,9 @@ struct GeneratorStats {
   // Of requests. Each that was submitted is one of the others, queued or running.
   std::uint64_t submitted = 0, finished = 0, failed = 0, cancelled = 0, late = 0, dropped = 0;
   std::uint64_t queued = 0, running = 0;
-  std::uint64_t refused = 0;                            // which submit() did not take
+  // Beside those: requests that submit() did not take, and submitters that wait for room.
+  std::uint64_t refused = 0, waiting = 0;
+  std::uint64_t updates = 0, waiting_updates = 0;       // exchanges of weights
   std::uint64_t tokens = 0;                             // that were given out
   Histogram first_token_seconds{Histogram::seconds()};  // from submit() on
   Histogram token_seconds{Histogram::seconds()};        // between two tokens of a text
@@ -56,7 +58,8 @@ class LOCKSTEP_API Generator {
   Generator& operator=(const Generator&) = delete;
 
   // Throws at once what ContinuousBatch::add throws, and Refused when the generator is closed, or full with
-  // WhenFull::refuse. With WhenFull::wait it blocks while it is full, at most until the deadline: TimeoutError.
+  // WhenFull::refuse. With WhenFull::wait it blocks while it is full, at most until the deadline: TimeoutError; in a
+  // callback it is Refused.
   Generation submit(std::vector<std::int64_t> prompt, GenerateOptions options = {}, SubmitOptions how = {});
 
   // Takes no more requests; those that wait end in Cancelled, those that are computed go on. Wakes submit().

@@ -125,8 +125,10 @@ TEST_CASE("whatever the limits, tokens are those of a request alone") {
                 .max_sequences = limits.sequences,
                 .max_tokens = limits.tokens});
     for (std::int64_t i = 0; i < 12; ++i) batch.add(prompt_of(2 + 7 * i % 23, i), {.max_new_tokens = 3 + i % 9});
+    model.most_tokens = 0;
     const Results results = run(batch);
     CHECK(results.tokens == expected);
+    CHECK(model.most_tokens <= limits.tokens);
     if (limits.pages == 9) CHECK(batch.stats().preempted > 0);
   }
 }
@@ -166,6 +168,31 @@ TEST_CASE("prompts that begin alike are computed once") {
   CHECK(batch.stats().computed_tokens == 41 + 2 + 3 + 42);
 }
 
+TEST_CASE("requests join where there are pages for their prompts beside those of the others") {
+  const SmallModel model = exact_model();
+  ContinuousBatch batch(model, {.cache = {.pages = 10, .page_size = 4, .share_prefixes = false}, .max_sequences = 4});
+  for (std::int64_t i = 0; i < 3; ++i) batch.add(prompt_of(17, i), {.max_new_tokens = 3});  // five pages each
+  batch.step();
+  CHECK(batch.stats().running == 2);
+  const Results results = run(batch);
+  for (std::int64_t i = 0; i < 3; ++i) CHECK(results.finish.at(i) == FinishReason::length);
+  CHECK(batch.stats().preempted == 0);
+}
+
+TEST_CASE("who had to give its pages back comes before those that wait") {
+  const SmallModel model = exact_model();
+  ContinuousBatch batch(model, {.cache = {.pages = 6, .page_size = 4, .share_prefixes = false}, .max_sequences = 2});
+  const std::int64_t first = batch.add(prompt_of(8), {.max_new_tokens = 12}),
+                     second = batch.add(prompt_of(7, 1), {.max_new_tokens = 12}),
+                     third = batch.add(prompt_of(3, 2), {.max_new_tokens = 2});
+  std::vector<std::int64_t> ended;
+  while (!batch.idle())
+    for (const GenerationEvent& event : batch.step())
+      if (event.finish) ended.push_back(event.request);
+  CHECK(batch.stats().preempted > 0);
+  CHECK(ended == Tokens{first, third, second});  // the second ran again beside the third
+}
+
 TEST_CASE("a cancelled request gives its pages back at once") {
   const SmallModel model = exact_model();
   ContinuousBatch batch(model, {.cache = {.pages = 10, .page_size = 4, .share_prefixes = false}, .max_sequences = 2});
@@ -201,6 +228,25 @@ TEST_CASE("a step that throws can be made again") {
     }
   }
   for (std::int64_t i = 0; i < 3; ++i) CHECK(results.tokens[i] == model.continued(prompt_of(6, i), 6));
+}
+
+TEST_CASE("an error that the device tells of later costs no token") {
+  const SmallModel model = exact_model();
+  ContinuousBatch batch(model, {.cache = {.pages = 12, .page_size = 4}, .max_sequences = 3});
+  for (std::int64_t i = 0; i < 3; ++i) batch.add(prompt_of(6, i), {.max_new_tokens = 6});
+  Results results;
+  int errors = 0;
+  while (!batch.idle()) {
+    model.bad_logits = errors < 5;
+    try {
+      take(results, batch.step());
+    } catch (const InvalidArgument&) {
+      ++errors;
+    }
+  }
+  CHECK(errors == 5);
+  for (std::int64_t i = 0; i < 3; ++i) CHECK(results.tokens[i] == model.continued(prompt_of(6, i), 6));
+  CHECK(batch.stats().cache.used == 0);
 }
 
 TEST_CASE("logits that are no numbers fail their request alone") {

@@ -114,6 +114,11 @@ TEST_CASE("tokens come one by one, to next and to the callback") {
   CHECK(text.finish() == FinishReason::length);
   CHECK(called == 3);
   CHECK_FALSE(text.cancel());
+  CHECK(text.get().tokens.empty());
+  Generation whole = generator.submit(prompt_of(3), {.max_new_tokens = 3});
+  model->open();
+  CHECK(whole.get().tokens == expected);
+  CHECK(whole.get().tokens.empty());
 }
 
 TEST_CASE("a text that is cancelled or dropped gives its place to others") {
@@ -208,6 +213,42 @@ TEST_CASE("a full generator waits, refuses or drops") {
   }
 }
 
+TEST_CASE("a queued text that is cancelled makes room while another is written") {
+  const auto model = std::make_shared<GatedModel>(false);
+  GeneratorOptions options = small_options();
+  options.batch.max_sequences = 1;
+  options.max_queued = 1;
+  Generator generator(model, options);
+  Generation running = generator.submit(prompt_of(2), {.max_new_tokens = 50});
+  model->wait_for_call(1);
+  Generation queued = generator.submit(prompt_of(2), {.max_new_tokens = 3});
+  auto waits = std::async(std::launch::async, [&] { return generator.submit(prompt_of(3), {.max_new_tokens = 1}); });
+  while (generator.stats().waiting == 0) std::this_thread::yield();
+  queued.cancel();
+  model->let_through(1);
+  Generation last = waits.get();  // before `running` has ended
+  model->open();
+  CHECK(last.get().tokens == model->continued(prompt_of(3), 1));
+}
+
+TEST_CASE("a callback that submits to a full generator is refused at once") {
+  const auto model = std::make_shared<GatedModel>(false);
+  GeneratorOptions options = small_options();
+  options.batch.max_sequences = 1;
+  options.max_queued = 1;
+  Generator generator(model, options);
+  std::string message;
+  Generation first = generator.submit(prompt_of(2), {.max_new_tokens = 1}, {.on_token = [&](std::int64_t) {
+                                        message = support::message_of<Refused>([&] { generator.submit({1}); });
+                                        return true;
+                                      }});
+  model->wait_for_call(1);
+  Generation queued = generator.submit(prompt_of(2), {.max_new_tokens = 1});
+  model->open();
+  first.get();
+  CHECK_THAT(message, Contains("fewer than 1 requests that wait, got 1"));
+}
+
 TEST_CASE("closing wakes who waits for room, and lets what is written go on") {
   const auto model = std::make_shared<GatedModel>(false);
   GeneratorOptions options = small_options();
@@ -218,6 +259,7 @@ TEST_CASE("closing wakes who waits for room, and lets what is written go on") {
   model->wait_for_call(1);
   Generation queued = generator.submit(prompt_of(2), {.max_new_tokens = 3});
   auto waits = std::async(std::launch::async, [&] { generator.submit(prompt_of(2)); });
+  while (generator.stats().waiting == 0) std::this_thread::yield();
   generator.close();
   CHECK_THROWS_AS(waits.get(), Refused);
   CHECK_THROWS_AS(queued.get(), Cancelled);
@@ -293,12 +335,15 @@ TEST_CASE("new weights come between texts, and no prefix of the old ones is used
     });
   });
   CHECK_THROWS_AS(generator.update([&] { ++changes; }, Milliseconds(1)), TimeoutError);
+  while (generator.stats().waiting_updates != 1) std::this_thread::yield();
+  Generation second = generator.submit(prompt_of(20), {.max_new_tokens = 4});  // waits for the update
   model->open();
   updated.get();
+  CHECK(second.get().tokens == after);
   CHECK(changes == 1);
   CHECK(first.get().tokens == before);
   CHECK(generator.submit(prompt_of(20), {.max_new_tokens = 4}).get().tokens == after);
-  CHECK(generator.stats().batch.shared_tokens == 0);
+  CHECK(generator.stats().updates == 1);
   CHECK_THROWS_WITH(generator.update([] { throw std::runtime_error("mine"); }), "mine");
   CHECK(generator.submit(prompt_of(20), {.max_new_tokens = 4}).get().tokens == after);
 }

@@ -173,6 +173,49 @@ TEST_CASE("pages that are kept make room, the least recently used first") {
   CHECK(compute(b) == 0);
 }
 
+TEST_CASE("sequences that are computed side by side keep equal pages once") {
+  const SmallModel model(support::first_devices(1)[0]);
+  KvCache cache(model, {.pages = 20, .page_size = 4});
+  const Tokens tokens = prompt_of(10);
+  const std::int64_t a = cache.begin(tokens), b = cache.begin(tokens);
+  const Feed feeds[] = {{a, tokens}, {b, tokens}};
+  cache.decode(model, feeds);
+  CHECK(cache.stats().used == 6);
+  cache.end(b);
+  cache.end(a);
+  CHECK(cache.stats().used == 0);
+  CHECK(cache.stats().kept == 2);
+}
+
+TEST_CASE("a page that was begun before forget_prefixes is not shared after it") {
+  const SmallModel model(support::first_devices(1)[0]);
+  KvCache cache(model, {.pages = 20, .page_size = 4});
+  const Tokens tokens = prompt_of(10);
+  const std::int64_t a = cache.begin(tokens);
+  const Feed before{a, std::span(tokens).first(2)}, after{a, std::span(tokens).subspan(2)};
+  cache.decode(model, {&before, 1});
+  cache.forget_prefixes();
+  cache.decode(model, {&after, 1});
+  CHECK(cache.length(cache.begin(tokens)) == 0);
+  cache.end(a);
+  CHECK(cache.stats().kept == 0);
+}
+
+TEST_CASE("of a beginning that is kept the end goes first") {
+  const SmallModel model(support::first_devices(1)[0]);
+  KvCache cache(model, {.pages = 4, .page_size = 4});
+  const Tokens tokens = prompt_of(13), other = prompt_of(5, 9);
+  const std::int64_t a = cache.begin(tokens);
+  const Feed all{a, tokens};
+  cache.decode(model, {&all, 1});
+  cache.end(a);
+  CHECK(cache.stats().kept == 3);
+  const std::int64_t b = cache.begin(other);
+  CHECK(cache.reserve(b, 5));  // two pages: the free one, and the last of those that are kept
+  CHECK(cache.stats().kept == 2);
+  CHECK(cache.length(cache.begin(tokens)) == 8);
+}
+
 TEST_CASE("a cache that is full says so, and computes nothing") {
   const SmallModel model(support::first_devices(1)[0]);
   KvCache cache(model, {.pages = 3, .page_size = 4});
