@@ -27,6 +27,13 @@ set(headers_for_users
   parallel/join/join.h
   parallel/serving/replica_pool.h
   parallel/sync_norm/convert_sync_batchnorm.h
+  # Models (not in lockstep.h).
+  models/checkpoint/checkpoint.h
+  models/language/gpt2.h
+  models/language/llama.h
+  models/language/load_language_model.h
+  models/language/rotary.h
+  models/vision/resnet.h
   kernels/dtype.h
   runtime/deadline.h
   runtime/device.h

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/nn/adopt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 
 namespace lockstep {
@@ -100,6 +101,11 @@ LoadReport load(ModuleBase& module, Safetensors whole, const std::string& path, 
   // Not what anybody wants who loads a part of a model.
   LOCKSTEP_CHECK(!assignments.empty() || wanted.empty(), "[load_model] ", path,
                  ": expected tensors of the module, got none; ", report.describe());
+  file.tensors.clear();  // what is converted goes
+  if (options.adopt) {
+    detail::adopt_all(std::move(assignments));
+    return report;
+  }
   for (auto& [parameter, tensor] : assignments) tensor = tensor.to(parameter.dtype());
   // From here on nothing needs memory.
   detail::assign_all("load_model", assignments);

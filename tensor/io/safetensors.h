@@ -48,6 +48,10 @@ LOCKSTEP_API void save_model(const ModuleBase& module, const std::string& path,
 struct LoadModelOptions {
   bool strict = true;  // the file and the module must have the same names and shapes
   bool map = false;    // as in LoadSafetensorsOptions, while loading
+  // The tensors of the file become the parameters, without a copy where the dtype is the module's and its parameters
+  // are on cpu: with `map` its pages. Parameters move as they do in ModuleBase::to, and nobody may use the module
+  // meanwhile. The elements of a module that has none yet (Parameter::uninitialized) are never there twice.
+  bool adopt = false;
 };
 // What did not fit, in the module's and the file's order.
 struct LOCKSTEP_API LoadReport {
@@ -62,8 +66,8 @@ struct LOCKSTEP_API LoadReport {
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
   std::string describe() const;  // "missing: a.weight; unexpected: none; other shapes: none"
 };
-// Copies the file's tensors into the module's slots at home, converting dtypes; what does not fit is left as it is and
-// reported. With `strict` that is an InvalidArgument, before anything is changed; so is, always, that nothing fits.
+// Copies the file's tensors into the module's slots at home, or puts them there, converting dtypes; what does not fit is
+// left as it is and reported. With `strict` that is an InvalidArgument, before anything is changed; so is, always, that nothing fits.
 // A file with an entry model_prefix in its metadata (a Runner's checkpoint: "model.") has the model under the names
 // that begin with it, and only they count, without it. Where all names of one side begin with "module." and none of the
 // other does (a wrapper was or was not saved), the prefix is passed over. Of a tied parameter one name is enough.

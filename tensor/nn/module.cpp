@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "lockstep/tensor/nn/adopt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
@@ -236,6 +237,33 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
                  "[load_state_dict] expected a state of the module, got none of its names; missing: ", missing,
                  "; unexpected: ", unexpected.empty() ? "none" : unexpected);
   detail::assign_all("load_state_dict", assignments);
+}
+
+// ---- elements that are somebody else's
+
+void detail::adopt_all(std::vector<std::pair<Parameter, Tensor>> given) {
+  const NoGrad no_grad;
+  std::vector<Move> moves;
+  for (auto& [parameter, value] : given) {
+    ParameterBody& body = *parameter.body();
+    const bool first = !body.home.defined();
+    const Device device = first ? body.placed.value_or(value.device()) : body.home.device();
+    const MemoryFormat format = first ? body.format.value_or(MemoryFormat::contiguous) : body.home.memory_format();
+    Move& move = moves.emplace_back(body, device, body.dtype, first ? MemoryFormat::contiguous : format);
+    move.value = value.detach().to(device).to(body.dtype).contiguous(format);
+    value = {};
+  }
+  for (const Move& move : moves) {
+    ParameterBody& body = *move.body;
+    if (body.home.defined()) {
+      rehome(move);
+      continue;
+    }
+    body.home = move.value;
+    if (!is_floating(body.dtype)) continue;
+    body.home.set_requires_grad(true);
+    body.set_leaf(body.home.edge().node);
+  }
 }
 
 // ---- deep copies

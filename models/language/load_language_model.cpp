@@ -1,0 +1,48 @@
+#include "lockstep/models/language/load_language_model.h"
+
+#include <filesystem>
+#include <map>
+
+#include "lockstep/models/checkpoint/json_file.h"
+#include "lockstep/models/language/gpt2.h"
+#include "lockstep/models/language/llama.h"
+
+namespace lockstep {
+namespace {
+
+DType widespread_dtype(const Safetensors& checkpoint) {
+  std::map<DType, std::size_t> bytes;
+  for (const NamedTensor& each : checkpoint.tensors)
+    if (is_floating(each.tensor.dtype())) bytes[each.tensor.dtype()] += each.tensor.bytes();
+  DType most = DType::f32;
+  std::size_t largest = 0;
+  for (const auto& [dtype, count] : bytes)
+    if (count > largest) most = dtype, largest = count;
+  return most;
+}
+
+template <class M>
+std::unique_ptr<LanguageModel> filled(std::unique_ptr<M> model, const std::string& folder,
+                                      const LoadLanguageModelOptions& options) {
+  Safetensors checkpoint = read_checkpoint(folder, {.map = options.map});
+  model->to(options.dtype.value_or(widespread_dtype(checkpoint)));
+  model->to(options.device);
+  load_checkpoint(*model, std::move(checkpoint), folder);
+  model->eval();
+  return model;
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> load_language_model(const std::string& folder, const LoadLanguageModelOptions& options) {
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  const detail::JsonFile json = detail::JsonFile::read(path);
+  const std::string type = json.text("model_type");
+  if (type == "gpt2")
+    return filled(std::make_unique<Gpt2>(GptConfig::from_file(path), FirstWeights::absent), folder, options);
+  if (type == "llama" || type == "qwen2" || type == "mistral")
+    return filled(std::make_unique<Llama>(LlamaConfig::from_file(path), FirstWeights::absent), folder, options);
+  json.refuse("model_type", "the types that are known are gpt2, llama, qwen2 and mistral");
+}
+
+}  // namespace lockstep
