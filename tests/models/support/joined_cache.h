@@ -5,6 +5,7 @@
 
 #include "lockstep/models/generation/language_model.h"
 #include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/sequence_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
