@@ -15,6 +15,15 @@ constexpr std::uint64_t kMaxBytes = 100'000'000;  // an index of a million tenso
 
 const json& as_json(const void* value) { return *static_cast<const json*>(value); }
 
+// For messages; without the library's own writer of JSON, which is large.
+std::string described(const json* value) {
+  if (!value) return "absent";
+  if (const auto* text = value->get_ptr<const std::string*>()) return cat('"', *text, '"');
+  if (const auto* truth = value->get_ptr<const bool*>()) return *truth ? "true" : "false";
+  if (const auto* integer = value->get_ptr<const std::int64_t*>()) return cat(*integer);
+  return value->is_number() ? cat(value->get<double>()) : cat("an ", value->type_name());
+}
+
 }  // namespace
 
 struct JsonFile::Document {
@@ -54,10 +63,8 @@ void JsonFile::fail(const std::string& field, const std::string& why) const {
 }
 
 void JsonFile::refuse(const std::string& field, const std::string& why) const {
-  const auto* value = static_cast<const json*>(find(field));
   lockstep::detail::fail<NotSupported>("[load_checkpoint] ", file(), ": field \"", full(field), "\" is ",
-                                       value ? value->dump(-1, ' ', false, json::error_handler_t::replace) : "absent",
-                                       ": ", why);
+                                       described(static_cast<const json*>(find(field))), ": ", why);
 }
 
 const void* JsonFile::find(const std::string& field) const {

@@ -1,6 +1,7 @@
 // Checkpoints of one file and of several, mapped and read, into modules with elements and without.
 #include "lockstep/models/checkpoint/checkpoint.h"
 
+#include <cstring>
 #include <filesystem>
 
 #include "lockstep/models/language/gpt2.h"
@@ -144,6 +145,25 @@ TEST_CASE("adopted tensors are the parameters, without a copy where they fit") {
     pair.b.assign(zeros({4}));
     CHECK(equal(load_safetensors(path).tensors[1].tensor, b_values()));
   }
+}
+
+TEST_CASE("elements that a file does not align are copied") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "model.safetensors";
+  save_safetensors(path, {{"a", a_values()}, {"b", b_values()}});
+  // A header that is a space longer.
+  std::string bytes = read_bytes(path);
+  std::uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  bytes.insert(8 + header, " ");
+  ++header;
+  std::memcpy(bytes.data(), &header, sizeof header);
+  write_bytes(path, bytes);
+  Pair pair(FirstWeights::absent);
+  load_checkpoint(pair, path, {.map = true});
+  CHECK(reinterpret_cast<std::uintptr_t>(pair.a.tensor().data()) % sizeof(float) == 0);
+  CHECK(equal(pair.a.tensor().detach(), a_values()));
+  CHECK(equal(pair.b.tensor().detach(), b_values()));
 }
 
 TEST_CASE("parameters that adopt tensors keep their gradients, and their graphs") {

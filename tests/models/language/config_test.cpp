@@ -146,10 +146,10 @@ TEST_CASE("what is not computed is refused, with field and value") {
   };
   check(with(gpt2(), "activation_function", "silu"), "activation_function", "\"silu\"");
   check(with(gpt2(), "add_cross_attention", true), "add_cross_attention", "true");
-  check(with(gpt2(), "quantization_config", json{{"bits", 4}}), "quantization_config", "{\"bits\":4}");
+  check(with(gpt2(), "quantization_config", json{{"bits", 4}}), "quantization_config", "an object");
   check(with(llama(), "model_type", "gemma"), "model_type", "\"gemma\"");
   check(with(llama(), "hidden_act", "gelu"), "hidden_act", "\"gelu\"");
-  check(with(llama(), "quantization_config", json{{"bits", 4}}), "quantization_config", "{\"bits\":4}");
+  check(with(llama(), "quantization_config", json{{"bits", 4}}), "quantization_config", "an object");
   for (const char* type : {"dynamic", "longrope", "su"}) {
     check(with(llama(), "rope_scaling", json{{"type", type}, {"factor", 2}}), "rope_scaling.type", cat('"', type, '"'));
     check(with(llama(), "rope_parameters", json{{"rope_type", type}, {"factor", 2}}), "rope_parameters.rope_type",
