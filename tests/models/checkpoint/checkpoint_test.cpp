@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "lockstep/models/language/gpt2.h"
+#include "lockstep/models/language/llama.h"
 #include "lockstep/models/language/load_language_model.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "models/support/joined_cache.h"
@@ -199,6 +200,21 @@ TEST_CASE("names in checkpoints may be others than the module's") {
   Gpt2 untied(c, FirstWeights::absent);
   CHECK(load_checkpoint(untied, file, "memory").complete());
   CHECK(equal(untied.lm_head->weight.tensor().detach(), ones({5, 4})));
+}
+
+TEST_CASE("the tables of older Llama files are passed over") {
+  LlamaConfig c;
+  c.vocab_size = 5, c.hidden_size = 4, c.intermediate_size = 6, c.num_hidden_layers = 1, c.num_attention_heads = 2;
+  const Llama from(c);
+  Safetensors file;
+  for (const NamedTensor& each : from.state_dict()) file.tensors.push_back({each.name, each.tensor.detach()});
+  file.tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", ones({1})});
+  Llama to(c, FirstWeights::absent);
+  CHECK(load_checkpoint(to, file, "memory").complete());
+  // A head beside tied embeddings is passed over too.
+  c.tie_word_embeddings = true;
+  Llama tied(c, FirstWeights::absent);
+  CHECK(load_checkpoint(tied, file, "memory").complete());
 }
 
 TEST_CASE("a mapped model answers without a copy of its weights") {

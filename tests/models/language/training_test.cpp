@@ -105,6 +105,26 @@ TEST_CASE("tied embeddings are one matrix, with the gradients of both ends and o
         llama_untied.lm_head->weight);
 }
 
+TEST_CASE("language models begin with normal numbers of the published deviation") {
+  manual_seed(7);
+  const auto deviation = [](const Parameter& parameter) { return stddev(parameter.tensor().detach()).item<double>(); };
+  GptConfig c = small_gpt(false);
+  c.vocab_size = 200, c.n_embd = 60, c.n_layer = 8, c.initializer_range = 0.1;
+  const Gpt2 gpt2(c);
+  CHECK(deviation(gpt2.wte.weight) == Approx(0.1).epsilon(0.05));
+  CHECK(deviation(gpt2.lm_head->weight) == Approx(0.1).epsilon(0.05));
+  CHECK(deviation(gpt2.h[1].attn.c_attn.weight) == Approx(0.1).epsilon(0.05));
+  // What adds to the stream of 8 layers with two of them each.
+  CHECK(deviation(gpt2.h[1].attn.c_proj.weight) == Approx(0.1 / 4).epsilon(0.05));
+  CHECK(deviation(gpt2.h[7].mlp.c_proj.weight) == Approx(0.1 / 4).epsilon(0.05));
+  LlamaConfig l = small_llama(false);
+  l.vocab_size = 200, l.hidden_size = 60, l.intermediate_size = 100;
+  const Llama llama(l);
+  CHECK(deviation(llama.model.embed_tokens.weight) == Approx(0.2).epsilon(0.05));
+  CHECK(deviation(llama.model.layers[1].mlp.down_proj.weight) == Approx(0.2).epsilon(0.05));
+  CHECK(deviation(llama.lm_head->weight) == Approx(0.2).epsilon(0.05));
+}
+
 TEST_CASE("GPT-2 drops elements in training mode alone") {
   manual_seed(5);
   GptConfig c = small_gpt(true);

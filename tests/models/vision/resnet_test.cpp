@@ -55,6 +55,15 @@ TEST_CASE("ResNets have torchvision's names and logits") {
   }
 }
 
+TEST_CASE("ResNets begin as torchvision's do") {
+  manual_seed(8);
+  const ResNet model = ResNet::named("resnet18");
+  // 9 * 128 numbers go into what follows, 9 * 64 come in.
+  const Conv2d& conv = model.layer2[0].conv1;
+  CHECK(stddev(conv.weight.tensor().detach()).item<double>() == Approx(std::sqrt(2.0 / (9 * 128))).epsilon(0.02));
+  CHECK(equal(model.layer2[0].bn1.weight.tensor().detach(), ones({128})));
+}
+
 TEST_CASE("ResNets have as many parameters as published") {
   const auto [name, count] = GENERATE(table<std::string, std::int64_t>({{"resnet18", 11'689'512},
                                                                         {"resnet34", 21'797'672},
