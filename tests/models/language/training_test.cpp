@@ -1,6 +1,7 @@
 // Models that begin with random weights, and learn.
 #include "lockstep/models/language/gpt2.h"
 #include "lockstep/models/language/llama.h"
+#include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
 
@@ -123,6 +124,25 @@ TEST_CASE("language models begin with normal numbers of the published deviation"
   CHECK(deviation(llama.model.embed_tokens.weight) == Approx(0.2).epsilon(0.05));
   CHECK(deviation(llama.model.layers[1].mlp.down_proj.weight) == Approx(0.2).epsilon(0.05));
   CHECK(deviation(llama.lm_head->weight) == Approx(0.2).epsilon(0.05));
+}
+
+TEST_CASE("language models compute under autocast, and without a graph") {
+  manual_seed(9);
+  const auto check = [](auto model) {
+    model.eval();
+    const Tensor logits = model(ids());
+    {
+      const InferenceMode inference;
+      CHECK(equal(model(ids()), logits.detach()));
+    }
+    const Autocast autocast(DType::bf16);
+    const Tensor narrow = model(ids());
+    CHECK(allclose(narrow.to(DType::f32), logits, 0.05, 0.05));
+    loss_of(narrow, ids()).backward();
+    for (const Parameter& parameter : model.parameters()) CHECK(parameter.grad().dtype() == DType::f32);
+  };
+  check(Gpt2(small_gpt(true)));
+  check(Llama(small_llama(false)));
 }
 
 TEST_CASE("GPT-2 drops elements in training mode alone") {
