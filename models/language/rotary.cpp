@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <numbers>
+#include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -82,6 +85,30 @@ std::vector<float> rotary_frequencies(std::int64_t dims, const RotaryOptions& o)
   return all;
 }
 
+// [dims]: the frequencies as they belong to the elements, with the signs of their sines; where they are used.
+class RotaryEmbedding::Steps {
+ public:
+  explicit Steps(Tensor at_home) : home_(std::move(at_home)) {}
+
+  // A copy for each stream, in whose order it was made: nothing else has to be waited for.
+  Tensor on(Device device) {
+    if (device == home_.device()) return home_;
+    const Stream stream = current_stream(device);
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, copy] : copies_)
+      if (known == &stream.body()) return copy;
+    const Tensor copy = home_.to(device);
+    // The owner of another library's stream may destroy it once no memory is in its order.
+    if (!detail::state_of(stream).foreign) copies_.emplace_back(&stream.body(), copy);
+    return copy;
+  }
+
+ private:
+  const Tensor home_;
+  std::mutex mutex_;
+  std::vector<std::pair<const detail::StreamBody*, Tensor>> copies_;  // bodies last as long as the process
+};
+
 RotaryEmbedding::RotaryEmbedding(std::int64_t dims, const RotaryOptions& options)
     : pairs_(options.pairs), factor_(amplitude(options)) {
   const std::vector<float> frequencies = rotary_frequencies(dims, options);
@@ -92,13 +119,13 @@ RotaryEmbedding::RotaryEmbedding(std::int64_t dims, const RotaryOptions& options
     steps[halves ? i : 2 * i] = -frequencies[i];
     steps[halves ? i + frequencies.size() : 2 * i + 1] = frequencies[i];
   }
-  steps_ = from_data(steps, {dims});
+  steps_ = std::make_shared<Steps>(from_data(steps, {dims}, {.dtype = DType::f32}));
 }
 
 RotaryAngles RotaryEmbedding::at(const Tensor& positions, DType dtype) const {
   LOCKSTEP_CHECK(positions.rank() == 1, "[rotary] expected positions [N], got ", positions);
   const NoGrad no_grad;
-  const Tensor angles = positions.to(DType::f32).reshape({-1, 1, 1}) * steps_.to(positions.device());
+  const Tensor angles = positions.to(DType::f32).reshape({-1, 1, 1}) * steps_->on(positions.device());
   Tensor cosines = cos(angles), sines = sin(angles);
   if (factor_ != 1) cosines.mul_(factor_), sines.mul_(factor_);
   return {cosines.to(dtype), sines.to(dtype), pairs_};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -46,13 +47,16 @@ struct RotaryAngles {
 class LOCKSTEP_API RotaryEmbedding {
  public:
   RotaryEmbedding(std::int64_t dims, const RotaryOptions& options);
-  // positions [N] (integers), on any device. Angles are computed in f32 and given in `dtype`.
+  // positions [N] (integers), on any device. Angles are computed in f32 and given in `dtype`. The first call on a
+  // stream copies the frequencies to its device, for the calls that follow; a graph is captured after it. Thread-safe.
   RotaryAngles at(const Tensor& positions, DType dtype) const;
 
  private:
+  class Steps;
+
   RotaryPairs pairs_;
-  double factor_;  // of cosines and sines
-  Tensor steps_;   // [dims], on cpu: the frequencies as they belong to the elements, with the signs of their sines
+  double factor_;                 // of cosines and sines
+  std::shared_ptr<Steps> steps_;  // shared by copies
 };
 
 // x [N, H, D], D at least the angles' dims: the elements behind them stay as they are. Differentiable.

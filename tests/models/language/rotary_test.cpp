@@ -3,6 +3,8 @@
 
 #include <numbers>
 
+#include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
 
 namespace lockstep::test {
@@ -108,6 +110,34 @@ TEST_CASE("rotary embedding has a gradient, in any pairing") {
   // Turned back.
   const RotaryAngles back{angles.cosines, -angles.sines, pairs};
   CHECK(allclose(x.grad(), rotate(weights, back), 1e-5, 1e-6));
+}
+
+TEST_CASE("frequencies are copied to a device once for each stream, from any thread") {
+  const Device device = Device::host(1);
+  const RotaryEmbedding rotary(64, {});
+  const Tensor positions = arange(5).to(device), expected = rotary.at(arange(5), DType::f32).sines;
+  synchronize(device);
+  const auto in_use = [&] {
+    synchronize(device);
+    return memory_stats(device).in_use_bytes;
+  };
+  const std::size_t before = in_use();
+  CHECK(equal(rotary.at(positions, DType::f32).sines, expected));
+  const std::size_t once = in_use();
+  CHECK(once > before);
+  CHECK(equal(RotaryEmbedding(rotary).at(positions, DType::f32).sines, expected));  // a copy has what it has
+  CHECK(in_use() == once);
+  std::vector<std::thread> threads;
+  std::vector<int> same(4);
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      const Stream stream(device);
+      const StreamScope scope(stream);
+      for (int repeat = 0; repeat < 3; ++repeat)
+        same[static_cast<std::size_t>(i)] += equal(rotary.at(arange(5).to(device), DType::f32).sines, expected);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(same == std::vector<int>(4, 3));
 }
 
 TEST_CASE("rotary embedding refuses what makes no sense") {
