@@ -51,6 +51,8 @@ set(headers_for_users
   tensor/value.h
   tensor/autograd/autocast.h
   tensor/autograd/checkpoint.h
+  models/text/stream_decoder.h
+  models/text/tokenizer.h
   tensor/data/data_loader.h
   tensor/data/distributed_sampler.h
   tensor/io/dlpack.h
