@@ -1,7 +1,7 @@
 // Made by scripts/make_unicode: see there.
-#include <iterator>
-
 #include "lockstep/models/text/unicode_tables.h"
+
+#include <iterator>
 
 // clang-format off
 namespace lockstep::text {
