@@ -373,7 +373,8 @@ TokenizerFile read_tokenizer(std::string_view json, const std::string& name) {
   try {
     root = Json::parse(json);
   } catch (const Json::parse_error& error) {
-    throw FormatError(name, error.byte, "expected JSON, got something else or another encoding than UTF-8");
+    throw FormatError(name, std::min(std::max<std::size_t>(error.byte, 1) - 1, json.size()),
+                      "expected JSON, got something else or another encoding than UTF-8");
   }
   return Reader(Field(root, "", name)).read();
 }

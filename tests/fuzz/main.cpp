@@ -1,6 +1,6 @@
 // Feeds a target each file of a corpus, then changed copies of the good ones, the same in every run.
 //
-// usage: lockstep-fuzz safetensors|npy <corpus> <how many changed files>
+// usage: lockstep-fuzz safetensors|npy|tokenizer <corpus> <how many changed files>
 //
 // <corpus>/good/* must load, <corpus>/bad/* be malformed, <corpus>/unsupported/* be not supported; a changed file may
 // be any of these, but nothing else may happen.
@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -124,10 +125,12 @@ int run(Target target, const std::filesystem::path& corpus, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return std::fprintf(stderr, "usage: lockstep-fuzz safetensors|npy <corpus> <count>\n"), 2;
-  const bool npy = std::string(argv[1]) == "npy";
+  const std::map<std::string, Target> targets = {
+      {"safetensors", fuzz::load_safetensors}, {"npy", fuzz::load_npy}, {"tokenizer", fuzz::load_tokenizer}};
+  if (argc != 4 || targets.count(argv[1]) == 0)
+    return std::fprintf(stderr, "usage: lockstep-fuzz safetensors|npy|tokenizer <corpus> <count>\n"), 2;
   try {
-    return run(npy ? fuzz::load_npy : fuzz::load_safetensors, argv[2], std::atoi(argv[3]));
+    return run(targets.at(argv[1]), argv[2], std::atoi(argv[3]));
   } catch (const std::exception& error) {
     return std::fprintf(stderr, "lockstep-fuzz: %s\n", error.what()), 1;
   }

@@ -1,6 +1,6 @@
 """Writes small files that follow and that break the rules of the formats Lockstep reads.
 
-usage: make_corpus.py <folder>       <folder>/{safetensors,npy}/{good,bad,unsupported}/<what>
+usage: make_corpus.py <folder>       <folder>/{safetensors,npy,tokenizer}/{good,bad,unsupported}/<what>
 """
 import json
 import pathlib
@@ -194,9 +194,65 @@ def npy_files():
     return good, bad, unsupported
 
 
+def tokenizer_files():
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    mark = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
+    pieces = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+
+    def added(number, content, **more):
+        return {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                "special": True, **more}
+
+    def tokenizer(vocabulary, merges, model=(), **more):
+        # What tells most first: changes are mostly at the beginning.
+        return {**more, "model": {**dict(model), "merges": merges, "vocab": {text: i for i, text in enumerate(vocabulary)}}}
+
+    def text(json_of):
+        return json.dumps(json_of, ensure_ascii=False).encode()
+
+    bytes_of = tokenizer(["a", "b", "\u0120", "ab", "<s>", "aa"], [["a", "b"], ["a", "a"]], {"ignore_merges": True},
+                         pre_tokenizer=level, decoder={"type": "ByteLevel"},
+                         added_tokens=[added(4, "<s>"), added(6, "it", lstrip=True, rstrip=True, single_word=True)],
+                         post_processor={"type": "TemplateProcessing", "single": pieces, "pair": [],
+                                         "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}})
+    fallback = tokenizer(["<unk>", "<0xCC>", "<0x81>", "\u2581", "a", "\u2581a"], ["\u2581 a"],
+                         {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True},
+                         normalizer={"type": "Sequence", "normalizers": [
+                             {"type": "NFC"}, {"type": "Prepend", "prepend": "\u2581"},
+                             {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+                         decoder={"type": "Sequence", "decoders": [
+                             {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+                             {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+                         added_tokens=[added(0, "<unk>"), added(6, "a b", normalized=True)])
+    marks = tokenizer(["\u2581", "a"], [], pre_tokenizer=mark, decoder=mark)
+    good = {"bytes": text(bytes_of), "fallback": text(fallback), "marks": text(marks),
+            "nothing": text(tokenizer([], []))}
+    bad = {
+        "empty": b"",
+        "no object": b"[]",
+        "no model": b"{}",
+        "no UTF-8": text(bytes_of).replace(b"<s>", b"<\xff>"),
+        "nesting": b"[" * 300000,
+        "one id twice": text(marks).replace(b'"a": 1', b'"a": 0'),
+        "large id": text(marks).replace(b'"a": 1', b'"a": 4294967295'),
+        "larger id": text(marks).replace(b'"a": 1', b'"a": 18446744073709551616'),
+        "negative id": text(marks).replace(b'"a": 1', b'"a": -1'),
+        "merge with no result": text(tokenizer(["a", "b"], ["a b"])),
+        "merge of what is not there": text(tokenizer(["a"], ["a b"])),
+    }
+    unsupported = {
+        "unigram": text(tokenizer([], [], {"type": "Unigram"})),
+        "dropout": text(tokenizer([], [], {"dropout": 0.5})),
+        "another pattern": text(tokenizer([], [], pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a*)*b"},
+                                                                 "behavior": "Isolated", "invert": False})),
+        "nested lists": b'{"model": {"vocab": {}, "merges": [], "dropout": ' + b"[" * 300000 + b"]" * 300000 + b"}}",
+    }
+    return good, bad, unsupported
+
+
 def main(folder):
     shutil.rmtree(folder, ignore_errors=True)
-    for name, files in (("safetensors", safetensors_files()), ("npy", npy_files())):
+    for name, files in (("safetensors", safetensors_files()), ("npy", npy_files()), ("tokenizer", tokenizer_files())):
         for kind, contents in zip(("good", "bad", "unsupported"), files):
             path = folder / name / kind
             path.mkdir(parents=True)

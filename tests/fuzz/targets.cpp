@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/models/text/stream_decoder.h"
 #include "lockstep/tensor/io/npy.h"
 #include "lockstep/tensor/io/safetensors.h"
 
@@ -78,6 +79,24 @@ Outcome load_npy(std::span<const unsigned char> bytes) {
     unsigned sum = 0;
     for (std::size_t i = 0; i < tensor.bytes(); ++i) sum += static_cast<const unsigned char*>(tensor.data())[i];
     expect(sum <= 255 * bytes.size(), "unreachable: the elements are read");
+  });
+}
+
+Outcome load_tokenizer(std::span<const unsigned char> bytes) {
+  return outcome(bytes, [&](const std::string& path) {
+    const auto tokenizer = lockstep::Tokenizer::load(path);
+    expect(std::uint64_t(tokenizer.size()) <= 16 * bytes.size() + 65536, "a table is larger than the file makes plain");
+    const auto ids = tokenizer.encode("it's <s> a\u0301b  \u2581\xFF 123\n\n" + std::string(100, 'a'));
+    const std::string text = tokenizer.decode(ids, {.skip_special = false});
+    lockstep::StreamDecoder stream(tokenizer, {.skip_special = false, .stops = {text + "?"}});
+    std::string streamed;
+    for (const std::int64_t id : ids) streamed += stream.push(id);
+    streamed += stream.finish();
+    expect(streamed == text || text.find("\uFFFD") != std::string::npos, "a stream has another text");
+    for (std::int64_t id = -1; id <= tokenizer.size() && id < 100; ++id) {
+      const std::string_view token = tokenizer.token_of(id);
+      expect(token.empty() || tokenizer.id_of(token) == id, "a token has another id");
+    }
   });
 }
 

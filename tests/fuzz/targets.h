@@ -11,5 +11,6 @@ enum class Outcome { loaded, not_supported, malformed };
 // exception through that a loader must not throw, and throws std::logic_error when something does not agree.
 Outcome load_safetensors(std::span<const unsigned char> bytes);
 Outcome load_npy(std::span<const unsigned char> bytes);
+Outcome load_tokenizer(std::span<const unsigned char> bytes);
 
 }  // namespace fuzz

@@ -172,7 +172,7 @@ TEST_CASE("what is no tokenizer is refused by name") {
     return support::missing(message, list);
   };
   CHECK(parts(support::message_of<FormatError>([] { Tokenizer::from_json("{\"a\": ", "x.json"); }),
-              {"x.json", "at byte", "JSON"}) == "");
+              {"x.json", "at byte 6", "JSON"}) == "");
   CHECK(parts(support::message_of<FormatError>([] { Tokenizer::from_json("\"\xFF\"", "x"); }), {"UTF-8"}) == "");
   CHECK(parts(format_error(Json::array()), {"tokenizer.json", "expected an object"}) == "");
   CHECK(parts(format_error(with("/model", nullptr)), {"model", "expected an object", "got null"}) == "");
