@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <unordered_set>
 
 #include "lockstep/models/text/byte_level.h"
 #include "lockstep/models/text/tokenizer_parts.h"
@@ -44,20 +43,18 @@ TokenizerParts::TokenizerParts(TokenizerFile file)
       decoder(std::move(file.decoder)) {
   for (std::size_t id = 0; id < tokens.size(); ++id)
     tokens[id].name = tokens[id].shown = std::move(file.vocabulary[id]);
-  std::unordered_set<std::string_view> special;
   for (const AddedToken& token : file.added) {
     if (std::size_t(token.id) >= tokens.size()) tokens.resize(std::size_t(token.id) + 1);
     tokens[std::size_t(token.id)].name = token.content;
     tokens[std::size_t(token.id)].shown = token.pattern;
     (token.normalized ? added_normalized : added).add(token);
-    if (token.special) special.insert(token.content);
+    tokens[std::size_t(token.id)].special = token.special;
   }
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     Token& token = tokens[id];
     if (token.name.empty()) continue;
     ids.emplace(token.name, id);
     token.text = token_text(decoder, token.shown, false);
-    token.special = special.contains(token.shown);
   }
 }
 

@@ -27,8 +27,9 @@ class Field {
   Field(const Json& json, std::string path, const std::string& file)
       : json_(&json), path_(std::move(path)), file_(&file) {}
 
-  [[noreturn]] void expected(std::string_view what) const {
-    throw FormatError(*file_, 0, cat(path_, ": expected ", what, ", got ", short_text()));
+  [[noreturn]] void expected(std::string_view what) const { expected(what, short_text()); }
+  [[noreturn]] void expected(std::string_view what, std::string_view got) const {
+    throw FormatError(*file_, 0, cat(path_, ": expected ", what, ", got ", got));
   }
   [[noreturn]] void unsupported(std::string_view what) const {
     throw NotSupported(cat("[tokenizer] ", *file_, ": ", path_, ": expected ", what));
@@ -124,6 +125,8 @@ class Reader {
   Reader(const Field& root) : root_(root), model_(root.at("model")) {}
 
   TokenizerFile read() {
+    const Field version = root_.at("version");
+    version.require(!version.present() || version.text() == "1.0", "\"1.0\"");
     for (const char* key : {"truncation", "padding"}) root_.at(key).require(!root_.at(key).present(), "null");
     read_normalizer();
     read_pre_tokenizer();
@@ -216,7 +219,8 @@ class Reader {
     for (const auto& [token, id] : tokens) {
       std::string& place = file_.vocabulary[std::size_t(id)];
       if (!place.empty())
-        vocabulary.expected(cat("ids that differ, not ", id, " for both \"", place, "\" and \"", *token, "\" in it"));
+        vocabulary.expected("ids that differ",
+                            cat(id, " for \"", shortened(place), "\" and \"", shortened(*token), "\""));
       place = *token;
       ids_.emplace(*token, std::int32_t(id));
     }
@@ -225,12 +229,12 @@ class Reader {
   // Tables are as long as the ids are large.
   static void check_end(const Field& field, std::int64_t end, std::size_t count) {
     const auto most = std::int64_t(16 * count + 65536);
-    if (end > most) field.expected(cat("ids below ", most, " for ", count, " tokens, not ", end - 1, " in it"));
+    if (end > most) field.expected(cat("ids below ", most, " for ", count, " tokens"), cat(end - 1));
   }
 
   std::int32_t token(const Field& where, const std::string& text) const {
     const auto found = ids_.find(text);
-    if (found == ids_.end()) where.expected(cat("tokens of the vocabulary, not \"", shortened(text), "\" in it"));
+    if (found == ids_.end()) where.expected("tokens of the vocabulary", cat("\"", shortened(text), "\""));
     return found->second;
   }
 

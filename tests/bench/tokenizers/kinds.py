@@ -132,7 +132,10 @@ def llama2(merges, lines=None, cut=True, alphabet=256, fuse=True):
 
 def llama2_whole(merges):
     """Tokens that reach over spaces; some bytes are missing, and unknown characters stay apart."""
-    return llama2(merges, cut=False, alphabet=200, fuse=False)
+    file = llama2(merges, cut=False, alphabet=200, fuse=False)
+    for token in file["added_tokens"]:  # as in older files
+        token["normalized"] = token["content"] != "</s>"
+    return file
 
 
 def llama2_fused(merges):

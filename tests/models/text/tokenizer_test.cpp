@@ -224,6 +224,7 @@ TEST_CASE("components that are not known are refused by name") {
   CHECK(parts(unsupported(with("/model/continuing_subword_prefix", "##")), {"model.continuing_subword_prefix"}) == "");
   CHECK(parts(unsupported(with("/model/byte_fallback", true)), {"model.byte_fallback"}) == "");
   CHECK(parts(unsupported(with("/truncation", Json::object())), {"truncation: expected null"}) == "");
+  CHECK(parts(unsupported(with("/version", "2.0")), {"version: expected \"1.0\", got \"2.0\""}) == "");
   CHECK(parts(unsupported(with("/padding", Json::object())), {"padding: expected null"}) == "");
   CHECK(parts(unsupported(with("/normalizer", {{"type", "NFKC"}})), {"normalizer", "NFKC"}) == "");
   CHECK(parts(unsupported(with("/pre_tokenizer", {{"type", "Whitespace"}})), {"pre_tokenizer", "Whitespace"}) == "");
