@@ -2,6 +2,8 @@
 set(headers_for_users
   # Everything a program needs, and what is in it.
   parallel/umbrella/lockstep.h
+  c/lockstep.h
+  c/network.h
   parallel/build_info.h
   parallel/data_parallel.h
   parallel/gather.h

@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["runtime", "kernels", "tensor", "parallel", "models"]  # each may include itself and the ones before it
+LAYERS = ["runtime", "kernels", "tensor", "parallel", "models", "c"]  # each may include itself and the ones before it
 # lockstep-run, and what programs of benchmarks read their command line with: they may print and exit
 PROGRAM = ("parallel/launch/", "parallel/bench/command_line.")
 

@@ -82,7 +82,17 @@ function(user_test name fixture)
   set_tests_properties(user/${name} PROPERTIES LABELS user TIMEOUT 300 FIXTURES_REQUIRED "${fixture}")
 endfunction()
 
+# The functions of C, in a program of strict C and from Python, against the shared library.
+set(models "${PROJECT_SOURCE_DIR}/tests/golden/models/llama")
+add_test(NAME package/in_c WORKING_DIRECTORY "${binary}" COMMAND sh -ec
+         "cc -std=c99 -pedantic -Wall -Wextra -Werror -I prefix_shared/include '${source}/in_c.c' -o in_c -L 'prefix_shared/${CMAKE_INSTALL_LIBDIR}' -Wl,-rpath,'${binary}/prefix_shared/${CMAKE_INSTALL_LIBDIR}' -llockstep
+          head -n 1 '${PROJECT_SOURCE_DIR}/tests/golden/tokenizers/gpt2.json' > tokenizer.json
+          ./in_c '${models}' tokenizer.json")
+set_tests_properties(package/in_c PROPERTIES LABELS "package;user" TIMEOUT 300 FIXTURES_REQUIRED install_shared)
+
 if(Python3_FOUND)
+  user_test(in_ctypes install_shared Python3::Interpreter -B "${source}/in_ctypes.py"
+            "${binary}/prefix_shared/${CMAKE_INSTALL_LIBDIR}/liblockstep.so" "${source}/../../c/lockstep.h" "${models}")
   set(look Python3::Interpreter -B "${source}/built_files.py")
   user_test(static_pkg_config_file install ${look} pkg_config "${binary}/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig/lockstep.pc")
   user_test(shared_exports install_shared ${look} library "${binary}/prefix_shared/${CMAKE_INSTALL_LIBDIR}/liblockstep.so")
