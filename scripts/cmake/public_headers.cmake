@@ -29,7 +29,10 @@ set(headers_for_users
   parallel/join/join.h
   parallel/serving/replica_pool.h
   parallel/sync_norm/convert_sync_batchnorm.h
-  # Models (not in lockstep.h).
+  # Models (not in lockstep.h, but in models.h).
+  models/umbrella/models.h
+  models/generation/generate.h
+  models/generation/generator.h
   models/checkpoint/checkpoint.h
   models/language/gpt2.h
   models/language/llama.h

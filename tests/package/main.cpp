@@ -1,9 +1,10 @@
-// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
-// and one that is prepared for inference, in either memory format.
+// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught, one
+// that is prepared for inference, in either memory format, one in a pool of replicas, and a language model's text.
 #include <cstdio>
 #include <cstring>
 
 #include "lockstep/lockstep.h"
+#include "lockstep/models.h"
 #include "lockstep/version.h"
 
 static_assert(LOCKSTEP_VERSION ==
@@ -41,6 +42,14 @@ int main() {
   pixels.to(MemoryFormat::channels_last);
   const Tensor scores = prepare(pixels)(image);
   same = same && scores.memory_format() == MemoryFormat::channels_last && allclose(scores, images(image), 1e-4, 1e-5);
+  ReplicaPool pool(Net{}, {.devices = accelerators()});
+  same = same && pool.submit(ones({3, 4})).get().shape() == Shape{3, 2};
+  Gpt2 writer({.vocab_size = 50, .n_positions = 32, .n_embd = 16, .n_layer = 2, .n_head = 2});
+  writer.eval();
+  Generator generator(std::shared_ptr<const LanguageModel>(&writer, [](const LanguageModel*) {}),
+                      {.batch = {.cache = {.pages = 4}}});
+  same = same && generator.submit({1, 2, 3}, {.max_new_tokens = 9}).get().tokens ==
+                     generate(writer, {1, 2, 3}, {.max_new_tokens = 9}).tokens;
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
   const BuildInfo info = build_info();
   std::printf("%s\n", to_string(info).c_str());
