@@ -56,8 +56,6 @@ set(headers_for_users
   tensor/value.h
   tensor/autograd/autocast.h
   tensor/autograd/checkpoint.h
-  models/text/stream_decoder.h
-  models/text/tokenizer.h
   tensor/data/data_loader.h
   tensor/data/distributed_sampler.h
   tensor/io/dlpack.h
@@ -78,6 +76,8 @@ set(headers_for_users
   tensor/optim/rmsprop.h
   tensor/optim/sgd.h
   tensor/optim/sparse_adam.h
+  models/text/stream_decoder.h
+  models/text/tokenizer.h
   # For those who look inside, or bring something of their own: streams, backends, operations, communicators.
   kernels/api.h
   parallel/comm/loopback/loopback_communicator.h

@@ -65,6 +65,18 @@ TEST_CASE("special tokens of a text are tokens or text") {
   CHECK(tokenizer.decode(Ids{6, 3, 7}, {.skip_special = false}) == "<s>ab<t>");
 }
 
+TEST_CASE("a special token is left out also where the normalizer changes it") {
+  Json json = test::byte_fallback();
+  json["added_tokens"] = Json::array({test::added_token(7, "<s>")});
+  json["added_tokens"][0]["normalized"] = true;
+  const Tokenizer tokenizer = read(json);
+  CHECK(tokenizer.encode("<s>a") == Ids{7, 4});  // as \u2581<s>
+  CHECK(tokenizer.token_of(7) == "<s>");
+  CHECK(tokenizer.is_special(7));
+  CHECK(tokenizer.decode(Ids{6, 7}) == "a");
+  CHECK(tokenizer.decode(Ids{6, 7}, {.skip_special = false}) == "a <s>");
+}
+
 TEST_CASE("ids without a token are left out") {
   CHECK(read(test::byte_level()).decode(Ids{0, 8, -1, INT64_MAX, INT64_MIN, 1}) == "ab");
   CHECK(read(test::byte_fallback()).decode(Ids{}) == "");
