@@ -86,7 +86,7 @@ void CachedStep::write(const Tensor& keys, const Tensor& values, int layer) {
   };
   for (int i = 0; i < 2; ++i) {
     const View from = (i == 0 ? keys : values).view();
-    const View to = pools_.tensors[static_cast<std::size_t>(2 * layer + i)].out().view;
+    const View to = (i == 0 ? keys_of(layer) : values_of(layer)).out().view;
     for (const Run& run : runs_)
       args.tensors.push_back({In{rows(from, run.row, run.count)}, Out{rows(to, run.place, run.count)}});
   }
@@ -107,8 +107,8 @@ Tensor CachedStep::attend(int layer, const Tensor& q, const Tensor& k, const Ten
                  "] of ", dtype_, " on ", device_, ", got ", q);
   const Tensor keys = k.contiguous(), values = v.contiguous();
   write(keys, values, layer);
-  const Tensor key_pages = pools_.tensors[static_cast<std::size_t>(2 * layer)].transpose(1, 2);
-  const Tensor value_pages = pools_.tensors[static_cast<std::size_t>(2 * layer + 1)].transpose(1, 2);
+  const Tensor key_pages = keys_of(layer).transpose(1, 2);
+  const Tensor value_pages = values_of(layer).transpose(1, 2);
   const std::int64_t heads = q.size(1), size = shape_.head_size;
   std::vector<Tensor> results;
   for (const Group& group : groups_) {

@@ -44,6 +44,8 @@ class CachedStep final : public CachedAttention {
   struct Run {  // of rows that lie one after the other in a page
     std::int64_t row, place, count;
   };
+  const Tensor& keys_of(int layer) const { return pools_.tensors[2 * static_cast<std::size_t>(layer)]; }
+  const Tensor& values_of(int layer) const { return pools_.tensors[2 * static_cast<std::size_t>(layer) + 1]; }
   void make_group(std::span<const Sequence* const> sequences);
   void write(const Tensor& keys, const Tensor& values, int layer);
 

@@ -111,7 +111,7 @@ Tensor KvCache::decode(const LanguageModel& model, std::span<const Feed> feeds) 
     const auto& sequence = body.table.at(feed.sequence);
     step.add(sequence.pages, sequence.length(), feed.tokens, feed.wanted);
   }
-  const Tensor logits = step.compute(model);
+  Tensor logits = step.compute(model);
   for (const Feed& feed : feeds) body.table.append(feed.sequence, feed.tokens);
   return logits;
 }

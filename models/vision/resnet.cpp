@@ -35,6 +35,9 @@ std::vector<ResNetBlock> layer(const ResNetConfig& config, int which) {
 
 }  // namespace
 
+ResNetDownsample::ResNetDownsample(std::int64_t inputs, std::int64_t outputs, int stride)
+    : conv(lockstep::conv(inputs, outputs, 1, stride)), norm(outputs) {}
+
 ResNetBlock::ResNetBlock(bool bottleneck, std::int64_t inputs, std::int64_t channels, int stride)
     : conv1(conv(inputs, channels, bottleneck ? 1 : 3, bottleneck ? 1 : stride)),
       bn1(channels),
@@ -45,7 +48,7 @@ ResNetBlock::ResNetBlock(bool bottleneck, std::int64_t inputs, std::int64_t chan
     conv3 = conv(channels, outputs, 1, 1);
     bn3 = BatchNorm2d(outputs);
   }
-  if (stride != 1 || inputs != outputs) downsample = Sequential(conv(inputs, outputs, 1, stride), BatchNorm2d(outputs));
+  if (stride != 1 || inputs != outputs) downsample = ResNetDownsample(inputs, outputs, stride);
 }
 
 Tensor ResNetBlock::forward(const Tensor& x) const {

@@ -9,7 +9,6 @@
 #include "lockstep/tensor/nn/conv.h"
 #include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/nn/norm.h"
-#include "lockstep/tensor/nn/sequential.h"
 
 namespace lockstep {
 
@@ -17,6 +16,17 @@ struct ResNetConfig {
   bool bottleneck = true;                 // blocks of three convolutions, not of two
   std::array<int, 4> blocks{3, 4, 6, 3};  // in layer1 to layer4
   std::int64_t classes = 1000;
+};
+
+// What a block adds to, where its sizes change.
+class LOCKSTEP_API ResNetDownsample : public Module<ResNetDownsample> {
+ public:
+  ResNetDownsample(std::int64_t inputs, std::int64_t outputs, int stride);
+  Tensor forward(const Tensor& x) const { return norm(conv(x)); }
+  void members(Members& m) override { m("0", conv), m("1", norm); }
+
+  Conv2d conv;
+  BatchNorm2d norm;
 };
 
 // A block; with three convolutions the second one has the stride ("v1.5").
@@ -32,7 +42,7 @@ class LOCKSTEP_API ResNetBlock : public Module<ResNetBlock> {
   BatchNorm2d bn2;
   std::optional<Conv2d> conv3;  // of a bottleneck
   std::optional<BatchNorm2d> bn3;
-  std::optional<Sequential> downsample;  // where sizes change
+  std::optional<ResNetDownsample> downsample;  // where sizes change
 };
 
 // Images [B, 3, H, W] -> logits [B, classes].

@@ -64,8 +64,8 @@ class LOCKSTEP_API ServingRequest : public std::enable_shared_from_this<ServingR
   // False when that has come. Blocks.
   bool ended_by(Deadline until) const;
   bool ready() const { return state_.load(std::memory_order_acquire) == State::published; }
-  // Once it is ready, for its one receiver: what it ended in then belongs to who catches it, and no thread of the pool is
-  // the last to hold, and to destroy, what a receiver looks at.
+  // Once it is ready, for its one receiver: what it ended in then belongs to who catches it, and no thread of the pool
+  // is the last to hold, and to destroy, what a receiver looks at.
   std::exception_ptr take_error() { return std::exchange(error_, nullptr); }
 
   // Nobody will compute it any more.

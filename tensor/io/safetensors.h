@@ -66,12 +66,12 @@ struct LOCKSTEP_API LoadReport {
   bool complete() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
   std::string describe() const;  // "missing: a.weight; unexpected: none; other shapes: none"
 };
-// Copies the file's tensors into the module's slots at home, or puts them there, converting dtypes; what does not fit is
-// left as it is and reported. With `strict` that is an InvalidArgument, before anything is changed; so is, always, that nothing fits.
-// A file with an entry model_prefix in its metadata (a Runner's checkpoint: "model.") has the model under the names
-// that begin with it, and only they count, without it. Where all names of one side begin with "module." and none of the
-// other does (a wrapper was or was not saved), the prefix is passed over. Of a tied parameter one name is enough.
-// Throws what load_safetensors throws too, before anything is changed. Blocks.
+// Copies the file's tensors into the module's slots at home, or puts them there, converting dtypes; what does not fit
+// is left as it is and reported. With `strict` that is an InvalidArgument, before anything is changed; so is, always,
+// that nothing fits. A file with an entry model_prefix in its metadata (a Runner's checkpoint: "model.") has the model
+// under the names that begin with it, and only they count, without it. Where all names of one side begin with "module."
+// and none of the other does (a wrapper was or was not saved), the prefix is passed over. Of a tied parameter one name
+// is enough. Throws what load_safetensors throws too, before anything is changed. Blocks.
 LOCKSTEP_API LoadReport load_model(ModuleBase& module, const std::string& path, const LoadModelOptions& options);
 // The same of what load_safetensors gave; `name` is that of the file in messages.
 LOCKSTEP_API LoadReport load_model(ModuleBase& module, Safetensors file, const std::string& name,

@@ -1,5 +1,5 @@
-// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught, one
-// that is prepared for inference, in either memory format, one in a pool of replicas, and a language model's text.
+// A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
+// one that is prepared for inference, in either memory format, one in a pool of replicas, and a language model's text.
 #include <cstdio>
 #include <cstring>
 
