@@ -66,10 +66,8 @@ void AddedTokens::split(std::string_view text, bool special,
     if (found.special && !special) continue;
     if (found.single_word && (ends_with(kWord, text.substr(0, begin)) || begins_with(kWord, text.substr(end))))
       continue;
-    if (found.lstrip) {
+    if (found.lstrip)  // perhaps what a token before it has taken
       while (ends_with(kSpace, text.substr(0, begin))) begin -= last_character(text.substr(0, begin)).bytes;
-      begin = std::max(begin, done);  // a token before it may have taken the same whitespace
-    }
     if (found.rstrip)
       while (begins_with(kSpace, text.substr(end))) end += first_character(text.substr(end)).bytes;
     if (done < begin) section(text.substr(done, begin - done), done);

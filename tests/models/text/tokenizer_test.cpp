@@ -140,6 +140,48 @@ TEST_CASE("long pieces merge as short ones do") {
   CHECK(read(json).encode(text) == expected);  // of equal ranks the leftmost first
 }
 
+TEST_CASE("a pair that merges another way by now waits for its own rank") {
+  Json json = test::byte_level();
+  json["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"c", 2}, {"d", 3}, {"bc", 4}, {"ab", 5}, {"bcd", 6}, {"abc", 7}};
+  json["model"]["merges"] = {"b c", "a b", "bc d", "a bc"};
+  json["added_tokens"] = Json::array();
+  json["post_processor"] = nullptr;
+  std::string text;
+  Ids expected;
+  for (int i = 1; i <= 20; ++i) {
+    text += "abcd";
+    expected.insert(expected.end(), {0, 6});
+    CHECK(read(json).encode(text) == expected);
+  }
+}
+
+TEST_CASE("tokens may reach over spaces") {
+  Json json = test::byte_fallback();
+  json["model"]["vocab"]["a▁"] = 7;
+  json["model"]["merges"] = {"a ▁"};
+  CHECK(read(json).encode("a aab") == Ids{3, 7, 4, 4, 5});
+}
+
+TEST_CASE("flags of added tokens") {
+  Json json = test::byte_level();
+  json["post_processor"] = nullptr;
+  const auto with_flag = [&](const char* flag) {
+    json["added_tokens"] = Json::array({test::added_token(6, "<s>"), test::added_token(7, "<t>")});
+    json["added_tokens"][0][flag] = true;
+    return read(json);
+  };
+  CHECK(with_flag("special").encode("a <s> a") == Ids{0, 2, 6, 2, 0});
+  CHECK(with_flag("lstrip").encode("a \u3000<s> a") == Ids{0, 6, 2, 0});
+  CHECK(with_flag("rstrip").encode("a <s>\n\u00a0a") == Ids{0, 2, 6, 0});
+  CHECK(with_flag("rstrip").encode("<s> <t> a") == Ids{6, 7, 2, 0});
+  const Tokenizer word = with_flag("single_word");  // of <, s and > there are no tokens
+  CHECK(word.encode("a<s>") == Ids{0});
+  CHECK(word.encode("<s>a") == Ids{0});
+  CHECK(word.encode("<s>\u00e9") == Ids{4, 5});
+  CHECK(word.encode("a <s> a") == Ids{0, 2, 6, 2, 0});
+  CHECK(word.encode("<s><s>") == Ids{6, 6});
+}
+
 TEST_CASE("of two rules for one pair the later counts") {
   Json json = test::byte_level();
   json["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"Ġ", 2}, {"ab", 3}, {"ba", 4}};

@@ -33,6 +33,8 @@ TEST_CASE("the canonical composition of texts") {
   CHECK(nfc("e\u0301\u0327") == "\u0229\u0301");
   CHECK(nfc("\u00E9\u0327") == "\u0229\u0301");   // a letter is taken apart for it
   CHECK(nfc("a\u0301\u0301") == "\u00E1\u0301");  // one of its class blocks
+  CHECK(nfc("a\u0305\u0301") == "a\u0305\u0301");
+  CHECK(nfc("\u1100\u0300\u1161") == "\u1100\u0300\u1161");  // what is no mark joins its neighbour only
   CHECK(nfc("q\u0307\u0323") == "q\u0323\u0307");
   CHECK(nfc("\u1E0B\u0323") == "\u1E0D\u0307");
   CHECK(nfc("\u212B\u2126") == "\u00C5\u03A9");  // singletons
