@@ -42,6 +42,15 @@ TEST_CASE("a stream of bytes that are tokens") {
   CHECK(steps(StreamDecoder(byte_fallback()), {4, 1, 5}) == Texts{"a", "", "\uFFFDb", ""});
 }
 
+TEST_CASE("bytes that are tokens and make no character are replaced one by one") {
+  auto json = test::byte_fallback();
+  json["model"]["vocab"]["<0xE2>"] = 7;
+  json["model"]["vocab"]["<0x82>"] = 8;
+  const Tokenizer tokenizer = Tokenizer::from_json(json.dump());
+  CHECK(steps(StreamDecoder(tokenizer), {4, 7, 8, 5}) == Texts{"a", "", "", "\uFFFD\uFFFDb", ""});
+  CHECK(tokenizer.decode(Ids{4, 7, 8, 5}) == "a\uFFFD\uFFFDb");
+}
+
 TEST_CASE("a stream ends before a stop string") {
   const auto stopping = [](std::vector<std::string> stops) {
     return StreamDecoder(byte_level(), {.stops = std::move(stops)});

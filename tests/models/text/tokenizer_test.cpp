@@ -182,6 +182,19 @@ TEST_CASE("flags of added tokens") {
   CHECK(word.encode("<s><s>") == Ids{6, 6});
 }
 
+TEST_CASE("what files of other versions leave out or add") {
+  Json json = test::byte_level();
+  json["post_processor"] = nullptr;
+  json["model"]["merges"] = {"#version: 0.2", "a b"};
+  json["pre_tokenizer"].erase("use_regex");  // it is true
+  json["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"Ġ", 2}, {"ab", 3}, {"abĠ", 4}};
+  json["added_tokens"] = Json::array();
+  json["model"]["merges"].push_back("ab Ġ");
+  CHECK(read(json).encode("ab ab") == Ids{3, 2, 3});
+  json["pre_tokenizer"]["use_regex"] = false;
+  CHECK(read(json).encode("ab ab") == Ids{4, 3});
+}
+
 TEST_CASE("of two rules for one pair the later counts") {
   Json json = test::byte_level();
   json["model"]["vocab"] = {{"a", 0}, {"b", 1}, {"Ġ", 2}, {"ab", 3}, {"ba", 4}};
@@ -265,6 +278,22 @@ TEST_CASE("an id that a hole of the vocabulary would get twice is refused") {
   json["post_processor"] = nullptr;
   json["model"]["vocab"]["b"] = 7;  // six tokens: the first added one is 6, the second 7
   CHECK(support::missing(format_error(json), {"added_tokens[1].id", "that no token of the vocabulary has"}) == "");
+}
+
+TEST_CASE("components that contradict themselves are refused") {
+  const Json mark = {
+      {"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"}, {"add_prefix_space", false}};
+  CHECK(support::missing(format_error(with("/pre_tokenizer", mark)), {"pre_tokenizer.prepend_scheme", "\"never\""}) ==
+        "");
+  Json split = {{"type", "Split"}, {"behavior", "Removed"}, {"invert", false}};
+  split["pattern"]["Regex"] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+  CHECK(support::missing(unsupported(with("/pre_tokenizer", split)), {"pre_tokenizer.behavior", "\"Removed\""}) == "");
+  split["invert"] = true;
+  CHECK(read(with("/pre_tokenizer", split)).size() == 8);
+  const Json once = test::byte_level()["post_processor"];
+  const Json twice = {{"type", "Sequence"}, {"processors", Json::array({once, once})}};
+  CHECK(support::missing(unsupported(with("/post_processor", twice)), {"processors[1]", "one TemplateProcessing"}) ==
+        "");
 }
 
 TEST_CASE("components that are not known are refused by name") {
