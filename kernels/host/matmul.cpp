@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "lockstep/kernels/host/elementwise.h"
+#include "lockstep/kernels/host/few_rows.h"
 #include "lockstep/kernels/host/half_rows.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
@@ -8,7 +9,6 @@
 #include "lockstep/kernels/host/product.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/strip_gemm.h"
-#include "lockstep/kernels/host/vector_matrix.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -90,16 +90,10 @@ bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, c
   return true;
 }
 
-bool is_vector_matrix(const Batch<const float>& a, const Batch<const float>& b, const Batch<float>& out) {
-  return out.batches == 1 && out.column_stride == 1 && is_for_vector_matrix(a.matrix(0), b.matrix(0));
-}
-
 template <class T>
 void multiply(const Batch<const T>& a, const Batch<const T>& b, const Batch<T>& out, T alpha, T beta) {
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<T, float>)
     if (multiply_strips(a, b, out, alpha, beta)) return;
-    if (is_vector_matrix(a, b, out)) return vector_matrix(a.matrix(0), b.matrix(0), out.data, alpha, beta);
-  }
   const bool row_major = (out.column_stride == 1 || out.columns == 1) && out.row_stride >= out.columns;
   Scratch scratch;
   T* packed = row_major ? nullptr : scratch.take<T>(out.rows * out.columns);
@@ -191,6 +185,18 @@ void compute_wide(const Product<float, T>& p) {
 }
 
 template <class T>
+bool is_for_few_rows(const Product<T, T>& p) {
+  return p.out.batches == 1 && is_for_few_rows<T>(p.a.matrix(0), p.b.matrix(0), onednn_multiplies(dtype_of<T>()));
+}
+template <class T>
+void compute_few_rows(const Product<T, T>& p) {
+  Scratch scratch;
+  const Batch<float> sums = take_sums(scratch, p.out);
+  multiply_few_rows<T>(p.a.matrix(0), p.b.matrix(0), sums.data);
+  finish(sums, p);
+}
+
+template <class T>
 Batch<const float> widened(Scratch& scratch, const Batch<const T>& from) {
   const auto to = Batch<float>::ordered(scratch.take<float>(from.different() * from.rows * from.columns), from);
   copy(from, to);
@@ -275,8 +281,9 @@ template <class T>
 void matmul_views(const MatmulArgs& args) {
   if (element_count(args.out.view.shape) == 0) return;
   const Product<T, T> p = product_of<T>(args);
+  if constexpr (!std::is_same_v<T, double>)
+    if (is_for_few_rows(p)) return compute_few_rows(p);
   if constexpr (std::is_same_v<T, float>) {
-    if (is_vector_matrix(p.a, p.b, p.out)) return compute(p);  // which divides itself
     Scratch scratch;
     const Product<T, T> in_rows = with_rows_of_b(scratch, p);
     for_blocks(in_rows, blocks_for(p), compute<T>);
