@@ -172,7 +172,7 @@ struct Division {
   std::int64_t strips, parts, part_rows;
 };
 Division divide(std::int64_t rows, std::int64_t columns, std::int64_t element_bytes) {
-  constexpr std::int64_t kMostParts = 8, kLongest = 512;
+  constexpr std::int64_t kMostParts = 8, kLongest = 256;
   Division d;
   d.strips = (columns + kStrip - 1) / kStrip;
   const std::int64_t pieces = std::min(rows * columns * element_bytes / kPieceBytes, 2 * kMostParts);
