@@ -28,7 +28,7 @@ install_packages() {
   required=$(packages_missing g++=g++ cmake=cmake ninja-build=ninja pkg-config=pkg-config python3=python3 \
     'catch2=catch2/catch*.hpp' nlohmann-json3-dev=nlohmann/json.hpp libcli11-dev=CLI/CLI.hpp | xargs)
   optional=$(packages_missing ccache=ccache clang-format=clang-format clang-tidy=clang-tidy libdnnl-dev=oneapi/dnnl/dnnl.h libopenmpi-dev=mpicxx \
-    openmpi-bin=mpirun libpng-dev=png.h | xargs)
+    openmpi-bin=mpirun libpng-dev=png.h libcpp-httplib-dev=httplib.h | xargs)
   [ -n "$required$optional" ] || return 0
   if [ "$(id -u)" != 0 ] || ! have apt-get; then
     [ -z "$optional" ] || echo "Not installed, but useful: $optional" >&2

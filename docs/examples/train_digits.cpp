@@ -10,6 +10,7 @@
 
 #include "lockstep/lockstep.h"
 #include "support/digits.h"
+#include "support/digits_model.h"
 #include "support/options.h"
 #include "support/progress.h"
 
@@ -17,29 +18,6 @@ namespace example {
 namespace {
 
 using namespace lockstep;
-
-// No batch norm and no dropout, so that the network computes the same whatever the number of devices; and only smooth
-// functions, since at a kink (of relu, of a maximum) the last bit of a sum decides between different gradients.
-struct Net : Module<Net> {
-  Conv2d conv1{1, 16, 3, {.padding = 1}};
-  Conv2d conv2{16, 32, 3, {.padding = 1}};
-  Linear hidden, head{64, kClasses};
-  Net(std::int64_t rows, std::int64_t columns) : hidden(32 * (rows / 2) * (columns / 2), 64) {}
-
-  Tensor forward(const Tensor& x) const {
-    const Tensor features = smooth(conv2(smooth(conv1(x))));
-    return head(smooth(hidden(flatten(avg_pool2d(features, 2), 1))));
-  }
-  void members(Members& m) override {
-    m("conv1", conv1);
-    m("conv2", conv2);
-    m("hidden", hidden);
-    m("head", head);
-  }
-
- private:
-  static Tensor smooth(const Tensor& x) { return gelu(x, GeluForm::tanh); }
-};
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -104,7 +82,7 @@ class Program {
   int run() {
     manual_seed(static_cast<std::uint64_t>(options_.seed));
     const DefaultDType dtype(options_.dtype());
-    DataParallel net(Net(data_.train.rows, data_.train.columns), {.devices = devices_});
+    DataParallel net(DigitsNet(data_.train.rows, data_.train.columns), {.devices = devices_});
     SGD optimizer(net.parameters(), {.lr = options_.learning_rate, .momentum = 0.9, .weight_decay = 5e-4});
     describe(net);
     train(net, optimizer);
@@ -124,7 +102,7 @@ class Program {
     std::fflush(stdout);
   }
 
-  void describe(const DataParallel<Net>& net) const {
+  void describe(const DataParallel<DigitsNet>& net) const {
     std::int64_t parameters = 0;
     for (const Parameter& parameter : net.parameters()) parameters += element_count(parameter.shape());
     say("%lld training and %lld test images of %lld x %lld, %lld parameters in %s, %zu devices %s",
@@ -159,7 +137,7 @@ class Program {
     return options_.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * passed));
   }
 
-  double step(DataParallel<Net>& net, SGD& optimizer, std::span<const std::int64_t> indices) {
+  double step(DataParallel<DigitsNet>& net, SGD& optimizer, std::span<const std::int64_t> indices) {
     Stopwatch watch;
     const Batch batch = make_batch(data_.train, indices, options_.dtype(), brightest_, &random_);
     const Tensor labels = batch.labels.to(net.output_device());
@@ -180,7 +158,7 @@ class Program {
     return value;
   }
 
-  void train(DataParallel<Net>& net, SGD& optimizer) {
+  void train(DataParallel<DigitsNet>& net, SGD& optimizer) {
     std::int64_t all_steps = steps_per_epoch() * options_.epochs;
     if (options_.steps > 0) all_steps = std::min(all_steps, options_.steps);
     ProgressBar bar(all_steps, chatty() && !options_.no_progress);
@@ -236,11 +214,14 @@ class Program {
   }
 
   // Saves the model, tests what was saved and prints the results.
-  int finish(const Net& trained) {
+  int finish(const DigitsNet& trained) {
     const TemporaryFolder folder;
     const std::string path = options_.save.empty() ? folder.path + "/digits.safetensors" : options_.save;
-    save_model(trained, path, {{"model", "train_digits"}});
-    Net fresh(data_.train.rows, data_.train.columns);
+    save_model(trained, path,
+               {{"model", "train_digits"},
+                {"rows", std::to_string(data_.train.rows)},
+                {"columns", std::to_string(data_.train.columns)}});
+    DigitsNet fresh(data_.train.rows, data_.train.columns);
     load_model(fresh, path);
     const double test_accuracy = accuracy(DataParallel(fresh, {.devices = devices_}));
 

@@ -174,6 +174,22 @@ if(LOCKSTEP_EXAMPLES OR LOCKSTEP_BENCHMARKS)
   dependency_row(libpng "${PNG_FOUND}" "${PNG_VERSION_STRING}" "pictures: the example detect_shapes, lockstep-bench simulate --plot")
 endif()
 
+# cpp-httplib: optional, for one example. Its file for pkg-config says with which macros it was compiled, without which its
+# types are others.
+set(HTTPLIB_FOUND OFF)
+if(LOCKSTEP_EXAMPLES)
+  if(LOCKSTEP_SANITIZE STREQUAL "thread")
+    set(version "not instrumented (tsan)")
+  else()
+    find_package(PkgConfig QUIET)
+    if(PKG_CONFIG_FOUND)
+      pkg_check_modules(HTTPLIB QUIET IMPORTED_TARGET cpp-httplib)
+    endif()
+    set(version "${HTTPLIB_VERSION}")
+  endif()
+  dependency_row(cpp-httplib "${HTTPLIB_FOUND}" "${version}" "HTTP: the example serve")
+endif()
+
 # Catch2: the tests; version 2 or 3. A bare version 2 header serves too.
 if(LOCKSTEP_TESTS)
   find_package(Catch2 QUIET CONFIG)

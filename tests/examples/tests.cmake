@@ -25,3 +25,12 @@ endif()
 if(TARGET lockstep-run AND TARGET detect_shapes)
   example_test(detect_shapes detect_shapes $<TARGET_FILE:detect_shapes> $<TARGET_FILE:lockstep-run>)
 endif()
+# A server, and what it is made of.
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(TARGET serve AND Python3_FOUND)
+  add_executable(text_logits "${examples}/text_logits.cpp")
+  target_link_libraries(text_logits PRIVATE lockstep_flags lockstep::lockstep)
+  target_include_directories(text_logits SYSTEM PRIVATE "${CLI11_INCLUDE_DIR}")
+  example_test(serve serve $<TARGET_FILE:serve> $<TARGET_FILE:train_digits> $<TARGET_FILE:train_text>
+               $<TARGET_FILE:text_logits> "${PROJECT_SOURCE_DIR}")
+endif()

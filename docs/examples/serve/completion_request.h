@@ -1,0 +1,117 @@
+// What a client of OpenAI's interface asks for.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "text.h"
+
+namespace example {
+
+struct CompletionRequest {
+  std::vector<std::int64_t> prompt;
+  lockstep::GenerateOptions options;
+  std::vector<std::string> stops;
+  bool chat = false, stream = false, include_usage = false;
+};
+
+// The text of a message: a string, or a list of parts of type text.
+inline std::string content_of(const json& message) {
+  const json content = message.is_object() ? message.value("content", json()) : json();
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) Fields::wrong("messages", "a content that is a string or a list of texts", content);
+  std::string text;
+  for (const json& part : content) {
+    const json piece = part.is_object() && part.value("type", json()) == "text" ? part.value("text", json()) : json();
+    if (!piece.is_string()) Fields::wrong("messages", "parts of type text", part);
+    text += piece.get<std::string>();
+  }
+  return text;
+}
+
+// For models without a template of their own: a line for each message, then the one that is to be written.
+inline std::string chat_prompt(const json& messages) {
+  if (!messages.is_array() || messages.empty()) Fields::wrong("messages", "a list of at least one message", messages);
+  std::string text;
+  for (const json& message : messages) {
+    const json role = message.is_object() ? message.value("role", json()) : json();
+    if (!role.is_string()) Fields::wrong("messages", "a role in each message", message);
+    text += role.get<std::string>() + ": " + content_of(message) + "\n";
+  }
+  return text + "assistant:";
+}
+
+// The prompt's tokens: of a string, of a list with one string, or as they are.
+inline std::vector<std::int64_t> prompt_tokens(const json& prompt, const TextService& service) {
+  if (prompt.is_string()) return service.encode(prompt.get<std::string>());
+  if (!prompt.is_array() || prompt.empty()) Fields::wrong("prompt", "a string or a list of tokens", prompt);
+  if (prompt.size() == 1 && !prompt[0].is_number()) return prompt_tokens(prompt[0], service);
+  std::vector<std::int64_t> tokens;
+  const std::int64_t words = service.backend().model->shape().vocabulary;
+  for (const json& token : prompt) {
+    if (!token.is_number_integer()) Fields::wrong("prompt", "one prompt: a string or a list of tokens", token);
+    const auto id = token.get<std::int64_t>();
+    if (id < 0 || id >= words) Fields::wrong("prompt", "tokens below " + std::to_string(words), token);
+    tokens.push_back(id);
+  }
+  return tokens;
+}
+
+inline std::vector<std::string> stops_of(const json& stop) {
+  constexpr std::size_t kMost = 4, kLongest = 256;
+  const json list = stop.is_string() ? json::array({stop}) : stop;
+  if (!list.is_array() || list.size() > kMost) Fields::wrong("stop", "a string or a list of up to 4", stop);
+  std::vector<std::string> stops;
+  for (const json& one : list) {
+    if (!one.is_string() || one.get_ref<const std::string&>().empty() ||
+        one.get_ref<const std::string&>().size() > kLongest)
+      Fields::wrong("stop", "strings of 1 to 256 bytes", one);
+    stops.push_back(one.get<std::string>());
+  }
+  return stops;
+}
+
+// Throws HttpError. Fields that are not known are passed over, those that cannot be kept are refused.
+inline CompletionRequest completion_request(const json& body, bool chat, const TextService& service) {
+  const Fields fields(body);
+  const std::string& name = service.backend().name;
+  if (const json* model = fields.find("model"); model && *model != name)
+    throw HttpError(404, "The model " + to_text(*model) + " does not exist; there is '" + name + "'", "model",
+                    "model_not_found");
+  fields.integer("n", 1, 1, 1);
+  fields.integer("best_of", 1, 1, 1);
+  fields.refuse({"logprobs", "top_logprobs", "echo", "suffix", "logit_bias", "presence_penalty", "frequency_penalty",
+                 "tools", "functions"});
+  if (const json* format = fields.find("response_format"); format && *format != json{{"type", "text"}})
+    throw HttpError(400, "response_format is not supported", "response_format", "unsupported_parameter");
+
+  CompletionRequest request;
+  request.chat = chat;
+  request.stream = fields.flag("stream");
+  if (const json* options = fields.find("stream_options")) {
+    if (!options->is_object()) Fields::wrong("stream_options", "an object", *options);
+    request.include_usage = Fields(*options).flag("include_usage");
+  }
+  constexpr std::int64_t kMost = 1'000'000;
+  const std::int64_t tokens = fields.integer("max_tokens", chat ? kMost : 16, 1, kMost);
+  request.options.max_new_tokens = fields.integer("max_completion_tokens", tokens, 1, kMost);
+  lockstep::SamplingOptions& sampling = request.options.sampling;
+  sampling.temperature = fields.number("temperature", 1, 0, 2);
+  sampling.top_p = fields.number("top_p", 1, 0, 1);
+  if (sampling.top_p == 0) sampling.top_p = 1, sampling.temperature = 0;  // the most probable one alone
+  if (fields.find("seed"))
+    sampling.seed = static_cast<std::uint64_t>(fields.integer("seed", 0, INT64_MIN, INT64_MAX));
+  else
+    sampling.seed = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
+  if (const json* stop = fields.find("stop")) request.stops = stops_of(*stop);
+
+  const char* field = chat ? "messages" : "prompt";
+  const json* text = fields.find(field);
+  if (!text) throw HttpError(400, std::string(field) + ": expected one, got none", field, "missing_required_parameter");
+  request.prompt = chat ? service.encode(chat_prompt(*text)) : prompt_tokens(*text, service);
+  return request;
+}
+
+}  // namespace example
