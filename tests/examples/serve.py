@@ -140,6 +140,7 @@ def protocol(server):
     path = "/v1/completions"
     for body in (b"", b"{", b"[]", b"nonsense", b'{"prompt": "a"} b', b"\xff\xfe", b"[" * 100_000):
         error(server.ask(path, body), 400)
+    error(server.ask(path, b'{"prompt": ' + b"[" * 40 + b"1" + b"]" * 40 + b"}"), 400, "levels")
     error(server.ask(path, b"prompt=a", headers={"Content-Type": "text/plain"}), 415, "application/json")
     error(server.ask("/nothing"), 404)
     error(server.ask("/nothing", {}), 404)

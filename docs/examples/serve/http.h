@@ -109,7 +109,11 @@ inline json read_json(const httplib::Request& request, const httplib::ContentRea
     throw HttpError(400, "the body is not complete");
   }
   must_close = false;
-  json value = json::parse(body, nullptr, false);
+  const auto not_too_deep = [](int depth, json::parse_event_t, const json&) {  // each level takes a hundred bytes
+    if (depth > 32) throw HttpError(400, "the body has lists within lists beyond 32 levels");
+    return true;
+  };
+  json value = json::parse(body, not_too_deep, false);
   if (value.is_discarded()) throw HttpError(400, "the body is no JSON");
   if (!value.is_object()) throw HttpError(400, "expected a JSON object as body");
   return value;
