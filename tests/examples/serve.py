@@ -4,6 +4,7 @@
 import concurrent.futures
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,6 +266,34 @@ def main(folder):
     check("a port that is taken", taken.returncode == 2 and "--port" in taken.stderr, taken)
     server.signal(signal.SIGINT)
     check("exit status after Ctrl-C", server.end() == 0)
+
+    # A folder as models are published, with a tokenizer of single characters.
+    published = os.path.join(folder, "small-gpt")
+    shutil.copytree(os.path.join(tree, "tests/golden/models/gpt2"), published)
+    characters = "abcdefghijklmnopqrstuvwxyz<|>\u0120"  # the last one is GPT-2's space
+    special = {"id": 63, "content": "<|endoftext|>", "special": True, "single_word": False, "lstrip": False,
+               "rstrip": False, "normalized": False}
+    with open(os.path.join(published, "tokenizer.json"), "w") as file:
+        json.dump({"added_tokens": [special], "normalizer": None, "post_processor": None, "decoder": {"type": "ByteLevel"},
+                   "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+                   "model": {"type": "BPE", "merges": [], "vocab": {
+                       **{c: i for i, c in enumerate(characters)}, "<|endoftext|>": 63}}}, file)
+    with open(os.path.join(published, "generation_config.json"), "w") as file:
+        json.dump({"eos_token_id": [63, list(characters).index("e")]}, file)
+    server = Server(program("serve"), "--model", published + "/")
+    check("its name", [model["id"] for model in server.ask("/v1/models")[2]["data"]] == ["small-gpt"])
+    ask = {"prompt": "a<|endoftext|>", "max_tokens": 1000, "temperature": 2, "model": "small-gpt"}
+    ends = set()
+    for seed in range(20):
+        status, _, answer = server.ask("/v1/completions", {**ask, "seed": seed})
+        choice, usage = answer["choices"][0], answer["usage"]
+        check("special tokens are text in a prompt", status == 200 and usage["prompt_tokens"] == 14, answer)
+        check("the end is no text", "e" not in choice["text"] and "<|endoftext|>" not in choice["text"], answer)
+        check("all positions", choice["finish_reason"] == "stop" or usage["total_tokens"] == 48, answer)
+        ends.add(choice["finish_reason"])
+    check("some end by themselves", "stop" in ends, ends)
+    server.signal()
+    check("exit status", server.end() == 0)
 
     # A second signal, and a deadline that is over.
     for options, signals, status in ((["--stop-seconds", "1000"], 2, 128 + signal.SIGTERM), (["--stop-seconds", "0"], 1, 0)):
