@@ -123,8 +123,7 @@ class HttpServer : public httplib::Server {
       bool closed = false, good = false;
       try {
         good = process_request(connection, last, closed, [](httplib::Request& request) {
-          request.ranges.clear();                    // answers are whole
-          request.headers.erase("Accept-Encoding");  // and as they are
+          request.headers.erase("Accept-Encoding");  // answers are as they are
         });
       } catch (...) {  // of httplib itself, or no memory: the connection ends, the server goes on
       }
