@@ -209,6 +209,19 @@ def clients_that_vanish(server):
     server.wait_for("all pages are free", lambda: server.metric(pages) == 0)
     check("they were cancelled", server.metric(cancelled) > cancelled_before)
     waiting.close()
+
+    # Those that wait for a whole answer, where no write fails.
+    body = json.dumps(LONG).encode()
+    before, cancelled_before = ended(), server.metric(cancelled)
+    silent = [server.raw(b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" %
+                         (len(body), body)) for _ in range(20)]
+    for connection in silent:
+        connection.close()
+    server.wait_for("connections are closed", lambda: server.metric("serve_connections") == 1)
+    server.wait_for("silent texts have ended", lambda: server.metric('lockstep_generation_requests{model="train_text",state="queued"}') == 0
+                    and server.metric(pages) == 0)
+    taken = ended() - before  # those whose client had gone before they were read are no requests of the generator
+    check("silent ones were cancelled", taken == 0 or server.metric(cancelled) > cancelled_before, taken)
     check("it goes on", server.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200)
 
 
@@ -255,7 +268,7 @@ def main(folder):
     # A token, and what is not served.
     server = Server(program("serve"), "--digits", digit, LOCKSTEP_SERVE_TOKEN="a secret")
     check("health needs no token", server.ask("/health")[0] == 200 and server.ask("/")[0] == 200)
-    for headers in ({}, {"Authorization": "Bearer a secre"}, {"Authorization": "Bearer a secret "[:-1] + "s"},
+    for headers in ({}, {"Authorization": "Bearer a secre"}, {"Authorization": "Bearer a secreT"},
                     {"Authorization": "a secret"}):
         error(server.ask("/v1/models", headers=headers), 401, "authentication_error")
         error(server.ask("/v1/digits", {"pixels": []}, headers=headers), 401, "authentication_error")
