@@ -217,6 +217,10 @@ void multiply_rows(const Kernel<T>& kernel, const Left& left, std::int64_t count
 template <class T>
 void multiply_columns(const Kernel<T>& kernel, const Left& left, std::int64_t count, const Matrix<T>& matrix,
                       float* out) {
+  // Of long lines the processor sees by itself that they go on.
+  constexpr std::int64_t kLong = 8192;
+  const bool is_long = matrix.rows * static_cast<std::int64_t>(sizeof(T)) >= kLong;
+  const std::int64_t ahead = is_long ? 0 : kernel.columns * matrix.column_stride;
   const std::int64_t groups = (matrix.columns + kernel.columns - 1) / kernel.columns;
   const std::int64_t bytes = matrix.rows * kernel.columns * static_cast<std::int64_t>(sizeof(T));
   const std::int64_t whole = matrix.rows / kLanes * kLanes;
@@ -226,7 +230,7 @@ void multiply_columns(const Kernel<T>& kernel, const Left& left, std::int64_t co
       for (std::int64_t i = 0; i < kernel.columns; ++i)  // behind the last: it again
         columns[i] = matrix.data + std::min(j + i, matrix.columns - 1) * matrix.column_stride;
       float sums[kMostSums] = {};
-      kernel.add_dots(left.data, left.stride, columns, kernel.columns * matrix.column_stride, whole, sums);
+      kernel.add_dots(left.data, left.stride, columns, ahead, whole, sums);
       if (whole < matrix.rows) {
         const Rest<kMostColumns, T> rest(columns, kernel.columns, whole, matrix.rows - whole);
         kernel.add_dots(left.data + whole, left.stride, rest.pointers, 0, kLanes, sums);
