@@ -150,7 +150,7 @@ lockstep_status lockstep_network_run(const lockstep_network* network, const lock
     *count = results.size();
     LOCKSTEP_CHECK(results.size() <= capacity, "[C] expected room for ", results.size(), " results, got ", capacity);
     std::vector<std::unique_ptr<lockstep_tensor>> made;
-    for (Tensor& result : results) made.push_back(std::make_unique<lockstep_tensor>(std::move(result)));
+    for (Tensor& result : results) made.emplace_back(new lockstep_tensor{std::move(result)});
     for (std::size_t i = 0; i < made.size(); ++i) outputs[i] = made[i].release();
   });
 }

@@ -70,7 +70,7 @@ struct Rest {
 
 float sum_of(const Lanes& x) {
   typedef float Four __attribute__((vector_size(16)));
-  const auto four = [&](int i) { return read<Four>(reinterpret_cast<const char*>(&x) + 16 * i); };
+  const auto four = [&](int i) { return read<Four>(reinterpret_cast<const char*>(&x) + std::ptrdiff_t{16} * i); };
   Four sum = four(0);
 #pragma GCC unroll 4
   for (int i = 1; i < kLanes / 4; ++i) sum += four(i);

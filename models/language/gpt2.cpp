@@ -30,7 +30,7 @@ Gpt2Attention::Gpt2Attention(const GptConfig& c, int layer, FirstWeights first)
       c_proj(c.n_embd, c.n_embd, first, residual_deviation(c)),
       layer_(layer),
       heads_(c.n_head),
-      scale_((c.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(c.n_embd / c.n_head)) : 1) /
+      scale_((c.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(c.n_embd) / static_cast<double>(c.n_head)) : 1) /
              (c.scale_attn_by_inverse_layer_idx ? layer + 1 : 1)) {}
 
 Tensor Gpt2Attention::heads(const Tensor& x, CachedAttention& attention) const {

@@ -97,7 +97,7 @@ class RotaryEmbedding::Steps {
     const std::lock_guard lock(mutex_);
     for (const auto& [known, copy] : copies_)
       if (known == &stream.body()) return copy;
-    const Tensor copy = home_.to(device);
+    Tensor copy = home_.to(device);
     // The owner of another library's stream may destroy it once no memory is in its order.
     if (!detail::state_of(stream).foreign) copies_.emplace_back(&stream.body(), copy);
     return copy;

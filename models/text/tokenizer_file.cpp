@@ -41,10 +41,10 @@ class Field {
 
   bool present() const { return !json_->is_null(); }
   Field at(const std::string& key) const {
-    static const Json kNothing;
+    static const Json nothing;
     if (!json_->is_object()) expected("an object");
     const auto found = json_->find(key);
-    return {found == json_->end() ? kNothing : *found, path_.empty() ? key : cat(path_, ".", key), *file_};
+    return {found == json_->end() ? nothing : *found, path_.empty() ? key : cat(path_, ".", key), *file_};
   }
   void each(const std::function<void(const Field&)>& visit) const {
     if (!json_->is_array()) expected("a list");

@@ -44,9 +44,9 @@ constexpr char32_t kLeads = 19, kVowels = 21, kTails = 28;
 void append_decomposed(std::u32string& out, char32_t code) {
   if (code >= kHangul && code < kHangul + kLeads * kVowels * kTails) {
     const char32_t syllable = code - kHangul;
-    out += kLead + syllable / (kVowels * kTails);
-    out += kVowel + syllable / kTails % kVowels;
-    if (syllable % kTails != 0) out += kTail + syllable % kTails;
+    out += static_cast<char32_t>(kLead + syllable / (kVowels * kTails));
+    out += static_cast<char32_t>(kVowel + syllable / kTails % kVowels);
+    if (syllable % kTails != 0) out += static_cast<char32_t>(kTail + syllable % kTails);
     return;
   }
   const std::size_t i =
