@@ -18,7 +18,7 @@ import tempfile
 
 ISA_NEEDED = 0xc0008002  # GNU_PROPERTY_X86_ISA_1_NEEDED
 LEVELS = {"baseline": 1, "v2": 2, "v3": 4, "v4": 8}
-PUBLIC = re.compile(r"_ZN[RKO]*8lockstep|_ZT[ISVTHW]N8lockstep|_ZT[hv].*_N8lockstep|_ZGVZ?NK?8lockstep|_ZZNK?8lockstep")
+PUBLIC = re.compile(r"_ZN[RKO]*8lockstep|_ZT[ISVTHW]N8lockstep|_ZT[hv].*_N8lockstep|_ZGVZ?NK?8lockstep|_ZZNK?8lockstep|lockstep_[a-z_]+$")
 INTERNAL = re.compile(r"_ZNK?8lockstep7kernels4(cuda|host)")
 REFUSED = "CPU ISA level is lower than required"
 

@@ -6,11 +6,13 @@ import sys
 
 library = ctypes.CDLL(sys.argv[1])
 header = re.sub(r"/\*.*?\*/", "", open(sys.argv[2]).read(), flags=re.S)
+version = re.search(r"define LOCKSTEP_C_VERSION (\d+)", header)[1]
+header = re.sub(r"^#.*", "", header, flags=re.M)
 names = re.findall(r"LOCKSTEP_C_API[^;(]*?(\w+)\(", header)
 assert len(names) > 25, names
 for name in names:
     getattr(library, name)
-assert library.lockstep_c_version() == int(re.search(r"define LOCKSTEP_C_VERSION (\d+)", header)[1])
+assert library.lockstep_c_version() == int(version)
 library.lockstep_last_error.restype = ctypes.c_char_p
 
 
