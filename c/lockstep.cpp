@@ -32,9 +32,9 @@ struct lockstep_network {
 
 namespace {
 
-DType dtype_of(lockstep_dtype dtype) {
+DType dtype_of(int dtype) {
   LOCKSTEP_CHECK(dtype >= LOCKSTEP_F32 && dtype <= LOCKSTEP_BOOL, "[C] expected a dtype from 0 to ",
-                 static_cast<int>(LOCKSTEP_BOOL), ", got ", static_cast<int>(dtype));
+                 static_cast<int>(LOCKSTEP_BOOL), ", got ", dtype);
   return static_cast<DType>(dtype);
 }
 static_assert(static_cast<int>(DType::f32) == LOCKSTEP_F32 && static_cast<int>(DType::f64) == LOCKSTEP_F64 &&
@@ -72,8 +72,8 @@ const char* lockstep_version() { return LOCKSTEP_VERSION_STRING; }
 
 // ---- tensors
 
-lockstep_status lockstep_tensor_create(lockstep_dtype dtype, int rank, const int64_t* shape, const void* data,
-                                       const char* device, lockstep_tensor** tensor) {
+lockstep_status lockstep_tensor_create(int dtype, int rank, const int64_t* shape, const void* data, const char* device,
+                                       lockstep_tensor** tensor) {
   return guarded(tensor, [&] {
     LOCKSTEP_CHECK(rank >= 0 && rank <= kMaxRank, "[C] expected a rank from 0 to ", kMaxRank, ", got ", rank);
     if (rank > 0) needed(shape, "shape");

@@ -60,10 +60,11 @@ typedef enum lockstep_dtype {
 
 typedef struct lockstep_tensor lockstep_tensor;
 
-/* `device`: "cpu", "cuda:0", "host:1"; NULL is cpu. `data`: the elements in row-major order, without gaps; NULL: zeros.
+/* `dtype`: a lockstep_dtype. `device`: "cpu", "cuda:0", "host:1"; NULL is cpu. `data`: the elements in row-major order,
+ * without gaps; NULL: zeros.
  */
-LOCKSTEP_C_API lockstep_status lockstep_tensor_create(lockstep_dtype dtype, int rank, const int64_t* shape,
-                                                      const void* data, const char* device, lockstep_tensor** tensor);
+LOCKSTEP_C_API lockstep_status lockstep_tensor_create(int dtype, int rank, const int64_t* shape, const void* data,
+                                                      const char* device, lockstep_tensor** tensor);
 /* Each of the three may be NULL. `shape` has room for LOCKSTEP_MAX_RANK sizes. */
 LOCKSTEP_C_API lockstep_status lockstep_tensor_info(const lockstep_tensor* tensor, lockstep_dtype* dtype, int* rank,
                                                     int64_t* shape);
