@@ -79,8 +79,8 @@ struct Generator::Body {
   void join_batch(std::vector<End>& ends);
   void change(Lock& lock);
   void step(Lock& lock);
-  void give(Lock& lock, const std::vector<GenerationEvent>& events, Clock::duration took);
-  void fail_running(Lock& lock, const std::exception_ptr& error);
+  void give(Lock& lock, std::vector<GenerationEvent> events, Clock::duration took);
+  void fail_running(Lock& lock, std::exception_ptr error);
   void end_all(std::vector<End>& ends, const char* why);
   State make_room(Lock& lock, Clock::time_point deadline);
 };
@@ -204,18 +204,19 @@ void Generator::Body::step(Lock& lock) {
   lock.unlock();
   const Clock::time_point began = Clock::now();
   std::vector<GenerationEvent> events;
+  std::exception_ptr error;
   try {
     events = batch.step();
   } catch (...) {
-    const std::exception_ptr error = std::current_exception();
-    lock.lock();
-    return fail_running(lock, error);
+    error = std::current_exception();
   }
   lock.lock();
-  give(lock, events, Clock::now() - began);
+  // Errors go to those who fetch them, and are not held here when they hear of them.
+  if (error) return fail_running(lock, std::move(error));
+  give(lock, std::move(events), Clock::now() - began);
 }
 
-void Generator::Body::give(Lock& lock, const std::vector<GenerationEvent>& events, Clock::duration took) {
+void Generator::Body::give(Lock& lock, std::vector<GenerationEvent> events, Clock::duration took) {
   const Clock::time_point now = Clock::now();
   stats.step_seconds.add(seconds(took));
   std::vector<State> states;
@@ -239,9 +240,9 @@ void Generator::Body::give(Lock& lock, const std::vector<GenerationEvent>& event
   batch_stats = batch.stats();
   lock.unlock();
   for (std::size_t i = 0; i < events.size(); ++i) {
-    const GenerationEvent& event = events[i];
+    GenerationEvent& event = events[i];
     const State& state = states[i];
-    std::exception_ptr error = event.error;
+    std::exception_ptr error = std::move(event.error);
     if (event.token >= 0) {
       state->give(event.token);
       try {
@@ -267,7 +268,7 @@ void Generator::Body::give(Lock& lock, const std::vector<GenerationEvent>& event
 }
 
 // Those whose tokens the call was to compute; behind a device that failed there is nobody to compute the others.
-void Generator::Body::fail_running(Lock& lock, const std::exception_ptr& error) {
+void Generator::Body::fail_running(Lock& lock, std::exception_ptr error) {
   std::vector<End> ends;
   const auto lost = [&] {
     try {
@@ -294,6 +295,7 @@ void Generator::Body::fail_running(Lock& lock, const std::exception_ptr& error) 
     queue.clear();
     room.notify_all();
   }
+  error = nullptr;
   lock.unlock();
   publish(ends);
   lock.lock();
