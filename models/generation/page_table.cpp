@@ -53,7 +53,6 @@ std::int64_t PageTable::begin(std::span<const std::int64_t> tokens) {
   }
   const std::size_t shared = sequence.pages.size() * size;
   sequence.tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(shared));
-  sequence.shared = static_cast<std::int64_t>(shared);
   sequence.shares = share_;
   const auto& begun = open_.emplace(next_, std::move(sequence)).first->second;
   for (const auto& page : begun.shareable)

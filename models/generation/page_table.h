@@ -21,7 +21,6 @@ class LOCKSTEP_API PageTable {
   struct Sequence {
     std::vector<std::int32_t> pages;   // in order; the last one may be filled in part
     std::vector<std::int64_t> tokens;  // whose keys and values are there
-    std::int64_t shared = 0;           // tokens that were there when it began
     std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
     std::vector<std::shared_ptr<Shareable>> shareable;  // what the first pages are; the others are its own
     bool shares = true;                                 // whether more of its pages will be shareable
