@@ -206,8 +206,7 @@ bool ServingPool::drain(Deadline deadline) {
 }
 
 void ServingPool::close() {
-  const auto error =
-      std::make_exception_ptr(Cancelled("[ReplicaPool] the pool was closed before a replica had the request"));
+  auto error = std::make_exception_ptr(Cancelled("[ReplicaPool] the pool was closed before a replica had the request"));
   Requests queued;
   {
     const Lock lock(mutex_);
@@ -215,7 +214,7 @@ void ServingPool::close() {
     queued = empty_queue();
     wake_all();
   }
-  finish_all(queued, Outcome::cancelled, error);
+  finish_all(queued, Outcome::cancelled, std::move(error));
 }
 
 void ServingPool::check_returning() const {

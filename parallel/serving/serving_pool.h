@@ -82,7 +82,7 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   void run_batch(Replica& replica);
   std::exception_ptr compute(Replica& replica, Batch batch);
   void fail_from(Replica& replica, std::size_t first, std::size_t count, std::exception_ptr error);
-  void lose_device(Replica& replica, std::size_t first, const std::exception_ptr& error);
+  void lose_device(Replica& replica, std::size_t first, std::exception_ptr error);
   void watch() noexcept;  // the thread that watches the time
   void look(Lock& lock);
   void end_what_is_left() noexcept;

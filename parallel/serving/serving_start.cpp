@@ -139,7 +139,7 @@ void ServingPool::run_chores(const std::function<void(int replica)>& chore, Dead
 // What no replica will answer: nobody waits for its end until its deadline.
 void ServingPool::end_what_is_left() noexcept {
   try {
-    const auto error =
+    auto error =
         std::make_exception_ptr(Cancelled("[ReplicaPool] the pool ended before a replica had answered the request"));
     Requests left;
     {
@@ -150,7 +150,7 @@ void ServingPool::end_what_is_left() noexcept {
       const Requests queued = empty_queue();
       left.insert(left.end(), queued.begin(), queued.end());
     }
-    finish_all(left, Outcome::cancelled, error);
+    finish_all(left, Outcome::cancelled, std::move(error));
   } catch (...) {  // no memory: they end at their deadlines, for those who wait
   }
 }

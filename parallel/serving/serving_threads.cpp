@@ -176,7 +176,7 @@ void ServingPool::run_batch(Replica& replica) {
   const Batch batch = replica.running;
   std::exception_ptr error = compute(replica, batch);
   if (!error) return;
-  if (of_device(error, replica.stats.device)) return lose_device(replica, 0, error);
+  if (of_device(error, replica.stats.device)) return lose_device(replica, 0, std::move(error));
   if (size == 1) return fail_from(replica, 0, 1, std::move(error));
   // One of them may be to blame: each has its own answer or its own error.
   bool counted = false;
@@ -190,7 +190,7 @@ void ServingPool::run_batch(Replica& replica) {
     }
     error = compute(replica, batch.subspan(i, 1));
     if (!error) continue;
-    if (of_device(error, replica.stats.device)) return lose_device(replica, i, error);
+    if (of_device(error, replica.stats.device)) return lose_device(replica, i, std::move(error));
     fail_from(replica, i, 1, std::move(error));
   }
 }
@@ -210,7 +210,7 @@ void ServingPool::move_all_on(const Requests& running) {
 }
 
 // What the replica computes from `first` on goes to others, as does what hangs on other replicas of its device.
-void ServingPool::lose_device(Replica& replica, std::size_t first, const std::exception_ptr& error) {
+void ServingPool::lose_device(Replica& replica, std::size_t first, std::exception_ptr error) {
   const Device device = replica.stats.device;
   const std::string why = describe(error);
   Requests left, queued;
@@ -236,8 +236,8 @@ void ServingPool::lose_device(Replica& replica, std::size_t first, const std::ex
     }
     wake_all();
   }
-  finish_all(left, Outcome::failed, error);
-  finish_all(queued, Outcome::dropped, error);
+  finish_all(left, Outcome::failed, queued.empty() ? std::exchange(error, nullptr) : error);
+  finish_all(queued, Outcome::dropped, std::move(error));
   try {
     log(LogLevel::warning, cat("[ReplicaPool] the replicas on ", device, " are taken out: ", why));
   } catch (...) {  // nothing is to be done about a message that cannot be written

@@ -37,11 +37,9 @@ CATCH_REGISTER_LISTENER(StrayListener)
 }  // namespace
 
 // Threads that catch one exception share it, and the last one destroys it. They are ordered by a count in libstdc++,
-// which is compiled without ThreadSanitizer: it sees the destructor only.
-extern "C" const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() {
-  return "race:std::__exception_ptr::exception_ptr::_M_release\n";
-}
+// which is compiled without ThreadSanitizer: it sees the destructor only. Hidden symbols are not found by its library.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
+const char* __tsan_default_suppressions() { return "race:std::__exception_ptr::exception_ptr::_M_release\n"; }
 
 namespace support {
 
