@@ -33,14 +33,15 @@ struct lockstep_network {
 namespace {
 
 DType dtype_of(int dtype) {
-  LOCKSTEP_CHECK(dtype >= LOCKSTEP_F32 && dtype <= LOCKSTEP_BOOL, "[C] expected a dtype from 0 to ",
-                 static_cast<int>(LOCKSTEP_BOOL), ", got ", dtype);
+  LOCKSTEP_CHECK(dtype >= LOCKSTEP_F32 && dtype <= LOCKSTEP_I8, "[C] expected a dtype from 0 to ",
+                 static_cast<int>(LOCKSTEP_I8), ", got ", dtype);
   return static_cast<DType>(dtype);
 }
 static_assert(static_cast<int>(DType::f32) == LOCKSTEP_F32 && static_cast<int>(DType::f64) == LOCKSTEP_F64 &&
               static_cast<int>(DType::f16) == LOCKSTEP_F16 && static_cast<int>(DType::bf16) == LOCKSTEP_BF16 &&
               static_cast<int>(DType::i32) == LOCKSTEP_I32 && static_cast<int>(DType::i64) == LOCKSTEP_I64 &&
-              static_cast<int>(DType::u8) == LOCKSTEP_U8 && static_cast<int>(DType::boolean) == LOCKSTEP_BOOL);
+              static_cast<int>(DType::u8) == LOCKSTEP_U8 && static_cast<int>(DType::boolean) == LOCKSTEP_BOOL &&
+              static_cast<int>(DType::i8) == LOCKSTEP_I8);
 static_assert(kMaxRank == LOCKSTEP_MAX_RANK);
 
 // The classes are those of the file's last layer.

@@ -54,7 +54,8 @@ typedef enum lockstep_dtype {
   LOCKSTEP_I32 = 4,
   LOCKSTEP_I64 = 5,
   LOCKSTEP_U8 = 6,
-  LOCKSTEP_BOOL = 7
+  LOCKSTEP_BOOL = 7,
+  LOCKSTEP_I8 = 8
 } lockstep_dtype;
 #define LOCKSTEP_MAX_RANK 8
 

@@ -12,15 +12,15 @@
 
 namespace lockstep {
 
-enum class DType : std::uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
-inline constexpr int kDTypeCount = 8;
+enum class DType : std::uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean, i8 };
+inline constexpr int kDTypeCount = 9;
 
 constexpr std::size_t size_of(DType dtype) {
-  constexpr std::size_t kSizes[kDTypeCount] = {4, 8, 2, 2, 4, 8, 1, 1};
+  constexpr std::size_t kSizes[kDTypeCount] = {4, 8, 2, 2, 4, 8, 1, 1, 1};
   return kSizes[static_cast<int>(dtype)];
 }
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }
-LOCKSTEP_API std::string to_string(DType dtype);  // "f32", …, "bool"
+LOCKSTEP_API std::string to_string(DType dtype);  // "f32", …, "bool", "i8"
 
 template <class T>
 struct Type {
@@ -43,6 +43,8 @@ constexpr DType dtype_of() {
     return DType::i64;
   else if constexpr (std::is_same_v<T, std::uint8_t>)
     return DType::u8;
+  else if constexpr (std::is_same_v<T, std::int8_t>)
+    return DType::i8;
   else {
     static_assert(std::is_same_v<T, bool>, "not an element type of Lockstep");
     return DType::boolean;
@@ -67,6 +69,8 @@ decltype(auto) dispatch(DType dtype, F&& f) {
       return f(Type<std::int64_t>{});
     case DType::u8:
       return f(Type<std::uint8_t>{});
+    case DType::i8:
+      return f(Type<std::int8_t>{});
     case DType::boolean:
       break;
   }

@@ -31,7 +31,8 @@ LOCKSTEP_HD inline SortKey<T> sort_key(T x, bool descending) {
       key = key & kSign ? static_cast<Key>(~key) : static_cast<Key>(key | kSign);
     }
   } else if constexpr (std::is_signed_v<T>) {
-    key = static_cast<Key>(x) ^ kSign;
+    constexpr Key kSignOfT = Key(1) << (kSortKeyBits<T> - 1);
+    key = (static_cast<Key>(x) & kAll) ^ kSignOfT;
   } else {
     key = static_cast<Key>(x);
   }

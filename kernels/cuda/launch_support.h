@@ -93,7 +93,7 @@ void for_floating(F&& f) {
 template <class F>
 void for_all(F&& f) {
   for_floating(f);
-  f(Type<std::int32_t>{}), f(Type<std::int64_t>{}), f(Type<std::uint8_t>{}), f(Type<bool>{});
+  f(Type<std::int32_t>{}), f(Type<std::int64_t>{}), f(Type<std::uint8_t>{}), f(Type<std::int8_t>{}), f(Type<bool>{});
 }
 // For operations that only move elements: an unsigned integer of the element's size.
 template <class F>

@@ -114,14 +114,14 @@ class HeaderParser {
       if (!std::isprint(static_cast<unsigned char>(c))) bad();
     if (name[1] == 'O') not_supported("arrays of Python objects are not supported");
     const std::string_view kind = name.substr(1);
-    const bool one_byte = kind == "u1" || kind == "b1";
+    const bool one_byte = kind == "u1" || kind == "i1" || kind == "b1";
     if (name[0] == '>' && !one_byte) not_supported(cat("big-endian arrays are not supported (dtype '", name, "')"));
     struct Known {
       std::string_view name;
       DType dtype;
     };
-    constexpr Known kKnown[] = {{"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16},    {"i4", DType::i32},
-                                {"i8", DType::i64}, {"u1", DType::u8},  {"b1", DType::boolean}};
+    constexpr Known kKnown[] = {{"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16}, {"i4", DType::i32},
+                                {"i8", DType::i64}, {"u1", DType::u8},  {"i1", DType::i8},  {"b1", DType::boolean}};
     for (const Known& known : kKnown) {
       if (known.name != kind) continue;
       if (name[0] == '|' && !one_byte) bad();

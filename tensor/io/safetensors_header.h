@@ -29,7 +29,7 @@ inline constexpr FileDType kFileDTypes[] = {
     {"F6_E2M3", 6, {}},
     {"F6_E3M2", 6, {}},
     {"U8", 8, DType::u8},
-    {"I8", 8, {}},
+    {"I8", 8, DType::i8},
     {"F8_E5M2", 8, {}},
     {"F8_E4M3", 8, {}},
     {"F8_E8M0", 8, {}},

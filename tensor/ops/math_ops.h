@@ -16,7 +16,8 @@
 
 namespace lockstep {
 
-// The dtype in which two meet: bool < u8 < i32 < i64 < f16, bf16 < f32 < f64; f16 and bf16 meet in f32.
+// The dtype in which two meet: bool < u8, i8 < i32 < i64 < f16, bf16 < f32 < f64; u8 and i8 meet in i32,
+// f16 and bf16 in f32.
 LOCKSTEP_API DType promote_types(DType a, DType b);
 // The dtype in which two tensors meet. A tensor of rank 0 beside one with dimensions counts only where it is of another
 // kind (bool < integer < floating): bf16[3] and f32[] meet in bf16, i64[3] and f32[] in f32.

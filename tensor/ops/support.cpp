@@ -8,10 +8,10 @@ namespace lockstep {
 
 DType promote_types(DType a, DType b) {
   if (a == b) return a;
-  // Position in the order of the header, by dtype: f32, f64, f16, bf16, i32, i64, u8, bool.
-  constexpr int kOrder[kDTypeCount] = {5, 6, 4, 4, 2, 3, 1, 0};
+  // Position in the order of the header, by dtype: f32, f64, f16, bf16, i32, i64, u8, bool, i8.
+  constexpr int kOrder[kDTypeCount] = {5, 6, 4, 4, 2, 3, 1, 0, 1};
   const int order_a = kOrder[static_cast<int>(a)], order_b = kOrder[static_cast<int>(b)];
-  if (order_a == order_b) return DType::f32;  // f16 and bf16
+  if (order_a == order_b) return is_floating(a) ? DType::f32 : DType::i32;  // that holds the values of both
   return order_a > order_b ? a : b;
 }
 
@@ -184,7 +184,7 @@ Tensor to_indices(const char* op, const Tensor& indices) {
 double wrapped(double number, DType dtype) {
   if (is_floating(dtype) || dtype == DType::boolean || !std::isfinite(number)) return number;
   const double whole = std::trunc(number);
-  const double values = dtype == DType::u8 ? 0x1p8 : dtype == DType::i32 ? 0x1p32 : 0x1p64;
+  const double values = size_of(dtype) == 1 ? 0x1p8 : size_of(dtype) == 4 ? 0x1p32 : 0x1p64;
   const double low = dtype == DType::u8 ? 0 : -values / 2;
   if (whole >= low && whole < low + values) return whole;
   const double rest = std::fmod(whole, values);  // exact, and so are the sums

@@ -100,6 +100,7 @@ double CollectiveCase::expected(int part, std::int64_t i) const {
   // Divided as the communicator does.
   if (reduction_ == RedOp::avg)
     return dtype_ == DType::f64 ? result / ranks : static_cast<float>(result) / static_cast<float>(ranks);
+  if (dtype_ == DType::i8) return static_cast<std::int8_t>(static_cast<std::int64_t>(result));
   return dtype_ == DType::u8 ? static_cast<std::uint8_t>(static_cast<std::int64_t>(result)) : result;
 }
 

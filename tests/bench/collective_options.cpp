@@ -21,14 +21,15 @@ constexpr std::size_t kMostSizes = 100'000;
 // The first name of a value is the one that is shown.
 const Named<DType>& dtypes() {
   static const Named<DType> names{
-      {"float", DType::f32}, {"double", DType::f64}, {"half", DType::f16}, {"bfloat16", DType::bf16},
-      {"int32", DType::i32}, {"int64", DType::i64},  {"uint8", DType::u8}, {"bool", DType::boolean},
-      {"int", DType::i32},   {"f32", DType::f32},    {"f64", DType::f64},  {"f16", DType::f16},
-      {"i32", DType::i32},   {"i64", DType::i64},    {"u8", DType::u8},    {"bf16", DType::bf16},
+      {"float", DType::f32},    {"double", DType::f64}, {"half", DType::f16}, {"bfloat16", DType::bf16},
+      {"int32", DType::i32},    {"int64", DType::i64},  {"uint8", DType::u8}, {"int8", DType::i8},
+      {"bool", DType::boolean}, {"int", DType::i32},    {"f32", DType::f32},  {"f64", DType::f64},
+      {"f16", DType::f16},      {"i32", DType::i32},    {"i64", DType::i64},  {"u8", DType::u8},
+      {"i8", DType::i8},        {"bf16", DType::bf16},
   };
   return names;
 }
-constexpr std::size_t kDifferentDtypes = 8;
+constexpr std::size_t kDifferentDtypes = 9;
 
 const Named<RedOp>& reductions() {
   static const Named<RedOp> names{{"sum", RedOp::sum}, {"prod", RedOp::product}, {"max", RedOp::max},

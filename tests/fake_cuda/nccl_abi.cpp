@@ -35,7 +35,7 @@ using lockstep::RedOp;
 static_assert(data_type(DType::f32) == kFloat32 && data_type(DType::f64) == kFloat64 &&
               data_type(DType::f16) == kFloat16 && data_type(DType::bf16) == kBfloat16 &&
               data_type(DType::i32) == kInt32 && data_type(DType::i64) == kInt64 && data_type(DType::u8) == kUint8 &&
-              data_type(DType::boolean) == kUint8);
+              data_type(DType::boolean) == kUint8 && data_type(DType::i8) == kInt8);
 static_assert(op_of(RedOp::sum, DType::f32) == kSum && op_of(RedOp::avg, DType::f32) == kAvg &&
               op_of(RedOp::max, DType::f32) == kMax && op_of(RedOp::min, DType::f32) == kMin &&
               op_of(RedOp::product, DType::f32) == kProd && op_of(RedOp::sum, DType::boolean) == kMax &&

@@ -46,7 +46,8 @@ TEST_CASE("pieces that are at home already and not contiguous are gathered in th
 
 TEST_CASE("all dtypes keep their bits") {
   support::needs_devices(3);
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (const DType dtype :
+       {DType::f32, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::i8, DType::boolean}) {
     const Tensor x = counting({5}, device_at(0)).to(dtype);
     const Tensor back = gather(scatter(x, first_devices(3)), device_at(0));
     CHECK(back.dtype() == dtype);

@@ -111,8 +111,9 @@ def resources(text, kernels):
             one.registers, one.stack, one.shared = int(registers), int(stack), int(shared)
 
 
-TYPES = {"unsigned char": "u8", "unsigned short": "u16", "unsigned int": "u32", "unsigned long": "u64", "float": "f32",
-         "double": "f64", "Half": "f16", "BFloat16": "bf16", "int": "i32", "long": "i64"}
+TYPES = {"signed char": "i8", "unsigned char": "u8", "unsigned short": "u16", "unsigned int": "u32",
+         "unsigned long": "u64", "float": "f32", "double": "f64", "Half": "f16", "BFloat16": "bf16", "int": "i32",
+         "long": "i64"}
 
 
 def short_name(demangled):
@@ -126,6 +127,6 @@ def short_name(demangled):
         if letter == "(" and depth == 0:
             name = name[:at]
             break
-    name = re.sub(r"\b(unsigned (?:char|short|int|long)|float|double|Half|BFloat16|int|long)\b",
+    name = re.sub(r"\b(signed char|unsigned (?:char|short|int|long)|float|double|Half|BFloat16|int|long)\b",
                   lambda found: TYPES[found.group(1)], name)
     return name.replace(" >", ">").strip()

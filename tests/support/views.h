@@ -30,8 +30,8 @@ inline const char* name_of(Layout layout) {
   return kNames[static_cast<int>(layout)];
 }
 
-inline constexpr DType kAllDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                                       DType::i32, DType::i64, DType::u8,  DType::boolean};
+inline constexpr DType kAllDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,   DType::i32,
+                                       DType::i64, DType::u8,  DType::i8,  DType::boolean};
 inline constexpr DType kFloatingDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16};
 
 // What one rounding to the dtype may change, relative.

@@ -27,7 +27,16 @@ enum Result : int {
   kInProgress = 7,
 };
 
-enum DataType : int { kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9 };
+enum DataType : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kInt64 = 4,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9
+};
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
 
 // As it was in 2.14, which later versions still take: `size` and `version` say so.
@@ -40,7 +49,8 @@ struct Config {
 
 // bool travels as u8: sum and max are "or" then, product and min "and".
 constexpr DataType data_type(DType dtype) {
-  constexpr DataType kTypes[kDTypeCount] = {kFloat32, kFloat64, kFloat16, kBfloat16, kInt32, kInt64, kUint8, kUint8};
+  constexpr DataType kTypes[kDTypeCount] = {kFloat32, kFloat64, kFloat16, kBfloat16, kInt32,
+                                            kInt64,   kUint8,   kUint8,   kInt8};
   return kTypes[static_cast<int>(dtype)];
 }
 constexpr Op op_of(RedOp op, DType dtype) {

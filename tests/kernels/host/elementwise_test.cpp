@@ -17,6 +17,8 @@ std::int64_t wrap(DType dtype, std::int64_t value) {
       return static_cast<std::int32_t>(static_cast<std::uint32_t>(value));
     case DType::u8:
       return static_cast<std::uint8_t>(value);
+    case DType::i8:
+      return static_cast<std::int8_t>(static_cast<std::uint8_t>(value));
     default:
       return value;
   }
@@ -116,7 +118,7 @@ TEST_CASE("unary agrees with one scalar at a time", "[elementwise]") {
 }
 
 TEST_CASE("unary scalars on integers", "[elementwise]") {
-  for (const DType dtype : {DType::i32, DType::i64, DType::u8}) {
+  for (const DType dtype : {DType::i32, DType::i64, DType::u8, DType::i8}) {
     TestTensor x(dtype, {9}), y(dtype, {9});
     x.fill([](std::int64_t i) { return static_cast<double>(i); });
     run(UnaryArgs{.op = UnaryOp::add_scalar, .in = x.in(), .out = y.out(), .a = 3});

@@ -41,8 +41,8 @@ struct Ranks {
   bool notices_leaving = true;  // a rank that has destroyed its communicator is named at once
   bool hears_in_calls = true;   // of a failure a rank hears in its collectives alone, which its error names
   bool shrinks = true;          // the ranks that are left can go on
-  std::vector<DType> dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                               DType::i32, DType::i64, DType::u8,  DType::boolean};
+  std::vector<DType> dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16,   DType::i32,
+                               DType::i64, DType::u8,  DType::i8,  DType::boolean};
 };
 
 struct Check {

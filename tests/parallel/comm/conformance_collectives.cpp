@@ -36,11 +36,11 @@ double element(const Call& call, int rank, int part, std::int64_t i) {
   const bool wide = size_of(call.dtype) >= 4;
   if (call.dtype == DType::boolean) return (x + rank * (x % 5)) % 3 == 0;
   if (call.reduction == RedOp::product && Collective{.kind = call.kind}.reduces())
-    return static_cast<double>(1 + (x + rank) % 3);
+    return static_cast<double>(1 + (x + rank) % (call.dtype == DType::i8 ? 2 : 3));
   if (call.reduction == RedOp::avg)
     return static_cast<double>(60 * ((wide ? x % 9000 : x + rank) % (wide ? 9000 : 4) + (wide ? rank : 0)));
   if (wide) return static_cast<double>(100'000 * (rank + 1) + x);  // distinct per rank and element
-  return static_cast<double>((7 * x + 11 * rank + x / 50) % 50);
+  return static_cast<double>((7 * x + 11 * rank + x / 50) % 50 - (call.dtype == DType::i8 ? 25 : 0));
 }
 
 double reduced(const Call& call, int ranks, int part, std::int64_t i) {

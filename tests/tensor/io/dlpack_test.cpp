@@ -125,7 +125,7 @@ TEST_CASE("dlpack in: what does not fit is refused and left to the caller", "[dl
   refuses<NotSupported>([](New& f) { f.managed.tensor.device = {dlpack::kCuda, 99}; });
   refuses<NotSupported>([](New& f) { f.managed.tensor.device.type = 7; });  // Vulkan
   refuses<NotSupported>([](New& f) { f.managed.tensor.dtype.lanes = 4; });
-  refuses<NotSupported>([](New& f) { f.managed.tensor.dtype = {dlpack::kInt, 8, 1}; });
+  refuses<NotSupported>([](New& f) { f.managed.tensor.dtype = {dlpack::kInt, 16, 1}; });
   refuses<NotSupported>([](New& f) { f.managed.tensor.dtype = {5, 64, 1}; });
   refuses<NotSupported>([](New& f) { f.strides[1] = -1; });
   refuses<NotSupported>([](New& f) { f.managed.tensor.byte_offset = 2; });

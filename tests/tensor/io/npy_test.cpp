@@ -66,6 +66,7 @@ TEST_CASE("npy: every dtype, version and number of dimensions") {
   check("<i8", DType::i64, std::vector<std::int64_t>{1, 2, 3, 4, 5, -6});
   check("|u1", DType::u8, std::vector<std::uint8_t>{1, 2, 3, 4, 5, 255});
   check(">u1", DType::u8, std::vector<std::uint8_t>{1, 2, 3, 4, 5, 255});
+  check("|i1", DType::i8, std::vector<std::int8_t>{1, -2, 3, 4, -128, 127});
   check("|b1", DType::boolean, std::vector<std::uint8_t>{0, 1, 1, 0, 0, 1});
   CHECK(load(folder, npy(dict("<f4", "()"), bytes_of(std::vector<float>{7}))).item<float>() == 7);
   CHECK(load(folder, npy(dict("<f4", "(2,)"), bytes_of(std::vector<float>{7, 8}))).shape() == Shape{2});

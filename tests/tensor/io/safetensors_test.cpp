@@ -29,8 +29,8 @@ Tensor counting(DType dtype, const Shape& shape, int first = 1) {
 
 std::string content(const Tensor& tensor) { return {static_cast<const char*>(tensor.data()), tensor.bytes()}; }
 
-const DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                      DType::i32, DType::i64, DType::u8,  DType::boolean};
+const DType kAll[] = {DType::f32, DType::f64, DType::f16, DType::bf16,   DType::i32,
+                      DType::i64, DType::u8,  DType::i8,  DType::boolean};
 
 struct Affine : Module<Affine> {
   Parameter weight, bias;

@@ -149,8 +149,8 @@ TEST_CASE("lists of sequences are packed, padded and listed again") {
 
 TEST_CASE("packing and padding move elements of every dtype bit by bit") {
   const Integers lengths{1, 3, 2};
-  for (const DType dtype :
-       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean}) {
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8,
+                            DType::i8, DType::boolean}) {
     const Tensor x = from_data({0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0}, {3, 3}).to(dtype);
     const PackedSequence packed = unsorted(x, lengths);
     CHECK(packed.data.dtype() == dtype);

@@ -21,7 +21,7 @@ GoldenCase::Function binary(Tensor (*function)(const Tensor&, const Tensor&)) {
 
 DType dtype_named(const std::string& name) {
   for (DType dtype :
-       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::boolean})
+       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64, DType::u8, DType::i8, DType::boolean})
     if (to_string(dtype) == name) return dtype;
   throw std::invalid_argument("no dtype is called " + name);
 }

@@ -6,7 +6,7 @@
 using namespace lockstep;
 
 namespace {
-constexpr DType kAll[] = {DType::boolean, DType::u8,   DType::i32, DType::i64,
+constexpr DType kAll[] = {DType::boolean, DType::u8,   DType::i8,  DType::i32, DType::i64,
                           DType::f16,     DType::bf16, DType::f32, DType::f64};
 
 Tensor two(DType dtype) { return from_data({1, 0}, {2}, {.dtype = dtype}); }
@@ -15,14 +15,15 @@ Tensor two(DType dtype) { return from_data({1, 0}, {2}, {.dtype = dtype}); }
 TEST_CASE("the dtype in which two meet") {
   // Rows and columns in the order of kAll.
   using enum DType;
-  const DType expected[8][8] = {
-      {boolean, u8, i32, i64, f16, bf16, f32, f64}, {u8, u8, i32, i64, f16, bf16, f32, f64},
-      {i32, i32, i32, i64, f16, bf16, f32, f64},    {i64, i64, i64, i64, f16, bf16, f32, f64},
-      {f16, f16, f16, f16, f16, f32, f32, f64},     {bf16, bf16, bf16, bf16, f32, bf16, f32, f64},
-      {f32, f32, f32, f32, f32, f32, f32, f64},     {f64, f64, f64, f64, f64, f64, f64, f64},
+  const DType expected[9][9] = {
+      {boolean, u8, i8, i32, i64, f16, bf16, f32, f64},    {u8, u8, i32, i32, i64, f16, bf16, f32, f64},
+      {i8, i32, i8, i32, i64, f16, bf16, f32, f64},        {i32, i32, i32, i32, i64, f16, bf16, f32, f64},
+      {i64, i64, i64, i64, i64, f16, bf16, f32, f64},      {f16, f16, f16, f16, f16, f16, f32, f32, f64},
+      {bf16, bf16, bf16, bf16, bf16, f32, bf16, f32, f64}, {f32, f32, f32, f32, f32, f32, f32, f32, f64},
+      {f64, f64, f64, f64, f64, f64, f64, f64, f64},
   };
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 8; ++j) {
+  for (int i = 0; i < 9; ++i) {
+    for (int j = 0; j < 9; ++j) {
       const Tensor a = two(kAll[i]), b = two(kAll[j]);
       INFO(to_string(a.dtype()) << " and " << to_string(b.dtype()));
       CHECK(promote_types(a.dtype(), b.dtype()) == expected[i][j]);
@@ -49,7 +50,7 @@ TEST_CASE("a number does not promote a floating tensor") {
 
 TEST_CASE("an integer tensor becomes the default dtype where fractions come in") {
   const DefaultDType f64(DType::f64);
-  for (const DType dtype : {DType::boolean, DType::u8, DType::i32, DType::i64}) {
+  for (const DType dtype : {DType::boolean, DType::u8, DType::i8, DType::i32, DType::i64}) {
     const Tensor x = two(dtype);
     const DType number = dtype == DType::boolean ? DType::i64 : dtype;
     INFO(to_string(dtype));
@@ -69,6 +70,24 @@ TEST_CASE("an integer tensor becomes the default dtype where fractions come in")
   CHECK((from_data({1, 3}, {2}) > 1.5).to_vector<int>() == std::vector<int>{0, 1});
   CHECK(clamp(from_data({1, 3}, {2}), 1.5).to_vector<double>() == std::vector<double>{1.5, 3});
   CHECK(clamp(from_data({1, 3}, {2}), 2).to_vector<double>() == std::vector<double>{2, 3});
+}
+
+TEST_CASE("i8 wraps, keeps its sign and sorts by it") {
+  const Tensor x = from_data({3, -120, 127, -1, 0}, {5}, {.dtype = DType::i8});
+  CHECK(x.to_vector<int>() == std::vector<int>{3, -120, 127, -1, 0});
+  CHECK((x + 10).to_vector<int>() == std::vector<int>{13, -110, -119, 9, 10});
+  CHECK((x - 200).to_vector<int>() == std::vector<int>{59, -64, -73, 55, 56});
+  CHECK((-x).to_vector<int>() == std::vector<int>{-3, 120, -127, 1, 0});
+  CHECK((x * x).to_vector<int>() == std::vector<int>{9, 64, 1, 1, 0});
+  CHECK((x < 0).to_vector<int>() == std::vector<int>{0, 1, 0, 1, 0});
+  CHECK(sort(x, 0).values.to_vector<int>() == std::vector<int>{-120, -1, 0, 3, 127});
+  CHECK(argmax(x, 0).item<int>() == 2);
+  CHECK(sum(x).item<int>() == 9);
+  CHECK(from_data({-129.5, 128.0, -0.9, 300.0}, {4}).to(DType::i8).to_vector<int>() ==
+        std::vector<int>{-128, 127, 0, 127});
+  CHECK(from_data({200, 255}, {2}, {.dtype = DType::u8}).to(DType::i8).to_vector<int>() == std::vector<int>{-56, -1});
+  CHECK((x + from_data({255, 255, 255, 255, 255}, {5}, {.dtype = DType::u8})).to_vector<int>() ==
+        std::vector<int>{258, 135, 382, 254, 255});
 }
 
 TEST_CASE("u8 wraps") {
@@ -100,15 +119,20 @@ TEST_CASE("gradients have the dtype of their tensor") {
 
 TEST_CASE("a tensor of rank 0 promotes others only to another kind") {
   using enum DType;
-  const DType expected[8][8] = {
+  const DType expected[9][9] = {
       // Rows: the dtype of a vector; columns: of a tensor of rank 0.
-      {boolean, u8, i32, i64, f16, bf16, f32, f64}, {u8, u8, u8, u8, f16, bf16, f32, f64},
-      {i32, i32, i32, i32, f16, bf16, f32, f64},    {i64, i64, i64, i64, f16, bf16, f32, f64},
-      {f16, f16, f16, f16, f16, f16, f16, f16},     {bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16},
-      {f32, f32, f32, f32, f32, f32, f32, f32},     {f64, f64, f64, f64, f64, f64, f64, f64},
+      {boolean, u8, i8, i32, i64, f16, bf16, f32, f64},
+      {u8, u8, u8, u8, u8, f16, bf16, f32, f64},
+      {i8, i8, i8, i8, i8, f16, bf16, f32, f64},
+      {i32, i32, i32, i32, i32, f16, bf16, f32, f64},
+      {i64, i64, i64, i64, i64, f16, bf16, f32, f64},
+      {f16, f16, f16, f16, f16, f16, f16, f16, f16},
+      {bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16, bf16},
+      {f32, f32, f32, f32, f32, f32, f32, f32, f32},
+      {f64, f64, f64, f64, f64, f64, f64, f64, f64},
   };
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 8; ++j) {
+  for (int i = 0; i < 9; ++i) {
+    for (int j = 0; j < 9; ++j) {
       const Tensor a = two(kAll[i]), b = two(kAll[j])[0];
       INFO(to_string(a.dtype()) << " and " << to_string(b.dtype()));
       CHECK(result_type(a, b) == expected[i][j]);

@@ -39,6 +39,7 @@ double reduced(RedOp reduction, DType dtype, int ranks, std::int64_t i) {
   }
   if (dtype == DType::boolean) return result != 0;
   if (dtype == DType::u8) return std::fmod(result, 256);
+  if (dtype == DType::i8) return static_cast<std::int8_t>(static_cast<std::int64_t>(result));
   if (reduction == RedOp::avg) return result / ranks;
   return result;
 }
