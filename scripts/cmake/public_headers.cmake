@@ -29,6 +29,12 @@ set(headers_for_users
   parallel/join/join.h
   parallel/serving/replica_pool.h
   parallel/sync_norm/convert_sync_batchnorm.h
+  parallel/tensor_parallel/parallel_attention.h
+  parallel/tensor_parallel/parallel_linear.h
+  parallel/tensor_parallel/parts.h
+  parallel/tensor_parallel/rank_ops.h
+  parallel/tensor_parallel/same_draws.h
+  parallel/tensor_parallel/vocabulary.h
   # Models (not in lockstep.h, but in models.h).
   models/umbrella/models.h
   models/generation/generate.h

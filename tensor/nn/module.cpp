@@ -286,6 +286,7 @@ void separate(ModuleBase& copy) {
       fresh->placed = old->placed;
       fresh->format = old->format;
       fresh->sparse = old->sparse;
+      fresh->shard = old->shard;
       fresh->set_gate(gate);
     }
     MemberVisitor::replace(member, fresh);

@@ -16,6 +16,7 @@
 namespace lockstep {
 
 class SlabSet;
+struct Shard;
 class ParameterBody;
 
 // Stores what arrives, and reduces it at the end of the backward.
@@ -104,6 +105,7 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   bool is_buffer = false;
   bool sparse = false;  // gets rows as gradients: stays out of the slabs in which others sum matrices
   bool listed = false;  // some module's members name it
+  std::shared_ptr<const Shard> shard;  // null: whole
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient
 

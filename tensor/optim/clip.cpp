@@ -39,8 +39,7 @@ Tensor norm_of(const Tensor& x, double type) {
 }
 }  // namespace
 
-Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, const ClipNormOptions& options) {
-  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
+Tensor detail::gradient_norm(std::span<const Parameter> parameters, const ClipNormOptions& options) {
   LOCKSTEP_CHECK(options.norm_type > 0, "[clip_grad_norm] expected a norm_type above 0, got ", options.norm_type);
   NoGrad no_grad;
   const std::vector<Gradient> gradients = gradients_of(parameters);
@@ -56,7 +55,15 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
       elements = detail::sum_rows({gradient.indices, elements, gradient.parameter.shape()}).values;
     norms.push_back(norm_of(elements, options.norm_type).to(device));
   }
-  Tensor total = norm_of(stack(norms), options.norm_type);
+  return norm_of(stack(norms), options.norm_type);
+}
+
+void detail::scale_gradients(std::span<const Parameter> parameters, double max_norm, const Tensor& total,
+                             const ClipNormOptions& options) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
+  NoGrad no_grad;
+  const std::vector<Gradient> gradients = gradients_of(parameters);
+  if (gradients.empty()) return;
   if (options.error_if_nonfinite)
     if (const double value = total.item<double>(); !std::isfinite(value))
       throw Error(cat("[clip_grad_norm] expected a finite norm of the gradients of ", parameters.size(),
@@ -70,6 +77,12 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
     Tensor elements = gradients[i].elements;
     elements.mul_(factors[i]);
   }
+}
+
+Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, const ClipNormOptions& options) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
+  Tensor total = detail::gradient_norm(parameters, options);
+  detail::scale_gradients(parameters, max_norm, total, options);
   return total;
 }
 

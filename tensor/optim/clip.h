@@ -24,4 +24,11 @@ LOCKSTEP_API Tensor clip_grad_norm(std::span<const Parameter> parameters, double
 // Bounds every element to [-limit, limit], in place. NaN stays NaN. The rows of a sparse gradient are summed first.
 LOCKSTEP_API void clip_grad_value(std::span<const Parameter> parameters, double limit);
 
+namespace detail {
+// The two halves of clip_grad_norm: the norm, and scaling by a norm that is that of more gradients than these.
+LOCKSTEP_API Tensor gradient_norm(std::span<const Parameter> parameters, const ClipNormOptions& options);
+LOCKSTEP_API void scale_gradients(std::span<const Parameter> parameters, double max_norm, const Tensor& total,
+                                  const ClipNormOptions& options);
+}  // namespace detail
+
 }  // namespace lockstep

@@ -1,0 +1,94 @@
+#include "lockstep/parallel/tensor_parallel/parts.h"
+
+#include <cmath>
+#include <unordered_map>
+
+#include "lockstep/runtime/error.h"
+#include "lockstep/tensor/nn/member_visitor.h"
+#include "lockstep/tensor/nn/shard.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
+
+namespace lockstep {
+namespace {
+
+template <class F>
+void for_each_member(const ModuleBase& module, F&& body) {
+  MemberVisitor visitor;
+  visitor.parameter = [&](std::string_view name, Parameter& parameter, bool) {
+    body(visitor.full_name(name), parameter);
+  };
+  visitor.visit(module);
+}
+
+// At the root; undefined elsewhere.
+Tensor gathered(const Tensor& part, const Shard& shard, Communicator& ranks, int root) {
+  const Tensor own = part.contiguous();
+  const bool is_root = ranks.rank() == root;
+  Shape shape{ranks.size()};
+  for (const std::int64_t size : own.shape()) shape.push_back(size);
+  const Tensor all = is_root ? detail::fresh(shape, own.dtype(), own.device()) : Tensor();
+  ranks.gather(own, all, root);
+  return is_root ? shard.whole_of(unbind(all)) : Tensor();
+}
+
+}  // namespace
+
+std::vector<NamedTensor> whole_state(const ModuleBase& module, Communicator& ranks, int root) {
+  LOCKSTEP_CHECK(root >= 0 && root < ranks.size(), "[whole_state] expected a root below ", ranks.size(), " ranks, got ",
+                 root);
+  const NoGrad no_grad;
+  std::vector<NamedTensor> state;
+  for_each_member(module, [&](std::string name, const Parameter& parameter) {
+    Tensor whole = parameter.tensor().detach();
+    if (const Shard* shard = shard_of(parameter)) {
+      LOCKSTEP_CHECK(shard->ranks == ranks.size() && shard->rank == ranks.rank(), "[whole_state] expected '", name,
+                     "' to be a part of rank ", ranks.rank(), " of ", ranks.size(), ", got one of rank ", shard->rank,
+                     " of ", shard->ranks);
+      if (ranks.size() > 1) whole = gathered(whole, *shard, ranks, root);
+    }
+    if (ranks.rank() == root) state.push_back({std::move(name), whole.to(Device::cpu())});
+  });
+  return state;
+}
+
+std::vector<NamedTensor> own_parts(const ModuleBase& module, std::vector<NamedTensor> whole) {
+  const NoGrad no_grad;
+  std::unordered_map<std::string, Parameter> parts;
+  for_each_member(module, [&](std::string name, const Parameter& parameter) {
+    if (shard_of(parameter)) parts.emplace(std::move(name), parameter);
+  });
+  for (auto& [name, tensor] : whole) {
+    const auto found = parts.find(name);
+    if (found == parts.end()) continue;
+    const Shard& shard = *shard_of(found->second);
+    const Shape expected = shard.whole_shape(found->second.shape());
+    LOCKSTEP_CHECK(tensor.defined() && tensor.shape() == expected, "[own_parts] expected all of '", name, "', ",
+                   expected, ", of which rank ", shard.rank, " of ", shard.ranks, " has a part, got ", tensor);
+    tensor = shard.part_of(tensor);
+  }
+  return whole;
+}
+
+Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, Communicator& ranks,
+                      const ClipNormOptions& options) {
+  const NoGrad no_grad;
+  const double p = options.norm_type;
+  std::vector<Parameter> divided, whole;
+  for (const Parameter& parameter : parameters) (shard_of(parameter) ? divided : whole).push_back(parameter);
+  const Tensor of_whole = detail::gradient_norm(whole, options).to(ranks.device());
+  Tensor of_divided = detail::gradient_norm(divided, options).to(ranks.device());
+  if (std::isinf(p)) {
+    if (ranks.size() > 1) ranks.all_reduce(of_divided, RedOp::max);
+  } else {
+    of_divided = pow(of_divided, p).contiguous();
+    if (ranks.size() > 1) ranks.all_reduce(of_divided);
+  }
+  const Tensor total = std::isinf(p) ? maximum(of_divided, of_whole) : pow(of_divided + pow(of_whole, p), 1 / p);
+  detail::scale_gradients(parameters, max_norm, total, options);
+  return total;
+}
+
+}  // namespace lockstep

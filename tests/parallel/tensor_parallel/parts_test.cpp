@@ -1,0 +1,86 @@
+// Whole states and norms of modules of which each rank has a part.
+#include <limits>
+
+#include "lockstep/parallel/tensor_parallel/parallel_linear.h"
+#include "lockstep/parallel/tensor_parallel/vocabulary.h"
+#include "lockstep/tensor/nn/norm.h"
+#include "parallel/tensor_parallel/support.h"
+
+using namespace test;
+
+namespace {
+
+struct Parted : Module<Parted> {
+  explicit Parted(Communicator& ranks)
+      : words(ranks, 13, 6), norm(6), fused(ranks, 6, 48, {.sections = {24, 24}}), down(ranks, 24, 6) {}
+  Tensor forward(const Tensor& ids) const {
+    const std::vector<Tensor> both = chunk(fused(norm(words(ids))), 2, 1);
+    return down(silu(both[0]) * both[1]);
+  }
+  void members(Members& m) override { m("words", words), m("norm", norm), m("fused", fused), m("down", down); }
+  VocabularyParallelEmbedding words;
+  LayerNorm norm;
+  ColumnParallelLinear fused;
+  RowParallelLinear down;
+};
+
+Tensor ids_on(Device device) { return from_data(std::vector<std::int64_t>{1, 12, 7, 7, 0}, {5}, {.device = device}); }
+
+}  // namespace
+
+TEST_CASE("a state from p ranks is one for q ranks") {
+  std::map<int, std::vector<NamedTensor>> saved;
+  for (const int p : {1, 2, 3, 4})
+    saved[p] = run_ranks(p, [](Communicator& ranks) {
+                 manual_seed(21);
+                 Parted module(ranks);
+                 module.to(ranks.device());
+                 return whole_state(module, ranks, ranks.size() - 1);
+               }).back();
+  for (const auto& [p, state] : saved) {
+    REQUIRE(state.size() == saved[1].size());
+    for (std::size_t i = 0; i < state.size(); ++i) {
+      CHECK(state[i].name == saved[1][i].name);
+      CHECK(largest_difference(state[i].tensor, saved[1][i].tensor) == 0);
+    }
+    for (const int q : {1, 2, 3, 4}) {
+      const auto outputs = run_ranks(q, [state = state](Communicator& ranks) {
+        manual_seed(22);
+        Parted module(ranks);
+        Parted copy = deep_copy(module);
+        copy.to(ranks.device());
+        copy.load_state_dict(own_parts(copy, state));
+        return std::pair(values(copy(ids_on(ranks.device()))), whole_state(copy, ranks));
+      });
+      const auto& again = outputs[0].second;
+      REQUIRE(again.size() == state.size());
+      for (std::size_t i = 0; i < state.size(); ++i) CHECK(largest_difference(again[i].tensor, state[i].tensor) == 0);
+    }
+  }
+}
+
+TEST_CASE("gradients are clipped by the norm of the whole model, on every rank alike") {
+  for (const double type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    const auto body = [type](Communicator& ranks) {
+      const DefaultDType f64(DType::f64);
+      manual_seed(8);
+      Parted module(ranks);
+      module.to(ranks.device());
+      sum(square(module(ids_on(ranks.device())))).backward();
+      Results results;
+      const std::vector<Parameter> parameters = module.parameters();
+      const Tensor norm = ranks.size() == 1 ? clip_grad_norm(parameters, 0.5, {.norm_type = type})
+                                            : clip_grad_norm(parameters, 0.5, ranks, {.norm_type = type});
+      results["norm"] = values(norm);
+      for (const auto& [name, parameter] : module.named_parameters())
+        results[name] = values(whole_gradient(parameter, ranks));
+      return results;
+    };
+    const Results alone = run_ranks(1, body)[0];
+    for (const int count : {2, 3, 4}) {
+      INFO("norm " << type << ", " << count << " ranks");
+      for (const Results& each : run_ranks(count, body))
+        CHECK(largest_difference(each, alone) <= 1e-12 * alone.at("norm")[0]);
+    }
+  }
+}
