@@ -1,12 +1,15 @@
 #include "lockstep/models/checkpoint/checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "lockstep/models/checkpoint/json_file.h"
+#include "lockstep/parallel/tensor_parallel/parts.h"
 #include "lockstep/tensor/io/safetensors_header.h"
+#include "lockstep/tensor/nn/shard.h"
 
 namespace lockstep {
 namespace {
@@ -59,7 +62,13 @@ Safetensors read_checkpoint(const std::string& path, const LoadSafetensorsOption
   return given.extension() == ".json" ? read_shards(path, options) : load_safetensors(path, options);
 }
 
-LoadReport load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std::string& name, bool strict) {
+bool detail::has_parts(const ModuleBase& module) {
+  const std::vector<NamedParameter> all = module.named_parameters();
+  return std::any_of(all.begin(), all.end(), [](const NamedParameter& each) { return shard_of(each.parameter); });
+}
+
+LoadReport detail::load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std::string& name, bool strict,
+                                   bool keep_pages) {
   if (const auto* names = dynamic_cast<const CheckpointNames*>(&module)) {
     std::vector<NamedTensor> needed;
     std::unordered_map<std::string, std::string> from;
@@ -73,11 +82,21 @@ LoadReport load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std
     }
     checkpoint.tensors = std::move(needed);
   }
+  if (has_parts(module)) {
+    checkpoint.tensors = own_parts(module, std::move(checkpoint.tensors));
+    if (!keep_pages)
+      for (NamedTensor& each : checkpoint.tensors) each.tensor = each.tensor.clone();
+  }
   return load_model(module, std::move(checkpoint), name, {.strict = strict, .adopt = true});
 }
 
+LoadReport load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std::string& name, bool strict) {
+  return detail::load_checkpoint(module, std::move(checkpoint), name, strict, false);
+}
+
 LoadReport load_checkpoint(ModuleBase& module, const std::string& path, const LoadCheckpointOptions& options) {
-  return load_checkpoint(module, read_checkpoint(path, {.map = options.map}), path, options.strict);
+  const bool map = options.map || detail::has_parts(module);
+  return detail::load_checkpoint(module, read_checkpoint(path, {.map = map}), path, options.strict, options.map);
 }
 
 }  // namespace lockstep

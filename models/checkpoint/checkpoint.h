@@ -33,10 +33,22 @@ struct LoadCheckpointOptions {
 // use the module meanwhile, and a module whose parameters have no elements yet gets them without a second copy. Asks
 // the module for its names where it is a CheckpointNames. Throws what read_checkpoint throws, and InvalidArgument for
 // what does not fit, or two tensors for one name, before anything is changed. Blocks.
+//
+// Of a parameter of which the module has a part (a model that ranks have together) that part is taken, out of a file
+// that is mapped: a rank reads and holds its own parts. InvalidArgument where the file has another shape than the
+// whole.
 LOCKSTEP_API LoadReport load_checkpoint(ModuleBase& module, const std::string& path,
                                         const LoadCheckpointOptions& options = {});
 // The same of what read_checkpoint gave; `name` is the checkpoint's in messages.
 LOCKSTEP_API LoadReport load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std::string& name,
                                         bool strict = true);
+
+namespace detail {
+// Whether the module has parts of parameters: its files are mapped, then.
+bool has_parts(const ModuleBase& module);
+// With `keep_pages` the elements may stay pages of the files, where they are.
+LoadReport load_checkpoint(ModuleBase& module, Safetensors checkpoint, const std::string& name, bool strict,
+                           bool keep_pages);
+}  // namespace detail
 
 }  // namespace lockstep

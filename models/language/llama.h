@@ -7,8 +7,10 @@
 
 #include "lockstep/models/checkpoint/checkpoint.h"
 #include "lockstep/models/generation/language_model.h"
+#include "lockstep/models/language/divided.h"
 #include "lockstep/models/language/first_weights.h"
 #include "lockstep/models/language/rotary.h"
+#include "lockstep/parallel/tensor_parallel/same_draws.h"
 
 namespace lockstep {
 
@@ -55,9 +57,11 @@ class LOCKSTEP_API LlamaNorm : public Module<LlamaNorm> {
 
 class LOCKSTEP_API LlamaAttention : public Module<LlamaAttention> {
  public:
-  LlamaAttention(const LlamaConfig& config, int layer, FirstWeights first);
-  // x [N, hidden] -> what the heads give [N, heads * head size], which o_proj is still to mix.
+  LlamaAttention(const LlamaConfig& config, int layer, FirstWeights first, Communicator* ranks = nullptr);
+  // x [N, hidden] -> what the heads (with ranks: this rank's) give [N, heads * head size], for mixed.
   Tensor heads(const Tensor& x, const RotaryAngles& angles, CachedAttention& attention) const;
+  // By o_proj: [N, hidden], of all ranks' heads.
+  Tensor mixed(const Tensor& heads) const { return detail::out_of(o_proj, heads, ranks_); }
   void members(Members& m) override;
 
   Linear q_proj, k_proj, v_proj, o_proj;
@@ -65,21 +69,25 @@ class LOCKSTEP_API LlamaAttention : public Module<LlamaAttention> {
  private:
   int layer_;
   std::int64_t query_heads_, key_value_heads_, head_size_;
+  Communicator* ranks_;
 };
 
 // down(silu(gate(x)) * up(x))
 class LOCKSTEP_API LlamaMlp : public Module<LlamaMlp> {
  public:
-  LlamaMlp(const LlamaConfig& config, FirstWeights first);
+  LlamaMlp(const LlamaConfig& config, FirstWeights first, Communicator* ranks = nullptr);
   Tensor forward(const Tensor& x) const;
   void members(Members& m) override;
 
   Linear gate_proj, up_proj, down_proj;
+
+ private:
+  Communicator* ranks_;
 };
 
 class LOCKSTEP_API LlamaLayer : public Module<LlamaLayer> {
  public:
-  LlamaLayer(const LlamaConfig& config, int layer, FirstWeights first);
+  LlamaLayer(const LlamaConfig& config, int layer, FirstWeights first, Communicator* ranks = nullptr);
   // x [N, hidden]; the result has the rows `wanted` alone, where it is defined.
   Tensor forward(const Tensor& x, const RotaryAngles& angles, CachedAttention& attention, const Tensor& wanted) const;
   void members(Members& m) override;
@@ -93,7 +101,7 @@ class LOCKSTEP_API LlamaLayer : public Module<LlamaLayer> {
 // What the files have under "model.": all but the head.
 class LOCKSTEP_API LlamaBody : public Module<LlamaBody> {
  public:
-  LlamaBody(const LlamaConfig& config, FirstWeights first);
+  LlamaBody(const LlamaConfig& config, FirstWeights first, Communicator* ranks = nullptr);
   void members(Members& m) override;
 
   Embedding embed_tokens;
@@ -103,12 +111,19 @@ class LOCKSTEP_API LlamaBody : public Module<LlamaBody> {
 
 // The members have the names of the published files (model.layers.0.self_attn.q_proj.weight, …). With tied embeddings
 // there is one matrix, model.embed_tokens.weight, and an lm_head.weight in the file is passed over.
+//
+// With `ranks` (borrowed) each rank has its share of the heads, of the intermediate size and of the words, and all
+// compute together: see docs/tensor-parallel.md. All ranks make the same calls, with the same arguments, on the
+// communicator's device.
 class LOCKSTEP_API Llama : public Module<Llama>, public LanguageModel, public CheckpointNames {
  public:
-  explicit Llama(const LlamaConfig& config, FirstWeights first = FirstWeights::random);
+  // InvalidArgument for ranks that do not divide the heads, those of keys and values, or the intermediate size.
+  explicit Llama(const LlamaConfig& config, FirstWeights first = FirstWeights::random, Communicator* ranks = nullptr);
 
   // ids [B, T] (integers) -> logits [B, T, vocab_size]. Each token sees those before it.
   Tensor forward(const Tensor& ids) const;
+  // The same for this rank's words alone [B, T, ceil(vocab_size / p)], as vocabulary_parallel_cross_entropy takes them.
+  Tensor own_logits(const Tensor& ids) const;
   void members(Members& m) override { m("model", model), m("lm_head", lm_head); }
 
   LanguageModelShape shape() const override;
@@ -122,10 +137,15 @@ class LOCKSTEP_API Llama : public Module<Llama>, public LanguageModel, public Ch
   std::optional<Linear> lm_head;  // unless tied
 
  private:
+  Llama(const LlamaConfig& config, FirstWeights first, Communicator* ranks, const SameDraws&);
+  // Of the rank's words.
   Tensor run(const Tensor& tokens, const Tensor& positions, CachedAttention& attention, const Tensor& wanted) const;
+  Tensor run(const Tensor& ids) const;
 
   LlamaConfig config_;
   RotaryEmbedding rotary_;
+  Communicator* ranks_;
+  detail::DividedWords words_;
 };
 
 }  // namespace lockstep

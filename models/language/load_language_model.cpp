@@ -24,10 +24,13 @@ DType widespread_dtype(const Safetensors& checkpoint) {
 template <class M>
 std::unique_ptr<LanguageModel> filled(std::unique_ptr<M> model, const std::string& folder,
                                       const LoadLanguageModelOptions& options) {
-  Safetensors checkpoint = read_checkpoint(folder, {.map = options.map});
+  const Device device = options.ranks ? options.ranks->device() : options.device;
+  LOCKSTEP_CHECK(options.device.is_cpu() || options.device == device, "[load_language_model] expected the device of ",
+                 "the ranks' communicator, ", device, ", or none, got ", options.device);
+  Safetensors checkpoint = read_checkpoint(folder, {.map = options.map || options.ranks});
   model->to(options.dtype.value_or(widespread_dtype(checkpoint)));
-  model->to(options.device);
-  load_checkpoint(*model, std::move(checkpoint), folder);
+  model->to(device);
+  detail::load_checkpoint(*model, std::move(checkpoint), folder, true, options.map);
   model->eval();
   return model;
 }
@@ -39,9 +42,11 @@ std::unique_ptr<LanguageModel> load_language_model(const std::string& folder, co
   const detail::JsonFile json = detail::JsonFile::read(path);
   const std::string type = json.text("model_type");
   if (type == "gpt2")
-    return filled(std::make_unique<Gpt2>(GptConfig::from_file(path), FirstWeights::absent), folder, options);
+    return filled(std::make_unique<Gpt2>(GptConfig::from_file(path), FirstWeights::absent, options.ranks), folder,
+                  options);
   if (type == "llama" || type == "qwen2" || type == "mistral")
-    return filled(std::make_unique<Llama>(LlamaConfig::from_file(path), FirstWeights::absent), folder, options);
+    return filled(std::make_unique<Llama>(LlamaConfig::from_file(path), FirstWeights::absent, options.ranks), folder,
+                  options);
   json.refuse("model_type", "the types that are known are gpt2, llama, qwen2 and mistral");
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/models/generation/language_model.h"
+#include "lockstep/parallel/comm/communicator.h"
 
 namespace lockstep {
 
@@ -13,6 +14,8 @@ struct LoadLanguageModelOptions {
   Device device = Device::cpu();
   std::optional<DType> dtype = std::nullopt;  // none: the one that most bytes of the checkpoint have
   bool map = false;                           // see LoadCheckpointOptions
+  // Borrowed. The model is one that these ranks have together, on their devices: `device` stays cpu.
+  Communicator* ranks = nullptr;
 };
 
 // The model of a folder with config.json and a checkpoint (load_checkpoint), in evaluation mode: Gpt2 for model_type

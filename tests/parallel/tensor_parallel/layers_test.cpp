@@ -37,6 +37,7 @@ void check_layer(F make, const Tensor& x) {
     };
     const Results alone = run_ranks(1, body, {.make = make_loopback})[0];
     for (const Group& group : groups()) {
+      if (dtype == DType::f32 && group.ranks != 3) continue;
       INFO(group.name << ", " << group.ranks << " ranks, " << to_string(dtype));
       const auto all = run_ranks(group.ranks, body, {.make = group.make});
       for (const Results& each : all) {

@@ -29,9 +29,12 @@ Tensor one_of(const Tensor& loss) {
 
 TEST_CASE("the loss over a divided vocabulary is that of one device") {
   std::vector<Case> cases;
-  for (const std::int64_t words : {5, 12, 13})
-    for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
-      for (const double smoothing : {0.0, 0.1}) cases.push_back({words, reduction, smoothing, -100});
+  for (const std::int64_t words : {5, 13}) {
+    cases.push_back({words, Reduction::mean, 0, -100});
+    cases.push_back({words, Reduction::mean, 0.1, -100});
+    cases.push_back({words, Reduction::sum, 0.2, -100});
+    cases.push_back({words, Reduction::none, 0.1, -100});
+  }
   cases.push_back({13, Reduction::mean, 0.3, 4});  // a word that is ignored
   cases.push_back({13, Reduction::mean, 1, -1});
   cases.push_back({12, Reduction::mean, 0.1, -1, 300});  // exponentials that overflow, and underflow
@@ -39,6 +42,7 @@ TEST_CASE("the loss over a divided vocabulary is that of one device") {
     return [&cases, dtype](Communicator& ranks) {
       Results results;
       for (std::size_t i = 0; i < cases.size(); ++i) {
+        if (ranks.size() != 3 && i % 3 != 1) continue;  // all cases once, and some with all groups
         const Case& c = cases[i];
         const VocabularyRange range(ranks, c.words);
         const Tensor whole = logits_of(c, dtype).to(ranks.device());
@@ -51,13 +55,9 @@ TEST_CASE("the loss over a divided vocabulary is that of one device") {
             {.ignore_index = c.ignored, .reduction = c.reduction, .label_smoothing = c.smoothing});
         one_of(loss).backward();
         results[cat("loss ", i)] = values(loss.to(DType::f64));
-        std::vector<Tensor> parts;
-        for (int r = 0; r < ranks.size(); ++r) {
-          const Tensor part = r == ranks.rank() ? own.grad().clone() : empty_like(own.grad());
-          ranks.broadcast(part, r);
-          parts.push_back(part);
-        }
-        const Tensor all = lockstep::cat(parts, 1);
+        const Tensor parts = empty({ranks.size(), 7, range.rows}, {.dtype = dtype, .device = ranks.device()});
+        ranks.all_gather(own.grad().contiguous(), parts);
+        const Tensor all = parts.transpose(0, 1).reshape({7, -1});
         results[cat("gradient ", i)] = values(all.narrow(1, 0, c.words).to(DType::f64));
         const std::int64_t behind = range.rows * ranks.size() - c.words;
         results[cat("padding ", i)] = {behind > 0 ? max(abs(all.narrow(1, c.words, behind))).item<double>() : 0};
@@ -78,15 +78,18 @@ TEST_CASE("the loss over a divided vocabulary is that of one device") {
       expected[cat("padding ", i)] = {0};
     }
     for (const Group& group : groups()) {
+      if (dtype == DType::f32 && group.ranks != 2) continue;
       INFO(group.name << ", " << group.ranks << " ranks, " << to_string(dtype));
       const auto all = run_ranks(group.ranks, body(dtype), {.make = group.make});
       for (const Results& each : all) {
         CHECK(each == all[0]);
-        for (const auto& [name, numbers] : expected) {
+        CHECK(each.size() >= 9);
+        for (const auto& [name, got] : each) {
           INFO(name);
+          const Doubles& numbers = expected.at(name);
           double size = 1;
           for (const double number : numbers) size = std::max(size, std::abs(number));
-          CHECK(largest_difference(each.at(name), numbers) <= (dtype == DType::f32 ? 1e-5 : 1e-12) * size);
+          CHECK(largest_difference(got, numbers) <= (dtype == DType::f32 ? 1e-5 : 1e-12) * size);
         }
       }
     }

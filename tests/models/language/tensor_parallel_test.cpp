@@ -1,0 +1,254 @@
+// Language models that several ranks have together: what one device has and computes.
+#include <fstream>
+#include <map>
+
+#include "lockstep/models/generation/generate.h"
+#include "lockstep/models/generation/kv_cache.h"
+#include "lockstep/models/language/gpt2.h"
+#include "lockstep/models/language/llama.h"
+#include "lockstep/models/language/load_language_model.h"
+#include "lockstep/parallel/comm/factory/run_ranks.h"
+#include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/tensor_parallel/parts.h"
+#include "lockstep/parallel/tensor_parallel/vocabulary.h"
+#include "lockstep/tensor/optim/sgd.h"
+#include "support/catch.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::test {
+namespace {
+
+using Catch::Matchers::Contains;
+using Doubles = std::vector<double>;
+using Results = std::map<std::string, Doubles>;
+
+GptConfig small_gpt(std::int64_t heads, bool tied) {
+  GptConfig c;
+  c.vocab_size = 11, c.n_positions = 16, c.n_embd = 4 * heads, c.n_layer = 2, c.n_head = heads;
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  c.tie_word_embeddings = tied;
+  c.initializer_range = 0.2;
+  return c;
+}
+
+LlamaConfig small_llama(std::int64_t groups, bool tied) {
+  LlamaConfig c;
+  c.vocab_size = 11, c.hidden_size = 10, c.intermediate_size = 6 * groups, c.num_hidden_layers = 2;
+  c.num_attention_heads = 2 * groups, c.num_key_value_heads = groups, c.head_dim = 4;
+  c.attention_bias = c.output_bias = c.mlp_bias = true;
+  c.tie_word_embeddings = tied;
+  c.initializer_range = 0.2;
+  return c;
+}
+
+// One device has no communicator at all.
+Device device_of(Communicator* ranks) { return ranks ? ranks->device() : Device::host(0); }
+Tensor ids_on(Device device) { return from_data({1, 5, 2, 9, 9, 3, 0, 4, 10, 2}, {2, 5}).to(device); }
+Doubles values(const Tensor& x) { return x.detach().to(DType::f64).to_vector<double>(); }
+
+std::vector<std::unique_ptr<Communicator>> make_peers(std::span<const Device> devices, Milliseconds timeout) {
+  return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+}
+
+double difference(const Results& a, const Results& b) {
+  double largest = a.size() == b.size() ? 0 : 1e300;
+  for (const auto& [name, x] : a) {
+    const auto found = b.find(name);
+    if (found == b.end() || found->second.size() != x.size()) return 1e300;
+    for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - found->second[i]));
+  }
+  return largest;
+}
+
+std::vector<NamedTensor> whole(const ModuleBase& module, Communicator* ranks) {
+  return ranks ? whole_state(module, *ranks) : module.state_dict();
+}
+
+// Logits, all gradients, and the weights after five steps with clipped gradients; at rank 0.
+template <class M>
+Results trained(M model, Communicator* ranks) {
+  model.to(device_of(ranks));
+  const Tensor ids = ids_on(device_of(ranks)), targets = ids.narrow(1, 1, 4).reshape({8});
+  SGD sgd(model.parameters(), {.lr = 0.2, .momentum = 0.9});
+  Results results;
+  for (int step = 0; step < 5; ++step) {
+    model.zero_grad();
+    const Tensor logits = model(ids);
+    results["logits"] = values(logits);
+    // One of the two losses, by turns.
+    const std::int64_t words = model.config().vocab_size;
+    const Tensor own = ranks && step % 2 ? model.own_logits(ids) : logits;
+    const Tensor flat = own.narrow(1, 0, 4).reshape({8, own.size(2)});
+    const Tensor loss = ranks && step % 2
+                            ? vocabulary_parallel_cross_entropy(flat, targets, words, *ranks,
+                                                                {.ignore_index = 9, .label_smoothing = 0.1})
+                            : cross_entropy(flat, targets, {.ignore_index = 9, .label_smoothing = 0.1});
+    loss.backward();
+    results[cat("loss ", step)] = values(loss);
+    if (step < 2) {  // the gradients, as a state
+      M copy = deep_copy(model);
+      for (std::size_t i = 0; i < copy.parameters().size(); ++i)
+        copy.parameters()[i].assign(model.parameters()[i].grad());
+      for (const NamedTensor& each : whole(copy, ranks))
+        results[cat(each.name, " gradient ", step)] = values(each.tensor);
+    }
+    const Tensor norm =
+        ranks ? clip_grad_norm(model.parameters(), 0.5, *ranks) : clip_grad_norm(model.parameters(), 0.5);
+    results[cat("norm ", step)] = values(norm);
+    sgd.step();
+  }
+  for (const NamedTensor& each : whole(model, ranks)) results[each.name] = values(each.tensor);
+  return results;
+}
+
+template <class M, class Config>
+void check_trains(const Config& config, int count, DType dtype) {
+  const auto body = [&](Communicator* ranks) {
+    const DefaultDType scope(dtype);
+    manual_seed(ranks && ranks->rank() > 0 ? 99 : 3);
+    return trained(M(config, FirstWeights::random, ranks), ranks);
+  };
+  const Results alone = body(nullptr);
+  const auto all = run_ranks(count, [&](Communicator& ranks) { return body(&ranks); }, {.make = make_peers});
+  CHECK(difference(all[0], alone) <= (dtype == DType::f64 ? 1e-12 : 1e-5));
+  for (const Results& each : all)
+    for (const char* name : {"logits", "loss 3", "norm 4"}) CHECK(each.at(name) == all[0].at(name));
+}
+
+void write_config(const std::string& folder, const LlamaConfig& c) {
+  std::ofstream(folder + "/config.json")
+      << R"({"model_type": "llama", "hidden_act": "silu", "vocab_size": )" << c.vocab_size << R"(, "hidden_size": )"
+      << c.hidden_size << R"(, "intermediate_size": )" << c.intermediate_size << R"(, "num_hidden_layers": )"
+      << c.num_hidden_layers << R"(, "num_attention_heads": )" << c.num_attention_heads
+      << R"(, "num_key_value_heads": )" << c.key_value_heads() << R"(, "head_dim": )" << c.head_size()
+      << R"(, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "attention_bias": true, "mlp_bias": true,)"
+      << R"( "tie_word_embeddings": false, "rope_theta": 10000.0})";
+}
+
+}  // namespace
+
+TEST_CASE("language models of several ranks train as one device does") {
+  for (const int ranks : {2, 3, 4}) {
+    CAPTURE(ranks);
+    check_trains<Llama>(small_llama(ranks, ranks == 3), ranks, DType::f64);
+    check_trains<Gpt2>(small_gpt(ranks == 2 ? 4 : ranks, ranks != 3), ranks, DType::f64);
+  }
+  check_trains<Llama>(small_llama(2, true), 2, DType::f32);
+  check_trains<Gpt2>(small_gpt(2, true), 2, DType::f32);
+}
+
+TEST_CASE("one checkpoint is for any number of ranks") {
+  const auto check = [](auto type, const auto& config) {
+    using M = typename decltype(type)::type;
+    TemporaryFolder folder;
+    manual_seed(4);
+    const M alone(config);
+    save_model(alone, folder / "0.safetensors");
+    const Doubles logits = values(alone(ids_on(Device::cpu())));
+    int last = 0;
+    for (const int count : {2, 4, 1, 2}) {  // each from the file of the one before
+      const std::string from = folder / cat(last, ".safetensors"), to = folder / cat(count, "-.safetensors");
+      const auto got = run_ranks(count, [&](Communicator& ranks) {
+        M model(config, FirstWeights::absent, &ranks);
+        const LoadReport report = load_checkpoint(model, from, {.map = count == 4});
+        model.to(ranks.device());
+        model.eval();
+        const auto state = whole_state(model, ranks);
+        if (ranks.rank() == 0) save_safetensors(to, state);
+        return report.complete() ? values(model(ids_on(ranks.device()))) : Doubles{};
+      });
+      last = count;
+      std::filesystem::rename(to, folder / cat(count, ".safetensors"));
+      for (const Doubles& each : got) {
+        REQUIRE(each.size() == logits.size());
+        for (std::size_t i = 0; i < each.size(); ++i) CHECK(std::abs(each[i] - logits[i]) < 1e-5);
+      }
+      const auto state = load_safetensors(folder / cat(count, ".safetensors")).tensors;
+      std::map<std::string, Tensor> expected;
+      for (const NamedTensor& each : alone.state_dict()) expected[each.name] = each.tensor.detach();
+      CHECK(state.size() == expected.size());
+      for (const NamedTensor& each : state) CHECK(equal(each.tensor, expected.at(each.name)));
+    }
+  };
+  check(std::type_identity<Llama>(), small_llama(4, true));
+  check(std::type_identity<Gpt2>(), small_gpt(4, false));
+}
+
+TEST_CASE("every rank generates the tokens of one device, and keeps its heads alone") {
+  TemporaryFolder folder;
+  LlamaConfig config = small_llama(2, false);
+  config.output_bias = true;
+  manual_seed(12);
+  save_model(Llama(config), folder / "model.safetensors");
+  write_config(folder.path().string(), config);
+  const std::vector<std::vector<std::int64_t>> prompts{{1, 5, 2}, {7}, {3, 3, 8, 0, 10, 4}};
+  const auto written = [&](Communicator* ranks) {
+    const auto model = load_language_model(folder.path().string(), {.map = ranks == nullptr, .ranks = ranks});
+    const KvCache cache(*model, {.pages = 4});
+    std::vector<std::vector<std::int64_t>> tokens;
+    for (const double temperature : {0.0, 0.8})
+      for (const Generated& each :
+           generate(*model, prompts, {.max_new_tokens = 12, .sampling = {.temperature = temperature}}))
+        tokens.push_back(each.tokens);
+    return std::pair(tokens, cache.stats().bytes);
+  };
+  const auto alone = written(nullptr);
+  for (const auto& each : run_ranks(2, [&](Communicator& ranks) { return written(&ranks); })) {
+    CHECK(each.first == alone.first);
+    CHECK(2 * each.second == alone.second);
+  }
+}
+
+TEST_CASE("what GPT-2 drops between divided layers all ranks drop alike") {
+  GptConfig config = small_gpt(4, true);
+  const auto which = GENERATE(0, 1, 2);
+  (which == 0 ? config.embd_pdrop : which == 1 ? config.attn_pdrop : config.resid_pdrop) = 0.5;
+  const auto all = run_ranks(2, [&](Communicator& ranks) {
+    Gpt2 model(config, FirstWeights::random, &ranks);
+    model.to(ranks.device());
+    const Tensor first = model(ids_on(ranks.device())), second = model(ids_on(ranks.device()));
+    if (values(first) == values(second)) throw Error("nothing is dropped");
+    square(second).sum().backward();
+    return values(model.h[0].ln_1.weight.grad());
+  });
+  CHECK(all[0] == all[1]);
+}
+
+TEST_CASE("language models of several ranks name what does not divide, and what does not fit") {
+  const auto said = [](int count, auto make) {
+    std::vector<std::string> messages(static_cast<std::size_t>(count));
+    run_ranks(count, [&](Communicator& ranks) {
+      try {
+        make(&ranks);
+      } catch (const std::exception& error) {
+        messages[static_cast<std::size_t>(ranks.rank())] = error.what();
+      }
+    });
+    return messages[0];
+  };
+  const auto absent = FirstWeights::absent;
+  CHECK_THAT(said(4, [&](Communicator* r) { Llama(small_llama(2, true), absent, r); }),
+             Contains("[Llama]") && Contains("4 ranks divide evenly, got 4 and 2"));
+  LlamaConfig narrow = small_llama(2, true);
+  narrow.intermediate_size = 13;
+  CHECK_THAT(said(2, [&](Communicator* r) { Llama(narrow, absent, r); }),
+             Contains("[Llama] expected 2 ranks to divide intermediate_size evenly, got 13"));
+  CHECK_THAT(said(3, [&](Communicator* r) { Gpt2(small_gpt(4, true), absent, r); }), Contains("got 4 and 4"));
+  GptConfig inner = small_gpt(4, true);
+  inner.n_inner = 15;
+  CHECK_THAT(said(2, [&](Communicator* r) { Gpt2(inner, absent, r); }),
+             Contains("[Gpt2] expected 2 ranks to divide n_inner evenly, got 15"));
+
+  TemporaryFolder folder;
+  save_model(Llama(small_llama(4, false)), folder / "model.safetensors");
+  write_config(folder.path().string(), small_llama(2, false));
+  CHECK_THAT(said(2, [&](Communicator* r) { load_language_model(folder.path().string(), {.ranks = r}); }),
+             Contains("of which rank 0 of 2 has a part"));
+  CHECK_THAT(said(2,
+                  [&](Communicator* r) {
+                    load_language_model(folder.path().string(), {.device = Device::host(5), .ranks = r});
+                  }),
+             Contains("expected the device of the ranks' communicator, host:0, or none, got host:5"));
+}
+
+}  // namespace lockstep::test
