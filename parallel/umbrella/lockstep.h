@@ -6,6 +6,8 @@
 #endif
 
 #include "lockstep/parallel/build_info.h"
+#include "lockstep/parallel/checkpoint/checkpoint.h"
+#include "lockstep/parallel/checkpoint/checkpoint_writer.h"
 #include "lockstep/parallel/comm/factory/make_communicator.h"
 #include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/comm/mesh/device_mesh.h"

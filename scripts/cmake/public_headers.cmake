@@ -11,6 +11,8 @@ set(headers_for_users
   parallel/replicate.h
   parallel/scatter.h
   parallel/scatter_gather.h
+  parallel/checkpoint/checkpoint.h
+  parallel/checkpoint/checkpoint_writer.h
   parallel/comm/communicator.h
   parallel/comm/parameter_hash.h
   parallel/comm/factory/make_communicator.h

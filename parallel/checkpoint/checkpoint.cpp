@@ -1,0 +1,188 @@
+#include "lockstep/parallel/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "lockstep/parallel/checkpoint/crc32.h"
+#include "lockstep/parallel/checkpoint/index.h"
+#include "lockstep/parallel/checkpoint/meet.h"
+#include "lockstep/runtime/log.h"
+#include "lockstep/tensor/io/file.h"
+#include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/io/safetensors_header.h"
+#include "lockstep/tensor/ops/factory.h"
+
+namespace lockstep {
+namespace {
+
+using detail::CheckpointIndex;
+using detail::quote_name;
+
+const CheckpointIndex::Entry& entry_of(const CheckpointIndex& index, const std::string& name) {
+  const auto found = index.entries.find(name);
+  LOCKSTEP_CHECK(found != index.entries.end(), "[Checkpoint] expected a name of '", index.path, "', got ",
+                 quote_name(name));
+  return found->second;
+}
+
+// The tensor `name` of a rank's file, over the pages of the file.
+Tensor mapped(const CheckpointIndex& index, int rank, const std::string& name) {
+  const std::string path = detail::join_path(index.path, detail::part_file(rank, "safetensors"));
+  const Safetensors file = load_safetensors(path, {.map = true});
+  for (const NamedTensor& each : file.tensors)
+    if (each.name == name) return each.tensor;
+  throw FormatError(path, 0, cat("expected a tensor ", quote_name(name), ", there is none"));
+}
+
+// Throws FormatError.
+void verify_file(const CheckpointIndex& index, const std::string& name, const detail::FileSum& sum) {
+  const detail::InputFile file("Checkpoint", detail::join_path(index.path, name));
+  constexpr std::uint64_t kPiece = std::uint64_t{1} << 20;
+  std::vector<char> bytes(std::min(kPiece, file.bytes()));
+  std::uint32_t crc32 = 0;
+  for (std::uint64_t at = 0; at < file.bytes(); at += kPiece) {
+    const std::uint64_t count = std::min(kPiece, file.bytes() - at);
+    file.read(at, bytes.data(), count);
+    crc32 = detail::crc32(bytes.data(), count, crc32);
+  }
+  if (file.bytes() != sum.bytes || crc32 != sum.crc32)
+    throw FormatError(
+        file.path(), 0,
+        cat("expected ", sum.bytes, " bytes with CRC-32 ", sum.crc32, ", got ", file.bytes(), " with ", crc32));
+}
+
+// The newest below a step that is whole by its marker and sizes.
+std::optional<Checkpoint> newest_below(const std::string& folder, std::int64_t step) {
+  for (const detail::StepFolder& each : detail::step_folders(folder)) {
+    if (each.temporary || each.step >= step) continue;
+    try {
+      return Checkpoint(each.path);
+    } catch (const FormatError& error) {
+      log(LogLevel::warning, cat("a checkpoint that is not whole is passed over: ", error.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+constexpr std::int64_t kNoStep = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+Checkpoint::Checkpoint(const std::string& path)
+    : index_(std::make_shared<const CheckpointIndex>(detail::read_index(path))) {}
+
+const std::string& Checkpoint::path() const { return index_->path; }
+std::int64_t Checkpoint::step() const { return index_->step; }
+int Checkpoint::ranks() const { return index_->ranks; }
+
+const std::map<std::string, std::string>& Checkpoint::values(int rank) const {
+  LOCKSTEP_CHECK(rank >= 0 && rank < ranks(), "[Checkpoint] expected one of the ", ranks(), " ranks that wrote '",
+                 path(), "', got rank ", rank);
+  return index_->values[static_cast<std::size_t>(rank)];
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : index_->entries) names.push_back(name);
+  return names;
+}
+
+bool Checkpoint::has(const std::string& name) const { return index_->entries.count(name) > 0; }
+const Shape& Checkpoint::shape(const std::string& name) const { return entry_of(*index_, name).shape; }
+DType Checkpoint::dtype(const std::string& name) const { return entry_of(*index_, name).dtype; }
+
+Tensor Checkpoint::load(const std::string& name) const {
+  const CheckpointIndex::Entry& entry = entry_of(*index_, name);
+  if (entry.dim < 0) return mapped(*index_, entry.pieces.front().rank, name).clone();
+  return load(name, entry.dim, 0, entry.shape[entry.dim]);
+}
+
+Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, std::int64_t count) const {
+  const CheckpointIndex::Entry& entry = entry_of(*index_, name);
+  LOCKSTEP_CHECK(
+      dim >= 0 && dim < entry.shape.rank() && offset >= 0 && count >= 0 && offset + count <= entry.shape[dim],
+      "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ", offset,
+      " along dimension ", dim);
+  const NoGrad no_grad;
+  if (entry.dim < 0) return mapped(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
+  Shape shape = entry.shape;
+  shape[dim] = count;
+  const Tensor out = empty(shape, {.dtype = entry.dtype});
+  for (const CheckpointIndex::Piece& each : entry.pieces) {
+    // What the two have in common along the dimension in which it was cut.
+    const bool same = entry.dim == dim;
+    const std::int64_t begin = std::max(each.offset, same ? offset : 0);
+    const std::int64_t end = std::min(each.offset + each.count, same ? offset + count : entry.shape[entry.dim]);
+    if (begin >= end || element_count(shape) == 0) continue;
+    Tensor from = mapped(*index_, each.rank, name).narrow(entry.dim, begin - each.offset, end - begin);
+    if (!same) from = from.narrow(dim, offset, count);
+    out.narrow(entry.dim, same ? begin - offset : begin, end - begin).copy_(from);
+  }
+  return out;
+}
+
+std::vector<NamedTensor> Checkpoint::load_all(const std::string& prefix) const {
+  std::vector<NamedTensor> all;
+  for (const auto& [name, entry] : index_->entries)
+    if (name.starts_with(prefix)) all.push_back({name.substr(prefix.size()), load(name)});
+  return all;
+}
+
+void Checkpoint::verify(int first, int every) const {
+  int number = 0;
+  for (const auto& [name, sum] : index_->files)
+    if (number++ % every == first) verify_file(*index_, name, sum);
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::string& folder) {
+  for (std::int64_t below = kNoStep;;) {
+    std::optional<Checkpoint> found = newest_below(folder, below);
+    if (!found) return found;
+    try {
+      found->verify();
+      return found;
+    } catch (const FormatError& error) {
+      log(LogLevel::warning, cat("a checkpoint that is not whole is passed over: ", error.what()));
+      below = found->step();
+    }
+  }
+}
+
+std::optional<Checkpoint> newest_checkpoint(const std::string& folder, Communicator& communicator) {
+  constexpr char kOp[] = "[newest_checkpoint] ", kNone[] = "none";
+  for (std::int64_t below = kNoStep;;) {
+    std::optional<Checkpoint> found;
+    std::string problem;
+    try {
+      found = newest_below(folder, below);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    const std::vector<std::string> steps =
+        detail::meet(communicator, kOp, found ? std::to_string(found->step()) : kNone, problem);
+    if (std::any_of(steps.begin(), steps.end(), [&](auto& step) { return step != steps[0]; })) {
+      std::string all;
+      for (std::size_t rank = 0; rank < steps.size(); ++rank)
+        all += cat(rank == 0 ? "" : ", ", steps[rank] == kNone ? "none" : "step " + steps[rank], " on rank ", rank);
+      throw Error(cat(kOp, "expected the same newest checkpoint in '", folder, "' on every rank, got ", all,
+                      ": is it one folder that all ranks share?"));
+    }
+    if (!found) return found;
+    std::string torn;
+    try {
+      found->verify(communicator.rank(), communicator.size());
+    } catch (const FormatError& error) {
+      torn = error.what();
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    const std::vector<std::string> verdicts = detail::meet(communicator, kOp, torn, problem);
+    const auto bad = std::find_if(verdicts.begin(), verdicts.end(), [](auto& each) { return !each.empty(); });
+    if (bad == verdicts.end()) return found;
+    if (communicator.rank() == 0) log(LogLevel::warning, cat("a checkpoint that is not whole is passed over: ", *bad));
+    below = found->step();
+  }
+}
+
+}  // namespace lockstep

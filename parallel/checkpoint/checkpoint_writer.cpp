@@ -1,0 +1,169 @@
+#include "lockstep/parallel/checkpoint/checkpoint_writer.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "lockstep/parallel/checkpoint/meet.h"
+#include "lockstep/parallel/checkpoint/write_step.h"
+#include "lockstep/runtime/error.h"
+#include "lockstep/runtime/service_thread.h"
+
+namespace lockstep {
+
+constexpr char kOp[] = "CheckpointWriter";
+
+class CheckpointWriter::Writing {
+ public:
+  Writing(const std::string& folder, Communicator& communicator, const CheckpointOptions& options)
+      : communicator_(communicator),
+        own_(communicator.split(0, communicator.rank())),
+        timeout_(options.timeout.value_or(communicator.timeout())),
+        skips_(options.busy == CheckpointOptions::Busy::skip),
+        step_{folder, *own_, options.files ? *options.files : system_, options.keep},
+        files_(options.files) {
+    own_->set_timeout(timeout_);
+    std::string problem;
+    if (own_->rank() == 0) problem = detail::why_no_checkpoints(folder);
+    detail::meet(*own_, cat("[", kOp, "] "), "", problem);
+  }
+
+  static void start(const std::shared_ptr<Writing>& self) {
+    const detail::BlockedSignals blocked;
+    self->thread_ = std::thread([self] { self->run(); });
+  }
+
+  // The thread ends when nothing is being written. What does not get done by then is left to itself.
+  void stop() noexcept {
+    if (!thread_.joinable()) return;
+    {
+      std::unique_lock lock(mutex_);
+      stop_ = true;
+      changed_.notify_all();
+      ended_.wait_until(lock, Deadline::after(timeout_).time(), [this] { return done_; });
+      if (!done_) {
+        thread_.detach();
+        return;
+      }
+    }
+    thread_.join();
+  }
+
+  bool save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
+            const std::map<std::string, std::string>& values) {
+    LOCKSTEP_CHECK(thread_.joinable(), "[", kOp, "] expected no save after close");
+    LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
+    detail::check_entries(entries);
+    if (skips_ && any_busy()) return false;
+    wait();
+    std::string problem;
+    try {
+      snapshot_.take(entries, communicator_.rank() == 0);
+    } catch (const Error& error) {  // the other ranks wait for this one
+      problem = error.what();
+    }
+    detail::Save next{step, detail::replicated_hash(entries), values, problem};
+    const std::lock_guard lock(mutex_);
+    next_ = std::move(next);
+    changed_.notify_all();
+    return true;
+  }
+
+  void check() {
+    const std::lock_guard lock(mutex_);
+    throw_failure();
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    if (!ended_.wait_until(lock, Deadline::after(timeout_).time(), [this] { return !next_; }))
+      throw TimeoutError(cat("[", kOp, "] step ", next_->step, " is not written after ", timeout_.count(), " ms in '",
+                             step_.folder, '\''));
+    throw_failure();
+  }
+
+  std::optional<std::int64_t> saved_step() const {
+    const std::lock_guard lock(mutex_);
+    return saved_;
+  }
+
+ private:
+  void throw_failure() {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+  bool any_busy() {
+    bool busy;
+    {
+      const std::lock_guard lock(mutex_);
+      busy = next_.has_value();
+    }
+    const auto all = communicator_.all_gather_bytes(busy ? "1" : "0");
+    return std::find(all.begin(), all.end(), "1") != all.end();
+  }
+
+  void run() noexcept {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return next_ || stop_; });
+      if (!next_) break;
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        detail::write_step(step_, *next_, snapshot_, timeout_);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      if (!failure) saved_ = next_->step;
+      failure_ = std::move(failure);
+      next_.reset();
+      ended_.notify_all();
+    }
+    done_ = true;
+    ended_.notify_all();
+  }
+
+  Communicator& communicator_;               // of the thread that saves
+  const std::unique_ptr<Communicator> own_;  // of the thread that writes
+  const Milliseconds timeout_;
+  const bool skips_;
+  detail::FileLayer system_;
+  const detail::StepWriter step_;
+  const std::shared_ptr<detail::FileLayer> files_;
+  detail::Snapshot snapshot_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_, ended_;
+  std::optional<detail::Save> next_;  // until it has been written
+  std::exception_ptr failure_;
+  std::optional<std::int64_t> saved_;
+  bool stop_ = false, done_ = false;
+  std::thread thread_;
+};
+
+CheckpointWriter::CheckpointWriter(const std::string& folder, Communicator& communicator,
+                                   const CheckpointOptions& options) {
+  LOCKSTEP_CHECK(!folder.empty(), "[", kOp, "] expected a folder, got an empty name");
+  LOCKSTEP_CHECK(options.keep >= 1, "[", kOp, "] expected to keep at least 1 checkpoint, got ", options.keep);
+  writing_ = std::make_shared<Writing>(folder, communicator, options);
+  Writing::start(writing_);
+}
+
+CheckpointWriter::~CheckpointWriter() { writing_->stop(); }
+
+bool CheckpointWriter::save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
+                            const std::map<std::string, std::string>& values) {
+  return writing_->save(step, entries, values);
+}
+void CheckpointWriter::check() { writing_->check(); }
+void CheckpointWriter::wait() { writing_->wait(); }
+void CheckpointWriter::close() {
+  writing_->wait();
+  writing_->stop();
+}
+std::optional<std::int64_t> CheckpointWriter::saved_step() const { return writing_->saved_step(); }
+
+}  // namespace lockstep
