@@ -7,6 +7,7 @@
 #include "lockstep/lockstep.h"
 #include "support/mean_loss.h"
 #include "support/progress.h"
+#include "support/text_checkpoints.h"
 #include "support/text_hook.h"
 #include "support/text_model.h"
 #include "support/text_options.h"
@@ -25,12 +26,11 @@ std::uint64_t mixed(std::uint64_t x) {
 }
 
 // What a checkpoint must have been made with, besides the same text.
-std::map<std::string, std::string> setting(const TextOptions& o, int ranks, const std::string& vocabulary) {
+std::map<std::string, std::string> setting(const TextOptions& o, const std::string& vocabulary) {
   std::string characters;  // as numbers: metadata are UTF-8, and a text may be anything
   for (const char c : vocabulary)
     characters += cat(characters.empty() ? "" : " ", static_cast<int>(static_cast<unsigned char>(c)));
   return {{"model", "train_text"},
-          {"ranks", std::to_string(ranks)},
           {"layers", std::to_string(o.layers)},
           {"heads", std::to_string(o.heads)},
           {"width", std::to_string(o.width)},
@@ -50,9 +50,13 @@ class Training {
         net_(make_model(), communicator),
         hook_(options.hook, net_),
         mean_loss_(communicator),
-        optimizer_(net_.parameters(), {.lr = options.learning_rate, .weight_decay = 0.01}) {
+        optimizer_(net_.parameters(), {.lr = options.learning_rate, .weight_decay = 0.01}),
+        checkpoints_(options, setting(options, text.vocabulary()), communicator) {
     thread_context().random_stream = static_cast<std::uint64_t>(communicator.rank()) + 1;  // masks of its own
-    if (o_.resume) resume();
+    step_ = checkpoints_.resume(net_.module(), optimizer_, loss_);
+    if (step_ > o_.steps)
+      throw UsageError(
+          cat("--steps: expected at least the ", step_, " steps in '", o_.checkpoint, "', got ", o_.steps));
   }
 
   // The exit status.
@@ -86,7 +90,7 @@ class Training {
             say("%6lld  %8.4f  %9.0f", static_cast<long long>(step_), loss_, rate());
           }
         }
-        if (!o_.checkpoint.empty() && (step_ % o_.checkpoint_every == 0 || last)) save();
+        if (checkpoints_.after_step(step_, last, net_.module(), optimizer_, loss_)) break;
       }
     };
     if (o_.fewer > 0)
@@ -96,7 +100,10 @@ class Training {
     const double tokens_per_second = step_ > begin ? rate() : 0;
     bar.clear();
     communicator_.barrier();  // an error of another rank is this one's too
-    if (first) finish(tokens_per_second);
+    if (first && step_ == o_.steps)
+      finish(tokens_per_second);
+    else if (first)
+      say("ended after step %lld, which is saved", static_cast<long long>(step_));
     return 0;
   }
 
@@ -144,61 +151,13 @@ class Training {
     return loss;
   }
 
-  // ---- checkpoints: one file, which appears complete or not at all
+  // ---- the model alone, for programs that use it
 
-  void save() {
-    if (communicator_.rank() == 0) {
-      std::vector<NamedTensor> tensors;
-      for (const NamedTensor& named : net_.module().state_dict())
-        tensors.push_back({"model." + named.name, named.tensor});
-      for (const NamedTensor& named : optimizer_.state_dict(net_.module()))
-        tensors.push_back({"optimizer." + named.name, named.tensor});
-      auto metadata = setting(o_, communicator_.size(), text_.vocabulary());
-      metadata["step"] = std::to_string(step_);
-      metadata["random_counter"] = std::to_string(thread_context().random_counter);
-      metadata["loss"] = format("%.17g", loss_);
-      save_safetensors(o_.checkpoint, tensors, metadata);
-    }
-    communicator_.barrier();  // nobody goes on, and counts on it, before it is there
-  }
-
-  void resume() {
-    Safetensors file;
-    try {
-      file = load_safetensors(o_.checkpoint);
-    } catch (const Error& error) {
-      throw UsageError(cat("--resume: ", error.what()));
-    }
-    for (const auto& [name, wanted] : setting(o_, communicator_.size(), text_.vocabulary())) {
-      const auto found = file.metadata.find(name);
-      const std::string got = found == file.metadata.end() ? "nothing" : found->second;
-      if (got == wanted) continue;
-      throw UsageError(name == "characters"
-                           ? cat("--resume: '", o_.checkpoint, "' was trained on a text of other characters")
-                           : cat("--resume: expected ", name, " ", got, " as in '", o_.checkpoint, "', got ", wanted));
-    }
-    const auto number = [&](const char* name) {
-      const auto found = file.metadata.find(name);
-      char* end = nullptr;
-      const unsigned long long value =
-          found == file.metadata.end() ? 0 : std::strtoull(found->second.c_str(), &end, 10);
-      if (!end || *end != '\0' || end == found->second.c_str())
-        throw UsageError(cat("--resume: '", o_.checkpoint, "' does not say its ", name));
-      return value;
-    };
-    std::vector<NamedTensor> model, optimizer;
-    for (const NamedTensor& named : file.tensors) {
-      if (named.name.starts_with("model.")) model.push_back({named.name.substr(6), named.tensor});
-      if (named.name.starts_with("optimizer.")) optimizer.push_back({named.name.substr(10), named.tensor});
-    }
-    net_.module().load_state_dict(model);
-    optimizer_.load_state_dict(optimizer, net_.module());
-    step_ = static_cast<std::int64_t>(number("step"));
-    thread_context().random_counter = number("random_counter");
-    loss_ = std::strtod(file.metadata["loss"].c_str(), nullptr);
-    if (step_ > o_.steps)
-      throw UsageError(
-          cat("--steps: expected at least the ", step_, " steps of '", o_.checkpoint, "', got ", o_.steps));
+  void save_file() const {
+    std::vector<NamedTensor> tensors;
+    for (const NamedTensor& named : net_.module().state_dict())
+      tensors.push_back({"model." + named.name, named.tensor});
+    save_safetensors(o_.save, tensors, setting(o_, text_.vocabulary()));
   }
 
   // ---- the end
@@ -228,6 +187,7 @@ class Training {
   }
 
   void finish(double tokens_per_second) const {
+    if (!o_.save.empty()) save_file();
     const std::string hash = parameters_sha256(net_.module());
     const std::string characters = sample();
     const auto print = [&](const char* pattern) {
@@ -260,6 +220,7 @@ class Training {
   TextHook hook_;
   MeanLoss mean_loss_;
   AdamW optimizer_;
+  TextCheckpoints checkpoints_;
   std::int64_t step_ = 0;
   double loss_ = 0;
 };
@@ -276,8 +237,9 @@ int run(const TextOptions& options) {
   if (text.size() <= static_cast<std::size_t>(options.context))
     throw UsageError(
         cat("--data: expected more than the ", options.context, " characters of --context, got ", text.size()));
-  if (!options.checkpoint.empty() && std::filesystem::is_directory(options.checkpoint))
-    throw UsageError(cat("--checkpoint: expected the name of a file, got the folder '", options.checkpoint, "'"));
+  if (!options.checkpoint.empty() && std::filesystem::exists(options.checkpoint) &&
+      !std::filesystem::is_directory(options.checkpoint))
+    throw UsageError(cat("--checkpoint: expected a folder, got the file '", options.checkpoint, "'"));
   const auto timeout = std::chrono::seconds(options.stall_seconds);
   if (options.threads > 0) {
     // Virtual devices cost nothing until they are used.

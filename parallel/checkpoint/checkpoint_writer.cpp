@@ -58,7 +58,7 @@ class CheckpointWriter::Writing {
     LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
     detail::check_entries(entries);
     if (skips_ && any_busy()) return false;
-    wait();
+    finish();
     std::string problem;
     try {
       snapshot_.take(entries, communicator_.rank() == 0);
@@ -77,7 +77,7 @@ class CheckpointWriter::Writing {
     throw_failure();
   }
 
-  void wait() {
+  void finish() {
     std::unique_lock lock(mutex_);
     if (!ended_.wait_until(lock, Deadline::after(timeout_).time(), [this] { return !next_; }))
       throw TimeoutError(cat("[", kOp, "] step ", next_->step, " is not written after ", timeout_.count(), " ms in '",
@@ -159,9 +159,9 @@ bool CheckpointWriter::save(std::int64_t step, const std::vector<CheckpointEntry
   return writing_->save(step, entries, values);
 }
 void CheckpointWriter::check() { writing_->check(); }
-void CheckpointWriter::wait() { writing_->wait(); }
+void CheckpointWriter::wait() { writing_->finish(); }
 void CheckpointWriter::close() {
-  writing_->wait();
+  writing_->finish();
   writing_->stop();
 }
 std::optional<std::int64_t> CheckpointWriter::saved_step() const { return writing_->saved_step(); }

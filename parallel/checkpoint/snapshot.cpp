@@ -89,7 +89,7 @@ void Snapshot::take(const std::vector<CheckpointEntry>& entries, bool with_repli
   hand_over(this);
 }
 
-void Snapshot::wait(Deadline deadline) {
+void Snapshot::await(Deadline deadline) {
   take_over(this);
   for (auto& [key, each] : buffers_)
     if (each.second.copied.recorded()) LOCKSTEP_EDGE(lockstep::wait(each.second.copied, deadline));

@@ -35,7 +35,7 @@ class Snapshot {
   // comes before, what is enqueued later after them. Tensors on cpu are copied at once. Blocks for nothing else.
   void take(const std::vector<CheckpointEntry>& entries, bool with_replicated);
   // Until the copies are there. Throws what the streams threw, TimeoutError at the deadline.
-  void wait(Deadline deadline);
+  void await(Deadline deadline);
   const std::vector<Piece>& pieces() const { return pieces_; }
 
  private:

@@ -159,7 +159,7 @@ void write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, 
 
   // ---- the ranks save the same, and have it; rank 0 has a folder
   std::string name, problem = save.problem;
-  if (problem.empty()) problem = problem_of([&] { snapshot.wait(Deadline::after(timeout)); });
+  if (problem.empty()) problem = problem_of([&] { snapshot.await(Deadline::after(timeout)); });
   if (problem.empty() && first) problem = problem_of([&] { name = begin_step(writer, save.step); });
   const std::string folder_of_first = join_path(writer.folder, name);
   const auto clean_up = [&] {  // what cannot be removed now is later

@@ -251,7 +251,7 @@ def main(folder):
     with open(os.path.join(tree, "CONTRIBUTING.md"), encoding="utf-8") as source, open(data, "w") as target:
         target.write("".join(c for c in source.read() if ord(c) < 128))  # so that each token is a character
     trained = run("train_text", "--data", data, "--threads", "1", "--steps", "2", "--batch-size", "1",
-                  "--context", "4096", "--layers", "2", "--width", "32", "--sample", "0", "--checkpoint", text)
+                  "--context", "4096", "--layers", "2", "--width", "32", "--sample", "0", "--save", text)
     check("train_text", trained.returncode == 0, trained)
     trained = run("train_digits", "--devices", "1", "--steps", "250", "--save", digit)
     check("train_digits", trained.returncode == 0, trained)

@@ -154,7 +154,7 @@ def main(folder):
     global images, expected_digits, expected_texts
     text, digit = os.path.join(folder, "text"), os.path.join(folder, "digits")
     for command in (f"train_text --data {tree}/README.md --threads 1 --steps 60 --batch-size 2 --context 1024 --layers 2 "
-                    f"--width 32 --sample 0 --quiet --checkpoint {text}", f"train_digits --devices 1 --steps 250 --quiet "
+                    f"--width 32 --sample 0 --quiet --save {text}", f"train_digits --devices 1 --steps 250 --quiet "
                     f"--save {digit}"):
         if os.system(os.path.join(programs, command) + " >/dev/null"):
             raise SystemExit("training failed")

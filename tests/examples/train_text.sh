@@ -21,15 +21,39 @@ for mode in async strict; do
   same "mode $mode" "$threads" "$slow"
 done
 
-# ---- a break in the middle
+# ---- a break in the middle, at the end of the steps asked for, by SIGTERM, and with another number of ranks
 for how in threads processes; do
   run="$program $small --dropout 0.1"
   if [ $how = threads ]; then ranks="--threads 2"; else ranks="" run="$launcher -n 2 --no-prefix $run"; fi
+  rm -rf "$folder/checkpoint"
   whole=$(result parameters_sha256 $run $ranks --steps 20)
-  result steps $run $ranks --steps 11 --checkpoint "$folder/checkpoint" >/dev/null
-  resumed=$(result parameters_sha256 $run $ranks --steps 20 --checkpoint "$folder/checkpoint" --resume)
+  result steps $run $ranks --steps 11 --checkpoint "$folder/checkpoint" --every 4 >/dev/null
+  same "checkpoints, $how" "step-00000008 step-00000011" "$(ls "$folder/checkpoint" | xargs)"
+  resumed=$(result parameters_sha256 $run $ranks --steps 20 --checkpoint "$folder/checkpoint" --every 4)
   same "resumed, $how" "$whole" "$resumed"
 done
+cp -r "$folder/checkpoint" "$folder/other"
+cp -r "$folder/checkpoint" "$folder/again"
+other=$(result parameters_sha256 "$program" $small --dropout 0.1 --threads 3 --steps 30 --checkpoint "$folder/other")
+part=$(result steps "$program" $small --dropout 0.1 --threads 3 --steps 24 --checkpoint "$folder/again")
+again=$(result parameters_sha256 "$launcher" -n 3 --no-prefix "$program" $small --dropout 0.1 --steps 30 --checkpoint "$folder/again")
+same "resumed on other ranks, with and without a break after step $part" "$other" "$again"
+rm -rf "$folder/again"
+
+# SIGUSR1 saves and goes on, SIGTERM saves and ends; whichever rank hears of it first.
+steps=100000000
+"$program" $small --dropout 0.1 --threads 3 --steps $steps --every $steps --checkpoint "$folder/again" >"$folder/out" 2>&1 &
+process=$!
+until grep -q step "$folder/out"; do sleep 0.02; done
+kill -USR1 $process
+until ls "$folder/again" | grep -q '^step-[0-9]*$'; do sleep 0.02; done
+kill -0 $process || fail "SIGUSR1 ends the training"
+kill -TERM $process
+wait $process || fail "SIGTERM: status $?"
+ended=$(sed -n 's/^ended after step \([0-9]*\), which is saved$/\1/p' "$folder/out")
+same "the checkpoint of SIGTERM" "$(printf 'step-%08d' "$ended")" "$(ls "$folder/again" | tail -n 1)"
+"$program" $small --dropout 0.1 --threads 3 --steps $((ended + 3)) --checkpoint "$folder/again" | grep -q "resumed after step $ended" ||
+  fail "no resumption after step $ended"
 
 # ---- communication hooks
 plain=$(result parameters_sha256 "$program" $small --steps 24 --threads 3)
@@ -76,21 +100,17 @@ bad "more than the 32" "$program" $small --data "$folder/short"
 bad "--data" "$program" --threads 2
 bad "4 heads" "$program" $small --width 30 --heads 4
 bad "multiple of the 5 ranks" "$program" $small --threads 5
-bad "--checkpoint" "$program" $small --resume
-bad "$folder/none" "$program" $small --resume --checkpoint "$folder/none"
-bad "at byte" "$program" $small --resume --checkpoint "$folder/broken"
-bad "expected ranks 2" "$program" $small --threads 3 --steps 20 --resume --checkpoint "$folder/checkpoint"
-bad "expected width 32" "$program" $small --threads 2 --steps 20 --width 48 --resume --checkpoint "$folder/checkpoint"
-bad "other characters" "$program" $small --data "$folder/capitals" --threads 2 --steps 20 --resume --checkpoint "$folder/checkpoint"
-bad "at least the 20 steps" "$program" $small --threads 2 --steps 5 --resume --checkpoint "$folder/checkpoint"
+bad "expected width 32" "$program" $small --threads 2 --steps 20 --width 48 --checkpoint "$folder/checkpoint"
+bad "other characters" "$program" $small --data "$folder/capitals" --threads 2 --steps 20 --checkpoint "$folder/checkpoint"
+bad "at least the 20 steps" "$program" $small --threads 2 --steps 5 --checkpoint "$folder/checkpoint"
 bad "--hook" "$program" $small --hook other
 bad "the same on every rank" "$program" $small --hook power_sgd --checkpoint "$folder/checkpoint"
 bad "no --checkpoint" "$program" $small --fewer 1 --checkpoint "$folder/checkpoint"
 bad "got post_local_sgd" "$program" $small --fewer 1 --hook post_local_sgd
-bad "the folder" "$program" $small --checkpoint "$folder"
-"$program" --help | grep -q -- --resume || fail "no options in the help"
+bad "got the file" "$program" $small --checkpoint "$folder/broken"
+"$program" --help | grep -q -- --every || fail "no options in the help"
 
-[ -z "$(ls "$folder" | grep -v -e '^out$' -e '^err$' -e '^checkpoint$' -e '^empty$' -e '^short$' -e '^broken$' -e '^capitals$')" ] ||
+[ -z "$(ls "$folder" | grep -v -e '^out$' -e '^err$' -e '^checkpoint$' -e '^other$' -e '^again$' -e '^empty$' -e '^short$' -e '^broken$' -e '^capitals$')" ] ||
   fail "files are left: $(ls "$folder")"
 echo "$failures failures"
 [ $failures = 0 ]

@@ -27,14 +27,14 @@ inline std::optional<ServeOptions> parse_serve_options(int argc, char** argv) {
   CLI::App app{
       "Answers over HTTP: which digit a picture shows, and how a text goes on, to browsers and to OpenAI's clients.\n"
       "  train_digits --save digits.safetensors\n"
-      "  train_text --data README.md --threads 2 --context 256 --checkpoint text.safetensors\n"
+      "  train_text --data README.md --threads 2 --context 256 --save text.safetensors\n"
       "  serve --digits digits.safetensors --text text.safetensors      then open the address that it prints"};
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   const auto number = [&](const char* name, auto& value, const char* text, int least, int most) {
     app.add_option(name, value, text)->check(CLI::Range(least, most))->capture_default_str();
   };
   app.add_option("--digits", o.digits, "Model of digits, a file that train_digits --save wrote");
-  app.add_option("--text", o.text, "Model of characters, a file that train_text --checkpoint wrote");
+  app.add_option("--text", o.text, "Model of characters, a file that train_text --save wrote");
   app.add_option("--model", o.model, "Language model: folder with config.json, *.safetensors and tokenizer.json");
   app.add_option("--host", o.host, "Address to listen on; 0.0.0.0 is the whole network")->capture_default_str();
   number("--port", o.port, "Port; 0 takes one that is free", 0, 65535);

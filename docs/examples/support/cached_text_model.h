@@ -59,7 +59,7 @@ class CachedTextModel : public lockstep::LanguageModel {
   std::string characters_;
 };
 
-// From a file that train_text --checkpoint wrote. Throws UsageError for another one, and what load_safetensors throws.
+// From a file that train_text --save wrote. Throws UsageError for another one, and what load_safetensors throws.
 inline std::shared_ptr<const CachedTextModel> load_text_model(const std::string& path, lockstep::Device device) {
   using lockstep::cat;
   const lockstep::Safetensors file = lockstep::load_safetensors(path);
@@ -68,7 +68,7 @@ inline std::shared_ptr<const CachedTextModel> load_text_model(const std::string&
     return found == file.metadata.end() ? std::string() : found->second;
   };
   if (text("model") != "train_text")
-    throw UsageError(cat("'", path, "': expected a file that train_text --checkpoint wrote, its metadata say model '",
+    throw UsageError(cat("'", path, "': expected a file that train_text --save wrote, its metadata say model '",
                          text("model"), "'"));
   const auto number = [&](const char* name) {
     std::int64_t value = 0;

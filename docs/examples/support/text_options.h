@@ -22,9 +22,10 @@ struct TextOptions {
   std::string hook = "none";  // see text_hook.h
   std::int64_t fewer = 0;     // rank r takes r times as many steps less than rank 0
   std::int64_t seed = 1;
-  std::string checkpoint;  // file; empty: none is written
-  std::int64_t checkpoint_every = 100;
-  bool resume = false;
+  std::string checkpoint;  // folder; empty: none are written
+  std::int64_t every = 100;
+  int keep = 2;
+  std::string save;           // file of the model; empty: none
   std::int64_t sample = 200;  // characters
   double temperature = 0.8;
   bool json = false, quiet = false, no_progress = false;
@@ -64,9 +65,16 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
       ->capture_default_str();
   number("--fewer", o.fewer, "Rank r takes r times so many steps fewer, as with uneven inputs", 0);
   number("--seed", o.seed, "Same seed, same number of ranks: same bits", 0);
-  app.add_option("--checkpoint", o.checkpoint, "File that rank 0 writes model, optimizer and random state to");
-  number("--checkpoint-every", o.checkpoint_every, "Steps between checkpoints; there is one at the end too");
-  app.add_flag("--resume", o.resume, "Go on from the checkpoint, bit for bit as if there had been no break");
+  app.add_option(
+      "--checkpoint", o.checkpoint,
+      "Folder of checkpoints, which all ranks share: model, optimizer, random state. Training goes on from the "
+      "newest whole one, bit for bit as if there had been no break, also on another number of ranks. SIGUSR1 "
+      "saves one more, SIGTERM saves and ends");
+  number("--every", o.every, "Steps between checkpoints; there is one at the end too");
+  app.add_option("--keep", o.keep, "So many checkpoints stay, the newest")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--save", o.save, "File that the model is written to at the end, for programs that use it");
   number("--sample", o.sample, "Characters to write at the end", 0);
   app.add_option("--temperature", o.temperature, "Of the sampling; smaller is more careful")
       ->check(CLI::PositiveNumber)
@@ -80,7 +88,6 @@ inline std::optional<TextOptions> parse_text_options(int argc, char** argv) {
   if (!parse(app, argc, argv)) return std::nullopt;
   if (o.width % o.heads != 0)
     throw UsageError(lockstep::cat("--width: expected a multiple of the ", o.heads, " heads, got ", o.width));
-  if (o.resume && o.checkpoint.empty()) throw UsageError("--resume: expected --checkpoint to name the file");
   if (!o.checkpoint.empty() && TextHook::has_state(o.hook))
     throw UsageError(lockstep::cat("--checkpoint: expected a hook that is the same on every rank, got ", o.hook));
   if (o.fewer > 0 && !o.checkpoint.empty())
