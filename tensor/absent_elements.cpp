@@ -20,6 +20,10 @@ ReluOfPrepared& relu_of_prepared() {
 }
 
 void fail_absent(const TensorImpl& impl) {
+  if (impl.storage->borrows())
+    fail<Error>("[tensor] expected elements, got ", impl.dtype, impl.shape,
+                " whose memory is given back: a parameter of a FullyShardedDataParallel outside of its unit's forward "
+                "and backward");
   absent_read() = impl.storage.get();
   fail<Error>(
       "[prepare] expected elements, got the result of a layer that a prepared module computes with what is "

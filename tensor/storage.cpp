@@ -24,6 +24,20 @@ Ref<Storage> Storage::slice(Ref<Storage> parent, std::size_t offset_bytes, std::
   return storage;
 }
 
+Ref<Storage> Storage::vacant(Device device, std::size_t bytes) {
+  Ref<Storage> storage(new Storage(device, nullptr, bytes));
+  storage->borrows_ = true;
+  return storage;
+}
+
+void Storage::lend(Ref<Storage> parent, std::size_t offset_bytes) {
+  LOCKSTEP_CHECK(!parent || (offset_bytes <= parent->bytes_ && bytes_ <= parent->bytes_ - offset_bytes),
+                 "[storage] expected to lend ", bytes_, " bytes, got ", parent ? parent->bytes_ : 0, " bytes from ",
+                 offset_bytes);
+  data_ = parent ? static_cast<std::byte*>(parent->data_) + offset_bytes : nullptr;
+  parent_ = std::move(parent);
+}
+
 Ref<Storage> Storage::external(Device device, void* data, std::size_t bytes, UniqueFunction release,
                                std::shared_ptr<StreamUses> uses) {
   Ref<Storage> storage(new Storage(device, data, bytes));

@@ -45,6 +45,13 @@ class LOCKSTEP_API Storage final : public RefCounted {
   static Ref<Storage> external(Device device, void* data, std::size_t bytes, UniqueFunction release,
                                std::shared_ptr<StreamUses> uses = nullptr);
 
+  // Without memory: tensors over it have elements only while it is lent some (sharded parameters). Not to be sliced.
+  static Ref<Storage> vacant(Device device, std::size_t bytes);
+  // Its memory is that of `parent` from `offset_bytes` on from now on; of a null one it has none again. The version
+  // stays: who lends knows whether the elements are others. Who has enqueued work on it has recorded the use.
+  void lend(Ref<Storage> parent, std::size_t offset_bytes = 0);
+  bool borrows() const { return borrows_; }  // made by vacant()
+
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
@@ -82,6 +89,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   void* data_;
   std::size_t bytes_;
   Device device_;
+  bool borrows_ = false;
   std::atomic<std::uint64_t> version_{0};
   MemoryBlock* block_ = nullptr;
   Ref<Storage> parent_;

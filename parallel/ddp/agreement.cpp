@@ -76,7 +76,8 @@ std::vector<std::string> parts_of(const std::string& note) {
   return parts;
 }
 
-// The first line in which two texts differ.
+}  // namespace
+
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::size_t begin = 0, end = 0;
   for (;; begin = end + 1) {
@@ -89,8 +90,6 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
       return {line(a, end), line(b, other)};
   }
 }
-
-}  // namespace
 
 std::size_t agree_to_wrap(Communicator& communicator, const DistributedDataParallelOptions& options,
                           const std::vector<NamedParameter>& parameters, const std::string& listing,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
@@ -18,5 +19,8 @@ namespace lockstep::detail {
 std::size_t agree_to_wrap(Communicator& communicator, const DistributedDataParallelOptions& options,
                           const std::vector<NamedParameter>& parameters, const std::string& listing,
                           const std::string& problem);
+
+// The first line in which two texts differ.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b);
 
 }  // namespace lockstep::detail

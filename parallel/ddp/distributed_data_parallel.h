@@ -22,6 +22,7 @@
 #include "lockstep/parallel/ddp/buffer_hook.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/mixed_precision.h"
+#include "lockstep/parallel/ddp/no_sync.h"
 #include "lockstep/parallel/ddp/options.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -29,8 +30,6 @@
 #include "lockstep/tensor/tree.h"
 
 namespace lockstep {
-
-class NoSync;
 
 namespace detail {
 
@@ -56,6 +55,8 @@ class LOCKSTEP_API DdpCore final : public Joinable {
   // Around the module's own call. Null: it computes as it is.
   std::unique_ptr<MixedPrecisionScope> precision_scope() const;
 
+  NoSync no_sync() const { return NoSync(local_depth_); }
+
   void shadow(std::string_view step, const JoinTurn& turn) override;
   void take_over(int root) override;
   DdpLoggingData logging_data() const;
@@ -64,7 +65,6 @@ class LOCKSTEP_API DdpCore final : public Joinable {
   void load_bucket_state(const DdpBucketState& state);
 
  private:
-  friend class lockstep::NoSync;
   void broadcast_buffers(int root);
   void call_buffer_hook();
   [[noreturn]] void refuse(const std::string& why);
@@ -82,29 +82,6 @@ class LOCKSTEP_API DdpCore final : public Joinable {
 };
 
 }  // namespace detail
-
-// Forwards in its life leave the gradients of their backwards on this rank, whenever these come; there they add up. The
-// next backward through a forward outside reduces the sum. Scopes nest, in any order of their ends, and may outlive the
-// wrapper; an empty one does nothing:
-//
-//   NoSync scope;
-//   if (accumulates) scope = net.no_sync();
-class NoSync {
- public:
-  NoSync() = default;
-  explicit NoSync(detail::DdpCore& core) : depth_(core.local_depth_) { ++*depth_; }
-  NoSync(NoSync&& other) noexcept = default;
-  NoSync& operator=(NoSync&& other) noexcept {
-    NoSync(std::move(other)).depth_.swap(depth_);
-    return *this;
-  }
-  ~NoSync() {
-    if (depth_) --*depth_;
-  }
-
- private:
-  std::shared_ptr<int> depth_;
-};
 
 // A rank's wrapper belongs to the rank's thread and outlives neither communicator nor the work of its backwards. Every
 // rank makes it, and its calls, in the same order. Gradients are divided by the number of ranks, summed in the order of
@@ -145,7 +122,7 @@ class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
     return call(std::decay_t<Args>(std::forward<Args>(args))...);
   }
 
-  [[nodiscard]] NoSync no_sync() const { return NoSync(*core_); }
+  [[nodiscard]] NoSync no_sync() const { return core_->no_sync(); }
 
   // From now on the hook does with the gradients what it will; see comm_hook.h. Once, before the first backward that
   // reduces. Every rank calls it, with a hook of the same name; it blocks until all have. InvalidArgument, on every

@@ -111,7 +111,7 @@ void SeparateCore::attach(const std::shared_ptr<Child>& child, const ModuleBase&
         const std::shared_ptr<Child> self = weak.lock();
         if (!self || &module != self->module) return;
         std::optional<NoSync> quiet;
-        if (LocalGradients::of(module) || LocalGradients::of(root)) quiet.emplace(*self->core);
+        if (LocalGradients::of(module) || LocalGradients::of(root)) quiet.emplace(self->core->no_sync());
         self->reduces = self->core->begin_forward(module);
       });
   child->after = child->module->register_forward_hook([weak = std::weak_ptr(child)](const ModuleBase& module,
@@ -137,7 +137,7 @@ std::vector<std::string> SeparateCore::names() const {
 
 std::vector<NoSync> SeparateCore::no_sync() const {
   std::vector<NoSync> scopes;
-  for (const std::shared_ptr<Child>& child : children_) scopes.emplace_back(*child->core);
+  for (const std::shared_ptr<Child>& child : children_) scopes.push_back(child->core->no_sync());
   return scopes;
 }
 

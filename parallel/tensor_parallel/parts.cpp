@@ -74,20 +74,25 @@ std::vector<NamedTensor> own_parts(const ModuleBase& module, std::vector<NamedTe
 
 Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, Communicator& ranks,
                       const ClipNormOptions& options) {
+  const double type = options.norm_type;
+  detail::check_clip(max_norm, type);
   const NoGrad no_grad;
-  const double p = options.norm_type;
   std::vector<Parameter> divided, whole;
-  for (const Parameter& parameter : parameters) (shard_of(parameter) ? divided : whole).push_back(parameter);
-  const Tensor of_whole = detail::gradient_norm(whole, options).to(ranks.device());
-  Tensor of_divided = detail::gradient_norm(divided, options).to(ranks.device());
-  if (std::isinf(p)) {
-    if (ranks.size() > 1) ranks.all_reduce(of_divided, RedOp::max);
-  } else {
-    of_divided = pow(of_divided, p).contiguous();
-    if (ranks.size() > 1) ranks.all_reduce(of_divided);
+  DType dtype = DType::f32;  // the same on every rank
+  for (const Parameter& parameter : parameters) {
+    (shard_of(parameter) ? divided : whole).push_back(parameter);
+    dtype = promote_types(dtype, parameter.dtype());
   }
-  const Tensor total = std::isinf(p) ? maximum(of_divided, of_whole) : pow(of_divided + pow(of_whole, p), 1 / p);
-  detail::scale_gradients(parameters, max_norm, total, options);
+  const TensorOptions as{.dtype = dtype, .device = ranks.device()};
+  const auto norm = [&](std::span<const Parameter> some) {
+    const Tensor of_some = detail::gradient_norm(some, type);
+    return of_some.defined() ? of_some.to(as.device).to(dtype).reshape({1}).contiguous() : zeros({1}, as);
+  };
+  const Tensor of_parts = empty({ranks.size()}, as);
+  ranks.all_gather(norm(divided), of_parts);
+  const Tensor total = detail::norm_of_norms(cat({of_parts, norm(whole)}), type);
+  if (options.error_if_nonfinite) detail::check_norm(total, parameters.size());
+  detail::scale_to_norm(parameters, total, max_norm);
   return total;
 }
 

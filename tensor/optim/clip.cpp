@@ -39,11 +39,25 @@ Tensor norm_of(const Tensor& x, double type) {
 }
 }  // namespace
 
-Tensor detail::gradient_norm(std::span<const Parameter> parameters, const ClipNormOptions& options) {
-  LOCKSTEP_CHECK(options.norm_type > 0, "[clip_grad_norm] expected a norm_type above 0, got ", options.norm_type);
+namespace detail {
+
+void check_clip(double max_norm, double norm_type) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
+  LOCKSTEP_CHECK(norm_type > 0, "[clip_grad_norm] expected a norm_type above 0, got ", norm_type);
+}
+
+void check_norm(const Tensor& total, std::size_t parameters) {
+  if (const double value = total.item<double>(); !std::isfinite(value))
+    throw Error(
+        cat("[clip_grad_norm] expected a finite norm of the gradients of ", parameters, " parameters, got ", value));
+}
+
+Tensor norm_of_norms(const Tensor& norms, double norm_type) { return norm_of(norms, norm_type); }
+
+Tensor gradient_norm(std::span<const Parameter> parameters, double norm_type) {
   NoGrad no_grad;
   const std::vector<Gradient> gradients = gradients_of(parameters);
-  if (gradients.empty()) return zeros({});
+  if (gradients.empty()) return {};
   const Device device = gradients[0].elements.device();
   DType dtype = DType::f32;
   for (const Gradient& gradient : gradients) dtype = promote_types(dtype, gradient.elements.dtype());
@@ -53,21 +67,14 @@ Tensor detail::gradient_norm(std::span<const Parameter> parameters, const ClipNo
     Tensor elements = gradient.elements.to(dtype);
     if (gradient.indices.defined())
       elements = detail::sum_rows({gradient.indices, elements, gradient.parameter.shape()}).values;
-    norms.push_back(norm_of(elements, options.norm_type).to(device));
+    norms.push_back(norm_of(elements, norm_type).to(device));
   }
-  return norm_of(stack(norms), options.norm_type);
+  return norm_of(stack(norms), norm_type);
 }
 
-void detail::scale_gradients(std::span<const Parameter> parameters, double max_norm, const Tensor& total,
-                             const ClipNormOptions& options) {
-  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
+void scale_to_norm(std::span<const Parameter> parameters, const Tensor& total, double max_norm) {
   NoGrad no_grad;
   const std::vector<Gradient> gradients = gradients_of(parameters);
-  if (gradients.empty()) return;
-  if (options.error_if_nonfinite)
-    if (const double value = total.item<double>(); !std::isfinite(value))
-      throw Error(cat("[clip_grad_norm] expected a finite norm of the gradients of ", parameters.size(),
-                      " parameters, got ", value));
   // The small number keeps a norm of 0 from dividing by 0.
   const Tensor factor = clamp(max_norm / (total + 1e-6), 0, 1);
   std::vector<Tensor> factors;  // before the first gradient changes: these may need memory
@@ -79,10 +86,15 @@ void detail::scale_gradients(std::span<const Parameter> parameters, double max_n
   }
 }
 
+}  // namespace detail
+
 Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, const ClipNormOptions& options) {
-  LOCKSTEP_CHECK(max_norm >= 0, "[clip_grad_norm] expected a norm of at least 0, got ", max_norm);
-  Tensor total = detail::gradient_norm(parameters, options);
-  detail::scale_gradients(parameters, max_norm, total, options);
+  detail::check_clip(max_norm, options.norm_type);
+  NoGrad no_grad;
+  const Tensor total = detail::gradient_norm(parameters, options.norm_type);
+  if (!total.defined()) return zeros({});
+  if (options.error_if_nonfinite) detail::check_norm(total, parameters.size());
+  detail::scale_to_norm(parameters, total, max_norm);
   return total;
 }
 

@@ -25,10 +25,16 @@ LOCKSTEP_API Tensor clip_grad_norm(std::span<const Parameter> parameters, double
 LOCKSTEP_API void clip_grad_value(std::span<const Parameter> parameters, double limit);
 
 namespace detail {
-// The two halves of clip_grad_norm: the norm, and scaling by a norm that is that of more gradients than these.
-LOCKSTEP_API Tensor gradient_norm(std::span<const Parameter> parameters, const ClipNormOptions& options);
-LOCKSTEP_API void scale_gradients(std::span<const Parameter> parameters, double max_norm, const Tensor& total,
-                                  const ClipNormOptions& options);
+// For norms of which ranks have parts. The norm of the gradients as clip_grad_norm gives it; without any, an undefined
+// tensor.
+LOCKSTEP_API Tensor gradient_norm(std::span<const Parameter> parameters, double norm_type);
+// That of parts whose norms these are, one-dimensional.
+LOCKSTEP_API Tensor norm_of_norms(const Tensor& norms, double norm_type);
+// Scales the gradients as clip_grad_norm does where `total` is their norm.
+LOCKSTEP_API void scale_to_norm(std::span<const Parameter> parameters, const Tensor& total, double max_norm);
+// Throws what clip_grad_norm does.
+LOCKSTEP_API void check_clip(double max_norm, double norm_type);
+LOCKSTEP_API void check_norm(const Tensor& total, std::size_t parameters);
 }  // namespace detail
 
 }  // namespace lockstep

@@ -1,0 +1,59 @@
+#include "lockstep/parallel/sharding/shard_files.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "lockstep/runtime/error.h"
+
+namespace lockstep::detail {
+namespace {
+
+// Names are UTF-8: save_safetensors has checked them.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
+      result += escape;
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+std::string shard_file(const std::string& stem, int rank, int ranks) {
+  char numbers[64];
+  std::snprintf(numbers, sizeof numbers, "-%05d-of-%05d", rank + 1, ranks);
+  return stem + numbers + ".safetensors";
+}
+
+void write_index(const std::string& folder, const std::string& stem, const std::map<std::string, std::string>& files,
+                 std::int64_t total_bytes) {
+  const std::filesystem::path path = std::filesystem::path(folder) / (stem + ".safetensors.index.json");
+  const std::filesystem::path fresh = path.string() + ".new";
+  {
+    std::ofstream out(fresh);
+    out << "{\n  \"metadata\": {\n    \"total_size\": " << total_bytes << "\n  },\n  \"weight_map\": {";
+    const char* before = "\n";
+    for (const auto& [name, file] : files) {
+      out << before << "    " << quoted(name) << ": " << quoted(file);
+      before = ",\n";
+    }
+    out << "\n  }\n}\n";
+    out.close();
+    if (!out) throw Error(cat("[save_sharded] cannot write '", fresh.string(), "'"));
+  }
+  std::error_code error;
+  std::filesystem::rename(fresh, path, error);
+  if (error) throw Error(cat("[save_sharded] cannot rename '", fresh.string(), "': ", error.message()));
+}
+
+}  // namespace lockstep::detail
