@@ -192,6 +192,7 @@ ShardedCore::Forward::~Forward() {
   core_.scopes_.clear();
   core_.in_forward_ = false;
   const bool keeps = GradMode::enabled();
+  LOCKSTEP_EDGE(current_stream(core_.communicator_.device()).wait_for(core_.gather_stream_));  // as after a backward
   for (std::size_t i = 0; i < core_.units_.size(); ++i) {
     ShardedUnit& unit = core_.units_[i];
     unit.depth = 0;
@@ -279,6 +280,7 @@ void ShardedCore::begin_backward() {
         "one that failed");
   backward_ = number;
   reduced_ = false;
+  LOCKSTEP_EDGE(gather_stream_.wait_for(current_stream(communicator_.device())));  // a step since the forward
   queue_backward_callback([self = shared_from_this()] { self->finish_backward(); });
 }
 
@@ -299,6 +301,7 @@ void ShardedCore::take_gradients(std::size_t index, std::span<Tensor> gradients,
             unit.described(), ": sharded gradients are not differentiable"));
   begin_backward();
   const NoGrad no_grad;
+  give_back(unit);  // first, which makes room for what is reduced
   if (reduces) {
     reduce(unit, gradients);
   } else {
@@ -308,11 +311,10 @@ void ShardedCore::take_gradients(std::size_t index, std::span<Tensor> gradients,
       for (ShardedMember& member : flat.members()) member.keep(gradients[at++], flat.dtype());
     }
   }
-  give_back(unit);
   give_back_frozen(unit, unit.begin);
 }
 
-void ShardedCore::reduce(ShardedUnit& unit, std::span<const Tensor> gradients) {
+void ShardedCore::reduce(ShardedUnit& unit, std::span<Tensor> gradients) {
   reduced_ = true;
   std::size_t at = 0;
   for (ShardedFlat& flat : unit.flats) {
@@ -340,7 +342,9 @@ void ShardedCore::finish_backward() {
     for (ShardedUnit& unit : units_)
       if (std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& f) { return f.has_local_gradients(); }))
         reduce(unit, {});
-  LOCKSTEP_EDGE(current_stream(communicator_.device()).wait_for(reduce_stream_));
+  const Stream here = current_stream(communicator_.device());
+  LOCKSTEP_EDGE(here.wait_for(reduce_stream_));
+  LOCKSTEP_EDGE(here.wait_for(gather_stream_));  // what was gathered ahead and not used reads what a step will write
   for (const Reduction& reduction : sums_) reduction.flat->take_gradient(reduction.sum);
   sums_.clear();
   for (ShardedUnit& unit : units_) give_back(unit);

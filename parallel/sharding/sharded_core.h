@@ -96,7 +96,7 @@ class LOCKSTEP_API ShardedCore final : public std::enable_shared_from_this<Shard
   void begin_backward();
   void before_backward(std::size_t unit, std::uint64_t sequence);
   void take_gradients(std::size_t unit, std::span<Tensor> gradients, bool reduces);
-  void reduce(ShardedUnit& unit, std::span<const Tensor> gradients);
+  void reduce(ShardedUnit& unit, std::span<Tensor> gradients);
   void finish_backward();
 
   // Hands out wholes on cpu, piece by piece, on ranks that want them; every rank calls it.

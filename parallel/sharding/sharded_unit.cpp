@@ -168,7 +168,7 @@ void ShardedFlat::hide(bool write_back) {
 // ---- gradients
 
 // As DistributedDataParallel's buckets: divided in the dtype of the parameters, then rounded to that of the reduction.
-Tensor ShardedFlat::pack(std::span<const Tensor> gradients, int divisor) {
+Tensor ShardedFlat::pack(std::span<Tensor> gradients, int divisor) {
   const Device device = shard_.device();
   Tensor packed = empty({layout_.total()}, {.dtype = reduced_, .device = device});
   std::int64_t end = 0;
@@ -181,7 +181,7 @@ Tensor ShardedFlat::pack(std::span<const Tensor> gradients, int divisor) {
     fill_gap(whole.begin);
     end = whole.end();
     Tensor place = piece_of(packed, whole.begin, whole.count);
-    Tensor gradient = gradients.empty() ? Tensor() : gradients[i];
+    Tensor gradient = gradients.empty() ? Tensor() : std::exchange(gradients[i], Tensor());
     if (gradient.defined()) gradient = gradient.detach().to(dtype_);
     if (member.local_gradient.defined()) {
       if (gradient.defined()) member.local_gradient.add_(gradient);

@@ -72,7 +72,7 @@ class ShardedFlat {
 
   // What is to be reduced: the gradients (undefined: none) and those that stayed, divided by `divisor`; on the current
   // stream. They are forgotten.
-  Tensor pack(std::span<const Tensor> gradients, int divisor);
+  Tensor pack(std::span<Tensor> gradients, int divisor);
   bool has_local_gradients() const;
   // Adds this rank's part of the reduced sum to the gradients of the parameters.
   void take_gradient(const Tensor& reduced);

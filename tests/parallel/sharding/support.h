@@ -39,8 +39,7 @@ struct Tower : Module<Tower> {
   std::vector<Block> blocks;
   BatchNorm1d norm;
   Layer head;
-  explicit Tower(int size = 13, int inner = 37, int depth = 3)
-      : in(3, size, 1), norm(size), head(size, 2, 50) {
+  explicit Tower(int size = 13, int inner = 37, int depth = 3) : in(3, size, 1), norm(size), head(size, 2, 50) {
     for (int i = 0; i < depth; ++i) blocks.emplace_back(size, inner, 10 + static_cast<std::uint64_t>(i) * 2);
   }
   Tensor forward(const Tensor& x) const {

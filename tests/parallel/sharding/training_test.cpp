@@ -26,9 +26,9 @@ TEST_CASE("fully sharded ranks end with the bits of replicated ones") {
         if (make && w % 2 == 0) continue;
         const Way& way = ways[w];
         INFO(way.name);
-        const auto result = run_ranks(
-            ranks, [&](Communicator& c) { return train_sharded(c, Tower(), adam(), steps(), way.options); },
-            {.make = make});
+        const auto result =
+            run_ranks(ranks, [&](Communicator& c) { return train_sharded(c, Tower(), adam(), steps(), way.options); },
+                      {.make = make});
         CHECK(result == expected);  // each rank with statistics of its own
       }
     }
