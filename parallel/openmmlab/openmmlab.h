@@ -14,6 +14,7 @@
 #include "lockstep/parallel/openmmlab/fewshot/proto_net.h"
 #include "lockstep/parallel/openmmlab/mm_data_parallel.h"
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
+#include "lockstep/parallel/openmmlab/mm_fully_sharded_data_parallel.h"
 #include "lockstep/parallel/openmmlab/mm_separate_distributed_data_parallel.h"
 #include "lockstep/parallel/openmmlab/model/anomalous_params.h"
 #include "lockstep/parallel/openmmlab/model/averaged_model.h"

@@ -14,6 +14,7 @@
 //   });
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -93,6 +94,13 @@ class FullyShardedDataParallel : public Module<FullyShardedDataParallel<M>> {
   // once, as they are on rank 0. Every rank calls it, and gets the same.
   Tensor clip_grad_norm(double max_norm, const ClipNormOptions& options = {}) const {
     return core_->clip_grad_norm(max_norm, options);
+  }
+  // The same as a function, for whoever clips himself (ClipGrad::clips_norm). Does nothing once the wrapper is gone.
+  std::function<Tensor(double, const ClipNormOptions&)> clipping() const {
+    return [weak = std::weak_ptr(core_)](double max_norm, const ClipNormOptions& options) {
+      const auto core = weak.lock();
+      return core ? core->clip_grad_norm(max_norm, options) : Tensor();
+    };
   }
 
   // Whole parameters inside a scope. Every rank makes one. Error while there is one already, and between forward and

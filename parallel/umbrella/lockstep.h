@@ -27,6 +27,8 @@
 #include "lockstep/parallel/replicate.h"
 #include "lockstep/parallel/scatter_gather.h"
 #include "lockstep/parallel/serving/replica_pool.h"
+#include "lockstep/parallel/sharding/fully_sharded_data_parallel.h"
+#include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
 #include "lockstep/parallel/tensor_parallel/parallel_attention.h"
 #include "lockstep/parallel/tensor_parallel/parallel_linear.h"

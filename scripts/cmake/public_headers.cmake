@@ -30,6 +30,8 @@ set(headers_for_users
   parallel/ddp/work.h
   parallel/join/join.h
   parallel/serving/replica_pool.h
+  parallel/sharding/fully_sharded_data_parallel.h
+  parallel/sharding/zero_redundancy_optimizer.h
   parallel/sync_norm/convert_sync_batchnorm.h
   parallel/tensor_parallel/parallel_attention.h
   parallel/tensor_parallel/parallel_linear.h

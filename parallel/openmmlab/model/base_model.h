@@ -48,6 +48,16 @@ LogVars train_step(const M& model, const Called& called, const Data& data, Optim
   }
 }
 
+// Predictions of the forward that is `called`: the model itself or a wrapper of it.
+template <class M, class Called, class Data>
+auto val_step(const M& model, const Called& called, const Data& data) {
+  auto result = run_forward(called, model.preprocess(data, false), Mode::predict);
+  if constexpr (requires { result.predictions(); })
+    return std::move(result.predictions());
+  else
+    return result;
+}
+
 }  // namespace detail
 
 // `Derived` has a const forward(fields of the data…, Mode) that returns a ModelOutput. For what data may be, see
@@ -77,11 +87,7 @@ class BaseModel : public Module<Derived> {
   // Predictions. Neither switches the mode of the module nor gradients off: whoever runs the loop does.
   template <class Data>
   auto val_step(const Data& data) const {
-    auto result = run_forward(self(), self().preprocess(data, false), Mode::predict);
-    if constexpr (requires { result.predictions(); })
-      return std::move(result.predictions());
-    else
-      return result;
+    return detail::val_step(self(), self(), data);
   }
   template <class Data>
   auto test_step(const Data& data) const {

@@ -128,8 +128,9 @@ void OptimWrapper::clip_grad() {
   if (clip.type == "value") {
     clip_grad_value(parameters, *clip.clip_value);
   } else {
-    grad_norm_ = clip_grad_norm(parameters, *clip.max_norm,
-                                {.norm_type = clip.norm_type, .error_if_nonfinite = clip.error_if_nonfinite});
+    const ClipNormOptions options{.norm_type = clip.norm_type, .error_if_nonfinite = clip.error_if_nonfinite};
+    grad_norm_ = clip.clips_norm ? clip.clips_norm(*clip.max_norm, options)
+                                 : clip_grad_norm(parameters, *clip.max_norm, options);
   }
 }
 

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "lockstep/tensor/autograd/autocast.h"
+#include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/optimizer.h"
 
 namespace lockstep {
@@ -39,6 +40,9 @@ struct ClipGrad {
   double norm_type = 2;                             // see ClipNormOptions
   bool error_if_nonfinite = false;                  // see ClipNormOptions
   std::optional<double> clip_value = std::nullopt;  // above 0
+  // In place of clip_grad_norm of the optimizer's parameters, where these are a part of what the norm is of:
+  // FullyShardedDataParallel's clipping().
+  std::function<Tensor(double max_norm, const ClipNormOptions&)> clips_norm = {};
 };
 
 struct OptimWrapperOptions {

@@ -9,6 +9,7 @@
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "parallel/ddp/scenarios.h"
+#include "parallel/sharding/support.h"
 #include "support/devices.h"
 
 using namespace test;
@@ -103,5 +104,18 @@ TEST_CASE("ddp over NCCL trains as one device does") {
   if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::device_count() - 1)))
     support::skip("GPUs of their own expected, logical devices of one found");
   check_training(kNccl, {1, 2, 8});
+}
+
+// NCCL adds in an order of its own: to rounding.
+TEST_CASE("fully sharded ranks over NCCL train as replicated ones do") {
+  if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::device_count() - 1)))
+    support::skip("GPUs of their own expected, logical devices of one found");
+  const RunRanksOptions options{.devices = support::first_devices(4), .make = kNccl};
+  const auto expected = run_ranks(
+      4, [](Communicator& c) { return train_replicated(c, Tower(), adam(), 4); }, options);
+  const auto result = run_ranks(
+      4, [](Communicator& c) { return train_sharded(c, Tower(), adam(), 4, {.wrap = wrap_modules<Block>()}); },
+      options);
+  for (std::size_t r = 0; r < 4; ++r) CHECK(largest_difference(result[r], expected[r]) <= 1e-4);
 }
 #endif
