@@ -8,6 +8,7 @@
 #include "lockstep/kernels/args.h"
 #include "lockstep/kernels/layer_args.h"
 #include "lockstep/kernels/optimizer_args.h"
+#include "lockstep/kernels/quantized_args.h"
 #include "lockstep/kernels/sequence_args.h"
 #include "lockstep/runtime/stream/stream.h"
 
@@ -28,7 +29,7 @@ using AllArgs =
              GroupNormGradArgs, RmsNormArgs, RmsNormGradArgs, Resample2dArgs, CrossEntropyArgs, CrossEntropyGradArgs,
              CumsumArgs, ArgsortArgs, AttentionArgs, AttentionGradArgs, LstmCellArgs, LstmCellGradArgs, GruCellArgs,
              GruCellGradArgs, GatherArgs, ScatterAddArgs, IndexSelectArgs, IndexAddArgs, RandomArgs, SgdArgs, AdamArgs,
-             UnscaleArgs, CopyManyArgs, OrderedSumArgs>;
+             UnscaleArgs, CopyManyArgs, OrderedSumArgs, QuantizedMatmulArgs, DequantizeArgs>;
 
 template <class Args>
 using Kernel = void (*)(const Stream& stream, const Args& args);

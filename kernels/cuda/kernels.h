@@ -8,7 +8,7 @@ namespace lockstep::kernels::cuda {
 // The kernels of the CUDA backend. Each checks the dtypes in the calling thread and enqueues; none waits. Sums have an
 // order that the shapes and the number of multiprocessors fix, so the same input gives the same bits.
 struct Kernels {
-  using Absent = ArgsList<>;
+  using Absent = ArgsList<QuantizedMatmulArgs>;  // made of a dequantised weight and a product
 
   static void enqueue(const Stream& stream, const UnaryArgs& args);
   static void enqueue(const Stream& stream, const BinaryArgs& args);
@@ -55,6 +55,7 @@ struct Kernels {
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
   static void enqueue(const Stream& stream, const CopyManyArgs& args);
   static void enqueue(const Stream& stream, const OrderedSumArgs& args);
+  static void enqueue(const Stream& stream, const DequantizeArgs& args);
 };
 
 // Creates what kernels on the device will ever need: the BLAS handle and its workspace, and every kernel loaded.
@@ -69,7 +70,8 @@ using ListKernels = void(KernelList& list);
 ListKernels list_unary, list_binary, list_copy, list_cast, list_reduce, list_batch_norm, list_softmax, list_group_norm,
     list_rms_norm, list_resample, list_cross_entropy, list_cumsum, list_argsort, list_attention, list_attention_grad,
     list_attention_products, list_attention_products_grad, list_attention_few, list_cells, list_pool, list_index,
-    list_sort, list_random, list_optimizer, list_adam, list_ordered_sum, list_matmul, list_conv, list_depthwise;
+    list_sort, list_random, list_optimizer, list_adam, list_ordered_sum, list_dequantize, list_matmul, list_conv,
+    list_depthwise;
 inline constexpr ListKernels* kAllLists[] = {list_unary,
                                              list_binary,
                                              list_copy,
@@ -96,6 +98,7 @@ inline constexpr ListKernels* kAllLists[] = {list_unary,
                                              list_optimizer,
                                              list_adam,
                                              list_ordered_sum,
+                                             list_dequantize,
                                              list_matmul,
                                              list_conv,
                                              list_depthwise};

@@ -56,6 +56,8 @@ struct Kernels {
   static void enqueue(const Stream& stream, const UnscaleArgs& args);
   static void enqueue(const Stream& stream, const CopyManyArgs& args);
   static void enqueue(const Stream& stream, const OrderedSumArgs& args);
+  static void enqueue(const Stream& stream, const QuantizedMatmulArgs& args);
+  static void enqueue(const Stream& stream, const DequantizeArgs& args);
 };
 
 // The tables that there are: of the kernels as the whole library is compiled, and with those for AVX-512 (x86-64-v4) in

@@ -1,3 +1,5 @@
+#include "lockstep/kernels/host/matmul.h"
+
 #include <algorithm>
 
 #include "lockstep/kernels/host/elementwise.h"
@@ -300,10 +302,13 @@ void matmul_views(const MatmulArgs& args) {
 
 }  // namespace
 
+void multiply_views(const MatmulArgs& args) {
+  dispatch_floating(args.out.view.dtype, [&]<class T>(Type<T>) { matmul_views<T>(args); });
+}
+
 void Kernels::enqueue(const Stream& stream, const MatmulArgs& args) {
-  const DType dtype = args.out.view.dtype;
-  check_floating(MatmulArgs::kName, dtype, stream);
-  dispatch_floating(dtype, [&]<class T>(Type<T>) { launch(stream, args, matmul_views<T>); });
+  check_floating(MatmulArgs::kName, args.out.view.dtype, stream);
+  launch(stream, args, multiply_views);
 }
 
 }  // namespace lockstep::kernels::host

@@ -20,6 +20,10 @@ inline std::uint64_t flops_of(const MatmulArgs& args) {
   return 2 * elements(args.out.view) * static_cast<std::uint64_t>(args.a.view.shape[2]);
 }
 
+inline std::uint64_t flops_of(const QuantizedMatmulArgs& args) {
+  return 2 * elements(args.out.view) * static_cast<std::uint64_t>(args.weight.columns);
+}
+
 // Every output element is a sum over the weights of its channel.
 inline std::uint64_t convolution(const View& y, const View& w) {
   return 2 * elements(y) * (elements(w) / static_cast<std::uint64_t>(std::max<std::int64_t>(1, w.shape[0])));

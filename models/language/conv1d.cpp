@@ -17,6 +17,7 @@ Conv1D::Conv1D(std::int64_t inputs, std::int64_t outputs, FirstWeights first, do
 }
 
 Tensor Conv1D::forward(const Tensor& x) const {
+  if (quantized_) return quantized_->forward(x);
   const Tensor w = weight.on(x.device()).t(), b = bias.on(x.device());
   if (!ranks_ || ranks_->size() == 1) return linear(x, w, b, activation_);
   return adds_up_ ? sum_over_ranks(linear(x, w), *ranks_) + b : linear(copy_to_ranks(x, *ranks_), w, b, activation_);

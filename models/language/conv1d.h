@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // x [.., inputs] -> activation(x @ weight + bias) [.., outputs]; weight [inputs, outputs], bias [outputs].
-class LOCKSTEP_API Conv1D : public Module<Conv1D> {
+class LOCKSTEP_API Conv1D : public Module<Conv1D>, public QuantizableLayer {
  public:
   // Normal numbers with this deviation, and zeros. With ranks (borrowed) each has the part of the weight that `shard`
   // says: of the outputs (dimension 1), of which the result then has its part, or of the inputs (dimension 0), of which
@@ -16,7 +16,10 @@ class LOCKSTEP_API Conv1D : public Module<Conv1D> {
          Activation activation = Activation::none, Communicator* ranks = nullptr,
          const std::optional<Shard>& shard = {});
   Tensor forward(const Tensor& x) const;
-  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+  void members(Members& m) override {
+    if (!list_quantized(m)) m("weight", weight), m("bias", bias);
+  }
+  Parts parts() override { return {weight, bias, true, activation_}; }
 
   Parameter weight, bias;
 

@@ -1,6 +1,7 @@
 // GPT-2's config.json.
 #include "lockstep/models/checkpoint/json_file.h"
 #include "lockstep/models/language/gpt2.h"
+#include "lockstep/models/language/quantized_checkpoint.h"
 
 namespace lockstep {
 namespace {
@@ -16,7 +17,7 @@ Activation activation_of(const detail::JsonFile& json) {
 GptConfig config_of(const detail::JsonFile& json) {
   if (const std::string type = json.text("model_type", "gpt2"); type != "gpt2")
     json.refuse("model_type", "expected gpt2");
-  if (json.has("quantization_config")) json.refuse("quantization_config", "quantised weights are not read");
+  detail::quantized_groups(json);  // refuses the formats of others
   if (json.boolean("add_cross_attention", false)) json.refuse("add_cross_attention", "Gpt2 attends to its own text");
   GptConfig c;
   c.vocab_size = json.size("vocab_size");

@@ -3,6 +3,7 @@
 
 #include "lockstep/models/checkpoint/json_file.h"
 #include "lockstep/models/language/llama.h"
+#include "lockstep/models/language/quantized_checkpoint.h"
 
 namespace lockstep {
 namespace {
@@ -78,7 +79,7 @@ LlamaConfig config_of(const JsonFile& json) {
   const std::string type = json.text("model_type");
   if (type != "llama" && type != "qwen2" && type != "mistral")
     json.refuse("model_type", "Llama has llama, qwen2, mistral");
-  if (json.has("quantization_config")) json.refuse("quantization_config", "quantised weights are not read");
+  detail::quantized_groups(json);  // refuses the formats of others
   if (json.text("hidden_act", "silu") != "silu") json.refuse("hidden_act", "Llama has silu");
   LlamaConfig c;
   c.vocab_size = json.size("vocab_size");

@@ -19,8 +19,9 @@ struct LoadLanguageModelOptions {
 };
 
 // The model of a folder with config.json and a checkpoint (load_checkpoint), in evaluation mode: Gpt2 for model_type
-// gpt2, Llama for llama, qwen2 and mistral. It is a ModuleBase too (dynamic_cast). Throws what from_file of its config
-// throws, NotSupported for other model types, and what load_checkpoint throws. Blocks.
+// gpt2, Llama for llama, qwen2 and mistral. It is a ModuleBase too (dynamic_cast). Weights that quantize_language_model
+// wrote stay in fewer bits. Throws what from_file of its config throws, NotSupported for other model types and for a
+// quantization_config of another format (gptq, awq, bitsandbytes, …), and what load_checkpoint throws. Blocks.
 LOCKSTEP_API std::unique_ptr<LanguageModel> load_language_model(const std::string& folder,
                                                                 const LoadLanguageModelOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include "lockstep/models/language/gpt2.h"
 #include "lockstep/models/language/llama.h"
 #include "lockstep/models/language/load_language_model.h"
+#include "lockstep/models/language/quantize_language_model.h"
 #include "lockstep/models/text/stream_decoder.h"
 #include "lockstep/models/text/tokenizer.h"
 #include "lockstep/models/vision/resnet.h"

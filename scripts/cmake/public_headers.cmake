@@ -47,6 +47,7 @@ set(headers_for_users
   models/language/gpt2.h
   models/language/llama.h
   models/language/load_language_model.h
+  models/language/quantize_language_model.h
   models/language/rotary.h
   models/vision/resnet.h
   kernels/dtype.h

@@ -8,6 +8,7 @@
 #include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/nn/norm.h"
 #include "lockstep/tensor/nn/packed_sequence.h"
+#include "lockstep/tensor/nn/quantize_linears.h"
 #include "lockstep/tensor/nn/rnn.h"
 #include "lockstep/tensor/nn/sequential.h"
 #include "lockstep/tensor/nn/simple_layers.h"

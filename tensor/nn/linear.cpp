@@ -16,6 +16,7 @@ Linear::Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options)
 }
 
 Tensor Linear::forward(const Tensor& x) const {
+  if (quantized_) return quantized_->forward(x);
   const Device device = x.device();
   const Tensor w = weight.on(device), b = bias.defined() ? bias.on(device) : Tensor();
   if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "lockstep/kernels/activation.h"
-#include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/quantized_linear.h"
 #include "lockstep/tensor/ops/nn_ops.h"
 
 namespace lockstep {
@@ -14,11 +14,14 @@ struct LinearOptions {
 };
 
 // x [.., inputs] -> activation(x @ weight^T + bias) [.., outputs]; weight [outputs, inputs], bias [outputs].
-class LOCKSTEP_API Linear : public Module<Linear> {
+class LOCKSTEP_API Linear : public Module<Linear>, public QuantizableLayer {
  public:
   Linear(std::int64_t inputs, std::int64_t outputs, LinearOptions options = {});
   Tensor forward(const Tensor& x) const;
-  void members(Members& m) override { m("weight", weight), m("bias", bias); }
+  void members(Members& m) override {
+    if (!list_quantized(m)) m("weight", weight), m("bias", bias);
+  }
+  Parts parts() override { return {weight, bias, false, activation_}; }
 
   Parameter weight, bias;
 

@@ -148,7 +148,7 @@ void ModuleBase::to(DType dtype) {
   MemberVisitor visitor;
   visitor.parameter = [&](std::string_view, Parameter& member, bool) {
     ParameterBody* body = member.body();
-    if (is_floating(body->dtype) && body->dtype != dtype)
+    if (is_floating(body->dtype) && body->dtype != dtype && !body->keeps_dtype)
       moves.emplace_back(*body, body->home.defined() ? body->home.device() : Device::cpu(), dtype,
                          body->home.defined() ? body->home.memory_format() : MemoryFormat::contiguous);
   };
@@ -287,6 +287,7 @@ void separate(ModuleBase& copy) {
       fresh->format = old->format;
       fresh->sparse = old->sparse;
       fresh->shard = old->shard;
+      fresh->keeps_dtype = old->keeps_dtype;
       fresh->set_gate(gate);
     }
     MemberVisitor::replace(member, fresh);

@@ -2,14 +2,19 @@
 //
 // usage: lockstep-model-generate <folder> <prompts> <outputs> <new tokens> <threads> <dtype> [rounds]
 //
+// dtype is f32, f16, bf16; or int8 or int4: linear layers and the output matrix in so many bits, all else in f32. Their
+// folder is made beside the model's, once.
+//
 // prompts has "ids" [sequences, tokens]; outputs get "tokens" [sequences, new tokens], and "gaps": by how much the
 // first logit was above the second, where each token was drawn. Prints a line of JSON: seconds of each round.
 #include "lockstep/models/generation/generate.h"
 
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 
 #include "lockstep/models/language/load_language_model.h"
+#include "lockstep/models/language/quantize_language_model.h"
 #include "lockstep/runtime/host/host_options.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -43,7 +48,14 @@ class Watched final : public LanguageModel {
 int run(const std::vector<std::string>& arguments) {
   if (arguments.size() < 7) throw InvalidArgument("expected six arguments: see the beginning of generate.cpp");
   set_threads(std::stoi(arguments[5]));
-  const auto model = load_language_model(arguments[1], {.dtype = arguments[6] == "bf16"  ? DType::bf16
+  std::string folder = arguments[1];
+  if (arguments[6].starts_with("int")) {
+    folder += "-" + arguments[6];
+    QuantizeLanguageModelOptions options;
+    options.bits = arguments[6] == "int4" ? 4 : 8, options.output = true;
+    if (!std::filesystem::exists(folder)) quantize_language_model(arguments[1], folder, options);
+  }
+  const auto model = load_language_model(folder, {.dtype = arguments[6] == "bf16"  ? DType::bf16
                                                                  : arguments[6] == "f16" ? DType::f16
                                                                                          : DType::f32});
   const Tensor ids = load_safetensors(arguments[2]).tensors.at(0).tensor;

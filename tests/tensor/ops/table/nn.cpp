@@ -80,6 +80,11 @@ Row activated(const char* form, Activation activation) {
                 {shapes({{2, 2, 3}, {2, 3}, {2}}), shapes({{4, 3}, {2, 3}})});
 }
 
+// A constant [2, 3].
+QuantizedWeight weight_of_bits(int bits) {
+  return quantize(from_data(Doubles{0.5, -1.5, 1, 2, 0.25, -0.75}, {2, 3}, {.dtype = DType::f32}), {.bits = bits});
+}
+
 std::vector<Row> affine() {
   const Function plain = [](Inputs in) {
     const Tensor y = product(in[0].reshape({-1, 3}), in[1].t());
@@ -98,6 +103,23 @@ std::vector<Row> affine() {
       activated("relu", Activation::relu),
       activated("gelu", Activation::gelu),
       activated("gelu tanh", Activation::gelu_tanh),
+      of_all(
+          "quantized_linear", "8 bits",
+          [](Inputs in) {
+            return quantized_linear(in[0], weight_of_bits(8).to(in[0].device()), in.size() > 1 ? in[1] : Tensor());
+          },
+          {shapes({{4, 3}, {2}}), shapes({{4, 3}}), shapes({{2, 2, 3}, {2}})},
+          [](Inputs in) {
+            const Tensor y = product(in[0].reshape({-1, 3}), weight_of_bits(8).dequantize(DType::f64).t());
+            Shape shape = in[0].shape();
+            shape[shape.rank() - 1] = 2;
+            return (in.size() > 1 ? y + in[1] : y).reshape(shape);
+          }),
+      of_all("quantized_linear", "4 bits",
+             [](Inputs in) {
+               return quantized_linear(in[0], weight_of_bits(4).to(in[0].device()), in.size() > 1 ? in[1] : Tensor());
+             },
+             {shapes({{4, 3}, {2}}), shapes({{11, 3}, {2}})}),
       of_one("embedding", "",
              [](const Tensor& w) {
                return square(embedding(w, there(w, {1, 0, 1, 3}, {2, 2})));
