@@ -38,7 +38,7 @@ std::vector<std::unique_ptr<Communicator>> make_peer_group(const std::vector<Dev
                                                            const PeerOptions& options) {
   check_options(options);
   check_devices(devices);
-  const auto group = std::make_shared<PeerGroup>(devices);
+  const auto group = std::make_shared<PeerGroup>(devices, options.one_shot_bytes);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < group->size(); ++rank)
     ranks.push_back(std::make_unique<PeerCommunicator>(group, rank, options));
@@ -73,7 +73,7 @@ std::unique_ptr<Communicator> make_peer_communicator(const std::shared_ptr<Store
   for (const std::string& text : texts) devices.push_back(Device::parse(text));
   check_devices(devices);
   static auto* const groups = new detail::SharedByName<PeerGroup>;  // whose ranks are still on their way
-  const auto make = [&] { return std::make_shared<PeerGroup>(devices); };
+  const auto make = [&] { return std::make_shared<PeerGroup>(devices, options.one_shot_bytes); };
   return std::make_unique<PeerCommunicator>(groups->get(name, devices.size(), make), rank, options);
 }
 

@@ -2,8 +2,8 @@
 // logical devices that share a GPU, for machines without NCCL, and for virtual host devices.
 //
 // A rank's host thread waits for the other ranks to come to the same collective, never for a device: memory is guarded
-// by events that the ranks exchange. Sums are formed in the order of the ranks, each rank its share, so all ranks get
-// the same bits, and the same as from other communicators but NCCL's.
+// by events that the ranks exchange. Sums are formed in the order of the ranks, so all ranks get the same bits, and the
+// same as from other communicators but NCCL's: of large messages each rank adds up its share, of small ones all.
 #pragma once
 
 #include <memory>
@@ -18,6 +18,9 @@ struct PeerOptions {
   Milliseconds timeout = kDefaultTimeout;
   // Of memory that a reduction takes from the rank's device at most, for the pieces of other ranks.
   std::size_t scratch_bytes = std::size_t{32} << 20;
+  // all_reduce and reduce of messages that have no more than this, those of all ranks together: each rank reads all and
+  // adds up everything, so that the ranks meet twice instead of three times. 0: never. The same for all ranks.
+  std::size_t one_shot_bytes = std::size_t{512} << 10;
 };
 
 // One communicator per device, by rank; each is to be used by a thread of its own. Throws InvalidArgument unless the

@@ -13,7 +13,8 @@ std::vector<int> all_below(std::size_t count) {
 
 }  // namespace
 
-PeerGroup::PeerGroup(std::vector<Device> devices) : devices_(std::move(devices)), place_(all_below(devices_.size())) {
+PeerGroup::PeerGroup(std::vector<Device> devices, std::size_t one_shot_bytes)
+    : devices_(std::move(devices)), one_shot_bytes_(one_shot_bytes), place_(all_below(devices_.size())) {
   for (const Device device : devices_) idle_.push_back(std::make_unique<Stream>(device));
 }
 
@@ -21,7 +22,7 @@ std::shared_ptr<PeerGroup> PeerGroup::split(const std::vector<int>& members, con
   return parts_.get(id, members.size(), [&] {
     std::vector<Device> devices;
     for (const int member : members) devices.push_back(device(member));
-    return std::make_shared<PeerGroup>(std::move(devices));
+    return std::make_shared<PeerGroup>(std::move(devices), one_shot_bytes_);
   });
 }
 

@@ -13,11 +13,12 @@ namespace lockstep::detail {
 
 class PeerGroup {
  public:
-  explicit PeerGroup(std::vector<Device> devices);
+  PeerGroup(std::vector<Device> devices, std::size_t one_shot_bytes);
 
   int size() const { return static_cast<int>(devices_.size()); }
   Device device(int rank) const { return devices_[static_cast<std::size_t>(rank)]; }
   MeetingPlace& place() { return place_; }
+  std::size_t one_shot_bytes() const { return one_shot_bytes_; }
   // A stream of the rank's device on which nothing ever is: for copies that are ordered by events alone.
   const Stream& idle_stream(int rank) { return *idle_[static_cast<std::size_t>(rank)]; }
   // Where those that are left meet when the group is broken.
@@ -27,6 +28,7 @@ class PeerGroup {
 
  private:
   const std::vector<Device> devices_;
+  const std::size_t one_shot_bytes_;  // one for all ranks, so that all take the same way
   std::vector<std::unique_ptr<Stream>> idle_;
   MeetingPlace place_;
   const std::shared_ptr<Store> store_ = make_local_store();

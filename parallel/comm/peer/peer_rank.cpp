@@ -45,9 +45,8 @@ struct PeerCommunicator::Work {
   std::vector<Contribution> contributions = {};  // of the last meeting
   std::size_t bytes = 0;                         // of one rank's part
   Deadline deadline;                             // of the meeting
-  OwnedBlock reduced = nullptr;                  // this rank's range, where it has no output of its own
-
-  bool shared() const { return collective.kind == Kind::all_reduce || collective.kind == Kind::reduce; }
+  bool shared = false;                           // a reduction of which each rank does its range
+  OwnedBlock reduced = nullptr;                  // what this rank has reduced, while it cannot lie in the output
   const Contribution& contribution(int rank) const { return contributions[static_cast<std::size_t>(rank)]; }
 };
 
@@ -171,11 +170,14 @@ void PeerCommunicator::copy_own(const Collective& collective, const Stream& stre
 }
 
 PeerCommunicator::Work PeerCommunicator::work_of(const Collective& collective, const Stream& stream) {
+  const std::size_t bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype);
+  const bool reduces = collective.kind == Kind::all_reduce || collective.kind == Kind::reduce;
   return {.collective = collective,
           .stream = stream,
           .meeting = next_meeting(collective),
-          .bytes = static_cast<std::size_t>(collective.count) * size_of(collective.dtype),
-          .deadline = Deadline::after(collective.timeout)};
+          .bytes = bytes,
+          .deadline = Deadline::after(collective.timeout),
+          .shared = reduces && bytes * static_cast<std::size_t>(size()) > group_->one_shot_bytes()};
 }
 
 void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
@@ -185,7 +187,7 @@ void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
   std::exception_ptr error;
   void* reduced = nullptr;
   try {
-    if (work.shared()) {
+    if (work.shared) {
       const Range range = range_of(rank(), size(), collective.count);
       const std::size_t element_bytes = size_of(collective.dtype);
       if (collective.output) {
@@ -202,7 +204,11 @@ void PeerCommunicator::run(const Collective& collective, const Stream& stream) {
     error = std::current_exception();
   }
   meet_again(work, error, reduced);
-  if (!work.shared()) return;
+  if (!work.shared) {
+    if (work.reduced)  // the others have read what was there
+      copy_bytes({collective.output, device(), work.reduced->data, device(), work.bytes}, stream, stream);
+    return;
+  }
   try {
     collect_ranges(work);
   } catch (...) {
@@ -285,6 +291,7 @@ void PeerCommunicator::pull(const Work& work, int from, const void* source, void
 void PeerCommunicator::move(Work& work) {
   const Collective& c = work.collective;
   const std::size_t own = static_cast<std::size_t>(rank()) * work.bytes;
+  if (c.kind == Kind::all_reduce || c.kind == Kind::reduce) return reduce_all(work);
   if (c.kind == Kind::reduce_scatter) return reduce_range(work, rank() * c.count, c.count, c.output);
   if (c.kind == Kind::send || !c.output) return;
   LOCKSTEP_EDGE(pulls_.wait_for(work.stream));
@@ -306,6 +313,14 @@ void PeerCommunicator::move(Work& work) {
     pull(work, from, source, at(c.output, static_cast<std::size_t>(from) * work.bytes), work.bytes);
   }
   copy_own(c, work.stream);
+}
+
+// All of a small message. What is reduced in place is what the others read: there it goes at the end.
+void PeerCommunicator::reduce_all(Work& work) {
+  const Collective& c = work.collective;
+  if (!c.output || c.count == 0) return;
+  if (c.input == c.output) work.reduced.reset(allocate(work.stream, work.bytes));
+  reduce_range(work, 0, c.count, work.reduced ? work.reduced->data : c.output);
 }
 
 // out = the reduced elements [offset, offset + count) of all inputs.

@@ -36,6 +36,7 @@ class PeerCommunicator final : public Communicator {
   Contribution announcement(const Work& work);
   void begin(Work& work);
   void move(Work& work);
+  void reduce_all(Work& work);
   void reduce_range(Work& work, std::int64_t offset, std::int64_t count, void* out);
   void collect_ranges(Work& work);
   void pull(const Work& work, int from, const void* source, void* destination, std::size_t bytes);

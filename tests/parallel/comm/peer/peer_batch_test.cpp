@@ -43,7 +43,7 @@ int rank_of_failure(detail::PeerGroup& group) {
 }  // namespace
 
 TEST_CASE("peer: a transfer that others still read from is waited for, also beyond the deadline of its batch") {
-  const auto group = std::make_shared<detail::PeerGroup>(support::first_devices(3));
+  const auto group = std::make_shared<detail::PeerGroup>(support::first_devices(3), PeerOptions().one_shot_bytes);
   Group sender;
   sender.push_back(std::make_unique<detail::PeerCommunicator>(group, 0, PeerOptions{.timeout = Milliseconds(100)}));
   come(*group, 1, 3, 0);
@@ -62,7 +62,7 @@ TEST_CASE("peer: a transfer that others still read from is waited for, also beyo
 }
 
 TEST_CASE("peer: what goes wrong with one transfer of a batch is not told to those of the others") {
-  const auto group = std::make_shared<detail::PeerGroup>(support::first_devices(3));
+  const auto group = std::make_shared<detail::PeerGroup>(support::first_devices(3), PeerOptions().one_shot_bytes);
   Group sender;
   sender.push_back(std::make_unique<detail::PeerCommunicator>(group, 0, PeerOptions{.timeout = kPatience}));
   come(*group, 2, 4, 0);  // not what rank 0 sends

@@ -60,7 +60,8 @@ const std::vector<Named>& steps() {
 // In mode strict the order checker reports an edge that is missing.
 TEST_CASE("peer: a collective comes after the work before it and before the work after it, on all ranks") {
   const auto devices = support::devices_at({2, 0, 3, 1});
-  const Group group = make_peer_group(devices, {.scratch_bytes = 4096});
+  const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);  // each rank a share of a sum, or all of it
+  const Group group = make_peer_group(devices, {.scratch_bytes = 4096, .one_shot_bytes = one_shot_bytes});
   for (const Named& each : steps()) {
     INFO(each.name);
     check_all_well(on_ranks(group, [&](Communicator& c) {
@@ -83,7 +84,8 @@ TEST_CASE("peer: a collective comes after the work before it and before the work
 
 TEST_CASE("peer: tensors may go as soon as the collective was called") {
   const auto devices = support::first_devices(4);
-  const Group group = make_peer_group(devices, {.scratch_bytes = 4096});
+  const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);
+  const Group group = make_peer_group(devices, {.scratch_bytes = 4096, .one_shot_bytes = one_shot_bytes});
   for (const Named& each : steps()) {
     INFO(each.name);
     check_all_well(on_ranks(group, [&](Communicator& c) {
@@ -107,7 +109,9 @@ TEST_CASE("peer: tensors may go as soon as the collective was called") {
 }
 
 TEST_CASE("peer: collectives in place and one after the other need nothing in between") {
-  const Group group = make_peer_group(support::first_devices(3), {.scratch_bytes = 2048});
+  const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);
+  const Group group =
+      make_peer_group(support::first_devices(3), {.scratch_bytes = 2048, .one_shot_bytes = one_shot_bytes});
   check_all_well(on_ranks(group, [](Communicator& c) {
     Tensor x = filled(c, 1500, 1 + c.rank());
     for (int round = 0; round < 5; ++round) {

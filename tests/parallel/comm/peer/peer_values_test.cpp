@@ -150,7 +150,8 @@ void try_moves(Communicator& c, DType dtype, std::int64_t count) {
 TEST_CASE("peer: collectives move and reduce what plain loops do, on every device set") {
   for (const auto& devices : support::device_sets()) {
     INFO(to_string(devices));
-    check_all_well(on_ranks(make_peer_group(devices), [](Communicator& c) {
+    const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);
+    check_all_well(on_ranks(make_peer_group(devices, {.one_shot_bytes = one_shot_bytes}), [](Communicator& c) {
       for (const std::int64_t count : {0, 67}) {  // more of them, and every dtype: conformance.h
         try_moves(c, DType::f64, count);
         try_reductions(c, DType::f64, count);
@@ -160,7 +161,7 @@ TEST_CASE("peer: collectives move and reduce what plain loops do, on every devic
 }
 
 TEST_CASE("peer: more elements than the scratch memory holds") {
-  const auto group = make_peer_group(support::devices_at({3, 0, 2}), {.scratch_bytes = 10'000});
+  const auto group = make_peer_group(support::devices_at({3, 0, 2}), {.scratch_bytes = 10'000, .one_shot_bytes = 0});
   check_all_well(on_ranks(group, [](Communicator& c) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::boolean}) {
       try_moves(c, dtype, 3001);
@@ -191,4 +192,30 @@ TEST_CASE("peer: sums are formed in the order of the ranks, halves in f32 and ro
   CHECK(sum_of({256, 1, 1}, DType::bf16, RedOp::sum) == 258);
   CHECK(sum_of({40000, 40000}, DType::f16, RedOp::avg) == 40000);  // the sum alone is too large for f16
   CHECK(sum_of({1, 0, 0}, DType::f32, RedOp::avg) == static_cast<double>(1.0f / 3.0f));
+}
+
+TEST_CASE("peer: small and large sums have the same bits, on all ranks") {
+  const auto sums = [](std::size_t one_shot_bytes, DType dtype) {
+    const Group group = make_peer_group(support::first_devices(3), {.one_shot_bytes = one_shot_bytes});
+    std::vector<std::vector<double>> found(3);
+    check_all_well(on_ranks(group, [&](Communicator& c) {
+      std::vector<double> numbers;
+      for (int i = 0; i < 200; ++i) numbers.push_back(std::sin(1.0 + 100 * c.rank() + i) * (i % 7 ? 1 : 1000));
+      const Tensor x = from_data(numbers, {200}).to(dtype).to(c.device());
+      const Tensor y = empty_like(x);
+      c.all_reduce(x, y);           // apart
+      c.all_reduce(x, RedOp::avg);  // in place
+      std::vector<double>& mine = found[static_cast<std::size_t>(c.rank())];
+      for (const Tensor& each : {y, x})
+        for (const double value : each.to(DType::f64).to_vector<double>()) mine.push_back(value);
+    }));
+    CHECK(found[1] == found[0]);
+    CHECK(found[2] == found[0]);
+    return found[0];
+  };
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto shares = sums(0, dtype);
+    CHECK(sums(3 * 200 * size_of(dtype), dtype) == shares);      // just small enough
+    CHECK(sums(3 * 200 * size_of(dtype) - 1, dtype) == shares);  // just not
+  }
 }
