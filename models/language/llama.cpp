@@ -80,6 +80,8 @@ Tensor LlamaAttention::heads(const Tensor& x, const RotaryAngles& angles, Cached
       .reshape({tokens, query_heads_ * head_size_});
 }
 
+Tensor LlamaAttention::mixed(const Tensor& heads) const { return detail::out_of(o_proj, heads, ranks_); }
+
 void LlamaAttention::members(Members& m) {
   m("q_proj", q_proj);
   m("k_proj", k_proj);

@@ -61,7 +61,7 @@ class LOCKSTEP_API LlamaAttention : public Module<LlamaAttention> {
   // x [N, hidden] -> what the heads (with ranks: this rank's) give [N, heads * head size], for mixed.
   Tensor heads(const Tensor& x, const RotaryAngles& angles, CachedAttention& attention) const;
   // By o_proj: [N, hidden], of all ranks' heads.
-  Tensor mixed(const Tensor& heads) const { return detail::out_of(o_proj, heads, ranks_); }
+  Tensor mixed(const Tensor& heads) const;
   void members(Members& m) override;
 
   Linear q_proj, k_proj, v_proj, o_proj;

@@ -1,6 +1,7 @@
 // Whole states and norms of modules of which each rank has a part.
 #include <limits>
 
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/tensor_parallel/parallel_linear.h"
 #include "lockstep/parallel/tensor_parallel/vocabulary.h"
 #include "lockstep/tensor/nn/norm.h"
@@ -82,5 +83,48 @@ TEST_CASE("gradients are clipped by the norm of the whole model, on every rank a
       for (const Results& each : run_ranks(count, body))
         CHECK(largest_difference(each, alone) <= 1e-12 * alone.at("norm")[0]);
     }
+  }
+}
+
+TEST_CASE("ranks that divide a model and others that divide its batch train as one device does") {
+  const auto ids_of = [](int begin, int count, Device device) {
+    return from_data(std::vector<std::int64_t>{1, 12, 7, 7, 0, 3}, {6}).narrow(0, begin, count).contiguous().to(device);
+  };
+  const auto train = [](auto& net, const std::vector<Parameter>& parameters, const Tensor& ids) {
+    SGD sgd(parameters, {.lr = 0.5});
+    for (int step = 0; step < 3; ++step) {
+      sgd.zero_grad();
+      mean(square(net(ids))).backward();
+      sgd.step();
+    }
+  };
+  const auto state_of = [](const ModuleBase& module, Communicator& ranks) {
+    std::vector<Doubles> all;
+    for (const NamedTensor& each : whole_state(module, ranks)) all.push_back(values(each.tensor));
+    return all;
+  };
+  const auto alone = run_ranks(1, [&](Communicator& ranks) {
+    const DefaultDType f64(DType::f64);
+    manual_seed(31);
+    Parted module(ranks);
+    module.to(ranks.device());
+    train(module, module.parameters(), ids_of(0, 6, ranks.device()));
+    return state_of(module, ranks);
+  })[0];
+  const auto together = run_ranks(4, [&](Communicator& all) {
+    const DefaultDType f64(DType::f64);
+    manual_seed(31);
+    const int replica = all.rank() / 2;
+    const auto model_ranks = all.split(replica), data_ranks = all.split(all.rank() % 2);
+    Parted module(*model_ranks);
+    module.to(all.device());
+    DistributedDataParallel<Parted> net(std::move(module), *data_ranks, small_buckets());
+    train(net, net.parameters(), ids_of(3 * replica, 3, all.device()));
+    return state_of(net.module(), *model_ranks);
+  });
+  for (const int rank : {0, 2}) {  // the others have sent theirs
+    const auto& got = together[static_cast<std::size_t>(rank)];
+    REQUIRE(got.size() == alone.size());
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(largest_difference(got[i], alone[i]) < 1e-12);
   }
 }
