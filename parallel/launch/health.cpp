@@ -128,7 +128,8 @@ int tell(const std::string& verdict, JsonFile& file) {
 
 }  // namespace
 
-int check_health(const Options& options, const std::string& token, JsonFile& file) {
+int check_health(const Options& asked, const std::string& token, JsonFile& file) {
+  Options options = asked;
   NodeHealth mine = look_at_this_node(options);
   const JobStore job_store = open_store(options, token);
   Store& store = *job_store.client;

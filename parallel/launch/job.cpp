@@ -12,19 +12,12 @@
 #include <utility>
 
 #include "lockstep/parallel/launch/cleanup.h"
-#include "lockstep/parallel/launch/summary.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
 namespace {
 
 std::string line_of(const std::string& message) { return cat("lockstep-run: ", message, '\n'); }
-
-// At once, where no line of a rank is under way.
-void say_now(const std::string& message) {
-  const std::string line = line_of(message);
-  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
-}
 
 Shown shown(const Options& options) {
   const bool to_files_alone = !options.log_dir.empty() && options.show.empty();
@@ -33,11 +26,14 @@ Shown shown(const Options& options) {
 
 }  // namespace
 
-Job::Job(const Options& options, Nodes& nodes, JsonFile& json, std::string run_id, const sigset_t& signals,
-         const sigset_t& before)
+void say_now(const std::string& message) {
+  const std::string line = line_of(message);
+  [[maybe_unused]] const ssize_t written = ::write(2, line.data(), line.size());
+}
+
+Job::Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_t& signals, const sigset_t& before)
     : options_(options),
       nodes_(nodes),
-      json_(json),
       run_id_(std::move(run_id)),
       before_(before),
       host_(host_name()),
@@ -46,28 +42,31 @@ Job::Job(const Options& options, Nodes& nodes, JsonFile& json, std::string run_i
   if (!signals_) throw Error(cat("cannot wait for signals: ", std::strerror(errno)));
 }
 
-int Job::run(const std::string& token) {
+JobEnd Job::run(const std::string& token) {
   std::optional<End> obstacle;
   try {
     open_logs();
-    if (shares_cores())
+    if (shares_cores() && options_.round == 0)
       say_now(cat("OMP_NUM_THREADS is not set: each of the ", options_.ranks,
                   " ranks gets 1, so that they do not crowd the cores; set it to what suits"));
     for (int i = 0; i < options_.ranks && !obstacle; ++i) obstacle = start(i, token);
   } catch (const Error& error) {
-    obstacle = End{1, error.what()};
+    obstacle = End{.code = 1, .message = error.what()};
   }
-  if (obstacle) end_for(*obstacle, SIGKILL);
+  if (obstacle) {
+    obstacle->final = true;
+    end_for(*obstacle, SIGKILL);
+  }
   loop();
   kill_all(run_id_);
   const End end = *nodes_.end();
-  const std::string unwritten = json_.write(job_json(options_, end, began_, nodes_.leave(!interrupted_)));
-  if (!unwritten.empty()) say_now(unwritten);
+  JobEnd job{.end = end, .began = began_, .ranks = nodes_.leave(!interrupted_)};
+  job.ended = now_milliseconds();
   if (!end.details.empty())
     say_now(cat("first failure: ", end.message, end.details));
   else if (end.code != 0 && end.message != reason_)
     say_now(end.message);
-  return end.code;
+  return job;
 }
 
 void Job::open_logs() {
@@ -77,7 +76,7 @@ void Job::open_logs() {
   if (error) throw Error(cat("cannot make the folder '", options_.log_dir, "': ", error.message()));
   for (int i = 0; i < options_.ranks; ++i) {
     const int rank = options_.node * options_.ranks + i;
-    output_.log_to(rank, log_file(options_.log_dir, rank));
+    output_.log_to(rank, log_file(options_.log_dir, rank), options_.round > 0);
   }
 }
 
@@ -136,7 +135,8 @@ void Job::poll_once(std::optional<Clock::time_point> drain_until) {
   ::poll(polls.data(), polls.size(), timeout);
 
   output_.handle(polls);
-  if (output_.closed()) end_for({128 + SIGPIPE, "nobody reads the output any more"}, SIGTERM);
+  if (output_.closed())
+    end_for({.code = 128 + SIGPIPE, .message = "nobody reads the output any more", .final = true}, SIGTERM);
   handle_signals();
   take_reports();
   follow_nodes();
@@ -204,7 +204,8 @@ void Job::handle_signals() {
         } else {
           interrupted_ = true;
           if (ending_) cut(signal);
-          end_for({128 + signal, cat("ended by signal ", signal_name(signal))}, signal);
+          end_for({.code = 128 + signal, .message = cat("ended by signal ", signal_name(signal)), .final = true},
+                  signal);
         }
     }
   }

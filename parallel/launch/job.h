@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/launch/json_file.h"
 #include "lockstep/parallel/launch/nodes.h"
 #include "lockstep/parallel/launch/options.h"
 #include "lockstep/parallel/launch/output.h"
@@ -17,14 +16,22 @@
 
 namespace lockstep::launch {
 
+// To standard error, at once: where no line of a rank is under way.
+void say_now(const std::string& message);
+
+struct JobEnd {
+  End end;
+  std::int64_t began = 0, ended = 0;  // milliseconds since 1970
+  std::vector<RankEnd> ranks;         // of all machines, as far as this one knows
+};
+
 class Job {
  public:
   // `signals` are what a descriptor of signalfd hands over, `before` the mask that ranks get.
-  Job(const Options& options, Nodes& nodes, JsonFile& json, std::string run_id, const sigset_t& signals,
-      const sigset_t& before);
+  Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_t& signals, const sigset_t& before);
 
-  // Starts the ranks and returns when they have ended: the code to exit with.
-  int run(const std::string& token);
+  // Starts the ranks and returns when they have ended, having said why. `token` is what they show to the store.
+  JobEnd run(const std::string& token);
 
  private:
   struct Rank {
@@ -61,7 +68,6 @@ class Job {
 
   const Options& options_;
   Nodes& nodes_;
-  JsonFile& json_;
   const std::string run_id_;
   const sigset_t before_;
   const std::string host_;

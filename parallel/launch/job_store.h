@@ -12,13 +12,19 @@ namespace lockstep::launch {
 
 struct JobStore {
   std::string address;                     // "host:port"
+  std::string token;                       // of the round
   std::unique_ptr<TcpStoreServer> server;  // on node 0
   std::shared_ptr<Store> client;
 };
 
-// Serves it, or waits for it as long as the options say. With one node it is on the loopback interface. Throws
+// What the ranks of a round show: of each round its own, so that one of an earlier round is refused. That of the job
+// where there is one round alone.
+std::string token_of_round(const Options& options, const std::string& token);
+
+// Serves it, or waits for it as long as the options say. A node that has been away does not know the round, and sets
+// it in the options to the one whose token the store takes. With one node it is on the loopback interface. Throws
 // CommError where it cannot be served or reached.
-JobStore open_store(const Options& options, const std::string& token);
+JobStore open_store(Options& options, const std::string& token);
 
 // The key under which node `node` says `name`.
 std::string node_key(const char* name, int node);

@@ -1,17 +1,12 @@
 // lockstep-run: starts the ranks of a job, shows what they write, and ends them together.
-#include <sys/prctl.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <csignal>
 #include <cstdio>
 
 #include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
-#include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/health.h"
 #include "lockstep/parallel/launch/health_report.h"
-#include "lockstep/parallel/launch/job.h"
+#include "lockstep/parallel/launch/rounds.h"
 #include "lockstep/parallel/launch/summary.h"
 #include "lockstep/parallel/launch/times.h"
 #include "lockstep/runtime/error.h"
@@ -41,37 +36,27 @@ constexpr char kFooter[] =
     "when\n"
     "the program cannot be run, 127 when it is not found, 1 when a machine is lost or lockstep-run itself fails.\n"
     "With --keep-going the code is the same, but 0 when as many ranks as --min-ranks says have ended well; a rank\n"
-    "that is stopped for --timeout seconds is killed. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks\n"
-    "and end the job, the second time at once; SIGUSR1 and SIGUSR2 are passed on.\n\n"
+    "that is stopped for --timeout seconds is killed. With --restarts the code is that of\n"
+    "the last round; ranks find LOCKSTEP_ROUND, from 0, and LOCKSTEP_RESTARTS.\n"
+    "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks and end the job, the second time at once; SIGUSR1 "
+    "and\n"
+    "SIGUSR2 are passed on.\n\n"
     "Several machines: run it on each, with the same -n, --nnodes, --master and token, and a --node-rank of its own:\n"
     "  (umask 077; head -c 32 /dev/urandom | base64 > token)   # the same file on every machine\n"
     "  lockstep-run -n 4 --nnodes 2 --node-rank 0 --master 10.0.0.1:29400 --token-file token ./train\n"
     "  lockstep-run -n 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29400 --token-file token ./train";
 
-int run_job(const Options& options, const std::string& token, JsonFile& json) {
-  std::string run_id = detail::to_hex(detail::random_bytes(8));
-  Guard guard(run_id);
-
-  const char* const outer = std::getenv(kRunId);
-  Nodes nodes(options, token, run_id);  // may wait for long: signals end this process as they do any other
-
-  sigset_t signals, before;
-  sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD})
-    sigaddset(&signals, signal);
-  sigprocmask(SIG_BLOCK, &signals, &before);
-  std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored: then no rank's end would be told
-  prctl(PR_SET_CHILD_SUBREAPER, 1);
-
-  nodes.watch();
-  Job job(options, nodes, json, outer ? cat(outer, '.', run_id) : run_id, signals, before);
-  const int code = job.run(token);
-  guard.dismiss();
-  return code;
-}
-
 int code_of(const std::exception& error) { return dynamic_cast<const InvalidArgument*>(&error) ? 2 : 1; }
+
+// That there was no round, and why.
+std::string failed_to_begin(const Options& options, int code, const std::string& why) {
+  Round none;
+  none.options = options;
+  none.job.end.code = code;
+  none.job.end.message = why;
+  none.job.began = none.job.ended = now_milliseconds();
+  return job_json(std::vector<Round>(1, none));
+}
 
 int run(const Options& options) {
   // The token is asked for before anything is started. Within one machine a job has one of its own.
@@ -79,10 +64,10 @@ int run(const Options& options) {
   if (token.empty() && options.nodes == 1) token = detail::to_hex(detail::random_bytes(32));
   JsonFile json(options.json);
   try {
-    return options.health ? check_health(options, token, json) : run_job(options, token, json);
+    return options.health ? check_health(options, token, json) : run_rounds(options, token, json);
   } catch (const std::exception& error) {
     json.write(options.health ? launch::json({{}, {error.what()}})
-                              : job_json(options, {code_of(error), error.what()}, now_milliseconds(), {}));
+                              : failed_to_begin(options, code_of(error), error.what()));
     throw;
   }
 }
@@ -125,7 +110,13 @@ int main(int argc, char** argv) {
                "machines also when one is silent for --timeout seconds; not without machine 0, which has the store");
   app.add_option("--min-ranks", options.min_ranks,
                  "With --keep-going: exit with 0 when so many ranks have ended well, and end the job as soon as fewer "
-                 "are left")
+                 "are left. With --restarts: a round may have so few (default all)")
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--restarts", options.restarts,
+                 "When a rank fails, end the others and begin again, so many times at most: with the ranks that are "
+                 "left where --min-ranks allows it, else with all of them. The program finds LOCKSTEP_ROUND, from 0")
+      ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--max-ranks", options.max_ranks, "With --restarts: no round has more (default -n)")
       ->check(CLI::Range(1, 1 << 24));
   app.add_flag("--health", options.health,
                "Run no program: look at the devices, memory, disks, clocks and builds of the machines and at their way "
@@ -167,7 +158,18 @@ int main(int argc, char** argv) {
     if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
     if (!options.tee.empty() && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
     Shown(options.tee, options.show, 3, options.world_size());  // throws for what does not fit
-    if (options.min_ranks > 0 && !options.keep_going) return wrong("expected --keep-going along with --min-ranks");
+    if (options.min_ranks > 0 && !options.keep_going && options.restarts == 0)
+      return wrong("expected --keep-going or --restarts along with --min-ranks");
+    if (options.keep_going && options.restarts > 0)
+      return wrong("expected --keep-going or --restarts, got both: ranks go on, or begin again");
+    if (options.max_ranks > 0 && options.restarts == 0) return wrong("expected --restarts along with --max-ranks");
+    if (options.max_ranks > 0 && options.max_ranks < std::max(options.min_ranks, 1))
+      return wrong(
+          cat("expected --max-ranks of at least the ", options.min_ranks, " of --min-ranks, got ", options.max_ranks));
+    if (options.nodes > 1 && options.restarts > 0 && (options.min_ranks > 0 || options.max_ranks > 0))
+      return wrong(
+          "expected no --min-ranks and --max-ranks along with --restarts on several machines, which all take "
+          "part in each round");
     if (options.min_ranks > options.world_size())
       return wrong(cat("expected --min-ranks from 1 to ", options.world_size(), ", got ", options.min_ranks));
     if (app.count("--min-free") > 0 && !options.health) return wrong("expected --health along with --min-free");

@@ -19,14 +19,17 @@ namespace {
 constexpr Milliseconds kBeat{500}, kLate{2'000};
 // What kEnding says: a rank has failed, all is well (along with kEnd), or, as kEnd, the code and the reason.
 constexpr char kEnding[] = "lockstep-run/ending", kRank[] = "rank", kWell[] = "well";
+constexpr char kFinal = '!';  // behind a code: End::final
 constexpr char kFailed[] = "lockstep-run/failed";
 constexpr char kEnd[] = "lockstep-run/end", kShape[] = "lockstep-run/shape";
 
 End parse_end(const std::string& text) {
   End end{.code = 1};
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), end.code);
-  if (error == std::errc() && stop != text.data() + text.size())
+  if (error == std::errc() && stop != text.data() + text.size()) {
+    end.final = *stop == kFinal;
     end.message.assign(stop + 1, text.data() + text.size());
+  }
   if (const auto line = end.message.find('\n'); line != std::string::npos) {
     end.details = end.message.substr(line);
     end.message.resize(line);
@@ -37,18 +40,19 @@ End parse_end(const std::string& text) {
 // Where it stands how a rank has ended, for node 0 if it loses the rank's node.
 std::string rank_key(int rank) { return cat("lockstep-run/ended-rank/", rank); }
 
-std::string text_of(const End& end) { return cat(end.code, ' ', end.message, end.details); }
+std::string text_of(const End& end) { return cat(end.code, end.final ? kFinal : ' ', end.message, end.details); }
 
 std::string shape_of(const Options& options) {
   return cat(options.nodes, " nodes of ", options.ranks, " ranks",
-             options.keep_going ? cat(" that keep going, at least ", options.min_ranks) : "");
+             options.keep_going ? cat(" that keep going, at least ", options.min_ranks) : "",
+             options.restarts > 0 ? cat(" with ", options.restarts, " restarts") : "");
 }
 
 }  // namespace
 
 Nodes::Nodes(const Options& options, const std::string& token, const std::string& run_id)
     : options_(options),
-      job_store_(open_store(options, token)),
+      job_store_(open_store(options_, token)),
       store_(job_store_.client),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       beats_(static_cast<std::size_t>(options.nodes)) {

@@ -24,7 +24,8 @@ namespace lockstep::launch {
 // else waits for a store that may be out of reach.
 class Nodes {
  public:
-  // Blocks until the other launchers' store is there. Throws Error for what does not fit.
+  // Blocks until the other launchers' store is there, for this round or, on other nodes than 0, a later one. Throws
+  // Error for what does not fit.
   Nodes(const Options& options, const std::string& token, const std::string& run_id);
   ~Nodes();
 
@@ -32,6 +33,9 @@ class Nodes {
   void watch();
 
   const std::string& address() const { return job_store_.address; }
+  // What ranks show to the store, and which round they are of: of several machines node 0 says it.
+  const std::string& token() const { return job_store_.token; }
+  int round() const { return options_.round; }
   int event() const { return event_.get(); }
   void clear_event();
   // The job is going to end before all ranks have ended well: because of a rank, or for this reason. The first counts.

@@ -23,7 +23,10 @@ struct Options {
   std::string json;         // the file for what programs read; empty: none
   bool keep_going = false;  // ranks go on when one fails
   int min_ranks = 0;        // with keep_going: so many must end well, then the code is 0; 0: all, and nobody is ended
-  bool health = false;      // look at the nodes instead of running a program
+  int restarts = 0;         // rounds after the first, each of which begins when a rank has failed; see rounds.h
+  int max_ranks = 0;        // with restarts: at most so many in a round (and at least min_ranks); 0: all
+  int round = 0;
+  bool health = false;                                   // look at the nodes instead of running a program
   std::int64_t min_free_bytes = std::int64_t{64} << 20;  // of memory and of disks, for a node that is fit
   Milliseconds patience{5'000};
   Milliseconds grace{10'000};
@@ -37,6 +40,7 @@ struct Options {
 struct End {
   int code = 0;
   std::string message, details;
+  bool final = false;  // another round would be no help: a signal, a program that cannot be run
 };
 
 }  // namespace lockstep::launch

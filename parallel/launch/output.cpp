@@ -23,12 +23,12 @@ constexpr std::size_t kMostKept = 500;        // of a line that may be told agai
 
 }  // namespace
 
-void Output::log_to(int rank, const std::string& path) {
-  detail::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY, 0666));
+void Output::log_to(int rank, const std::string& path, bool append) {
+  detail::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC | O_NOCTTY, 0666));
   if (!fd) throw Error(cat("cannot write '", path, "': ", std::strerror(errno)));
   // A full disk is noticed now, and not by the first line.
   struct stat status {};
-  if (::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode)) {
+  if (!append && ::fstat(fd.get(), &status) == 0 && S_ISREG(status.st_mode)) {
     const int full = ::posix_fallocate(fd.get(), 0, 4096);
     if (full == ENOSPC || full == EDQUOT || full == EFBIG)
       throw Error(cat("cannot write '", path, "': ", std::strerror(full)));

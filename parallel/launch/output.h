@@ -20,7 +20,7 @@ class Output {
   Output(bool prefix, Shown shown) : prefix_(prefix), shown_(std::move(shown)) {}
 
   // The rank's lines go to this file. Throws Error that names it and the system's reason, also where the disk is full.
-  void log_to(int rank, const std::string& path);
+  void log_to(int rank, const std::string& path, bool append = false);
   // `pipe` is what a rank writes to; `target` (1 or 2) is where its lines go.
   void add(detail::Fd pipe, int rank, int target);
   // Adds what to wait for, and looks at what came. A reader who is slow holds the ranks back, not this process.

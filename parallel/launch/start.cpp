@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/parallel/comm/ranks/launcher_protocol.h"
+#include "lockstep/parallel/comm/store/ended_ranks.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/runtime/error.h"
@@ -59,6 +60,8 @@ std::vector<std::string> Job::environment(int local_rank, const std::string& tok
       cat(detail::kReports, "=", reports_.name()),
       cat("LOCKSTEP_TOKEN=", token),
       "LOCKSTEP_TOKEN_FILE=",
+      cat(detail::kRound, "=", options_.restarts > 0 ? std::to_string(options_.round) : ""),
+      cat("LOCKSTEP_RESTARTS=", options_.restarts > 0 ? std::to_string(options_.restarts) : ""),
   };
   // Ranks share the cores: threads for all of them in each would only be in each other's way.
   if (shares_cores()) set.push_back("OMP_NUM_THREADS=1");

@@ -52,21 +52,36 @@ Json describe_rank(const Options& options, const RankEnd& rank, int first) {
           {"log", text_or_null(rank.log)}};
 }
 
+Json describe_round(const Options& options, const JobEnd& job) {
+  const int first = first_failure(job.ranks);
+  Json all = Json::array();
+  for (const RankEnd& each : job.ranks) all.push_back(describe_rank(options, each, first));
+  return {{"code", job.end.code},
+          {"message", text_or_null(job.end.message)},
+          {"first_failure", rank_or_null(first)},
+          {"keep_going", options.keep_going},
+          {"nodes", options.nodes},
+          {"ranks_per_node", options.ranks},
+          {"began_ms", job.began},
+          {"ended_ms", job.ended},
+          {"ranks", std::move(all)}};
+}
+
 }  // namespace
 
-std::string job_json(const Options& options, const End& end, std::int64_t began, const std::vector<RankEnd>& ranks) {
-  const int first = first_failure(ranks);
-  Json all = Json::array();
-  for (const RankEnd& each : ranks) all.push_back(describe_rank(options, each, first));
-  const Json job = {{"code", end.code},
-                    {"message", text_or_null(end.message)},
-                    {"first_failure", rank_or_null(first)},
-                    {"keep_going", options.keep_going},
-                    {"nodes", options.nodes},
-                    {"ranks_per_node", options.ranks},
-                    {"began_ms", began},
-                    {"ended_ms", now_milliseconds()},
-                    {"ranks", std::move(all)}};
+std::string job_json(const std::vector<Round>& rounds) {
+  const Round& last = rounds.back();
+  Json job = describe_round(last.options, last.job);
+  if (last.options.restarts > 0) {
+    job["round"] = last.options.round;
+    job["restarts"] = last.options.restarts;
+    Json all = Json::array();
+    for (const Round& each : rounds) {
+      all.push_back(describe_round(each.options, each.job));
+      all.back()["round"] = each.options.round;
+    }
+    job["rounds"] = std::move(all);
+  }
   return job.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 

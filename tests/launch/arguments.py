@@ -11,7 +11,7 @@ class Arguments(unittest.TestCase):
         result = run("--help")
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         for word in ("--nnodes", "--node-rank", "--master", "--token-file", "--no-prefix", "--bind", "--grace", "--patience",
-                     "--log-dir", "--tee", "--show", "--json", "--keep-going", "--min-ranks", "--health", "--min-free",
+                     "--log-dir", "--tee", "--show", "--json", "--keep-going", "--min-ranks", "--health", "--min-free", "--restarts", "--max-ranks",
                      "--no-pty", "OMP_NUM_THREADS", "127"):
             self.assertIn(word, result.stdout)
 
@@ -26,9 +26,14 @@ class Arguments(unittest.TestCase):
             (("--nnodes", "2", "--master", "here", "true"), "host:port"),
             (("--bind", "sockets", "true"), "bind"),
             (("--token-file", "/nowhere", "true"), "/nowhere"),
-            (("--min-ranks", "1", "true"), "--keep-going along with --min-ranks"),
+            (("--min-ranks", "1", "true"), "--keep-going or --restarts along with --min-ranks"),
             (("--keep-going", "--min-ranks", "2", "true"), "--min-ranks from 1 to 1, got 2"),
             (("--keep-going", "--min-ranks", "0", "true"), "range"),
+            (("--restarts", "1", "--keep-going", "true"), "--keep-going or --restarts, got both"),
+            (("--restarts", "-1", "true"), "range"),
+            (("--restarts", "1", "--min-ranks", "2", "true"), "--min-ranks from 1 to 1, got 2"),
+            (("-n", "4", "--max-ranks", "2", "true"), "--restarts along with --max-ranks"),
+            (("-n", "4", "--restarts", "1", "--min-ranks", "3", "--max-ranks", "2", "true"), "at least the 3 of --min-ranks, got 2"),
             (("--min-free", "1", "true"), "--health along with --min-free"),
             (("--health", "true"), "no program along with --health, got true"),
             (("--health", "--min-free", "-1"), "range"),

@@ -207,8 +207,12 @@ class TcpStore final : public Store {
         break;
       case wire::Verdict::full:
         return "it has as many connections as it takes";
-      default:
-        throw error(cat(where(), " has another token than this rank"));
+      default: {
+        const std::string_view round = detail::environment(detail::kRound);
+        throw error(
+            cat(where(), " has another token than this rank",
+                round.empty() ? "" : cat(", which is of round ", round, " of its job: has a later one begun?")));
+      }
     }
     if (has_token && !detail::equal_in_constant_time(std::string_view(verdict).substr(1),
                                                      wire::proof(options_.token, "server", server_nonce, nonce)))
