@@ -22,6 +22,13 @@ example_test(readme readme $<TARGET_FILE:readme> "${PROJECT_SOURCE_DIR}")
 if(TARGET lockstep-run)
   example_test(train_text train_text $<TARGET_FILE:train_text> $<TARGET_FILE:lockstep-run> "${PROJECT_SOURCE_DIR}/LICENSE")
 endif()
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(TARGET lockstep-run AND Python3_FOUND)
+  # Ranks that are killed while they train and save; scripts/kill_drill kills more of them.
+  add_test(NAME launch/kill_drill COMMAND Python3::Interpreter -B "${PROJECT_SOURCE_DIR}/scripts/kill_drill" --quiet --kills 5
+           --programs $<TARGET_FILE_DIR:lockstep-run>)
+  set_tests_properties(launch/kill_drill PROPERTIES LABELS "host;drill" TIMEOUT 600 PROCESSORS 2)
+endif()
 if(TARGET lockstep-run AND TARGET detect_shapes)
   example_test(detect_shapes detect_shapes $<TARGET_FILE:detect_shapes> $<TARGET_FILE:lockstep-run>)
 endif()

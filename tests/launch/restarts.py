@@ -2,6 +2,7 @@
 import json
 import pathlib
 import signal
+import sys
 import tempfile
 import unittest
 
@@ -77,16 +78,21 @@ class Restarts(unittest.TestCase):
                          [f"lockstep-run: rank {r}" for r in (1, 2, 3)])
 
     def test_signals_for_the_user_are_passed_on_in_a_later_round(self):
-        job = Started("-n", "2", "--restarts", "1", *SLOW, "sh", "-c",
-                      "trap 'echo got USR1; exit' USR1; trap 'echo got USR2' USR2; "
-                      "[ $LOCKSTEP_ROUND = 0 ] && exit 5; touch $F/$LOCKSTEP_RANK; while true; do sleep 0.05; done")
+        program = ("import os, signal, time\n"
+                   "if os.environ['LOCKSTEP_ROUND'] == '0': os._exit(5)\n"
+                   "got = []\n"
+                   "for each in 'SIGUSR1', 'SIGUSR2':\n"
+                   "    signal.signal(getattr(signal, each), lambda *_, each=each: got.append(each))\n"
+                   "open(f'{os.environ[\"F\"]}/{os.environ[\"LOCKSTEP_RANK\"]}', 'w').close()\n"
+                   "while len(got) < 2: time.sleep(0.01)\n"
+                   "print('got', *sorted(got))\n")
+        job = Started("-n", "2", "--restarts", "1", *SLOW, sys.executable, "-c", program)
         job.wait_for_files("0", "1")
         job.process.send_signal(signal.SIGUSR2)
         job.process.send_signal(signal.SIGUSR1)
         code, out, err = job.finish()
         self.assertEqual(code, 0, err)
-        self.assertEqual(sum("got USR1" in line for line in out.splitlines()), 2, out)
-        self.assertEqual(sum("got USR2" in line for line in out.splitlines()), 2, out)
+        self.assertEqual(lines(out), [f"[{r}] got SIGUSR1 SIGUSR2" for r in (0, 1)])
 
     def test_a_rank_of_an_earlier_round_is_refused(self):
         program = ('if [ $LOCKSTEP_ROUND = 0 ]; then [ $LOCKSTEP_RANK = 0 ] || exec sleep 1000; '
