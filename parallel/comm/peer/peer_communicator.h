@@ -20,7 +20,7 @@ struct PeerOptions {
   std::size_t scratch_bytes = std::size_t{32} << 20;
   // all_reduce and reduce of messages that have no more than this, those of all ranks together: each rank reads all and
   // adds up everything, so that the ranks meet twice instead of three times. 0: never. The same for all ranks.
-  std::size_t one_shot_bytes = std::size_t{512} << 10;
+  std::size_t one_shot_bytes = std::size_t{128} << 10;
 };
 
 // One communicator per device, by rank; each is to be used by a thread of its own. Throws InvalidArgument unless the
