@@ -49,8 +49,6 @@ ShardedCore::ShardedCore(ModuleBase& module, Communicator& communicator, FullySh
       options_(std::move(options)),
       gather_stream_(communicator.device(), StreamPriority::high),
       reduce_stream_(communicator.device(), StreamPriority::high) {
-  trace::name_track(&gather_stream_.body(), "gather");
-  trace::name_track(&reduce_stream_.body(), "reduce");
   if (options_.timeout) communicator.set_timeout(*options_.timeout);
   units_ = form_units(module, communicator, options_, ignored_);
   members_ = std::make_unique<WrappedMembers>(
@@ -109,7 +107,7 @@ std::unique_ptr<MixedPrecisionScope> ShardedCore::buffer_scope() const {
 // The host must not run ahead of the device: what is given back is in use until the device has come there.
 void ShardedCore::keep_to_limit(std::deque<Event>& events) {
   while (static_cast<int>(events.size()) >= options_.units_in_flight) {
-    wait(events.front(), Deadline::after(communicator_.timeout()));
+    LOCKSTEP_EDGE(wait(events.front(), Deadline::after(communicator_.timeout())));
     events.pop_front();
   }
 }
@@ -139,7 +137,7 @@ void ShardedCore::give_back(ShardedUnit& unit) {
   unit.gathered = false;
   const Stream here = current_stream(communicator_.device());
   if (here.synchronous()) return;
-  given_back_.emplace_back().record(here);
+  LOCKSTEP_EDGE(given_back_.emplace_back().record(here));
 }
 
 // Of units without a node that says when.
@@ -326,13 +324,11 @@ void ShardedCore::reduce(ShardedUnit& unit, std::span<Tensor> gradients) {
     const Tensor sum = empty({flat.layout().shard}, {.dtype = packed.dtype(), .device = communicator_.device()});
     const Stream here = current_stream(communicator_.device());
     LOCKSTEP_EDGE(reduce_stream_.wait_for(here));
-    LOCKSTEP_EDGE(packed.storage()->record_use(reduce_stream_));
-    LOCKSTEP_EDGE(sum.storage()->record_use(reduce_stream_));
     LOCKSTEP_EDGE_SCOPE(StreamScope, scope, reduce_stream_);
     const trace::Scope span("reduce");
     communicator_.reduce_scatter(packed, sum);
     sums_.push_back({&flat, sum});
-    if (!reduce_stream_.synchronous()) reductions_.emplace_back().record(reduce_stream_);
+    if (!reduce_stream_.synchronous()) LOCKSTEP_EDGE(reductions_.emplace_back().record(reduce_stream_));
   }
 }
 

@@ -1,5 +1,9 @@
 // Memory that streams share, and what overlaps.
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <set>
+#include <thread>
 
 #include "lockstep/runtime/host/faults.h"
 #include "lockstep/runtime/memory/allocator.h"
@@ -65,6 +69,43 @@ TEST_CASE("delayed streams and a tight allocator change no bit") {
   CHECK(result == expected);
 }
 
+// While the device hangs the host enqueues no more than the limit allows: memory that is given back is not free before
+// the device has come there. Released late where the host waits, as it must; at once where it does not.
+TEST_CASE("the host keeps the limit of units in flight") {
+  const auto bytes = run_ranks(1, [](Communicator& c) {
+    constexpr int kBlocks = 12, kSize = 64;
+    const auto used = [&] {
+      const MemoryStats stats = memory_stats(c.device());
+      return stats.in_use_bytes + stats.cached_bytes;
+    };
+    FullyShardedDataParallel<Tower> net(Tower(kSize, kSize, kBlocks), c, {.wrap = wrap_modules<Block>()});
+    net.eval();
+    const NoGrad no_grad;
+    const Tensor x = batch(0, 1, DType::f32, c.device());
+    synchronize(c.device());
+    empty_cache(c.device());
+    if (current_stream(c.device()).synchronous()) return std::size_t{0};
+    const std::size_t before = used();
+    auto& faults = lockstep::detail::host_faults();
+    faults.hang_task(1);
+    std::atomic<bool> returned = false;
+    std::thread watch([&] {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+      while (!returned && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      faults.release();
+    });
+    net(x);
+    returned = true;
+    watch.join();
+    const std::size_t grown = used() - before;
+    faults.clear();
+    synchronize(c.device());
+    return grown / ((2 * kSize * kSize + 2 * kSize) * sizeof(float));
+  });
+  CHECK(bytes[0] <=
+        6);  // units: two computed with or given back, and those gathered ahead, as the allocator rounds them
+}
+
 // The order in which the host enqueues, on streams of their own: what is enqueued before a block's kernels overlaps
 // with them.
 TEST_CASE("gathers and reductions are enqueued ahead of the computation that they overlap") {
@@ -83,16 +124,46 @@ TEST_CASE("gathers and reductions are enqueued ahead of the computation that the
     if (c.rank() != 0) return std::string();
     trace::stop();
     std::string events, track;
+    std::set<std::string> gathers, reduces, computes;  // streams
     for (const trace::Span& span : trace::spans()) {
       const std::string_view name = span.work.name ? span.work.name : "";
       if (name == "rank 0") track = span.track;
+      if (span.work.kind != trace::Kind::host && span.device == c.device()) {
+        if (name.find("all_gather") != name.npos) gathers.insert(span.track);
+        if (name.find("reduce_scatter") != name.npos) reduces.insert(span.track);
+        if (name.find("matmul") != name.npos) computes.insert(span.track);
+      }
       if (span.track != track || span.work.kind != trace::Kind::host) continue;
       if (name == "gather" || name == "reduce" || name == "block" || name == "back")
         events += name == "back" ? 'B' : name[0];
     }
-    return events;
+    std::set<std::string> streams = computes;
+    streams.insert(gathers.begin(), gathers.end()), streams.insert(reduces.begin(), reduces.end());
+    return cat(events, " on ", gathers.size(), " + ", reduces.size(), " + ", computes.size(), " of ", streams.size());
   });
   // Forward: the outermost unit and the first block, then before each block's kernels the next block. Backward: the
   // last block, then before each block's kernels the one before it; a block's reduction before the next kernels.
-  CHECK(ranks[0] == "gggbgbbggBrgBrBrr");
+  CHECK(ranks[0] == "gggbgbbggBrgBrBrr on 1 + 1 + 1 of 3");
+}
+
+// The second block is gathered ahead, since it came next before; nobody uses it then, and a step writes its part.
+TEST_CASE("what is gathered ahead and not used is read before a step writes it") {
+  struct Branches : Module<Branches> {
+    Block first{4, 5, 2}, second{4, 5, 4};
+    Tensor forward(const Tensor& x, bool both) const { return both ? second(first(x)) : first(x); }
+    void members(Members& m) override { m("first", first), m("second", second); }
+  };
+  const auto ends = run_ranks(2, [](Communicator& c) {
+    FullyShardedDataParallel<Branches> net(Branches(), c, {.wrap = wrap_modules<Block>()});
+    Adam optimizer(net.parameters(), {.lr = 0.01});
+    const Tensor x = noise({3, 4}, 1).to(DType::f32).to(c.device());
+    loss_of(net(x, true)).backward();
+    {
+      const NoGrad no_grad;
+      net(x, false);
+    }
+    optimizer.step();
+    return values_of(net.whole_state_dict());
+  });
+  CHECK(different(ends) == 0);
 }
