@@ -94,8 +94,11 @@ DType Checkpoint::dtype(const std::string& name) const { return entry_of(*index_
 
 Tensor Checkpoint::load(const std::string& name) const {
   const CheckpointIndex::Entry& entry = entry_of(*index_, name);
-  if (entry.dim < 0) return mapped(*index_, entry.pieces.front().rank, name).clone();
-  return load(name, entry.dim, 0, entry.shape[entry.dim]);
+  if (entry.is_whole()) return mapped(*index_, entry.pieces.front().rank, name).clone();
+  if (!entry.is_elements()) return load(name, entry.dim, 0, entry.shape[entry.dim]);
+  const Tensor elements = load_elements(name, 0, entry.size(), entry.format);
+  return Tensor::over(elements.storage(), entry.dtype, entry.shape, format_strides(entry.shape, entry.format))
+      .contiguous();
 }
 
 Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, std::int64_t count) const {
@@ -105,7 +108,8 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
       "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ", offset,
       " along dimension ", dim);
   const NoGrad no_grad;
-  if (entry.dim < 0) return mapped(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
+  if (entry.is_whole()) return mapped(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
+  if (entry.is_elements()) return load(name).narrow(dim, offset, count).clone();
   Shape shape = entry.shape;
   shape[dim] = count;
   const Tensor out = empty(shape, {.dtype = entry.dtype});
@@ -118,6 +122,30 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
     Tensor from = mapped(*index_, each.rank, name).narrow(entry.dim, begin - each.offset, end - begin);
     if (!same) from = from.narrow(dim, offset, count);
     out.narrow(entry.dim, same ? begin - offset : begin, end - begin).copy_(from);
+  }
+  return out;
+}
+
+Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, std::int64_t count,
+                                 MemoryFormat format) const {
+  const CheckpointIndex::Entry& entry = entry_of(*index_, name);
+  LOCKSTEP_CHECK(offset >= 0 && count >= 0 && offset + count <= element_count(entry.shape),
+                 "[Checkpoint] expected a run of the elements of ", entry.shape, " for ", quote_name(name), ", got ",
+                 count, " from ", offset);
+  const NoGrad no_grad;
+  if (!entry.is_elements() || entry.format != format) {
+    const Tensor whole = entry.is_whole() ? mapped(*index_, entry.pieces.front().rank, name) : load(name);
+    const Tensor dense = whole.contiguous(format);
+    return Tensor::over(dense.storage(), entry.dtype, {dense.count()}, {1}, dense.storage_offset())
+        .narrow(0, offset, count)
+        .clone();
+  }
+  const Tensor out = empty({count}, {.dtype = entry.dtype});
+  for (const CheckpointIndex::Piece& each : entry.pieces) {
+    const std::int64_t begin = std::max(each.offset, offset), end = std::min(each.offset + each.count, offset + count);
+    if (begin >= end) continue;
+    out.narrow(0, begin - offset, end - begin)
+        .copy_(mapped(*index_, each.rank, name).narrow(0, begin - each.offset, end - begin));
   }
   return out;
 }

@@ -14,16 +14,20 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/kernels/memory_format.h"
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
 
-// What a tensor is a part of: of one of shape `shape`, the slices along `dim` from `offset` on, as many as it has.
+// What a tensor is a part of: of one of shape `shape`, the slices along `dim` from `offset` on, as many as it has. Or,
+// of one dimension, a run of its elements, from the `offset`th on in the order of `format`: then `dim` is kElements.
 struct TensorShard {
+  static constexpr int kElements = -2;
   Shape shape;
   int dim = 0;
   std::int64_t offset = 0;
+  MemoryFormat format = MemoryFormat::contiguous;
 };
 
 struct CheckpointEntry {
@@ -60,6 +64,9 @@ class LOCKSTEP_API Checkpoint {
   // wrote them cut it. InvalidArgument for what lies outside. Blocks.
   Tensor load(const std::string& name) const;
   Tensor load(const std::string& name, int dim, std::int64_t offset, std::int64_t count) const;
+  // `count` elements from the `offset`th on in the order of `format`, in one dimension, as TensorShard has them.
+  Tensor load_elements(const std::string& name, std::int64_t offset, std::int64_t count,
+                       MemoryFormat format = MemoryFormat::contiguous) const;
   // Whole, all whose names begin with `prefix`, without it.
   std::vector<NamedTensor> load_all(const std::string& prefix = "") const;
 

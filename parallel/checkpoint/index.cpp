@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr char kFormat[] = "lockstep-checkpoint", kStep[] = "step-", kTemporary[] = ".tmp-";
+constexpr char kContiguous[] = "contiguous", kChannelsLast[] = "channels_last";
 constexpr int kVersion = 1, kMostRanks = 1 << 20;
 constexpr std::uint64_t kMostText = std::uint64_t{1} << 30;
 
@@ -50,20 +51,25 @@ DType dtype_of_name(const std::string& file, const std::string& name) {
 
 const char* name_of_dtype(DType dtype) { return kFileDTypes[dtype_rank(dtype)].name; }
 
+std::string along(const CheckpointIndex::Entry& entry) {
+  if (entry.is_elements()) return cat(" of the elements of ", to_string(entry.shape));
+  return cat(" along dimension ", entry.dim, " of ", to_string(entry.shape));
+}
+
 // Whether the pieces are the whole, each slice once.
 void check_pieces(const std::string& path, const std::string& name, CheckpointIndex::Entry& entry) {
-  if (entry.dim < 0) return;
+  if (entry.is_whole()) return;
   std::sort(entry.pieces.begin(), entry.pieces.end(), [](auto& a, auto& b) { return a.offset < b.offset; });
   std::int64_t end = 0;
   for (const CheckpointIndex::Piece& each : entry.pieces) {
     if (each.offset != end)
-      reject(path, cat(quote_name(name), ": expected a part from ", end, " along dimension ", entry.dim, " of ",
-                       to_string(entry.shape), ", got one from ", each.offset, " of rank ", each.rank));
+      reject(path, cat(quote_name(name), ": expected a part from ", end, along(entry), ", got one from ", each.offset,
+                       " of rank ", each.rank));
     end += each.count;
   }
-  if (end != entry.shape[entry.dim])
-    reject(path, cat(quote_name(name), ": expected parts up to ", entry.shape[entry.dim], " along dimension ",
-                     entry.dim, " of ", to_string(entry.shape), ", got them up to ", end));
+  if (end != entry.size())
+    reject(path,
+           cat(quote_name(name), ": expected parts up to ", entry.size(), along(entry), ", got them up to ", end));
 }
 
 }  // namespace
@@ -112,9 +118,13 @@ std::string part_text(const std::map<std::string, std::string>& values, const st
     Json entry = {{"name", each.name}, {"dtype", name_of_dtype(each.dtype)}, {"shape", Json::array()}};
     for (const std::int64_t size : whole) entry["shape"].push_back(size);
     if (each.shard) {
-      entry["dim"] = each.shard->dim;
+      const bool elements = each.shard->dim == TensorShard::kElements;
+      if (elements)
+        entry["elements"] = each.shard->format == MemoryFormat::channels_last ? kChannelsLast : kContiguous;
+      else
+        entry["dim"] = each.shard->dim;
       entry["offset"] = each.shard->offset;
-      entry["count"] = each.shape[each.shard->dim];
+      entry["count"] = each.shape[elements ? 0 : each.shard->dim];
     }
     tensors.push_back(std::move(entry));
   }
@@ -140,20 +150,25 @@ void read_parts(CheckpointIndex& index) {
         CheckpointIndex::Entry entry;
         entry.dtype = dtype_of_name(file, each.at("dtype").get<std::string>());
         for (const Json& size : each.at("shape")) entry.shape.push_back(size.get<std::int64_t>());
-        entry.dim = each.contains("dim") ? each.at("dim").get<int>() : -1;
-        if (entry.dim >= entry.shape.rank()) reject(file, cat(quote_name(name), ": expected a dimension it has"));
+        if (each.contains("elements")) {
+          entry.dim = TensorShard::kElements;
+          if (each.at("elements") == kChannelsLast) entry.format = MemoryFormat::channels_last;
+        } else if (each.contains("dim")) {
+          entry.dim = each.at("dim").get<int>();
+          if (entry.dim < 0 || entry.dim >= entry.shape.rank())
+            reject(file, cat(quote_name(name), ": expected a dimension it has"));
+        }
         CheckpointIndex::Piece piece{rank, 0, 1};
-        if (entry.dim >= 0) {
+        if (!entry.is_whole()) {
           piece.offset = each.at("offset").get<std::int64_t>();
           piece.count = each.at("count").get<std::int64_t>();
         }
         const auto [found, fresh] = index.entries.try_emplace(name, entry);
         CheckpointIndex::Entry& known = found->second;
-        if (!fresh &&
-            (known.dim < 0 || known.dim != entry.dim || known.dtype != entry.dtype || !(known.shape == entry.shape)))
-          reject(file, cat(quote_name(name), ": expected a part of ", to_string(known.shape), " along dimension ",
-                           known.dim, " as on rank ", known.pieces.front().rank, ", got one of ",
-                           to_string(entry.shape), " along dimension ", entry.dim));
+        if (!fresh && (known.is_whole() || known.dim != entry.dim || known.dtype != entry.dtype ||
+                       known.format != entry.format || !(known.shape == entry.shape)))
+          reject(file, cat(quote_name(name), ": expected a part", along(known), " as on rank ",
+                           known.pieces.front().rank, ", got one", along(entry)));
         known.pieces.push_back(piece);
       }
     });

@@ -43,9 +43,15 @@ struct CheckpointIndex {
   struct Entry {
     DType dtype = DType::f32;
     Shape shape;
-    int dim = -1;               // along which it is cut; -1: it is whole
+    int dim = kWhole;  // along which it is cut
+    MemoryFormat format = MemoryFormat::contiguous;
     std::vector<Piece> pieces;  // by offset
+
+    bool is_whole() const { return dim == kWhole; }
+    bool is_elements() const { return dim == TensorShard::kElements; }
+    std::int64_t size() const { return is_elements() ? element_count(shape) : shape[dim]; }  // along it
   };
+  static constexpr int kWhole = -1;
   std::string path;
   std::int64_t step = 0;
   int ranks = 0;

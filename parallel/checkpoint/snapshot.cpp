@@ -28,6 +28,13 @@ void check_entries(const std::vector<CheckpointEntry>& entries) {
     if (!each.shard) continue;
     const TensorShard& shard = *each.shard;
     const Shape& part = each.tensor.shape();
+    if (shard.dim == TensorShard::kElements) {
+      LOCKSTEP_CHECK(part.rank() == 1 && shard.offset >= 0 && shard.offset + part[0] <= element_count(shard.shape) &&
+                         (shard.format == MemoryFormat::contiguous || shard.shape.rank() == 4),
+                     "[CheckpointWriter] expected a run of the elements of ", shard.shape, " from ", shard.offset,
+                     " for ", name, ", got ", part);
+      continue;
+    }
     bool fits = shard.dim >= 0 && shard.dim < shard.shape.rank() && part.rank() == shard.shape.rank() &&
                 shard.offset >= 0 && shard.offset + part[shard.dim] <= shard.shape[shard.dim];
     for (int dim = 0; fits && dim < part.rank(); ++dim) fits = dim == shard.dim || part[dim] == shard.shape[dim];
@@ -60,7 +67,7 @@ void Snapshot::take(const std::vector<CheckpointEntry>& entries, bool with_repli
   std::vector<std::size_t> places;
   std::map<int, std::pair<Device, std::size_t>> totals;
   for (const CheckpointEntry& each : entries) {
-    if (each.shard ? each.tensor.shape()[each.shard->dim] == 0 : !with_replicated) continue;
+    if (each.shard ? each.tensor.shape()[std::max(each.shard->dim, 0)] == 0 : !with_replicated) continue;
     const NoGrad no_grad;
     sources.push_back(each.tensor.detach().contiguous());
     const Tensor& source = sources.back();

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/checkpoint/checkpoint.h"
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/sharding/options.h"
 #include "lockstep/parallel/sharding/sharded_core.h"
@@ -129,6 +130,27 @@ class FullyShardedDataParallel : public Module<FullyShardedDataParallel<M>> {
   void save_sharded(const std::string& folder) const { core_->save_sharded(folder, nullptr); }
   void save_sharded(const std::string& folder, const Optimizer& optimizer) const {
     core_->save_sharded(folder, &optimizer);
+  }
+
+  // For a CheckpointWriter: this rank's parts, as runs of elements, and what all ranks have alike; nothing is gathered.
+  // Of the module under the names of module(), of an optimizer under those of Optimizer::state_dict(module), each
+  // behind the prefix. What Checkpoint::load then gives are whole tensors, for whoever loads them.
+  std::vector<CheckpointEntry> checkpoint_entries(const std::string& prefix = "model.") const {
+    return core_->checkpoint_entries(prefix);
+  }
+  std::vector<CheckpointEntry> checkpoint_entries(const Optimizer& optimizer,
+                                                  const std::string& prefix = "optimizer.") const {
+    return core_->checkpoint_entries(optimizer, prefix);
+  }
+  // Reads this rank's parts, however many ranks wrote the checkpoint and whatever they were. Calls no other rank.
+  // Throws what load_state_dict of modules and optimizers throws, and what Checkpoint::load throws, before anything is
+  // changed.
+  void load_checkpoint(const Checkpoint& checkpoint, const std::string& prefix = "model.") const {
+    core_->load_checkpoint(checkpoint, prefix);
+  }
+  void load_checkpoint(Optimizer& optimizer, const Checkpoint& checkpoint,
+                       const std::string& prefix = "optimizer.") const {
+    core_->load_checkpoint(optimizer, checkpoint, prefix);
   }
 
   void members(Members& m) override { m("module", *module_); }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/parallel/checkpoint/checkpoint.h"
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/ddp/mixed_precision.h"
 #include "lockstep/parallel/ddp/no_sync.h"
@@ -67,6 +68,10 @@ class LOCKSTEP_API ShardedCore final : public std::enable_shared_from_this<Shard
   void load_whole_state(const std::vector<NamedTensor>& state, bool strict);
   void load_whole_state(Optimizer& optimizer, const std::vector<NamedTensor>& state);
   void save_sharded(const std::string& folder, const Optimizer* optimizer);
+  std::vector<CheckpointEntry> checkpoint_entries(const std::string& prefix);
+  std::vector<CheckpointEntry> checkpoint_entries(const Optimizer& optimizer, const std::string& prefix);
+  void load_checkpoint(const Checkpoint& checkpoint, const std::string& prefix);
+  void load_checkpoint(Optimizer& optimizer, const Checkpoint& checkpoint, const std::string& prefix);
 
   void begin_summon();
   void end_summon(bool write_back);

@@ -10,6 +10,7 @@
 #include "lockstep/parallel/sharding/shard_files.h"
 #include "lockstep/parallel/sharding/sharded_core.h"
 #include "lockstep/parallel/sharding/sharded_unit.h"
+#include "lockstep/parallel/sharding/slot_name.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -23,10 +24,8 @@ Tensor on_cpu(const Tensor& tensor) {
   return there.storage().get() == tensor.storage().get() ? there.clone() : there;
 }
 
-// "state.<name>.<slot>" of a tensor that is like the parameter; nothing for other entries.
-struct SlotName {
-  std::string member, slot;
-};
+}  // namespace
+
 std::optional<SlotName> slot_name(const std::string& entry) {
   constexpr std::string_view kPrefix = "state.";
   const std::size_t dot = entry.rfind('.');
@@ -35,8 +34,6 @@ std::optional<SlotName> slot_name(const std::string& entry) {
   if (name.slot == "step" || name.slot == "group") return std::nullopt;
   return name;
 }
-
-}  // namespace
 
 std::map<std::string, std::pair<const ShardedFlat*, std::size_t>> ShardedCore::named_members() const {
   std::map<std::string, std::pair<const ShardedFlat*, std::size_t>> found;
