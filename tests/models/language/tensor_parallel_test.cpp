@@ -11,6 +11,8 @@
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/tensor_parallel/parts.h"
 #include "lockstep/parallel/tensor_parallel/vocabulary.h"
+#include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
 #include "support/temporary_folder.h"
@@ -128,13 +130,12 @@ void write_config(const std::string& folder, const LlamaConfig& c) {
 }  // namespace
 
 TEST_CASE("language models of several ranks train as one device does") {
-  for (const int ranks : {2, 3, 4}) {
-    CAPTURE(ranks);
-    check_trains<Llama>(small_llama(ranks, ranks == 3), ranks, DType::f64);
-    check_trains<Gpt2>(small_gpt(ranks == 2 ? 4 : ranks, ranks != 3), ranks, DType::f64);
-  }
-  check_trains<Llama>(small_llama(2, true), 2, DType::f32);
-  check_trains<Gpt2>(small_gpt(2, true), 2, DType::f32);
+  check_trains<Llama>(small_llama(2, false), 2, DType::f64);
+  check_trains<Gpt2>(small_gpt(4, true), 2, DType::f64);
+  check_trains<Llama>(small_llama(3, true), 3, DType::f32);
+  GptConfig shallow = small_gpt(4, false);
+  shallow.n_layer = 1;
+  check_trains<Gpt2>(shallow, 4, DType::f32);
 }
 
 TEST_CASE("one checkpoint is for any number of ranks") {
