@@ -15,6 +15,8 @@ TEST_CASE("a device that hangs in a task is taken out until it goes on, and anot
   if (default_stream(device_at(0)).synchronous() || default_stream(device_at(0)).checked()) return;
   const CapturedLog log;
   ReplicaPool pool(Product(), {.devices = first_devices(2), .max_batch_samples = 1, .hang_timeout = 50ms});
+  // What hangs is to be a request's: not the copies of weights, for which both replicas wait.
+  for (const Device device : first_devices(2)) synchronize(device);
   for (int task = 1; task <= 3; ++task) {
     detail::host_faults().hang_task(task);
     auto stuck = pool.submit(row(1));
