@@ -12,10 +12,11 @@ RunnerHook bucket_hook(BucketStateOf wrapper) {
   constexpr const char* kEntry = "ddp.buckets";
   const auto of_file = std::make_shared<std::optional<DdpBucketState>>();  // until the rest of it is taken over
   RunnerHook hook;
-  hook.before_save_checkpoint = [get = std::move(wrapper.get)](RunnerCore&, Checkpoint& checkpoint) {
+  hook.before_save_checkpoint = [get = std::move(wrapper.get)](RunnerCore&, Safetensors& checkpoint) {
     checkpoint.metadata[kEntry] = to_string(get());
   };
-  hook.after_load_checkpoint = [of_file, check = std::move(wrapper.check)](RunnerCore& runner, Checkpoint& checkpoint) {
+  hook.after_load_checkpoint = [of_file, check = std::move(wrapper.check)](RunnerCore& runner,
+                                                                           Safetensors& checkpoint) {
     of_file->reset();
     const auto entry = checkpoint.metadata.find(kEntry);
     if (!runner.resuming() || entry == checkpoint.metadata.end()) return;

@@ -101,7 +101,7 @@ void RunnerCore::save_checkpoint(const std::string& path) {
     append(all, "optimizer.", optim_wrapper().state_dict());
     for (std::size_t i = 0; i < schedulers_.size(); ++i)
       append(all, cat("scheduler.", i, '.'), schedulers_[i].state_dict());
-    Checkpoint checkpoint{std::move(all), progress(random)};
+    Safetensors checkpoint{std::move(all), progress(random)};
     call<&RunnerHook::before_save_checkpoint>(checkpoint);
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     std::error_code ignored;  // the file says what is wrong with it

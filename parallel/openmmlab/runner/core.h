@@ -159,7 +159,7 @@ class LOCKSTEP_API RunnerCore {
   void remove_abandoned() const;
   // ---- resume.cpp
   struct Progress;
-  Progress progress_in(const std::string& path, const Checkpoint& checkpoint) const;
+  Progress progress_in(const std::string& path, const Safetensors& checkpoint) const;
   template <auto Member, class... Args>
   void call(Args&... args) {
     for (const RunnerHook& hook : options_.hooks)

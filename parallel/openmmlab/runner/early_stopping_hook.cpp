@@ -49,7 +49,7 @@ struct EarlyStoppingHook::State {
     if (runner.rank() == 0) log(LogLevel::info, cat("[EarlyStoppingHook] the training ends: ", reason));
     runner.stop_training();
   }
-  void load(const RunnerCore& runner, const Checkpoint& checkpoint) {
+  void load(const RunnerCore& runner, const Safetensors& checkpoint) {
     read.reset();
     if (!runner.resuming()) return;
     const auto found = checkpoint.metadata.find(key());
@@ -82,10 +82,12 @@ EarlyStoppingHook::operator RunnerHook() const {
   const auto state = state_;
   hook.before_train = [state](RunnerCore&) { state->reason.clear(); };
   hook.after_val_epoch = [state](RunnerCore& runner, const NamedValues& metrics) { state->look(runner, metrics); };
-  hook.before_save_checkpoint = [state](RunnerCore&, Checkpoint& checkpoint) {
+  hook.before_save_checkpoint = [state](RunnerCore&, Safetensors& checkpoint) {
     checkpoint.metadata[state->key()] = cat(number_to_string(state->best), ' ', state->waited);
   };
-  hook.after_load_checkpoint = [state](RunnerCore& runner, Checkpoint& checkpoint) { state->load(runner, checkpoint); };
+  hook.after_load_checkpoint = [state](RunnerCore& runner, Safetensors& checkpoint) {
+    state->load(runner, checkpoint);
+  };
   hook.after_take_over = [state](RunnerCore&) { state->take_over(); };
   return hook;
 }

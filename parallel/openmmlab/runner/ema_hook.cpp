@@ -86,7 +86,7 @@ struct EMAHook::State {
     detail::assign_all("EMAHook", sources);
     for (Average& each : all) each.source = Tensor();
   }
-  void save(Checkpoint& checkpoint) {
+  void save(Safetensors& checkpoint) {
     if (all.empty()) return;
     std::vector<NamedTensor> sources;
     for (NamedTensor& named : checkpoint.tensors) {
@@ -100,7 +100,7 @@ struct EMAHook::State {
     checkpoint.tensors.insert(checkpoint.tensors.end(), sources.begin(), sources.end());
     checkpoint.metadata[kSteps] = std::to_string(steps);
   }
-  void load(RunnerCore& runner, Checkpoint& checkpoint) {
+  void load(RunnerCore& runner, Safetensors& checkpoint) {
     const auto count = checkpoint.metadata.find(kSteps);
     const bool resumes = runner.resuming() && count != checkpoint.metadata.end();
     if (runner.resuming() && !resumes)
@@ -155,8 +155,10 @@ EMAHook::operator RunnerHook() const {
     state->exchange();
     return [state] { state->put_back(); };
   };
-  hook.before_save_checkpoint = [state](RunnerCore&, Checkpoint& checkpoint) { state->save(checkpoint); };
-  hook.after_load_checkpoint = [state](RunnerCore& runner, Checkpoint& checkpoint) { state->load(runner, checkpoint); };
+  hook.before_save_checkpoint = [state](RunnerCore&, Safetensors& checkpoint) { state->save(checkpoint); };
+  hook.after_load_checkpoint = [state](RunnerCore& runner, Safetensors& checkpoint) {
+    state->load(runner, checkpoint);
+  };
   hook.after_take_over = [state](RunnerCore&) { state->take_over(); };
   return hook;
 }

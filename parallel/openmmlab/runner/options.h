@@ -112,10 +112,8 @@ enum class Priority : std::uint8_t {
   lowest = 100
 };
 
-// The content of a file, as it is written or was read: RunnerCore::save_checkpoint says what is in it.
-using Checkpoint = Safetensors;
-
-// What a program does in between, on every rank. Unset functions are not called. During and after an iteration (epoch),
+// What a program does in between, on every rank. Unset functions are not called. A checkpoint is the content of a file,
+// as it is written or was read: RunnerCore::save_checkpoint says what is in it. During and after an iteration (epoch),
 // iter() (epoch()) of the runner counts those before and those up to it, respectively.
 struct RunnerHook {
   using Function = std::function<void(RunnerCore&)>;
@@ -129,7 +127,7 @@ struct RunnerHook {
   // May change what is written, and what is taken over from what was read (see RunnerCore::resuming()). Before saving
   // rank 0 alone is asked: a hook must not communicate there. What was read may yet be refused: a hook takes over its
   // own part in after_take_over, which is called once all of it fits and the Runner has taken over the rest.
-  std::function<void(RunnerCore&, Checkpoint&checkpoint)> before_save_checkpoint = {}, after_load_checkpoint = {};
+  std::function<void(RunnerCore&, Safetensors&checkpoint)> before_save_checkpoint = {}, after_load_checkpoint = {};
   Function after_take_over = {};
   // Called before a validation or test; what it returns, unless empty, is called after it, also where that has thrown.
   std::function<std::function<void()>(RunnerCore&)> around_evaluation = {};

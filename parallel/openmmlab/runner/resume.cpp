@@ -92,7 +92,7 @@ struct RunnerCore::Progress {
 };
 
 LoadReport RunnerCore::load_checkpoint(const std::string& path, bool strict) {
-  Checkpoint file = load_safetensors(path);
+  Safetensors file = load_safetensors(path);
   call<&RunnerHook::after_load_checkpoint>(file);
   LoadReport report = load_model(module_, std::move(file), path, {.strict = strict});
   call<&RunnerHook::after_take_over>();
@@ -148,7 +148,7 @@ void RunnerCore::remove_abandoned() const {
       std::filesystem::remove(path, ignored);
 }
 
-RunnerCore::Progress RunnerCore::progress_in(const std::string& path, const Checkpoint& checkpoint) const {
+RunnerCore::Progress RunnerCore::progress_in(const std::string& path, const Safetensors& checkpoint) const {
   const Metadata metadata(path, checkpoint.metadata);
   const auto same = [&](const char* what, std::uint64_t here) {
     LOCKSTEP_CHECK(metadata.number(what) == here, "[Runner] expected ", here, ' ', what, ", got '", path, "' with ",
@@ -193,7 +193,7 @@ void RunnerCore::resume(const std::string& path) {
   optim_wrapper();  // there is one
   resuming_ = true;
   const std::unique_ptr<bool, void (*)(bool*)> until_read(&resuming_, [](bool* flag) { *flag = false; });
-  Checkpoint file = load_safetensors(path);
+  Safetensors file = load_safetensors(path);
   progress_in(path, file);  // hooks do not see a file of another training
   call<&RunnerHook::after_load_checkpoint>(file);
   Progress progress = progress_in(path, file);  // they may have changed it

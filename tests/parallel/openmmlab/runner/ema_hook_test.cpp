@@ -146,7 +146,7 @@ TEST_CASE("EMAHook: where the averages cannot be put in place the weights stay")
     if (put_back) put_back();
     CHECK(weights_of(net) == "2 2");
     // What is saved now are the weights, not what they were when the memory ran out.
-    Checkpoint checkpoint{{{"model.a", full({2}, 7, {.dtype = DType::f64})}}, {}};
+    Safetensors checkpoint{{{"model.a", full({2}, 7, {.dtype = DType::f64})}}, {}};
     hook.before_save_checkpoint(runner, checkpoint);
     REQUIRE(checkpoint.tensors.back().name == "ema.a");
     CHECK(values(checkpoint.tensors.back().tensor) == Doubles{7, 7});

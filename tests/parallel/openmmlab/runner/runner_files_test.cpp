@@ -197,7 +197,7 @@ TEST_CASE("Runner: a checkpoint that cannot be written supersedes nothing") {
   };
   int saves = 0;
   RunnerHook full;
-  full.before_save_checkpoint = [&](RunnerCore&, Checkpoint&) {
+  full.before_save_checkpoint = [&](RunnerCore&, Safetensors&) {
     if (++saves == 3 || saves == 4 || saves == 6) throw Error("disk is full");
   };
   options.hooks = {full};

@@ -75,7 +75,7 @@ TEST_CASE("a checkpoint that is refused changes nothing that hooks remember") {
             return std::move(options);
           }()) {}
     std::string memory() {
-      Checkpoint checkpoint;
+      Safetensors checkpoint;
       RunnerHook(stop).before_save_checkpoint(training.runner, checkpoint);
       return cat(all_of(ema.averages()), ema.steps(), ' ', checkpoint.metadata.begin()->second);
     }
@@ -88,7 +88,7 @@ TEST_CASE("a checkpoint that is refused changes nothing that hooks remember") {
   const std::string path = folder / "first", more = folder / "more", adam = folder / "adam", other = folder / "other";
   first.training.runner.save_checkpoint(path);
   // One that is refused by its count of schedulers, one by its optimizer, one by its model.
-  Checkpoint changed = load_safetensors(path);
+  Safetensors changed = load_safetensors(path);
   changed.metadata["schedulers"] = "1";
   save_safetensors(more, changed.tensors, changed.metadata);
   changed = load_safetensors(path);
@@ -124,11 +124,11 @@ TEST_CASE("Runner: hooks run by priority, also around checkpoints") {
   const auto saying = [&said](const char* name, Priority priority) {
     RunnerHook hook;
     hook.before_train = [&said, name](RunnerCore&) { said += cat(name, ' '); };
-    hook.before_save_checkpoint = [&said, name](RunnerCore&, Checkpoint& checkpoint) {
+    hook.before_save_checkpoint = [&said, name](RunnerCore&, Safetensors& checkpoint) {
       said += cat("save ", name, ' ');
       checkpoint.metadata["last"] = name;
     };
-    hook.after_load_checkpoint = [&said, name](RunnerCore& runner, Checkpoint& checkpoint) {
+    hook.after_load_checkpoint = [&said, name](RunnerCore& runner, Safetensors& checkpoint) {
       said += cat(runner.resuming() ? "resume " : "load ", name, ' ', checkpoint.metadata.at("last"), ' ');
       for (NamedTensor& named : checkpoint.tensors)
         if (named.name == "model.head.bias" && std::string_view(name) == "a")
@@ -155,7 +155,7 @@ TEST_CASE("Runner: hooks run by priority, also around checkpoints") {
   // What a hook throws on rank 0 is thrown on every rank, and nothing is written.
   const auto failures = messages_of_ranks(2, [&](Communicator& communicator) {
     RunnerHook hook;
-    hook.before_save_checkpoint = [](RunnerCore&, Checkpoint&) { throw Error("no room"); };
+    hook.before_save_checkpoint = [](RunnerCore&, Safetensors&) { throw Error("no room"); };
     MMDistributedDataParallel model(Line{}, communicator);
     OptimWrapper optim(SGD(model.parameters(), {.lr = 0.2}));
     Runner runner(model, optim, {.hooks = {hook}});
