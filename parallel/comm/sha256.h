@@ -29,7 +29,7 @@ class Sha256 {
   std::uint64_t bytes_ = 0;
 };
 
-Digest hmac_sha256(std::string_view key, std::string_view message);
+LOCKSTEP_API Digest hmac_sha256(std::string_view key, std::string_view message);
 
 LOCKSTEP_API std::string to_hex(std::string_view bytes);
 inline std::string to_hex(const Digest& digest) {

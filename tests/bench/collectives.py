@@ -58,8 +58,8 @@ class Threads(Case):
         for name in COLLECTIVES:
             with self.subTest(name):
                 report = self.report(BENCH, name, *SMALL, *"-t 3 -o all -d all -r all -c 2".split())
-                # 2 sizes of 8 dtypes; 5 reductions, of which 1 is for the 4 floating ones.
-                rows = 2 * ((4 * 8 + 4) if name in REDUCING else 8) * (3 if name in WITH_ROOT else 1)
+                # 2 sizes of 9 dtypes; 5 reductions, of which 1 is for the 4 floating ones.
+                rows = 2 * ((4 * 9 + 4) if name in REDUCING else 9) * (3 if name in WITH_ROOT else 1)
                 self.check_right(report, name, 3, rows)
             with self.subTest(name, mode="async"):
                 self.check_right(self.report(BENCH, name, *SMALL, "-t", "3", LOCKSTEP_HOST_MODE="async"), name, 3, 2)
@@ -68,7 +68,7 @@ class Threads(Case):
         for name in COLLECTIVES:
             with self.subTest(name):
                 report = self.report(BENCH, name, *SMALL, *"-t 3 -d all -r 1 --spoil".split(), code=1)
-                self.assertEqual(len(report[name]), 16)
+                self.assertEqual(len(report[name]), 18)
                 self.check_wrong(report, name)
         done = run(BENCH, "allreduce", *SMALL, "--spoil")
         self.assertEqual(done.returncode, 1)
@@ -110,7 +110,7 @@ class Processes(Case):
         for name in COLLECTIVES:
             with self.subTest(name):
                 report = self.report(RUN, "-n", "2", "--no-prefix", BENCH, name, *SMALL, *"-t 2 -d all -r all".split())
-                self.check_right(report, name, 4, 2 * 8 * (4 if name in WITH_ROOT else 1))
+                self.check_right(report, name, 4, 2 * 9 * (4 if name in WITH_ROOT else 1))
 
     def test_threads_of_processes_may_share_devices(self):
         report = self.report(RUN, "-n", "2", "--no-prefix", BENCH, "allreduce", *SMALL, "-t", "3",
