@@ -36,7 +36,8 @@ void run(const Stream& stream, const DequantizeArgs& args) {
   if (count == 0) return;
   const Codes codes{args.weight.codes.view.data, static_cast<const float*>(args.weight.scales.view.data),
                     args.weight.columns, args.weight.group};
-  const auto kernel = args.weight.codes.view.dtype == DType::u8 ? dequantize_kernel<T, true> : dequantize_kernel<T, false>;
+  const auto kernel =
+      args.weight.codes.view.dtype == DType::u8 ? dequantize_kernel<T, true> : dequantize_kernel<T, false>;
   launch(stream, DequantizeArgs::kName, kernel, grid_for(stream, count), codes, static_cast<T*>(args.out.view.data),
          count);
 }

@@ -112,7 +112,7 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
   if (entry.is_elements()) return load(name).narrow(dim, offset, count).clone();
   Shape shape = entry.shape;
   shape[dim] = count;
-  const Tensor out = empty(shape, {.dtype = entry.dtype});
+  Tensor out = empty(shape, {.dtype = entry.dtype});
   for (const CheckpointIndex::Piece& each : entry.pieces) {
     // What the two have in common along the dimension in which it was cut.
     const bool same = entry.dim == dim;
@@ -140,7 +140,7 @@ Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, s
         .narrow(0, offset, count)
         .clone();
   }
-  const Tensor out = empty({count}, {.dtype = entry.dtype});
+  Tensor out = empty({count}, {.dtype = entry.dtype});
   for (const CheckpointIndex::Piece& each : entry.pieces) {
     const std::int64_t begin = std::max(each.offset, offset), end = std::min(each.offset + each.count, offset + count);
     if (begin >= end) continue;

@@ -103,9 +103,9 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   std::optional<Device> placed;        // where an uninitialised one is to have its elements; else where they come from
   std::optional<MemoryFormat> format;  // in which; likewise
   bool is_buffer = false;
-  bool sparse = false;       // gets rows as gradients: stays out of the slabs in which others sum matrices
-  bool keeps_dtype = false;  // whatever its module is converted to
-  bool listed = false;       // some module's members name it
+  bool sparse = false;                 // gets rows as gradients: stays out of the slabs in which others sum matrices
+  bool keeps_dtype = false;            // whatever its module is converted to
+  bool listed = false;                 // some module's members name it
   std::shared_ptr<const Shard> shard;  // null: whole
   std::string name;
   Ref<Node> leaf;  // kept while requires_grad is off, with the gradient

@@ -56,8 +56,8 @@ int run(const std::vector<std::string>& arguments) {
     if (!std::filesystem::exists(folder)) quantize_language_model(arguments[1], folder, options);
   }
   const auto model = load_language_model(folder, {.dtype = arguments[6] == "bf16"  ? DType::bf16
-                                                                 : arguments[6] == "f16" ? DType::f16
-                                                                                         : DType::f32});
+                                                           : arguments[6] == "f16" ? DType::f16
+                                                                                   : DType::f32});
   const Tensor ids = load_safetensors(arguments[2]).tensors.at(0).tensor;
   const std::int64_t count = std::stoll(arguments[4]);
   std::vector<std::vector<std::int64_t>> prompts;
