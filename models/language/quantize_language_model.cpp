@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 template <class M>
 QuantizationReport quantize_model(M& model, const Parameter& embedding, const QuantizeLanguageModelOptions& options) {
-  QuantizeLinearsOptions layers = options;
+  auto layers = static_cast<const QuantizeLinearsOptions&>(options);  // without what is of whole models
   if (options.output) std::erase(layers.skip, "lm_head");
   QuantizationReport report = quantize_linears(model, layers);
   if (!options.output || model.lm_head) return report;
@@ -59,9 +59,12 @@ QuantizationReport quantize_language_model(const std::string& from, const std::s
                  from, "' twice");
   const std::unique_ptr<LanguageModel> model = load_language_model(from);
   auto* const gpt2 = dynamic_cast<Gpt2*>(model.get());
-  auto* const llama = dynamic_cast<Llama*>(model.get());
-  QuantizationReport report = gpt2 ? quantize_model(*gpt2, gpt2->wte.weight, options)
-                                   : quantize_model(*llama, llama->model.embed_tokens.weight, options);
+  const auto quantized = [&] {
+    if (gpt2) return quantize_model(*gpt2, gpt2->wte.weight, options);
+    auto& llama = dynamic_cast<Llama&>(*model);
+    return quantize_model(llama, llama.model.embed_tokens.weight, options);
+  };
+  QuantizationReport report = quantized();
   try {
     fs::create_directories(target);
     for (const fs::directory_entry& each : fs::directory_iterator(source))
@@ -70,8 +73,7 @@ QuantizationReport quantize_language_model(const std::string& from, const std::s
   } catch (const fs::filesystem_error& error) {
     throw Error(cat("[quantize_language_model] ", error.what()));
   }
-  save_model(gpt2 ? static_cast<ModuleBase&>(*gpt2) : *llama, (target / "model.safetensors").string(),
-             {{"format", "pt"}});
+  save_model(dynamic_cast<ModuleBase&>(*model), (target / "model.safetensors").string(), {{"format", "pt"}});
   std::string text = text_of(config);
   text.insert(text.find('{') + 1, cat("\n  \"quantization_config\": {\"quant_method\": \"lockstep\", \"version\": 1, ",
                                       "\"bits\": ", options.bits, ", \"group_size\": ", options.group_size, "},"));

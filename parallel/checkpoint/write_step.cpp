@@ -48,7 +48,7 @@ std::string begin_step(const StepWriter& writer, std::int64_t step) {
     if (each.temporary || each.step < step || !index_if_whole(each.path)) continue;
     throw Error(cat("expected a step after ", each.step, ", which is in '", writer.folder, "' already"));
   }
-  const std::string name = cat(step_name(step), ".tmp-", to_hex(random_bytes(6)));
+  std::string name = cat(step_name(step), ".tmp-", to_hex(random_bytes(6)));
   writer.files.make_folder(join_path(writer.folder, name));
   return name;
 }

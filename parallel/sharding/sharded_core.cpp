@@ -368,7 +368,7 @@ Tensor ShardedCore::clip_grad_norm(double max_norm, const ClipNormOptions& optio
   norm = norm.defined() ? norm.to(device).to(dtype).reshape({1}) : zeros({1}, {.dtype = dtype, .device = device});
   Tensor all = empty({communicator_.size()}, {.dtype = dtype, .device = device});
   communicator_.all_gather(norm.contiguous(), all);
-  const Tensor total = norm_of_norms(all, type);
+  Tensor total = norm_of_norms(all, type);
   if (options.error_if_nonfinite) check_norm(total, parts.size() + ignored_.size());
   parts.insert(parts.end(), ignored_.begin(), ignored_.end());
   scale_to_norm(parts, total, max_norm);

@@ -90,7 +90,7 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, Co
   };
   const Tensor of_parts = empty({ranks.size()}, as);
   ranks.all_gather(norm(divided), of_parts);
-  const Tensor total = detail::norm_of_norms(cat({of_parts, norm(whole)}), type);
+  Tensor total = detail::norm_of_norms(cat({of_parts, norm(whole)}), type);
   if (options.error_if_nonfinite) detail::check_norm(total, parameters.size());
   detail::scale_to_norm(parameters, total, max_norm);
   return total;
