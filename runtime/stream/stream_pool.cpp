@@ -64,8 +64,7 @@ StreamState* StreamPool::pop(Shelf& from) {
 }
 
 // To the order checker a stream that comes back would order strangers' work, depending on who came first: unless who
-// takes it knows of all that happened on it. A few are looked at, the last ones first. Not of GPUs, whose streams still
-// know whom they have waited for.
+// takes it knows of all that happened on it. A few are looked at, the last ones first.
 StreamState* StreamPool::take_retired(Shelf& from) {
   constexpr std::size_t kLooks = 8;
   std::vector<StreamState*>& retired = from.retired;
@@ -89,7 +88,7 @@ StreamState& StreamPool::take_or_make(Device device, StreamPriority priority) {
   StreamPool& pool = of(device);
   Shelf& shelf = pool.shelf(priority);
   StreamState* stream = pool.take(shelf);
-  if (!stream && properties(device).host_memory) stream = pool.take_retired(shelf);
+  if (!stream) stream = pool.take_retired(shelf);
   return stream ? *stream : make(device, backend(device).create_stream(device.index(), priority), priority);
 }
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-MOST_LINES = 20
+MOST_LINES = 24  # of a terminal
 
 
 def main():

@@ -251,6 +251,23 @@ TEST_CASE("streams, events and memory are given back") {
   CHECK(fake_cuda::alive() == before);
 }
 
+TEST_CASE("who has waited for all of a stream gets it again, with the streams for its copies") {
+  const Device device = Device::cuda(2);
+  const auto work = [&] {
+    const Stream stream(device), host = default_stream(Device::cpu());
+    const unsigned char sent[64] = {};
+    const Owned block(allocate(stream, 64)), there(allocate(default_stream(Device::cuda(1)), 64));
+    copy_bytes({block->data, device, sent, Device::cpu(), 64}, host, stream);
+    copy_bytes({there->data, Device::cuda(1), block->data, device, 64}, stream, default_stream(Device::cuda(1)));
+    synchronize(stream);
+    synchronize(default_stream(Device::cuda(1)));
+  };
+  work();
+  const auto before = fake_cuda::alive().streams;
+  for (int i = 0; i < 20; ++i) work();
+  CHECK(fake_cuda::alive().streams <= before + 2);
+}
+
 TEST_CASE("threads of their own work on devices of their own") {
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
