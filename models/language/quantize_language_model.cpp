@@ -17,13 +17,19 @@ template <class M>
 QuantizationReport quantize_model(M& model, const Parameter& embedding, const QuantizeLanguageModelOptions& options) {
   auto layers = static_cast<const QuantizeLinearsOptions&>(options);  // without what is of whole models
   if (options.output) std::erase(layers.skip, "lm_head");
+  const bool tied = options.output && !model.lm_head;
+  if (options.on_layer && tied)
+    layers.on_layer = [&](const QuantizedLayer& layer, std::size_t done, std::size_t all) {
+      options.on_layer(layer, done, all + 1);
+    };
   QuantizationReport report = quantize_linears(model, layers);
-  if (!options.output || model.lm_head) return report;
+  if (!tied) return report;
   const Tensor weight = embedding.tensor().detach();
   const QuantizedWeight quantized = quantize(weight, options);
   report.layers.push_back(compare_quantized("lm_head", weight, quantized));
   detail::untie_output(model);
   model.lm_head->set_quantized(quantized, options.int8_activations);
+  if (options.on_layer) options.on_layer(report.layers.back(), report.layers.size(), report.layers.size());
   return report;
 }
 

@@ -102,14 +102,16 @@ QuantizationReport quantize_linears(ModuleBase& module, const QuantizeLinearsOpt
   };
   visitor.visit(module);
   QuantizationReport report;
-  for (const auto& [full_name, layer] : layers) {
-    const std::string& name = full_name;
+  const auto stays = [&](const auto& each) {
+    const auto& [name, layer] = each;
     const bool skipped = std::any_of(options.skip.begin(), options.skip.end(),
-                                     [&](const std::string& part) { return has_part(name, part); });
-    if (skipped || layer->quantized() || uses[layer->parts().weight.body()] > 1) {
-      report.kept.push_back(name);
-      continue;
-    }
+                                     [&name = name](const std::string& part) { return has_part(name, part); });
+    if (!skipped && !layer->quantized() && uses[layer->parts().weight.body()] == 1) return false;
+    report.kept.push_back(name);
+    return true;
+  };
+  std::erase_if(layers, stays);
+  for (const auto& [name, layer] : layers) {
     const QuantizableLayer::Parts parts = layer->parts();
     LOCKSTEP_CHECK(!shard_of(parts.weight), "[quantize_linears] ", name,
                    ": expected a whole weight, got one of which each of several ranks has a part");
@@ -121,6 +123,7 @@ QuantizationReport quantize_linears(ModuleBase& module, const QuantizeLinearsOpt
     } catch (const InvalidArgument& error) {
       throw InvalidArgument(cat("[quantize_linears] ", name, ": ", error.what()));
     }
+    if (options.on_layer) options.on_layer(report.layers.back(), report.layers.size(), layers.size());
   }
   return report;
 }

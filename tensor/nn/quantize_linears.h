@@ -1,19 +1,13 @@
 // The layers of a module in fewer bits, and what that costs.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "lockstep/tensor/nn/quantized_linear.h"
 
 namespace lockstep {
-
-struct QuantizeLinearsOptions : QuantizeOptions {
-  // Layers that stay: those with such a name, or below a module with it. It is one or several whole parts of a layer's
-  // full name: "lm_head", "h.0", "mlp.c_proj". The first of a language model's ends is where errors cost most.
-  std::vector<std::string> skip = {"lm_head"};
-  bool int8_activations = false;  // see QuantizedLinearOptions
-};
 
 struct QuantizedLayer {
   std::string name;
@@ -22,6 +16,15 @@ struct QuantizedLayer {
   std::size_t bytes_before, bytes_after;  // of the weight, with its scales
   double max_error;                       // of an element
   double relative_error;                  // root of the errors' squares' sum over that of the elements' squares' sum
+};
+
+struct QuantizeLinearsOptions : QuantizeOptions {
+  // Layers that stay: those with such a name, or below a module with it. It is one or several whole parts of a layer's
+  // full name: "lm_head", "h.0", "mlp.c_proj". The first of a language model's ends is where errors cost most.
+  std::vector<std::string> skip = {"lm_head"};
+  bool int8_activations = false;  // see QuantizedLinearOptions
+  // Called when a layer is done, the `done`th of `all`; what it throws ends the call, with the layers so far quantised.
+  std::function<void(const QuantizedLayer& layer, std::size_t done, std::size_t all)> on_layer = {};
 };
 
 struct LOCKSTEP_API QuantizationReport {

@@ -18,6 +18,8 @@ example_test(devices_agree_f32 devices_agree $<TARGET_FILE:train_digits> $<TARGE
 example_test(same_bits same_bits $<TARGET_FILE:train_digits>)
 example_test(usage usage $<TARGET_FILE:train_digits> "${PROJECT_SOURCE_DIR}/docs/examples/data/digits")
 example_test(fewshot_digits fewshot_digits $<TARGET_FILE:fewshot_digits> "${PROJECT_SOURCE_DIR}/docs/examples/data/digits")
+example_test(quantize_model quantize_model $<TARGET_FILE:quantize_model> $<TARGET_FILE:lockstep-model-generate>
+             "${PROJECT_SOURCE_DIR}/tests/golden/models")
 example_test(readme readme $<TARGET_FILE:readme> "${PROJECT_SOURCE_DIR}")
 if(TARGET lockstep-run)
   example_test(train_text train_text $<TARGET_FILE:train_text> $<TARGET_FILE:lockstep-run> "${PROJECT_SOURCE_DIR}/LICENSE")
