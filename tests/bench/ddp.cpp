@@ -1,4 +1,5 @@
-// What DistributedDataParallel costs beside the module's own step, and how far communication hides behind the backward.
+// What DistributedDataParallel costs beside the module's own step, and how far its communication, or that of
+// FullyShardedDataParallel, hides behind the computation.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
@@ -17,6 +18,7 @@ int ranks = 2;
 std::int64_t width = 512, batch = 64, layers = 6;
 double megabytes_per_second = 200;
 double bucket_mb = 1;
+std::string wrapper = "ddp";
 
 struct Net : Module<Net> {
   std::vector<Linear> stack;
@@ -130,6 +132,59 @@ void measure_overlap(bench::Session& session) {
   session.add(table);
 }
 
+// The same for parameters that are gathered for each layer and gradients that are scattered: three times as many bytes
+// as the layers have, on each link, in place of two.
+void measure_sharded_overlap(bench::Session& session) {
+  const int runs = session.repetitions(kRounds);
+  struct Times {
+    bench::Samples local, communication, step, unhidden;
+  };
+  const auto peers = [](std::span<const Device> devices, Milliseconds timeout) {
+    return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+  };
+  const auto all = run_ranks(
+      ranks,
+      [&](Communicator& communicator) {
+        const Tensor x = randn({batch, width}, {.device = communicator.device()});
+        Net plain;
+        plain.to(communicator.device());
+        SGD plain_optimizer(plain.parameters(), {.lr = 1e-3});
+        const auto sharded = [&](bool prefetch) {
+          FullyShardedDataParallel net(Net(), communicator, {.wrap = wrap_modules<Linear>(), .prefetch = prefetch});
+          SGD optimizer(net.parameters(), {.lr = 1e-3});
+          for (int i = 0; i < 3; ++i) step(net, x, optimizer);
+          return milliseconds(runs, communicator, [&] { step(net, x, optimizer); });
+        };
+        Times times{};
+        for (int i = 0; i < 3; ++i) step(plain, x, plain_optimizer);
+        times.local = milliseconds(runs, communicator, [&] { step(plain, x, plain_optimizer); });
+        const std::int64_t part = (width * width + width + communicator.size() - 1) / communicator.size();
+        const Tensor own = zeros({part}, {.device = communicator.device()});
+        const Tensor whole = zeros({part * communicator.size()}, {.device = communicator.device()});
+        times.communication = milliseconds(runs, communicator, [&] {
+          for (std::int64_t layer = 0; layer < layers; ++layer) {
+            communicator.all_gather(own, whole);  // for the forward, and for the backward
+            communicator.all_gather(own, whole);
+            communicator.reduce_scatter(whole, own);
+          }
+        });
+        times.unhidden = sharded(false);
+        times.step = sharded(true);
+        return times;
+      },
+      {.make = peers});
+  bench::Table table("overlap",
+                     "A step of sharded layers over slow links, ms (host mode async; sequential: computing + "
+                     "communicating; overlapped: the larger + a layer's communication)",
+                     {"rank", "computing", "communicating", "sequential", "overlapped", "no prefetch", "measured"});
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const double computing = all[r].local.median(), moving = all[r].communication.median();
+    table.add({r, computing, moving, computing + moving,
+               std::max(computing, moving) + moving / static_cast<double>(layers), all[r].unhidden, all[r].step});
+  }
+  session.add(table);
+}
+
 const bench::Subcommand cost(
     "ddp", "A training step with DistributedDataParallel on one rank, against the module's own",
     [](CLI::App& app) {
@@ -139,11 +194,14 @@ const bench::Subcommand cost(
     },
     measure_own_cost);
 const bench::Subcommand overlap(
-    "overlap", "A training step over slowed links: how much of the communication the backward hides",
+    "overlap", "A training step over slowed links: how much of the communication the computation hides",
     [](CLI::App& app) {
       app.add_option("--ranks", ranks, "Ranks, a host device each")->capture_default_str();
       app.add_option("--bandwidth", megabytes_per_second, "Of every link, MB/s")->capture_default_str();
-      app.add_option("--bucket", bucket_mb, "Size of the buckets, MiB")->capture_default_str();
+      app.add_option("--bucket", bucket_mb, "Size of the ddp wrapper's buckets, MiB")->capture_default_str();
+      app.add_option("--wrapper", wrapper, "ddp, or fsdp: parameters sharded layer by layer")
+          ->check(CLI::IsMember({"ddp", "fsdp"}))
+          ->capture_default_str();
       app.add_option("--width", width, "Of the layers")->capture_default_str();
       app.add_option("--batch", batch, "Rows per rank")->capture_default_str();
       app.add_option("--layers", layers, "Of the network")->capture_default_str();
@@ -153,7 +211,7 @@ const bench::Subcommand overlap(
       configure_host({.devices = std::max(2, ranks),
                       .mode = HostMode::async,
                       .bandwidth_bytes_per_second = static_cast<std::size_t>(megabytes_per_second * 1e6)});
-      measure_overlap(session);
+      wrapper == "fsdp" ? measure_sharded_overlap(session) : measure_overlap(session);
     });
 
 }  // namespace

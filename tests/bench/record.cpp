@@ -21,6 +21,7 @@ std::string model = "resnet50", wrapper = "data_parallel", output, dtype = "f32"
 int devices = 8, hosts = 1, steps = 2;
 std::int64_t batch = 32;
 std::string bucket_cap = "25";
+bool prefetch = true;
 
 DType number_type() { return dtype == "bf16" ? DType::bf16 : dtype == "f16" ? DType::f16 : DType::f32; }
 
@@ -60,6 +61,10 @@ void train(const Net& net, std::int64_t rows) {
   }
 }
 
+// What has units of its own in the sharded wrapper: the blocks, which are most of a network.
+WrapPolicy blocks(const bench::ResNet50&) { return wrap_modules<bench::Bottleneck>(); }
+WrapPolicy blocks(const bench::Gpt&) { return wrap_modules<TransformerEncoderLayer>(); }
+
 template <class Net>
 void wrap_and_train(Net net) {
   net.to(Device::host(0));
@@ -72,6 +77,12 @@ void wrap_and_train(Net net) {
   } else {
     const RankInfo rank{.rank = 0, .size = devices, .local_size = (devices + hosts - 1) / hosts};
     const auto communicator = make_communicator({.rank = rank, .device = Device::host(0)});
+    if (wrapper == "fsdp") {
+      const WrapPolicy policy = blocks(net);
+      return train(FullyShardedDataParallel(std::move(net), *communicator,
+                                            {.wrap = policy, .prefetch = prefetch, .init_sync = false}),
+                   batch);
+    }
     const double cap = bucket_cap == "auto" ? kAutoBucketCap : std::stod(bucket_cap);
     const DistributedDataParallel<Net> wrapped(std::move(net), *communicator, {.bucket_cap_mb = cap});
     if (bucket_cap == "auto")
@@ -102,8 +113,8 @@ const bench::Subcommand command(
                      "billion, 2,048 words)")
           ->check(CLI::IsMember({"resnet50", "gpt2", "gpt3-xl"}))
           ->capture_default_str();
-      app.add_option("--wrapper", wrapper, "none, data_parallel, or ddp: one rank, which stands for all")
-          ->check(CLI::IsMember({"none", "data_parallel", "ddp"}))
+      app.add_option("--wrapper", wrapper, "none, data_parallel, or ddp or fsdp: one rank, which stands for all")
+          ->check(CLI::IsMember({"none", "data_parallel", "ddp", "fsdp"}))
           ->capture_default_str();
       app.add_option("--devices", devices, "Devices, or ranks")->check(CLI::Range(1, 256))->capture_default_str();
       app.add_option("--batch", batch, "Images or texts per device")->check(CLI::PositiveNumber)->capture_default_str();
@@ -121,6 +132,7 @@ const bench::Subcommand command(
                      "LOCKSTEP_NETWORK_GBITS")
           ->check(CLI::PositiveNumber | CLI::IsMember({"auto"}))
           ->capture_default_str();
+      app.add_flag("!--no-prefetch", prefetch, "Of the fsdp wrapper: a unit is gathered when it is needed, not before");
       app.add_option("--steps", steps, "Steps to record, after two that are not")
           ->check(CLI::PositiveNumber)
           ->capture_default_str();
