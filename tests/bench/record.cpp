@@ -113,7 +113,7 @@ const bench::Subcommand command(
                      "billion, 2,048 words)")
           ->check(CLI::IsMember({"resnet50", "gpt2", "gpt3-xl"}))
           ->capture_default_str();
-      app.add_option("--wrapper", wrapper, "none, data_parallel, or ddp or fsdp: one rank, which stands for all")
+      app.add_option("--wrapper", wrapper, "none, data_parallel; ddp or fsdp: one rank, which stands for all")
           ->check(CLI::IsMember({"none", "data_parallel", "ddp", "fsdp"}))
           ->capture_default_str();
       app.add_option("--devices", devices, "Devices, or ranks")->check(CLI::Range(1, 256))->capture_default_str();

@@ -1,16 +1,9 @@
 #!/bin/sh
 # quantize_model.sh <quantize_model> <lockstep-model-generate> <models folder>: converts published models and writes text
 # with what comes out.
-set -u
+. "$(dirname "$0")/checks.sh"
 program=$1 generate=$2 models=$3
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
 
-fail() {
-  echo "FAILED: $*"
-  failures=$((failures + 1))
-}
 # bad <text that the message must contain> <argument>...: status 2, nothing on stdout, one line on stderr.
 bad() {
   wanted=$1
