@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <mutex>
+#include <unordered_map>
 
 #include "lockstep/parallel/checkpoint/crc32.h"
 #include "lockstep/parallel/checkpoint/index.h"
@@ -14,6 +16,32 @@
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
+
+// Tensors over the pages of the ranks' files. Each file is opened when it is first needed, and read through once,
+// however many tensors it has.
+class detail::MappedParts {
+ public:
+  Tensor find(const CheckpointIndex& index, int rank, const std::string& name) {
+    const std::string path = join_path(index.path, part_file(rank, "safetensors"));
+    const std::lock_guard lock(mutex_);
+    auto file = files_.find(rank);
+    if (file == files_.end()) {
+      std::unordered_map<std::string, Tensor> tensors;
+      for (NamedTensor& each : load_safetensors(path, {.map = true}).tensors)
+        tensors.emplace(std::move(each.name), std::move(each.tensor));
+      file = files_.emplace(rank, std::move(tensors)).first;
+    }
+    const auto found = file->second.find(name);
+    if (found == file->second.end())
+      throw FormatError(path, 0, cat("expected a tensor ", quote_name(name), ", there is none"));
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::unordered_map<std::string, Tensor>> files_;  // by rank
+};
+
 namespace {
 
 using detail::CheckpointIndex;
@@ -24,15 +52,6 @@ const CheckpointIndex::Entry& entry_of(const CheckpointIndex& index, const std::
   LOCKSTEP_CHECK(found != index.entries.end(), "[Checkpoint] expected a name of '", index.path, "', got ",
                  quote_name(name));
   return found->second;
-}
-
-// The tensor `name` of a rank's file, over the pages of the file.
-Tensor mapped(const CheckpointIndex& index, int rank, const std::string& name) {
-  const std::string path = detail::join_path(index.path, detail::part_file(rank, "safetensors"));
-  const Safetensors file = load_safetensors(path, {.map = true});
-  for (const NamedTensor& each : file.tensors)
-    if (each.name == name) return each.tensor;
-  throw FormatError(path, 0, cat("expected a tensor ", quote_name(name), ", there is none"));
 }
 
 // Throws FormatError.
@@ -70,7 +89,8 @@ constexpr std::int64_t kNoStep = std::numeric_limits<std::int64_t>::max();
 }  // namespace
 
 Checkpoint::Checkpoint(const std::string& path)
-    : index_(std::make_shared<const CheckpointIndex>(detail::read_index(path))) {}
+    : index_(std::make_shared<const CheckpointIndex>(detail::read_index(path))),
+      parts_(std::make_shared<detail::MappedParts>()) {}
 
 const std::string& Checkpoint::path() const { return index_->path; }
 std::int64_t Checkpoint::step() const { return index_->step; }
@@ -94,7 +114,7 @@ DType Checkpoint::dtype(const std::string& name) const { return entry_of(*index_
 
 Tensor Checkpoint::load(const std::string& name) const {
   const CheckpointIndex::Entry& entry = entry_of(*index_, name);
-  if (entry.is_whole()) return mapped(*index_, entry.pieces.front().rank, name).clone();
+  if (entry.is_whole()) return parts_->find(*index_, entry.pieces.front().rank, name).clone();
   if (!entry.is_elements()) return load(name, entry.dim, 0, entry.shape[entry.dim]);
   const Tensor elements = load_elements(name, 0, entry.size(), entry.format);
   return Tensor::over(elements.storage(), entry.dtype, entry.shape, format_strides(entry.shape, entry.format))
@@ -108,7 +128,8 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
       "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ", offset,
       " along dimension ", dim);
   const NoGrad no_grad;
-  if (entry.is_whole()) return mapped(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
+  if (entry.is_whole())
+    return parts_->find(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
   if (entry.is_elements()) return load(name).narrow(dim, offset, count).clone();
   Shape shape = entry.shape;
   shape[dim] = count;
@@ -119,7 +140,7 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
     const std::int64_t begin = std::max(each.offset, same ? offset : 0);
     const std::int64_t end = std::min(each.offset + each.count, same ? offset + count : entry.shape[entry.dim]);
     if (begin >= end || element_count(shape) == 0) continue;
-    Tensor from = mapped(*index_, each.rank, name).narrow(entry.dim, begin - each.offset, end - begin);
+    Tensor from = parts_->find(*index_, each.rank, name).narrow(entry.dim, begin - each.offset, end - begin);
     if (!same) from = from.narrow(dim, offset, count);
     out.narrow(entry.dim, same ? begin - offset : begin, end - begin).copy_(from);
   }
@@ -134,7 +155,7 @@ Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, s
                  count, " from ", offset);
   const NoGrad no_grad;
   if (!entry.is_elements() || entry.format != format) {
-    const Tensor whole = entry.is_whole() ? mapped(*index_, entry.pieces.front().rank, name) : load(name);
+    const Tensor whole = entry.is_whole() ? parts_->find(*index_, entry.pieces.front().rank, name) : load(name);
     const Tensor dense = whole.contiguous(format);
     return Tensor::over(dense.storage(), entry.dtype, {dense.count()}, {1}, dense.storage_offset())
         .narrow(0, offset, count)
@@ -145,7 +166,7 @@ Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, s
     const std::int64_t begin = std::max(each.offset, offset), end = std::min(each.offset + each.count, offset + count);
     if (begin >= end) continue;
     out.narrow(0, begin - offset, end - begin)
-        .copy_(mapped(*index_, each.rank, name).narrow(0, begin - each.offset, end - begin));
+        .copy_(parts_->find(*index_, each.rank, name).narrow(0, begin - each.offset, end - begin));
   }
   return out;
 }

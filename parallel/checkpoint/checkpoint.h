@@ -40,9 +40,11 @@ struct CheckpointEntry {
 
 namespace detail {
 struct CheckpointIndex;
-}
+class MappedParts;
+}  // namespace detail
 
-// A checkpoint that is whole. Reads of files what is asked for. Of several threads at a time.
+// A checkpoint that is whole. Reads of files what is asked for. Of several threads at a time. Copies share the files,
+// which stay mapped once something has been loaded of them: they may be deleted then, and must not be shortened.
 class LOCKSTEP_API Checkpoint {
  public:
   // The folder of one step. Throws FormatError where something is missing, short or not understood; Error when the
@@ -75,6 +77,7 @@ class LOCKSTEP_API Checkpoint {
 
  private:
   std::shared_ptr<const detail::CheckpointIndex> index_;
+  std::shared_ptr<detail::MappedParts> parts_;
 };
 
 // The whole checkpoint with the highest step, with checksums compared; nothing where there is none, or no folder.

@@ -1,98 +1,75 @@
 // The parts of FullyShardedDataParallel in the checkpoints of all ranks.
+#include "lockstep/parallel/sharding/member_places.h"
 #include "lockstep/parallel/sharding/sharded_core.h"
-#include "lockstep/parallel/sharding/sharded_unit.h"
-#include "lockstep/parallel/sharding/slot_name.h"
 
 namespace lockstep::detail {
 namespace {
 
-// Where the run of elements lies that the rank keeps of a member.
-struct Run {
-  const ShardedMember& member;
-  ShardRange kept;
-};
-Run run_of(const std::pair<const ShardedFlat*, std::size_t>& at, int rank) {
-  return {at.first->members()[at.second], at.first->kept(at.second, rank)};
-}
-
-CheckpointEntry entry_of(std::string name, const Tensor& part, const Run& run) {
-  CheckpointEntry entry{std::move(name), part.detach()};
-  if (element_count(run.member.shape) == 0)
-    entry.tensor = entry.tensor.reshape(run.member.shape);
+CheckpointEntry entry_of(std::string name, const Tensor& tensor, const MemberPlace* place, int rank) {
+  if (!place) return {std::move(name), tensor};
+  CheckpointEntry entry{std::move(name), tensor.detach()};
+  const ShardedMember& member = place->member();
+  if (element_count(member.shape) == 0)
+    entry.tensor = entry.tensor.reshape(member.shape);
   else
-    entry.shard = {run.member.shape, TensorShard::kElements, run.kept.begin, run.member.format};
+    entry.shard = {member.shape, TensorShard::kElements, place->kept(rank).begin, member.format};
   return entry;
 }
 
-Tensor read_part(const Checkpoint& checkpoint, const std::string& name, const Run& run) {
+std::vector<CheckpointEntry> entries_of(const std::vector<NamedTensor>& state, StateOf of, const MemberPlaces& places,
+                                        const std::string& prefix, int rank) {
+  std::vector<CheckpointEntry> entries;
+  entries.reserve(state.size());
+  for (const NamedTensor& each : state)
+    entries.push_back(entry_of(prefix + each.name, each.tensor, places.find(each.name, of), rank));
+  return entries;
+}
+
+Tensor read_part(const Checkpoint& checkpoint, const std::string& name, const MemberPlace& place, int rank) {
+  const ShardedMember& member = place.member();
   const Shape& there = checkpoint.shape(name);
-  LOCKSTEP_CHECK(there == run.member.shape, "[load_checkpoint] expected ", run.member.shape, " for '", name, "', got ",
-                 there, " in '", checkpoint.path(), '\'');
-  return checkpoint.load_elements(name, run.kept.begin, run.kept.count, run.member.format);
+  LOCKSTEP_CHECK(there == member.shape, "[load_checkpoint] expected ", member.shape, " for '", name, "', got ", there,
+                 " in '", checkpoint.path(), '\'');
+  const ShardRange run = place.kept(rank);
+  return checkpoint.load_elements(name, run.begin, run.count, member.format);
+}
+
+// The rank's part of what begins with `prefix`.
+std::vector<NamedTensor> read_state(const Checkpoint& checkpoint, StateOf of, const MemberPlaces& places,
+                                    const std::string& prefix, int rank) {
+  std::vector<NamedTensor> state;
+  for (const std::string& full : checkpoint.names()) {
+    if (!full.starts_with(prefix)) continue;
+    const std::string name = full.substr(prefix.size());
+    const MemberPlace* const place = places.find(name, of);
+    state.push_back({name, place ? read_part(checkpoint, full, *place, rank) : checkpoint.load(full)});
+  }
+  return state;
 }
 
 }  // namespace
 
 std::vector<CheckpointEntry> ShardedCore::checkpoint_entries(const std::string& prefix) {
   check_idle("checkpoint_entries");
-  const auto members = named_members();
-  std::vector<CheckpointEntry> entries;
-  for (const NamedTensor& named : module_.state_dict()) {
-    const auto at = members.find(named.name);
-    if (at == members.end())
-      entries.push_back({prefix + named.name, named.tensor});
-    else
-      entries.push_back(entry_of(prefix + named.name, named.tensor, run_of(at->second, communicator_.rank())));
-  }
-  return entries;
+  return entries_of(module_.state_dict(), StateOf::module, member_places(), prefix, communicator_.rank());
 }
 
 std::vector<CheckpointEntry> ShardedCore::checkpoint_entries(const Optimizer& optimizer, const std::string& prefix) {
   check_idle("checkpoint_entries");
-  const auto members = named_members();
-  std::vector<CheckpointEntry> entries;
-  for (const NamedTensor& named : optimizer.state_dict(module_)) {
-    const auto slot = slot_name(named.name);
-    const auto at = slot ? members.find(slot->member) : members.end();
-    if (at == members.end())
-      entries.push_back({prefix + named.name, named.tensor});
-    else
-      entries.push_back(entry_of(prefix + named.name, named.tensor, run_of(at->second, communicator_.rank())));
-  }
-  return entries;
+  return entries_of(optimizer.state_dict(module_), StateOf::optimizer, member_places(), prefix, communicator_.rank());
 }
 
 void ShardedCore::load_checkpoint(const Checkpoint& checkpoint, const std::string& prefix) {
   check_idle("load_checkpoint");
   const NoGrad no_grad;
-  const auto members = named_members();
-  std::vector<NamedTensor> state;
-  for (const std::string& full : checkpoint.names()) {
-    if (!full.starts_with(prefix)) continue;
-    const std::string name = full.substr(prefix.size());
-    const auto at = members.find(name);
-    state.push_back({name, at == members.end()
-                               ? checkpoint.load(full)
-                               : read_part(checkpoint, full, run_of(at->second, communicator_.rank()))});
-  }
-  module_.load_state_dict(state);
+  module_.load_state_dict(read_state(checkpoint, StateOf::module, member_places(), prefix, communicator_.rank()));
 }
 
 void ShardedCore::load_checkpoint(Optimizer& optimizer, const Checkpoint& checkpoint, const std::string& prefix) {
   check_idle("load_checkpoint");
   const NoGrad no_grad;
-  const auto members = named_members();
-  std::vector<NamedTensor> state;
-  for (const std::string& full : checkpoint.names()) {
-    if (!full.starts_with(prefix)) continue;
-    const std::string name = full.substr(prefix.size());
-    const auto slot = slot_name(name);
-    const auto at = slot ? members.find(slot->member) : members.end();
-    state.push_back({name, at == members.end()
-                               ? checkpoint.load(full)
-                               : read_part(checkpoint, full, run_of(at->second, communicator_.rank()))});
-  }
-  optimizer.load_state_dict(state, module_);
+  optimizer.load_state_dict(read_state(checkpoint, StateOf::optimizer, member_places(), prefix, communicator_.rank()),
+                            module_);
 }
 
 }  // namespace lockstep::detail

@@ -8,7 +8,6 @@
 
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,6 +29,7 @@ class Substitution;
 namespace detail {
 
 struct ShardedUnit;
+class MemberPlaces;
 class ShardedFlat;
 class UnitNode;
 
@@ -112,7 +112,7 @@ class LOCKSTEP_API ShardedCore final : public std::enable_shared_from_this<Shard
   void save(const std::string& folder, const std::string& stem,
             const std::vector<std::pair<std::string, std::int64_t>>& sizes,
             const std::function<void(const Wants&, const Take&)>& gather);
-  std::map<std::string, std::pair<const ShardedFlat*, std::size_t>> named_members() const;
+  MemberPlaces member_places() const;
 
   ModuleBase& module_;
   Communicator& communicator_;

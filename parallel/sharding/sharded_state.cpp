@@ -6,11 +6,10 @@
 #include <unordered_set>
 
 #include "lockstep/parallel/comm/agree.h"
+#include "lockstep/parallel/sharding/member_places.h"
 #include "lockstep/parallel/sharding/partition.h"
 #include "lockstep/parallel/sharding/shard_files.h"
 #include "lockstep/parallel/sharding/sharded_core.h"
-#include "lockstep/parallel/sharding/sharded_unit.h"
-#include "lockstep/parallel/sharding/slot_name.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/nn/parameter_body.h"
@@ -26,28 +25,20 @@ Tensor on_cpu(const Tensor& tensor) {
 
 }  // namespace
 
-std::optional<SlotName> slot_name(const std::string& entry) {
-  constexpr std::string_view kPrefix = "state.";
-  const std::size_t dot = entry.rfind('.');
-  if (!entry.starts_with(kPrefix) || dot == std::string::npos || dot <= kPrefix.size()) return std::nullopt;
-  SlotName name{entry.substr(kPrefix.size(), dot - kPrefix.size()), entry.substr(dot + 1)};
-  if (name.slot == "step" || name.slot == "group") return std::nullopt;
-  return name;
-}
-
-std::map<std::string, std::pair<const ShardedFlat*, std::size_t>> ShardedCore::named_members() const {
-  std::map<std::string, std::pair<const ShardedFlat*, std::size_t>> found;
-  std::unordered_map<const ParameterBody*, std::pair<const ShardedFlat*, std::size_t>> by_body;
+MemberPlaces ShardedCore::member_places() const {
+  std::unordered_map<const ParameterBody*, MemberPlace> by_body;
   for (const ShardedUnit& unit : units_)
     for (const ShardedFlat& flat : unit.flats)
-      for (std::size_t i = 0; i < flat.members().size(); ++i) by_body[flat.members()[i].parameter.body()] = {&flat, i};
-  MemberVisitor visitor;  // tied ones under all of their names
+      for (std::size_t i = 0; i < flat.members().size(); ++i)
+        by_body.insert_or_assign(flat.members()[i].parameter.body(), MemberPlace{&flat, i});
+  MemberPlaces places;
+  MemberVisitor visitor;
   visitor.parameter = [&](std::string_view name, Parameter& parameter, bool) {
     if (const auto at = by_body.find(parameter.body()); at != by_body.end())
-      found.emplace(visitor.full_name(name), at->second);
+      places.add(visitor.full_name(name), at->second);
   };
   visitor.visit(module_);
-  return found;
+  return places;
 }
 
 // ---- gathering
@@ -60,31 +51,29 @@ void ShardedCore::gather_model(const Wants& wants, const Take& take) {
     names[parameter.body()].push_back(visitor.full_name(name));
   };
   visitor.visit(module_);
-  std::unordered_set<const ParameterBody*> sharded;
   for (const ShardedUnit& unit : units_)
     for (const ShardedFlat& flat : unit.flats) {
       const Tensor all = flat.gather_like(communicator_, flat.shard());
-      for (std::size_t i = 0; i < flat.members().size(); ++i) {
-        const ParameterBody* const body = flat.members()[i].parameter.body();
-        sharded.insert(body);
-        for (const std::string& name : names[body])
+      for (std::size_t i = 0; i < flat.members().size(); ++i)
+        for (const std::string& name : names[flat.members()[i].parameter.body()])
           if (wants(name)) take(name, on_cpu(flat.whole_of(all, i)));
-      }
     }
+  const MemberPlaces places = member_places();
   for (const NamedTensor& named : module_.state_dict())
-    if (named_members().count(named.name) == 0 && wants(named.name)) take(named.name, on_cpu(named.tensor));
+    if (!places.find(named.name, StateOf::module) && wants(named.name)) take(named.name, on_cpu(named.tensor));
 }
 
 void ShardedCore::gather_optimizer(const std::vector<NamedTensor>& mine, const Wants& wants, const Take& take) {
   const NoGrad no_grad;
-  const auto members = named_members();
+  const MemberPlaces places = member_places();
   std::map<std::string, std::map<std::string, Tensor>> slots;  // by member and slot
   for (const NamedTensor& entry : mine) {
-    const auto name = slot_name(entry.name);
-    if (name && members.contains(name->member))
-      slots[name->member][name->slot] = entry.tensor;
-    else if (wants(entry.name))
+    if (places.find(entry.name, StateOf::optimizer)) {
+      const SlotName name = *slot_name(entry.name);
+      slots[name.member][name.slot] = entry.tensor;
+    } else if (wants(entry.name)) {
       take(entry.name, on_cpu(entry.tensor));
+    }
   }
   const int rank = communicator_.rank();
   for (const ShardedUnit& unit : units_)
@@ -136,29 +125,18 @@ std::vector<NamedTensor> ShardedCore::whole_state(const Optimizer& optimizer, in
 void ShardedCore::load_whole_state(const std::vector<NamedTensor>& state, bool strict) {
   check_idle("load_whole_state_dict");
   const NoGrad no_grad;
-  const auto members = named_members();
-  const int rank = communicator_.rank();
+  const MemberPlaces places = member_places();
   std::vector<NamedTensor> parts;
   std::unordered_set<std::string> given;
   std::unordered_map<const ParameterBody*, Tensor> by_body;
   for (const NamedTensor& entry : state) {
     given.insert(entry.name);
-    const auto at = members.find(entry.name);
-    if (at == members.end()) {
-      parts.push_back(entry);
-      continue;
-    }
-    const auto& [flat, i] = at->second;
-    const ShardedMember& member = flat->members()[i];
-    LOCKSTEP_CHECK(entry.tensor.shape() == member.shape, "[load_whole_state_dict] expected ", member.shape, " for '",
-                   entry.name, "', got ", entry.tensor.shape());
-    const ShardRange kept = flat->kept(i, rank);
-    const Tensor part = in_memory_order(entry.tensor, member.format).narrow(0, kept.begin, kept.count);
-    by_body.emplace(member.parameter.body(), part);
-    parts.push_back({entry.name, part});
+    const MemberPlace* const place = places.find(entry.name, StateOf::module);
+    parts.push_back(place ? NamedTensor{entry.name, place->part_of(entry, communicator_.rank())} : entry);
+    if (place) by_body.emplace(place->member().parameter.body(), parts.back().tensor);
   }
-  for (const auto& [name, at] : members) {  // of tied ones files have one
-    const auto known = by_body.find(at.first->members()[at.second].parameter.body());
+  for (const auto& [name, place] : places.all()) {  // of tied ones files have one
+    const auto known = by_body.find(place.member().parameter.body());
     if (!given.contains(name) && known != by_body.end()) parts.push_back({name, known->second});
   }
   module_.load_state_dict(parts, strict);
@@ -167,21 +145,11 @@ void ShardedCore::load_whole_state(const std::vector<NamedTensor>& state, bool s
 void ShardedCore::load_whole_state(Optimizer& optimizer, const std::vector<NamedTensor>& state) {
   check_idle("load_whole_state_dict");
   const NoGrad no_grad;
-  const auto members = named_members();
+  const MemberPlaces places = member_places();
   std::vector<NamedTensor> parts;
   for (const NamedTensor& entry : state) {
-    const auto name = slot_name(entry.name);
-    const auto at = name ? members.find(name->member) : members.end();
-    if (at == members.end()) {
-      parts.push_back(entry);
-      continue;
-    }
-    const auto& [flat, i] = at->second;
-    const ShardedMember& member = flat->members()[i];
-    LOCKSTEP_CHECK(entry.tensor.shape() == member.shape, "[load_whole_state_dict] expected ", member.shape, " for '",
-                   entry.name, "', got ", entry.tensor.shape());
-    const ShardRange kept = flat->kept(i, communicator_.rank());
-    parts.push_back({entry.name, in_memory_order(entry.tensor, member.format).narrow(0, kept.begin, kept.count)});
+    const MemberPlace* const place = places.find(entry.name, StateOf::optimizer);
+    parts.push_back(place ? NamedTensor{entry.name, place->part_of(entry, communicator_.rank())} : entry);
   }
   optimizer.load_state_dict(parts, module_);
 }
@@ -190,30 +158,23 @@ void ShardedCore::load_whole_state(Optimizer& optimizer, const std::vector<Named
 
 void ShardedCore::save_sharded(const std::string& folder, const Optimizer* optimizer) {
   check_idle("save_sharded");
-  const auto members = named_members();
+  const MemberPlaces places = member_places();
+  const auto size_of_entry = [&](const std::string& name, const Tensor& tensor, StateOf of) {
+    const MemberPlace* const place = places.find(name, of);
+    return std::pair(name, (place ? element_count(place->member().shape) : tensor.count()) *
+                               static_cast<std::int64_t>(size_of(tensor.dtype())));
+  };
   std::vector<std::pair<std::string, std::int64_t>> sizes;
   std::unordered_set<const ParameterBody*> seen;  // tied ones are written once
   for (const std::vector<NamedParameter>& list : {module_.named_parameters(), module_.named_buffers()})
-    for (const NamedParameter& named : list) {
-      const auto at = members.find(named.name);
-      const Shape& shape =
-          at == members.end() ? named.parameter.shape() : at->second.first->members()[at->second.second].shape;
+    for (const NamedParameter& named : list)
       if (seen.insert(named.parameter.body()).second)
-        sizes.emplace_back(named.name,
-                           element_count(shape) * static_cast<std::int64_t>(size_of(named.parameter.dtype())));
-    }
+        sizes.push_back(size_of_entry(named.name, named.parameter.tensor(), StateOf::module));
   save(folder, "model", sizes, [&](const Wants& wants, const Take& take) { gather_model(wants, take); });
   if (!optimizer) return;
   const std::vector<NamedTensor> mine = optimizer->state_dict(module_);
   sizes.clear();
-  for (const NamedTensor& entry : mine) {
-    const auto name = slot_name(entry.name);
-    const auto at = name ? members.find(name->member) : members.end();
-    const std::int64_t count = at == members.end()
-                                   ? entry.tensor.count()
-                                   : element_count(at->second.first->members()[at->second.second].shape);
-    sizes.emplace_back(entry.name, count * static_cast<std::int64_t>(size_of(entry.tensor.dtype())));
-  }
+  for (const NamedTensor& entry : mine) sizes.push_back(size_of_entry(entry.name, entry.tensor, StateOf::optimizer));
   save(folder, "optimizer", sizes, [&](const Wants& wants, const Take& take) { gather_optimizer(mine, wants, take); });
 }
 

@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "drill/memory/failing_new.h"
+#include "lockstep/parallel/checkpoint/checkpoint_writer.h"
 #include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/sharding/fully_sharded_data_parallel.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/adam.h"
@@ -15,6 +17,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/temporary_folder.h"
 
 using namespace lockstep;
 
@@ -178,5 +181,23 @@ TEST_CASE("a training step of ranks takes memory as the model has parameters") {
     });
     CHECK(found[0] == std::vector<float>{2, 2});
     CHECK(found[1] == found[0]);
+  });
+}
+
+TEST_CASE("the state of ranks that share a model takes memory as it has parameters") {
+  costs_what_its_size_says([](std::int64_t count) {
+    const test::TemporaryFolder folder;
+    const auto counts = run_ranks(2, [&](Communicator& communicator) {
+      FullyShardedDataParallel net(Chain(count, communicator.device()), communicator);
+      CheckpointWriter writer(folder.path(), communicator);
+      writer.save(1, net.checkpoint_entries());
+      writer.close();
+      const auto found = newest_checkpoint(folder.path(), communicator);
+      net.load_checkpoint(*found);
+      const auto whole = net.whole_state_dict();
+      net.load_whole_state_dict(whole);
+      return std::vector<std::size_t>{whole.size(), found->load_all("model.").size()};
+    });
+    CHECK(counts[1] == std::vector<std::size_t>(2, static_cast<std::size_t>(count)));
   });
 }
