@@ -82,15 +82,16 @@ void measure_own_cost(bench::Session& session) {
   });
 }
 
+std::vector<std::unique_ptr<Communicator>> peers(std::span<const Device> devices, Milliseconds timeout) {
+  return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
+}
+
 // Links between the devices are slow, and copies over them take no core: as on a machine with a slow network.
 void measure_overlap(bench::Session& session) {
   const int runs = session.repetitions(kRounds);
   struct Times {
     bench::Samples local, communication, step;
     double bucket;
-  };
-  const auto peers = [](std::span<const Device> devices, Milliseconds timeout) {
-    return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
   };
   const auto all =
       run_ranks(ranks,
@@ -138,9 +139,6 @@ void measure_sharded_overlap(bench::Session& session) {
   const int runs = session.repetitions(kRounds);
   struct Times {
     bench::Samples local, communication, step, unhidden;
-  };
-  const auto peers = [](std::span<const Device> devices, Milliseconds timeout) {
-    return make_peer_group({devices.begin(), devices.end()}, {.timeout = timeout});
   };
   const auto all = run_ranks(
       ranks,

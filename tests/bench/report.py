@@ -64,6 +64,16 @@ class Report(unittest.TestCase):
             self.assertIs(type(report["devices"][1]["synchronous"]), bool)
             self.assertEqual(len(report["copy_gb_per_second"][0]["host:1"]["samples"]), 2)
 
+    def test_overlap_measures_either_wrapper(self):
+        small = ["--width", "16", "--batch", "2", "--layers", "2", "--repetitions", "2"]
+        for wrapper, own in (("ddp", "a bucket"), ("fsdp", "no prefetch")):
+            rows = json.loads(run("overlap", "--wrapper", wrapper, "--json", *small).stdout)["overlap"]
+            self.assertEqual([row["rank"] for row in rows], [0, 1])
+            for row in rows:
+                self.assertAlmostEqual(row["sequential"], row["computing"] + row["communicating"])
+                self.assertIn(own, row)
+                self.assertEqual(len(row["measured"]["samples"]), 2)
+
     def test_csv(self):
         rows = list(csv.DictReader(io.StringIO(run("dispatch", "--csv", "--filter", "resources/event", *self.FAST).stdout)))
         self.assertEqual([row["row"] for row in rows],

@@ -13,6 +13,7 @@ import unittest
 
 BENCH, MACHINES = sys.argv[1], pathlib.Path(sys.argv[2])
 H200 = str(MACHINES / "8xh200-nvswitch.json")
+TWO_HOSTS = str(MACHINES / "8x8-h200-400gb.json")  # the first 16 ranks are on two of its hosts
 
 
 def recording(devices=1, steps=3, elements=1_000_000_000):
@@ -205,6 +206,21 @@ class Record(unittest.TestCase):
         total = sum(int(each[4]) for each in reduced if each[2] == "all_reduce")
         self.assertGreaterEqual(total, 4 * 25_557_032)
         self.assertLess(total, 4 * 25_557_032 + 161 * 256)
+
+    def test_what_shards_move_hides_behind_the_computation_on_one_host_and_on_two(self):
+        for ranks, machine in ((8, H200), (16, TWO_HOSTS)):
+            with self.subTest(ranks=ranks):
+                step = self.record(f"sharded-{ranks}.rec", "--model", "gpt3-xl", "--wrapper", "fsdp", "--devices", str(ranks),
+                                   "--batch", "2", "--steps", "1", "--dtype", "bf16")
+                calls = [line.split() for line in self.last_step(step) if line.startswith("collective ")]
+                gathers = [int(each[4]) for each in calls if each[2] == "all_gather"]
+                scatters = [int(each[4]) for each in calls if each[2] == "reduce_scatter"]
+                # 24 blocks for the forward and again for the backward; what is outside of them once; a sum of each.
+                self.assertEqual((len(gathers), len(scatters)), (2 * 24 + 1, 24 + 1))
+                self.assertEqual({each[7] for each in calls}, {str(ranks)})
+                device = json.loads(run(str(step), "--machine", machine, "--json"))["predicted_devices"][0]
+                self.assertGreater(device["copies and collectives ms"], 5)
+                self.assertLess(device["not hidden ms"], 0.2 * device["copies and collectives ms"])
 
     def test_a_billion_parameters_on_two_devices(self):
         step = self.record("gpt.rec", "--model", "gpt3-xl", "--devices", "2", "--batch", "1", "--steps", "1",
