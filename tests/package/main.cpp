@@ -1,11 +1,13 @@
 // A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
-// one that is prepared for inference, in either memory format, one in a pool of replicas, and a language model's text.
+// one that is prepared for inference, in either memory format, one in a pool of replicas, a language model's text, and
+// what ranks do with a model in parts.
 #include <cstdio>
 #include <cstring>
 
 #include "lockstep/lockstep.h"
 #include "lockstep/models.h"
 #include "lockstep/version.h"
+#include "ranks.h"
 
 static_assert(LOCKSTEP_VERSION ==
               LOCKSTEP_VERSION_MAJOR * 10000 + LOCKSTEP_VERSION_MINOR * 100 + LOCKSTEP_VERSION_PATCH);
@@ -50,6 +52,7 @@ int main() {
                       {.batch = {.cache = {.pages = 4}}});
   same = same && generator.submit({1, 2, 3}, {.max_new_tokens = 9}).get().tokens ==
                      generate(writer, {1, 2, 3}, {.max_new_tokens = 9}).tokens;
+  same = same && sharded_training() && divided_model() && fewer_bits();
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
   const BuildInfo info = build_info();
   std::printf("%s\n", to_string(info).c_str());
