@@ -146,10 +146,12 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
     INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels, " << each.layouts());
     Tensors f32(p, DType::f32, each.images, each.weights), f64(p, DType::f64),
         bf16(p, DType::bf16, each.images, each.weights);
-#ifdef __SANITIZE_THREAD__
-    const std::vector<Tensors*> divided{&f32};  // where the others are computed as f32 is
+#ifdef __SANITIZE_THREAD__  // the others are computed as f32 is, and sums over every tap take a minute
+    const std::vector<Tensors*> divided{&f32};
+    constexpr bool kSums = false;
 #else
     const std::vector<Tensors*> divided{&f32, &f64, &bf16};
+    constexpr bool kSums = true;
 #endif
     const auto results = [&](int count) {
       const Threads threads(count);
@@ -163,6 +165,7 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
     const auto one = results(1);
     for (const int count : kThreadCounts) CHECK((results(count) == one));
     CHECK(detail::compute_threads() > 0);
+    if (!kSums) continue;
 
     // Those of oneDNN are divided in another way than those of f64.
     for (const auto& [from, to] :
