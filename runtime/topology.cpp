@@ -203,6 +203,41 @@ std::optional<std::size_t> relay(const Links& links, std::size_t from, std::size
   return found;
 }
 
+std::vector<HopLane> hop_lanes(const Links& links, std::span<const std::size_t> stops) {
+  double line = INFINITY;  // the slowest one
+  for (std::size_t i = 0; i < links.places(); ++i)
+    for (std::size_t j = 0; j < links.places(); ++j)
+      if (links.at(i, j).own && links.at(i, j).speed > 0) line = std::min(line, links.at(i, j).speed);
+  Links left = links;
+  const auto room = [&left](std::size_t from, std::size_t to) {
+    return from != to && left.at(from, to).own ? left.at(from, to).speed : 0;
+  };
+  std::vector<HopLane> found;
+  while (!alike(links) && line < INFINITY && found.size() < kMostLanes) {
+    HopLane lane;
+    for (std::size_t i = 0; i + 1 < stops.size(); ++i) {
+      const std::size_t from = stops[i], to = stops[i + 1];
+      std::optional<std::size_t> over;
+      double best = room(from, to);
+      for (std::size_t place = 0; best < line && place < links.places(); ++place)
+        if (const double speed = std::min(room(from, place), room(place, to)); speed >= line)
+          best = speed, over = place;
+      if (best < line) break;
+      left.at(from, over.value_or(to)).speed -= line;
+      if (over) left.at(*over, to).speed -= line;
+      lane.over.push_back(over);
+    }
+    if (lane.over.size() + 1 < stops.size()) break;
+    found.push_back(std::move(lane));
+  }
+  if (!found.empty()) return found;
+  HopLane lane;
+  for (std::size_t i = 0; i + 1 < stops.size(); ++i)
+    lane.over.push_back(links.at(stops[i], stops[i + 1]).speed > 0 ? std::nullopt
+                                                                   : relay(links, stops[i], stops[i + 1]));
+  return {std::move(lane)};
+}
+
 LaneTurns::LaneTurns(const std::vector<Lane>& lanes) {
   for (const Lane& lane : lanes) {
     std::vector<int> depth(lane.order.size());

@@ -57,6 +57,16 @@ LOCKSTEP_API std::vector<Lane> lanes(const Links& links);
 // fastest slower half of its two, the first of these.
 LOCKSTEP_API std::optional<std::size_t> relay(const Links& links, std::size_t from, std::size_t to);
 
+// One of the ways for what visits places one after the other: by hop straight, or over a third place.
+struct HopLane {
+  std::vector<std::optional<std::size_t>> over;
+};
+
+// The ways on which pieces go side by side from each of `stops` to the next. Several where lines are a pair's own
+// (DeviceLink::own): each has a line's worth of every hop, straight while there is some left, else over the first third
+// place that has as much. Otherwise one, straight but where that is through host memory and there is a relay.
+LOCKSTEP_API std::vector<HopLane> hop_lanes(const Links& links, std::span<const std::size_t> stops);
+
 // Puts pieces on lanes: each on the one where it is first at its last place, behind those that are on it already. So a
 // lane that takes long to fill has its last piece no later than the others. A function of the sizes in their order.
 class LaneTurns {

@@ -76,7 +76,9 @@ std::optional<Checkpoint> newest_below(const std::string& folder, std::int64_t s
   for (const detail::StepFolder& each : detail::step_folders(folder)) {
     if (each.temporary || each.step >= step) continue;
     try {
-      return Checkpoint(each.path);
+      Checkpoint found(each.path);
+      if (found.step() == each.step) return found;
+      throw FormatError(each.path, 0, cat("expected step ", each.step, ", got one of step ", found.step()));
     } catch (const FormatError& error) {
       log(LogLevel::warning, cat("a checkpoint that is not whole is passed over: ", error.what()));
     }

@@ -58,7 +58,7 @@ class CheckpointWriter::Writing {
     LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
     detail::check_entries(entries);
     if (skips_ && any_busy()) return false;
-    finish();
+    finish(true);
     std::string problem;
     try {
       snapshot_.take(entries, communicator_.rank() == 0);
@@ -74,15 +74,18 @@ class CheckpointWriter::Writing {
 
   void check() {
     const std::lock_guard lock(mutex_);
-    throw_failure();
+    if (failure_ && !std::exchange(told_, true)) std::rethrow_exception(failure_);
   }
 
-  void finish() {
+  // Ranks check at moments of their own. What was told to one of them is thrown again before a save, on all alike: none
+  // begins what others do not.
+  void finish(bool before_save) {
     std::unique_lock lock(mutex_);
     if (!ended_.wait_until(lock, Deadline::after(timeout_).time(), [this] { return !next_; }))
       throw TimeoutError(cat("[", kOp, "] step ", next_->step, " is not written after ", timeout_.count(), " ms in '",
                              step_.folder, '\''));
-    throw_failure();
+    const std::exception_ptr failure = std::exchange(failure_, nullptr);
+    if (failure && (before_save || !told_)) std::rethrow_exception(failure);
   }
 
   std::optional<std::int64_t> saved_step() const {
@@ -91,10 +94,6 @@ class CheckpointWriter::Writing {
   }
 
  private:
-  void throw_failure() {
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  }
-
   bool any_busy() {
     bool busy;
     {
@@ -120,6 +119,7 @@ class CheckpointWriter::Writing {
       lock.lock();
       if (!failure) saved_ = next_->step;
       failure_ = std::move(failure);
+      told_ = false;
       next_.reset();
       ended_.notify_all();
     }
@@ -139,6 +139,7 @@ class CheckpointWriter::Writing {
   std::condition_variable changed_, ended_;
   std::optional<detail::Save> next_;  // until it has been written
   std::exception_ptr failure_;
+  bool told_ = false;  // by check()
   std::optional<std::int64_t> saved_;
   bool stop_ = false, done_ = false;
   std::thread thread_;
@@ -159,9 +160,9 @@ bool CheckpointWriter::save(std::int64_t step, const std::vector<CheckpointEntry
   return writing_->save(step, entries, values);
 }
 void CheckpointWriter::check() { writing_->check(); }
-void CheckpointWriter::wait() { writing_->finish(); }
+void CheckpointWriter::wait() { writing_->finish(false); }
 void CheckpointWriter::close() {
-  writing_->finish();
+  writing_->finish(false);
   writing_->stop();
 }
 std::optional<std::int64_t> CheckpointWriter::saved_step() const { return writing_->saved_step(); }

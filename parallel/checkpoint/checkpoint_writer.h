@@ -53,7 +53,8 @@ class LOCKSTEP_API CheckpointWriter {
   // folder is an Error at the next call.
   bool save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
             const std::map<std::string, std::string>& values = {});
-  // Throws what a save has failed with, once; waits for none.
+  // Throws what a save has failed with, once; waits for none. Ranks may hear of it at different steps, so the next
+  // save() throws it again, on all of them.
   void check();
   // Until nothing is being written. Throws as save().
   void wait();

@@ -1,10 +1,12 @@
 #include "lockstep/parallel/launch/ends.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <sstream>
+#include <string_view>
 
 #include "lockstep/parallel/comm/store/store.h"
 #include "lockstep/runtime/strings.h"
@@ -14,6 +16,7 @@ namespace {
 
 using How = RankEnd::How;
 constexpr std::size_t kMostLines = 32;
+constexpr std::string_view kNext = " !+";  // behind a code: End::next
 
 std::string time_of(std::int64_t milliseconds) {
   const std::time_t seconds = milliseconds / 1000;
@@ -150,6 +153,28 @@ int first_failure(std::vector<RankEnd> ranks) {
   sort_by_time(ranks);
   const RankEnd* const cause = first_cause(ranks);
   return cause ? cause->rank : RankEnd::kNobody;
+}
+
+End end_by_signal(int signal) {
+  return {.code = 128 + signal, .message = cat("ended by signal ", signal_name(signal)), .next = End::Next::none};
+}
+
+std::string to_text(const End& end) {
+  return cat(end.code, kNext[static_cast<std::size_t>(end.next)], end.message, end.details);
+}
+
+End parse_end(const std::string& text) {
+  End end{.code = 1};
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), end.code);
+  if (error == std::errc() && stop != text.data() + text.size()) {
+    end.next = static_cast<End::Next>(kNext.find(*stop));
+    end.message.assign(stop + 1, text.data() + text.size());
+  }
+  if (const auto line = end.message.find('\n'); line != std::string::npos) {
+    end.details = end.message.substr(line);
+    end.message.resize(line);
+  }
+  return end;
 }
 
 std::string to_text(const std::vector<RankEnd>& ranks) {

@@ -47,7 +47,12 @@ std::string signal_name(int signal);
 // Where lockstep-run writes what the rank writes; empty without a folder for it.
 std::string log_file(const std::string& folder, int rank);
 
+// A signal to lockstep-run ends the job, for good.
+End end_by_signal(int signal);
+
 // As text, for the store.
+std::string to_text(const End& end);
+End parse_end(const std::string& text);
 std::string to_text(const std::vector<RankEnd>& ranks);
 std::vector<RankEnd> parse_ends(const std::string& text);
 

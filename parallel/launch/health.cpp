@@ -131,7 +131,7 @@ int tell(const std::string& verdict, JsonFile& file) {
 int check_health(const Options& asked, const std::string& token, JsonFile& file) {
   Options options = asked;
   NodeHealth mine = look_at_this_node(options);
-  const JobStore job_store = open_store(options, token);
+  const JobStore job_store = open_store(options, token, token);
   Store& store = *job_store.client;
   claim_node(store, options, detail::to_hex(detail::random_bytes(8)));
   if (options.node == 0) {

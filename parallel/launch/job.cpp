@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "lockstep/parallel/launch/cleanup.h"
@@ -21,7 +22,8 @@ std::string line_of(const std::string& message) { return cat("lockstep-run: ", m
 
 Shown shown(const Options& options) {
   const bool to_files_alone = !options.log_dir.empty() && options.show.empty();
-  return Shown(options.tee, options.show, to_files_alone ? 0 : 3, options.world_size());
+  // A rank that is not of this round may be of another.
+  return Shown(options.tee, options.show, to_files_alone ? 0 : 3, std::numeric_limits<int>::max());
 }
 
 }  // namespace
@@ -54,7 +56,7 @@ JobEnd Job::run(const std::string& token) {
     obstacle = End{.code = 1, .message = error.what()};
   }
   if (obstacle) {
-    obstacle->final = true;
+    obstacle->next = End::Next::none;
     end_for(*obstacle, SIGKILL);
   }
   loop();
@@ -62,6 +64,7 @@ JobEnd Job::run(const std::string& token) {
   const End end = *nodes_.end();
   JobEnd job{.end = end, .began = began_, .ranks = nodes_.leave(!interrupted_)};
   job.ended = now_milliseconds();
+  if (interrupted_ && end.next != End::Next::none) job.stop = interrupted_;
   if (!end.details.empty())
     say_now(cat("first failure: ", end.message, end.details));
   else if (end.code != 0 && end.message != reason_)
@@ -136,7 +139,7 @@ void Job::poll_once(std::optional<Clock::time_point> drain_until) {
 
   output_.handle(polls);
   if (output_.closed())
-    end_for({.code = 128 + SIGPIPE, .message = "nobody reads the output any more", .final = true}, SIGTERM);
+    end_for({.code = 128 + SIGPIPE, .message = "nobody reads the output any more", .next = End::Next::none}, SIGTERM);
   handle_signals();
   take_reports();
   follow_nodes();
@@ -202,10 +205,9 @@ void Job::handle_signals() {
         if (interrupted_) {
           signal_all(SIGKILL);
         } else {
-          interrupted_ = true;
+          interrupted_ = end_by_signal(signal);
           if (ending_) cut(signal);
-          end_for({.code = 128 + signal, .message = cat("ended by signal ", signal_name(signal)), .final = true},
-                  signal);
+          end_for(*interrupted_, signal);
         }
     }
   }
@@ -242,7 +244,7 @@ void Job::rank_failed(const RankEnd& rank) {
   std::string what = cat("rank ", rank.rank, ' ', describe(rank));
   if (rank.follows() && rank.blamed >= 0) what += cat(" because of rank ", rank.blamed);
   if (options_.keep_going)
-    say(cat(what, (any_running() || options_.nodes > 1) && !nodes_.ending() ? ": the others go on" : ""));
+    say(cat(what, (any_running() || options_.several()) && !nodes_.ending() ? ": the others go on" : ""));
   else
     end_for_failure(what);
 }

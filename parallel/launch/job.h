@@ -23,6 +23,7 @@ struct JobEnd {
   End end;
   std::int64_t began = 0, ended = 0;  // milliseconds since 1970
   std::vector<RankEnd> ranks;         // of all machines, as far as this one knows
+  std::optional<End> stop;            // a signal that came when the round was ending for another reason
 };
 
 class Job {
@@ -77,8 +78,9 @@ class Job {
   Output output_;
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> patience_until_, kill_at_;
-  bool ending_ = false, cut_ = false, interrupted_ = false;
-  std::string reason_;  // why the job ends where that is no rank: it has been said
+  bool ending_ = false, cut_ = false;
+  std::optional<End> interrupted_;  // by a signal
+  std::string reason_;              // why the job ends where that is no rank: it has been said
 };
 
 }  // namespace lockstep::launch

@@ -2,53 +2,36 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <thread>
-
 #include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
-
-std::string token_of_round(const Options& options, const std::string& token) {
-  if (options.restarts == 0) return token;
-  return detail::to_hex(detail::hmac_sha256(token, cat("lockstep-run round ", options.round)));
-}
-
 namespace {
 
-// Waits for the store of this round or of one that is to come after it: while node 0 has that of the round before, it
-// refuses the others' tokens.
-std::shared_ptr<Store> join(Options& options, JobStore& store, const std::string& token) {
-  if (options.node == 0 || options.restarts == 0)
-    return make_tcp_store({.address = store.address,
-                           .token = store.token,
-                           .connect_timeout = options.timeout,
-                           .timeout = options.timeout});
-  const Deadline deadline = Deadline::after(options.timeout);
-  const int first = options.round;
-  while (true) {
-    for (options.round = first; options.round <= options.restarts; ++options.round) try {
-        store.token = token_of_round(options, token);
-        return make_tcp_store({.address = store.address,
-                               .token = store.token,
-                               .connect_timeout = std::min(options.timeout, Milliseconds(1'000)),
-                               .timeout = options.timeout});
-      } catch (const CommError&) {
-        if (deadline.passed()) throw;
-      }
-    std::this_thread::sleep_for(Milliseconds(20));
-  }
+constexpr char kShape[] = "lockstep-run/shape";
+
+std::string shape_of(const Options& options) {
+  std::string shape = cat(options.nodes, " nodes of ", options.ranks, " ranks");
+  if (options.keep_going) shape += cat(" that keep going, at least ", options.min_ranks);
+  if (options.restarts > 0) shape += cat(" with ", options.restarts, " restarts");
+  if (options.restarts > 0 && options.min_ranks > 0) shape += cat(", at least ", options.min_ranks);
+  if (options.restarts > 0 && options.max_ranks > 0) shape += cat(", at most ", options.max_ranks);
+  return shape;
 }
 
 }  // namespace
 
-JobStore open_store(Options& options, const std::string& token) {
+std::string token_of_round(const Options& options, const std::string& token, const std::string& job) {
+  if (options.restarts == 0) return token;
+  return detail::to_hex(detail::hmac_sha256(token, cat("lockstep-run round ", options.round, " of ", job)));
+}
+
+JobStore open_store(const Options& options, const std::string& token, const std::string& token_of_ranks) {
   JobStore store;
-  store.token = token_of_round(options, token);
-  if (options.nodes == 1) {
+  store.token = token_of_ranks;
+  if (!options.several()) {
     store.server = std::make_unique<TcpStoreServer>(TcpStoreServerOptions{.token = store.token});
     store.address = store.server->address();
     store.client = make_tcp_store({.address = store.address, .token = store.token});
@@ -58,12 +41,33 @@ JobStore open_store(Options& options, const std::string& token) {
   const auto master = detail::parse_host_port("--master", options.master);
   if (options.node == 0)
     store.server = std::make_unique<TcpStoreServer>(
-        TcpStoreServerOptions{.address = master.host, .port = master.port, .token = store.token});
-  store.client = join(options, store, token);
+        TcpStoreServerOptions{.address = master.host,
+                              .port = master.port,
+                              .token = token,
+                              .other_token = token == token_of_ranks ? "" : token_of_ranks});
+  store.client = make_tcp_store(
+      {.address = store.address, .token = token, .connect_timeout = options.timeout, .timeout = options.timeout});
+  return store;
+}
+
+JobStore open_fixed_store(const Options& options, const std::string& token, const std::string& job) {
+  JobStore store = open_store(options, token, token_of_round(options, token, job));
+  if (!options.several()) return store;
+  agree_on_options(*store.client, options);
+  claim_node(*store.client, options, job);
   return store;
 }
 
 std::string node_key(const char* name, int node) { return cat("lockstep-run/", name, '/', node); }
+
+void agree_on_options(Store& store, const Options& options) {
+  const std::string shape = shape_of(options);
+  // Node 0 says it, so that whoever comes first, it is the other one that does not fit.
+  if (options.node == 0) store.set(kShape, shape);
+  const std::string first = store.get(kShape, Deadline::after(options.timeout));
+  LOCKSTEP_CHECK(first == shape, "expected the same on all nodes, got ", shape, " on node ", options.node, " and ",
+                 first, " on another");
+}
 
 void claim_node(Store& store, const Options& options, const std::string& run_id) {
   LOCKSTEP_CHECK(store.compare_set(node_key("node", options.node), "", run_id) == run_id,

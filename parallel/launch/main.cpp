@@ -1,5 +1,6 @@
 // lockstep-run: starts the ranks of a job, shows what they write, and ends them together.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "lockstep/parallel/comm/sha256.h"
@@ -16,6 +17,7 @@ namespace {
 using namespace lockstep;
 using namespace lockstep::launch;
 
+constexpr int kMostNodes = 4096;
 constexpr char kDescription[] =
     "lockstep-run [options] program [arguments...]\n\n"
     "Starts a program several times, as the ranks of one job, and ends all of them when one fails (unless with\n"
@@ -38,6 +40,8 @@ constexpr char kFooter[] =
     "With --keep-going the code is the same, but 0 when as many ranks as --min-ranks says have ended well; a rank\n"
     "that is stopped for --timeout seconds is killed. With --restarts the code is that of\n"
     "the last round; ranks find LOCKSTEP_ROUND, from 0, and LOCKSTEP_RESTARTS.\n"
+    "With --restarts on several machines a round has those that are there, from --min-ranks to --max-ranks ranks.\n"
+    "Machine 0 has to live: it has the store.\n"
     "SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed to the ranks and end the job, the second time at once; SIGUSR1 "
     "and\n"
     "SIGUSR2 are passed on.\n\n"
@@ -61,7 +65,7 @@ std::string failed_to_begin(const Options& options, int code, const std::string&
 int run(const Options& options) {
   // The token is asked for before anything is started. Within one machine a job has one of its own.
   std::string token = options.token_file.empty() ? store_token() : store_token_from_file(options.token_file);
-  if (token.empty() && options.nodes == 1) token = detail::to_hex(detail::random_bytes(32));
+  if (token.empty() && !options.several()) token = detail::to_hex(detail::random_bytes(32));
   JsonFile json(options.json);
   try {
     return options.health ? check_health(options, token, json) : run_rounds(options, token, json);
@@ -76,14 +80,15 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  double patience = 5, grace = 10, timeout = 60;
+  double patience = 5, grace = 10, timeout = 60, join_timeout = 600;
   double min_free = 64;
   bool no_prefix = false, no_pty = false;
   std::string bind = "none";
   CLI::App app(kDescription, "lockstep-run");
   app.footer(kFooter);
   app.add_option("-n,--ranks", options.ranks, "Ranks to start on this machine")->check(CLI::Range(1, 4096));
-  app.add_option("--nnodes", options.nodes, "Machines of the job")->check(CLI::Range(1, 4096));
+  app.add_option("--nnodes", options.nodes, "Machines of the job; with --restarts those that it begins with")
+      ->check(CLI::Range(1, kMostNodes));
   app.add_option("--node-rank", options.node, "Which of the machines this is; 0 serves the store");
   app.add_option("--master", options.master, "host:port of machine 0, for the store");
   app.add_option("--token-file", options.token_file,
@@ -108,16 +113,25 @@ int main(int argc, char** argv) {
   app.add_flag("--keep-going", options.keep_going,
                "Do not end the others when a rank fails: they get an error that they may get over. With several "
                "machines also when one is silent for --timeout seconds; not without machine 0, which has the store");
-  app.add_option("--min-ranks", options.min_ranks,
-                 "With --keep-going: exit with 0 when so many ranks have ended well, and end the job as soon as fewer "
-                 "are left. With --restarts: a round may have so few (default all)")
+  app.add_option(
+         "--min-ranks", options.min_ranks,
+         "With --keep-going: exit with 0 when so many ranks have ended well, and end the job as soon as fewer "
+         "are left. With --restarts: a round may have so few (default all); on several machines, which are taken as a "
+         "whole, it waits for more machines while there are fewer")
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--restarts", options.restarts,
-                 "When a rank fails, end the others and begin again, so many times at most: with the ranks that are "
-                 "left where --min-ranks allows it, else with all of them. The program finds LOCKSTEP_ROUND, from 0")
+                 "When a rank fails or a machine is lost, end the others and begin again, so many times at most: with "
+                 "what is left where --min-ranks allows it, else with all. The program finds LOCKSTEP_ROUND, from 0. A "
+                 "machine that comes back or is new begins a round too, which is no restart")
       ->check(CLI::Range(0, 1'000'000));
-  app.add_option("--max-ranks", options.max_ranks, "With --restarts: no round has more (default -n)")
+  app.add_option("--max-ranks", options.max_ranks,
+                 "With --restarts: no round has more (default all); machines beyond wait for another one to go")
       ->check(CLI::Range(1, 1 << 24));
+  app.add_option(
+         "--join-timeout", join_timeout,
+         "With --restarts on several machines: seconds that a round with fewer than --min-ranks ranks waits for "
+         "machines to come (default 600)")
+      ->check(CLI::Range(0.1, 1e6));
   app.add_flag("--health", options.health,
                "Run no program: look at the devices, memory, disks, clocks and builds of the machines and at their way "
                "to the store, print a table, and exit with 1 when something is unfit");
@@ -153,11 +167,16 @@ int main(int argc, char** argv) {
     if (options.program.empty() && !options.health) return wrong("expected a program to run");
     if (!options.program.empty() && options.health)
       return wrong(cat("expected no program along with --health, got ", options.program.front()));
-    if (options.node < 0 || options.node >= options.nodes)
-      return wrong(cat("expected --node-rank from 0 to ", options.nodes - 1, ", got ", options.node));
+    // Of one machine it grows only with restarts, and where there is a place to come to.
+    const bool grows = options.restarts > 0 && options.max_ranks > options.ranks && !options.master.empty();
+    const bool several = options.nodes > 1 || grows;
+    const int most_node_rank = several && options.restarts > 0 ? kMostNodes - 1 : options.nodes - 1;
+    if (options.node < 0 || options.node > most_node_rank)
+      return wrong(cat("expected --node-rank from 0 to ", most_node_rank, ", got ", options.node));
     if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
     if (!options.tee.empty() && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
-    Shown(options.tee, options.show, 3, options.world_size());  // throws for what does not fit
+    Shown(options.tee, options.show, 3,
+          std::max(options.world_size(), options.max_ranks));  // throws for what does not fit
     if (options.min_ranks > 0 && !options.keep_going && options.restarts == 0)
       return wrong("expected --keep-going or --restarts along with --min-ranks");
     if (options.keep_going && options.restarts > 0)
@@ -166,14 +185,21 @@ int main(int argc, char** argv) {
     if (options.max_ranks > 0 && options.max_ranks < std::max(options.min_ranks, 1))
       return wrong(
           cat("expected --max-ranks of at least the ", options.min_ranks, " of --min-ranks, got ", options.max_ranks));
-    if (options.nodes > 1 && options.restarts > 0 && (options.min_ranks > 0 || options.max_ranks > 0))
-      return wrong(
-          "expected no --min-ranks and --max-ranks along with --restarts on several machines, which all take "
-          "part in each round");
+    if (app.count("--join-timeout") > 0 && !(several && options.restarts > 0))
+      return wrong("expected --restarts on several machines along with --join-timeout");
+    if (several && options.max_ranks > 0) {  // machines are taken as a whole
+      const int most = options.max_ranks / options.ranks * options.ranks;
+      if (most < std::max(options.min_ranks, 1))
+        return wrong(cat("expected --max-ranks for machines of ", options.ranks, " ranks with at least the ",
+                         std::max(options.min_ranks, options.ranks), " of ",
+                         options.min_ranks > options.ranks ? "--min-ranks" : "one machine", ", got ",
+                         options.max_ranks));
+    }
     if (options.min_ranks > options.world_size())
       return wrong(cat("expected --min-ranks from 1 to ", options.world_size(), ", got ", options.min_ranks));
     if (app.count("--min-free") > 0 && !options.health) return wrong("expected --health along with --min-free");
     if (!options.master.empty()) detail::parse_host_port("--master", options.master);
+    if (!several) options.master.clear();
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const InvalidArgument& error) {
@@ -186,6 +212,7 @@ int main(int argc, char** argv) {
   options.min_free_bytes = static_cast<std::int64_t>(min_free * (1 << 20));
   options.grace = Milliseconds(static_cast<std::int64_t>(grace * 1000));
   options.timeout = Milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  options.join_timeout = Milliseconds(static_cast<std::int64_t>(join_timeout * 1000));
   try {
     return run(options);
   } catch (const std::exception& error) {

@@ -19,52 +19,22 @@ namespace {
 constexpr Milliseconds kBeat{500}, kLate{2'000};
 // What kEnding says: a rank has failed, all is well (along with kEnd), or, as kEnd, the code and the reason.
 constexpr char kEnding[] = "lockstep-run/ending", kRank[] = "rank", kWell[] = "well";
-constexpr char kFinal = '!';  // behind a code: End::final
 constexpr char kFailed[] = "lockstep-run/failed";
-constexpr char kEnd[] = "lockstep-run/end", kShape[] = "lockstep-run/shape";
-
-End parse_end(const std::string& text) {
-  End end{.code = 1};
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), end.code);
-  if (error == std::errc() && stop != text.data() + text.size()) {
-    end.final = *stop == kFinal;
-    end.message.assign(stop + 1, text.data() + text.size());
-  }
-  if (const auto line = end.message.find('\n'); line != std::string::npos) {
-    end.details = end.message.substr(line);
-    end.message.resize(line);
-  }
-  return end;
-}
+constexpr char kEnd[] = "lockstep-run/end";
 
 // Where it stands how a rank has ended, for node 0 if it loses the rank's node.
 std::string rank_key(int rank) { return cat("lockstep-run/ended-rank/", rank); }
 
-std::string text_of(const End& end) { return cat(end.code, end.final ? kFinal : ' ', end.message, end.details); }
-
-std::string shape_of(const Options& options) {
-  return cat(options.nodes, " nodes of ", options.ranks, " ranks",
-             options.keep_going ? cat(" that keep going, at least ", options.min_ranks) : "",
-             options.restarts > 0 ? cat(" with ", options.restarts, " restarts") : "");
-}
-
 }  // namespace
 
-Nodes::Nodes(const Options& options, const std::string& token, const std::string& run_id)
+Nodes::Nodes(const Options& options, JobStore job_store)
     : options_(options),
-      job_store_(open_store(options_, token)),
+      job_store_(std::move(job_store)),
       store_(job_store_.client),
       event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       beats_(static_cast<std::size_t>(options.nodes)) {
   if (options.keep_going) store_->add(kFailed, 0);  // while there is room: the ranks may fill the store
-  if (options.nodes == 1) return;
-  const std::string shape = shape_of(options);
-  // Node 0 says it, so that whoever comes first, it is the other one that does not fit.
-  if (options.node == 0) store_->set(kShape, shape);
-  const std::string first = store_->get(kShape, Deadline::after(options.timeout));
-  LOCKSTEP_CHECK(first == shape, "expected the same on all nodes, got ", shape, " on node ", options.node, " and ",
-                 first, " on another");
-  claim_node(*store_, options, run_id);
+  if (!options.several()) return;
   if (!options.log_dir.empty()) store_->set(node_key("logs", options.node), options.log_dir);
   store_->add(node_key("beat", options.node), 1);  // from now on it has come
 }
@@ -138,12 +108,12 @@ void Nodes::run_deferred() {
 }
 
 void Nodes::begin_to_end(std::optional<End> reason) {
-  if (options_.nodes == 1) return conclude(Ending{std::move(reason)});
+  if (!options_.several()) return conclude(Ending{std::move(reason)});
   {
     const std::lock_guard lock(mutex_);
     own_ending_ = Ending{reason};
   }
-  defer([this, text = reason ? text_of(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
+  defer([this, text = reason ? to_text(*reason) : kRank] { store_->compare_set(kEnding, "", text); });
 }
 
 End Nodes::judge(const std::optional<Ending>& ending, const std::vector<RankEnd>& ranks) const {
@@ -163,12 +133,12 @@ void Nodes::rank_ended(const RankEnd& rank) {
   defer([this, rank] {
     try {
       store_->set(detail::ended_key(store_->add(detail::kEndedCount, 1)), cat(rank.rank, ' ', describe(rank)));
-      if (options_.nodes > 1 && options_.keep_going) store_->set(rank_key(rank.rank), to_text({rank}));
+      if (options_.several() && options_.keep_going) store_->set(rank_key(rank.rank), to_text({rank}));
     } catch (const InvalidArgument&) {  // the ranks have filled the store, and do without
     }
     if (options_.keep_going && rank.failed()) count_failures(1);
   });
-  if (options_.nodes == 1) try {  // the store is in this process, and nobody watches
+  if (!options_.several()) try {  // the store is in this process, and nobody watches
       run_deferred();
     } catch (const Error&) {
     }
@@ -177,30 +147,32 @@ void Nodes::rank_ended(const RankEnd& rank) {
 void Nodes::count_failures(int count) {
   const std::int64_t failed = store_->add(kFailed, count);
   if (options_.world_size() - failed >= options_.min_ranks) return;
-  if (options_.nodes == 1)
+  if (!options_.several())
     conclude(Ending{});
   else
     store_->compare_set(kEnding, "", kRank);
 }
 
 void Nodes::report(std::vector<RankEnd> ranks) {
-  if (options_.nodes > 1)
+  if (options_.several())
     defer([this, text = to_text(ranks)] { store_->set(node_key("report", options_.node), text); });
   {
     const std::lock_guard lock(mutex_);
     mine_ = std::move(ranks);
   }
-  if (options_.nodes == 1 || lost_) conclude_alone();
+  if (!options_.several() || lost_) conclude_alone();
 }
 
-void Nodes::watch() {
-  if (options_.nodes == 1) return;
+void Nodes::watch(std::function<std::optional<End>()> newcomers) {
+  if (!options_.several()) return;
+  newcomers_ = std::move(newcomers);
   watcher_ = std::thread([this] {
     try {
       while (!stop_ && !look()) {
       }
     } catch (const CommError& error) {
-      part(cat(error.what(), options_.keep_going ? " (node 0 has the job's store: nobody goes on without it)" : ""));
+      const bool others_go_on = options_.keep_going || options_.restarts > 0;
+      part(cat(error.what(), others_go_on ? " (node 0 has the job's store: nobody goes on without it)" : ""));
     } catch (const Error& error) {
       part(error.what());
     }
@@ -243,6 +215,7 @@ void Nodes::watch_over() {
   std::vector<RankEnd> ranks;
   int missing = 0;
   bool all_came = true;
+  const auto all_ranks = static_cast<std::size_t>(options_.world_size());
   for (int node = 0; node < options_.nodes; ++node) {
     Beat& beat = beats_[static_cast<std::size_t>(node)];
     if (const auto report = store_->try_get(node_key("report", node))) {
@@ -253,11 +226,11 @@ void Nodes::watch_over() {
     const std::string count = store_->try_get(node_key("beat", node)).value_or("");
     if (count != beat.count) beat = {count};
     if (Clock::now() - beat.since >= options_.timeout && beat.silent.empty()) {
-      beat.silent = cat("node ", node, count.empty() ? " did not come within " : " was silent for ",
+      beat.silent = cat("node ", options_.node_rank(node), count.empty() ? " did not come within " : " was silent for ",
                         seconds(options_.timeout), " s");
       if (const auto host = store_->try_get(node_key("host", node))) beat.silent += cat(" (", *host, ')');
       if (!options_.keep_going || count.empty()) {
-        store_->compare_set(kEnding, "", text_of({1, beat.silent}));
+        store_->compare_set(kEnding, "", to_text(End{1, beat.silent}));
       } else {
         lose(node);
         ++missing;  // until the next look, which finds what was said for its ranks
@@ -268,17 +241,27 @@ void Nodes::watch_over() {
     all_came = all_came && !count.empty();
   }
   const auto first = store_->try_get(kEnding);
+  const auto reason = first && *first != kRank && *first != kWell ? std::optional(parse_end(*first)) : std::nullopt;
   if (!first) {
-    if (missing > 0 || !all_came) return;
-    store_->compare_set(kEnd, "", text_of(judge(std::nullopt, ranks)));
+    if (missing > 0 || !all_came) {
+      const auto why = newcomers_ ? newcomers_() : std::nullopt;
+      if (why) store_->compare_set(kEnding, "", to_text(*why));
+      return;
+    }
+    store_->compare_set(kEnd, "", to_text(judge(std::nullopt, ranks)));
     store_->compare_set(kEnding, "", kWell);
-  } else if (*first != kRank && *first != kWell) {
+  } else if (reason && reason->next == End::Next::regroup) {
+    if (missing > 0) return;
+    // The ranks may all have ended well meanwhile.
+    const bool well = std::all_of(ranks.begin(), ranks.end(), [](const RankEnd& each) { return each.ended_well(); });
+    store_->compare_set(kEnd, "", well && ranks.size() == all_ranks ? to_text(End{}) : *first);
+  } else if (reason) {
     store_->compare_set(kEnd, "", *first);
   } else if (missing == 0) {
     End end = judge(Ending{}, ranks);
     for (const Beat& beat : beats_)  // whose ranks are not among them
       if (!beat.silent.empty()) end.details += cat("\n  ", beat.silent);
-    store_->compare_set(kEnd, "", text_of(end));
+    store_->compare_set(kEnd, "", to_text(end));
   }
 }
 
@@ -321,7 +304,7 @@ std::vector<RankEnd> Nodes::all_ends() {
     if (node == options_.node) {
       const std::lock_guard lock(mutex_);
       ends = mine_.value_or(ends);
-      if (options_.nodes > 1) ends = parse_ends(to_text(ends));  // as the others read it
+      if (options_.several()) ends = parse_ends(to_text(ends));  // as the others read it
     } else if (!lost_) {
       try {
         ends = parse_ends(store_->try_get(node_key("report", node)).value_or(""));
@@ -338,7 +321,7 @@ std::vector<RankEnd> Nodes::leave(bool wait_for_late) {
   if (watcher_.joinable()) watcher_.join();  // it goes by itself once the end is known, and `beats_` is its own
   // Node 0 waits for the others, and knows most after that; the others know nothing any more when it has gone.
   std::vector<RankEnd> known;
-  if (options_.nodes > 1 && !lost_) try {
+  if (options_.several() && !lost_) try {
       run_deferred();
       if (options_.node != 0) known = all_ends();
       if (!lost_) store_->set(node_key("left", options_.node), "");
@@ -358,6 +341,7 @@ void Nodes::wait_for_others(bool wait_for_late) {
     try {
       store_->get(node_key("node", node), late);
       store_->get(node_key("left", node), deadline);
+      there_.push_back(node);
     } catch (const TimeoutError&) {
     }
   }

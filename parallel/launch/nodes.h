@@ -24,18 +24,16 @@ namespace lockstep::launch {
 // else waits for a store that may be out of reach.
 class Nodes {
  public:
-  // Blocks until the other launchers' store is there, for this round or, on other nodes than 0, a later one. Throws
-  // Error for what does not fit.
-  Nodes(const Options& options, const std::string& token, const std::string& run_id);
+  // `options` are those of the round, and of one node that has its number in the store.
+  Nodes(const Options& options, JobStore job_store);
   ~Nodes();
 
-  // Starts to look after the other launchers, in a thread that inherits the mask of signals.
-  void watch();
+  // Starts to look after the other launchers, in a thread that inherits the mask of signals. On node 0 that also asks
+  // `newcomers`, where there is such a function, why the round is to end so that other nodes can be taken in.
+  void watch(std::function<std::optional<End>()> newcomers = nullptr);
 
   const std::string& address() const { return job_store_.address; }
-  // What ranks show to the store, and which round they are of: of several machines node 0 says it.
-  const std::string& token() const { return job_store_.token; }
-  int round() const { return options_.round; }
+  const std::string& token() const { return job_store_.token; }  // what ranks show to the store
   int event() const { return event_.get(); }
   void clear_event();
   // The job is going to end before all ranks have ended well: because of a rank, or for this reason. The first counts.
@@ -56,6 +54,8 @@ class Nodes {
   // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all. How each
   // rank has ended, as far as this machine can learn it.
   std::vector<RankEnd> leave(bool wait_for_late);
+  // Node 0, then: the places of those that knew it in time.
+  const std::vector<int>& there() const { return there_; }
 
  private:
   void defer(std::function<void()> action);  // to the thread that watches
@@ -91,6 +91,8 @@ class Nodes {
     bool lost = false;   // the others go on without it
   };
   std::vector<Beat> beats_;
+  std::function<std::optional<End>()> newcomers_;
+  std::vector<int> there_;
   std::thread watcher_;
 };
 

@@ -5,13 +5,18 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <optional>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
+#include "lockstep/parallel/launch/membership.h"
 #include "lockstep/parallel/launch/nodes.h"
 #include "lockstep/parallel/launch/summary.h"
+#include "lockstep/parallel/launch/times.h"
 #include "lockstep/runtime/strings.h"
 
 namespace lockstep::launch {
@@ -21,14 +26,32 @@ int most_ranks(const Options& options) {
   return options.max_ranks > 0 ? std::min(options.ranks, options.max_ranks) : options.ranks;
 }
 
-// How many the next round has, where `before` had as many as its options say.
+// One machine: how many the next round has, where `before` had as many as its options say.
 int next_ranks(const Options& options, const Round& before) {
   const int most = most_ranks(options);
-  if (options.nodes > 1) return most;
   const auto gone = std::count_if(before.job.ranks.begin(), before.job.ranks.end(),
                                   [](const RankEnd& each) { return each.failed() && !each.follows(); });
   const int left = before.options.ranks - std::max(static_cast<int>(gone), 1);
   return left >= (options.min_ranks > 0 ? options.min_ranks : most) ? left : most;
+}
+
+std::string describe_start(const Options& options) {
+  std::string nodes;
+  for (const int node_rank : options.node_ranks) nodes += cat(nodes.empty() ? " on nodes " : ", ", node_rank);
+  return cat("round ", options.round, " begins with ", options.world_size(), " ranks", nodes, ", after ",
+             options.restarts_used, " of at most ", options.restarts, " restarts");
+}
+
+bool another_follows(const Options& options, const End& end) {
+  return end.next == End::Next::regroup ||
+         (end.next == End::Next::restart && end.code != 0 && options.restarts_used < options.restarts);
+}
+
+// A round that this node was not of.
+Round no_round(const Options& options, const End& end) {
+  Round none{options, {.end = end}};
+  none.job.began = none.job.ended = now_milliseconds();
+  return none;
 }
 
 sigset_t set_of(std::initializer_list<int> signals) {
@@ -46,36 +69,65 @@ int run_rounds(const Options& options, const std::string& token, JsonFile& json)
   const char* const outer = std::getenv(kRunId);
   const std::string name = outer ? cat(outer, '.', run_id) : run_id;
   const sigset_t signals = set_of({SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD});
-  // While it waits for other machines these end this process as they do any other.
-  const sigset_t endings = set_of({SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   sigset_t before;
   sigprocmask(SIG_BLOCK, nullptr, &before);
+  std::optional<Membership> membership;
+  if (options.several() && options.restarts > 0) membership.emplace(options, token, run_id);
+  // Without restarts signals end this process as they do any other while it waits for other machines.
+  if (membership) sigprocmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored: then no rank's end would be told
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
 
   std::vector<Round> rounds;
-  Options next = options;
-  next.ranks = most_ranks(options);
+  const auto finish = [&](const End& end) {
+    const std::string unwritten = json.write(job_json(rounds));
+    if (!unwritten.empty()) say_now(unwritten);
+    guard.dismiss();
+    return end.code;
+  };
+  Meeting next{options, {}};
+  if (!membership) next.options.ranks = most_ranks(options);
+  std::optional<End> stop;
   while (true) {
-    if (next.round > 0 && next.nodes > 1) sigprocmask(SIG_UNBLOCK, &endings, nullptr);
-    Nodes nodes(next, token, run_id);
-    next.round = nodes.round();
+    if (membership) {
+      auto met = membership->next(stop);
+      if (const End* const end = std::get_if<End>(&met)) {
+        say_now(end->message);
+        if (!rounds.empty()) ++next.options.round;
+        rounds.push_back(no_round(next.options, *end));
+        return finish(*end);
+      }
+      next = std::move(std::get<Meeting>(met));
+    } else {
+      next.store = open_fixed_store(next.options, token, run_id);
+    }
+    if (next.options.round > 0 || next.options.nodes != options.nodes) say_now(describe_start(next.options));
+    Nodes nodes(next.options, std::move(next.store));
     sigprocmask(SIG_BLOCK, &signals, nullptr);
     std::signal(SIGPIPE, SIG_IGN);
-    std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored: then no rank's end would be told
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-
-    nodes.watch();
-    Job job(next, nodes, name, signals, before);
+    if (membership && options.node == 0)
+      nodes.watch([&] { return membership->newcomers(); });
+    else
+      nodes.watch();
+    Job job(next.options, nodes, name, signals, before);
     const JobEnd end = job.run(nodes.token());
-    rounds.push_back({next, end});
-    if (end.end.code == 0 || end.end.final || next.round >= options.restarts) {
-      const std::string unwritten = json.write(job_json(rounds));
-      if (!unwritten.empty()) say_now(unwritten);
-      guard.dismiss();
-      return end.end.code;
+    rounds.push_back({next.options, end});
+    stop = end.stop;
+    const bool again = another_follows(next.options, end.end);
+    if (again && stop && !membership) {
+      say_now(stop->message);
+      rounds.back().job.end = *stop;
+      return finish(*stop);
     }
-    next.ranks = next_ranks(options, rounds.back());
-    ++next.round;
-    say_now(cat("round ", next.round, " of at most ", options.restarts, " begins with ", next.world_size(), " ranks"));
+    if (membership && !again) membership->finish(end.end);
+    if (!again) return finish(end.end);
+    if (membership) {
+      membership->ended(end.end, nodes.there());
+    } else {
+      next.options.ranks = next_ranks(options, rounds.back());
+      ++next.options.round;
+      ++next.options.restarts_used;
+    }
   }
 }
 

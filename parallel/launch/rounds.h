@@ -1,4 +1,4 @@
-// A job in rounds: when a rank fails, the others end, and all of it begins again.
+// A job in rounds: when something fails, what is left of it ends and begins again.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace lockstep::launch {
 
 // Runs the ranks of this machine, in one round or, with Options::restarts, as many more as it takes. With one machine a
 // round that lost ranks goes on with those that are left, as long as these are at least min_ranks; else with all of
-// them, or max_ranks. With several, all machines take part in each round: one that was away joins the next. Each round
-// has a token of its own. Returns the code to exit with, that of the last round.
+// them, or max_ranks. With several, each round has the machines that are there (Membership). Each round has a token of
+// its own. Returns the code to exit with, that of the last round.
 int run_rounds(const Options& options, const std::string& token, JsonFile& json);
 
 }  // namespace lockstep::launch

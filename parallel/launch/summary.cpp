@@ -38,7 +38,7 @@ Json rank_or_null(int rank) { return rank < 0 ? Json() : Json(rank); }
 Json describe_rank(const Options& options, const RankEnd& rank, int first) {
   const bool signal = rank.how == How::killed || rank.how == How::stopped;
   return {{"rank", rank.rank},
-          {"node", rank.rank / options.ranks},
+          {"node", options.node_rank(rank.rank / options.ranks)},
           {"host", rank.host},
           {"process", rank.process > 0 ? Json(rank.process) : Json()},
           {"part", part_of(rank, first)},
@@ -79,6 +79,7 @@ std::string job_json(const std::vector<Round>& rounds) {
     for (const Round& each : rounds) {
       all.push_back(describe_round(each.options, each.job));
       all.back()["round"] = each.options.round;
+      all.back()["restarts_used"] = each.options.restarts_used;
     }
     job["rounds"] = std::move(all);
   }

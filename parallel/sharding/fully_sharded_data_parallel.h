@@ -104,8 +104,9 @@ class FullyShardedDataParallel : public Module<FullyShardedDataParallel<M>> {
     };
   }
 
-  // Whole parameters inside a scope. Every rank makes one. Error while there is one already, and between forward and
-  // backward's end.
+  // Whole parameters inside a scope. Every rank makes one. Error while there is one already, and inside a forward or a
+  // backward; a forward or backward inside the scope is one. What is written back voids the graphs of forwards before:
+  // their backward is an Error.
   [[nodiscard]] WholeParameters summon(bool write_back = true) const { return {core_, write_back}; }
 
   // ---- state: whole tensors by the names that they have in module(), which plain modules and DistributedDataParallel

@@ -27,6 +27,10 @@ std::string quoted(const std::string& text) {
   return result + '"';
 }
 
+std::filesystem::path index_of(const std::string& folder, const std::string& stem) {
+  return std::filesystem::path(folder) / (stem + ".safetensors.index.json");
+}
+
 }  // namespace
 
 std::string shard_file(const std::string& stem, int rank, int ranks) {
@@ -35,9 +39,16 @@ std::string shard_file(const std::string& stem, int rank, int ranks) {
   return stem + numbers + ".safetensors";
 }
 
+void remove_index(const std::string& folder, const std::string& stem) {
+  const std::filesystem::path path = index_of(folder, stem);
+  std::error_code error;
+  std::filesystem::remove(path, error);
+  if (error) throw Error(cat("[save_sharded] cannot remove '", path.string(), "': ", error.message()));
+}
+
 void write_index(const std::string& folder, const std::string& stem, const std::map<std::string, std::string>& files,
                  std::int64_t total_bytes) {
-  const std::filesystem::path path = std::filesystem::path(folder) / (stem + ".safetensors.index.json");
+  const std::filesystem::path path = index_of(folder, stem);
   const std::filesystem::path fresh = path.string() + ".new";
   {
     std::ofstream out(fresh);

@@ -14,4 +14,7 @@ std::string shard_file(const std::string& stem, int rank, int ranks);
 void write_index(const std::string& folder, const std::string& stem, const std::map<std::string, std::string>& files,
                  std::int64_t total_bytes);
 
+// Without it the files beside it are no set. Nothing where there is none. Throws Error when the system cannot.
+void remove_index(const std::string& folder, const std::string& stem);
+
 }  // namespace lockstep::detail

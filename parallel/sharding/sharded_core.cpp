@@ -11,6 +11,7 @@
 #include "lockstep/tensor/autograd/substitution.h"
 #include "lockstep/tensor/engine/engine.h"
 #include "lockstep/tensor/nn/parameter_body.h"
+#include "lockstep/tensor/nn/surrounding_hooks.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
@@ -56,19 +57,14 @@ ShardedCore::ShardedCore(ModuleBase& module, Communicator& communicator, FullySh
 }
 
 ShardedCore::~ShardedCore() {
-  for (ShardedUnit& unit : units_) {
-    unit.module->remove_hook(unit.pre_hook);
-    unit.module->remove_hook(unit.post_hook);
-  }
+  for (ShardedUnit& unit : units_) unit.module->remove_hook(unit.hooks);
 }
 
 void ShardedCore::add_hooks() {
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    units_[i].pre_hook = units_[i].module->register_forward_pre_hook(
-        [this, i](const ModuleBase&, std::span<const Tensor>) { enter(i); });
-    units_[i].post_hook = units_[i].module->register_forward_hook(
+  for (std::size_t i = 0; i < units_.size(); ++i)  // around those of users, which see whole parameters
+    units_[i].hooks = surround(
+        *units_[i].module, [this, i](const ModuleBase&, std::span<const Tensor>) { enter(i); },
         [this, i](const ModuleBase&, std::span<const Tensor>, std::span<const Tensor> outputs) { leave(i, outputs); });
-  }
 }
 
 // The other ranks are not left waiting for this one.
@@ -215,6 +211,7 @@ void ShardedCore::make_wholes(ShardedUnit& unit) {
       attach(*node, unit.wholes.back(), static_cast<std::uint32_t>(edges.size()));
       edges.push_back({member.parameter.body()->leaf, 0});
     }
+  unit.recorded = static_cast<bool>(node);
   if (!node) return;
   node->output_count = static_cast<std::uint32_t>(edges.size());
   node->set_inputs(edges.size());
@@ -231,10 +228,9 @@ void ShardedCore::enter(std::size_t index) {
   ++unit.depth;
   use(unit);
   if (!again) {
-    if (unit.forward != forward_) {
-      make_wholes(unit);
-      entered_.push_back(index);
-    }
+    const bool first = unit.forward != forward_;
+    if (first || (GradMode::enabled() && unit.trains() && !unit.recorded)) make_wholes(unit);
+    if (first) entered_.push_back(index);
     prefetch(index, last_entered_, true);
   }
   const Substitution* const outer = thread_context().substitution;
@@ -271,6 +267,7 @@ void ShardedCore::leave(std::size_t index, std::span<const Tensor> outputs) {
 void ShardedCore::begin_backward() {
   const std::uint64_t number = backward_number();
   if (backward_ == number) return;
+  if (summoned_) fail("[FullyShardedDataParallel] expected sharded parameters in a backward, but they are summoned");
   if (backward_ != 0)
     fail(
         "[FullyShardedDataParallel] expected one backward at a time, got another one while one was in progress or "

@@ -23,6 +23,18 @@ Tensor on_cpu(const Tensor& tensor) {
   return there.storage().get() == tensor.storage().get() ? there.clone() : there;
 }
 
+// A rank that cannot is an error on all of them.
+template <class Work>
+void all_could(Communicator& communicator, Work&& work) {
+  std::string problem;
+  try {
+    work();
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  compare_notes(communicator, "save_sharded", "", problem);
+}
+
 }  // namespace
 
 MemberPlaces ShardedCore::member_places() const {
@@ -158,6 +170,11 @@ void ShardedCore::load_whole_state(Optimizer& optimizer, const std::vector<Named
 
 void ShardedCore::save_sharded(const std::string& folder, const Optimizer* optimizer) {
   check_idle("save_sharded");
+  all_could(communicator_, [&] {  // those that are there are of files that are written over now
+    if (communicator_.rank() != 0) return;
+    remove_index(folder, "model");
+    if (optimizer) remove_index(folder, "optimizer");
+  });
   const MemberPlaces places = member_places();
   const auto size_of_entry = [&](const std::string& name, const Tensor& tensor, StateOf of) {
     const MemberPlace* const place = places.find(name, of);
@@ -198,20 +215,11 @@ void ShardedCore::save(const std::string& folder, const std::string& stem,
          [&](const std::string& name, Tensor whole) {
            tensors.push_back({name, std::move(whole)});
          });
-  const auto all_could = [&](auto&& write) {  // a rank that cannot is an error on all of them
-    std::string problem;
-    try {
-      write();
-    } catch (const Error& error) {
-      problem = error.what();
-    }
-    compare_notes(communicator_, "save_sharded", "", problem);
-  };
-  all_could([&] {
+  all_could(communicator_, [&] {
     save_safetensors((std::filesystem::path(folder) / shard_file(stem, rank, ranks)).string(), tensors,
                      {{"format", "pt"}});
   });
-  all_could([&] {
+  all_could(communicator_, [&] {
     if (rank == 0) write_index(folder, stem, files, total);
   });
 }

@@ -93,13 +93,14 @@ struct ShardedUnit {
   std::string name;  // path of its module
   ModuleBase* module = nullptr;
   std::vector<ShardedFlat> flats = {};
-  std::uint64_t pre_hook = 0, post_hook = 0;
+  std::uint64_t hooks = 0;
   bool gathered = false;
   Event arrived = {};  // what was gathered
   int depth = 0;       // calls in progress
   // Of the forward with that number: the wholes, in the order of flats and members, and the node that they come from.
   std::uint64_t forward = 0;
   std::vector<Tensor> wholes = {};
+  bool recorded = false;    // there is such a node
   std::uint64_t begin = 0;  // its first node's number
   bool trains() const;
 

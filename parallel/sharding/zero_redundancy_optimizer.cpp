@@ -66,7 +66,8 @@ void ParameterOwners::share_gradients(Optimizer& optimizer, int root) const {
       mine += parameter.grad().defined() ? '1' : '0';
     }
     std::ostringstream rates;
-    for (std::size_t g = 0; g < optimizer.group_count(); ++g) rates << ' ' << std::hexfloat << optimizer.lr(g);
+    for (std::size_t g = 0; g < optimizer.group_count(); ++g)
+      rates << ' ' << std::hexfloat << optimizer.lr(g) << ' ' << optimizer.momentum(g);
     mine += rates.str();
   }
   const std::string theirs = communicator_.broadcast_bytes(mine, root);
@@ -84,6 +85,8 @@ void ParameterOwners::share_gradients(Optimizer& optimizer, int root) const {
   for (std::size_t g = 0; g < optimizer.group_count(); ++g) {
     char* end = nullptr;
     optimizer.set_lr(g, std::strtod(at, &end));
+    const double momentum = std::strtod(end, &end);
+    if (momentum != optimizer.momentum(g)) optimizer.set_momentum(g, momentum);
     at = end;
   }
 }

@@ -50,7 +50,7 @@ class LOCKSTEP_API ParameterOwners {
 
   // Every parameter as its owner has it.
   void broadcast(const Optimizer& optimizer) const;
-  // Rank `root`'s gradients and learning rates for all ranks: of those that have run out of inputs.
+  // Rank `root`'s gradients, learning rates and momentums for all ranks: of those that have run out of inputs.
   void share_gradients(Optimizer& optimizer, int root) const;
   // The entries of a state, without those of other ranks' parameters but their groups. `keys`: names of the parameters.
   std::vector<NamedTensor> own_part(const std::vector<NamedTensor>& state, const std::vector<std::string>& keys) const;
@@ -76,7 +76,7 @@ LOCKSTEP_API std::vector<std::string> parameter_keys(const Optimizer& optimizer,
 // larger than all others together makes its owner's state as large.
 //
 // In a join() it stands after the wrapper: join({net, optimizer}, …). Ranks that have run out of inputs step the
-// parameters that they own with the gradients, and the learning rates, of a rank that has some.
+// parameters that they own with the gradients, learning rates and momentums of a rank that has some.
 template <class O>
 class ZeroRedundancyOptimizer : public O, public Joinable {
  public:

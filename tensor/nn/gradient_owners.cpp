@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
-#include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy/chain.h"
 #include "lockstep/runtime/copy/peer.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/keep_device.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/topology.h"
-#include "lockstep/tensor/ops/support.h"
+#include "lockstep/tensor/nn/add_in_order.h"
 
 namespace lockstep::detail {
 namespace {
@@ -25,10 +25,10 @@ constexpr std::size_t kCachedPieceBytes = 128 << 10;
 constexpr double kCopyBytes = 2e6;
 // The copies of a round grow with the square of the devices: of more of them the host starts a chain sooner.
 constexpr std::size_t kMostPlaces = 16;
-// A chain starts as few copies whatever the size, a device and piece each, and waits for the host the longer the more
-// devices there are. From this times the square of the devices on its pieces take the links longer than the host, and
-// it is as fast with less memory: on a simulated switch of 400 GB/s from 150 MB for 3 devices, and 1 GB for 8.
-constexpr std::size_t kChainBytes = std::size_t{15} << 20;
+// A chain adds at every device, and fills over all of them, but each link has one copy after the other without waiting
+// for who else reads there. From this times the cube of the devices on it is sooner there, with less memory: on a
+// simulated switch of 400 GB/s from 55 MB for 3 devices, 135 MB for 4, 500 MB for 6 and 940 MB for 8.
+constexpr std::size_t kChainBytes = std::size_t{7} << 18;
 
 // A device that takes part; home is the first.
 struct Place {
@@ -142,21 +142,8 @@ class OwnerSum {
     std::vector<Tensor> terms;  // in replica order
     for (std::size_t p = 0; p < places_.size(); ++p)
       if (places_[p].part.defined()) terms.push_back(p == o ? piece_of(owner.part, round, o) : arrival(round, o, p));
-    add_in_order(terms, piece_of(o == 0 ? sum_ : owner.part, round, o));
+    add_in_order(std::move(terms), piece_of(o == 0 ? sum_ : owner.part, round, o));
     LOCKSTEP_EDGE(owner.summed[round % kHeld].record(owner.stream));
-  }
-
-  // In one launch where the backend has it. `out` may be a term.
-  static void add_in_order(std::vector<Tensor>& terms, Tensor out) {
-    if (kernels::table(out.device().type()).entry<OrderedSumArgs>()) {
-      OrderedSumArgs args;
-      for (const Tensor& term : terms) args.terms.push_back(term.in());
-      args.out = out.out();
-      return launch(out.device(), args);
-    }
-    Tensor& sum = terms[0];
-    for (std::size_t i = 1; i < terms.size(); ++i) sum.add_(terms[i]);
-    if (sum.data() != out.data()) out.copy_(sum);
   }
 
   void take_home(std::size_t round, std::size_t o) {
@@ -190,7 +177,7 @@ bool sums_by_owners(const std::vector<Tensor>& parts, Device home) {
   }
   const std::size_t places = parts.size() + (parts[0].device() == home ? 0 : 1);
   if (places == 2) return true;
-  if (places > kMostPlaces || parts[0].bytes() >= places * places * kChainBytes) return false;
+  if (places > kMostPlaces || parts[0].bytes() >= places * places * places * kChainBytes) return false;
   // All devices send to all, and receive meanwhile: where ways differ, or what is sent slows down what is received, a
   // chain is faster.
   std::vector<Device> devices{home};

@@ -6,16 +6,13 @@
 
 #include "lockstep/tensor/nn/adopt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
+#include "lockstep/tensor/nn/module_internals.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
+#include "lockstep/tensor/nn/surrounding_hooks.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
-
-struct ModuleInternals {
-  static std::shared_ptr<ModuleState>& state(ModuleBase& module) { return module.state_; }
-  static const std::shared_ptr<ModuleState>& state(const ModuleBase& module) { return module.state_; }
-};
 
 namespace {
 
@@ -305,10 +302,16 @@ void separate(ModuleBase& copy) {
     fresh->listed = state->listed.load();
     const std::lock_guard lock(state->hooks_change);
     fresh->next_hook = state->next_hook;
-    fresh->forward_pre_hooks.set(state->forward_pre_hooks.entries());
-    fresh->forward_hooks.set(state->forward_hooks.entries());
+    const auto without = [](const auto& list) {  // those of a wrapper of the original
+      auto entries = *list.entries();
+      std::erase_if(entries, [](const auto& entry) { return surrounds(entry.first); });
+      return std::make_shared<const decltype(entries)>(std::move(entries));
+    };
+    fresh->forward_pre_hooks.set(without(state->forward_pre_hooks));
+    fresh->forward_hooks.set(without(state->forward_hooks));
     fresh->backward_hooks.set(state->backward_hooks.entries());
-    fresh->has_hooks = state->has_hooks.load();
+    fresh->has_hooks =
+        !fresh->forward_pre_hooks.empty() || !fresh->forward_hooks.empty() || !fresh->backward_hooks.empty();
     state = fresh;
   };
   visitor.visit(copy);

@@ -1,25 +1,40 @@
 // Calls of modules: what happens around forward, and hooks.
 #include <algorithm>
+#include <iterator>
 #include <typeinfo>
 #include <utility>
 
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/interrupt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
+#include "lockstep/tensor/nn/module_internals.h"
 #include "lockstep/tensor/nn/parameter_body.h"
+#include "lockstep/tensor/nn/surrounding_hooks.h"
 
 namespace lockstep {
 
 namespace {
+// In the numbers of hooks around all others, which are the first before a forward and the last after it.
+constexpr std::uint64_t kSurrounds = std::uint64_t{1} << 63;
+
+template <class Hook>
+void insert(ModuleState& state, HookList<Hook>& list, std::uint64_t id, Hook hook, bool first) {
+  auto entries = *list.entries();
+  auto place = first ? entries.begin() : entries.end();
+  if (!first && !detail::surrounds(id))
+    while (place != entries.begin() && detail::surrounds(std::prev(place)->first)) --place;
+  entries.emplace(place, id, std::move(hook));
+  list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
+  state.has_hooks.store(true, std::memory_order_release);
+}
+
 template <class Hook>
 std::uint64_t add(ModuleState& state, HookList<Hook>& list, Hook hook) {
   LOCKSTEP_CHECK(hook, "[register_hook] expected a function, got an empty one");
   const std::lock_guard lock(state.hooks_change);
-  auto entries = *list.entries();
-  entries.emplace_back(state.next_hook, std::move(hook));
-  list.set(std::make_shared<const typename HookList<Hook>::Entries>(std::move(entries)));
-  state.has_hooks.store(true, std::memory_order_release);
-  return state.next_hook++;
+  const std::uint64_t id = state.next_hook++;
+  insert(state, list, id, std::move(hook), false);
+  return id;
 }
 
 // Gives the old list back: it goes when no lock is held.
@@ -32,6 +47,17 @@ auto remove(HookList<Hook>& list, std::uint64_t id) {
   return old;
 }
 }  // namespace
+
+bool detail::surrounds(std::uint64_t id) { return (id & kSurrounds) != 0; }
+
+std::uint64_t detail::surround(ModuleBase& module, ForwardPreHook enter, ForwardHook leave) {
+  ModuleState& state = *ModuleInternals::state(module);
+  const std::lock_guard lock(state.hooks_change);
+  const std::uint64_t id = state.next_hook++ | kSurrounds;
+  insert(state, state.forward_pre_hooks, id, std::move(enter), true);
+  insert(state, state.forward_hooks, id, std::move(leave), false);
+  return id;
+}
 
 std::uint64_t ModuleBase::add_forward_pre_hook(ForwardPreHook hook) {
   return add(*state_, state_->forward_pre_hooks, std::move(hook));

@@ -241,6 +241,10 @@ Tensor Optimizer::slot(std::size_t index, std::size_t which) const {
   const Tensor& known = states_[index].slots[which];
   if (!known.defined()) return {};
   const Parameter& parameter = parameters_[index];
+  if (known.shape() != parameter.shape())
+    detail::fail<InvalidArgument>("[", name_, "] expected parameters that keep their shapes, got ", parameter.shape(),
+                                  " for '", parameter.name(), "', of which the last step was with ", known.shape(),
+                                  "; make the optimizer after the module is wrapped");
   // Where the module was moved to, as it lies there.
   return known.to(parameter.device()).to(parameter.dtype()).contiguous(parameter.tensor().memory_format());
 }

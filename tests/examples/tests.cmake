@@ -30,6 +30,10 @@ if(TARGET lockstep-run AND Python3_FOUND)
   add_test(NAME launch/kill_drill COMMAND Python3::Interpreter -B "${PROJECT_SOURCE_DIR}/scripts/kill_drill" --quiet --kills 5
            --programs $<TARGET_FILE_DIR:lockstep-run>)
   set_tests_properties(launch/kill_drill PROPERTIES LABELS "host;drill" TIMEOUT 600 PROCESSORS 2)
+  # On several nodes, which come and go.
+  add_test(NAME launch/train_on_nodes COMMAND Python3::Interpreter -B "${PROJECT_SOURCE_DIR}/tests/launch/train_on_nodes.py"
+           $<TARGET_FILE:lockstep-run> $<TARGET_FILE:train_text> "${PROJECT_SOURCE_DIR}/LICENSE")
+  set_tests_properties(launch/train_on_nodes PROPERTIES LABELS host TIMEOUT 600)
 endif()
 if(TARGET lockstep-run AND TARGET detect_shapes)
   example_test(detect_shapes detect_shapes $<TARGET_FILE:detect_shapes> $<TARGET_FILE:lockstep-run>)

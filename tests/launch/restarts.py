@@ -27,8 +27,8 @@ class Restarts(unittest.TestCase):
                      "echo round $LOCKSTEP_ROUND of $LOCKSTEP_RESTARTS: $LOCKSTEP_RANK of $LOCKSTEP_WORLD_SIZE")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(lines(result.stdout), [f"[{r}] round 2 of 3: {r} of 3" for r in range(3)])
-        for said in ("first failure: rank 1 exited with code 7\n", "round 1 of at most 3 begins with 3 ranks\n",
-                     "first failure: rank 2 was killed by signal 9 (SIGKILL)\n", "round 2 of at most 3 begins with 3 ranks\n"):
+        for said in ("first failure: rank 1 exited with code 7\n", "round 1 begins with 3 ranks, after 1 of at most 3 restarts\n",
+                     "first failure: rank 2 was killed by signal 9 (SIGKILL)\n", "round 2 begins with 3 ranks, after 2 of at most 3 restarts\n"):
             self.assertIn(said, result.stderr)
         found = json.loads(end.read_text())
         self.assertEqual((found["code"], found["round"], found["restarts"], found["first_failure"]), (0, 2, 3, None))
@@ -123,7 +123,7 @@ class Restarts(unittest.TestCase):
         for code, out, err in [job.finish() for job in self.nodes("sh", "-c", program)]:
             self.assertEqual((code, len(lines(out))), (0, 2), err)
             self.assertIn("first failure: rank 3 exited with code 7\n", err)
-            self.assertIn("round 1 of at most 2 begins with 4 ranks\n", err)
+            self.assertIn("round 1 begins with 4 ranks on nodes 0, 1, after 1 of at most 2 restarts\n", err)
 
     def test_a_node_that_is_silent_is_noticed_and_one_that_comes_back_joins_the_next_round(self):
         program = ("touch $F/$LOCKSTEP_RANK.$LOCKSTEP_ROUND; [ $LOCKSTEP_ROUND = 0 ] && exec sleep 1000; "

@@ -93,6 +93,30 @@ class TwoHosts(hosts.TwoHosts):
         self.assertEqual((jobs[0].returncode, out.count("went on")), (0, 2), err)
         self.assertIn("was lost with its node: node 1 was silent for 2 s (host2)", err)
 
+    def test_a_cable_that_is_pulled_and_put_back_where_there_are_restarts(self):
+        program = ("echo $LOCKSTEP_ROUND: $LOCKSTEP_RANK of $LOCKSTEP_WORLD_SIZE; until [ -e $0 ]; do sleep 0.01; done")
+        jobs = [self.start(node, "sh", "-c", program, self.folder / "end", token="a token for tests, 0123456789",
+                           options=("--no-prefix", "--restarts", "2", "--min-ranks", "2", "--grace", "1", "--timeout", silent))
+                for node, silent in ((0, "2"), (1, str(SOON)))]
+
+        def begins(round, size, node, job):
+            self.assertEqual({job.stdout.readline() for _ in range(2)},
+                             {f"{round}: {rank} of {size}\n" for rank in (2 * node, 2 * node + 1)})
+
+        for node, job in enumerate(jobs):
+            begins(0, 4, node, job)
+        self.hosts[0].do("ip", "link", "set", "cable", "down")
+        begins(1, 2, 0, jobs[0])
+        self.hosts[0].do("ip", "link", "set", "cable", "up")
+        for node, job in enumerate(jobs):
+            begins(2, 4, node, job)
+        (self.folder / "end").touch()
+        for job, said in zip(jobs, ("node 1 was silent for 2 s (host2)", "lost the other nodes")):
+            _, err = job.communicate(timeout=SOON)
+            self.assertEqual(job.returncode, 0, err)
+            self.assertIn(said, err)
+            self.assertIn("round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 2 restarts\n", err)
+
     def test_health(self):
         for options, code in (((), 0), (("--min-free", "1e12"), 1)):
             jobs = [self.start(node, token="a token for tests, 0123456789", options=("--health", *options))

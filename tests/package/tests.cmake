@@ -132,6 +132,7 @@ if(PKG_CONFIG_FOUND)
      export LD_LIBRARY_PATH='${binary}/prefix/${CMAKE_INSTALL_LIBDIR}'
      export LIBRARY_PATH='${CUDAToolkit_LIBRARY_DIR}'
      cp '${source}/main.cpp' program.cpp
+     cp '${source}/ranks.h' .
      line=\$(grep '^g++ .*program.cpp' '${PROJECT_SOURCE_DIR}/README.md')
      echo \"\$line\"
      eval \"\$line\"

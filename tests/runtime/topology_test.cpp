@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <string>
 
 #include "lockstep/runtime/strings.h"
@@ -223,6 +224,50 @@ TEST_CASE("a way through a third device is taken where it is faster") {
   CHECK(relay(links, 0, 3) == std::nullopt);
   CHECK(relay(links, 0, 1) == std::nullopt);  // over 3 the second half is as slow
   CHECK(relay(Links(4), 0, 1) == std::nullopt);
+}
+
+TEST_CASE("what visits the devices of a hybrid mesh in their order takes two lines of every hop") {
+  const Links links = hybrid_mesh(first(8));
+  const Order ring{0, 1, 2, 3, 4, 5, 6, 7, 0};
+  const std::vector<HopLane> found = hop_lanes(links, ring);
+  REQUIRE(found.size() == 2);
+  const auto straight = std::nullopt;
+  CHECK(found[0].over ==
+        std::vector<std::optional<std::size_t>>{straight, straight, straight, 0, straight, straight, straight, 3});
+  CHECK(found[1].over == std::vector<std::optional<std::size_t>>{2, straight, straight, 7, 6, straight, straight, 4});
+  Links left = links;  // no line has more than it carries
+  const auto pass = [&left](std::size_t from, std::size_t to) {
+    CAPTURE(from, to);
+    CHECK(left.at(from, to).own);
+    CHECK((left.at(from, to).speed -= 0.5) >= 0);
+  };
+  for (const HopLane& lane : found)
+    for (std::size_t hop = 0; hop + 1 < ring.size(); ++hop) {
+      if (lane.over[hop]) pass(ring[hop], *lane.over[hop]);
+      pass(lane.over[hop].value_or(ring[hop]), ring[hop + 1]);
+    }
+}
+
+TEST_CASE("what visits devices goes straight on one lane where lines are alike or nobody's own") {
+  Links links(4);
+  const Order ring{0, 1, 2, 3, 0};
+  const std::vector<std::optional<std::size_t>> straight(4);
+  const auto only = [&] {
+    const std::vector<HopLane> found = hop_lanes(links, ring);
+    REQUIRE(found.size() == 1);
+    return found[0].over;
+  };
+  CHECK(only() == straight);
+  for (std::size_t i = 0; i < 4; ++i)
+    for (std::size_t j = 0; j < 4; ++j) links.at(i, j).own = true;
+  CHECK(only() == straight);  // perhaps a switch
+  links.at(1, 2) = {.speed = 0.5};
+  for (std::size_t i = 0; i < 4; ++i)
+    for (std::size_t j = 0; j < 4; ++j) links.at(i, j).own = false;
+  CHECK(only() == straight);  // slower, but straight
+  links.at(1, 2).speed = 0;
+  CHECK(only() == std::vector<std::optional<std::size_t>>{{}, 0, {}, {}});
+  CHECK(hop_lanes(links, Order{2}).at(0).over.empty());
 }
 
 TEST_CASE("pieces go on the lane where they arrive first") {

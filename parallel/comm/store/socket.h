@@ -23,7 +23,7 @@ struct HostPort {
 LOCKSTEP_API HostPort parse_host_port(const char* what, std::string_view text);
 LOCKSTEP_API std::string to_string(const HostPort& address);
 
-struct Endpoint {
+struct LOCKSTEP_API Endpoint {
   sockaddr_storage address{};
   socklen_t bytes = 0;
   bool loopback() const;
@@ -32,7 +32,7 @@ struct Endpoint {
 // long.
 LOCKSTEP_API Endpoint abstract_endpoint(std::string_view name);
 // Looks the host up; a name may take as long as the system's resolver does. Throws CommError for one that is unknown.
-std::vector<Endpoint> resolve(const HostPort& address);
+LOCKSTEP_API std::vector<Endpoint> resolve(const HostPort& address);
 
 // Non-blocking, closed on exec, without Nagle's delay, and with probes that notice a peer whose machine is gone.
 void configure_socket(int fd);

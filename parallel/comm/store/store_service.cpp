@@ -193,13 +193,15 @@ bool StoreService::greet(Id id, Connection& connection) {
   const bool has_token = greeting[5] != 0, wants_token = !options_.token.empty();
   const std::string_view nonce = greeting.substr(6, wire::kNonceBytes);
   const std::string_view proof = greeting.substr(wire::kHelloBytes);
-  const bool known =
-      has_token == wants_token &&
-      (!wants_token || equal_in_constant_time(proof, wire::proof(options_.token, "client", connection.nonce, nonce)));
+  const auto proves = [&](const std::string& token) {
+    return !token.empty() && equal_in_constant_time(proof, wire::proof(token, "client", connection.nonce, nonce));
+  };
+  const std::string& token = proves(options_.other_token) ? options_.other_token : options_.token;
+  const bool known = has_token == wants_token && (!wants_token || proves(token));
   const bool full = connections_.size() - strangers_.size() >= static_cast<std::size_t>(options_.max_connections);
   const wire::Verdict verdict = !known ? wire::Verdict::denied : full ? wire::Verdict::full : wire::Verdict::welcome;
   connection.head = static_cast<char>(verdict);
-  connection.head += known && wants_token ? wire::proof(options_.token, "server", connection.nonce, nonce)
+  connection.head += known && wants_token ? wire::proof(token, "server", connection.nonce, nonce)
                                           : std::string(wire::kProofBytes, '\0');
   connection.last_answer = verdict != wire::Verdict::welcome;
   if (verdict == wire::Verdict::welcome) strangers_.erase(id);

@@ -25,9 +25,11 @@ struct TcpStoreServer::Service {
 TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(options.address) {
   LOCKSTEP_CHECK(options.port >= 0 && options.port <= 65535, "[TcpStoreServer] expected a port from 0 to 65535, got ",
                  options.port);
-  LOCKSTEP_CHECK(options.token.empty() || options.token.size() >= kMinTokenBytes,
-                 "[TcpStoreServer] expected a token of at least ", kMinTokenBytes, " bytes, got ",
-                 options.token.size());
+  for (const std::string& token : {options.token, options.other_token})
+    LOCKSTEP_CHECK(token.empty() || token.size() >= kMinTokenBytes, "[TcpStoreServer] expected a token of at least ",
+                   kMinTokenBytes, " bytes, got ", token.size());
+  LOCKSTEP_CHECK(options.other_token.empty() || !options.token.empty(),
+                 "[TcpStoreServer] expected a token along with another, got none");
   const detail::Endpoint endpoint = detail::resolve({options.address, options.port}).front();
   LOCKSTEP_CHECK(endpoint.loopback() || !options.token.empty(),
                  "[TcpStoreServer] expected a token (LOCKSTEP_TOKEN_FILE",

@@ -14,6 +14,7 @@ struct TcpStoreServerOptions {
   std::string address = "127.0.0.1";  // of an interface of this machine
   int port = 0;                       // 0: any that is free
   std::string token;                  // at least kMinTokenBytes; empty: none
+  std::string other_token;            // that lets in too, where `token` is wanted; empty: none
   std::size_t max_keys = 100'000;
   std::size_t max_total_bytes = std::size_t{256} << 20;     // of keys and values
   std::size_t max_buffered_bytes = std::size_t{256} << 20;  // of requests that have arrived in part

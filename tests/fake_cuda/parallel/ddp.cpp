@@ -7,6 +7,7 @@
 
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "parallel/ddp/scenarios.h"
 #include "parallel/sharding/support.h"
@@ -115,6 +116,29 @@ TEST_CASE("fully sharded ranks over NCCL train as replicated ones do") {
       4, [](Communicator& c) { return train_replicated(c, Tower(), adam(), 4); }, options);
   const auto result = run_ranks(
       4, [](Communicator& c) { return train_sharded(c, Tower(), adam(), 4, {.wrap = wrap_modules<Block>()}); },
+      options);
+  for (std::size_t r = 0; r < 4; ++r) CHECK(largest_difference(result[r], expected[r]) <= 1e-4);
+}
+
+TEST_CASE("a divided optimizer over NCCL trains as the optimizer alone does") {
+  if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::device_count() - 1)))
+    support::skip("GPUs of their own expected, logical devices of one found");
+  const RunRanksOptions options{.devices = support::first_devices(4), .make = kNccl};
+  const auto expected = run_ranks(
+      4, [](Communicator& c) { return train_replicated(c, Tower(), adam(), 4); }, options);
+  const auto result = run_ranks(
+      4,
+      [](Communicator& c) {
+        DistributedDataParallel<Tower> net(Tower(), c, small_buckets());
+        ZeroRedundancyOptimizer optimizer(Adam(net.parameters(), {.lr = 0.01}), c);
+        for (int i = 0; i < 4; ++i) {
+          optimizer.zero_grad();
+          loss_of(net(rows_of(c, i))).backward();
+          optimizer.step();
+        }
+        if (optimizer.whole_state_dict(net.module()).empty()) throw Error("a state on every rank was asked for");
+        return all_parameters(net.module());
+      },
       options);
   for (std::size_t r = 0; r < 4; ++r) CHECK(largest_difference(result[r], expected[r]) <= 1e-4);
 }

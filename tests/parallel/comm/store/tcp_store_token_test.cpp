@@ -36,6 +36,21 @@ TEST_CASE("a store lets in who knows its token, and nobody else") {
   CHECK(missing(message_of<CommError>([&] { connect(""); }), {"wants a token"}) == "");
   CHECK(missing(message_of<InvalidArgument>([&] { connect("short"); }), {"at least 16 bytes, got 5"}) == "");
 
+  // Launchers and ranks of one store have tokens of their own.
+  const char other[] = "the token of ranks, 0123456789";
+  const TcpStoreServer both({.token = kToken, .other_token = other});
+  const auto with_token = [&](const std::string& token) {
+    return make_tcp_store({.address = both.address(), .token = token});
+  };
+  with_token(kToken)->set("key", "value");
+  CHECK(with_token(other)->try_get("key") == "value");
+  CHECK(missing(message_of<CommError>([&] { with_token("another token, 0123456789"); }),
+                {"another token than this rank"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([&] { TcpStoreServer({.token = kToken, .other_token = "short"}); }),
+                {"at least 16 bytes, got 5"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([&] { TcpStoreServer({.other_token = other}); }),
+                {"expected a token along with another, got none"}) == "");
+
   const TcpStoreServer open;
   CHECK(missing(message_of<CommError>([&] { make_tcp_store({.address = open.address(), .token = kToken}); }),
                 {"knows no token"}) == "");

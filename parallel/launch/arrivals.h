@@ -1,0 +1,64 @@
+// The lockstep-runs that come to the store of a round, and whether they are still there.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/comm/store/store.h"
+#include "lockstep/runtime/deadline.h"
+
+namespace lockstep::launch {
+
+// One that has come. It has taken a ticket, from 1, and the number of its node, which it holds as long as it is there.
+struct Arrival {
+  int ticket = 0;
+  int node_rank = 0;
+  std::string host;
+};
+
+// For one that comes. Blocks while another one, of whom it is not known yet whether it is there, holds the number of
+// the node: until that one was silent for `timeout`. InvalidArgument where it is there. `pause` waits meanwhile; where
+// it returns false, this one gives up, and gets nothing.
+std::optional<Arrival> arrive(Store& store, int node_rank, Milliseconds timeout,
+                              const std::function<bool(Milliseconds)>& pause);
+// From then on: it is there, and InvalidArgument when it was away for so long that another one has taken its place.
+void stay(Store& store, const Arrival& arrival);
+// It is not there any more, and nobody waits for it.
+void go(Store& store, const Arrival& arrival);
+
+// For node 0: all that have come to one store. One that is silent for `timeout` is not there any more.
+class Arrivals {
+ public:
+  Arrivals(std::shared_ptr<Store> store, Milliseconds timeout) : store_(std::move(store)), timeout_(timeout) {}
+  void look();
+  // By the numbers of their nodes, each of which one holds.
+  std::vector<Arrival> present() const;
+
+ private:
+  struct Seen {
+    Arrival arrival;
+    std::string beat;
+    Clock::time_point since = Clock::now();
+    bool gone = false;
+  };
+  std::shared_ptr<Store> store_;
+  Milliseconds timeout_;
+  std::vector<Seen> seen_;  // the n-th has the ticket n + 1
+};
+
+// The nodes of a round, by place: what node 0 says when it begins. A place that has begun shows that it is alive by
+// itself (Nodes).
+struct Plan {
+  int restarts_used = 0;
+  std::vector<Arrival> members;
+
+  int place_of(int ticket) const;  // -1: none
+};
+void publish(Store& store, const Plan& plan);
+// Waits for it until the deadline; nothing where there is none.
+std::optional<Plan> find_plan(Store& store, Deadline deadline);
+
+}  // namespace lockstep::launch
