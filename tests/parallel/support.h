@@ -62,12 +62,16 @@ inline std::vector<std::int64_t> sizes(const std::vector<Tensor>& pieces, std::i
   return result;
 }
 
-// Collects what is logged while it lives.
+// Collects what is logged while it lives, by any thread.
 class CapturedLog {
  public:
   CapturedLog() : level_(log_level()) {
     set_log_level(LogLevel::warning);
-    before_ = set_log_sink([this](LogLevel, std::string_view message) { messages.emplace_back(message); });
+    before_ = set_log_sink([this](LogLevel, std::string_view message) {
+      const std::lock_guard lock(mutex_);
+      messages.emplace_back(message);
+      came_.notify_all();
+    });
   }
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;
@@ -75,9 +79,17 @@ class CapturedLog {
     set_log_sink(std::move(before_));
     set_log_level(level_);
   }
+  // What there is once there are so many, where another thread logs them.
+  std::vector<std::string> await(std::size_t count) const {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [&] { return messages.size() >= count; });
+    return messages;
+  }
   std::vector<std::string> messages;
 
  private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable came_;
   LogLevel level_;
   LogSink before_;
 };

@@ -32,8 +32,7 @@ TEST_CASE("a device that fails is taken out, and its requests go to another repl
     CHECK(stats.replicas[static_cast<std::size_t>(lost)].state == ReplicaState::lost);
     CHECK_THAT(stats.replicas[static_cast<std::size_t>(lost)].error, Contains("the device is gone"));
   }
-  REQUIRE_FALSE(log.messages.empty());
-  CHECK_THAT(log.messages[0], Contains("taken out") && Contains("the device is gone") && Contains(device_name(1)));
+  CHECK_THAT(log.await(1)[0], Contains("taken out") && Contains("the device is gone") && Contains(device_name(1)));
 
   net.control->fail_on(device_at(0));
   auto last = pool.submit(row(7));
@@ -121,8 +120,9 @@ TEST_CASE("a replica that hangs is taken out until it returns, and others answer
   CHECK(stats.moved == 1);
   CHECK(std::count_if(stats.replicas.begin(), stats.replicas.end(),
                       [](const ReplicaStats& replica) { return replica.state == ReplicaState::hung; }) == 1);
-  REQUIRE(log.messages.size() == 1);
-  CHECK_THAT(log.messages[0], Contains("is taken out") && Contains("has not ended in 100 ms"));
+  const std::vector<std::string> logged = log.await(1);
+  CHECK(logged.size() == 1);
+  CHECK_THAT(logged[0], Contains("is taken out") && Contains("has not ended in 100 ms"));
   net.control->hold(false);
   CHECK(values(stuck.get()) == answer_to(1));
   await(pool, [](const ReplicaPoolStats& now) {

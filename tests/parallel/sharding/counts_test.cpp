@@ -7,22 +7,6 @@ using namespace test;
 
 namespace {
 
-// A block says when it computes ("block") and when the gradient of its result is there ("back").
-struct Marked : Module<Marked> {
-  Layer in{3, 4, 1}, out{4, 2, 30};
-  std::vector<Block> blocks{{4, 5, 2}, {4, 5, 4}, {4, 5, 6}};
-  Tensor forward(const Tensor& x) const {
-    Tensor h = in(x);
-    for (const Block& block : blocks) {
-      h = block(h);
-      const trace::Scope forward("block");
-      if (h.requires_grad()) h.register_hook([](Tensor&) { const trace::Scope backward("back"); });
-    }
-    return out(h);
-  }
-  void members(Members& m) override { m("in", in), m("blocks", blocks), m("out", out); }
-};
-
 using Body = std::function<void(const FullyShardedDataParallel<Marked>&, const Tensor&)>;
 
 // What rank 0's host enqueues in `body`, after a step from which the order is known: g(ather), r(educe), b(lock) and

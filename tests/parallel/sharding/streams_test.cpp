@@ -19,22 +19,6 @@ int stress_steps() {
   return wanted ? std::atoi(wanted) : 6;
 }
 
-// Says when it enqueues the kernels of a block.
-struct Marked : Module<Marked> {
-  Layer in{3, 4, 1}, out{4, 2, 30};
-  std::vector<Block> blocks{{4, 5, 2}, {4, 5, 4}, {4, 5, 6}};
-  Tensor forward(const Tensor& x) const {
-    Tensor h = in(x);
-    for (const Block& block : blocks) {
-      h = block(h);
-      const trace::Scope forward("block");
-      if (h.requires_grad()) h.register_hook([](Tensor&) { const trace::Scope backward("back"); });
-    }
-    return out(h);
-  }
-  void members(Members& m) override { m("in", in), m("blocks", blocks), m("out", out); }
-};
-
 }  // namespace
 
 // Delays before tasks that are chosen at random (reductions are among them), and tensors that take what is given back.

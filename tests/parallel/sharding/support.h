@@ -7,6 +7,7 @@
 
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/sharding/fully_sharded_data_parallel.h"
+#include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/optim/adam.h"
 #include "parallel/ddp/support.h"
@@ -48,6 +49,22 @@ struct Tower : Module<Tower> {
     return head(norm(h));
   }
   void members(Members& m) override { m("in", in), m("blocks", blocks), m("norm", norm), m("head", head); }
+};
+
+// A block says when it computes ("block") and when the gradient of its result is there ("back").
+struct Marked : Module<Marked> {
+  Layer in{3, 4, 1}, out{4, 2, 30};
+  std::vector<Block> blocks{{4, 5, 2}, {4, 5, 4}, {4, 5, 6}};
+  Tensor forward(const Tensor& x) const {
+    Tensor h = in(x);
+    for (const Block& block : blocks) {
+      h = block(h);
+      const trace::Scope forward("block");
+      if (h.requires_grad()) h.register_hook([](Tensor&) { const trace::Scope backward("back"); });
+    }
+    return out(h);
+  }
+  void members(Members& m) override { m("in", in), m("blocks", blocks), m("out", out); }
 };
 
 inline Tensor rows_of(const Communicator& communicator, int step) {
