@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "lockstep/tensor/nn/shard.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -90,6 +91,13 @@ void scale_to_norm(std::span<const Parameter> parameters, const Tensor& total, d
 
 Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, const ClipNormOptions& options) {
   detail::check_clip(max_norm, options.norm_type);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    // Each rank would scale by another number: from then on their copies of what all have would differ.
+    if (const Shard* shard = shard_of(parameters[i]); shard && shard->ranks > 1)
+      throw InvalidArgument(cat(
+          "[clip_grad_norm] parameter ", i, ", ", parameters[i].shape(), ", is the part of rank ", shard->rank, " of ",
+          shard->ranks, ": expected the communicator of these ranks, clip_grad_norm(parameters, max_norm, ranks)"));
+  }
   NoGrad no_grad;
   const Tensor total = detail::gradient_norm(parameters, options.norm_type);
   if (!total.defined()) return zeros({});

@@ -17,7 +17,8 @@ struct ClipNormOptions {
 // returns the norm they had: f32 (f64 where a gradient is f64), rank 0, on the device of the first one. The gradients
 // may be on several devices. Does not block the host. Undefined gradients are passed over; without any the result is 0
 // on cpu. Where the norm is not finite, look at the result: the gradients end up as 0 or NaN. Of a sparse gradient the
-// rows count once each, with their sums.
+// rows count once each, with their sums. InvalidArgument, before any gradient changes, where a parameter is one rank's
+// part of a divided one: its norm is that over all ranks (parallel/tensor_parallel/parts.h).
 LOCKSTEP_API Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm,
                                    const ClipNormOptions& options = {});
 

@@ -86,6 +86,26 @@ TEST_CASE("gradients are clipped by the norm of the whole model, on every rank a
   }
 }
 
+TEST_CASE("parts of divided parameters are not clipped by a rank alone") {
+  for (const std::string& each : run_ranks(2, [](Communicator& ranks) {
+         manual_seed(24);
+         Parted module(ranks);
+         module.to(ranks.device());
+         sum(square(module(ids_on(ranks.device())))).backward();
+         const std::vector<double> words = values(module.words.weight.grad()),
+                                   scale = values(module.norm.weight.grad());
+         const std::string said =
+             missing(message_of<InvalidArgument>([&] { clip_grad_norm(module.parameters(), 1e-3); }),
+                     {cat("parameter 0, [7, 6], is the part of rank ", ranks.rank(), " of 2"),
+                      "(parameters, max_norm, ranks)"});
+         if (values(module.words.weight.grad()) != words || values(module.norm.weight.grad()) != scale)
+           return said + " and a gradient has changed";
+         clip_grad_norm(module.norm.parameters(), 1e-3);  // which all ranks have
+         return values(module.norm.weight.grad()) == scale ? said + " and the norm's was not clipped" : said;
+       }))
+    CHECK(each == "");
+}
+
 TEST_CASE("ranks that divide a model and others that divide its batch train as one device does") {
   const auto ids_of = [](int begin, int count, Device device) {
     return from_data(std::vector<std::int64_t>{1, 12, 7, 7, 0, 3}, {6}).narrow(0, begin, count).contiguous().to(device);
