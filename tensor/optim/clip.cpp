@@ -99,7 +99,7 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
           shard->ranks, ": expected the communicator of these ranks, clip_grad_norm(parameters, max_norm, ranks)"));
   }
   NoGrad no_grad;
-  const Tensor total = detail::gradient_norm(parameters, options.norm_type);
+  Tensor total = detail::gradient_norm(parameters, options.norm_type);
   if (!total.defined()) return zeros({});
   if (options.error_if_nonfinite) detail::check_norm(total, parameters.size());
   detail::scale_to_norm(parameters, total, max_norm);

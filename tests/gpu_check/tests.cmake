@@ -6,7 +6,7 @@ target_link_libraries(lockstep-gpu-check-trouble PRIVATE lockstep_test_support)
 # Whatever a GPU machine may do to a program, and its owner to the script.
 add_test(NAME gpu_check/troubles COMMAND Python3::Interpreter -B "${here}/troubles.py"
          $<TARGET_FILE:lockstep-gpu-check-trouble> $<TARGET_FILE:lockstep-fake-nvtx>)
-set_tests_properties(gpu_check/troubles PROPERTIES LABELS "user;gpu_check" TIMEOUT 1800 PROCESSORS 2)
+set_tests_properties(gpu_check/troubles PROPERTIES LABELS "user;gpu_check" TIMEOUT 1800)
 
 # Both calls with the real programs, their CUDA being the fake's.
 if(TARGET lockstep-fake-digits AND TARGET lockstep-fake-bench AND TARGET lockstep-tests-cuda-emulation)
@@ -15,5 +15,5 @@ if(TARGET lockstep-fake-digits AND TARGET lockstep-fake-bench AND TARGET lockste
            kernels=$<TARGET_FILE:lockstep-tests-cuda-emulation> bench=$<TARGET_FILE:lockstep-fake-bench>
            digits=$<TARGET_FILE:lockstep-fake-digits> tensor=$<TARGET_FILE:lockstep-fake-tensor>
            parallel=$<TARGET_FILE:lockstep-fake-parallel>)
-  set_tests_properties(gpu_check/rehearsal PROPERTIES LABELS "user;gpu_check" TIMEOUT 1800 PROCESSORS 2)
+  set_tests_properties(gpu_check/rehearsal PROPERTIES LABELS "user;gpu_check" TIMEOUT 1800)
 endif()

@@ -11,8 +11,8 @@ endif()
 # How large a head may be is a limit of CUDA devices.
 add_test(NAME instruction_sets COMMAND lockstep-tests-instruction-sets "~*heads of attention have a largest size*")
 set_tests_properties(instruction_sets PROPERTIES LABELS host SKIP_RETURN_CODE 77 TIMEOUT 900)
-# Where the processor has AVX-512, the other tests do not run the baseline's kernels.
-add_test(NAME instruction_sets/avx2 COMMAND lockstep-tests-kernels)
+# Where the processor has AVX-512, the other tests do not run the baseline's kernels. They are divided in the same way.
+add_test(NAME instruction_sets/avx2 COMMAND lockstep-tests-kernels "~*thread*" "~[streams]")
 set_tests_properties(instruction_sets/avx2 PROPERTIES LABELS host ENVIRONMENT LOCKSTEP_CPU_ISA=avx2 TIMEOUT 900)
 
 # What the object of those kernels defines but its table has no name outside of it: an inline function that was compiled

@@ -62,7 +62,7 @@ bool contains(const std::string& text, const char* part) { return text.find(part
 
 }  // namespace
 
-TEST_CASE("kernels run on the stream they were given, after what it waits for") {
+TEST_CASE("kernels run on the stream they were given, after what it waits for", "[streams]") {
   const Device device = Device::host(0);
   Stream first(device), second(device);
   const Matrix matrix(first);
@@ -76,7 +76,7 @@ TEST_CASE("kernels run on the stream they were given, after what it waits for") 
   for (int i = 0; i < kRows * kColumns; ++i) CHECK(matrix.data()[i] == 100);
 }
 
-TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") {
+TEST_CASE("an index out of range surfaces at the wait, and the stream goes on", "[streams]") {
   const Device device = Device::host(0);
   Stream stream(device);
   const Matrix matrix(stream), result(stream);
@@ -96,7 +96,7 @@ TEST_CASE("an index out of range surfaces at the wait, and the stream goes on") 
   release(index);
 }
 
-TEST_CASE("the checker knows what kernels read and write, element by element") {
+TEST_CASE("the checker knows what kernels read and write, element by element", "[streams]") {
   if (!default_stream(Device::host(0)).checked()) return;
   const std::uint64_t skipped = order_stats().skipped_uses;  // by other tests
   for (int round = 0; round < 50; ++round) {

@@ -1,5 +1,6 @@
-// Sanitizers, the order checker and the fake CUDA runtime look at who touches what, and when, which does not depend on
-// dtypes and sizes, and take their time for it: where a test goes through many of them, it does fewer there.
+// Sanitizers, the order checker, streams that are threads and the fake CUDA runtime show who touches what, and when,
+// which does not depend on dtypes and sizes, and mostly take their time for it: where a test goes through many of them,
+// it does fewer there, and all of them in mode inline.
 #pragma once
 
 #include <cstdlib>
@@ -14,7 +15,7 @@ inline bool watched() {
   return true;
 #else
   const char* mode = std::getenv("LOCKSTEP_HOST_MODE");
-  return device_type() == lockstep::DeviceType::cuda || (mode && std::string_view(mode) == "strict");
+  return device_type() == lockstep::DeviceType::cuda || (mode && std::string_view(mode) != "inline");
 #endif
 }
 

