@@ -1,6 +1,7 @@
 #include "lockstep/parallel/sharding/sharded_unit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/engine/leaf_node.h"
@@ -63,7 +64,9 @@ ShardedFlat::ShardedFlat(const std::string& unit, std::vector<ShardedMember> mem
       dtype_(members_[0].parameter.dtype()),
       computed_(is_floating(dtype_) ? options.mixed_precision.param_dtype.value_or(dtype_) : dtype_),
       reduced_(is_floating(dtype_) ? options.mixed_precision.reduces(dtype_) : dtype_),
-      rank_(communicator.rank()) {
+      rank_(communicator.rank()),
+      shard_of_rank_(std::make_shared<const Shard>(
+          Shard{.dim = Shard::kElements, .rank = communicator.rank(), .ranks = communicator.size()})) {
   const NoGrad no_grad;
   const Device device = communicator.device();
   const std::size_t narrowest = std::min({size_of(dtype_), size_of(computed_), size_of(reduced_)});
@@ -92,6 +95,7 @@ ShardedFlat::ShardedFlat(const std::string& unit, std::vector<ShardedMember> mem
     ShardedMember& member = members_[i];
     member.part = piece_of(shard_, layout_.place(i, rank_), layout_.kept(i, rank_).count);
     become_first(*member.parameter.body(), member.part, trained);
+    member.division = std::exchange(member.parameter.body()->shard, shard_of_rank_);
     member.memory = Storage::vacant(device, static_cast<std::size_t>(counts[i]) * size_of(computed_));
   }
 }
@@ -150,6 +154,7 @@ void ShardedFlat::show(const Tensor& gathered) {
     ParameterBody& body = *members_[i].parameter.body();
     if (body.leaf) members_[i].part_gradient = std::exchange(static_cast<LeafNode&>(*body.leaf).grad, Tensor());
     become(body, whole_of(gathered, i));
+    body.shard = members_[i].division;
   }
 }
 
@@ -161,6 +166,7 @@ void ShardedFlat::hide(bool write_back) {
     if (write_back && kept.count > 0)
       member.part.copy_(in_memory_order(body.home, member.format).narrow(0, kept.begin, kept.count));
     become(body, member.part);
+    body.shard = shard_of_rank_;
     if (body.leaf) static_cast<LeafNode&>(*body.leaf).grad = std::exchange(member.part_gradient, Tensor());
   }
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "lockstep/parallel/sharding/options.h"
 #include "lockstep/parallel/sharding/shard_layout.h"
 #include "lockstep/tensor/nn/module.h"
+#include "lockstep/tensor/nn/shard.h"
 
 namespace lockstep::detail {
 
@@ -30,10 +32,11 @@ struct ShardedMember {
   Parameter parameter;  // this rank's part
   Shape shape;          // of the whole
   MemoryFormat format = MemoryFormat::contiguous;
-  Ref<Storage> memory = {};    // of the whole, in the dtype of computation; lent
-  Tensor part = {};            // what the parameter must be
-  Tensor local_gradient = {};  // whole, of backwards without communication
-  Tensor part_gradient = {};   // while the whole is shown
+  Ref<Storage> memory = {};                    // of the whole, in the dtype of computation; lent
+  Tensor part = {};                            // what the parameter must be
+  Tensor local_gradient = {};                  // whole, of backwards without communication
+  Tensor part_gradient = {};                   // while the whole is shown
+  std::shared_ptr<const Shard> division = {};  // of the whole, by somebody else
 
   // Adds to local_gradient; undefined: nothing.
   void keep(const Tensor& gradient, DType dtype);
@@ -84,6 +87,7 @@ class ShardedFlat {
   const bool trained_;
   DType dtype_, computed_, reduced_;
   int rank_;
+  std::shared_ptr<const Shard> shard_of_rank_;  // what the parameters say they are
   ShardLayout layout_;
   Tensor shard_, gathered_;
   std::uint64_t versions_ = 0;  // of the parts when they were gathered last

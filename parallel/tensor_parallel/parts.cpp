@@ -23,6 +23,15 @@ void for_each_member(const ModuleBase& module, F&& body) {
   visitor.visit(module);
 }
 
+// Those of FullyShardedDataParallel lie in another way, over ranks of their own.
+void check_divided(const char* call, const std::string& what, const Shard& shard) {
+  LOCKSTEP_CHECK(
+      shard.dim != Shard::kElements, "[", call, "] expected ", what,
+      " to be divided along a dimension, got elements of it that FullyShardedDataParallel keeps: use the "
+      "wrapper's ",
+      call == std::string("clip_grad_norm") ? "clip_grad_norm" : "whole_state_dict and load_whole_state_dict");
+}
+
 // At the root; undefined elsewhere.
 Tensor gathered(const Tensor& part, const Shard& shard, Communicator& ranks, int root) {
   const Tensor own = part.contiguous();
@@ -44,6 +53,7 @@ std::vector<NamedTensor> whole_state(const ModuleBase& module, Communicator& ran
   for_each_member(module, [&](std::string name, const Parameter& parameter) {
     Tensor whole = parameter.tensor().detach();
     if (const Shard* shard = shard_of(parameter)) {
+      check_divided("whole_state", cat('\'', name, '\''), *shard);
       LOCKSTEP_CHECK(shard->ranks == ranks.size() && shard->rank == ranks.rank(), "[whole_state] expected '", name,
                      "' to be a part of rank ", ranks.rank(), " of ", ranks.size(), ", got one of rank ", shard->rank,
                      " of ", shard->ranks);
@@ -64,6 +74,7 @@ std::vector<NamedTensor> own_parts(const ModuleBase& module, std::vector<NamedTe
     const auto found = parts.find(name);
     if (found == parts.end()) continue;
     const Shard& shard = *shard_of(found->second);
+    check_divided("own_parts", cat('\'', name, '\''), shard);
     const Shape expected = shard.whole_shape(found->second.shape());
     LOCKSTEP_CHECK(tensor.defined() && tensor.shape() == expected, "[own_parts] expected all of '", name, "', ",
                    expected, ", of which rank ", shard.rank, " of ", shard.ranks, " has a part, got ", tensor);
@@ -80,7 +91,9 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, Co
   std::vector<Parameter> divided, whole;
   DType dtype = DType::f32;  // the same on every rank
   for (const Parameter& parameter : parameters) {
-    (shard_of(parameter) ? divided : whole).push_back(parameter);
+    const Shard* const shard = shard_of(parameter);
+    if (shard) check_divided("clip_grad_norm", cat("parameter ", &parameter - parameters.data()), *shard);
+    (shard ? divided : whole).push_back(parameter);
     dtype = promote_types(dtype, parameter.dtype());
   }
   const TensorOptions as{.dtype = dtype, .device = ranks.device()};

@@ -12,6 +12,10 @@ namespace lockstep {
 // Which part of a whole tensor a rank has: along one dimension, an equal share of each of the sections that lie there
 // one after the other. A matrix for queries, keys and values has three sections, most others one.
 struct LOCKSTEP_API Shard {
+  // In place of a dimension: elements that follow each other in the whole's memory, some or none. Only the wrapper that
+  // cut them (FullyShardedDataParallel) has the whole; the functions below do not apply.
+  static constexpr int kElements = -1;
+
   int dim = 0;
   std::vector<std::int64_t> sections = {};  // their sizes along `dim`, whole
   int rank = 0, ranks = 1;

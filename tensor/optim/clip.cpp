@@ -94,9 +94,11 @@ Tensor clip_grad_norm(std::span<const Parameter> parameters, double max_norm, co
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     // Each rank would scale by another number: from then on their copies of what all have would differ.
     if (const Shard* shard = shard_of(parameters[i]); shard && shard->ranks > 1)
-      throw InvalidArgument(cat(
-          "[clip_grad_norm] parameter ", i, ", ", parameters[i].shape(), ", is the part of rank ", shard->rank, " of ",
-          shard->ranks, ": expected the communicator of these ranks, clip_grad_norm(parameters, max_norm, ranks)"));
+      throw InvalidArgument(cat("[clip_grad_norm] parameter ", i, ", ", parameters[i].shape(), ", is the part of rank ",
+                                shard->rank, " of ", shard->ranks, ": expected ",
+                                shard->dim == Shard::kElements
+                                    ? "the wrapper's own, net.clip_grad_norm(max_norm)"
+                                    : "the communicator of these ranks, clip_grad_norm(parameters, max_norm, ranks)"));
   }
   NoGrad no_grad;
   Tensor total = detail::gradient_norm(parameters, options.norm_type);
