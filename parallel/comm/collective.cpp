@@ -49,9 +49,12 @@ const char* to_string(Collective::Kind kind) {
   return "unknown";
 }
 
+thread_local std::int32_t detail::CollectivesOfUnit::current_ = -1;
+
 Fingerprint fingerprint(const Collective& c) {
   Fingerprint result{
       .sequence = c.sequence, .count = c.count, .kind = c.kind, .dtype = c.dtype, .item = c.item, .items = c.items};
+  result.unit = c.unit;
   if (c.reduces()) result.reduction = c.reduction;
   if (c.has_root()) result.root = c.peer;
   return result;
@@ -71,7 +74,9 @@ std::string to_string(const Fingerprint& f) {
     text += cat(f.dtype, ", ", f.count, f.count == 1 ? " element" : " elements");
   if (as.has_root()) text += cat(", root ", f.root);
   text += cat("), number ", f.sequence);
-  return f.items == 1 ? text : text + cat(", tensor ", f.item, " of ", f.items);
+  if (f.items != 1) text += cat(", tensor ", f.item, " of ", f.items);
+  if (f.unit >= 0) text += cat(", for unit ", f.unit);
+  return text;
 }
 
 }  // namespace lockstep

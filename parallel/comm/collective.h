@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "lockstep/kernels/dtype.h"
 #include "lockstep/runtime/api.h"
@@ -44,6 +45,7 @@ struct Collective {
   void* output = nullptr;
   // Of a list of tensors in one call: which one, of how many.
   std::int32_t item = 0, items = 1;
+  std::int32_t unit = -1;  // of sharded parameters, that it is for; -1: none
   // The how-manieth collective of the communicator this is; sends and receives count by themselves, per pair and
   // direction.
   std::uint64_t sequence = 0;
@@ -66,13 +68,32 @@ struct Fingerprint {
   Collective::Kind kind = Collective::Kind::all_reduce;
   RedOp reduction = RedOp::sum;
   DType dtype = DType::f32;
-  std::int32_t root = -1, item = 0, items = 1;
+  std::int32_t root = -1, item = 0, items = 1, unit = -1;
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
 LOCKSTEP_API Fingerprint fingerprint(const Collective& collective);
 // Equal, where a send and its recv are the same call.
 LOCKSTEP_API bool same_call(Fingerprint a, Fingerprint b);
 LOCKSTEP_API std::string to_string(const Fingerprint& fingerprint);  // "all_reduce(sum, f32, 100 elements), number 7";
-                                                                     // of a list: ", tensor 1 of 3" (from 0) after it
+                                                                     // of a list: ", tensor 1 of 3" (from 0) after it,
+                                                                     // of a unit: ", for unit 2" (from 0)
 
+namespace detail {
+
+// While it lives, the collectives that this thread begins are for that unit. Ranks whose units have the same size, and
+// that come to them in different orders, would mix them up. Private to the library.
+class CollectivesOfUnit {
+ public:
+  explicit CollectivesOfUnit(std::int32_t unit) : outer_(std::exchange(current_, unit)) {}
+  ~CollectivesOfUnit() { current_ = outer_; }
+  CollectivesOfUnit(const CollectivesOfUnit&) = delete;
+  CollectivesOfUnit& operator=(const CollectivesOfUnit&) = delete;
+  static std::int32_t current() { return current_; }
+
+ private:
+  static thread_local std::int32_t current_;
+  const std::int32_t outer_;
+};
+
+}  // namespace detail
 }  // namespace lockstep

@@ -116,6 +116,7 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
   collective.input = input.defined() ? input.data() : nullptr;
   collective.output = output.defined() ? const_cast<void*>(output.data()) : nullptr;
   collective.timeout = timeout_;
+  collective.unit = lockstep::detail::CollectivesOfUnit::current();
 
   const Stream stream = current_stream(device_);
   use_on(stream, name, {&input, 1}, {&output, 1});

@@ -80,6 +80,10 @@ void ShardedCore::check_idle(const char* call) const {
   if (summoned_) throw Error(cat("[", call, "] expected sharded parameters, but they are summoned"));
 }
 
+std::int32_t ShardedCore::number_of(const ShardedUnit& unit) const {
+  return static_cast<std::int32_t>(&unit - units_.data());
+}
+
 std::vector<std::string> ShardedCore::unit_names() const {
   std::vector<std::string> names;
   for (const ShardedUnit& unit : units_) names.push_back(unit.name);
@@ -113,6 +117,7 @@ void ShardedCore::gather(ShardedUnit& unit) {
   keep_to_limit(given_back_);
   LOCKSTEP_EDGE_SCOPE(StreamScope, scope, gather_stream_);
   const trace::Scope span("gather");
+  const CollectivesOfUnit of_unit(number_of(unit));
   for (ShardedFlat& flat : unit.flats) flat.gather(communicator_, unit.described());
   LOCKSTEP_EDGE(unit.arrived.record(gather_stream_));
   unit.gathered = true;
@@ -207,7 +212,7 @@ void ShardedCore::make_wholes(ShardedUnit& unit) {
           Tensor::over(member.memory, flat.computed(), member.shape, format_strides(member.shape, member.format)));
       if (!GradMode::enabled() || !flat.trained()) continue;
       if (!node)
-        node = Ref<UnitNode>(new UnitNode(weak_from_this(), static_cast<std::size_t>(&unit - units_.data()), reduces_));
+        node = Ref<UnitNode>(new UnitNode(weak_from_this(), static_cast<std::size_t>(number_of(unit)), reduces_));
       attach(*node, unit.wholes.back(), static_cast<std::uint32_t>(edges.size()));
       edges.push_back({member.parameter.body()->leaf, 0});
     }
@@ -323,6 +328,7 @@ void ShardedCore::reduce(ShardedUnit& unit, std::span<Tensor> gradients) {
     LOCKSTEP_EDGE(reduce_stream_.wait_for(here));
     LOCKSTEP_EDGE_SCOPE(StreamScope, scope, reduce_stream_);
     const trace::Scope span("reduce");
+    const CollectivesOfUnit of_unit(number_of(unit));
     communicator_.reduce_scatter(packed, sum);
     sums_.push_back({&flat, sum});
     if (!reduce_stream_.synchronous()) LOCKSTEP_EDGE(reductions_.emplace_back().record(reduce_stream_));

@@ -88,6 +88,7 @@ class LOCKSTEP_API ShardedCore final : public std::enable_shared_from_this<Shard
   [[noreturn]] void fail(const std::string& message);
   void check_idle(const char* call) const;
 
+  std::int32_t number_of(const ShardedUnit& unit) const;
   void enter(std::size_t unit);
   void leave(std::size_t unit, std::span<const Tensor> outputs);
   void make_wholes(ShardedUnit& unit);

@@ -1,4 +1,6 @@
 // What is refused names the unit.
+#include "lockstep/parallel/tensor_parallel/parts.h"
+#include "lockstep/tensor/optim/clip.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/sharding/support.h"
 
@@ -97,6 +99,84 @@ TEST_CASE("what happens to sharded parameters outside of their wrapper is named,
   CHECK_THAT(messages[4], Contains("they are summoned"));
   CHECK_THAT(messages[5], Contains("they are summoned"));
   CHECK_THAT(messages[6], Contains("whose memory is given back"));
+}
+
+TEST_CASE("calls that would take a rank's elements for whole parameters name the wrapper's own") {
+  const auto messages = run_ranks(2, [](Communicator& c) {
+    FullyShardedDataParallel net(Mlp(), c, {.wrap = wrap_modules<Affine>()});
+    loss_of(net(counting({1, 3}, c.device()))).backward();
+    const auto gradients = [&] {
+      std::vector<double> all;
+      for (const Parameter& parameter : net.parameters()) {
+        const std::vector<double> own = values(parameter.grad());
+        all.insert(all.end(), own.begin(), own.end());
+      }
+      return all;
+    };
+    const std::vector<double> before = gradients();
+    const std::vector<NamedTensor> whole = net.whole_state_dict();
+    std::vector<std::string> said;
+    said.push_back(message_of<InvalidArgument>([&] { clip_grad_norm(net.parameters(), 1e-3); }));
+    said.push_back(message_of<InvalidArgument>([&] { clip_grad_norm(net.parameters(), 1e-3, c); }));
+    said.push_back(message_of<InvalidArgument>([&] { whole_state(net.module(), c); }));
+    said.push_back(message_of<InvalidArgument>([&] { own_parts(net.module(), whole); }));
+    if (gradients() != before) said[0] += " and a gradient has changed";
+    {
+      const auto summoned = net.summon();
+      if (whole_state(net.module(), c).size() != (c.rank() == 0 ? whole.size() : 0))
+        said.emplace_back("no whole state");
+    }
+    said.push_back(message_of<InvalidArgument>([&] { clip_grad_norm(net.parameters(), 1e-3); }));  // parts again
+    net.clip_grad_norm(1e-3);
+    if (gradients() == before) said[0] += " and the wrapper's has not clipped";
+    drain(c.device());
+    return said;
+  });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const std::vector<std::string>& said = messages[rank];
+    REQUIRE(said.size() == 5);
+    const std::string part = cat("is the part of rank ", rank, " of 2: expected the wrapper's own, net.clip_grad_norm");
+    CHECK_THAT(said[0], Contains(part) && !Contains(" and "));
+    CHECK_THAT(said[1], Contains("[clip_grad_norm] expected parameter 0") && Contains("wrapper's clip_grad_norm"));
+    CHECK_THAT(said[2], Contains("[whole_state] expected 'first.weight'") && Contains("whole_state_dict"));
+    CHECK_THAT(said[3], Contains("[own_parts] expected 'first.weight'") && Contains("load_whole_state_dict"));
+    CHECK_THAT(said[4], Contains(part));
+  }
+}
+
+TEST_CASE("ranks that come to units of one size in different orders are an error with both units") {
+  struct Dropping : Module<Dropping> {
+    std::vector<Block> blocks{{3, 5, 2}, {3, 5, 4}, {3, 5, 6}};
+    int skipped = -1;
+    Tensor forward(Tensor x) const {
+      for (int i = 0; i < 3; ++i)
+        if (i != skipped) x = blocks[static_cast<std::size_t>(i)](x);
+      return x;
+    }
+    void members(Members& m) override { m("blocks", blocks); }
+  };
+  for (const auto& [name, make] : communicators())
+    for (const bool prefetch : {true, false}) {
+      CAPTURE(name, prefetch);
+      const auto messages = run_ranks(
+          2,
+          [&](Communicator& c) {
+            FullyShardedDataParallel net(Dropping(), c, {.wrap = wrap_modules<Block>(), .prefetch = prefetch});
+            const auto step = [&](int skipped) {
+              net.module().skipped = skipped;
+              loss_of(net(rows_of(c, 0))).backward();
+              synchronize(c.device());
+            };
+            step(-1);
+            step(1);  // as long as all skip the same
+            std::string said = message_of<CommError>([&] { step(c.rank() + 1), c.check(); });
+            drain(c.device());
+            return said;
+          },
+          {.make = make});
+      for (const std::string& message : messages)
+        CHECK_THAT(message, Contains("expected all ranks to ") && Contains("for unit 2") && Contains("for unit 3"));
+    }
 }
 
 TEST_CASE("weights that a step has changed between forward and backward are an error, not wrong gradients") {
