@@ -25,13 +25,15 @@ CALLS = {
         "nccl": ("NCCL with one rank", 30),
         "races": ("racecheck, synccheck and initcheck on kernels with shared memory", 90)},
     2: {"parallel": ("tests of the parallel layer on one device", 60),
-        "logical": ("kernels, digits and the layers' tests on 2 and 4 logical devices, the layers' on 8", 420),
+        "models": ("tests of models and generation on one device", 30),
+        "logical": ("kernels, digits and the layers' tests on 2 and 4 logical devices, the layers' on 8", 390),
         "engine": ("copies between devices and the cost of operations, on 1 and 2 logical devices", 90)},
 }
 PHASES = {phase: of for call in CALLS.values() for phase, of in call.items()}
 NEEDS = {"probe": [], "contract": ["contract"], "kernels": ["kernels"], "memcheck": ["kernels"], "bench": ["bench"],
          "digits": ["digits"], "tensor": ["tensor"], "nccl": ["parallel"], "races": ["kernels"],
-         "parallel": ["parallel"], "logical": ["kernels", "digits", "tensor", "parallel"], "engine": ["bench"]}
+         "parallel": ["parallel"], "models": ["models"],
+         "logical": ["kernels", "digits", "tensor", "parallel"], "engine": ["bench"]}
 
 
 def on(devices):
@@ -249,6 +251,10 @@ def nccl(session):
 
 def parallel(session):
     layer(session, "parallel", 1)
+
+
+def models(session):
+    layer(session, "models", 1)
 
 
 def logical(session):

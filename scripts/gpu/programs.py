@@ -19,6 +19,7 @@ PROGRAMS = {
     "digits": ("train_digits", "an example that trains a network"),
     "tensor": ("lockstep-cuda-tensor", "tests of the tensor layer on the GPU"),
     "parallel": ("lockstep-cuda-parallel", "tests of the parallel layer on the GPU, NCCL with one rank"),
+    "models": ("lockstep-cuda-models", "tests of models and generation on the GPU"),
 }
 ARCHIVE, MANIFEST, HEADERS = "programs.tar.xz", "manifest.json", "headers"
 MOST_BYTES = 48 << 20  # of the archive: it is to be carried

@@ -15,7 +15,8 @@ PROGRAMS = dict(argument.split("=", 1) for argument in sys.argv[2:])
 # One or two cases of each phase: what they find is other tests' business.
 CASES = ["an event that was never recorded*", "freed memory is waited for*", "CUDA parity: unscale",
          "CUDA, small: elementwise", "CUDA, small: norms", "a mirror that was itself written is refreshed",
-         "NCCL alone: one rank does*", "the batch may be written when the call has returned"]
+         "NCCL alone: one rank does*", "the batch may be written when the call has returned",
+         "generate of several prompts*"]
 ON_FAKE = {"LOCKSTEP_FAKE_CUDA": "devices=1"}
 
 
@@ -33,7 +34,7 @@ class Rehearsal(unittest.TestCase):
 
     def test_both_calls(self):
         self.go()
-        self.go("parallel", "logical", "engine")
+        self.go("parallel", "models", "logical", "engine")
         record, page = self.machine.record(), self.machine.page()
         self.assertEqual(record["state"], "complete")
         self.assertEqual(record["programs"]["from"], "prebuilt")
@@ -65,7 +66,7 @@ class Rehearsal(unittest.TestCase):
 
     def test_names_are_read_back_and_cases_left_out(self):
         """Each program says which cases it has, and takes each name back; what is left out is there."""
-        for key in ["contract", "tensor", "parallel", "kernels"]:
+        for key in ["contract", "tensor", "parallel", "models", "kernels"]:
             names = names_of(PROGRAMS[key], ["~[.]"], None)
             self.assertGreater(len(names), 20)
             spec = ",".join(f'"{escaped(name)}"' for name in names)

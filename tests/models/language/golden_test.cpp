@@ -38,7 +38,7 @@ double distance(const Tensor& a, const Tensor& b) {
 TEST_CASE("published checkpoints give the logits of transformers, whole and token by token") {
   const std::string name = GENERATE("gpt2", "llama", "llama3", "qwen2");
   const bool map = GENERATE(false, true);
-  const Device device = GENERATE(Device::cpu(), Device::host(0));
+  const Device device = GENERATE(Device::cpu(), support::device_at(0));
   CAPTURE(name, map, device);
   const TensorMap expected = expected_of(name);
   const auto model = load_language_model(folder_of(name), {.device = device, .dtype = DType::f32, .map = map});

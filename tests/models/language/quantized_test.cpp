@@ -88,7 +88,7 @@ TEST_CASE("a language model in fewer bits is a folder whose logits are near thos
   const auto whole = load_language_model(folder_of(name), {.dtype = DType::f32});
   const Tensor ids = ids_of(whole->shape().vocabulary), want = forward(*whole, ids);
   for (const bool map : {false, true}) {
-    const Device device = map ? Device::host(0) : Device::cpu();
+    const Device device = map ? support::device_at(0) : Device::cpu();
     const auto model = load_language_model(folder.path().string(), {.device = device, .dtype = DType::f32, .map = map});
     const Tensor logits = forward(*model, ids.to(device));
     CHECK(relative(logits, want) < bound);

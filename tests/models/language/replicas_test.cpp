@@ -16,9 +16,9 @@ TEST_CASE("language models compute the same in replicas, and get the same gradie
   c.tie_word_embeddings = true;
   c.rope = {.scaling = RotaryScaling::yarn, .factor = 4, .original_positions = 16};
   Llama llama(c);
-  llama.to(Device::host(0));
+  llama.to(support::device_at(0));
   DataParallel<Llama> replicas(llama, {.devices = support::first_devices(3)});
-  const Tensor ids = from_data({1, 5, 2, 9, 9, 3, 0, 4, 10, 2, 7, 7, 8, 1, 0}, {5, 3}).to(Device::host(0));
+  const Tensor ids = from_data({1, 5, 2, 9, 9, 3, 0, 4, 10, 2, 7, 7, 8, 1, 0}, {5, 3}).to(support::device_at(0));
   const Tensor alone = llama(ids), together = replicas(ids);
   CHECK(allclose(together, alone, 1e-4, 1e-5));
   square(alone).sum().backward();

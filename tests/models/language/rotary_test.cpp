@@ -6,6 +6,7 @@
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "support/catch.h"
+#include "support/devices.h"
 
 namespace lockstep::test {
 namespace {
@@ -113,7 +114,7 @@ TEST_CASE("rotary embedding has a gradient, in any pairing") {
 }
 
 TEST_CASE("frequencies are copied to a device once for each stream, from any thread") {
-  const Device device = Device::host(1);
+  const Device device = support::device_at(1);
   const RotaryEmbedding rotary(64, {});
   const Tensor positions = arange(5).to(device), expected = rotary.at(arange(5), DType::f32).sines;
   synchronize(device);
