@@ -17,10 +17,14 @@ Conv1D::Conv1D(std::int64_t inputs, std::int64_t outputs, FirstWeights first, do
 }
 
 Tensor Conv1D::forward(const Tensor& x) const {
-  if (quantized_) return quantized_->forward(x);
+  const bool is_divided = ranks_ && ranks_->size() > 1;
+  const Tensor in = is_divided && !adds_up_ ? copy_to_ranks(x, *ranks_) : x;
+  if (quantized_) {
+    if (!is_divided || !adds_up_) return quantized_->forward(in);
+    return sum_over_ranks(quantized_->product(in), *ranks_) + quantized_->bias.on(x.device());
+  }
   const Tensor w = weight.on(x.device()).t(), b = bias.on(x.device());
-  if (!ranks_ || ranks_->size() == 1) return linear(x, w, b, activation_);
-  return adds_up_ ? sum_over_ranks(linear(x, w), *ranks_) + b : linear(copy_to_ranks(x, *ranks_), w, b, activation_);
+  return is_divided && adds_up_ ? sum_over_ranks(linear(in, w), *ranks_) + b : linear(in, w, b, activation_);
 }
 
 }  // namespace lockstep

@@ -19,8 +19,10 @@ Tensor into(const Tensor& x, Communicator* ranks) { return ranks ? copy_to_ranks
 
 Tensor out_of(const Linear& layer, const Tensor& x, Communicator* ranks) {
   if (!ranks || ranks->size() == 1) return layer(x);
-  const Tensor y = sum_over_ranks(linear(x, layer.weight.on(x.device())), *ranks);
-  return layer.bias.defined() ? y + layer.bias.on(x.device()) : y;
+  const auto& quantized = layer.quantized();
+  const Parameter& bias = quantized ? quantized->bias : layer.bias;
+  const Tensor y = sum_over_ranks(quantized ? quantized->product(x) : linear(x, layer.weight.on(x.device())), *ranks);
+  return bias.defined() ? y + bias.on(x.device()) : y;
 }
 
 void check_divides(const char* model, const char* name, std::int64_t size, const Communicator* ranks) {

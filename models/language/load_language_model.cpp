@@ -27,9 +27,6 @@ template <class M>
 std::unique_ptr<LanguageModel> filled(std::unique_ptr<M> model, const detail::JsonFile& config,
                                       const std::string& folder, const LoadLanguageModelOptions& options) {
   const std::optional<std::int64_t> group_size = detail::quantized_groups(config);
-  LOCKSTEP_CHECK(!group_size || !options.ranks || options.ranks->size() == 1,
-                 "[load_language_model] expected one rank ", "for weights that are quantised, ", folder, ", got ",
-                 options.ranks->size(), " ranks");
   const Device device = options.ranks ? options.ranks->device() : options.device;
   LOCKSTEP_CHECK(options.device.is_cpu() || options.device == device, "[load_language_model] expected the device of ",
                  "the ranks' communicator, ", device, ", or none, got ", options.device);

@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "lockstep/tensor/nn/member_visitor.h"
+#include "lockstep/tensor/nn/shard.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep::detail {
@@ -16,6 +17,26 @@ void untie(M& model, const Parameter& embedding) {
   if (model.lm_head) return;
   model.lm_head = first_linear(0, 0, false, FirstWeights::absent, 0);
   model.lm_head->weight = Parameter::uninitialized(embedding.shape(), embedding.dtype());
+  if (const Shard* const shard = shard_of(embedding)) set_shard(model.lm_head->weight, *shard);
+}
+
+// What of whole codes and scales a rank has that has this part of the weight. `dim`: of the weight [outputs, inputs].
+struct QuantizedShards {
+  std::optional<Shard> codes, scales;
+};
+QuantizedShards quantized_shards(const std::string& name, Shard shard, int dim, bool is_nibbles, std::int64_t group) {
+  shard.dim = dim;
+  if (dim == 0) return {shard, shard};
+  if (!is_nibbles) return {shard, {}};  // a row has one scale, which all need
+  Shard codes = shard, scales = shard;
+  for (std::size_t i = 0; i < shard.sections.size(); ++i) {
+    const std::int64_t section = shard.sections[i];
+    LOCKSTEP_CHECK(section % (group * shard.ranks) == 0, "[load_language_model] '", name,
+                   "': expected whole groups of ", group, " inputs on each of ", shard.ranks, " ranks, got ", section,
+                   " inputs in all");
+    codes.sections[i] = section / 2, scales.sections[i] = section / group;
+  }
+  return {codes, scales};
 }
 
 // Of the checkpoint by the module's names.
@@ -36,9 +57,14 @@ void expect(ModuleBase& module, const Found& found, std::int64_t group_size) {
     const bool is_nibbles = codes->second->dtype() == DType::u8;
     const std::int64_t outputs = shape[parts.is_transposed ? 1 : 0], inputs = shape[parts.is_transposed ? 0 : 1];
     const std::int64_t group = is_nibbles ? group_size : inputs;
+    QuantizedShards shards;
+    if (const Shard* const shard = shard_of(parts.weight))
+      shards = quantized_shards(name, *shard, parts.is_transposed ? 1 - shard->dim : shard->dim, is_nibbles, group);
     layer->set_quantized(
         {empty({outputs, is_nibbles ? (inputs + 1) / 2 : inputs}, {.dtype = is_nibbles ? DType::u8 : DType::i8}),
          empty({outputs, (inputs + group - 1) / group}, {.dtype = DType::f32}), inputs, group});
+    if (shards.codes) set_shard(layer->quantized()->weight, *shards.codes);
+    if (shards.scales) set_shard(layer->quantized()->scales, *shards.scales);
   }
 }
 

@@ -24,6 +24,10 @@ Tensor QuantizedLinear::forward(const Tensor& x) const {
   return quantized_linear(x, quantized_weight(device), bias.defined() ? bias.on(device) : Tensor(), options_);
 }
 
+Tensor QuantizedLinear::product(const Tensor& x) const {
+  return quantized_linear(x, quantized_weight(x.device()), {}, {.int8_activations = options_.int8_activations});
+}
+
 void QuantizableLayer::set_quantized(const QuantizedWeight& weight, bool int8_activations) {
   LOCKSTEP_CHECK(!quantized_, "[set_quantized] expected a layer with a weight in a floating dtype, got one that is ",
                  "quantised");

@@ -17,6 +17,7 @@ class LOCKSTEP_API QuantizedLinear : public Module<QuantizedLinear> {
                            const QuantizedLinearOptions& options = {});
   Tensor forward(const Tensor& x) const;
   void members(Members& m) override { m("weight", weight), m("scales", scales), m("bias", bias); }
+  Tensor product(const Tensor& x) const;                  // x @ weight^T alone
   QuantizedWeight quantized_weight(Device device) const;  // as it is there
 
   Buffer weight, scales;  // codes and scales of a QuantizedWeight

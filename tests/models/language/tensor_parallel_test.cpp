@@ -7,6 +7,7 @@
 #include "lockstep/models/language/gpt2.h"
 #include "lockstep/models/language/llama.h"
 #include "lockstep/models/language/load_language_model.h"
+#include "lockstep/models/language/quantize_language_model.h"
 #include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "lockstep/parallel/tensor_parallel/parts.h"
@@ -15,6 +16,7 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
+#include "support/golden.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::test {
@@ -198,6 +200,106 @@ TEST_CASE("every rank generates the tokens of one device, and keeps its heads al
     CHECK(each.first == alone.first);
     CHECK(2 * each.second == alone.second);
   }
+}
+
+namespace {
+
+// A folder of a model in fewer bits.
+struct Quantized {
+  TemporaryFolder folder;
+  std::string path() const { return folder.path().string(); }
+  Quantized(const std::string& from, int bits, bool output) {
+    QuantizeLanguageModelOptions options;
+    options.bits = bits, options.group_size = 32, options.output = output;
+    quantize_language_model(from, path(), options);
+  }
+};
+
+std::string golden_folder(const std::string& name) {
+  const std::string file = golden_path("models/" + name);
+  return file.substr(0, file.rfind('.'));
+}
+
+// Inputs of several groups of 32 everywhere.
+std::unique_ptr<Quantized> wide_llama(std::int64_t intermediate) {
+  LlamaConfig config = small_llama(4, false);
+  config.hidden_size = 64, config.intermediate_size = intermediate, config.head_dim = 16;
+  TemporaryFolder whole;
+  manual_seed(13);
+  save_model(Llama(config), whole / "model.safetensors");
+  write_config(whole.path().string(), config);
+  return std::make_unique<Quantized>(whole.path().string(), 4, true);
+}
+
+struct Answer {
+  Doubles logits;
+  std::vector<std::int64_t> tokens;
+  std::map<std::string, Tensor> state;  // whole; at rank 0
+  std::size_t bytes = 0;                // of this rank's codes and scales
+};
+
+Answer answer_of(const std::string& folder, Communicator* ranks, DType dtype = DType::f32) {
+  const auto model = load_language_model(folder, {.dtype = dtype, .ranks = ranks});
+  auto& module = dynamic_cast<ModuleBase&>(*model);
+  const NoGrad no_grad;
+  const Tensor ids = ids_on(model->device());
+  const auto* gpt2 = dynamic_cast<const Gpt2*>(model.get());
+  Answer answer{values(gpt2 ? (*gpt2)(ids) : dynamic_cast<const Llama&>(*model)(ids)),
+                generate(*model, {1, 5, 2}, {.max_new_tokens = 8}).tokens,
+                {}};
+  for (const NamedTensor& each : whole(module, ranks)) answer.state[each.name] = each.tensor;
+  for (const NamedParameter& each : module.named_buffers())
+    if (each.name.ends_with(".weight") || each.name.ends_with(".scales"))
+      answer.bytes += each.parameter.tensor().bytes();
+  return answer;
+}
+
+}  // namespace
+
+TEST_CASE("a folder in fewer bits is for any number of ranks, of which each keeps its part of the codes") {
+  struct Row {
+    std::string name;
+    std::unique_ptr<Quantized> folder;
+    int count;
+  };
+  std::vector<Row> rows;
+  rows.push_back({"gpt2, 8 bits", std::make_unique<Quantized>(golden_folder("gpt2"), 8, true), 4});
+  rows.push_back({"llama, 8 bits", std::make_unique<Quantized>(golden_folder("llama"), 8, false), 2});
+  rows.push_back({"qwen2, 8 bits", std::make_unique<Quantized>(golden_folder("qwen2"), 8, true), 2});
+  rows.push_back({"llama, 4 bits", wide_llama(128), 4});
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    const Answer alone = answer_of(row.folder->path(), nullptr);
+    const auto all = run_ranks(row.count, [&](Communicator& ranks) { return answer_of(row.folder->path(), &ranks); });
+    for (const Answer& each : all) {
+      CHECK(difference({{"logits", each.logits}}, {{"logits", alone.logits}}) < 1e-5);
+      CHECK(each.tokens == alone.tokens);
+      CHECK(each.bytes < alone.bytes / static_cast<std::size_t>(row.count) * 5 / 4);  // scales of rows all have
+    }
+    CHECK(all[0].state.size() == alone.state.size());
+    for (const auto& [name, tensor] : alone.state) {
+      CAPTURE(name);
+      REQUIRE(all[0].state.contains(name));
+      CHECK(equal(all[0].state.at(name), tensor));
+    }
+  }
+  const auto half =
+      run_ranks(2, [&](Communicator& ranks) { return answer_of(rows[3].folder->path(), &ranks, DType::bf16).logits; });
+  CHECK(half[0] == half[1]);
+}
+
+TEST_CASE("a group of 4 bits that would lie on two ranks is named") {
+  const auto folder = wide_llama(192);
+  const auto said = run_ranks(4, [&](Communicator& ranks) -> std::string {
+    try {
+      load_language_model(folder->path(), {.ranks = &ranks});
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "loaded";
+  });
+  for (const std::string& each : said)
+    CHECK_THAT(each, Contains("down_proj': expected whole groups of 32 inputs on each of 4 ranks, got 192 inputs"));
 }
 
 TEST_CASE("what GPT-2 drops between divided layers all ranks drop alike") {
