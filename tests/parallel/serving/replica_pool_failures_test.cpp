@@ -42,6 +42,39 @@ TEST_CASE("a device that fails is taken out, and its requests go to another repl
   CHECK(pool.stats().failed == 1);
 }
 
+// Needs 1 MiB for each row while it computes.
+struct Hungry : Module<Hungry> {
+  Parameter weight{tensor({2, 3}, {2}), false};
+  Tensor forward(const Tensor& x) const {
+    const Tensor work = zeros({x.size(0), 1 << 18}, {.dtype = DType::f32, .device = x.device()});
+    return x * weight.on(x.device()) + sum(work);
+  }
+  void members(Members& m) override { m("weight", weight); }
+};
+
+TEST_CASE("pools on devices with limits of their own do not take each other's memory") {
+  support::needs_devices(2);
+  const Device limited = device_at(1);
+  empty_cache(limited);
+  const MemoryStats stats = memory_stats(limited);
+  set_memory_limit(limited, stats.in_use_bytes + stats.cached_bytes + (std::size_t{64} << 20));  // products on CUDA take 32
+  {
+    ReplicaPool small(Hungry(), {.devices = {limited}}), large(Hungry(), {.devices = {device_at(0)}});
+    const Tensor many = full({80, 2}, 1, {.dtype = DType::f32}), few = full({2, 2}, 1, {.dtype = DType::f32});
+    for (int turn = 0; turn < 2; ++turn) {
+      auto too_large = small.submit(many), fits = large.submit(many), little = small.submit(few);
+      CHECK_THAT(message_of<OutOfMemory>([&] { too_large.get(); }), Contains(device_name(1)));
+      CHECK(fits.get().shape() == Shape{80, 2});
+      CHECK(values(little.get()) == std::vector<double>{2, 3, 2, 3});
+    }
+    CHECK(small.stats().failed == 2);
+    CHECK(small.stats().replicas[0].state == ReplicaState::serving);
+    CHECK(large.stats().answered == 2);
+  }
+  set_memory_limit(limited, 0);
+  empty_cache(limited);
+}
+
 TEST_CASE("a request that changes replicas does not wait for a window again") {
   support::needs_devices(2);
   Served net;
