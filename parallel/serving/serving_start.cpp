@@ -171,9 +171,12 @@ void ServingPool::join() noexcept {
   Lock lock(mutex_);
   stopping_ = true;
   wake_all();
+  // A callback may end the pool: its thread goes on behind it, and then ends by itself.
+  const auto is_here = [](const std::thread& thread) { return thread.get_id() == std::this_thread::get_id(); };
   const auto over = [&] {
     return std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& replica) {
-      return replica->ended || static_cast<std::size_t>(replica->index) >= threads_.size();
+      const auto index = static_cast<std::size_t>(replica->index);
+      return replica->ended || index >= threads_.size() || is_here(threads_[index]);
     });
   };
   while (!over() && ended_.wait_until(lock, deadline.time()) == std::cv_status::no_timeout) {
@@ -183,8 +186,8 @@ void ServingPool::join() noexcept {
   int late = 0;
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     if (!replicas_[i]->ended) {
+      late += !is_here(threads_[i]);
       threads_[i].detach();
-      ++late;
       continue;
     }
     lock.unlock();
@@ -192,7 +195,10 @@ void ServingPool::join() noexcept {
     lock.lock();
   }
   lock.unlock();
-  if (watcher_.joinable()) watcher_.join();
+  if (is_here(watcher_))
+    watcher_.detach();
+  else if (watcher_.joinable())
+    watcher_.join();
   threads_.clear();
   end_what_is_left();
   if (late == 0 || exits) return;

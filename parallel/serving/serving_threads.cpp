@@ -67,6 +67,7 @@ bool ServingPool::serve(Lock& lock, Replica& replica) {
     return true;
   }
   if (replica.stats.state == ReplicaState::lost) return false;
+  if (stopping_ && queue_.empty()) return false;  // without a look at a clock that may be gone
   const Clock::time_point began = clock_.now();
   Requests& batch = replica.running;
   queue_.take(began, accepting_, batch);

@@ -57,7 +57,8 @@ TEST_CASE("pools on devices with limits of their own do not take each other's me
   const Device limited = device_at(1);
   empty_cache(limited);
   const MemoryStats stats = memory_stats(limited);
-  set_memory_limit(limited, stats.in_use_bytes + stats.cached_bytes + (std::size_t{64} << 20));  // products on CUDA take 32
+  set_memory_limit(limited,
+                   stats.in_use_bytes + stats.cached_bytes + (std::size_t{64} << 20));  // products on CUDA take 32
   {
     ReplicaPool small(Hungry(), {.devices = {limited}}), large(Hungry(), {.devices = {device_at(0)}});
     const Tensor many = full({80, 2}, 1, {.dtype = DType::f32}), few = full({2, 2}, 1, {.dtype = DType::f32});
@@ -73,6 +74,36 @@ TEST_CASE("pools on devices with limits of their own do not take each other's me
   }
   set_memory_limit(limited, 0);
   empty_cache(limited);
+}
+
+// In the thread of a replica, and in the one that watches the time. Who waits for itself does so for an hour.
+TEST_CASE("a callback may end its pool") {
+  for (const bool is_late : {false, true}) {
+    CAPTURE(is_late);
+    Served net;
+    ManualClock clock;
+    auto pool = std::make_unique<ReplicaPool<Served, Tensor(const Tensor&)>>(
+        net, ReplicaPoolOptions{
+                 .devices = first_devices(1), .max_batch_samples = 1, .hang_timeout = 3'600'000ms, .clock = &clock});
+    net.control->hold();
+    std::promise<void> ended;
+    auto first = pool->submit(row(1));
+    net.control->await_held(1);
+    auto behind = is_late ? pool->submit(row(2)) : Answer<Tensor>();
+    pool->submit(row(3), {.timeout = 1000ms}, [&](const Answer<Tensor>&) {
+      if (is_late) net.control->hold(false);  // the replica returns, which the pool's end waits for
+      pool.reset();
+      ended.set_value();
+    });
+    if (is_late)
+      clock.advance(2000ms);
+    else
+      net.control->hold(false);
+    REQUIRE(ended.get_future().wait_for(60s) == std::future_status::ready);
+    CHECK(!pool);
+    CHECK(values(first.get()) == answer_to(1));
+    if (is_late) CHECK_THAT(message_of<Cancelled>([&] { behind.get(); }), Contains("closed"));
+  }
 }
 
 TEST_CASE("a request that changes replicas does not wait for a window again") {
