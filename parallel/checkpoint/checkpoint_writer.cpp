@@ -55,21 +55,19 @@ class CheckpointWriter::Writing {
   bool save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
             const std::map<std::string, std::string>& values) {
     LOCKSTEP_CHECK(thread_.joinable(), "[", kOp, "] expected no save after close");
-    LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
-    detail::check_entries(entries);
-    if (skips_ && any_busy()) return false;
-    finish(true);
-    std::string problem;
+    detail::Save next{.step = step, .values = values};
+    std::exception_ptr refusal;
     try {
-      snapshot_.take(entries, communicator_.rank() == 0);
-    } catch (const Error& error) {  // the other ranks wait for this one
-      problem = error.what();
+      LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
+      detail::check_entries(entries);
+    } catch (const InvalidArgument& error) {  // thrown below: the other ranks save, and their threads hear of it
+      next.refusal = detail::reason_of(error);
+      refusal = std::current_exception();
     }
-    detail::Save next{step, detail::replicated_hash(entries), values, problem};
-    const std::lock_guard lock(mutex_);
-    next_ = std::move(next);
-    changed_.notify_all();
-    return true;
+    const bool begins = !(skips_ && any_busy());
+    if (begins) begin(std::move(next), entries);
+    if (refusal) std::rethrow_exception(refusal);
+    return begins;
   }
 
   void check() {
@@ -104,6 +102,21 @@ class CheckpointWriter::Writing {
     return std::find(all.begin(), all.end(), "1") != all.end();
   }
 
+  void begin(detail::Save next, const std::vector<CheckpointEntry>& entries) {
+    finish(true);
+    if (next.refusal.empty()) take(next, entries);
+    const std::lock_guard lock(mutex_);
+    next_ = std::move(next);
+    changed_.notify_all();
+  }
+
+  void take(detail::Save& next, const std::vector<CheckpointEntry>& entries) try {
+    snapshot_.take(entries, communicator_.rank() == 0);
+    next.replicated = detail::replicated_hash(entries);
+  } catch (const std::exception& error) {  // the other ranks wait for this one
+    next.problem = detail::reason_of(error);
+  }
+
   void run() noexcept {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -111,15 +124,16 @@ class CheckpointWriter::Writing {
       if (!next_) break;
       lock.unlock();
       std::exception_ptr failure;
+      bool written = false;
       try {
-        detail::write_step(step_, *next_, snapshot_, timeout_);
+        written = detail::write_step(step_, *next_, snapshot_, timeout_);
       } catch (...) {
         failure = std::current_exception();
       }
       lock.lock();
-      if (!failure) saved_ = next_->step;
+      if (written) saved_ = next_->step;
       failure_ = std::move(failure);
-      told_ = false;
+      told_ = !next_->refusal.empty();
       next_.reset();
       ended_.notify_all();
     }
@@ -139,7 +153,7 @@ class CheckpointWriter::Writing {
   std::condition_variable changed_, ended_;
   std::optional<detail::Save> next_;  // until it has been written
   std::exception_ptr failure_;
-  bool told_ = false;  // by check()
+  bool told_ = false;  // by check(), or by the save() that this rank refused
   std::optional<std::int64_t> saved_;
   bool stop_ = false, done_ = false;
   std::thread thread_;

@@ -49,8 +49,8 @@ class LOCKSTEP_API CheckpointWriter {
   // copies are on the current streams of the devices: what is enqueued there later may write the tensors. They go to
   // pinned memory, of which the writer keeps as much as one snapshot needs. `values` are this rank's own; text is
   // UTF-8. Throws what an earlier one has failed with; InvalidArgument, which names the tensor, for what cannot be
-  // saved; TimeoutError while an earlier one does not get done. A step that is not after the newest whole one in the
-  // folder is an Error at the next call.
+  // saved: the other ranks, unless they refuse too, hear of it as of any other failure; TimeoutError while an earlier
+  // one does not get done. A step that is not after the newest whole one in the folder is an Error at the next call.
   bool save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
             const std::map<std::string, std::string>& values = {});
   // Throws what a save has failed with, once; waits for none. Ranks may hear of it at different steps, so the next

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 
 #include "lockstep/parallel/checkpoint/index.h"
 #include "lockstep/parallel/checkpoint/meet.h"
@@ -23,9 +24,19 @@ std::string problem_of(Work&& work) {
     work();
     return "";
   } catch (const std::exception& error) {
-    const std::string what = error.what();
-    return what.empty() ? "failed" : what;
+    return reason_of(error);
   }
+}
+
+constexpr char kRefusal = '!';  // no step begins so
+
+// Whether no rank has anything to save. Throws where some have.
+bool all_refuse(const std::string& prefix, const std::vector<std::string>& said) {
+  const auto refuses = [](const std::string& each) { return each.starts_with(kRefusal); };
+  const auto first = std::find_if(said.begin(), said.end(), refuses);
+  if (first == said.end()) return false;
+  if (std::all_of(first, said.end(), refuses) && first == said.begin()) return true;
+  throw Error(cat(prefix, "rank ", first - said.begin(), ": ", first->substr(1)));
 }
 
 // What ranks say before they write: step and hash, and in another line rank 0's folder.
@@ -152,22 +163,30 @@ std::string replicated_hash(const std::vector<CheckpointEntry>& entries) {
   return to_hex(hash.digest());
 }
 
-void write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout) {
+std::string reason_of(const std::exception& error) {
+  const std::string_view what = error.what(), prefix = "[CheckpointWriter] ";
+  if (what.empty()) return "failed";
+  return std::string(what.substr(what.starts_with(prefix) ? prefix.size() : 0));
+}
+
+bool write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout) {
   Communicator& communicator = writer.communicator;
   const std::string prefix = cat("[CheckpointWriter] step ", save.step, ": ");
   const bool first = communicator.rank() == 0;
 
   // ---- the ranks save the same, and have it; rank 0 has a folder
   std::string name, problem = save.problem;
-  if (problem.empty()) problem = problem_of([&] { snapshot.await(Deadline::after(timeout)); });
-  if (problem.empty() && first) problem = problem_of([&] { name = begin_step(writer, save.step); });
+  const bool refuses = !save.refusal.empty();
+  if (problem.empty() && !refuses) problem = problem_of([&] { snapshot.await(Deadline::after(timeout)); });
+  if (problem.empty() && !refuses && first) problem = problem_of([&] { name = begin_step(writer, save.step); });
   const std::string folder_of_first = join_path(writer.folder, name);
   const auto clean_up = [&] {  // what cannot be removed now is later
     if (first && !name.empty()) problem_of([&] { remove_checkpoint(writer.files, folder_of_first); });
   };
   try {
-    const std::vector<std::string> all =
-        meet(communicator, prefix, cat(save.step, ' ', save.replicated, '\n', name), problem);
+    const std::string own = refuses ? kRefusal + save.refusal : cat(save.step, ' ', save.replicated, '\n', name);
+    const std::vector<std::string> all = meet(communicator, prefix, own, problem);
+    if (all_refuse(prefix, all)) return false;
     name = all[0].substr(all[0].find('\n') + 1);
     check_same(prefix, save.step, all);
     const std::string folder = join_path(writer.folder, name);
@@ -190,6 +209,7 @@ void write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, 
   if (first) problem = problem_of([&] { prune(writer, save.step); });
   if (!problem.empty()) problem = "the checkpoint is whole, but older ones are left: " + problem;
   meet(communicator, prefix, "", problem);
+  return true;
 }
 
 }  // namespace lockstep::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,14 +27,18 @@ struct StepWriter {
 };
 
 struct Save {
-  std::int64_t step;
-  std::string replicated;  // replicated_hash
-  std::map<std::string, std::string> values;
-  std::string problem;  // why this rank has no snapshot
+  std::int64_t step = 0;
+  std::string replicated = {};  // replicated_hash
+  std::map<std::string, std::string> values = {};
+  std::string problem = {};  // why this rank has no snapshot; its caller does not know
+  std::string refusal = {};  // why this rank has nothing to save; its caller knows
 };
 
-// Every rank calls it. Throws Error, the same on every rank, when it has not become a whole checkpoint, and when older
-// ones could not be removed. Blocks.
-void write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout);
+// What the error says, without the prefix that the errors of all ranks get.
+std::string reason_of(const std::exception& error);
+
+// Every rank calls it. Whether there is a checkpoint now: not when all ranks refuse. Throws Error, the same on every
+// rank, when it has not become a whole one, when some ranks refuse, and when older ones could not be removed. Blocks.
+bool write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout);
 
 }  // namespace lockstep::detail
