@@ -178,30 +178,3 @@ TEST_CASE("ranks that do not find the same newest checkpoint all hear who found 
     SEE(newest_checkpoint(folder / "a", communicator)->step() == 120);
   });
 }
-
-TEST_CASE("a snapshot on another stream than its tensors' keeps their memory until it is taken") {
-  const TemporaryFolder folder;
-  check_ranks(1, [&](Communicator& communicator, Seen& seen) {
-    CheckpointWriter writer(folder.path().string(), communicator, {.keep = 10});
-    const Device device = communicator.device();
-    const Stream other(device);
-    for (std::int64_t step = 1; step <= 4; ++step) {
-      Tensor weights = full({64, 64}, static_cast<double>(step), {.device = device});
-      other.wait_for(current_stream(device));
-      {
-        const StreamScope scope(other);
-        const Tensor busy = zeros({512, 512}, {.device = device});
-        for (int i = 0; i < 20; ++i) busy.detach().add_(1);
-        writer.save(step, {{"w", weights}});
-      }
-      weights = Tensor();
-      const Tensor again = full({64, 64}, -1, {.device = device});  // may have its place
-      synchronize(current_stream(device));
-    }
-    writer.close();
-    for (std::int64_t step = 1; step <= 4; ++step) {
-      const Doubles got = values(Checkpoint(folder / ("step-0000000" + std::to_string(step))).load("w").to(DType::f64));
-      SEE(std::count(got.begin(), got.end(), static_cast<double>(step)) == static_cast<std::ptrdiff_t>(got.size()));
-    }
-  });
-}

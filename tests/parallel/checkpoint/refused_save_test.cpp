@@ -112,7 +112,11 @@ TEST_CASE("a save that every rank refuses is no error of the next one") {
       mistake.make(step, entries);
       seen.nothing(missing(message_of<InvalidArgument>([&] { writer.save(step, entries); }), {mistake.said}));
     }
+    writer.wait();
+    c.barrier();
+    SEE(folder.count() == 0);
     SEE(!writer.saved_step());
+    c.barrier();
     SEE(writer.save(10, state(10, c)));
     writer.close();
     SEE(writer.saved_step() == 10);
