@@ -127,7 +127,9 @@ class FullyShardedDataParallel : public Module<FullyShardedDataParallel<M>> {
   }
   // Writes model-00001-of-0000N.safetensors, …, a file per rank, and model.safetensors.index.json into the folder,
   // which must be there; of an optimizer likewise optimizer-…: no rank holds more than a unit and what it writes. A
-  // tensor is in one file, whole. Every rank calls it; blocks until the index is written. What read_checkpoint reads.
+  // tensor is in one file, whole; what is not divided is rank 0's. Every rank calls it; blocks until the index is
+  // written. What read_checkpoint reads. Error on every rank, with the path and the reason, where one cannot write:
+  // there is no index then.
   void save_sharded(const std::string& folder) const { core_->save_sharded(folder, nullptr); }
   void save_sharded(const std::string& folder, const Optimizer& optimizer) const {
     core_->save_sharded(folder, &optimizer);

@@ -2,9 +2,9 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep::detail {
 namespace {
@@ -48,23 +48,14 @@ void remove_index(const std::string& folder, const std::string& stem) {
 
 void write_index(const std::string& folder, const std::string& stem, const std::map<std::string, std::string>& files,
                  std::int64_t total_bytes) {
-  const std::filesystem::path path = index_of(folder, stem);
-  const std::filesystem::path fresh = path.string() + ".new";
-  {
-    std::ofstream out(fresh);
-    out << "{\n  \"metadata\": {\n    \"total_size\": " << total_bytes << "\n  },\n  \"weight_map\": {";
-    const char* before = "\n";
-    for (const auto& [name, file] : files) {
-      out << before << "    " << quoted(name) << ": " << quoted(file);
-      before = ",\n";
-    }
-    out << "\n  }\n}\n";
-    out.close();
-    if (!out) throw Error(cat("[save_sharded] cannot write '", fresh.string(), "'"));
+  std::string text = cat("{\n  \"metadata\": {\n    \"total_size\": ", total_bytes, "\n  },\n  \"weight_map\": {");
+  const char* before = "\n";
+  for (const auto& [name, file] : files) {
+    text += cat(before, "    ", quoted(name), ": ", quoted(file));
+    before = ",\n";
   }
-  std::error_code error;
-  std::filesystem::rename(fresh, path, error);
-  if (error) throw Error(cat("[save_sharded] cannot rename '", fresh.string(), "': ", error.message()));
+  text += "\n  }\n}\n";
+  write_whole_file("save_sharded", index_of(folder, stem).string(), text);
 }
 
 }  // namespace lockstep::detail

@@ -110,8 +110,12 @@ class LOCKSTEP_API ShardedCore final : public std::enable_shared_from_this<Shard
   using Take = std::function<void(const std::string& name, Tensor whole)>;
   void gather_model(const Wants& wants, const Take& take);
   void gather_optimizer(const std::vector<NamedTensor>& mine, const Wants& wants, const Take& take);
-  void save(const std::string& folder, const std::string& stem,
-            const std::vector<std::pair<std::string, std::int64_t>>& sizes,
+  struct Saved {
+    std::string name;
+    std::int64_t bytes;  // of the whole
+    bool divided;
+  };
+  void save(const std::string& folder, const std::string& stem, const std::vector<Saved>& tensors,
             const std::function<void(const Wants&, const Take&)>& gather);
   MemberPlaces member_places() const;
 

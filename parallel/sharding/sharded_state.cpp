@@ -176,47 +176,51 @@ void ShardedCore::save_sharded(const std::string& folder, const Optimizer* optim
     if (optimizer) remove_index(folder, "optimizer");
   });
   const MemberPlaces places = member_places();
-  const auto size_of_entry = [&](const std::string& name, const Tensor& tensor, StateOf of) {
+  const auto saved = [&](const std::string& name, const Tensor& tensor, StateOf of) {
     const MemberPlace* const place = places.find(name, of);
-    return std::pair(name, (place ? element_count(place->member().shape) : tensor.count()) *
-                               static_cast<std::int64_t>(size_of(tensor.dtype())));
+    return Saved{name,
+                 (place ? element_count(place->member().shape) : tensor.count()) *
+                     static_cast<std::int64_t>(size_of(tensor.dtype())),
+                 place != nullptr};
   };
-  std::vector<std::pair<std::string, std::int64_t>> sizes;
+  std::vector<Saved> tensors;
   std::unordered_set<const ParameterBody*> seen;  // tied ones are written once
   for (const std::vector<NamedParameter>& list : {module_.named_parameters(), module_.named_buffers()})
     for (const NamedParameter& named : list)
       if (seen.insert(named.parameter.body()).second)
-        sizes.push_back(size_of_entry(named.name, named.parameter.tensor(), StateOf::module));
-  save(folder, "model", sizes, [&](const Wants& wants, const Take& take) { gather_model(wants, take); });
+        tensors.push_back(saved(named.name, named.parameter.tensor(), StateOf::module));
+  save(folder, "model", tensors, [&](const Wants& wants, const Take& take) { gather_model(wants, take); });
   if (!optimizer) return;
   const std::vector<NamedTensor> mine = optimizer->state_dict(module_);
-  sizes.clear();
-  for (const NamedTensor& entry : mine) sizes.push_back(size_of_entry(entry.name, entry.tensor, StateOf::optimizer));
-  save(folder, "optimizer", sizes, [&](const Wants& wants, const Take& take) { gather_optimizer(mine, wants, take); });
+  tensors.clear();
+  for (const NamedTensor& entry : mine) tensors.push_back(saved(entry.name, entry.tensor, StateOf::optimizer));
+  save(folder, "optimizer", tensors,
+       [&](const Wants& wants, const Take& take) { gather_optimizer(mine, wants, take); });
 }
 
-void ShardedCore::save(const std::string& folder, const std::string& stem,
-                       const std::vector<std::pair<std::string, std::int64_t>>& sizes,
+void ShardedCore::save(const std::string& folder, const std::string& stem, const std::vector<Saved>& tensors,
                        const std::function<void(const Wants&, const Take&)>& gather) {
   const int rank = communicator_.rank(), ranks = communicator_.size();
   std::vector<std::int64_t> bytes, totals(static_cast<std::size_t>(ranks));
-  for (const auto& [name, size] : sizes) bytes.push_back(size);
+  for (const Saved& each : tensors) (each.divided ? bytes.emplace_back() : totals[0]) += each.bytes;
   const std::vector<int> writers = partition_by_size(bytes, totals);
   std::map<std::string, std::string> files;
   std::unordered_set<std::string> own;
   std::int64_t total = 0;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    files[sizes[i].first] = shard_file(stem, writers[i], ranks);
-    if (writers[i] == rank) own.insert(sizes[i].first);
-    total += bytes[i];
+  auto writer = writers.begin();
+  for (const Saved& each : tensors) {
+    const int by = each.divided ? *writer++ : 0;  // what every rank has, statistics of a norm, say, is rank 0's
+    files[each.name] = shard_file(stem, by, ranks);
+    if (by == rank) own.insert(each.name);
+    total += each.bytes;
   }
-  std::vector<NamedTensor> tensors;
+  std::vector<NamedTensor> wholes;
   gather([&](const std::string& name) { return own.contains(name); },
          [&](const std::string& name, Tensor whole) {
-           tensors.push_back({name, std::move(whole)});
+           wholes.push_back({name, std::move(whole)});
          });
   all_could(communicator_, [&] {
-    save_safetensors((std::filesystem::path(folder) / shard_file(stem, rank, ranks)).string(), tensors,
+    save_safetensors((std::filesystem::path(folder) / shard_file(stem, rank, ranks)).string(), wholes,
                      {{"format", "pt"}});
   });
   all_could(communicator_, [&] {

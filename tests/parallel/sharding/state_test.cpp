@@ -109,6 +109,33 @@ TEST_CASE("a whole state that does not fit is refused before anything is changed
   }
 }
 
+// Every rank has seen rows of its own: their statistics differ.
+TEST_CASE("what is not divided is that of rank 0 in a sharded set, whoever writes the most") {
+  const TemporaryFolder folder;
+  const auto ranks = run_ranks(3, [&](Communicator& c) {
+    FullyShardedDataParallel<Tower> net(Tower(), c, {.ignore = {"head.weight"}});
+    Adam optimizer(net.parameters(), {.lr = 0.01});
+    loss_of(net(rows_of(c, 0))).backward();
+    optimizer.step();
+    net.save_sharded(folder.path().string(), optimizer);
+    std::vector<NamedTensor> state = net.whole_state_dict();
+    for (NamedTensor& each : net.whole_state_dict(optimizer)) state.push_back(std::move(each));
+    return state;
+  });
+  std::map<std::string, Tensor> found;
+  for (const char* stem : {"model", "optimizer"})
+    for (int r = 1; r <= 3; ++r)
+      for (const NamedTensor& each : load_safetensors(folder / cat(stem, "-0000", r, "-of-00003.safetensors")).tensors)
+        found[each.name] = each.tensor;
+  int own = 0;
+  for (std::size_t i = 0; i < ranks[0].size(); ++i) {
+    INFO(ranks[0][i].name);
+    CHECK(values_of({{"", found.at(ranks[0][i].name)}}) == values_of({ranks[0][i]}));
+    own += values_of({ranks[0][i]}) != values_of({ranks[1][i]});
+  }
+  CHECK(own >= 4);  // statistics, and what is ignored
+}
+
 TEST_CASE("ranks write a sharded set with its index, each tensor whole in one file") {
   const TemporaryFolder folder;
   const auto whole = run_ranks(3, [&](Communicator& c) {
@@ -135,9 +162,28 @@ TEST_CASE("ranks write a sharded set with its index, each tensor whole in one fi
     CHECK(found.size() == state.size());
     for (const NamedTensor& named : state) CHECK(values_of({{"", found.at(named.name)}}) == values_of({named}));
   }
-  const auto messages = messages_of_ranks(2, [&](Communicator& c) {
-    FullyShardedDataParallel net(Mlp(), c);
-    net.save_sharded(folder / "nowhere");
-  });
-  for (const std::string& message : messages) CHECK_THAT(message, Contains("nowhere"));
+}
+
+TEST_CASE("a rank that cannot write its file of a set is an error on every rank, and leaves no index") {
+  const TemporaryFolder folder;
+  const auto messages = [&](const std::string& into) {
+    return messages_of_ranks(2, [&](Communicator& c) {
+      FullyShardedDataParallel net(Mlp(), c);
+      net.save_sharded(into);
+    });
+  };
+  for (const std::string& message : messages(folder / "nowhere"))
+    CHECK_THAT(message, Contains("[save_sharded] ") && Contains("nowhere") && Contains("No such file or directory"));
+  const std::string set = folder / "set", second = set + "/model-00002-of-00002.safetensors",
+                    index = set + "/model.safetensors.index.json";
+  std::filesystem::create_directories(second);
+  lockstep::test::write_bytes(index, "of an older set");
+  for (const std::string& message : messages(set))
+    CHECK_THAT(message, Contains("[save_sharded] ") && Contains(second) && Contains("Is a directory"));
+  CHECK_THAT(messages(set)[0], Contains("[save_sharded] rank 1: "));
+  CHECK(!std::filesystem::exists(index));
+  std::filesystem::remove(second);
+  std::filesystem::create_directories(index + "/x");
+  for (const std::string& message : messages(set))
+    CHECK_THAT(message, Contains("cannot remove '" + index + "'") && Contains("Directory not empty"));
 }
