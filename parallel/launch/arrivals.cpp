@@ -5,7 +5,6 @@
 #include <sstream>
 #include <utility>
 
-#include "lockstep/parallel/launch/job_store.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
@@ -35,9 +34,11 @@ std::string sign_of_life(Store& store, int ticket) {
 
 }  // namespace
 
-std::optional<Arrival> arrive(Store& store, int node_rank, Milliseconds timeout,
-                              const std::function<bool(Milliseconds)>& pause) {
+std::optional<Arrival> arrive(JobStore& job, const Options& options, const std::function<bool(Milliseconds)>& pause) {
+  Store& store = *job.client;
+  const int node_rank = options.node;
   const Arrival mine{static_cast<int>(store.add(kTickets, 1)), node_rank, host_name()};
+  leave_will(job, options, mine.ticket);
   const std::string ticket = std::to_string(mine.ticket);
   std::string holder, life;
   int signs = 0;
@@ -50,9 +51,9 @@ std::optional<Arrival> arrive(Store& store, int node_rank, Milliseconds timeout,
       ++signs;
     if (std::exchange(life, now) != now) since = Clock::now();
     LOCKSTEP_CHECK(signs < kSignsOfLife, "expected one lockstep-run per node, got two with --node-rank ", node_rank);
-    const bool silent = Clock::now() - since >= timeout;
-    found = silent ? store.compare_set(holder_key(node_rank), found, ticket)
-                   : store.try_get(holder_key(node_rank)).value_or(found);
+    const bool gone = has_left(store, std::stoi(found)) || Clock::now() - since >= options.timeout;
+    found = gone ? store.compare_set(holder_key(node_rank), found, ticket)
+                 : store.try_get(holder_key(node_rank)).value_or(found);
     if (found != ticket && !pause(kLook)) return std::nullopt;
   }
   store.set(node_key("arrived", mine.ticket), text_of(mine));
@@ -66,10 +67,9 @@ void stay(Store& store, const Arrival& arrival) {
   LOCKSTEP_CHECK(*holder == std::to_string(arrival.ticket),
                  "expected one lockstep-run per node, got another with --node-rank ", arrival.node_rank,
                  " while this one was silent");
+  if (has_left(store, arrival.ticket)) throw CommError(0, "store", "it takes this node for one that has ended");
   store.add(node_key("present", arrival.ticket), 1);
 }
-
-void go(Store& store, const Arrival& arrival) { store.set(node_key("gone", arrival.ticket), ""); }
 
 void Arrivals::look() {
   const std::string tickets = store_->try_get(kTickets).value_or("0");
@@ -77,23 +77,33 @@ void Arrivals::look() {
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     Seen& each = seen_[i];
     const int ticket = static_cast<int>(i) + 1;
-    if (each.gone) continue;
+    if (each.left) continue;
     if (each.arrival.ticket == 0)
       if (const auto text = store_->try_get(node_key("arrived", ticket))) each.arrival = parse_arrival(*text);
     const std::string beat = store_->try_get(node_key("present", ticket)).value_or("");
     if (std::exchange(each.beat, beat) != beat) each.since = Clock::now();
-    each.gone = store_->try_get(node_key("gone", ticket)).has_value();
+    each.left = has_left(*store_, ticket).has_value();
   }
 }
 
 std::vector<Arrival> Arrivals::present() const {
   std::map<int, Arrival> nodes;  // who came later has taken the number over
   for (const Seen& each : seen_)
-    if (each.arrival.ticket > 0 && !each.gone && Clock::now() - each.since < timeout_)
+    if (each.arrival.ticket > 0 && !each.left && Clock::now() - each.since < timeout_)
       nodes[each.arrival.node_rank] = each.arrival;
   std::vector<Arrival> all;
   for (const auto& [node_rank, arrival] : nodes) all.push_back(arrival);
   return all;
+}
+
+bool Arrivals::have_left(int node_rank) const {
+  bool any = false;
+  for (const Seen& each : seen_) {
+    if (each.arrival.ticket == 0 || each.arrival.node_rank != node_rank) continue;
+    if (!each.left) return false;
+    any = true;
+  }
+  return any;
 }
 
 int Plan::place_of(int ticket) const {

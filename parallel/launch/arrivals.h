@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/parallel/comm/store/store.h"
+#include "lockstep/parallel/launch/job_store.h"
+#include "lockstep/parallel/launch/options.h"
 #include "lockstep/runtime/deadline.h"
 
 namespace lockstep::launch {
@@ -20,29 +21,29 @@ struct Arrival {
 };
 
 // For one that comes. Blocks while another one, of whom it is not known yet whether it is there, holds the number of
-// the node: until that one was silent for `timeout`. InvalidArgument where it is there. `pause` waits meanwhile; where
-// it returns false, this one gives up, and gets nothing.
-std::optional<Arrival> arrive(Store& store, int node_rank, Milliseconds timeout,
-                              const std::function<bool(Milliseconds)>& pause);
-// From then on: it is there, and InvalidArgument when it was away for so long that another one has taken its place.
+// the node: until that one has left or was silent for the time-out. InvalidArgument where it is there. `pause` waits
+// meanwhile; where it returns false, this one gives up, and gets nothing.
+std::optional<Arrival> arrive(JobStore& store, const Options& options, const std::function<bool(Milliseconds)>& pause);
+// From then on: it is there. InvalidArgument when it was away for so long that another one has taken its place,
+// CommError where it is to come again: it counts as one that has left.
 void stay(Store& store, const Arrival& arrival);
-// It is not there any more, and nobody waits for it.
-void go(Store& store, const Arrival& arrival);
 
-// For node 0: all that have come to one store. One that is silent for `timeout` is not there any more.
+// For node 0: all that have come to one store. One that has left, or is silent for `timeout`, is not there any more.
 class Arrivals {
  public:
   Arrivals(std::shared_ptr<Store> store, Milliseconds timeout) : store_(std::move(store)), timeout_(timeout) {}
   void look();
   // By the numbers of their nodes, each of which one holds.
   std::vector<Arrival> present() const;
+  // Whether all that have come with this number have left: nobody need wait for it.
+  bool have_left(int node_rank) const;
 
  private:
   struct Seen {
     Arrival arrival;
     std::string beat;
     Clock::time_point since = Clock::now();
-    bool gone = false;
+    bool left = false;
   };
   std::shared_ptr<Store> store_;
   Milliseconds timeout_;

@@ -97,7 +97,7 @@ std::vector<NodeHealth> ask_all(Store& store, const Options& options, NodeHealth
 void leave(Store& store, const Options& options, const std::vector<NodeHealth>& nodes) {
   const Deadline deadline = Deadline::after(options.grace);
   for (const NodeHealth& node : nodes) try {
-      if (node.node != 0 && node.silent.empty()) store.get(node_key("left", node.node), deadline);
+      if (node.node != 0 && node.silent.empty()) wait_until_left(store, node.node, deadline);
     } catch (const TimeoutError&) {
     }
 }
@@ -150,7 +150,7 @@ int check_health(const Options& asked, const std::string& token, JsonFile& file)
   measure_store(store, mine);
   store.set(node_key("health", options.node), to_text(mine));
   const std::string verdict = published(store, turn);
-  store.set(node_key("left", options.node), "");
+  leave_store(store, options.node, Leaving::for_good);
   return tell(verdict, file);
 }
 

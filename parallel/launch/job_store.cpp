@@ -5,12 +5,19 @@
 #include "lockstep/parallel/comm/sha256.h"
 #include "lockstep/parallel/comm/store/socket.h"
 #include "lockstep/parallel/comm/store/tcp_store.h"
+#include "lockstep/parallel/comm/store/will.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
 namespace {
 
 constexpr char kShape[] = "lockstep-run/shape";
+constexpr char kComesAgain[] = "comes again", kForGood[] = "for good";  // not empty: a will would not see it
+
+std::string left_key(int ticket) { return node_key("left", ticket); }
+Leaving parse_leaving(const std::string& text) {
+  return text == kComesAgain ? Leaving::comes_again : Leaving::for_good;
+}
 
 std::string shape_of(const Options& options) {
   std::string shape = cat(options.nodes, " nodes of ", options.ranks, " ranks");
@@ -55,10 +62,31 @@ JobStore open_fixed_store(const Options& options, const std::string& token, cons
   if (!options.several()) return store;
   agree_on_options(*store.client, options);
   claim_node(*store.client, options, job);
+  if (options.node != 0) leave_will(store, options, options.node);  // of the number that is its own
   return store;
 }
 
 std::string node_key(const char* name, int node) { return cat("lockstep-run/", name, '/', node); }
+
+void leave_store(Store& store, int ticket, Leaving how) {
+  store.set(left_key(ticket), how == Leaving::comes_again ? kComesAgain : kForGood);
+}
+
+std::optional<Leaving> has_left(Store& store, int ticket) {
+  const auto text = store.try_get(left_key(ticket));
+  return text ? std::optional(parse_leaving(*text)) : std::nullopt;
+}
+
+Leaving wait_until_left(Store& store, int ticket, Deadline deadline) {
+  return parse_leaving(store.get(left_key(ticket), deadline));
+}
+
+void leave_will(JobStore& store, const Options& options, int ticket) {
+  // With the token of the round: another round's store would take it for one of its own tickets.
+  store.will = detail::leave_will(
+      {.address = store.address, .token = store.token, .connect_timeout = options.timeout, .timeout = options.timeout},
+      left_key(ticket), kForGood);
+}
 
 void agree_on_options(Store& store, const Options& options) {
   const std::string shape = shape_of(options);

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "lockstep/parallel/comm/fd.h"
 #include "lockstep/parallel/comm/store/store.h"
 #include "lockstep/parallel/comm/store/tcp_store_server.h"
 #include "lockstep/parallel/launch/options.h"
@@ -15,6 +18,10 @@ struct JobStore {
   std::string token;                       // what ranks show to it
   std::unique_ptr<TcpStoreServer> server;  // on node 0
   std::shared_ptr<Store> client;
+  detail::Fd will;           // but on node 0
+  std::vector<int> tickets;  // of the nodes, by place; empty: their places. See leave_store
+
+  int ticket(int place) const { return tickets.empty() ? place : tickets[static_cast<std::size_t>(place)]; }
 };
 
 // What the ranks of a round show: of each round its own, so that one of an earlier round is refused. That of the job
@@ -31,6 +38,18 @@ JobStore open_fixed_store(const Options& options, const std::string& token, cons
 
 // The key under which node `node` says `name`.
 std::string node_key(const char* name, int node);
+
+// How a launcher has left a store, for those that would wait for it: it comes to the store of the next round, or not.
+enum class Leaving { comes_again, for_good };
+// The launcher with this ticket leaves.
+void leave_store(Store& store, int ticket, Leaving how);
+// How it has; nothing while it is there.
+std::optional<Leaving> has_left(Store& store, int ticket);
+// Waits for it; TimeoutError at the deadline.
+Leaving wait_until_left(Store& store, int ticket, Deadline deadline);
+// From now on the store knows when this launcher has ended, in whatever way: it has left for good, unless it left
+// before.
+void leave_will(JobStore& store, const Options& options, int ticket);
 
 // Node 0 says what the options must be on all nodes; the others' must be the same, else InvalidArgument. Blocks until
 // node 0 has said it.

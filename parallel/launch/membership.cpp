@@ -81,6 +81,7 @@ Meeting Membership::begin(int round, const Plan& plan, int place, JobStore store
   meeting.options.nodes = static_cast<int>(plan.members.size());
   meeting.options.node = place;
   for (const Arrival& each : plan.members) meeting.options.node_ranks.push_back(each.node_rank);
+  for (const Arrival& each : plan.members) meeting.store.tickets.push_back(each.ticket);
   meeting.store.token = token_of_round(meeting.options, token_, job_);
   // With the token of the round: with the job's it would not notice that it is connected to the store of a later one.
   if (place != 0)
@@ -127,7 +128,8 @@ std::variant<Meeting, End> Membership::form(std::optional<End> stop) {
       if (const auto text = store_->try_get(kOver)) stop = parse_end(*text);
     if (stop) return over(*stop, present);
     const bool all = std::all_of(expected_.begin(), expected_.end(), [&](int node) {
-      return std::any_of(members.begin(), members.end(), [&](auto& each) { return each.node_rank == node; });
+      return arrivals_->have_left(node) ||
+             std::any_of(members.begin(), members.end(), [&](auto& each) { return each.node_rank == node; });
     });
     const bool enough = members.size() >= least_nodes();
     if (enough && (all || come.passed())) {
@@ -187,7 +189,7 @@ End Membership::over(const End& end, const std::vector<Arrival>& wait_for) {
   store_->compare_set(kOver, "", to_text(end));
   const Deadline deadline = Deadline::after(kLate + options_.grace);
   for (const Arrival& each : wait_for) try {
-      store_->get(node_key("gone", each.ticket), deadline);
+      wait_until_left(*store_, each.ticket, deadline);
     } catch (const TimeoutError&) {
     }
   return end;
@@ -233,7 +235,8 @@ std::variant<int, End> Membership::wait_for_round(Store& store, Deadline& reach)
 }
 
 std::variant<Meeting, End> Membership::come_once(const std::optional<End>& stop, Deadline& reach) {
-  JobStore job{.address = options_.master, .token = "", .server = nullptr, .client = nullptr};
+  JobStore job;
+  job.address = options_.master;
   job.client = make_tcp_store({.address = options_.master,
                                .token = token_,
                                .connect_timeout = std::min(reach.left(), kAttempt),
@@ -242,6 +245,9 @@ std::variant<Meeting, End> Membership::come_once(const std::optional<End>& stop,
   const auto found = wait_for_round(store, reach);
   if (const End* const end = std::get_if<End>(&found)) return *end;
   const int round = std::get<int>(found);
+  Options options = options_;
+  options.round = round;
+  job.token = token_of_round(options, token_, job_);
   agree_on_options(store, options_);
   if (stop) {
     store.compare_set(kOver, "", to_text(*stop));
@@ -249,7 +255,7 @@ std::variant<Meeting, End> Membership::come_once(const std::optional<End>& stop,
   }
   std::optional<End> signal;
   bool told = false;
-  const auto arrived = arrive(store, options_.node, options_.timeout, [&](Milliseconds time) {
+  const auto arrived = arrive(job, options_, [&](Milliseconds time) {
     if (!std::exchange(told, true))
       say_now(cat("another lockstep-run came with --node-rank ", options_.node,
                   ": this one waits until that one is silent for ", seconds(options_.timeout), " s"));
@@ -269,11 +275,11 @@ std::variant<Meeting, End> Membership::come_once(const std::optional<End>& stop,
     if (!signal) signal = idle(Milliseconds(0));
     if (signal) {
       if (!plan) store.compare_set(kOver, "", to_text(*signal));
-      go(store, mine);
+      leave_store(store, mine.ticket, Leaving::for_good);
       return *signal;
     }
     if (const auto text = store.try_get(kOver)) {
-      go(store, mine);
+      leave_store(store, mine.ticket, Leaving::for_good);
       End end = parse_end(*text);
       if (plan)
         end.message = cat("the job has ended while this node waited: ", end.message.empty() ? "well" : end.message);

@@ -225,9 +225,14 @@ void Nodes::watch_over() {
     }
     const std::string count = store_->try_get(node_key("beat", node)).value_or("");
     if (count != beat.count) beat = {count};
-    if (Clock::now() - beat.since >= options_.timeout && beat.silent.empty()) {
-      beat.silent = cat("node ", options_.node_rank(node), count.empty() ? " did not come within " : " was silent for ",
-                        seconds(options_.timeout), " s");
+    const bool gone = has_left(*store_, job_store_.ticket(node)).has_value();
+    if ((gone || Clock::now() - beat.since >= options_.timeout) && beat.silent.empty()) {
+      beat.silent = cat("node ", options_.node_rank(node));
+      if (gone)
+        beat.silent += " is gone: its lockstep-run has ended";
+      else
+        beat.silent +=
+            cat(count.empty() ? " did not come within " : " was silent for ", seconds(options_.timeout), " s");
       if (const auto host = store_->try_get(node_key("host", node))) beat.silent += cat(" (", *host, ')');
       if (!options_.keep_going || count.empty()) {
         store_->compare_set(kEnding, "", to_text(End{1, beat.silent}));
@@ -324,7 +329,7 @@ std::vector<RankEnd> Nodes::leave(bool wait_for_late) {
   if (options_.several() && !lost_) try {
       run_deferred();
       if (options_.node != 0) known = all_ends();
-      if (!lost_) store_->set(node_key("left", options_.node), "");
+      if (!lost_) leave_store(*store_, job_store_.ticket(options_.node), Leaving::comes_again);
       if (options_.node == 0) wait_for_others(wait_for_late);
     } catch (const CommError&) {
       lost_ = true;
@@ -340,8 +345,7 @@ void Nodes::wait_for_others(bool wait_for_late) {
     if (!beats_[static_cast<std::size_t>(node)].silent.empty()) continue;  // it has been waited for
     try {
       store_->get(node_key("node", node), late);
-      store_->get(node_key("left", node), deadline);
-      there_.push_back(node);
+      if (wait_until_left(*store_, job_store_.ticket(node), deadline) == Leaving::comes_again) there_.push_back(node);
     } catch (const TimeoutError&) {
     }
   }

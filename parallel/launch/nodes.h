@@ -17,11 +17,11 @@
 
 namespace lockstep::launch {
 
-// Node 0's launcher serves the store. Every launcher shows in it that it is alive, says when the job is going to end,
-// and how its ranks have ended; from that of all node 0's finds the end of the job. Where ranks go on when one fails,
-// those of a node that is silent are lost, and the others go on; without node 0 nobody does. An own thread watches,
-// tells the others what this launcher has to say, and makes `event()` readable when there is something to see: nobody
-// else waits for a store that may be out of reach.
+// Node 0's launcher serves the store. Every launcher shows in it that it is alive and leaves a will, says when the job
+// is going to end, and how its ranks have ended; from that of all node 0's finds the end of the job. Where ranks go on
+// when one fails, those of a node that is gone or silent are lost, and the others go on; without node 0 nobody does. An
+// own thread watches, tells the others what this launcher has to say, and makes `event()` readable when there is
+// something to see: nobody else waits for a store that may be out of reach.
 class Nodes {
  public:
   // `options` are those of the round, and of one node that has its number in the store.

@@ -12,6 +12,7 @@ from support.jobs import free_port
 
 SURVIVOR = sys.argv.pop(4)
 SLOW = ("--patience", "0.1", "--grace", "1")
+NEVER = str(100 * SOON)
 SILENT = "3"  # seconds after which node 0 gives a silent node up: a machine that is busy is not silent for so long
 
 
@@ -126,7 +127,7 @@ class KeepGoing(unittest.TestCase):
         logs, end = folder.name, pathlib.Path(folder.name) / "end.json"
         master = f"127.0.0.1:{free_port()}"
         common = ("-n", "2", "--nnodes", "2", "--master", master, "--keep-going", *SLOW, "--log-dir", logs)
-        first = Started(*common, "--node-rank", "0", "--timeout", SILENT, "--json", str(end), SURVIVOR, "wait", "0", "0")
+        first = Started(*common, "--node-rank", "0", "--timeout", NEVER, "--json", str(end), SURVIVOR, "wait", "0", "0")
         second = Started(*common, "--node-rank", "1", "sh", "-c", program)
         second.wait_for_files("2", "3")
         first.wait_for_files("told0", "told1")
@@ -146,18 +147,18 @@ class KeepGoing(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         end = pathlib.Path(folder.name) / "end.json"
         first, second = nodes("sh", "-c", program,
-                              options=("--min-ranks", "2"), first=("--timeout", SILENT, "--json", str(end)))
+                              options=("--min-ranks", "2"), first=("--timeout", NEVER, "--json", str(end)))
         first.wait_for_files("0", "1")
         second.wait_for_files("2", "3")
         second.process.kill()
         second.finish()
         second.wait_until_gone()
-        self.assertRegex(first.process.stderr.readline(), rf"node 1 was silent for {SILENT} s \(.*\): the others go on\n")
+        self.assertRegex(first.process.stderr.readline(), rf"node 1 is gone: its lockstep-run has ended \(.*\): the others go on\n")
         (pathlib.Path(first.folder.name) / "end").touch()
         code, out, err = first.finish()
         self.assertEqual((code, lines(out)), (0, ["[0] went on", "[1] went on"]), err)
         self.assertRegex(err, r"first failure: rank 2 was lost with its node\n"
-                              rf"  rank 2 on .*: was lost with its node: node 1 was silent for {SILENT} s \(.*\)\n"
+                              rf"  rank 2 on .*: was lost with its node: node 1 is gone: its lockstep-run has ended \(.*\)\n"
                               r"  rank 3 on .*: was lost with its node: ")
         self.assertIn("2 of 4 ranks ended well, at least 2 are asked for", err)
         found = json.loads(end.read_text())
@@ -165,7 +166,7 @@ class KeepGoing(unittest.TestCase):
 
     def test_survivors_of_a_node_that_is_lost(self):
         # Those that will be lost stop at step 2.
-        first, second = nodes(SURVIVOR, "survive", "2", str(int(signal.SIGSTOP)), "2", "3", first=("--timeout", SILENT))
+        first, second = nodes(SURVIVOR, "survive", "2", str(int(signal.SIGSTOP)), "2", "3", first=("--timeout", NEVER))
         second.wait_for_files("2", "3")
         second.process.kill()
         second.finish()

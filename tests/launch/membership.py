@@ -1,119 +1,13 @@
 """Tests of lockstep-run: --restarts on several nodes, which come and go. See launcher.py for how it is started."""
-import json
 import pathlib
 import signal
 import sys
-import tempfile
-import unittest
 
-from launcher import RANK, SOON, Started, lines, main, wait_until
-from support.jobs import free_port
-
-SILENT = "3"  # seconds after which node 0 gives a silent node up: a machine that is busy is not silent for so long
-# Ranks say in $G who they are, and go on until there is $G/end.
-HOLD = ("echo $LOCKSTEP_ROUND $LOCKSTEP_RANK $LOCKSTEP_WORLD_SIZE >>$G/ranks; "
-        "until [ -e $G/end ]; do sleep 0.02; done; echo $LOCKSTEP_ROUND: $LOCKSTEP_RANK of $LOCKSTEP_WORLD_SIZE")
+from coming_nodes import HOLD, ComingNodes
+from launcher import RANK, SOON, main, wait_until
 
 
-class Membership(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.master = f"127.0.0.1:{free_port()}"
-        self.started = []
-        self.addCleanup(self.end_all)
-
-    def end_all(self):
-        for job in self.started:
-            if job.process.poll() is None:
-                job.process.send_signal(signal.SIGCONT)
-                job.process.kill()
-                job.process.communicate()
-            job.process.stdout.close()
-            job.process.stderr.close()
-
-    def node(self, node, *options, program=HOLD, nnodes=3, ranks=2, restarts=3, least=2, silent=SILENT, grace="1"):
-        bounds = ("--min-ranks", str(least)) if least else ()
-        job = Started("-n", str(ranks), "--nnodes", str(nnodes), "--node-rank", str(node), "--master", self.master,
-                      "--restarts", str(restarts), *bounds, "--timeout", silent, "--patience", "0.1", "--grace", grace,
-                      *options, "sh", "-c", program, G=str(self.folder))
-        job.said = ""
-        self.started.append(job)
-        return job
-
-    def nodes(self, *options, of=(0, 1, 2), **how):
-        return [self.node(node, *options, **how) for node in of]
-
-    def wait_for_round(self, round, size):
-        wanted = {f"{round} {rank} {size}" for rank in range(size)}
-        file = self.folder / "ranks"
-        wait_until(lambda: file.exists() and wanted <= set(file.read_text().splitlines()), f"round {round} of {size}")
-
-    def end(self):
-        (self.folder / "end").touch()
-
-    def kill(self, *jobs):
-        for job in jobs:
-            job.process.kill()
-        for job in jobs:
-            job.finish()
-
-    def until_it_says(self, job, what):
-        while what not in job.said:
-            line = job.process.stderr.readline()
-            self.assertNotEqual(line, "", f"it never said: {what}\n{job.said}")
-            job.said += line
-
-    def check(self, job, code, *said, out=None):
-        got, words, err = job.finish()
-        job.said += err
-        self.assertEqual(got, code, job.said)
-        for each in said:
-            self.assertIn(each, job.said)
-        if out is not None:
-            self.assertEqual(lines(words), out, job.said)
-
-    def test_a_node_goes_and_comes_back(self):
-        file = self.folder / "end.json"
-        first, second, third = self.node(0, "--json", str(file)), self.node(1), self.node(2)
-        self.wait_for_round(0, 6)
-        self.kill(second)
-        self.wait_for_round(1, 4)
-        smaller = "round 1 begins with 4 ranks on nodes 0, 2, after 1 of at most 3 restarts\n"
-        self.until_it_says(third, smaller)
-        second = self.node(1)
-        self.wait_for_round(2, 6)
-        self.end()
-        larger = "round 2 begins with 6 ranks on nodes 0, 1, 2, after 1 of at most 3 restarts\n"
-        self.check(first, 0, "node 1 was silent for 3 s", smaller, "node 1 (", ") has come: ending the ranks\n", larger,
-                   out=["[0] 2: 0 of 6", "[1] 2: 1 of 6"])
-        self.check(second, 0, "round 1 is under way with 4 ranks (nodes 0, 2): node 1 waits for the next round\n", larger,
-                   out=["[2] 2: 2 of 6", "[3] 2: 3 of 6"])
-        self.check(third, 0, smaller, larger, out=["[4] 2: 4 of 6", "[5] 2: 5 of 6"])
-        found = json.loads(file.read_text())
-        self.assertEqual([(each["round"], each["nodes"], each["restarts_used"], each["code"]) for each in found["rounds"]],
-                         [(0, 3, 0, 1), (1, 2, 1, 0), (2, 3, 1, 0)])
-        self.assertEqual([each["node"] for each in found["rounds"][1]["ranks"]], [0, 0, 2, 2])
-
-    def test_two_nodes_go_at_once_and_come_back_twice(self):
-        first, *others = self.nodes()
-        self.wait_for_round(0, 6)
-        self.kill(*others)
-        self.wait_for_round(1, 2)
-        second = self.node(1)
-        self.wait_for_round(2, 4)
-        self.kill(second)
-        self.wait_for_round(3, 2)
-        second = self.node(1)
-        self.wait_for_round(4, 4)
-        self.end()
-        self.check(second, 0, out=["[2] 4: 2 of 4", "[3] 4: 3 of 4"])
-        self.check(first, 0, "round 1 begins with 2 ranks on nodes 0, after 1 of at most 3 restarts\n",
-                   "round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 3 restarts\n",
-                   "round 3 begins with 2 ranks on nodes 0, after 2 of at most 3 restarts\n",
-                   "round 4 begins with 4 ranks on nodes 0, 1, after 2 of at most 3 restarts\n")
-
+class Membership(ComingNodes):
     def test_too_few_are_left(self):
         first, *others = self.nodes("--join-timeout", "2", least=3)  # of 2 ranks per node: 4
         self.wait_for_round(0, 6)
@@ -156,7 +50,7 @@ class Membership(unittest.TestCase):
             second.process.send_signal(signal.SIGCONT)
         self.wait_for_round(2, 4)
         self.end()
-        self.check(first, 0, "round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 3 restarts\n")
+        self.check(first, 0, "node 1 was silent for 3 s", "round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 3 restarts\n")
         self.check(second, 0, "lost the other nodes: ", "round 2 begins with 4 ranks on nodes 0, 1",
                    out=["[2] 2: 2 of 4", "[3] 2: 3 of 4"])
         self.assertNotIn("0 2 4", second.said)
@@ -187,7 +81,7 @@ class Membership(unittest.TestCase):
         self.check(another, 0, "the job has ended while this node waited: well\n", out=[])
         self.check(spare, 0, "round 2 begins with 4 ranks on nodes 0, 7, after 2 of at most 3 restarts\n",
                    out=["[2] 2: 2 of 4", "[3] 2: 3 of 4"])
-        self.check(first, 0, "first failure: rank 3 exited with code 5", "node 9 was silent for 3 s")
+        self.check(first, 0, "first failure: rank 3 exited with code 5", "node 9 is gone: its lockstep-run has ended")
 
     def test_a_round_that_ends_is_left_alone(self):
         options = ("--max-ranks", "6")

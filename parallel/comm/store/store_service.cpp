@@ -62,7 +62,7 @@ void StoreService::handle(Id id, Connection& connection, std::uint32_t events) {
     if (connection.state == State::answering) {
       stays = (events & EPOLLERR) == 0 && flush(id, connection);
     } else {
-      stays = (events & EPOLLERR) == 0 && receive(id, connection);
+      stays = receive(id, connection);  // where there is an error, that is what it receives
     }
   } catch (const std::exception&) {  // no memory: this connection goes, the others stay
   }
@@ -170,8 +170,10 @@ void StoreService::expire() {
 bool StoreService::receive(Id id, Connection& connection) {
   char bytes[kReadBytes];
   const ssize_t got = ::recv(connection.socket.get(), bytes, sizeof bytes, 0);
-  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  if (got == 0 || connection.state == State::waiting) return false;  // nothing is due from one that waits
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
+  // The other side's system says that it has closed. Where it only has not answered for long, it may be there yet.
+  if (got == 0 || (got < 0 && errno == ECONNRESET)) execute_will(connection);
+  if (got <= 0 || connection.state == State::waiting) return false;  // nothing is due from one that waits
   const auto count = static_cast<std::size_t>(got);
   if (buffered_ + count > options_.max_buffered_bytes) return false;
   if (connection.state == State::open && connection.in.empty())
@@ -210,6 +212,13 @@ bool StoreService::greet(Id id, Connection& connection) {
   return flush(id, connection);
 }
 
+void StoreService::execute_will(Connection& connection) {
+  const std::string key = std::exchange(connection.will_key, {});
+  if (key.empty()) return;
+  table_.compare_set(key, "", connection.will_value);
+  wake(key);
+}
+
 bool StoreService::process(Id id, Connection& connection) {
   const std::string in = std::exchange(connection.in, {});
   buffered_ -= in.size();
@@ -237,6 +246,12 @@ bool StoreService::process(Id id, Connection& connection) {
       }
       case wire::Op::erase:
         return reply(id, connection, wire::Status::ok, table_.erase(key));
+      case wire::Op::will:
+        LOCKSTEP_CHECK(request->first.size() <= Store::kMaxKeyBytes, "[leave_will] expected a value of at most ",
+                       Store::kMaxKeyBytes, " bytes for '", key, "', got ", request->first.size());
+        connection.will_key = key;
+        connection.will_value = request->first;
+        return reply(id, connection, wire::Status::ok);
       case wire::Op::get:
       case wire::Op::try_get:
         break;

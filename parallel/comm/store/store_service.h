@@ -36,6 +36,7 @@ class StoreService {
     StoreTable::Value body;  // what follows the head
     std::size_t body_sent = 0;
     std::string key;  // waited for
+    std::string will_key, will_value;
     bool last_answer = false;
     Clock::time_point due = Clock::time_point::max();
   };
@@ -45,6 +46,7 @@ class StoreService {
   bool begin(Id id, Fd socket);  // these return whether the connection stays
   bool receive(Id id, Connection& connection);
   bool greet(Id id, Connection& connection);
+  void execute_will(Connection& connection);
   bool process(Id id, Connection& connection);
   bool reply(Id id, Connection& connection, wire::Status status, std::int64_t number = 0,
              StoreTable::Value value = nullptr);

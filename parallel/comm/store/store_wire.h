@@ -23,14 +23,15 @@ namespace lockstep::detail::wire {
 static_assert(std::endian::native == std::endian::little, "the store's numbers are copied as they are");
 
 constexpr std::string_view kMagic = "LSTK";
-constexpr char kVersion = 1;
+constexpr char kVersion = 2;
 constexpr std::size_t kNonceBytes = 32, kProofBytes = 32;
 constexpr std::size_t kHelloBytes = 4 + 1 + 1 + kNonceBytes;
 constexpr std::size_t kGreetingBytes = kHelloBytes + kProofBytes;
 constexpr std::size_t kVerdictBytes = 1 + kProofBytes;
 
 enum class Verdict : char { welcome, denied, full };
-enum class Op : char { set, get, try_get, add, compare_set, erase };
+// will: once this connection has closed, the key gets `first` unless it has a value
+enum class Op : char { set, get, try_get, add, compare_set, erase, will };
 enum class Status : char { ok, absent, timeout, invalid };  // invalid: the reply's value says why
 
 // length (of what follows), version, op, number, lengths of the three texts, the texts
@@ -71,7 +72,7 @@ inline std::string encode(const Request& request) {
 
 // `body` is what follows the length. Empty for what is no request.
 inline std::optional<Request> decode(std::string_view body) {
-  if (body.size() < kRequestHead || body[0] != kVersion || body[1] < 0 || body[1] > static_cast<char>(Op::erase))
+  if (body.size() < kRequestHead || body[0] != kVersion || body[1] < 0 || body[1] > static_cast<char>(Op::will))
     return std::nullopt;
   Request request{.op = static_cast<Op>(body[1]), .number = take<std::int64_t>(body.data() + 2)};
   const std::size_t key = take<std::uint32_t>(body.data() + 10), first = take<std::uint32_t>(body.data() + 14),

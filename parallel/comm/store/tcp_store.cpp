@@ -17,6 +17,7 @@
 #include "lockstep/parallel/comm/store/store_table.h"
 #include "lockstep/parallel/comm/store/store_wire.h"
 #include "lockstep/parallel/comm/store/tcp_store_server.h"
+#include "lockstep/parallel/comm/store/will.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 
@@ -80,6 +81,12 @@ class TcpStore final : public Store {
         ended.push_back({std::stoi(line.substr(0, space)), line.substr(space + 1)});
     }
     return ended;
+  }
+
+  // Of a store that is used for this alone: its connection.
+  Fd leave_will(const std::string& key, const std::string& value) {
+    call("leave_will", {.op = wire::Op::will, .key = key, .first = value});
+    return take();
   }
 
  private:
@@ -235,6 +242,10 @@ std::string checked_token(const std::string& from, std::string token) {
 }
 
 }  // namespace
+
+detail::Fd detail::leave_will(const TcpStoreOptions& options, const std::string& key, const std::string& value) {
+  return TcpStore(options).leave_will(key, value);
+}
 
 std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options) { return std::make_shared<TcpStore>(options); }
 

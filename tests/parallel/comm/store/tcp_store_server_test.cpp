@@ -143,7 +143,7 @@ TEST_CASE("what else connects to a store's port does not disturb its ranks") {
     const auto thrown = in_threads(3, [&](int i) {
       while (i < 2 && !stop) {
         Stranger stranger(server);
-        stranger.send("LSTK\1");
+        stranger.send(std::string("LSTK") + wire::kVersion);
       }
       if (i < 2) return;
       struct Stop {

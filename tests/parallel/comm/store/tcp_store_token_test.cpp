@@ -108,8 +108,8 @@ TEST_CASE("a client trusts only a server that knows the token") {
     CHECK(thrown == std::vector<std::string>(2));
     return message;
   };
-  CHECK(missing(serve(std::string("LSTK\1\1", 6)), {"does not know the token"}) == "");
-  CHECK(missing(serve(std::string("LSTK\2\1", 6)), {"expected a store of version 1, got version 2"}) == "");
+  CHECK(missing(serve(std::string("LSTK") + wire::kVersion + '\1'), {"does not know the token"}) == "");
+  CHECK(missing(serve("LSTK\1\1"), {"expected a store of version 2, got version 1"}) == "");
   CHECK(missing(serve("HTTP/1"), {"is not a Lockstep store"}) == "");
 }
 

@@ -1,0 +1,111 @@
+"""Tests of lockstep-run: a launcher of several that is killed. The others know it at once: no time-out plays a part here.
+See launcher.py for how it is started."""
+import json
+import socket
+
+from coming_nodes import HOLD, ComingNodes
+from launcher import RANK, SOON, main, wait_until
+
+NEVER = str(100 * SOON)
+GONE = f"node 1 is gone: its lockstep-run has ended ({socket.gethostname()})"
+MEET = f"[ $LOCKSTEP_ROUND = 0 ] || {RANK} || exit; "  # ranks of later rounds talk to each other first
+
+
+class Gone(ComingNodes):
+    def nodes(self, *options, **how):
+        return super().nodes(*options, **{"silent": NEVER, "grace": NEVER, **how})
+
+    def test_a_node_goes_and_comes_back(self):
+        file = self.folder / "end.json"
+        first, second, third = self.nodes("--json", str(file), of=(0,)) + self.nodes(of=(1, 2))
+        self.wait_for_round(0, 6)
+        self.kill(second)
+        self.wait_for_round(1, 4)
+        smaller = "round 1 begins with 4 ranks on nodes 0, 2, after 1 of at most 3 restarts\n"
+        self.until_it_says(third, smaller)
+        second, = self.nodes(of=(1,))
+        self.wait_for_round(2, 6)
+        self.end()
+        larger = "round 2 begins with 6 ranks on nodes 0, 1, 2, after 1 of at most 3 restarts\n"
+        self.check(first, 0, GONE + ": ending the ranks\n", smaller, "node 1 (", ") has come: ending the ranks\n", larger,
+                   out=["[0] 2: 0 of 6", "[1] 2: 1 of 6"])
+        self.check(second, 0, "round 1 is under way with 4 ranks (nodes 0, 2): node 1 waits for the next round\n", larger,
+                   out=["[2] 2: 2 of 6", "[3] 2: 3 of 6"])
+        self.assertNotIn("another lockstep-run came", second.said)
+        self.check(third, 0, smaller, larger, out=["[4] 2: 4 of 6", "[5] 2: 5 of 6"])
+        found = json.loads(file.read_text())
+        self.assertEqual([(each["round"], each["nodes"], each["restarts_used"], each["code"]) for each in found["rounds"]],
+                         [(0, 3, 0, 1), (1, 2, 1, 0), (2, 3, 1, 0)])
+        self.assertEqual([each["node"] for each in found["rounds"][1]["ranks"]], [0, 0, 2, 2])
+
+    def test_two_nodes_go_at_once_and_come_back_twice(self):
+        first, *others = self.nodes()
+        self.wait_for_round(0, 6)
+        self.kill(*others)
+        self.wait_for_round(1, 2)
+        second, = self.nodes(of=(1,))
+        self.wait_for_round(2, 4)
+        self.kill(second)
+        self.wait_for_round(3, 2)
+        second, = self.nodes(of=(1,))
+        self.wait_for_round(4, 4)
+        self.end()
+        self.check(second, 0, out=["[2] 4: 2 of 4", "[3] 4: 3 of 4"])
+        self.check(first, 0, "round 1 begins with 2 ranks on nodes 0, after 1 of at most 3 restarts\n",
+                   "round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 3 restarts\n",
+                   "round 3 begins with 2 ranks on nodes 0, after 2 of at most 3 restarts\n",
+                   "round 4 begins with 4 ranks on nodes 0, 1, after 2 of at most 3 restarts\n")
+
+    def test_while_a_round_is_formed(self):
+        # They could begin, and wait for node 1. Of two with one number the second goes when the first has come.
+        first, *two = self.nodes(of=(0, 2, 2), least=4)
+        wait_until(lambda: any(each.process.poll() is not None for each in two), "one of two has gone")
+        for each in two:
+            if each.process.poll() is None:
+                self.kill(each)
+            else:
+                self.check(each, 2, "got two with --node-rank 2")
+        second, = self.nodes(of=(1,), least=4)
+        self.wait_for_round(0, 4)
+        self.end()
+        for job in (first, second):
+            self.check(job, 0, "round 0 begins with 4 ranks on nodes 0, 1, after 0 of at most 3 restarts\n")
+
+    def test_spares(self):
+        options = ("--max-ranks", "4")
+        first, second = self.nodes(*options, of=(0, 1), nnodes=2)
+        self.wait_for_round(0, 4)
+        spares = self.nodes(*options, of=(7, 8), nnodes=2)
+        for spare in spares:
+            self.until_it_says(spare, "(nodes 0, 1): node ")
+        self.kill(spares[0])
+        self.kill(second)
+        self.wait_for_round(1, 4)
+        spare, = self.nodes(*options, of=(7,), nnodes=2)
+        self.until_it_says(spare, "(nodes 0, 8): node 7 waits")
+        self.kill(spare)
+        self.end()  # nobody waits for the spare
+        self.check(first, 0, "round 1 begins with 4 ranks on nodes 0, 8, after 1 of at most 3 restarts\n")
+        self.check(spares[1], 0)
+
+    def test_what_it_leaves_behind_is_of_no_consequence(self):
+        # A process of its ranks that nobody knows as one, and that would take part as one of them.
+        escaped = (f"setsid env -i G=$G LOCKSTEP_RANK=2 LOCKSTEP_WORLD_SIZE=6 LOCKSTEP_ROUND=0 LOCKSTEP_STORE=$LOCKSTEP_STORE "
+                   "LOCKSTEP_TOKEN=$LOCKSTEP_TOKEN sh -c 'touch $G/escaped; until [ -e $G/go ]; do sleep 0.02; done; "
+                   f"{RANK} 5000 >$G/said 2>&1; mv $G/said $G/refused' & ")
+        program = ("case $LOCKSTEP_ROUND.$LOCKSTEP_RANK in 0.2) " + escaped + ";; 1.0) touch $G/go; "
+                   "until [ -e $G/refused ]; do sleep 0.02; done;; esac; ")
+        jobs = self.nodes(program=program + MEET + HOLD)
+        self.wait_for_round(0, 6)
+        wait_until((self.folder / "escaped").exists, "a process of rank 2 has escaped")
+        self.kill(jobs[1])
+        self.wait_for_round(1, 4)
+        self.end()
+        for job in (jobs[0], jobs[2]):
+            self.check(job, 0)
+        self.assertIn("has another token than this rank, which is of round 0 of its job: has a later one begun?",
+                      (self.folder / "refused").read_text())
+
+
+if __name__ == "__main__":
+    main()
