@@ -2,9 +2,10 @@
 import pathlib
 import signal
 import tempfile
+import threading
 import unittest
 
-from launcher import Started, lines, wait_until
+from launcher import SOON, Started, lines, wait_until
 from support.jobs import free_port
 
 SILENT = "3"  # seconds after which node 0 gives a silent node up: a machine that is busy is not silent for so long
@@ -44,6 +45,14 @@ class ComingNodes(unittest.TestCase):
     def nodes(self, *options, of=(0, 1, 2), **how):
         return [self.node(node, *options, **how) for node in of]
 
+    def one_that_has_come(self, node, *options, **how):
+        """It says nothing while a round is formed. But of two with one number the second goes when the first has come."""
+        two = [self.nodes(*options, of=(node,), **how)[0] for _ in range(2)]
+        wait_until(lambda: any(job.process.poll() is not None for job in two), f"node {node} has come")
+        two.sort(key=lambda job: job.process.poll() is None)
+        self.check(two[0], 2, f"got two with --node-rank {node}")
+        return two[1]
+
     def wait_for_round(self, round, size):
         wanted = {f"{round} {rank} {size}" for rank in range(size)}
         file = self.folder / "ranks"
@@ -59,10 +68,15 @@ class ComingNodes(unittest.TestCase):
             job.finish()
 
     def until_it_says(self, job, what):
+        too_late = threading.Timer(SOON, job.process.kill)  # which ends what it says
+        too_late.start()
         while what not in job.said:
             line = job.process.stderr.readline()
-            self.assertNotEqual(line, "", f"it never said: {what}\n{job.said}")
+            if not line:
+                break
             job.said += line
+        too_late.cancel()
+        self.assertIn(what, job.said)
 
     def check(self, job, code, *said, out=None):
         got, words, err = job.finish()

@@ -83,6 +83,17 @@ class Membership(ComingNodes):
                    out=["[2] 2: 2 of 4", "[3] 2: 3 of 4"])
         self.check(first, 0, "first failure: rank 3 exited with code 5", "node 9 is gone: its lockstep-run has ended")
 
+    def test_those_that_are_expected_come_before_spares(self):
+        how = {"nnodes": 2, "least": None, "silent": str(100 * SOON)}
+        first = self.node(0, **how)
+        spare = self.one_that_has_come(7, **how)
+        second = self.node(1, **how)
+        self.until_it_says(spare, "round 0 is under way with 4 ranks (nodes 0, 1): node 7 waits for one of them to go, since "
+                           "more than 4 are not asked for\n")
+        self.end()
+        for job in (first, second, spare):
+            self.check(job, 0)
+
     def test_a_round_that_ends_is_left_alone(self):
         options = ("--max-ranks", "6")
         first, second = self.nodes(*options, of=(0, 1), nnodes=2, program="[ $LOCKSTEP_RANK = 3 ] && exit 0; "
