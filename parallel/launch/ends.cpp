@@ -128,7 +128,8 @@ End end_of(std::vector<RankEnd> ranks) {
       ++others;
       return;
     }
-    end.details += cat("\n  rank ", each.rank, " on ", each.host);
+    end.details += cat("\n  rank ", each.rank, " on ");
+    end.details += each.node < 0 ? each.host : cat("node ", each.node, " (", each.host, ')');
     if (each.process > 0) end.details += cat(", process ", each.process);
     end.details += cat(", ", time_of(each.order), ": ", describe(each));
     if (each.follows() && each.blamed != RankEnd::kUnknownRank) end.details += cat(" because of rank ", each.blamed);
@@ -183,8 +184,8 @@ std::string to_text(const std::vector<RankEnd>& ranks) {
   std::string text;
   for (const RankEnd& each : ranks) {
     const std::string line = cat(each.rank, ' ', static_cast<int>(each.how), ' ', each.number, ' ', each.order, ' ',
-                                 each.blamed, ' ', each.blamed_order, ' ', each.process, ' ', each.host, ' ',
-                                 each.log.size(), ' ', one_line(each.log), one_line(each.error));
+                                 each.blamed, ' ', each.blamed_order, ' ', each.process, ' ', each.node, ' ', each.host,
+                                 ' ', each.log.size(), ' ', one_line(each.log), one_line(each.error));
     text.append(line, 0, most - 1).append("\n");
   }
   return text;
@@ -199,7 +200,7 @@ std::vector<RankEnd> parse_ends(const std::string& text) {
     int how = 0;
     std::size_t log = 0;
     words >> each.rank >> how >> each.number >> each.order >> each.blamed >> each.blamed_order >> each.process >>
-        each.host >> log;
+        each.node >> each.host >> log;
     each.how = static_cast<How>(how);
     words.get();
     std::getline(words, each.error);

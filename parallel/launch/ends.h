@@ -24,6 +24,7 @@ struct RankEnd {
   int blamed = kNobody;
   std::int64_t blamed_order = 0;
   std::string error;
+  int node = -1;  // its --node-rank; -1: there is one node alone
   std::string host;
   pid_t process = -1;
   std::string log;  // its file; empty: none

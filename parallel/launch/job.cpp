@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "lockstep/parallel/launch/cleanup.h"
+#include "lockstep/parallel/launch/program.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
@@ -39,6 +40,8 @@ Job::Job(const Options& options, Nodes& nodes, std::string run_id, const sigset_
       run_id_(std::move(run_id)),
       before_(before),
       host_(host_name()),
+      node_(options.several() ? options.node_rank(options.node) : -1),
+      can_leave_(options.several() && options.restarts > 0 && options.node != 0),
       signals_(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
       output_(options.prefix, shown(options)) {
   if (!signals_) throw Error(cat("cannot wait for signals: ", std::strerror(errno)));
@@ -56,13 +59,19 @@ JobEnd Job::run(const std::string& token) {
     obstacle = End{.code = 1, .message = error.what()};
   }
   if (obstacle) {
-    obstacle->next = End::Next::none;
-    end_for(*obstacle, SIGKILL);
+    End end = *obstacle;
+    if (options_.several()) end.message = cat("node ", node_, " (", host_, "): ", end.message);
+    end.next = can_leave_ ? End::Next::restart : End::Next::none;
+    end_for(std::move(end), SIGKILL);
   }
   loop();
   kill_all(run_id_);
   const End end = *nodes_.end();
-  JobEnd job{.end = end, .began = began_, .ranks = nodes_.leave(!interrupted_)};
+  const auto unfit = why_unfit(std::move(obstacle));
+  JobEnd job{.end = end,
+             .began = began_,
+             .ranks = nodes_.leave(!interrupted_, unfit ? Leaving::for_good : Leaving::comes_again),
+             .unfit = unfit};
   job.ended = now_milliseconds();
   if (interrupted_ && end.next != End::Next::none) job.stop = interrupted_;
   if (!end.details.empty())
@@ -70,6 +79,20 @@ JobEnd Job::run(const std::string& token) {
   else if (end.code != 0 && end.message != reason_)
     say_now(end.message);
   return job;
+}
+
+std::optional<End> Job::why_unfit(std::optional<End> obstacle) const {
+  if (!can_leave_ || interrupted_) return std::nullopt;  // a signal has to be told in the next round
+  std::optional<End> why = obstacle ? std::move(obstacle) : why_not_run(options_.program.front());
+  // Whose ranks ran before may have the same trouble as all others; a newcomer alone would end each round anew.
+  for (const Rank& rank : ranks_)
+    if (!why && options_.newcomer && rank.end.how == RankEnd::How::exited &&
+        (rank.end.number == kCannotRun || rank.end.number == kNotFound))
+      why = End{.code = rank.end.number,
+                .message = cat("rank ", rank.end.rank, ' ', describe(rank.end), ": its program ",
+                               rank.end.number == kNotFound ? "was not found" : "could not be run")};
+  if (why) why->message = cat("node ", node_, " takes part in no other round: ", why->message);
+  return why;
 }
 
 void Job::open_logs() {

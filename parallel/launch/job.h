@@ -24,6 +24,7 @@ struct JobEnd {
   std::int64_t began = 0, ended = 0;  // milliseconds since 1970
   std::vector<RankEnd> ranks;         // of all machines, as far as this one knows
   std::optional<End> stop;            // a signal that came when the round was ending for another reason
+  std::optional<End> unfit;           // why this machine takes part in no other round, but the others may
 };
 
 class Job {
@@ -44,6 +45,7 @@ class Job {
   };
 
   void open_logs();
+  std::optional<End> why_unfit(std::optional<End> obstacle) const;
   std::optional<End> start(int local_rank, const std::string& token);  // why it cannot be run
   std::vector<std::string> environment(int local_rank, const std::string& token) const;
   bool shares_cores() const;  // several ranks, and nobody says how many threads each of them has
@@ -72,6 +74,8 @@ class Job {
   const std::string run_id_;
   const sigset_t before_;
   const std::string host_;
+  const int node_;        // its --node-rank; -1: there is one node alone
+  const bool can_leave_;  // the others may have another round without this machine: it is not node 0
   const std::int64_t began_ = now_milliseconds();
   detail::Fd signals_;
   Reports reports_;

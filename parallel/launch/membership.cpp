@@ -76,6 +76,7 @@ std::variant<Meeting, End> Membership::next(const std::optional<End>& stop) {
 
 Meeting Membership::begin(int round, const Plan& plan, int place, JobStore store) {
   Meeting meeting{options_, std::move(store)};
+  meeting.options.newcomer = round_ < 0 && round > 0;
   meeting.options.round = round_ = round;
   meeting.options.restarts_used = plan.restarts_used;
   meeting.options.nodes = static_cast<int>(plan.members.size());

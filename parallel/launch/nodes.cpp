@@ -295,6 +295,7 @@ void Nodes::lose(int node) {
                     .how = RankEnd::How::lost,
                     .order = now_milliseconds(),
                     .error = beat.silent,
+                    .node = options_.node_rank(node),
                     .host = host,
                     .log = log_file(logs, rank)});
     if (!told.contains(rank)) rank_ended(ends.back());
@@ -322,14 +323,14 @@ std::vector<RankEnd> Nodes::all_ends() {
   return all;
 }
 
-std::vector<RankEnd> Nodes::leave(bool wait_for_late) {
+std::vector<RankEnd> Nodes::leave(bool wait_for_late, Leaving how) {
   if (watcher_.joinable()) watcher_.join();  // it goes by itself once the end is known, and `beats_` is its own
   // Node 0 waits for the others, and knows most after that; the others know nothing any more when it has gone.
   std::vector<RankEnd> known;
   if (options_.several() && !lost_) try {
       run_deferred();
       if (options_.node != 0) known = all_ends();
-      if (!lost_) leave_store(*store_, job_store_.ticket(options_.node), Leaving::comes_again);
+      if (!lost_) leave_store(*store_, job_store_.ticket(options_.node), how);
       if (options_.node == 0) wait_for_others(wait_for_late);
     } catch (const CommError&) {
       lost_ = true;

@@ -53,8 +53,8 @@ class Nodes {
   std::optional<End> end() const;
   // Waits until the other launchers know the end too; briefly for those that have not come yet, if at all. How each
   // rank has ended, as far as this machine can learn it.
-  std::vector<RankEnd> leave(bool wait_for_late);
-  // Node 0, then: the places of those that knew it in time.
+  std::vector<RankEnd> leave(bool wait_for_late, Leaving how);
+  // Node 0, then: the places of those that knew it in time, and would take part in another round.
   const std::vector<int>& there() const { return there_; }
 
  private:

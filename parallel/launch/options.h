@@ -28,7 +28,8 @@ struct Options {
   int restarts_used = 0;
   int max_ranks = 0;  // with restarts: at most so many in a round (and at least min_ranks); 0: all
   int round = 0;
-  bool health = false;                                   // look at the nodes instead of running a program
+  bool newcomer = false;  // it comes to a job that is under way, and this is its first round
+  bool health = false;    // look at the nodes instead of running a program
   std::int64_t min_free_bytes = std::int64_t{64} << 20;  // of memory and of disks, for a node that is fit
   Milliseconds patience{5'000};
   Milliseconds grace{10'000};

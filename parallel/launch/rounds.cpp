@@ -15,6 +15,7 @@
 #include "lockstep/parallel/launch/job.h"
 #include "lockstep/parallel/launch/membership.h"
 #include "lockstep/parallel/launch/nodes.h"
+#include "lockstep/parallel/launch/program.h"
 #include "lockstep/parallel/launch/summary.h"
 #include "lockstep/parallel/launch/times.h"
 #include "lockstep/runtime/strings.h"
@@ -86,17 +87,24 @@ int run_rounds(const Options& options, const std::string& token, JsonFile& json)
     return end.code;
   };
   Meeting next{options, {}};
+  // This machine takes part in no round, or in no other one.
+  const auto stay_away = [&](const End& why) {
+    say_now(why.message);
+    if (!rounds.empty()) ++next.options.round;
+    rounds.push_back(no_round(next.options, why));
+    return finish(why);
+  };
+  if (membership && options.node != 0)  // node 0 ends the job for all
+    if (auto why = why_not_run(options.program.front())) {
+      why->message = cat("node ", options.node, " does not take part: ", why->message);
+      return stay_away(*why);
+    }
   if (!membership) next.options.ranks = most_ranks(options);
   std::optional<End> stop;
   while (true) {
     if (membership) {
       auto met = membership->next(stop);
-      if (const End* const end = std::get_if<End>(&met)) {
-        say_now(end->message);
-        if (!rounds.empty()) ++next.options.round;
-        rounds.push_back(no_round(next.options, *end));
-        return finish(*end);
-      }
+      if (const End* const end = std::get_if<End>(&met)) return stay_away(*end);
       next = std::move(std::get<Meeting>(met));
     } else {
       next.store = open_fixed_store(next.options, token, run_id);
@@ -121,6 +129,7 @@ int run_rounds(const Options& options, const std::string& token, JsonFile& json)
     }
     if (membership && !again) membership->finish(end.end);
     if (!again) return finish(end.end);
+    if (end.unfit) return stay_away(*end.unfit);
     if (membership) {
       membership->ended(end.end, nodes.there());
     } else {

@@ -12,6 +12,7 @@
 #include "lockstep/parallel/comm/store/ended_ranks.h"
 #include "lockstep/parallel/launch/cleanup.h"
 #include "lockstep/parallel/launch/job.h"
+#include "lockstep/parallel/launch/program.h"
 #include "lockstep/runtime/error.h"
 
 namespace lockstep::launch {
@@ -107,20 +108,21 @@ std::optional<End> Job::start(int local_rank, const std::string& token) {
     ::execvpe(argv[0], argv.data(), envp.data());
     const int error = errno;
     [[maybe_unused]] const ssize_t written = ::write(failed.write.get(), &error, sizeof error);
-    ::_exit(127);
+    ::_exit(kNotFound);
   }
   ::setpgid(process, process);  // whichever of the two comes first
-  ranks_.push_back(
-      {.end = {.rank = number, .host = host_, .process = process, .log = log_file(options_.log_dir, number)},
-       .running = true});
+  ranks_.push_back({.end = {.rank = number,
+                            .node = node_,
+                            .host = host_,
+                            .process = process,
+                            .log = log_file(options_.log_dir, number)},
+                    .running = true});
   failed.write.close();
   int error = 0;
   ssize_t got;
   while ((got = ::read(failed.read.get(), &error, sizeof error)) < 0 && errno == EINTR) {
   }
-  if (got > 0)
-    return End{error == ENOENT || error == ENOTDIR ? 127 : 126,
-               cat("cannot run '", arguments[0], "': ", std::strerror(error))};
+  if (got > 0) return cannot_run(arguments[0], error);
   if (captured) {
     output_.add(std::move(out.read), number, 1);
     output_.add(std::move(err.read), number, 2);

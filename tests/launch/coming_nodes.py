@@ -33,11 +33,12 @@ class ComingNodes(unittest.TestCase):
             job.process.stdout.close()
             job.process.stderr.close()
 
-    def node(self, node, *options, program=HOLD, nnodes=3, ranks=2, restarts=3, least=2, silent=SILENT, grace="1"):
+    def node(self, node, *options, program=HOLD, nnodes=3, ranks=2, restarts=3, least=2, silent=SILENT, grace="1",
+             command=None):
         bounds = ("--min-ranks", str(least)) if least else ()
         job = Started("-n", str(ranks), "--nnodes", str(nnodes), "--node-rank", str(node), "--master", self.master,
                       "--restarts", str(restarts), *bounds, "--timeout", silent, "--patience", "0.1", "--grace", grace,
-                      *options, "sh", "-c", program, G=str(self.folder))
+                      *options, *(command or ("sh", "-c", program)), G=str(self.folder))
         job.said = ""
         self.started.append(job)
         return job

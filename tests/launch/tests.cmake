@@ -1,7 +1,7 @@
 # lockstep-run, as a user runs it.
 add_executable(lockstep-launch-rank "${CMAKE_CURRENT_LIST_DIR}/rank.cpp")
 target_link_libraries(lockstep-launch-rank PRIVATE lockstep_flags lockstep::lockstep)
-foreach(test Arguments Output Environment Ends FailedFirst Gone Logs LeftBehind Membership Nodes Restarts Summary)
+foreach(test Arguments Output Environment Ends FailedFirst Gone Logs LeftBehind Membership Nodes Restarts Summary Unfit)
   string(REGEX REPLACE "([a-z])([A-Z])" "\\1_\\2" script "${test}")
   string(TOLOWER "${script}" script)
   add_test(NAME launch/${test} COMMAND Python3::Interpreter -B "${CMAKE_CURRENT_LIST_DIR}/${script}.py"
