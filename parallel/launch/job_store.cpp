@@ -35,7 +35,7 @@ std::string token_of_round(const Options& options, const std::string& token, con
   return detail::to_hex(detail::hmac_sha256(token, cat("lockstep-run round ", options.round, " of ", job)));
 }
 
-JobStore open_store(const Options& options, const std::string& token, const std::string& token_of_ranks) {
+JobStore open_store(const Options& options, const std::string& token, const std::string& token_of_ranks, int listener) {
   JobStore store;
   store.token = token_of_ranks;
   if (!options.several()) {
@@ -50,6 +50,7 @@ JobStore open_store(const Options& options, const std::string& token, const std:
     store.server = std::make_unique<TcpStoreServer>(
         TcpStoreServerOptions{.address = master.host,
                               .port = master.port,
+                              .listener = listener,
                               .token = token,
                               .other_token = token == token_of_ranks ? "" : token_of_ranks});
   store.client = make_tcp_store(

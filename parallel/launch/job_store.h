@@ -29,8 +29,10 @@ struct JobStore {
 std::string token_of_round(const Options& options, const std::string& token, const std::string& job);
 
 // Serves it, or waits for it as long as the options say. It takes the launchers' token and the ranks'. With one node it
-// is on the loopback interface. Throws CommError where it cannot be served or reached.
-JobStore open_store(const Options& options, const std::string& token, const std::string& token_of_ranks);
+// is on the loopback interface. `listener`: TcpStoreServerOptions. Throws CommError where it cannot be served or
+// reached.
+JobStore open_store(const Options& options, const std::string& token, const std::string& token_of_ranks,
+                    int listener = -1);
 
 // That of a job whose nodes are the same from its beginning to its end: takes the number of this one. InvalidArgument
 // for what does not fit the other nodes.

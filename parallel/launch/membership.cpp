@@ -1,6 +1,9 @@
 #include "lockstep/parallel/launch/membership.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <sstream>
 #include <utility>
@@ -45,6 +48,15 @@ std::string token_of_launchers(const Options& options, std::string token) {
     LOCKSTEP_CHECK(endpoint.loopback(), "expected a token (--token-file, LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN) for ",
                    "an address beyond the loopback, got none for ", options.master);
   return detail::to_hex(detail::hmac_sha256(token, "lockstep-run"));
+}
+
+// Known for certain: the machine is there, and refuses connections.
+bool nobody_listens(const std::string& address) {
+  const auto endpoints = detail::resolve(detail::parse_host_port("--master", address));
+  return std::all_of(endpoints.begin(), endpoints.end(), [](const detail::Endpoint& each) {
+    detail::Fd connected;
+    return detail::connect_to(each, Deadline::after(kAttempt), connected) == ECONNREFUSED;
+  });
 }
 
 std::string names_of(const std::vector<Arrival>& nodes) {
@@ -115,7 +127,8 @@ std::variant<Meeting, End> Membership::form(std::optional<End> stop) {
   job_ = run_id_;
   Options options = options_;
   const int round = options.round = round_ + 1;
-  JobStore store = open_store(options, token_, token_of_round(options, token_, job_));
+  JobStore store = open_store(options, token_, token_of_round(options, token_, job_), listener_.get());
+  if (!listener_) listener_ = detail::Fd(::fcntl(store.server->listener(), F_DUPFD_CLOEXEC, 0));
   store_ = store.client;
   arrivals_.emplace(store_, options_.timeout);
   agree_on_options(*store_, options_);
@@ -201,15 +214,18 @@ End Membership::over(const End& end, const std::vector<Arrival>& wait_for) {
 std::variant<Meeting, End> Membership::come(const std::optional<End>& stop) {
   Deadline reach = Deadline::after(options_.timeout);
   while (true) {
+    std::string gone;
     try {
-      return come_once(stop, reach);
-    } catch (const CommError& error) {  // node 0 has gone, or serves the next round
+      if (job_.empty() || !nobody_listens(options_.master)) return come_once(stop, reach);
+      gone = cat("nobody listens at ", options_.master, " any more");
+    } catch (const CommError& error) {  // it serves the next round, or is out of reach
       if (reach.passed() && job_.empty()) throw;
-      if (reach.passed())
-        return End{.code = 1,
-                   .message = cat("lost node 0, which has the job's store: nobody goes on without it: ", error.what()),
-                   .next = End::Next::none};
+      if (reach.passed()) gone = error.what();
     }
+    if (!gone.empty())
+      return End{.code = 1,
+                 .message = cat("lost node 0, which has the job's store: nobody goes on without it: ", gone),
+                 .next = End::Next::none};
     if (const auto signal = idle(kLook)) return *signal;
   }
 }

@@ -62,6 +62,9 @@ class Membership {
   int round_ = -1;   // the newest that this node was of
   int restarts_used_ = 0;
   std::set<int> expected_;  // node 0: the numbers of the nodes that the next round waits for
+  // Node 0: it listens from the first round to the last, also while no store is served: nobody listens when it has
+  // gone.
+  detail::Fd listener_;
   std::shared_ptr<Store> store_;
   std::optional<Arrivals> arrivals_;
   Plan plan_;

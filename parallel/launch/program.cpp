@@ -33,17 +33,23 @@ int error_in_path(const std::string& program) {
   return error;
 }
 
+int look_for(const std::string& program) {
+  if (program.empty()) return ENOENT;
+  return program.find('/') == program.npos ? error_in_path(program) : error_of(program);
+}
+
 }  // namespace
 
 End cannot_run(const std::string& program, int error) {
+  const bool file_is_there = error == ENOENT && look_for(program) == 0;
   return {.code = error == ENOENT || error == ENOTDIR ? kNotFound : kCannotRun,
-          .message = cat("cannot run '", program, "': ", std::strerror(error)),
+          .message = cat("cannot run '", program, "': ",
+                         file_is_there ? "the interpreter that the file names is not there" : std::strerror(error)),
           .next = End::Next::none};
 }
 
 std::optional<End> why_not_run(const std::string& program) {
-  int error = ENOENT;
-  if (!program.empty()) error = program.find('/') == program.npos ? error_in_path(program) : error_of(program);
+  const int error = look_for(program);
   return error == 0 ? std::nullopt : std::optional(cannot_run(program, error));
 }
 

@@ -1,6 +1,7 @@
 """Tests of lockstep-run: --restarts on several nodes, which come and go. See launcher.py for how it is started."""
 import pathlib
 import signal
+import socket
 import sys
 
 from coming_nodes import HOLD, ComingNodes
@@ -140,21 +141,26 @@ class Membership(ComingNodes):
         self.check(first, 128 + signal.SIGTERM, "ended by signal 15 (SIGTERM)\n")
 
     def test_node_0_goes(self):
-        first, second, spare = self.nodes("--max-ranks", "4", nnodes=2)
+        first, second, spare = self.nodes("--max-ranks", "4", nnodes=2, silent=str(100 * SOON))
         self.wait_for_round(0, 4)
         self.until_it_says(spare, "node 2 waits")
         self.kill(first)
         for job in (second, spare):
             if job is second:
                 self.until_it_says(job, " (node 0 has the job's store: nobody goes on without it): ending the ranks\n")
-            self.check(job, 1, "lost node 0, which has the job's store: nobody goes on without it: ")
+            self.check(job, 1, "lost node 0, which has the job's store: nobody goes on without it: nobody listens at "
+                       f"{self.master} any more\n")
             job.wait_until_gone()
 
     def test_node_0_is_started_anew(self):
-        first, second = self.nodes(of=(0, 1), nnodes=2, silent=str(SOON))
+        how = {"nnodes": 2, "silent": str(SOON), "grace": str(SOON), "program": "trap '' TERM; " + HOLD}
+        first, second = self.nodes(of=(0, 1), **how)
         self.wait_for_round(0, 4)
         self.kill(first)
-        first = self.node(0, nnodes=2, silent=str(SOON))
+        self.until_it_says(second, "nobody goes on without it): ending the ranks\n")  # which takes them until it is there anew
+        first = self.node(0, **how)
+        wait_until(lambda: listens(self.master), "node 0 is there anew")
+        self.end()
         self.check(second, 1, "node 0 was started anew, and has another job: nobody goes on without the first\n")
         first.process.terminate()
         self.check(first, 128 + signal.SIGTERM)
@@ -215,6 +221,12 @@ class Membership(ComingNodes):
         self.end()
         self.check(jobs[0], 0, "rank 1 did not end within 1 s: killed", out=["[0] got", "[1] got"])
         self.check(jobs[1], 0, "rank 2 did not end within 1 s: killed", "rank 3 did not end within 1 s: killed")
+
+
+def listens(address):
+    host, port = address.split(":")
+    with socket.socket() as caller:
+        return caller.connect_ex((host, int(port))) == 0
 
 
 def signal_pending(process, number):

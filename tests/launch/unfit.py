@@ -52,8 +52,8 @@ class Unfit(ComingNodes):
         script = self.file("script", "#!/no/such/interpreter\n", 0o755)
         newcomer, = self.nodes(*MOST, of=(2,), command=(script,))
         self.check(newcomer, 127, "round 1 begins with 6 ranks on nodes 0, 1, 2, after 0 of at most 3 restarts\n",
-                   f"lockstep-run: node 2 takes part in no other round: cannot run '{script}': No such file or directory\n")
-        self.goes_on(jobs, 1, f"lockstep-run: node 2 ({HOST}): cannot run '{script}': No such file or directory: ending the ranks\n",
+                   f"lockstep-run: node 2 takes part in no other round: cannot run '{script}': the interpreter that the file names is not there\n")
+        self.goes_on(jobs, 1, f"lockstep-run: node 2 ({HOST}): cannot run '{script}': the interpreter that the file names is not there: ending the ranks\n",
                      "round 2 begins with 4 ranks on nodes 0, 1, after 1 of at most 3 restarts\n")
 
     def test_a_newcomer_whose_ranks_say_it_costs_one_restart(self):
@@ -91,7 +91,12 @@ class Unfit(ComingNodes):
         first, = self.nodes(of=(0,))
         second, = self.nodes(of=(1,), command=(script,))
         self.check(second, 127, "node 1 takes part in no other round: cannot run '")
-        self.goes_on([first], 0, f"node 1 ({HOST}): cannot run '{script}': No such file or directory: ending the ranks\n", size=2)
+        self.goes_on([first], 0, f"node 1 ({HOST}): cannot run '{script}': the interpreter that the file names is not there: ending the ranks\n", size=2)
+
+    def test_ranks_of_the_first_round_that_say_it_fail_as_any_others(self):
+        for job in self.nodes(of=(0, 1), restarts=1, program="[ $LOCKSTEP_RANK = 3 ] && exit 127; exec sleep 1000"):
+            self.check(job, 127, "round 1 begins with 4 ranks on nodes 0, 1, after 1 of at most 1 restarts\n")
+            self.assertNotIn("no other round", job.said)
 
     def test_node_0_ends_the_job(self):
         second, = self.nodes(of=(1,))

@@ -37,7 +37,7 @@ LOCKSTEP_API std::vector<Endpoint> resolve(const HostPort& address);
 // Non-blocking, closed on exec, without Nagle's delay, and with probes that notice a peer whose machine is gone.
 void configure_socket(int fd);
 // The error number, 0 when connected.
-int connect_to(const Endpoint& endpoint, Deadline deadline, Fd& connected);
+LOCKSTEP_API int connect_to(const Endpoint& endpoint, Deadline deadline, Fd& connected);
 
 // Whether one of `events` (of poll), an error or a hang-up came before the deadline.
 bool wait_until_ready(int fd, short events, Deadline deadline);

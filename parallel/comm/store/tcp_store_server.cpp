@@ -1,6 +1,7 @@
 #include "lockstep/parallel/comm/store/tcp_store_server.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 
 #include <cerrno>
 #include <cstring>
@@ -22,6 +23,31 @@ struct TcpStoreServer::Service {
   const std::uint64_t generation = detail::fork_generation();
 };
 
+namespace {
+
+detail::Fd listen_at(const TcpStoreServerOptions& options, const detail::Endpoint& endpoint) {
+  const auto fail = [&](const char* what) {
+    throw CommError(
+        -1, "store",
+        cat("cannot ", what, " ", detail::to_string({options.address, options.port}), ": ", std::strerror(errno)));
+  };
+  if (options.listener >= 0) {
+    detail::Fd copy(::fcntl(options.listener, F_DUPFD_CLOEXEC, 0));
+    if (!copy) fail("go on listening at");
+    return copy;
+  }
+  detail::Fd listener(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener) fail("make a socket for");
+  const int on = 1;  // a port whose connections of before still linger is free
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&endpoint.address), endpoint.bytes) != 0)
+    fail("bind to");
+  if (::listen(listener.get(), SOMAXCONN) != 0) fail("listen at");
+  return listener;
+}
+
+}  // namespace
+
 TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(options.address) {
   LOCKSTEP_CHECK(options.port >= 0 && options.port <= 65535, "[TcpStoreServer] expected a port from 0 to 65535, got ",
                  options.port);
@@ -34,19 +60,8 @@ TcpStoreServer::TcpStoreServer(const TcpStoreServerOptions& options) : host_(opt
   LOCKSTEP_CHECK(endpoint.loopback() || !options.token.empty(),
                  "[TcpStoreServer] expected a token (LOCKSTEP_TOKEN_FILE",
                  " or LOCKSTEP_TOKEN) for an address beyond the loopback, got none for ", options.address);
-
-  const auto fail = [&](const char* what) {
-    throw CommError(
-        -1, "store",
-        cat("cannot ", what, " ", detail::to_string({options.address, options.port}), ": ", std::strerror(errno)));
-  };
-  detail::Fd listener(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!listener) fail("make a socket for");
-  const int on = 1;  // a port whose connections of before still linger is free
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&endpoint.address), endpoint.bytes) != 0)
-    fail("bind to");
-  if (::listen(listener.get(), SOMAXCONN) != 0) fail("listen at");
+  detail::Fd listener = listen_at(options, endpoint);
+  listener_ = listener.get();
   sockaddr_storage bound{};
   socklen_t bytes = sizeof bound;
   ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &bytes);

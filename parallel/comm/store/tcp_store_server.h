@@ -13,6 +13,7 @@ namespace lockstep {
 struct TcpStoreServerOptions {
   std::string address = "127.0.0.1";  // of an interface of this machine
   int port = 0;                       // 0: any that is free
+  int listener = -1;                  // a socket that listens there, of which the server takes a copy; -1: it makes one
   std::string token;                  // at least kMinTokenBytes; empty: none
   std::string other_token;            // that lets in too, where `token` is wanted; empty: none
   std::size_t max_keys = 100'000;
@@ -38,11 +39,13 @@ class LOCKSTEP_API TcpStoreServer {
 
   int port() const { return port_; }
   std::string address() const;  // "host:port", for clients
+  // The socket that listens, while this is there. Who connects to a copy of it after that waits for the next server.
+  int listener() const { return listener_; }
 
  private:
   struct Service;
   std::string host_;
-  int port_ = 0;
+  int port_ = 0, listener_ = -1;
   std::shared_ptr<Service> service_;  // shared with its thread
 };
 

@@ -1,6 +1,7 @@
 // Limits of a TCP store, and what else may connect to its port.
 #include "lockstep/parallel/comm/store/tcp_store_server.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -83,6 +84,20 @@ TEST_CASE("a key that is set again takes its place once") {
                 {"at most 60 bytes"}) == "");
   CHECK(store->erase(key));
   store->set("m", std::string(60 - std::string("n10m").size(), 'x'));
+}
+
+TEST_CASE("who connects between two stores of one port waits for the second") {
+  auto first = std::make_unique<TcpStoreServer>();
+  const std::string address = first->address();
+  const int port = first->port();
+  const Fd listener(::fcntl(first->listener(), F_DUPFD_CLOEXEC, 0));
+  first.reset();
+  Stranger early(address);
+  const TcpStoreServer second({.port = port, .listener = listener.get()});
+  CHECK(second.address() == address);
+  early.greet();
+  CHECK(early.send(request_of("early", "yes")) == SocketResult::done);
+  CHECK(make_tcp_store({.address = address})->get("early", soon()) == "yes");
 }
 
 TEST_CASE("who cannot connect is told what the store said, not that the last attempt ran out of time") {
