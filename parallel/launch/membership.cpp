@@ -275,7 +275,7 @@ std::variant<Meeting, End> Membership::come_once(const std::optional<End>& stop,
   const auto arrived = arrive(job, options_, [&](Milliseconds time) {
     if (!std::exchange(told, true))
       say_now(cat("another lockstep-run came with --node-rank ", options_.node,
-                  ": this one waits until that one is silent for ", seconds(options_.timeout), " s"));
+                  ": this one waits until that one has gone, or is silent for ", seconds(options_.timeout), " s"));
     signal = idle(time);
     return !signal;
   });

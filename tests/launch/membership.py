@@ -125,7 +125,8 @@ class Membership(ComingNodes):
         self.check(self.node(1, nnodes=2, silent=str(SOON)), 2, "expected one lockstep-run per node, got two with --node-rank 1")
         second.process.send_signal(signal.SIGSTOP)  # it does not show that it is alive
         third = self.node(1, nnodes=2, silent=str(SOON))
-        self.until_it_says(third, "another lockstep-run came with --node-rank 1: this one waits until that one is silent for 120 s\n")
+        self.until_it_says(third, "another lockstep-run came with --node-rank 1: this one waits until that one has gone, or is silent for "
+                           "120 s\n")
         third.process.terminate()
         self.check(third, 128 + signal.SIGTERM, out=[])
         second.process.send_signal(signal.SIGCONT)
