@@ -34,9 +34,9 @@ class ComingNodes(unittest.TestCase):
             job.process.stderr.close()
 
     def node(self, node, *options, program=HOLD, nnodes=3, ranks=2, restarts=3, least=2, silent=SILENT, grace="1",
-             command=None):
+             command=None, master=None):
         bounds = ("--min-ranks", str(least)) if least else ()
-        job = Started("-n", str(ranks), "--nnodes", str(nnodes), "--node-rank", str(node), "--master", self.master,
+        job = Started("-n", str(ranks), "--nnodes", str(nnodes), "--node-rank", str(node), "--master", master or self.master,
                       "--restarts", str(restarts), *bounds, "--timeout", silent, "--patience", "0.1", "--grace", grace,
                       *options, *(command or ("sh", "-c", program)), G=str(self.folder))
         job.said = ""

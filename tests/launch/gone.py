@@ -2,13 +2,57 @@
 See launcher.py for how it is started."""
 import json
 import socket
+import threading
 
-from coming_nodes import HOLD, ComingNodes
+from coming_nodes import HOLD, SILENT, ComingNodes
 from launcher import RANK, SOON, main, wait_until
+from support.jobs import free_port
 
 NEVER = str(100 * SOON)
 GONE = f"node 1 is gone: its lockstep-run has ended ({socket.gethostname()})"
 MEET = f"[ $LOCKSTEP_ROUND = 0 ] || {RANK} || exit; "  # ranks of later rounds talk to each other first
+
+
+class Way:
+    """A way to an address, on which connections can be cut. They are in the order in which they were made."""
+
+    def __init__(self, address):
+        self.target = address.split(":")
+        self.listener = socket.create_server(("127.0.0.1", free_port()))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections = []
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                near = self.listener.accept()[0]
+            except OSError:  # it was closed
+                return
+            far = socket.create_connection(self.target)
+            self.connections.append((near, far))
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=self.pass_on, args=ends, daemon=True).start()
+
+    @staticmethod
+    def pass_on(source, sink):
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def cut(self, number):
+        for end in self.connections[number]:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for connection in self.connections:
+            for end in connection:
+                end.close()
 
 
 class Gone(ComingNodes):
@@ -82,6 +126,19 @@ class Gone(ComingNodes):
         self.end()  # nobody waits for the spare
         self.check(first, 0, "round 1 begins with 4 ranks on nodes 0, 8, after 1 of at most 3 restarts\n")
         self.check(spares[1], 0)
+
+    def test_one_that_is_taken_for_gone_comes_again(self):
+        first, = self.nodes(of=(0,), least=6, silent=SILENT)
+        way = Way(self.master)
+        self.addCleanup(way.close)
+        second, = self.nodes(of=(1,), least=6, master=way.address)
+        self.until_it_says(first, "round 0 waits for nodes: it has 4 ranks (nodes 0, 1), at least 6 are asked for\n")
+        way.cut(1)  # the second connection, which is there for its end
+        third, = self.nodes(of=(2,), least=6)
+        self.wait_for_round(0, 6)
+        self.end()
+        for job in (first, second, third):
+            self.check(job, 0)
 
     def test_what_it_leaves_behind_is_of_no_consequence(self):
         # A process of its ranks that nobody knows as one, and that would take part as one of them.
