@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import uuid
@@ -66,9 +67,23 @@ class Started:
         wait_until(lambda: all((pathlib.Path(self.folder.name) / n).exists() for n in names), f"files {names}")
 
     def finish(self):
-        out, err = self.process.communicate(timeout=SOON)
+        """The exit code and what is left of output and errors. Not communicate(), which passes over what readline() has
+        read ahead."""
+        left = {}
+        pipes = [pipe for pipe in (self.process.stdout, self.process.stderr) if pipe and not pipe.closed]
+        readers = [threading.Thread(target=lambda of=pipe: left.update({of: of.read()}), daemon=True) for pipe in pipes]
+        end = time.monotonic() + SOON
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0, end - time.monotonic()))
+        self.process.wait(max(0, end - time.monotonic()))
+        if len(left) < len(pipes):
+            raise subprocess.TimeoutExpired(self.process.args, SOON)
+        for pipe in pipes:
+            pipe.close()
         self.folder.cleanup()
-        return self.process.returncode, out, err
+        return self.process.returncode, left.get(self.process.stdout, ""), left.get(self.process.stderr, "")
 
     def wait_until_gone(self):
         wait_until(lambda: not processes_with(self.marker), "no process is left")
