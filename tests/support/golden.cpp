@@ -141,10 +141,15 @@ std::string GoldenCase::differences(const Function& function) {
 }
 
 // Where the tree was built, unless the environment says where it is now.
-std::string golden_path(const std::string& name) {
+namespace {
+std::string golden_folder() {
   const char* folder = std::getenv("LOCKSTEP_GOLDEN_FOLDER");
-  return cat(folder ? folder : LOCKSTEP_GOLDEN_FOLDER, "/", name, ".safetensors");
+  return folder ? folder : LOCKSTEP_GOLDEN_FOLDER;
 }
+}  // namespace
+
+std::string golden_path(const std::string& name) { return cat(golden_folder(), "/", name, ".safetensors"); }
+std::string golden_model(const std::string& name) { return cat(golden_folder(), "/models/", name); }
 
 void check_golden(const std::string& group, Device device,
                   const std::map<std::string, GoldenCase::Function>& functions) {

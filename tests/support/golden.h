@@ -70,6 +70,8 @@ class GoldenCase {
 
 // Of tests/golden/<name>.safetensors.
 std::string golden_path(const std::string& name);
+// The folder of a model there that transformers saved (scripts/make_golden_models).
+std::string golden_model(const std::string& name);
 
 // A model that PyTorch saved, ready for inference.
 template <class M>

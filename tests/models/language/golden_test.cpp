@@ -11,14 +11,9 @@
 namespace lockstep::test {
 namespace {
 
-std::string folder_of(const std::string& name) {
-  const std::string file = golden_path("models/" + name);
-  return file.substr(0, file.rfind('.'));
-}
-
 TensorMap expected_of(const std::string& name) {
   TensorMap all;
-  for (NamedTensor& each : load_safetensors(folder_of(name) + "/expected.safetensors").tensors)
+  for (NamedTensor& each : load_safetensors(golden_model(name) + "/expected.safetensors").tensors)
     all.emplace(each.name, each.tensor);
   return all;
 }
@@ -41,7 +36,7 @@ TEST_CASE("published checkpoints give the logits of transformers, whole and toke
   const Device device = GENERATE(Device::cpu(), support::device_at(0));
   CAPTURE(name, map, device);
   const TensorMap expected = expected_of(name);
-  const auto model = load_language_model(folder_of(name), {.device = device, .dtype = DType::f32, .map = map});
+  const auto model = load_language_model(golden_model(name), {.device = device, .dtype = DType::f32, .map = map});
   REQUIRE(model->device() == device);
   REQUIRE(model->dtype() == DType::f32);
   const Tensor ids = expected.at("ids").to(device), logits = forward(*model, ids);
@@ -56,7 +51,7 @@ TEST_CASE("checkpoints of 16 bits are computed in 16 bits unless another dtype i
   const std::string name = GENERATE("llama3", "qwen2");
   CAPTURE(name);
   const TensorMap expected = expected_of(name);
-  const auto model = load_language_model(folder_of(name), {.map = true});
+  const auto model = load_language_model(golden_model(name), {.map = true});
   CHECK(model->dtype() == DType::bf16);
   const Tensor logits = forward(*model, expected.at("ids"));
   CHECK(logits.dtype() == DType::bf16);
@@ -69,7 +64,7 @@ TEST_CASE("checkpoints of 16 bits are computed in 16 bits unless another dtype i
 TEST_CASE("a step gives the logits of the wanted tokens alone, in their order") {
   const std::string name = GENERATE("gpt2", "llama");
   CAPTURE(name);
-  const auto model = load_language_model(folder_of(name));
+  const auto model = load_language_model(golden_model(name));
   const Tensor ids = expected_of(name).at("ids")[0].narrow(0, 0, 6);
   const NoGrad no_grad;
   const auto logits_of = [&](const std::vector<std::int64_t>& wanted) {
@@ -89,15 +84,15 @@ TEST_CASE("a step gives the logits of the wanted tokens alone, in their order") 
 }
 
 TEST_CASE("a language model tells its shape") {
-  const LanguageModelShape gpt2 = load_language_model(folder_of("gpt2"))->shape();
+  const LanguageModelShape gpt2 = load_language_model(golden_model("gpt2"))->shape();
   CHECK((gpt2.layers == 2 && gpt2.heads == 4 && gpt2.head_size == 4 && gpt2.vocabulary == 64 && gpt2.positions == 48));
-  const LanguageModelShape llama = load_language_model(folder_of("llama"))->shape();
+  const LanguageModelShape llama = load_language_model(golden_model("llama"))->shape();
   CHECK((llama.layers == 2 && llama.heads == 2 && llama.head_size == 8 && llama.vocabulary == 64 &&
          llama.positions == 64));
 }
 
 TEST_CASE("a loaded language model is in evaluation mode and can be trained on") {
-  const auto model = load_language_model(folder_of("gpt2"));
+  const auto model = load_language_model(golden_model("gpt2"));
   auto& gpt2 = dynamic_cast<Gpt2&>(*model);
   CHECK_FALSE(gpt2.is_training());
   CHECK_FALSE(gpt2.h[1].is_training());

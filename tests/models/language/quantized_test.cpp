@@ -21,11 +21,6 @@ namespace {
 using Catch::Matchers::Contains;
 namespace fs = std::filesystem;
 
-std::string folder_of(const std::string& name) {
-  const std::string file = golden_path("models/" + name);
-  return file.substr(0, file.rfind('.'));
-}
-
 Tensor forward(const LanguageModel& model, const Tensor& ids) {
   const NoGrad no_grad;
   if (const auto* gpt2 = dynamic_cast<const Gpt2*>(&model)) return (*gpt2)(ids);
@@ -66,7 +61,7 @@ QuantizeLanguageModelOptions bits_of(int bits, bool output = false) {
 }
 
 void write_config(const fs::path& folder, const std::string& quantization) {
-  std::ifstream in(fs::path(folder_of("gpt2")) / "config.json");
+  std::ifstream in(fs::path(golden_model("gpt2")) / "config.json");
   std::string text{std::istreambuf_iterator<char>(in), {}};
   text.insert(text.find('{') + 1, "\"quantization_config\": " + quantization + ",");
   fs::create_directories(folder);
@@ -82,10 +77,10 @@ TEST_CASE("a language model in fewer bits is a folder whose logits are near thos
   CAPTURE(name, bits, output);
   const TemporaryFolder folder;
   const QuantizationReport report =
-      quantize_language_model(folder_of(name), folder.path().string(), bits_of(bits, output));
+      quantize_language_model(golden_model(name), folder.path().string(), bits_of(bits, output));
   CHECK(report.layers.size() == (name == "gpt2" ? 8U : 14U) + (output ? 1U : 0U));
   CHECK(report.bytes_after() < report.bytes_before());
-  const auto whole = load_language_model(folder_of(name), {.dtype = DType::f32});
+  const auto whole = load_language_model(golden_model(name), {.dtype = DType::f32});
   const Tensor ids = ids_of(whole->shape().vocabulary), want = forward(*whole, ids);
   for (const bool map : {false, true}) {
     const Device device = map ? support::device_at(0) : Device::cpu();
@@ -106,8 +101,8 @@ TEST_CASE("a language model in fewer bits is a folder whose logits are near thos
 TEST_CASE("a quantised folder has the model's bits: what is loaded is what was computed") {
   const std::string name = GENERATE("gpt2", "llama");
   const TemporaryFolder folder;
-  quantize_language_model(folder_of(name), folder.path().string(), bits_of(4));
-  const auto model = load_language_model(folder_of(name)), loaded = load_language_model(folder.path().string());
+  quantize_language_model(golden_model(name), folder.path().string(), bits_of(4));
+  const auto model = load_language_model(golden_model(name)), loaded = load_language_model(folder.path().string());
   QuantizeLinearsOptions options;
   options.bits = 4, options.group_size = 32;
   quantize_linears(dynamic_cast<ModuleBase&>(*model), options);
@@ -121,9 +116,9 @@ TEST_CASE("a language model in fewer bits computes with the dequantised weights,
   const int bits = GENERATE(8, 4);
   CAPTURE(name, bits);
   const TemporaryFolder folder;
-  quantize_language_model(folder_of(name), folder.path().string(), bits_of(bits));
+  quantize_language_model(golden_model(name), folder.path().string(), bits_of(bits));
   const auto model = load_language_model(folder.path().string(), {.dtype = DType::f32});
-  const auto whole = load_language_model(folder_of(name), {.dtype = DType::f32});
+  const auto whole = load_language_model(golden_model(name), {.dtype = DType::f32});
   const Layers fewer = layers_of(*model), all = layers_of(*whole);
   REQUIRE(fewer.size() == all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {

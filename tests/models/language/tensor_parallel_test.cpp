@@ -215,11 +215,6 @@ struct Quantized {
   }
 };
 
-std::string golden_folder(const std::string& name) {
-  const std::string file = golden_path("models/" + name);
-  return file.substr(0, file.rfind('.'));
-}
-
 // Inputs of several groups of 32 everywhere.
 std::unique_ptr<Quantized> wide_llama(std::int64_t intermediate) {
   LlamaConfig config = small_llama(4, false);
@@ -263,9 +258,9 @@ TEST_CASE("a folder in fewer bits is for any number of ranks, of which each keep
     int count;
   };
   std::vector<Row> rows;
-  rows.push_back({"gpt2, 8 bits", std::make_unique<Quantized>(golden_folder("gpt2"), 8, true), 4});
-  rows.push_back({"llama, 8 bits", std::make_unique<Quantized>(golden_folder("llama"), 8, false), 2});
-  rows.push_back({"qwen2, 8 bits", std::make_unique<Quantized>(golden_folder("qwen2"), 8, true), 2});
+  rows.push_back({"gpt2, 8 bits", std::make_unique<Quantized>(golden_model("gpt2"), 8, true), 4});
+  rows.push_back({"llama, 8 bits", std::make_unique<Quantized>(golden_model("llama"), 8, false), 2});
+  rows.push_back({"qwen2, 8 bits", std::make_unique<Quantized>(golden_model("qwen2"), 8, true), 2});
   rows.push_back({"llama, 4 bits", wide_llama(128), 4});
   for (const Row& row : rows) {
     CAPTURE(row.name);
