@@ -95,12 +95,15 @@ def completions(server):
     check("a stop string in a stream", "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == text[:at])
     tokens = server.ask(path, {**prompt, "prompt": [1, 2, 3], "temperature": 0, "top_p": 0.5})[2]
     check("tokens as prompt", tokens["usage"]["prompt_tokens"] == 3, tokens)
+    choices(server, path, {**prompt, "max_tokens": 20})
     check("null is absent", server.ask(path, {**prompt, "stop": None, "n": 1, "logprobs": None, "user": "x"})[0] == 200)
 
     for change, word in (({"temperature": 3}, "temperature"), ({"temperature": "1"}, "temperature"), ({"top_p": -1}, "top_p"),
-                         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"n": 2}, "\"n\""),
+                         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"n": 17}, "16"),
+                         ({"n": 0}, "\"n\""), ({"n": 2, "best_of": 3}, "best_of"), ({"prompt": ["The "] * 17}, "16"),
+                         ({"prompt": ["The "] * 4, "n": 5}, "from 1 to 4"), ({"prompt": ["The ", [1]], "n": 9}, "to 8"),
                          ({"logprobs": 3}, "logprobs"), ({"stop": ["a"] * 5}, "stop"), ({"stop": [""]}, "stop"),
-                         ({"stream": 1}, "stream"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [999]}, "prompt"),
+                         ({"stream": 1}, "stream"), ({"prompt": ["a", ""]}, "prompt"), ({"prompt": ["a", 7]}, "prompt"), ({"prompt": [999]}, "prompt"),
                          ({"prompt": ""}, "prompt"), ({"prompt": "\u00e9"}, "unknown_character"), ({"prompt": 7}, "prompt"),
                          ({"prompt": "a" * 5000}, "context_length_exceeded"), ({"seed": "x"}, "seed"),
                          ({"logit_bias": {"1": 2}}, "logit_bias"), ({"echo": True}, "echo"), ({"prompt": [[[]]]}, "prompt")):
@@ -121,8 +124,41 @@ def completions(server):
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     check("a chat's stream", deltas[0] == {"role": "assistant", "content": ""} and deltas[-1] == {}, deltas)
     check("its text", "".join(delta.get("content", "") for delta in deltas) == message["content"], deltas)
+    two = server.ask("/v1/chat/completions", {**chat, "n": 2})[2]["choices"]
+    check("two answers", [choice["index"] for choice in two] == [0, 1] and two[0]["message"] == message, two)
+    chunks = events(server.stream("/v1/chat/completions", {**chat, "n": 2})[1])
+    deltas = [(choice["index"], choice["delta"]) for chunk in chunks[:-1] for choice in chunk["choices"]]
+    check("roles first", deltas[:2] == [(i, {"role": "assistant", "content": ""}) for i in range(2)], deltas)
+    check("their texts", ["".join(delta.get("content", "") for i, delta in deltas if i == k) for k in range(2)] ==
+          [choice["message"]["content"] for choice in two], deltas, two)
     for messages in (None, [], "hi", [{"content": "x"}], [{"role": "user", "content": 3}]):
         error(server.ask("/v1/chat/completions", {**chat, "messages": messages}), 400, "messages")
+
+
+def choices(server, path, prompt):
+    """Several prompts, and several texts of each."""
+    alone = {(text, seed): server.ask(path, {**prompt, "prompt": text, "seed": seed})[2]["choices"][0]["text"]
+             for text in ("The ", "A ") for seed in (5, 6)}
+    many = {**prompt, "prompt": ["The ", "A "], "n": 2}
+    _, _, whole = server.ask(path, many)
+    check("the choices in order", [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3], whole)
+    check("each as it is alone", [choice["text"] for choice in whole["choices"]] == list(alone.values()), whole, alone)
+    check("usage of them all", whole["usage"] == {"prompt_tokens": 6, "completion_tokens": 80, "total_tokens": 86}, whole)
+    chunks = events(server.stream(path, {**many, "stream_options": {"include_usage": True}})[1])
+    check("[DONE] behind all", chunks[-1] is None and chunks[-2]["usage"] == whole["usage"], chunks[-2:])
+    parts = [choice for chunk in chunks[:-1] for choice in chunk["choices"]]
+    texts = ["".join(part["text"] for part in parts if part["index"] == i) for i in range(4)]
+    check("streams of the same texts", texts == list(alone.values()), texts, alone)
+    ends = sorted((part["index"], part["finish_reason"]) for part in parts if part["finish_reason"])
+    check("an end of each", ends == [(i, "length") for i in range(4)], ends)
+    stop = alone["A ", 5][4:7]  # ends some of them early
+    stopped = server.ask(path, {**many, "stop": stop})[2]["choices"]
+    expected = [text[:text.index(stop)] if stop in text else text for text in alone.values()]
+    check("each stops by itself", [choice["text"] for choice in stopped] == expected, stopped, expected)
+    chunks = events(server.stream(path, {**many, "stop": stop})[1])
+    texts = ["".join(chunk["choices"][0]["text"] for chunk in chunks[:-1] if chunk["choices"][0]["index"] == i)
+             for i in range(4)]
+    check("in a stream, too", texts == expected, texts, expected)
 
 
 def protocol(server):

@@ -11,7 +11,9 @@
 namespace example {
 
 struct CompletionRequest {
-  std::vector<std::int64_t> prompt;
+  static constexpr std::int64_t kMostChoices = 16;  // prompts times texts of each
+  std::vector<std::vector<std::int64_t>> prompts;
+  std::int64_t texts = 1;  // of each prompt
   lockstep::GenerateOptions options;
   std::vector<std::string> stops;
   bool chat = false, stream = false, include_usage = false;
@@ -43,20 +45,30 @@ inline std::string chat_prompt(const json& messages) {
   return text + "assistant:";
 }
 
-// The prompt's tokens: of a string, of a list with one string, or as they are.
+// The prompt's tokens: of a string, or as they are.
 inline std::vector<std::int64_t> prompt_tokens(const json& prompt, const TextService& service) {
   if (prompt.is_string()) return service.encode(prompt.get<std::string>());
   if (!prompt.is_array() || prompt.empty()) Fields::wrong("prompt", "a string or a list of tokens", prompt);
-  if (prompt.size() == 1 && !prompt[0].is_number()) return prompt_tokens(prompt[0], service);
   std::vector<std::int64_t> tokens;
   const std::int64_t words = service.backend().model->shape().vocabulary;
   for (const json& token : prompt) {
-    if (!token.is_number_integer()) Fields::wrong("prompt", "one prompt: a string or a list of tokens", token);
+    if (!token.is_number_integer()) Fields::wrong("prompt", "strings alone or tokens alone", token);
     const auto id = token.get<std::int64_t>();
     if (id < 0 || id >= words) Fields::wrong("prompt", "tokens below " + std::to_string(words), token);
     tokens.push_back(id);
   }
   return tokens;
+}
+
+// A prompt, or a list of prompts.
+inline std::vector<std::vector<std::int64_t>> prompts_of(const json& prompt, const TextService& service) {
+  if (!prompt.is_array() || prompt.empty() || prompt[0].is_number()) return {prompt_tokens(prompt, service)};
+  std::vector<std::vector<std::int64_t>> prompts;
+  if (prompt.size() > CompletionRequest::kMostChoices)
+    Fields::wrong("prompt", "at most " + std::to_string(CompletionRequest::kMostChoices) + " prompts",
+                  std::to_string(prompt.size()));
+  for (const json& one : prompt) prompts.push_back(prompt_tokens(one, service));
+  return prompts;
 }
 
 inline std::vector<std::string> stops_of(const json& stop) {
@@ -80,8 +92,6 @@ inline CompletionRequest completion_request(const json& body, bool chat, const T
   if (const json* model = fields.find("model"); model && *model != name)
     throw HttpError(404, "The model " + to_text(*model) + " does not exist; there is '" + name + "'", "model",
                     "model_not_found");
-  fields.integer("n", 1, 1, 1);
-  fields.integer("best_of", 1, 1, 1);
   fields.refuse({"logprobs", "top_logprobs", "echo", "suffix", "logit_bias", "presence_penalty", "frequency_penalty",
                  "tools", "functions"});
   if (const json* format = fields.find("response_format"); format && *format != json{{"type", "text"}})
@@ -110,7 +120,14 @@ inline CompletionRequest completion_request(const json& body, bool chat, const T
   const char* field = chat ? "messages" : "prompt";
   const json* text = fields.find(field);
   if (!text) throw HttpError(400, std::string(field) + ": expected one, got none", field, "missing_required_parameter");
-  request.prompt = chat ? service.encode(chat_prompt(*text)) : prompt_tokens(*text, service);
+  if (chat)
+    request.prompts.push_back(service.encode(chat_prompt(*text)));
+  else
+    request.prompts = prompts_of(*text, service);
+  const auto prompts = static_cast<std::int64_t>(request.prompts.size());
+  request.texts = fields.integer("n", 1, 1, CompletionRequest::kMostChoices / prompts);
+  if (fields.integer("best_of", request.texts, 1, CompletionRequest::kMostChoices) != request.texts)
+    throw HttpError(400, "best_of other than n is not supported", "best_of", "unsupported_parameter");
   return request;
 }
 

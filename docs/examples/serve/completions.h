@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "completion_request.h"
 #include "http.h"
@@ -14,16 +15,18 @@
 
 namespace example {
 
-// One answer, as OpenAI's interface spells it.
+// One answer of one text or several, as OpenAI's interface spells it.
 class Completion {
  public:
-  Completion(const TextService& service, CompletionRequest request)
-      : chat_(request.chat),
-        include_usage_(request.include_usage),
-        model_(service.backend().name),
-        prompt_tokens_(request.prompt.size()),
-        run_(service.backend(), service.submit(std::move(request.prompt), std::move(request.options)),
-             std::move(request.stops)) {
+  // Each text of a prompt has a seed of its own, the first that of the request.
+  Completion(const TextService& service, const CompletionRequest& request)
+      : chat_(request.chat), include_usage_(request.include_usage), model_(service.backend().name) {
+    for (const std::vector<std::int64_t>& prompt : request.prompts) {
+      prompt_tokens_ += static_cast<std::int64_t>(prompt.size());
+      lockstep::GenerateOptions options = request.options;
+      for (std::int64_t i = 0; i < request.texts; ++i, ++options.sampling.seed)
+        runs_.emplace_back(service.backend(), service.submit(prompt, options), request.stops);
+    }
     char name[40];
     std::random_device random;
     std::snprintf(name, sizeof name, "%s-%08x%08x", chat_ ? "chatcmpl" : "cmpl", random(), random());
@@ -32,30 +35,45 @@ class Completion {
 
   // Waits for all of it. Throws HttpError, also when the client has gone, and what the text ended in.
   json whole() {
-    std::string text;
-    while (run_.advance(text) != TextRun::State::ended) check_client();
-    json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", run_.finish_reason()}};
-    if (chat_)
-      choice["message"] = {{"role", "assistant"}, {"content", text}};
-    else
-      choice["text"] = text;
     json answer = frame(chat_ ? "chat.completion" : "text_completion");
-    answer["choices"] = json::array({std::move(choice)});
+    answer["choices"] = json::array();
+    for (TextRun& run : runs_) {
+      std::string text;
+      while (run.advance(text, kMoment) != TextRun::State::ended) check_client();
+      json choice = {
+          {"index", answer["choices"].size()}, {"logprobs", nullptr}, {"finish_reason", run.finish_reason()}};
+      if (chat_)
+        choice["message"] = {{"role", "assistant"}, {"content", text}};
+      else
+        choice["text"] = text;
+      answer["choices"].push_back(std::move(choice));
+    }
     answer["usage"] = usage();
     return answer;
   }
 
   // The next events. False when the client has gone, which cancels the text. Behind the last one the sink is done.
   bool stream(httplib::DataSink& sink) {
-    std::string events, text;
-    if (chat_ && !std::exchange(begun_, true))
-      events += event(piece({{"role", "assistant"}, {"content", ""}}, nullptr));
+    std::string events;
     try {
-      const TextRun::State state = run_.advance(text);
+      if (chat_ && !std::exchange(begun_, true))
+        for (std::size_t i = 0; i < runs_.size(); ++i)
+          events += event(piece(i, {{"role", "assistant"}, {"content", ""}}, nullptr));
+      // Waits for one of those that are being written, by turns, and looks at the others.
+      std::size_t writing = 0;
+      for (std::size_t k = 0, first = first_; k < runs_.size(); ++k) {
+        const std::size_t i = (first + k) % runs_.size();
+        if (runs_[i].ended()) continue;
+        std::string text;
+        const auto state = runs_[i].advance(text, writing == 0 ? kMoment : lockstep::Milliseconds(0));
+        if (!text.empty()) events += event(piece(i, chat_ ? json{{"content", text}} : json(text), nullptr));
+        if (state == TextRun::State::ended)
+          events += event(piece(i, chat_ ? json::object() : json(""), runs_[i].finish_reason()));
+        else if (writing++ == 0)
+          first_ = i + 1;
+      }
       check_client();
-      if (!text.empty()) events += event(chat_ ? piece({{"content", text}}, nullptr) : piece(text, nullptr));
-      if (state == TextRun::State::ended) {
-        events += event(piece(chat_ ? json::object() : json(""), run_.finish_reason()));
+      if (writing == 0) {
         if (include_usage_) {
           json last = frame(chunk_name());
           last["choices"] = json::array();
@@ -76,6 +94,7 @@ class Completion {
 
  private:
   static constexpr int kGone = 499;
+  static constexpr lockstep::Milliseconds kMoment{50};
   static void check_client() {
     if (Connection::current()->gone()) throw HttpError(kGone, "the client has gone");
   }
@@ -88,8 +107,8 @@ class Completion {
   json frame(const char* object) const {
     return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_}};
   }
-  json piece(json content, const char* finish) const {
-    json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", finish ? json(finish) : json()}};
+  json piece(std::size_t index, json content, const char* finish) const {
+    json choice = {{"index", index}, {"logprobs", nullptr}, {"finish_reason", finish ? json(finish) : json()}};
     choice[chat_ ? "delta" : "text"] = std::move(content);
     json chunk = frame(chunk_name());
     chunk["choices"] = json::array({std::move(choice)});
@@ -97,14 +116,17 @@ class Completion {
     return chunk;
   }
   json usage() const {
-    const auto prompt = static_cast<std::int64_t>(prompt_tokens_);
-    return {{"prompt_tokens", prompt}, {"completion_tokens", run_.tokens()}, {"total_tokens", prompt + run_.tokens()}};
+    std::int64_t written = 0;
+    for (const TextRun& run : runs_) written += run.tokens();
+    return {
+        {"prompt_tokens", prompt_tokens_}, {"completion_tokens", written}, {"total_tokens", prompt_tokens_ + written}};
   }
 
   const bool chat_, include_usage_;
   const std::string model_;
-  const std::size_t prompt_tokens_;
-  TextRun run_;
+  std::int64_t prompt_tokens_ = 0;  // each prompt counts once
+  std::vector<TextRun> runs_;       // texts of the first prompt, then of the next
+  std::size_t first_ = 0;           // which of them is waited for
   std::string id_;
   const std::int64_t created_ = std::time(nullptr);
   bool begun_ = false;
@@ -112,10 +134,9 @@ class Completion {
 };
 
 inline void answer_completion(const TextService& service, bool chat, const json& body, httplib::Response& response) {
-  CompletionRequest request = completion_request(body, chat, service);
-  const bool stream = request.stream;
-  const auto completion = std::make_shared<Completion>(service, std::move(request));
-  if (!stream) return reply(response, completion->whole());
+  const CompletionRequest request = completion_request(body, chat, service);
+  const auto completion = std::make_shared<Completion>(service, request);
+  if (!request.stream) return reply(response, completion->whole());
   response.set_header("Cache-Control", "no-cache");
   response.set_header("X-Accel-Buffering", "no");
   response.set_chunked_content_provider(
