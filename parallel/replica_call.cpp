@@ -10,6 +10,7 @@
 #include "lockstep/parallel/replicas/with_streams.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/mix.h"
 #include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/autograd/autocast.h"
@@ -38,14 +39,6 @@ class InReplica {
 std::mutex& post_order() {
   static std::mutex mutex;
   return mutex;
-}
-
-// A well-mixed number from two (the finaliser of splitmix64, Steele et al., 2014).
-std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = a + 0x9e3779b97f4a7c15u * (b + 1);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
 }
 
 // Whether a replica threw it of its own accord, not because another one did not come to where they meet.
@@ -87,7 +80,7 @@ ReplicaCall::~ReplicaCall() { stop_reading(); }
 void ReplicaCall::run_in_context(std::size_t replica) {
   ThreadContext context = context_;
   // Depends on the caller's stream and call and on the replica, and on nothing else.
-  context.random_stream = mixed(mixed(context.random_stream, call_number_), replica);
+  context.random_stream = mix(mix(context.random_stream, call_number_), replica);
   context.random_counter = 0;
   Replica& mine = replicas_[replica];
   if (mine.deferred) context.gradient_sink = &*mine.deferred;

@@ -40,16 +40,16 @@ thread_local bool service_thread = false;
 thread_local bool exits_here = false;
 thread_local int locks_held = 0;
 thread_local bool rests_next = false;
-thread_local std::uint32_t number = 0;
+thread_local std::uint32_t thread_number = 0;
 
 void watch_process();
 
 std::atomic<std::uint32_t>& my_calls() {
-  if (number == 0) {
+  if (thread_number == 0) {
     watch_process();
-    number = threads_seen.fetch_add(1, std::memory_order_relaxed) + 1;
+    thread_number = threads_seen.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  return inside[number % inside.size()].calls;
+  return inside[thread_number % inside.size()].calls;
 }
 
 [[noreturn]] void rest() noexcept {

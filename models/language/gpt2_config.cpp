@@ -14,7 +14,7 @@ Activation activation_of(const detail::JsonFile& json) {
   json.refuse("activation_function", "Gpt2 has gelu_new, gelu_pytorch_tanh, gelu and relu");
 }
 
-GptConfig config_of(const detail::JsonFile& json) {
+GptConfig gpt_config_of(const detail::JsonFile& json) {
   if (const std::string type = json.text("model_type", "gpt2"); type != "gpt2")
     json.refuse("model_type", "expected gpt2");
   detail::quantized_groups(json);  // refuses the formats of others
@@ -41,9 +41,9 @@ GptConfig config_of(const detail::JsonFile& json) {
 
 }  // namespace
 
-GptConfig GptConfig::from_file(const std::string& path) { return config_of(detail::JsonFile::read(path)); }
+GptConfig GptConfig::from_file(const std::string& path) { return gpt_config_of(detail::JsonFile::read(path)); }
 GptConfig GptConfig::from_json(const std::string& text, const std::string& file) {
-  return config_of(detail::JsonFile::parse(text, file));
+  return gpt_config_of(detail::JsonFile::parse(text, file));
 }
 
 }  // namespace lockstep

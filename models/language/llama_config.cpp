@@ -75,7 +75,7 @@ void refuse_windows(const JsonFile& json, const LlamaConfig& c, bool in_use) {
                 cat("windows shorter than max_position_embeddings ", c.max_position_embeddings, " are not computed"));
 }
 
-LlamaConfig config_of(const JsonFile& json) {
+LlamaConfig llama_config_of(const JsonFile& json) {
   const std::string type = json.text("model_type");
   if (type != "llama" && type != "qwen2" && type != "mistral")
     json.refuse("model_type", "Llama has llama, qwen2, mistral");
@@ -113,9 +113,9 @@ LlamaConfig config_of(const JsonFile& json) {
 
 }  // namespace
 
-LlamaConfig LlamaConfig::from_file(const std::string& path) { return config_of(JsonFile::read(path)); }
+LlamaConfig LlamaConfig::from_file(const std::string& path) { return llama_config_of(JsonFile::read(path)); }
 LlamaConfig LlamaConfig::from_json(const std::string& text, const std::string& file) {
-  return config_of(JsonFile::parse(text, file));
+  return llama_config_of(JsonFile::parse(text, file));
 }
 
 }  // namespace lockstep

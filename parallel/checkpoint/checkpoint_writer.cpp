@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-constexpr char kOp[] = "CheckpointWriter";
+constexpr char kWriterName[] = "CheckpointWriter";
 
 class CheckpointWriter::Writing {
  public:
@@ -28,7 +28,7 @@ class CheckpointWriter::Writing {
     own_->set_timeout(timeout_);
     std::string problem;
     if (own_->rank() == 0) problem = detail::why_no_checkpoints(folder);
-    detail::meet(*own_, cat("[", kOp, "] "), "", problem);
+    detail::meet(*own_, cat("[", kWriterName, "] "), "", problem);
   }
 
   static void start(const std::shared_ptr<Writing>& self) {
@@ -54,11 +54,11 @@ class CheckpointWriter::Writing {
 
   bool save(std::int64_t step, const std::vector<CheckpointEntry>& entries,
             const std::map<std::string, std::string>& values) {
-    LOCKSTEP_CHECK(thread_.joinable(), "[", kOp, "] expected no save after close");
-    detail::Save next{.step = step, .values = values};
+    LOCKSTEP_CHECK(thread_.joinable(), "[", kWriterName, "] expected no save after close");
+    detail::StepSave next{.step = step, .values = values};
     std::exception_ptr refusal;
     try {
-      LOCKSTEP_CHECK(step >= 0, "[", kOp, "] expected a step, got ", step);
+      LOCKSTEP_CHECK(step >= 0, "[", kWriterName, "] expected a step, got ", step);
       detail::check_entries(entries);
     } catch (const InvalidArgument& error) {  // thrown below: the other ranks save, and their threads hear of it
       next.refusal = detail::reason_of(error);
@@ -80,8 +80,8 @@ class CheckpointWriter::Writing {
   void finish(bool before_save) {
     std::unique_lock lock(mutex_);
     if (!ended_.wait_until(lock, Deadline::after(timeout_).time(), [this] { return !next_; }))
-      throw TimeoutError(cat("[", kOp, "] step ", next_->step, " is not written after ", timeout_.count(), " ms in '",
-                             step_.folder, '\''));
+      throw TimeoutError(cat("[", kWriterName, "] step ", next_->step, " is not written after ", timeout_.count(),
+                             " ms in '", step_.folder, '\''));
     const std::exception_ptr failure = std::exchange(failure_, nullptr);
     if (failure && (before_save || !told_)) std::rethrow_exception(failure);
   }
@@ -102,7 +102,7 @@ class CheckpointWriter::Writing {
     return std::find(all.begin(), all.end(), "1") != all.end();
   }
 
-  void begin(detail::Save next, const std::vector<CheckpointEntry>& entries) {
+  void begin(detail::StepSave next, const std::vector<CheckpointEntry>& entries) {
     finish(true);
     if (next.refusal.empty()) take(next, entries);
     const std::lock_guard lock(mutex_);
@@ -110,7 +110,7 @@ class CheckpointWriter::Writing {
     changed_.notify_all();
   }
 
-  void take(detail::Save& next, const std::vector<CheckpointEntry>& entries) try {
+  void take(detail::StepSave& next, const std::vector<CheckpointEntry>& entries) try {
     snapshot_.take(entries, communicator_.rank() == 0);
     next.replicated = detail::replicated_hash(entries);
   } catch (const std::exception& error) {  // the other ranks wait for this one
@@ -151,7 +151,7 @@ class CheckpointWriter::Writing {
   detail::Snapshot snapshot_;
   mutable std::mutex mutex_;
   std::condition_variable changed_, ended_;
-  std::optional<detail::Save> next_;  // until it has been written
+  std::optional<detail::StepSave> next_;  // until it has been written
   std::exception_ptr failure_;
   bool told_ = false;  // by check(), or by the save() that this rank refused
   std::optional<std::int64_t> saved_;
@@ -161,8 +161,8 @@ class CheckpointWriter::Writing {
 
 CheckpointWriter::CheckpointWriter(const std::string& folder, Communicator& communicator,
                                    const CheckpointOptions& options) {
-  LOCKSTEP_CHECK(!folder.empty(), "[", kOp, "] expected a folder, got an empty name");
-  LOCKSTEP_CHECK(options.keep >= 1, "[", kOp, "] expected to keep at least 1 checkpoint, got ", options.keep);
+  LOCKSTEP_CHECK(!folder.empty(), "[", kWriterName, "] expected a folder, got an empty name");
+  LOCKSTEP_CHECK(options.keep >= 1, "[", kWriterName, "] expected to keep at least 1 checkpoint, got ", options.keep);
   writing_ = std::make_shared<Writing>(folder, communicator, options);
   Writing::start(writing_);
 }

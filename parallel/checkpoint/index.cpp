@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 constexpr char kFormat[] = "lockstep-checkpoint", kStep[] = "step-", kTemporary[] = ".tmp-";
 constexpr char kContiguous[] = "contiguous", kChannelsLast[] = "channels_last";
 constexpr int kVersion = 1, kMostRanks = 1 << 20;
-constexpr std::uint64_t kMostText = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMostIndexBytes = std::uint64_t{1} << 30;
 
 [[noreturn]] void reject(const std::string& file, const std::string& why) { throw FormatError(file, 0, why); }
 
@@ -26,7 +26,8 @@ std::string read_text(const std::string& path) {
   std::error_code unknown;
   if (!std::filesystem::exists(path, unknown) && !unknown) reject(path, "expected a file, there is none");
   const InputFile file("Checkpoint", path);
-  if (file.bytes() > kMostText) reject(path, cat("expected at most ", kMostText, " bytes, got ", file.bytes()));
+  if (file.bytes() > kMostIndexBytes)
+    reject(path, cat("expected at most ", kMostIndexBytes, " bytes, got ", file.bytes()));
   std::string text(file.bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;

@@ -12,9 +12,9 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kBufferAlignment = 64;
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t aligned(std::size_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; }
 int key_of(Device device) { return static_cast<int>(device.type()) * 4096 + device.index(); }
 
 }  // namespace
@@ -77,7 +77,7 @@ void Snapshot::take(const std::vector<CheckpointEntry>& entries, bool with_repli
     places.push_back(total);
     total += aligned(source.bytes());
   }
-  for (const auto& [key, total] : totals) reserve(total.first, std::max(total.second, kAlignment));
+  for (const auto& [key, total] : totals) reserve(total.first, std::max(total.second, kBufferAlignment));
   for (std::size_t i = 0; i < sources.size(); ++i) {
     const Tensor& source = sources[i];
     std::byte* const to = buffers_.at(key_of(source.device())).second.memory + places[i];

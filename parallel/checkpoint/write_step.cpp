@@ -89,7 +89,8 @@ FileSum write_tensors(FileLayer& files, const std::string& path, const std::vect
 }
 
 // This rank's files in the folder, on the disk: "<name> <bytes> <checksum>" for each.
-std::string write_own(const StepWriter& writer, const std::string& folder, const Save& save, const Snapshot& snapshot) {
+std::string write_own(const StepWriter& writer, const std::string& folder, const StepSave& save,
+                      const Snapshot& snapshot) {
   std::string said;
   const auto note = [&](const std::string& name, const FileSum& sum) {
     said += cat(name, ' ', sum.bytes, ' ', sum.crc32, '\n');
@@ -169,7 +170,7 @@ std::string reason_of(const std::exception& error) {
   return std::string(what.substr(what.starts_with(prefix) ? prefix.size() : 0));
 }
 
-bool write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout) {
+bool write_step(const StepWriter& writer, const StepSave& save, Snapshot& snapshot, Milliseconds timeout) {
   Communicator& communicator = writer.communicator;
   const std::string prefix = cat("[CheckpointWriter] step ", save.step, ": ");
   const bool first = communicator.rank() == 0;

@@ -26,7 +26,7 @@ struct StepWriter {
   int keep;
 };
 
-struct Save {
+struct StepSave {
   std::int64_t step = 0;
   std::string replicated = {};  // replicated_hash
   std::map<std::string, std::string> values = {};
@@ -39,6 +39,6 @@ std::string reason_of(const std::exception& error);
 
 // Every rank calls it. Whether there is a checkpoint now: not when all ranks refuse. Throws Error, the same on every
 // rank, when it has not become a whole one, when some ranks refuse, and when older ones could not be removed. Blocks.
-bool write_step(const StepWriter& writer, const Save& save, Snapshot& snapshot, Milliseconds timeout);
+bool write_step(const StepWriter& writer, const StepSave& save, Snapshot& snapshot, Milliseconds timeout);
 
 }  // namespace lockstep::detail

@@ -40,14 +40,15 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
 
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kPartAlignment = 256;
 
 }  // namespace
 
 Bucket::Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool sparse)
     : slots_(std::move(slots)), place_(gradients), sparse_(sparse) {
   // The same offsets in both dtypes, aligned in the narrower one.
-  const auto unit = static_cast<std::int64_t>(kAlignment / std::min(size_of(gradients.dtype), size_of(reduced.dtype)));
+  const auto unit =
+      static_cast<std::int64_t>(kPartAlignment / std::min(size_of(gradients.dtype), size_of(reduced.dtype)));
   for (Slot& slot : slots_) {
     slot.offset = (count_ + unit - 1) / unit * unit;
     count_ = slot.offset + element_count(slot.shape);

@@ -10,7 +10,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr const char* kName = "[MMSeparateDistributedDataParallel]";
+constexpr const char* kWrapperName = "[MMSeparateDistributedDataParallel]";
 
 // What a module lists itself.
 class DirectMembers : public Members {
@@ -42,7 +42,7 @@ Plan plan_for(ModuleBase& root) {
       if (!named.parameter.requires_grad()) continue;
       trainable = true;
       const auto [known, added] = owners.emplace(named.parameter.body(), cat(name, '.', named.name));
-      LOCKSTEP_CHECK(added, kName, " expected each trainable parameter in one child, got '", known->second,
+      LOCKSTEP_CHECK(added, kWrapperName, " expected each trainable parameter in one child, got '", known->second,
                      "', which is '", name, '.', named.name, "' too");
     }
     if (trainable) plan.averaged.emplace_back(name, child);
@@ -51,10 +51,11 @@ Plan plan_for(ModuleBase& root) {
   std::string own;
   for (const NamedParameter& named : direct.parameters)
     if (!owners.contains(named.parameter.body())) own += cat(own.empty() ? "'" : ", '", named.name, "'");
-  LOCKSTEP_CHECK(own.empty(), kName, " expected all trainable parameters in children, got ", own,
+  LOCKSTEP_CHECK(own.empty(), kWrapperName, " expected all trainable parameters in children, got ", own,
                  " of the module itself, which nobody would average");
-  LOCKSTEP_CHECK(!plan.averaged.empty(), kName, " expected a child with a parameter that requires a gradient, got ",
-                 direct.modules.size(), " children without");
+  LOCKSTEP_CHECK(!plan.averaged.empty(), kWrapperName,
+                 " expected a child with a parameter that requires a gradient, got ", direct.modules.size(),
+                 " children without");
   return plan;
 }
 
@@ -71,9 +72,9 @@ Plan agreed_plan(ModuleBase& root, Communicator& communicator) {
   }
   const std::vector<std::string> all = communicator.all_gather_bytes(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    LOCKSTEP_CHECK(all[rank].starts_with('+'), kName, " rank ", rank, ": ", all[rank].substr(1));
+    LOCKSTEP_CHECK(all[rank].starts_with('+'), kWrapperName, " rank ", rank, ": ", all[rank].substr(1));
   for (std::size_t rank = 1; rank < all.size(); ++rank)
-    LOCKSTEP_CHECK(all[rank] == all[0], kName, " expected the same children on every rank, got on rank 0 ",
+    LOCKSTEP_CHECK(all[rank] == all[0], kWrapperName, " expected the same children on every rank, got on rank 0 ",
                    all[0].substr(1), "on rank ", rank, ' ', all[rank].substr(1, all[rank].size() - 3));
   return plan;
 }
@@ -82,13 +83,13 @@ Plan agreed_plan(ModuleBase& root, Communicator& communicator) {
 
 SeparateCore::SeparateCore(ModuleBase& root, Communicator& communicator, const DistributedDataParallelOptions& options)
     : communicator_(communicator), options_(options) {
-  LOCKSTEP_CHECK(!options.mixed_precision.on(), kName,
+  LOCKSTEP_CHECK(!options.mixed_precision.on(), kWrapperName,
                  " expected no mixed_precision, which casts the arguments of the whole module");
   const Plan plan = agreed_plan(root, communicator);
   for (const std::string& ignored : options_.ignore)
     LOCKSTEP_CHECK(std::any_of(plan.averaged.begin(), plan.averaged.end(),
                                [&](const auto& child) { return ignored.starts_with(child.first + '.'); }),
-                   kName, " expected the ignored names to be those of averaged children, got '", ignored, "'");
+                   kWrapperName, " expected the ignored names to be those of averaged children, got '", ignored, "'");
   root.to(communicator.device());
   for (const auto& [name, module] : plan.averaged) {
     const auto child = std::make_shared<Child>(Child{.name = name, .module = module});
@@ -146,7 +147,7 @@ DdpLoggingData SeparateCore::logging_data(const std::string& name) const {
     if (child->name == name) return child->core->logging_data();
   std::string known;
   for (const std::string& child : names()) known += cat(known.empty() ? "" : ", ", child);
-  fail<InvalidArgument>(kName, " expected a child out of (", known, "), got '", name, "'");
+  fail<InvalidArgument>(kWrapperName, " expected a child out of (", known, "), got '", name, "'");
 }
 
 }  // namespace lockstep::detail

@@ -30,7 +30,7 @@ namespace {
 constexpr std::string_view kWho = "[FullyShardedDataParallel] ";
 
 // A module of the tree, in the order of the walk, and the parameters that it has itself.
-struct Place {
+struct ModulePlace {
   std::string path;
   ModuleBase* module;
   std::vector<NamedParameter> parameters = {};
@@ -39,9 +39,9 @@ struct Place {
   std::int64_t open = 0;  // elements in no unit below
 };
 
-std::vector<Place> walk(ModuleBase& module, const std::unordered_set<std::string>& ignored,
-                        std::vector<Parameter>& left) {
-  std::vector<Place> places;
+std::vector<ModulePlace> walk(ModuleBase& module, const std::unordered_set<std::string>& ignored,
+                              std::vector<Parameter>& left) {
+  std::vector<ModulePlace> places;
   std::map<std::string, std::size_t> by_path;
   std::unordered_set<std::string> names;
   MemberVisitor visitor;
@@ -77,16 +77,16 @@ std::string described(const std::string& path) {
   return path.empty() ? "the outermost unit" : cat("unit '", path, "'");
 }
 
-struct Listing {
-  std::vector<std::pair<Place*, std::vector<NamedParameter>>> units;
+struct UnitListing {
+  std::vector<std::pair<ModulePlace*, std::vector<NamedParameter>>> units;
   std::string text;
 };
 
-Listing list_units(std::vector<Place>& places, const FullyShardedOptions& options) {
+UnitListing list_units(std::vector<ModulePlace>& places, const FullyShardedOptions& options) {
   places[0].is_unit = true;
   std::unordered_set<const ParameterBody*> counted;
   for (std::size_t i = places.size(); i-- > 0;) {
-    Place& place = places[i];
+    ModulePlace& place = places[i];
     for (const NamedParameter& named : place.parameters)
       if (counted.insert(named.parameter.body()).second) place.open += element_count(named.parameter.shape());
     if (i == 0) break;
@@ -95,14 +95,14 @@ Listing list_units(std::vector<Place>& places, const FullyShardedOptions& option
     else
       places[place.around].open += place.open;
   }
-  Listing listing;
-  std::unordered_map<const Place*, std::size_t> number;
-  for (Place& place : places)
+  UnitListing listing;
+  std::unordered_map<const ModulePlace*, std::size_t> number;
+  for (ModulePlace& place : places)
     if (place.is_unit) number[&place] = listing.units.size(), listing.units.push_back({&place, {}});
-  std::unordered_map<const ParameterBody*, std::pair<const Place*, std::string>> seen;
+  std::unordered_map<const ParameterBody*, std::pair<const ModulePlace*, std::string>> seen;
   bool trains = false;
-  for (Place& place : places) {
-    const Place* unit = &place;
+  for (ModulePlace& place : places) {
+    const ModulePlace* unit = &place;
     while (!unit->is_unit) unit = &places[unit->around];
     for (NamedParameter& named : place.parameters) {
       const Parameter& parameter = named.parameter;
@@ -155,8 +155,8 @@ void agree_to_shard(Communicator& communicator, const FullyShardedOptions& optio
 
 std::vector<ShardedUnit> form_units(ModuleBase& module, Communicator& communicator, const FullyShardedOptions& options,
                                     std::vector<Parameter>& ignored) {
-  std::vector<Place> places;
-  Listing listing;
+  std::vector<ModulePlace> places;
+  UnitListing listing;
   std::string problem;
   std::exception_ptr error;
   try {

@@ -106,7 +106,7 @@ std::vector<std::string> parameter_keys(const Optimizer& optimizer, const Module
 namespace {
 
 // The parameter's key and what is remembered in an entry; an empty key for other entries.
-std::pair<std::string, std::string> parts_of(const std::string& entry) {
+std::pair<std::string, std::string> split_name(const std::string& entry) {
   const std::size_t dot = entry.rfind('.');
   if (!entry.starts_with("state.") || dot < 6 || entry.ends_with(".group")) return {};
   return {entry.substr(6, dot - 6), entry.substr(dot + 1)};
@@ -120,7 +120,7 @@ std::vector<NamedTensor> ParameterOwners::own_part(const std::vector<NamedTensor
   for (std::size_t i = 0; i < keys.size(); ++i) numbers.emplace(keys[i], i);
   std::vector<NamedTensor> own;
   for (const NamedTensor& entry : state) {
-    const auto at = numbers.find(parts_of(entry.name).first);
+    const auto at = numbers.find(split_name(entry.name).first);
     if (at == numbers.end() || at->second >= owners_.size() || owns(at->second)) own.push_back(entry);
   }
   return own;
@@ -135,7 +135,7 @@ std::vector<NamedTensor> ParameterOwners::gather(const std::vector<NamedTensor>&
   std::string said;
   std::map<std::string, Tensor> own;
   for (const NamedTensor& entry : mine)
-    if (const auto [key, what] = parts_of(entry.name); numbers.contains(key)) {
+    if (const auto [key, what] = split_name(entry.name); numbers.contains(key)) {
       said += cat(entry.name, '\n', static_cast<int>(entry.tensor.dtype()), '\n', entry.tensor.shape().rank(), '\n');
       for (int d = 0; d < entry.tensor.rank(); ++d) said += cat(entry.tensor.size(d), '\n');
       own[entry.name] = entry.tensor;

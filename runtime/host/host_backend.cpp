@@ -9,11 +9,12 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kBlockAlignment = 256;
 
 void* allocate_aligned(std::size_t bytes) {
-  if (bytes > static_cast<std::size_t>(-1) - kAlignment) return nullptr;
-  return std::aligned_alloc(kAlignment, (bytes + kAlignment - (bytes ? 1 : 0)) / kAlignment * kAlignment);
+  if (bytes > static_cast<std::size_t>(-1) - kBlockAlignment) return nullptr;
+  return std::aligned_alloc(kBlockAlignment,
+                            (bytes + kBlockAlignment - (bytes ? 1 : 0)) / kBlockAlignment * kBlockAlignment);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace lockstep::detail {
 namespace {
 
 // After that a stream with nothing to do gives its thread back; it gets another one when it needs it.
-constexpr std::chrono::seconds kIdleTime{2};
+constexpr std::chrono::seconds kIdleStreamTime{2};
 
 std::atomic<std::uint64_t> steps_of_all_streams{0};
 
@@ -130,7 +130,7 @@ void HostStream::work() {
   for (;;) {
     if (queue_.empty()) {
       if (closed_) break;
-      if (!changed_.wait_for(lock, kIdleTime, [this] { return !queue_.empty() || closed_; })) {
+      if (!changed_.wait_for(lock, kIdleStreamTime, [this] { return !queue_.empty() || closed_; })) {
         has_thread_ = false;
         return;
       }

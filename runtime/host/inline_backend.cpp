@@ -21,7 +21,7 @@ struct InlineEvent {
   std::atomic<Clock::rep> time{0};
 };
 
-InlineEvent& as_event(EventHandle handle) { return *reinterpret_cast<InlineEvent*>(handle); }
+InlineEvent& as_inline_event(EventHandle handle) { return *reinterpret_cast<InlineEvent*>(handle); }
 
 // Of work that is done in the call that enqueues it.
 class TraceSpan {
@@ -58,28 +58,28 @@ EventHandle InlineBackend::create_event(int, bool timing) {
   return reinterpret_cast<EventHandle>(new InlineEvent{.timing = timing});
 }
 
-void InlineBackend::destroy_event(EventHandle event) noexcept { delete &as_event(event); }
+void InlineBackend::destroy_event(EventHandle event) noexcept { delete &as_inline_event(event); }
 
 void InlineBackend::record_event(EventHandle handle, StreamHandle) {
-  InlineEvent& event = as_event(handle);
+  InlineEvent& event = as_inline_event(handle);
   if (event.timing) event.time.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   event.recorded.store(true, std::memory_order_release);
 }
 
 void InlineBackend::stream_wait_event(StreamHandle, EventHandle event) {
-  (void)as_event(event).recorded.load(std::memory_order_acquire);
+  (void)as_inline_event(event).recorded.load(std::memory_order_acquire);
 }
 
 bool InlineBackend::query_event(EventHandle event) {
-  (void)as_event(event).recorded.load(std::memory_order_acquire);
+  (void)as_inline_event(event).recorded.load(std::memory_order_acquire);
   return true;
 }
 
 bool InlineBackend::wait_event(EventHandle event, Deadline) { return query_event(event); }
 
 double InlineBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
-  const InlineEvent& first = as_event(begin);
-  const InlineEvent& last = as_event(end);
+  const InlineEvent& first = as_inline_event(begin);
+  const InlineEvent& last = as_inline_event(end);
   LOCKSTEP_CHECK(first.timing && last.timing && first.recorded && last.recorded,
                  "[elapsed_milliseconds] expected two recorded timing events, got one that is not");
   const Clock::duration elapsed(last.time.load(std::memory_order_relaxed) - first.time.load(std::memory_order_relaxed));

@@ -17,8 +17,8 @@ struct RecordEvent {
   Mark mark = {};
 };
 
-RecordEvent& as_event(EventHandle handle) { return *reinterpret_cast<RecordEvent*>(handle); }
-const RecordStream& as_stream(StreamHandle handle) { return *reinterpret_cast<const RecordStream*>(handle); }
+RecordEvent& as_record_event(EventHandle handle) { return *reinterpret_cast<RecordEvent*>(handle); }
+const RecordStream& as_record_stream(StreamHandle handle) { return *reinterpret_cast<const RecordStream*>(handle); }
 
 }  // namespace
 
@@ -87,50 +87,50 @@ StreamHandle RecordBackend::create_stream(int index, StreamPriority) {
       new RecordStream{.index = index, .number = recorder_.add_stream(Device::host(index))});
 }
 
-void RecordBackend::destroy_stream(StreamHandle stream) noexcept { delete &as_stream(stream); }
+void RecordBackend::destroy_stream(StreamHandle stream) noexcept { delete &as_record_stream(stream); }
 
 EventHandle RecordBackend::create_event(int index, bool) {
   recorder_.call("create_event");
   return reinterpret_cast<EventHandle>(new RecordEvent{.index = index});
 }
 
-void RecordBackend::destroy_event(EventHandle event) noexcept { delete &as_event(event); }
+void RecordBackend::destroy_event(EventHandle event) noexcept { delete &as_record_event(event); }
 
 void RecordBackend::record_event(EventHandle handle, StreamHandle stream) {
-  const RecordedDevice on(as_stream(stream).index);
-  RecordEvent& event = as_event(handle);
+  const RecordedDevice on(as_record_stream(stream).index);
+  RecordEvent& event = as_record_event(handle);
   event.mark = recorder_.record(number_of(stream));
   event.recorded = true;
 }
 
 void RecordBackend::stream_wait_event(StreamHandle stream, EventHandle handle) {
-  const RecordEvent& event = as_event(handle);
+  const RecordEvent& event = as_record_event(handle);
   if (!event.recorded) return;
-  const RecordedDevice on(as_stream(stream).index);
+  const RecordedDevice on(as_record_stream(stream).index);
   recorder_.wait(number_of(stream), event.mark);
 }
 
 bool RecordBackend::wait_event(EventHandle handle, Deadline) {
-  if (const RecordEvent& event = as_event(handle); event.recorded) recorder_.host_wait(event.mark);
+  if (const RecordEvent& event = as_record_event(handle); event.recorded) recorder_.host_wait(event.mark);
   return true;
 }
 
 double RecordBackend::elapsed_milliseconds(EventHandle begin, EventHandle end) {
-  LOCKSTEP_CHECK(as_event(begin).recorded && as_event(end).recorded,
+  LOCKSTEP_CHECK(as_record_event(begin).recorded && as_record_event(end).recorded,
                  "[elapsed_milliseconds] expected two recorded timing events, got one that is not");
   return 0;
 }
 
 void RecordBackend::copy(const CopyArgs& args, StreamHandle stream) {
   if (args.bytes == 0) return;
-  const RecordedDevice on(as_stream(stream).index);
+  const RecordedDevice on(as_record_stream(stream).index);
   recorder_.copy(number_of(stream), args.source_device, args.destination_device, args.bytes);
   if (args.destination_device.is_cpu()) std::memset(args.destination, 0, args.bytes);
 }
 
 void RecordBackend::fill_bytes(void*, int, std::size_t bytes, StreamHandle stream) {
   if (bytes == 0) return;
-  const RecordedDevice on(as_stream(stream).index);
+  const RecordedDevice on(as_record_stream(stream).index);
   recorder_.fill(number_of(stream), bytes);
 }
 

@@ -7,8 +7,6 @@ struct Dimension {
   std::int64_t size, stride;  // bytes
 };
 
-std::uintptr_t address(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
-
 }  // namespace
 
 ByteRun bounds_of(const MemoryUse& use) {

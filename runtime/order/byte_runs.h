@@ -12,6 +12,8 @@ struct ByteRun {
   std::uintptr_t begin, end;
 };
 
+inline std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
 // The smallest run that holds the whole use; empty when it has no elements.
 ByteRun bounds_of(const MemoryUse& use);
 

@@ -8,8 +8,6 @@
 namespace lockstep::detail {
 namespace {
 
-std::uintptr_t address(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
-
 ByteRun bytes_of(const CheckedBlock& block) { return {address(block.data), address(block.data) + block.bytes}; }
 
 }  // namespace

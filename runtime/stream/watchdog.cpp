@@ -15,20 +15,20 @@ namespace {
 
 constexpr Milliseconds kWatchInterval{50};
 
-struct Registry {
+struct WatchList {
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<std::shared_ptr<InFlight>> watched;
   bool has_thread = false;
 };
-Registry& registry() {
-  static auto* const made = new Registry;
+WatchList& watch_list() {
+  static auto* const made = new WatchList;
   return *made;
 }
 
 // Shared: what is removed meanwhile lives until it has been looked at.
 std::vector<std::shared_ptr<InFlight>> all_watched() {
-  Registry& all = registry();
+  WatchList& all = watch_list();
   const std::lock_guard lock(all.mutex);
   return all.watched;
 }
@@ -42,7 +42,7 @@ void for_each_watched(Look look) noexcept {
     return;
   } catch (const std::bad_alloc&) {
   }
-  Registry& all = registry();
+  WatchList& all = watch_list();
   for (std::size_t next = std::numeric_limits<std::size_t>::max();;) {
     std::shared_ptr<InFlight> each;
     {
@@ -56,7 +56,7 @@ void for_each_watched(Look look) noexcept {
 }
 
 void watch() noexcept {
-  Registry& all = registry();
+  WatchList& all = watch_list();
   for (;;) {
     {
       std::unique_lock lock(all.mutex);
@@ -74,7 +74,7 @@ void watch() noexcept {
 
 void add_in_flight(const std::shared_ptr<InFlight>& watched) {
   check_threads("collective");  // before the lock: it may not return
-  Registry& all = registry();
+  WatchList& all = watch_list();
   const std::lock_guard lock(all.mutex);
   if (!all.has_thread) start_service_thread("lockstep-watch", [] { watch(); });
   all.has_thread = true;
@@ -83,7 +83,7 @@ void add_in_flight(const std::shared_ptr<InFlight>& watched) {
 }
 
 void remove_in_flight(const InFlight* watched) noexcept {
-  Registry& all = registry();
+  WatchList& all = watch_list();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.watched, [&](const auto& each) { return each.get() == watched; });
   watched_count.store(static_cast<int>(all.watched.size()), std::memory_order_release);

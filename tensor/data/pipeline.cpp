@@ -23,7 +23,7 @@ constexpr Milliseconds kIdle{60'000};
 // For what workers are at when the process ends: then one that waits for a device does not return.
 constexpr Milliseconds kAtExit{1'000};
 
-struct Place {
+struct ItemPlace {
   bool ready = false;
   std::exception_ptr error;
 };
@@ -40,10 +40,10 @@ struct Pipeline::State {
   bool stopping = false;
   int running = 0;  // workers
   const std::uint64_t generation = fork_generation();
-  std::vector<Place> places;  // of item i: i mod window
+  std::vector<ItemPlace> places;  // of item i: i mod window
   std::vector<std::thread> threads;
 
-  Place& place(std::int64_t item) { return places[static_cast<std::size_t>(item % options.window)]; }
+  ItemPlace& place(std::int64_t item) { return places[static_cast<std::size_t>(item % options.window)]; }
 };
 
 Pipeline::Pipeline(Options options, Produce produce) : state_(std::make_shared<State>()) {
@@ -53,7 +53,7 @@ Pipeline::Pipeline(Options options, Produce produce) : state_(std::make_shared<S
   state_->options = options;
   state_->produce = std::move(produce);
   state_->places.resize(static_cast<std::size_t>(options.window));
-  for (const Place& place : state_->places) forget_hand_overs(&place);
+  for (const ItemPlace& place : state_->places) forget_hand_overs(&place);
   try {
     for (int worker = 0; worker < options.workers; ++worker) {
       {
@@ -85,7 +85,7 @@ void Pipeline::work(const std::shared_ptr<State>& state, int worker) noexcept {
       s.space.wait_until(lock, Deadline::after(kIdle).time());
     if (s.stopping || s.next >= s.options.count) break;
     const std::int64_t item = s.next++;
-    Place& place = s.place(item);
+    ItemPlace& place = s.place(item);
     lock.unlock();
     take_over(&place);
     std::exception_ptr error;
@@ -132,7 +132,7 @@ void Pipeline::await(std::int64_t item) {
   State& s = *state_;
   if (s.options.workers == 0) return s.produce(item, 0);
   check_generation("DataLoader", s.generation);
-  Place& place = s.place(item);
+  ItemPlace& place = s.place(item);
   std::exception_ptr error;
   {
     const Deadline deadline = Deadline::after(s.options.timeout);
@@ -151,7 +151,7 @@ void Pipeline::await(std::int64_t item) {
 void Pipeline::release(std::int64_t item) {
   State& s = *state_;
   if (s.options.workers == 0) return;
-  Place& place = s.place(item);
+  ItemPlace& place = s.place(item);
   hand_over(&place);
   std::lock_guard lock(s.mutex);
   place = {};

@@ -1,30 +1,19 @@
 #include "lockstep/tensor/data/random_engine.h"
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/mix.h"
 #include "lockstep/tensor/ops/random.h"
 
 namespace lockstep {
-namespace {
-
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15;
-
-}  // namespace
-
 RandomEngine::RandomEngine(std::uint64_t seed, std::uint64_t stream)
-    : state_(mix(mix(seed + kStep) ^ (stream * 0xd1342543de82ef95 + kStep))) {}
+    : state_(detail::mix(detail::mix(seed + detail::kMixStep) ^ (stream * 0xd1342543de82ef95 + detail::kMixStep))) {}
 
 RandomEngine RandomEngine::from_thread() {
   const detail::RandomState state = detail::next_random();
   return RandomEngine(state.key, state.stream);
 }
 
-std::uint64_t RandomEngine::operator()() { return mix(state_ += kStep); }
+std::uint64_t RandomEngine::operator()() { return detail::mix(state_ += detail::kMixStep); }
 
 std::uint64_t RandomEngine::below(std::uint64_t bound) {
   LOCKSTEP_CHECK(bound > 0, "[RandomEngine] expected a positive bound, got 0");

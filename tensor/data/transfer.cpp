@@ -29,7 +29,7 @@ struct Buffer {
   Event used;  // the last copy from it
 };
 
-bool finished(const Buffer& buffer) {
+bool has_arrived(const Buffer& buffer) {
   try {
     return buffer.used.query();
   } catch (const Error&) {
@@ -55,7 +55,7 @@ struct BufferPool {
     {
       std::lock_guard lock(mutex);
       std::list<Buffer>& list = idle[bytes];
-      if (!list.empty() && (list.size() >= kMostUnderWay || finished(list.front())))
+      if (!list.empty() && (list.size() >= kMostUnderWay || has_arrived(list.front())))
         taken.splice(taken.end(), list, list.begin());
     }
     if (taken.empty()) {

@@ -21,8 +21,6 @@ namespace {
 // events, which would cost the host more calls than the copies do. On several lanes one stream each is enough: a line
 // is slow beside memory, and two copies at once would share it.
 constexpr std::size_t kTurns = 2;
-// Where work is done at once nothing overlaps, and what is in the cache is what counts.
-constexpr std::size_t kCachedPieceBytes = 128 << 10;
 // More copies take the host longer than the links: a copy with its event, its addition and the change of the device is
 // some 8 us, and of 1 GB over 8 hops on a switch of 400 GB/s these are 3.2 ms, where bytes and the chain's start
 // take 3.3.

@@ -18,8 +18,6 @@ namespace {
 
 // Rounds for which an owner has room: one is summed while the next arrives.
 constexpr std::size_t kHeld = 2;
-// Where work is done at once nothing overlaps, and what is in the cache is what counts.
-constexpr std::size_t kCachedPieceBytes = 128 << 10;
 // What a fast link moves in the time that a copy takes to start, 5 us at 400 GB/s, or the host to enqueue one with its
 // events.
 constexpr double kCopyBytes = 2e6;
@@ -31,7 +29,7 @@ constexpr std::size_t kMostPlaces = 16;
 constexpr std::size_t kChainBytes = std::size_t{7} << 18;
 
 // A device that takes part; home is the first.
-struct Place {
+struct Owner {
   Tensor part;  // undefined for home where it took no part
   Stream stream, copies;
   Event ready;   // of the part, and of the memory for what arrives
@@ -69,8 +67,8 @@ class OwnerSum {
   }
 
   void run() try {
-    for (Place& place : places_) LOCKSTEP_EDGE(place.ready.record(place.stream));
-    for (Place& place : places_) LOCKSTEP_EDGE(place.copies.wait(place.ready));
+    for (Owner& place : places_) LOCKSTEP_EDGE(place.ready.record(place.stream));
+    for (Owner& place : places_) LOCKSTEP_EDGE(place.copies.wait(place.ready));
     // In every turn each device reads another one, and each is read by another one. Two that read one device at a time
     // would halve each other's rate while a third device is read by none, and ever more so.
     for (std::size_t round = 0; round < rounds_; ++round) {
@@ -84,13 +82,13 @@ class OwnerSum {
       for (std::size_t o = 1; o < places_.size(); ++o) take_home(rounds_ - 1, o);
     finish();
   } catch (...) {
-    for (const Place& place : places_) settle(place.copies.backend(), place.copies.device(), place.copies.handle());
+    for (const Owner& place : places_) settle(place.copies.backend(), place.copies.device(), place.copies.handle());
     throw;
   }
 
  private:
-  Place& add_place(Device device) {
-    Place& place = places_.emplace_back();
+  Owner& add_place(Device device) {
+    Owner& place = places_.emplace_back();
     place.stream = current_stream(device);
     place.copies = copies_of(place.stream);
     return place;
@@ -115,7 +113,7 @@ class OwnerSum {
   }
 
   // Copies on the destination's stream for copies.
-  void move(Place& from, const Tensor& here, Place& to, const Tensor& there) {
+  void move(Owner& from, const Tensor& here, Owner& to, const Tensor& there) {
     if (first_ > 0) LOCKSTEP_EDGE(to.copies.wait(from.passed));
     copy_on(to.copies, {.destination = there.view().data,
                         .destination_device = there.device(),
@@ -127,7 +125,7 @@ class OwnerSum {
 
   void bring(std::size_t round, std::size_t o, std::size_t from) {
     if (length_of(round, o) == 0) return;
-    Place &to = places_[o], &source = places_[from];
+    Owner &to = places_[o], &source = places_[from];
     if (from == (o + 1) % places_.size()) LOCKSTEP_EDGE(to.copies.wait(to.summed[round % kHeld]));
     if (!source.part.defined()) return;
     if (round == 0) LOCKSTEP_EDGE(to.copies.wait(source.ready));
@@ -136,7 +134,7 @@ class OwnerSum {
 
   void add(std::size_t round, std::size_t o) {
     if (length_of(round, o) == 0) return;
-    Place& owner = places_[o];
+    Owner& owner = places_[o];
     LOCKSTEP_EDGE(owner.arrived.record(owner.copies));
     LOCKSTEP_EDGE(owner.stream.wait(owner.arrived));
     std::vector<Tensor> terms;  // in replica order
@@ -148,20 +146,20 @@ class OwnerSum {
 
   void take_home(std::size_t round, std::size_t o) {
     if (length_of(round, o) == 0) return;
-    Place& owner = places_[o];
+    Owner& owner = places_[o];
     LOCKSTEP_EDGE(places_[0].copies.wait(owner.summed[round % kHeld]));
     move(owner, piece_of(owner.part, round, o), places_[0], piece_of(sum_, round, o));
   }
 
   // The parts have been read, and the sum is at home.
   void finish() {
-    for (Place& place : places_) LOCKSTEP_EDGE(place.stream.wait(place.passed));
+    for (Owner& place : places_) LOCKSTEP_EDGE(place.stream.wait(place.passed));
     if (first_ > 0) LOCKSTEP_EDGE(places_[0].stream.wait_for(places_[0].copies));
   }
 
   Tensor sum_;
   std::int64_t element_;  // bytes
-  std::vector<Place> places_;
+  std::vector<Owner> places_;
   std::size_t first_, owners_;  // places_[first_] is the first of the owners
   std::int64_t piece_;          // elements
   std::size_t rounds_;

@@ -227,7 +227,7 @@ PackedSequence PackedSequence::part(std::int64_t first, std::int64_t count, cons
 }
 
 PackedSequence PackedSequence::join(std::span<const PackedSequence* const> parts, const Tensor& rows) {
-  struct Place {
+  struct Source {
     const PackedSequence* part;
     const Integers* starts;
     std::int64_t sequence, first_row;
@@ -236,7 +236,7 @@ PackedSequence PackedSequence::join(std::span<const PackedSequence* const> parts
   std::vector<Integers> starts;
   for (const PackedSequence* part : parts) starts.push_back(starts_of(part->batch_sizes));
   Integers all;
-  std::vector<Place> places;
+  std::vector<Source> places;
   std::int64_t first_row = 0;
   for (std::size_t p = 0; p < parts.size(); ++p) {
     parts[p]->check("PackedSequence");
@@ -250,7 +250,7 @@ PackedSequence PackedSequence::join(std::span<const PackedSequence* const> parts
   const PackedSequence order = sorted(all);
   Integers wanted;
   add_packed(wanted, order, [&](std::int64_t sequence, std::int64_t time) {
-    const Place& place = places[static_cast<std::size_t>(sequence)];
+    const Source& place = places[static_cast<std::size_t>(sequence)];
     return place.first_row + (*place.starts)[static_cast<std::size_t>(time)] +
            at(place.part->unsorted_indices, place.sequence);
   });

@@ -54,9 +54,9 @@ struct Run {
   std::vector<ParameterBody*> bodies;  // by position
 };
 
-class Reduction {
+class SlabReduction {
  public:
-  explicit Reduction(SlabSet& set) : set_(set), home_(set.home()) {}
+  explicit SlabReduction(SlabSet& set) : set_(set), home_(set.home()) {}
 
   void reduce(const Run& run) {
     const Tensor sum = sum_of(run);
@@ -294,7 +294,7 @@ void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
       }
     }
     for (const std::vector<OwnedGradient>* gradients : rows_alone) append_rows(*set, *gradients);
-    Reduction reduction(*set);
+    SlabReduction reduction(*set);
     for (std::size_t s = 0; s < set->slabs.size(); ++s) {
       const std::vector<int>& order = set->slabs[s].entries;
       for (std::size_t i = 0; i < order.size();) {

@@ -99,8 +99,6 @@ void check_channels(const char* op, const char* what, const Tensor& x, const Ten
                  "] for ", x, ", got ", of_channels);
 }
 
-Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
-
 }  // namespace
 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state) {
@@ -129,7 +127,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, con
     Tensor y = weight.defined() ? x * weight.reshape(of_channels) : x * 1;
     return bias.defined() ? y + bias.reshape(of_channels) : y;
   }
-  const Tensor scale = contiguous_or_undefined(weight), shift = contiguous_or_undefined(bias);
+  const Tensor scale = detail::contiguous_or_undefined(weight), shift = detail::contiguous_or_undefined(bias);
   if (x.memory_format() == MemoryFormat::channels_last) {  // a row of channels for each pixel
     const Tensor images = x.contiguous(MemoryFormat::channels_last).permute({0, 2, 3, 1});
     return normalize(images.reshape({per_channel, channels, 1}), scale, shift, state)

@@ -21,34 +21,37 @@ Tensor share(BinaryOp loses, const Tensor& a, const Tensor& b) {
   return add(wins, eq(a, b).to(a.dtype()), -0.5);
 }
 
-using Of = const detail::BinaryOperands&;
+using OfTwo = const detail::BinaryOperands&;
 
 constexpr BinaryRule kAdd{"add",
                           BinaryOp::add,
-                          {uses_nothing, [](Of of) { return of.g; }},
-                          {uses_nothing, [](Of of) { return of.alpha == 1 ? of.g : of.g * of.alpha; }}};
-constexpr BinaryRule kSub{
-    "sub", BinaryOp::sub, {uses_nothing, [](Of of) { return of.g; }}, {uses_nothing, [](Of of) { return -of.g; }}};
-constexpr BinaryRule kMul{
-    "mul", BinaryOp::mul, {uses_b, [](Of of) { return of.g * of.b; }}, {uses_a, [](Of of) { return of.g * of.a; }}};
+                          {uses_nothing, [](OfTwo of) { return of.g; }},
+                          {uses_nothing, [](OfTwo of) { return of.alpha == 1 ? of.g : of.g * of.alpha; }}};
+constexpr BinaryRule kSub{"sub",
+                          BinaryOp::sub,
+                          {uses_nothing, [](OfTwo of) { return of.g; }},
+                          {uses_nothing, [](OfTwo of) { return -of.g; }}};
+constexpr BinaryRule kMul{"mul", BinaryOp::mul, {uses_b, [](OfTwo of) { return of.g * of.b; }}, {uses_a, [](OfTwo of) {
+                                                                                                   return of.g * of.a;
+                                                                                                 }}};
 constexpr BinaryRule kDiv{"div",
                           BinaryOp::div,
-                          {uses_b, [](Of of) { return of.g / of.b; }},
-                          {uses_b | uses_y, [](Of of) { return -(of.g * of.y / of.b); }}};
+                          {uses_b, [](OfTwo of) { return of.g / of.b; }},
+                          {uses_b | uses_y, [](OfTwo of) { return -(of.g * of.y / of.b); }}};
 constexpr BinaryRule kMaximum{"maximum",
                               BinaryOp::maximum,
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::lt, of.a, of.b); }},
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::lt, of.b, of.a); }}};
+                              {uses_a | uses_b, [](OfTwo of) { return of.g * share(BinaryOp::lt, of.a, of.b); }},
+                              {uses_a | uses_b, [](OfTwo of) { return of.g * share(BinaryOp::lt, of.b, of.a); }}};
 constexpr BinaryRule kMinimum{"minimum",
                               BinaryOp::minimum,
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.a, of.b); }},
-                              {uses_a | uses_b, [](Of of) { return of.g * share(BinaryOp::gt, of.b, of.a); }}};
+                              {uses_a | uses_b, [](OfTwo of) { return of.g * share(BinaryOp::gt, of.a, of.b); }},
+                              {uses_a | uses_b, [](OfTwo of) { return of.g * share(BinaryOp::gt, of.b, of.a); }}};
 
-Tensor pow_by_base(Of of) {
+Tensor pow_by_base(OfTwo of) {
   // 0 * x^-1 would be NaN at 0.
   return of.g * where(eq(of.b, 0.0), 0.0, of.b * pow(of.a, of.b - 1));
 }
-Tensor pow_by_exponent(Of of) {
+Tensor pow_by_exponent(OfTwo of) {
   // 0 * log(0) would be NaN: 0^b does not change with b where it is defined.
   const Tensor zero = logical_and(eq(of.a, 0.0), ge(of.b, 0.0));
   return of.g * where(zero, 0.0, of.y * log(where(zero, 1.0, of.a)));
@@ -61,8 +64,8 @@ constexpr BinaryRule kFloorDivide{
 constexpr BinaryRule kRemainder{
     "remainder",
     BinaryOp::remainder,
-    {uses_nothing, [](Of of) { return of.g; }},
-    {uses_a | uses_b, [](Of of) { return -(of.g * floor_divide(of.a.detach(), of.b.detach())); }}};
+    {uses_nothing, [](OfTwo of) { return of.g; }},
+    {uses_a | uses_b, [](OfTwo of) { return -(of.g * floor_divide(of.a.detach(), of.b.detach())); }}};
 
 bool both_bool(const Tensor& a, const Tensor& b) {
   return a.defined() && b.defined() && a.dtype() == DType::boolean && b.dtype() == DType::boolean;

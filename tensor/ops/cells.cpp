@@ -16,14 +16,14 @@ Tensor part(const Tensor& x, int k, std::int64_t size) { return x.narrow(1, k * 
 Tensor zeros_if_undefined(const Tensor& x, const Tensor& like) {
   return x.defined() ? x : detail::fresh_zeros(like.shape(), like.dtype(), like.device());
 }
-Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
 
 class LstmCellNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "lstm_cell"; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     if (GradMode::enabled()) return backward_differentiably(grad_outputs, grad_inputs);
-    const Tensor dh = contiguous_or_undefined(grad_outputs[0]), dc = contiguous_or_undefined(grad_outputs[1]);
+    const Tensor dh = detail::contiguous_or_undefined(grad_outputs[0]),
+                 dc = detail::contiguous_or_undefined(grad_outputs[1]);
     const Tensor x = activated.get(*this), before = c_before.get(*this);
     Tensor dgates = detail::fresh_like(x), dbefore;
     if (needs(1)) dbefore = detail::fresh_like(before);
@@ -64,13 +64,6 @@ class GruCellNode final : public NodeOf<3> {
 
   Saved input{*this}, hidden{*this}, activated{*this}, h_before{*this};
 };
-
-bool wants_graph(std::initializer_list<const Tensor*> inputs) {
-  if (!GradMode::enabled()) return false;
-  for (const Tensor* input : inputs)
-    if (input->requires_grad()) return true;
-  return false;
-}
 
 void check_gates(const char* op, const Tensor& gates, const Tensor& state, int count) {
   detail::check_floating_alike(op, gates, state);
@@ -115,7 +108,7 @@ LstmState lstm_cell(const Tensor& gates, const Tensor& c_before) {
   check_gates("lstm_cell", gates, c_before, 4);
   const Tensor x = gates.contiguous(), before = c_before.contiguous();
   Tensor h = detail::fresh_like(before), c = detail::fresh_like(before), activated;
-  const bool graph = wants_graph({&x, &before});
+  const bool graph = detail::wants_graph({&x, &before});
   if (graph) activated = detail::fresh_like(x);
   detail::launch(x.device(), LstmCellArgs{x.in(), before.in(), activated.out(), h.out(), c.out()});
   if (!graph) return {h, c};
@@ -136,7 +129,7 @@ Tensor gru_cell(const Tensor& input, const Tensor& hidden, const Tensor& h_befor
   check_gates("gru_cell", hidden, h_before, 3);
   const Tensor x = input.contiguous(), y = hidden.contiguous(), before = h_before.contiguous();
   Tensor h = detail::fresh_like(before), activated;
-  const bool graph = wants_graph({&x, &y, &before});
+  const bool graph = detail::wants_graph({&x, &y, &before});
   if (graph) activated = detail::fresh_like(x);
   detail::launch(x.device(), GruCellArgs{x.in(), y.in(), before.in(), activated.out(), h.out()});
   if (!graph) return h;

@@ -57,7 +57,7 @@ Targets prepare(const char* op, const Tensor& scores, const Tensor& targets, con
   return {safe, counted, weights};
 }
 
-// Of the losses and weights of the targets.
+// OfTwo the losses and weights of the targets.
 Tensor finish(const Tensor& loss, const Tensor& weights, Reduction reduction) {
   if (reduction == Reduction::none) return loss;
   const Tensor total = sum(loss);
@@ -66,12 +66,12 @@ Tensor finish(const Tensor& loss, const Tensor& weights, Reduction reduction) {
 
 // The slope is that of |d| where d is beyond beta, else d / beta; at 0 it is 0.
 Tensor slope(const Tensor& d, double beta) { return beta > 0 ? clamp(d / beta, -1, 1) : sign(d); }
-using Of = const detail::BinaryOperands&;
+using OfTwo = const detail::BinaryOperands&;
 constexpr detail::BinaryRule kSmoothL1{
     "smooth_l1_loss",
     BinaryOp::smooth_l1,
-    {detail::uses_a | detail::uses_b, [](Of of) { return of.g * slope(of.a - of.b, of.alpha); }},
-    {detail::uses_a | detail::uses_b, [](Of of) { return of.g * slope(of.b - of.a, of.alpha); }}};
+    {detail::uses_a | detail::uses_b, [](OfTwo of) { return of.g * slope(of.a - of.b, of.alpha); }},
+    {detail::uses_a | detail::uses_b, [](OfTwo of) { return of.g * slope(of.b - of.a, of.alpha); }}};
 
 Tensor check_pair(const char* op, const Tensor& input, const Tensor& target) {
   detail::check_same_device(op, input, target);
@@ -122,7 +122,7 @@ class CrossEntropyNode final : public NodeOf<1> {
       return std::pair(of_target * (1 - smoothing) + share * sum(w),
                        scatter_add(zeros, 1, at, of_target * (1 - smoothing)) + share * w);
     }();
-    // Of a mean over no target the gradient may be infinite.
+    // OfTwo a mean over no target the gradient may be infinite.
     const Tensor counted = ne(classes, static_cast<double>(ignore_index));
     return ((p * constants.first - constants.second) * where(counted, dloss, 0.0).unsqueeze(1)).to(in.dtype());
   }

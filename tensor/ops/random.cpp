@@ -3,20 +3,13 @@
 #include <cstring>
 #include <limits>
 
+#include "lockstep/runtime/mix.h"
 #include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 namespace {
-
-// The finaliser of SplitMix64: a bijection that changes half of the bits whatever bit of the input changes.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 Tensor drawn(const char* op, RandomKind kind, const Shape& shape, const TensorOptions& options, DType dtype, double a,
              double b = 0) {
@@ -57,8 +50,8 @@ class Draw final : public detail::Replayed {
   explicit Draw(std::uint64_t number) : number_(number) {}
   void write(std::byte* to) override {
     const ThreadContext& context = thread_context();
-    const std::uint64_t words[] = {context.random_seed,
-                                   mix(mix(context.random_stream) + context.random_counter + number_)};
+    const std::uint64_t words[] = {
+        context.random_seed, detail::mix(detail::mix(context.random_stream, 0) + context.random_counter + number_, 0)};
     std::memcpy(to, words, sizeof words);
   }
 
@@ -90,7 +83,7 @@ RandomState next_random(Device device) {
     if (const std::uint64_t* const place = place_of_draw(*current_capture)) return {0, 0, place};
   ThreadContext& context = thread_context();
   // Within a stream no two counters meet: adding and mixing are bijections.
-  return {context.random_seed, mix(mix(context.random_stream) + context.random_counter++)};
+  return {context.random_seed, mix(mix(context.random_stream, 0) + context.random_counter++, 0)};
 }
 
 void draw(RandomKind kind, const Tensor& tensor, double a, double b) {

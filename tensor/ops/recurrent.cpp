@@ -1,6 +1,5 @@
 #include "lockstep/tensor/ops/recurrent.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "lockstep/tensor/autograd/autocast.h"
@@ -84,15 +83,10 @@ class StepProduct {
 };
 
 void multiply(const Tensor& a, const Tensor& b, const Tensor& out) { StepProduct(b, 1)(a, out, 0); }
-Tensor product(const Tensor& a, const Tensor& b) {
+Tensor matrix_product(const Tensor& a, const Tensor& b) {
   Tensor y = detail::fresh({a.size(0), b.size(1)}, a.dtype(), a.device());
   multiply(a, b, y);
   return y;
-}
-
-bool wants_graph(std::initializer_list<const Tensor*> inputs) {
-  return GradMode::enabled() &&
-         std::any_of(inputs.begin(), inputs.end(), [](const Tensor* x) { return x->requires_grad(); });
 }
 
 Tensor sum_of(const Tensor& a, const Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a + b; }
@@ -115,9 +109,9 @@ class SequenceNode : public NodeOf<Inputs> {
   // From what the cells' backward gave for all times: the gradients of the gates as far as they come from the input,
   // and from the state.
   void products_backward(const Tensor& dinput, const Tensor& dhidden, std::span<Tensor> grad_inputs) {
-    if (this->needs(0)) grad_inputs[0] = product(dinput, weight_ih_.get(*this));
-    if (this->needs(1)) grad_inputs[1] = product(dinput.t(), x_.get(*this));
-    if (this->needs(2)) grad_inputs[2] = product(dhidden.t(), Rows(walk).befores(h_.get(*this)));
+    if (this->needs(0)) grad_inputs[0] = matrix_product(dinput, weight_ih_.get(*this));
+    if (this->needs(1)) grad_inputs[1] = matrix_product(dinput.t(), x_.get(*this));
+    if (this->needs(2)) grad_inputs[2] = matrix_product(dhidden.t(), Rows(walk).befores(h_.get(*this)));
     if (this->needs(3)) grad_inputs[3] = dinput.sum({0});
     if (this->needs(4))
       grad_inputs[4] = this->needs(3) && dhidden.identity() == dinput.identity() ? grad_inputs[3] : dhidden.sum({0});
@@ -300,7 +294,7 @@ LstmOutputs lstm_sequence(const Tensor& x, const LstmState& state, const Recurre
   check_floating_alike("lstm", x, w.weight_hh);
   check_floating_alike("lstm", x, state.h);
   check_floating_alike("lstm", x, state.c);
-  const bool graph = wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &state.h, &state.c});
+  const bool graph = detail::wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &state.h, &state.c});
   const Rows rows(walk);
   Tensor gates, hs, cs;
   {
@@ -337,7 +331,7 @@ GruOutputs gru_sequence(const Tensor& x, const Tensor& h, const RecurrentWeights
   check_floating_alike("gru", x, w.weight_hh);
   if (w.bias_hh.defined()) check_floating_alike("gru", x, w.bias_hh);
   check_floating_alike("gru", x, h);
-  const bool graph = wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &h});
+  const bool graph = detail::wants_graph({&x, &w.weight_ih, &w.weight_hh, &w.bias_ih, &w.bias_hh, &h});
   const Rows rows(walk);
   Tensor input, hidden, hs;
   {

@@ -32,6 +32,7 @@ LOCKSTEP_API MemoryFormat common_format(const Shape& shape, std::initializer_lis
 LOCKSTEP_API MemoryFormat kernel_format(const Tensor& like, MemoryFormat format);
 // For gradients: `x` in `format`, and x itself where that is its format, with gaps or without.
 inline Tensor in_format(const Tensor& x, MemoryFormat format) { return x.memory_format() == format ? x : x.to(format); }
+inline Tensor contiguous_or_undefined(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
 
 // ---- launches
 
@@ -50,6 +51,16 @@ LOCKSTEP_API Shape folded(const Shape& shape, int dim);
 LOCKSTEP_API void fill(const Tensor& tensor, double value);
 // Copies the elements of `source`, broadcast and converted, into `destination` on the same device.
 LOCKSTEP_API void copy_elements(const Tensor& destination, const Tensor& source);
+
+// ---- graphs
+
+// Whether an operation on these is recorded; each is defined.
+inline bool wants_graph(std::initializer_list<const Tensor*> inputs) {
+  if (!GradMode::enabled()) return false;
+  for (const Tensor* input : inputs)
+    if (input->requires_grad()) return true;
+  return false;
+}
 
 // ---- checks. All of them throw InvalidArgument that names `op` and the tensors.
 

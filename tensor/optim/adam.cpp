@@ -8,7 +8,7 @@
 
 namespace lockstep {
 namespace {
-enum Slot : std::size_t { exp_avg, exp_avg_sq, max_exp_avg_sq };
+enum AdamSlot : std::size_t { exp_avg, exp_avg_sq, max_exp_avg_sq };
 
 AdamOptions as_adam(const AdamWOptions& o) {
   return {.lr = o.lr,
@@ -90,7 +90,7 @@ void Adam::step() {
       const std::size_t index = batch.indices[i];
       State& moved = next.emplace_back(State{state(index).steps + 1, {}});
       if (moved.steps == 1) check_not_first(index);
-      for (const Slot which : {exp_avg, exp_avg_sq, max_exp_avg_sq}) {
+      for (const AdamSlot which : {exp_avg, exp_avg_sq, max_exp_avg_sq}) {
         Tensor& tensor = moved.slots.emplace_back(slot(index, which));
         if (tensor.defined() || (which == max_exp_avg_sq && !o.amsgrad)) continue;
         check_not_first(index);

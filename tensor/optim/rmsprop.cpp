@@ -7,7 +7,7 @@
 
 namespace lockstep {
 namespace {
-enum Slot : std::size_t { square_avg, grad_avg, momentum_buffer, slot_count };
+enum RmspropSlot : std::size_t { square_avg, grad_avg, momentum_buffer, slot_count };
 
 bool uses(const RMSpropOptions& o, std::size_t which) {
   return which == square_avg || (which == grad_avg && o.centered) || (which == momentum_buffer && o.momentum > 0);

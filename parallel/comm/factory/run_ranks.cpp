@@ -14,6 +14,7 @@
 #include "lockstep/parallel/comm/thrown_failure.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/mix.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/record/waiting.h"
 #include "lockstep/runtime/stream/stream.h"
@@ -24,14 +25,6 @@
 
 namespace lockstep::detail {
 namespace {
-
-// A well-mixed number from two (the finaliser of splitmix64, Steele et al., 2014).
-std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = a + 0x9e3779b97f4a7c15u * (b + 1);
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 std::vector<Device> devices_of(int ranks, const RunRanksOptions& options) {
   LOCKSTEP_CHECK(ranks > 0, "[run_ranks] expected at least one rank, got ", ranks);
@@ -141,7 +134,7 @@ void RankCall::run_function(RankCall& call, int rank) {
   State::Entry& entry = state.entries[static_cast<std::size_t>(rank)];
   ThreadContext context = state.context;
   // Depends on the caller's stream and call and on the rank, and on nothing else.
-  context.random_stream = mixed(mixed(context.random_stream, state.call_number), static_cast<std::uint64_t>(rank));
+  context.random_stream = mix(mix(context.random_stream, state.call_number), static_cast<std::uint64_t>(rank));
   context.random_counter = 0;
   const ContextScope scope(context);
   const AutocastThread casts;

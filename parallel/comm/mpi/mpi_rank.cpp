@@ -13,7 +13,6 @@ namespace lockstep::detail {
 namespace {
 
 using Kind = Collective::Kind;
-using Outcome = MpiEngine::Outcome;
 
 constexpr std::int64_t kBroadcastInParts = 256 << 10;  // from here on the others help the root
 constexpr std::size_t kMostExchangeBytes = 64 << 20;
@@ -257,7 +256,7 @@ std::shared_ptr<MpiGroup> MpiRank::split(const std::vector<int>& members, int in
   if (index != 0) add(false, members[0]);
   for (std::size_t m = 1; index == 0 && m < members.size(); ++m) add(true, members[m]);
   const auto result = engine_.transfer(group_, messages, group_->done.exchanges, deadline);
-  if (result.outcome != Outcome::done) {
+  if (result.outcome != MpiEngine::Outcome::done) {
     engine_.fail(group_, {members[0], "expected the ranks of a split to make their communicator before the deadline"},
                  true);
     const MpiFailure failure = *engine_.failure(*group_);

@@ -19,7 +19,7 @@ struct Loaded {
 };
 
 // Empty, or why the library is of no use.
-std::string fill(void* library, Loaded& loaded) {
+std::string fill_table(void* library, Loaded& loaded) {
   Library& t = loaded.table;
   std::string missing;
   const auto find = [&](const char* name, auto& function) {
@@ -54,7 +54,7 @@ Loaded load() {
   Loaded loaded;
   const std::string chosen(detail::environment("LOCKSTEP_NCCL_LIBRARY"));
   const bool linked = chosen.empty() && dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr;
-  if (linked && fill(RTLD_DEFAULT, loaded).empty()) return loaded;
+  if (linked && fill_table(RTLD_DEFAULT, loaded).empty()) return loaded;
   const std::vector<std::string> names =
       chosen.empty() ? std::vector<std::string>{"libnccl.so.2", "libnccl.so"} : std::vector<std::string>{chosen};
   loaded.error = "[nccl] expected NCCL (LOCKSTEP_NCCL_LIBRARY names it), got";
@@ -65,7 +65,7 @@ Loaded load() {
       loaded.error += cat(" ", name, ": ", why ? why : "not found", ";");
       continue;
     }
-    const std::string why = fill(library, loaded);
+    const std::string why = fill_table(library, loaded);
     if (why.empty()) {
       loaded.error.clear();
       break;

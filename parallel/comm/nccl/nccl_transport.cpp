@@ -15,7 +15,7 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr const char* kName = "DataParallel";
+constexpr const char* kDataParallel = "DataParallel";
 
 class NcclTransport final : public ReplicaTransport {
  public:
@@ -72,7 +72,7 @@ class NcclTransport final : public ReplicaTransport {
         if (made[r]) made[r]->fail(error);
         errors[r] = std::current_exception();
       } catch (...) {
-        if (made[r]) made[r]->fail(CommError(static_cast<int>(r), kName, describe(std::current_exception())));
+        if (made[r]) made[r]->fail(CommError(static_cast<int>(r), kDataParallel, describe(std::current_exception())));
         errors[r] = std::current_exception();
       }
     };
@@ -127,7 +127,7 @@ class NcclTransport final : public ReplicaTransport {
 
 std::shared_ptr<ReplicaTransport> make_nccl_transport(const std::vector<Device>& devices, Milliseconds timeout) {
   for (const Device device : devices)
-    LOCKSTEP_CHECK(device.type() == DeviceType::cuda, "[", kName,
+    LOCKSTEP_CHECK(device.type() == DeviceType::cuda, "[", kDataParallel,
                    "] expected CUDA devices for the transport nccl, got ", device);
   if (std::string why = why_no_nccl(); !why.empty()) throw NotSupported(std::move(why));
   static std::mutex mutex;

@@ -13,6 +13,8 @@
 namespace lockstep::detail {
 namespace {
 
+using Kind = Collective::Kind;
+
 // What ranks of this process have brought to an exchange, by its number.
 struct Exchanges {
   struct Entry {
@@ -29,7 +31,6 @@ struct Exchanges {
 
 // Bytes as nccl-tests counts them: all that the larger side holds.
 std::uint64_t bytes_of(const Collective& collective, int size) {
-  using Kind = Collective::Kind;
   const auto one = static_cast<std::uint64_t>(collective.count) * size_of(collective.dtype);
   switch (collective.kind) {
     case Kind::all_gather:

@@ -25,7 +25,7 @@ constinit thread_local Milliseconds grace_of_failed_group{5'000};
 
 namespace {
 
-constexpr char kOp[] = "connect";
+constexpr char kConnect[] = "connect";
 constexpr std::uint64_t kMagic = 0x4c6f636b73746570u;  // "Lockstep"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -70,7 +70,7 @@ bool threads_among(const Welcome& welcome, int ranks) {
 }
 
 [[noreturn]] void fail_system(int rank, const char* what) {
-  throw CommError(rank, kOp, cat("expected ", what, ", got ", std::strerror(errno)));
+  throw CommError(rank, kConnect, cat("expected ", what, ", got ", std::strerror(errno)));
 }
 
 // For poll; not for long, as whoever waits looks around now and then.
@@ -118,7 +118,7 @@ Fd receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
   pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
   while (poll(&polled, 1, milliseconds_left(deadline)) <= 0)
     if (deadline.passed())
-      throw CommError(0, kOp, "expected rank 0 to hand over the memory, got nothing before the deadline");
+      throw CommError(0, kConnect, "expected rank 0 to hand over the memory, got nothing before the deadline");
   iovec part{.iov_base = &welcome, .iov_len = sizeof welcome};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
@@ -135,9 +135,9 @@ Fd receive_welcome(int socket, Welcome& welcome, const Deadline& deadline) {
     memory = Fd(number);
   }
   if (length != static_cast<ssize_t>(sizeof welcome))
-    throw CommError(0, kOp, "rank 0 died, or gave up, while the ranks connected");
+    throw CommError(0, kConnect, "rank 0 died, or gave up, while the ranks connected");
   welcome.text[sizeof welcome.text - 1] = '\0';
-  if (welcome.refused_rank >= 0) throw CommError(welcome.refused_rank, kOp, welcome.text);
+  if (welcome.refused_rank >= 0) throw CommError(welcome.refused_rank, kConnect, welcome.text);
   return memory;
 }
 
@@ -244,7 +244,7 @@ class GroupServer {
       if (socket) send_welcome(socket.get(), welcome_, -1);
     for (const Fd& socket : refused_) send_welcome(socket.get(), welcome_, -1);
     tell_those_on_their_way();
-    throw CommError(rank, kOp, text);
+    throw CommError(rank, kConnect, text);
   }
   // They would wait for this group until the deadline, and then blame this rank. After the deadline they need not.
   void tell_those_on_their_way() {
@@ -326,20 +326,20 @@ std::pair<Fd, std::string> connect_to_server(Store& store, const std::string& ke
     std::string name;
     try {
       name = get_unless_ended(
-          store, key, deadline, ended, [](int other) { return other == 0; }, kOp);
+          store, key, deadline, ended, [](int other) { return other == 0; }, kConnect);
     } catch (const TimeoutError& error) {
-      throw CommError(0, kOp, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
+      throw CommError(0, kConnect, cat("expected rank 0 to be there before the deadline, got: ", error.what()));
     }
     Fd connection(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     const Endpoint server = abstract_endpoint(name);
     if (connection &&
         connect(connection.get(), reinterpret_cast<const sockaddr*>(&server.address), server.bytes) == 0) {
-      if (!same_user(connection.get())) throw CommError(0, kOp, "expected rank 0 to belong to the same user");
+      if (!same_user(connection.get())) throw CommError(0, kConnect, "expected rank 0 to belong to the same user");
       return {std::move(connection), name};
     }
     // The name may be that of a group whose rank 0 is gone; or too many connect at once.
     if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) fail_system(0, "a connection to rank 0");
-    if (deadline.passed()) throw CommError(0, kOp, "expected rank 0 to be there before the deadline, got nothing");
+    if (deadline.passed()) throw CommError(0, kConnect, "expected rank 0 to be there before the deadline, got nothing");
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
@@ -357,7 +357,7 @@ Joined join(Store& store, const std::string& key, int rank, int size, Millisecon
   if (!memory || fstat(memory.get(), &status) != 0 ||
       status.st_size != static_cast<off_t>(ControlBlock::bytes_of(hello.layout)) ||
       (fcntl(memory.get(), F_GET_SEALS) & kSeals) != kSeals)
-    throw CommError(0, kOp, "expected rank 0 to hand over sealed memory of the group's size, got something else");
+    throw CommError(0, kConnect, "expected rank 0 to hand over sealed memory of the group's size, got something else");
   Joined joined{.control = std::make_shared<ControlBlock>(hello.layout, memory.get()),
                 .share_devices = threads_among(welcome, size),
                 .id = name};

@@ -8,6 +8,8 @@
 namespace lockstep::detail {
 namespace {
 
+using Kind = Collective::Kind;
+
 std::vector<int> everybody(const ControlBlock& control) {
   std::vector<int> ranks(static_cast<std::size_t>(control.ranks()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -58,7 +60,6 @@ void ShmRank::announce(const std::vector<Collective>& transfers, const Stream& s
 }
 
 void ShmRank::count_call(const Collective& collective) {
-  using Kind = Collective::Kind;
   std::atomic<std::uint64_t>& called = control().host_region().states[rank_].called;  // only this thread writes it
   const std::uint64_t before = called.load(std::memory_order_relaxed);
   called.store(collective.kind == Kind::exchange

@@ -3,17 +3,15 @@
 #include <algorithm>
 #include <vector>
 
-#include "lockstep/tensor/context.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/shape_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep::detail {
 namespace {
 
-bool wants_graph(const Tensor& x) { return GradMode::enabled() && x.requires_grad(); }
-
 // Writes all elements of `slot`, each once.
-void fill(Tensor slot, const Tensor& x, double value) {
+void fill_slot(Tensor slot, const Tensor& x, double value) {
   for (int dim = 0; dim < x.rank(); ++dim) {
     const std::int64_t own = x.shape()[dim], rest = slot.shape()[dim] - own;
     if (rest == 0) continue;
@@ -27,10 +25,10 @@ void fill(Tensor slot, const Tensor& x, double value) {
 
 Tensor pad_end(const Tensor& x, const Shape& whole, double value) {
   if (x.shape() == whole) return x;
-  if (!wants_graph(x)) {
+  if (!wants_graph({&x})) {
     const NoGrad off;  // written in place
     Tensor result = empty(whole, {.dtype = x.dtype(), .device = x.device()});
-    fill(result, x, value);
+    fill_slot(result, x, value);
     return result;
   }
   Tensor result = x;
@@ -50,7 +48,7 @@ Tensor stack_padded(std::span<const Tensor> tensors, std::span<const double> val
     for (const Tensor& x : tensors) whole[dim] = std::max(whole[dim], x.shape()[dim]);
     whole[dim] = (whole[dim] + divisor - 1) / divisor * divisor;
   }
-  if (std::any_of(tensors.begin(), tensors.end(), wants_graph)) {
+  if (std::any_of(tensors.begin(), tensors.end(), [](const Tensor& x) { return wants_graph({&x}); })) {
     std::vector<Tensor> padded;
     for (std::size_t i = 0; i < tensors.size(); ++i) padded.push_back(pad_end(tensors[i], whole, values[i]));
     return stack(padded, 0);
@@ -62,7 +60,7 @@ Tensor stack_padded(std::span<const Tensor> tensors, std::span<const double> val
   all.insert(0, static_cast<std::int64_t>(tensors.size()));
   Tensor result = empty(all, {.dtype = first.dtype(), .device = first.device()});
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    fill(result.select(0, static_cast<std::int64_t>(i)), tensors[i], values[i]);
+    fill_slot(result.select(0, static_cast<std::int64_t>(i)), tensors[i], values[i]);
   return result;
 }
 
