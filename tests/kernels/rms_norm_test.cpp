@@ -7,12 +7,10 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-constexpr double kEps = 1e-3;
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
+constexpr double kRmsEps = 1e-3;
 // The operands of both directions, and their arguments.
-struct Problem {
-  Problem(DType dtype, Shape shape, bool affine)
+struct RmsNormProblem {
+  RmsNormProblem(DType dtype, Shape shape, bool affine)
       : x(dtype, shape),
         weight(dtype, {shape[1]}),
         y(dtype, shape),
@@ -23,11 +21,11 @@ struct Problem {
     x.fill_random(1, -1, 4), weight.fill_random(2, 0.5, 1.5), dy.fill_random(3, -1, 1);
     if (affine) args.weight = grad.weight = weight.in();
   }
-  Problem(const Problem&) = delete;
-  Problem& operator=(const Problem&) = delete;
+  RmsNormProblem(const RmsNormProblem&) = delete;
+  RmsNormProblem& operator=(const RmsNormProblem&) = delete;
 
   TestTensor x, weight, y, inv_rms, dy, dx, dweight;
-  RmsNormArgs args{.x = x.in(), .weight = {}, .y = y.out(), .inv_rms = inv_rms.out(), .eps = kEps};
+  RmsNormArgs args{.x = x.in(), .weight = {}, .y = y.out(), .inv_rms = inv_rms.out(), .eps = kRmsEps};
   RmsNormGradArgs grad{
       .dy = dy.in(), .x = x.in(), .weight = {}, .inv_rms = inv_rms.in(), .dx = dx.out(), .dweight = dweight.out()};
 };
@@ -40,7 +38,7 @@ TEST_CASE("rms_norm and its gradient", "[rms_norm]") {
     for (const DType dtype : kFloatingDTypes)
       for (const bool affine : {true, false}) {
         const std::int64_t rows = shape[0], size = shape[1];
-        Problem p(dtype, shape, affine);
+        RmsNormProblem p(dtype, shape, affine);
         run(p.args);
         run(p.grad);
         const auto mean = [&](std::int64_t r, auto&& f) {
@@ -49,7 +47,7 @@ TEST_CASE("rms_norm and its gradient", "[rms_norm]") {
           return static_cast<double>(sum / static_cast<long double>(size));
         };
         const auto inverse = [&](std::int64_t r) {
-          return 1 / std::sqrt(mean(r, [&](std::int64_t i) { return p.x[i] * p.x[i]; }) + kEps);
+          return 1 / std::sqrt(mean(r, [&](std::int64_t i) { return p.x[i] * p.x[i]; }) + kRmsEps);
         };
         std::vector<double> inverses, of_products;
         const auto at = [](const std::vector<double>& v, std::int64_t i) { return v[static_cast<std::size_t>(i)]; };
@@ -86,7 +84,7 @@ TEST_CASE("rms_norm and its gradient", "[rms_norm]") {
 }
 
 TEST_CASE("rms_norm adds many squares without losing digits", "[rms_norm]") {
-  Problem p(DType::f32, {1, 1 << 20}, false);
+  RmsNormProblem p(DType::f32, {1, 1 << 20}, false);
   p.x.fill([](std::int64_t i) { return i % 3 ? 0.1 : 0.3; });
   p.args.eps = 0;
   run(p.args);
@@ -109,7 +107,7 @@ TEST_CASE("rms_norm refuses integers", "[rms_norm]") {
 }
 
 namespace {
-void compare(Problem& p, const std::string& what) {
+void compare(RmsNormProblem& p, const std::string& what) {
   check_parity(compare_with_host(p.args, {&p.x, &p.weight, &p.y, &p.inv_rms}, 8, 8), what);
   check_parity(compare_with_host(p.grad, {&p.dy, &p.x, &p.weight, &p.inv_rms, &p.dx, &p.dweight}, 8, 16),
                what + " grad");
@@ -122,7 +120,7 @@ TEST_CASE("CUDA parity: rms_norm", "[cuda][parity][rms_norm]") {
                              Shape{2000, 1}, Shape{0, 4}, Shape{4, 0}})
     for (const DType dtype : kFloatingDTypes)
       for (const bool affine : {true, false}) {
-        Problem p(dtype, shape, affine);
+        RmsNormProblem p(dtype, shape, affine);
         const std::string what = cat(dtype, " ", shape, " ", affine);
         compare(p, what);
         p.args.inv_rms = {}, p.grad.dweight = {};
@@ -133,7 +131,7 @@ TEST_CASE("CUDA parity: rms_norm", "[cuda][parity][rms_norm]") {
 TEST_CASE("CUDA, small: rms_norm", "[.sanitize][shared]") {
   NEEDS_CUDA
   for (const Shape& shape : {Shape{5, 1500}, Shape{40, 33}}) {
-    Problem p(DType::f32, shape, true);
+    RmsNormProblem p(DType::f32, shape, true);
     compare(p, cat(shape));
   }
 }

@@ -42,7 +42,7 @@ Worst worst(F&& f, Reference&& reference, float low, float high) {
   return found;
 }
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
@@ -55,30 +55,30 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
   const auto apply = []<UnaryOp op>() { return [](float x) { return unary<op>(x, 0.0f, 0.0f); }; };
   check("exp",
         worst(
-            apply.operator()<UnaryOp::exp>(), [](double x) { return std::exp(x); }, -kInf, kInf),
+            apply.operator()<UnaryOp::exp>(), [](double x) { return std::exp(x); }, -kFloatInf, kFloatInf),
         1.5);
   check("log",
         worst(
-            apply.operator()<UnaryOp::log>(), [](double x) { return std::log(x); }, 0, kInf),
+            apply.operator()<UnaryOp::log>(), [](double x) { return std::log(x); }, 0, kFloatInf),
         1.5);
   check("tanh",
         worst(
-            apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kInf, kInf),
+            apply.operator()<UnaryOp::tanh>(), [](double x) { return std::tanh(x); }, -kFloatInf, kFloatInf),
         2);
   using kernels::host::error_function;
   check("erf",
         worst(
-            error_function, [](double x) { return std::erf(x); }, -kInf, kInf),
+            error_function, [](double x) { return std::erf(x); }, -kFloatInf, kFloatInf),
         1.5);
   CHECK(std::isnan(error_function(std::numeric_limits<float>::quiet_NaN())));
   CHECK(std::signbit(error_function(-0.0f)));
   check("log1p",
         worst(
-            kernels::host::log1p, [](double x) { return std::log1p(x); }, -kInf, kInf),
+            kernels::host::log1p, [](double x) { return std::log1p(x); }, -kFloatInf, kFloatInf),
         1.5);
   check("expm1",
         worst(
-            kernels::host::expm1, [](double x) { return std::expm1(x); }, -kInf, kInf),
+            kernels::host::expm1, [](double x) { return std::expm1(x); }, -kFloatInf, kFloatInf),
         1.5);
   for (const auto f : {kernels::host::log1p, kernels::host::expm1}) {
     CHECK(std::isnan(f(std::numeric_limits<float>::quiet_NaN())));
@@ -88,12 +88,12 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
   }
   check("sigmoid",
         worst(
-            apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kInf),
+            apply.operator()<UnaryOp::sigmoid>(), [](double x) { return 1 / (1 + std::exp(-x)); }, -87, kFloatInf),
         2.5);
   check("softplus",
         worst(
             apply.operator()<UnaryOp::softplus>(), [](double x) { return x > 30 ? x : std::log1p(std::exp(x)); }, -87,
-            kInf),
+            kFloatInf),
         2.5);
   check("silu",
         worst(
@@ -101,7 +101,7 @@ TEST_CASE("float functions are accurate to a few units in the last place", "[sca
         3);
   check("normal_cdf",
         worst([](float x) { return math::normal_cdf(x); },
-              [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, kInf),
+              [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }, -12.5f, kFloatInf),
         7);
   check("gelu_exact",
         worst(
@@ -122,7 +122,8 @@ TEST_CASE("powers of floats are rounded from the right value, of every base and 
   for (int i = -60; i <= 60; ++i)
     exponents.insert(exponents.end(), {static_cast<float>(i), 0.37f * static_cast<float>(i)});
   const float nan = std::numeric_limits<float>::quiet_NaN(), least = std::numeric_limits<float>::denorm_min();
-  for (const float x : {0.0f, 1.0f, 2.0f, 3.0f, 0.5f, 2.5f, 16777215.0f, 16777216.0f, 8388607.5f, least, kInf, nan})
+  for (const float x :
+       {0.0f, 1.0f, 2.0f, 3.0f, 0.5f, 2.5f, 16777215.0f, 16777216.0f, 8388607.5f, least, kFloatInf, nan})
     for (const float sign : {1.0f, -1.0f}) bases.push_back(sign * x), exponents.push_back(sign * x);
   Worst found;
   std::vector<std::pair<float, float>> wrong_signs;
@@ -142,8 +143,8 @@ TEST_CASE("conversion is defined for every number", "[scalar_math]") {
   using functors::convert;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   CHECK(convert<std::int32_t>(nan) == 0);
-  CHECK(convert<std::int32_t>(kInf) == std::numeric_limits<std::int32_t>::max());
-  CHECK(convert<std::int32_t>(-kInf) == std::numeric_limits<std::int32_t>::min());
+  CHECK(convert<std::int32_t>(kFloatInf) == std::numeric_limits<std::int32_t>::max());
+  CHECK(convert<std::int32_t>(-kFloatInf) == std::numeric_limits<std::int32_t>::min());
   CHECK(convert<std::int32_t>(2147483647.0) == 2147483647);
   CHECK(convert<std::int32_t>(2147483647.9) == 2147483647);
   CHECK(convert<std::int32_t>(-2147483648.9) == std::numeric_limits<std::int32_t>::min());
@@ -168,8 +169,8 @@ TEST_CASE("exp is 0 where it rounds to 0, and the least number above", "[scalar_
   const float last = -103.972077f, least = std::numeric_limits<float>::denorm_min();
   CHECK(exp(-103.9f) == least);
   CHECK(math::exp_of_negative(-103.9f) == least);
-  for (const float x : {std::nextafter(last, -kInf), -104.0f, -104.5f, -104.6f, -104.7f, -1000.0f,
-                        -std::numeric_limits<float>::max(), -kInf}) {
+  for (const float x : {std::nextafter(last, -kFloatInf), -104.0f, -104.5f, -104.6f, -104.7f, -1000.0f,
+                        -std::numeric_limits<float>::max(), -kFloatInf}) {
     CAPTURE(x);
     CHECK(std::bit_cast<std::uint32_t>(exp(x)) == 0);
     CHECK(std::bit_cast<std::uint32_t>(math::exp_of_negative(x)) == 0);
@@ -185,7 +186,8 @@ TEST_CASE("sine and cosine of rows are rounded from the right value, at every si
     x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
   for (int k = -40'000; k <= 40'000; ++k)
     x.push_back(static_cast<float>(k * 1.5707963267948966));  // where one is near 0
-  for (const float edge : {kernels::host::kOrdinaryAngle, std::nextafter(kernels::host::kOrdinaryAngle, kInf), -0.0f})
+  for (const float edge :
+       {kernels::host::kOrdinaryAngle, std::nextafter(kernels::host::kOrdinaryAngle, kFloatInf), -0.0f})
     x.insert(x.end(), {edge, -edge});
   std::vector<float> sine(x.size()), cosine(x.size());
   sines<UnaryOp::sin>(x.data(), sine.data(), std::ssize(x));

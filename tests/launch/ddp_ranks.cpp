@@ -20,7 +20,7 @@ lockstep::DeviceType device_type() { return lockstep::DeviceType::host; }
 
 namespace {
 
-using namespace test;
+using namespace parallel_test;
 
 bool all_good(Communicator& communicator) {
   bool good = true;

@@ -3,7 +3,7 @@
 #include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 // Stage 3 gathers the units but the outermost for the forward and again for the backward, stage 2 once.
 TEST_CASE("fully sharded ranks over MPI end with the bits of replicated ones, in stage 3 and in stage 2") {

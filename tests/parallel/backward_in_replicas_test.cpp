@@ -7,7 +7,7 @@
 #include "parallel/support.h"
 #include "support/counter.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::Counter;
 
 namespace {

@@ -7,13 +7,13 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr MemoryFormat kRows = MemoryFormat::contiguous, kLast = MemoryFormat::channels_last;
+constexpr MemoryFormat kPlain = MemoryFormat::contiguous, kLast = MemoryFormat::channels_last;
 
-struct Net : Module<Net> {
+struct ImageNet : Module<ImageNet> {
   Conv2d first{3, 4, 3, {.padding = 1}}, second{4, 6, 3, {.stride = 2}};
   GroupNorm norm{2, 4};
   Tensor forward(const Tensor& x) const { return second(relu(norm(first(x)))); }
@@ -38,7 +38,7 @@ Tensor images(const Shape& shape, MemoryFormat format, Device device) {
 
 TEST_CASE("pieces, gathered results and gradients of images in channels_last are channels_last", "[memory_format]") {
   for (const auto& devices : device_sets())
-    for (const MemoryFormat format : {kRows, kLast})
+    for (const MemoryFormat format : {kPlain, kLast})
       for (const Device device : {devices.front(), devices.back(), Device::cpu()})
         for (const Shape& shape : {Shape{7, 3, 4, 5}, {7, 1, 4, 5}, {6, 4, 1, 1}}) {
           INFO(to_string(shape) << " from " << to_string(device) << ", " << devices.size() << " devices");
@@ -69,11 +69,11 @@ TEST_CASE("scatter along channels and rows, and gather there, keep channels_last
 }
 
 TEST_CASE("a network on images in channels_last on several devices is as on one", "[memory_format]") {
-  const Net reference = seeded<Net>(1);
+  const ImageNet reference = seeded<ImageNet>(1);
   for (const int count : {1, 2, 3}) {
     INFO(count << " devices");
     const auto train = [&](MemoryFormat format) {
-      Net own = deep_copy(reference);
+      ImageNet own = deep_copy(reference);
       own.to(device_at(0));
       const auto net = DataParallel(own, {.devices = first_devices(count)});
       const Tensor x = images({7, 3, 9, 8}, format, device_at(0));
@@ -85,8 +85,8 @@ TEST_CASE("a network on images in channels_last on several devices is as on one"
       for (const Parameter& parameter : own.parameters()) results.push_back(parameter.grad());
       return results;
     };
-    Net own = deep_copy(reference);
-    const Tensor x = images({7, 3, 9, 8}, kRows, Device::cpu());
+    ImageNet own = deep_copy(reference);
+    const Tensor x = images({7, 3, 9, 8}, kPlain, Device::cpu());
     const Tensor y = own(x);
     y.backward(noise(y.shape(), 5));
     std::vector<Tensor> want{y, x.grad()};
@@ -99,11 +99,11 @@ TEST_CASE("a network on images in channels_last on several devices is as on one"
 
 TEST_CASE("a module in channels_last in replicas: parameters, gradients and results as on one device",
           "[memory_format]") {
-  const Net reference = seeded<Net>(1);
+  const ImageNet reference = seeded<ImageNet>(1);
   for (const int count : {1, 2, 3}) {
     INFO(count << " devices");
     const auto train = [&](MemoryFormat format) {
-      Net own = deep_copy(reference);
+      ImageNet own = deep_copy(reference);
       own.to(device_at(0));
       own.to(format);
       const auto net = DataParallel(own, {.devices = first_devices(count)});
@@ -124,7 +124,7 @@ TEST_CASE("a module in channels_last in replicas: parameters, gradients and resu
       for (const Parameter& parameter : own.parameters()) results.push_back(parameter.tensor().detach());
       return results;
     };
-    const std::vector<Tensor> want = train(kRows), got = train(kLast);
+    const std::vector<Tensor> want = train(kPlain), got = train(kLast);
     for (std::size_t i = 0; i < got.size(); ++i) CHECK(largest_difference(got[i], want[i]) < 1e-9);
   }
 }
@@ -132,7 +132,7 @@ TEST_CASE("a module in channels_last in replicas: parameters, gradients and resu
 TEST_CASE("ranks train a module in channels_last as one in rows, and must agree on the format", "[memory_format]") {
   const auto train = [](MemoryFormat format, bool views) {
     return run_ranks(2, [&](Communicator& communicator) {
-      Net own = seeded<Net>(1);
+      ImageNet own = seeded<ImageNet>(1);
       own.to(format);
       DistributedDataParallel net(own, communicator, {.first_bucket_mb = 0.0005, .gradient_as_bucket_view = views});
       SGD optimizer(own.parameters(), {.lr = 0.1, .momentum = 0.9});
@@ -154,7 +154,7 @@ TEST_CASE("ranks train a module in channels_last as one in rows, and must agree 
   };
   for (const bool views : {true, false}) {
     INFO("views " << views);
-    const auto want = train(kRows, views), got = train(kLast, views);
+    const auto want = train(kPlain, views), got = train(kLast, views);
     CHECK(got[0] == got[1]);
     REQUIRE(got[0].size() == want[0].size());
     CHECK(got[0][0] == 1);
@@ -164,7 +164,7 @@ TEST_CASE("ranks train a module in channels_last as one in rows, and must agree 
   }
   CHECK_THROWS_WITH(run_ranks(2,
                               [](Communicator& communicator) {
-                                Net own = seeded<Net>(1);
+                                ImageNet own = seeded<ImageNet>(1);
                                 if (communicator.rank() == 1) own.to(kLast);
                                 DistributedDataParallel net(own, communicator);
                                 return 0;

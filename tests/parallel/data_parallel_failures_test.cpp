@@ -5,7 +5,7 @@
 #include "parallel/support.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

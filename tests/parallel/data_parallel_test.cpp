@@ -5,11 +5,11 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Sample {
+struct CallSample {
   Tensor image;
   double scale = 1;
   void fields(auto& f) { f(image, scale); }
@@ -22,7 +22,7 @@ struct Result {
 
 struct Structured : Module<Structured> {
   Parameter weight{tensor({2}, {1})};
-  Result forward(const Sample& sample, int power, const std::string& mode) const {
+  Result forward(const CallSample& sample, int power, const std::string& mode) const {
     Tensor y = sample.image * weight.on(sample.image.device()) * sample.scale;
     for (int i = 1; i < power; ++i) y = y * y;
     return {y, {mode == "both" ? y + 1 : y}};
@@ -50,8 +50,8 @@ struct Dynamic : Module<Dynamic> {
     return Value::Map{{"y", batch.at("x").as_tensor() * 2}, {"n", batch.at("n")}};
   }
 };
-struct Mixed : Module<Mixed> {
-  Sample forward(const Tensor& x) const { return {x * 2, 0.5}; }  // cannot be gathered
+struct MixedDTypes : Module<MixedDTypes> {
+  CallSample forward(const Tensor& x) const { return {x * 2, 0.5}; }  // cannot be gathered
 };
 struct Overloaded : Module<Overloaded> {
   Tensor forward(const Tensor& x) const { return x * 2; }
@@ -90,7 +90,7 @@ TEST_CASE("structs, numbers and strings go in, structs come out") {
   for (const auto& devices : device_sets()) {
     const auto net = DataParallel(Structured{}, {.devices = devices, .output_device = Device::cpu()});
     CHECK(net.output_device() == Device::cpu());
-    const Result result = net(Sample{counting({5}), 0.5}, 2, std::string("both"));
+    const Result result = net(CallSample{counting({5}), 0.5}, 2, std::string("both"));
     CHECK(result.image.device() == Device::cpu());
     CHECK(values(result.image) == Doubles{1, 4, 9, 16, 25});
     CHECK(values(result.parts[0]) == Doubles{2, 5, 10, 17, 26});
@@ -143,8 +143,8 @@ TEST_CASE("run-time values go in and come out") {
 }
 
 TEST_CASE("outputs that cannot be gathered are still there ungathered") {
-  const auto net = DataParallel(Mixed{}, {.devices = first_devices(2)});
-  const std::vector<Sample> outputs = net.forward_ungathered(counting({4}));
+  const auto net = DataParallel(MixedDTypes{}, {.devices = first_devices(2)});
+  const std::vector<CallSample> outputs = net.forward_ungathered(counting({4}));
   REQUIRE(outputs.size() == 2);
   CHECK(outputs[1].image.device() == device_at(1));
   CHECK(values(outputs[1].image) == Doubles{6, 8});
@@ -241,7 +241,7 @@ TEST_CASE("the function form") {
   const std::uint64_t before = detail::moved_bytes();
   data_parallel(module, std::tuple(x.to(device_at(0))), {.devices = first_devices(1)});
   CHECK(detail::moved_bytes() == before);
-  const Result result = data_parallel(Structured{}, std::tuple(Sample{counting({5}), 0.5}, 1, std::string()),
+  const Result result = data_parallel(Structured{}, std::tuple(CallSample{counting({5}), 0.5}, 1, std::string()),
                                       {.devices = first_devices(2)});
   CHECK(values(result.image) == Doubles{1, 2, 3, 4, 5});
 }

@@ -1,7 +1,7 @@
 // gather: tensors.
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("tensors are concatenated along dim on the device, in replica order") {
   for (const auto& devices : device_sets()) {

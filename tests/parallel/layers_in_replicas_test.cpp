@@ -9,12 +9,12 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // Words [B, 4] and a picture [B, 4, 3, 3] of each to 2 numbers.
-struct Mixed : Module<Mixed> {
+struct MixedLayers : Module<MixedLayers> {
   Embedding words{11, 6, {.padding_index = 0, .sparse = true}};
   MultiheadAttention attention{6, 3, {.dropout = 0.4, .batch_first = true}};
   LSTM lstm{6, 5, {.layers = 2, .dropout = 0.3, .bidirectional = true}};
@@ -72,11 +72,11 @@ double distance(const Doubles& a, const Doubles& b) {
 
 TEST_CASE("layers of every kind in replicas: outputs and gradients of one device, also checkpointed") {
   support::needs_devices(5);
-  Mixed reference = seeded<Mixed>(5);
+  MixedLayers reference = seeded<MixedLayers>(5);
   reference.eval();
   for (const auto& devices : {first_devices(1), first_devices(2), devices_at({2, 0, 1}), first_devices(5)}) {
     for (const bool checkpointed : {false, true}) {
-      Mixed copy = deep_copy(reference);
+      MixedLayers copy = deep_copy(reference);
       copy.checkpointed = checkpointed;
       const auto net = DataParallel(copy, {.devices = devices});
       for (const std::int64_t size : {7, 3}) {
@@ -94,12 +94,12 @@ TEST_CASE("layers of every kind in replicas: outputs and gradients of one device
 
 TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, also checkpointed") {
   support::needs_devices(3);
-  const Mixed first = seeded<Mixed>(5);
+  const MixedLayers first = seeded<MixedLayers>(5);
   const Batch in = batch(7);
   for (const auto& devices : {first_devices(1), devices_at({1, 0, 2})}) {
     std::vector<Doubles> seen;
     for (const bool checkpointed : {false, true, false}) {
-      Mixed copy = deep_copy(first);
+      MixedLayers copy = deep_copy(first);
       copy.checkpointed = checkpointed;
       const auto net = DataParallel(copy, {.devices = devices});
       manual_seed(8);
@@ -114,7 +114,7 @@ TEST_CASE("layers of every kind in replicas: the seed decides what is dropped, a
 }
 
 TEST_CASE("layers of every kind in ranks: the gradients of one device, under a loss scale and checkpointed") {
-  Mixed reference = seeded<Mixed>(5);
+  MixedLayers reference = seeded<MixedLayers>(5);
   reference.eval();
   const std::int64_t rows = 3;
   for (const int ranks : {1, 2, 3}) {
@@ -123,13 +123,13 @@ TEST_CASE("layers of every kind in ranks: the gradients of one device, under a l
     const Doubles want = all_gradients(reference);
     reference.zero_grad();
     const auto got = run_ranks(ranks, [&](Communicator& comm) {
-      Mixed copy = deep_copy(reference);
+      MixedLayers copy = deep_copy(reference);
       copy.words = Embedding(11, 6, {.padding_index = 0});  // a dense gradient
       copy.words.to(DType::f64);
       copy.words.weight.assign(reference.words.weight.tensor());
       copy.checkpointed = true;
       copy.eval();
-      DistributedDataParallel<Mixed> net(std::move(copy), comm);
+      DistributedDataParallel<MixedLayers> net(std::move(copy), comm);
       const auto mine = [&](const Tensor& x) { return x.narrow(0, rows * comm.rank(), rows).to(comm.device()); };
       GradScaler scaler(GradScalerOptions{.init_scale = 1024});
       SGD optimizer(net.module().parameters(), {.lr = 0.1});

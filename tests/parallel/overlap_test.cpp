@@ -7,7 +7,7 @@
 #include "lockstep/runtime/trace/trace.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::detail::host_faults;
 
 namespace {

@@ -7,7 +7,7 @@
 #include "lockstep/tensor/ops/random.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "lockstep/parallel/parallel_apply.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -1,7 +1,7 @@
 // reduce_with: the loss in the replicas, weighted by the sizes of their pieces.
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "parallel/support.h"
 #include "support/hidden_case.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 
 namespace {

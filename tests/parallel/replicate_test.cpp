@@ -4,11 +4,11 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Mixed : Module<Mixed> {
+struct MixedMembers : Module<MixedMembers> {
   Parameter a{tensor({1, 2, 3}, {3})};
   Parameter frozen{tensor({4, 5}, {2}), false};
   Parameter narrow{tensor({6, 7, 8, 9}, {4}).to(DType::f32)};
@@ -40,8 +40,8 @@ std::uint64_t bytes_moved(const std::function<void()>& body) {
 
 TEST_CASE("a replica is callable and its parameters are the slots of its device") {
   for (const auto& devices : device_sets()) {
-    const Mixed net = on(Mixed{}, devices[0]);
-    const std::vector<Replica<Mixed>> replicas = replicate(net, devices);
+    const MixedMembers net = on(MixedMembers{}, devices[0]);
+    const std::vector<Replica<MixedMembers>> replicas = replicate(net, devices);
     REQUIRE(replicas.size() == devices.size());
     for (std::size_t i = 0; i < devices.size(); ++i) {
       CHECK(replicas[i].device() == devices[i]);
@@ -61,7 +61,7 @@ TEST_CASE("a replica is callable and its parameters are the slots of its device"
 }
 
 TEST_CASE("an in-place update at home stays, one elsewhere is lost at the refresh") {
-  const Mixed net = on(Mixed{}, device_at(3));
+  const MixedMembers net = on(MixedMembers{}, device_at(3));
   const auto devices = devices_at({3, 1});
   const NoGrad off;
   const auto replicas = replicate(net, devices);
@@ -74,7 +74,7 @@ TEST_CASE("an in-place update at home stays, one elsewhere is lost at the refres
 
 TEST_CASE("only slots that changed, at home or by themselves, are refreshed") {
   support::needs_devices(8);
-  const Mixed net = on(Mixed{}, device_at(0));
+  const MixedMembers net = on(MixedMembers{}, device_at(0));
   const auto devices = first_devices(3);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 2 * kBytes);
   CHECK(bytes_moved([&] { replicate(net, devices); }) == 0);
@@ -106,7 +106,7 @@ TEST_CASE("tied parameters are mirrored once") {
 
 TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parameters keep an undefined grad") {
   support::needs_devices(3);
-  const Mixed net = on(Mixed{}, device_at(0));
+  const MixedMembers net = on(MixedMembers{}, device_at(0));
   const Parameter unused(tensor({1}, {1}, device_at(0)));
   const auto replicas = replicate(net, first_devices(3));
   Tensor total;
@@ -129,21 +129,21 @@ TEST_CASE("gradients of mixed dtypes are added at home; frozen and unused parame
 
 TEST_CASE("without grad mode mirrors have no edge") {
   support::needs_devices(2);
-  const Mixed net = on(Mixed{}, device_at(0));
+  const MixedMembers net = on(MixedMembers{}, device_at(0));
   const NoGrad off;
   CHECK_FALSE(replicate(net, first_devices(2))[1].parameters()[0].requires_grad());
 }
 
 TEST_CASE("misplaced, uninitialised and doubled are errors that say where") {
   support::needs_devices(5);
-  Mixed net = on(Mixed{}, device_at(0));
+  MixedMembers net = on(MixedMembers{}, device_at(0));
   CHECK(missing(message_of<InvalidArgument>([&] {
                   replicate(net, devices_at({1, 0}));
                 }),
                 {"module must have its parameters and buffers on device " + device_name(1) +
                  " (devices[0]) but found 'a' on device " + device_name(0)}) == "");
   struct Outer : Module<Outer> {
-    Mixed inner;
+    MixedMembers inner;
     Buffer far{tensor({1}, {1}, device_at(4))};
     Tensor forward(const Tensor& x) const { return x; }
     void members(Members& m) override { m("inner", inner), m("far", far); }
@@ -169,7 +169,7 @@ TEST_CASE("misplaced, uninitialised and doubled are errors that say where") {
 
 TEST_CASE("replicas keep the module alive") {
   support::needs_devices(2);
-  auto net = std::make_unique<Mixed>(on(Mixed{}, device_at(0)));
+  auto net = std::make_unique<MixedMembers>(on(MixedMembers{}, device_at(0)));
   const auto replicas = replicate(*net, first_devices(2));
   net.reset();
   CHECK(values(replicas[1](counting({1}, device_at(1)))) == Doubles{6.0 * 9 * 30 * 3});

@@ -1,7 +1,7 @@
 // scatter and gather in a graph.
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using Shares = std::vector<std::int64_t>;
 
 TEST_CASE("chunk: pieces of ceil(n / N), the last devices may get none") {

@@ -2,7 +2,7 @@
 #include "lockstep/runtime/host/faults.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using Sizes = std::vector<std::int64_t>;
 
 TEST_CASE("a tensor becomes pieces along dim, each on its device, in order") {

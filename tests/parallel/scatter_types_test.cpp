@@ -8,11 +8,11 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Sample {
+struct TypedSample {
   Tensor image, mask;
   double scale = 1;
   void fields(auto& f) { f(image, mask, scale); }
@@ -69,11 +69,11 @@ TEST_CASE("containers are divided element by element and keep their types") {
 }
 
 TEST_CASE("structs with fields, nested in containers") {
-  const std::map<std::string, std::vector<Sample>> batch{
-      {"train", {Sample{counting({4}), counting({4, 1}), 0.5}, Sample{counting({3}), Tensor(), 2}}}};
+  const std::map<std::string, std::vector<TypedSample>> batch{
+      {"train", {TypedSample{counting({4}), counting({4, 1}), 0.5}, TypedSample{counting({3}), Tensor(), 2}}}};
   const auto pieces = scatter(batch, first_devices(2));
   REQUIRE(pieces.size() == 2);
-  const Sample& first = pieces[1].at("train")[0];
+  const TypedSample& first = pieces[1].at("train")[0];
   CHECK(values(first.image) == Doubles{3, 4});
   CHECK(first.mask.shape() == Shape{2, 1});
   CHECK(first.scale == 0.5);

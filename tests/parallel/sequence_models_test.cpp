@@ -7,7 +7,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -36,7 +36,7 @@ Tensor tokens(std::int64_t batch) {
   manual_seed(static_cast<std::uint64_t>(batch));
   return randint(0, 7, {batch, 6});
 }
-std::vector<Tensor> gradients(const ModuleBase& net) {
+std::vector<Tensor> gradient_tensors(const ModuleBase& net) {
   std::vector<Tensor> all;
   for (const Parameter& p : net.parameters()) all.push_back(p.grad());
   return all;
@@ -69,7 +69,7 @@ TEST_CASE("sequence models in replicas compute and train as on one device") {
         square(want).sum().backward();
         square(got).sum().backward();
       }
-      const std::vector<Tensor> want = gradients(reference), got = gradients(copy);
+      const std::vector<Tensor> want = gradient_tensors(reference), got = gradient_tensors(copy);
       for (std::size_t i = 0; i < want.size(); ++i) CHECK(largest_difference(got[i], want[i]) < 1e-9);
       reference.zero_grad();
     }
@@ -90,10 +90,10 @@ TEST_CASE("replicas that checkpoint drop the same elements in backward") {
     manual_seed(77);
     square(y).sum().backward();
     if (!checkpointed) {
-      plain = gradients(net);
+      plain = gradient_tensors(net);
       continue;
     }
-    const std::vector<Tensor> got = gradients(net);
+    const std::vector<Tensor> got = gradient_tensors(net);
     for (std::size_t i = 0; i < got.size(); ++i) CHECK(values(got[i]) == values(plain[i]));
   }
 }

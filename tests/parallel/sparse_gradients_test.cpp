@@ -6,7 +6,7 @@
 #include "lockstep/tensor/optim/sparse_adam.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -15,8 +15,9 @@
 #include "support/catch.h"
 #include "support/devices.h"
 #include "support/messages.h"
+#include "support/tensors.h"
 
-namespace test {
+namespace parallel_test {
 
 using namespace lockstep;
 using Doubles = std::vector<double>;
@@ -48,7 +49,13 @@ inline Tensor noise(const Shape& shape, std::uint64_t seed, Device device = Devi
   }
   return from_data(values, shape, {.device = device});
 }
-inline Doubles values(const Tensor& x) { return x.to_vector<double>(); }
+using support::values;
+inline double largest_difference(const Doubles& a, const Doubles& b) {
+  if (a.size() != b.size()) return 1e300;
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
 inline double largest_difference(const Tensor& a, const Tensor& b) {
   const Doubles x = values(a), y = values(b);
   if (a.shape() != b.shape()) return 1e300;
@@ -154,4 +161,4 @@ struct Calling : Module<Calling<F>> {
   void members(Members& m) override { m("weight", weight); }
 };
 
-}  // namespace test
+}  // namespace parallel_test

@@ -6,7 +6,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("a trace has the phases of a training step, and its operations by their names") {
   const auto net = DataParallel(Mlp{}, {.devices = first_devices(2)});

@@ -11,7 +11,7 @@
 #include "support/devices.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::first_devices;
 
 namespace {

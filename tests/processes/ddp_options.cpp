@@ -10,7 +10,7 @@
 #include "processes/forked.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

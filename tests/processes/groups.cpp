@@ -11,7 +11,7 @@
 #include "support/catch.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::first_devices;
 
 namespace {

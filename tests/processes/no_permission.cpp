@@ -13,7 +13,7 @@
 #include "processes/forked.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::TemporaryFolder;
 
 namespace {

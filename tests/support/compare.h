@@ -28,4 +28,12 @@ inline std::vector<std::string> state_names(const lockstep::ModuleBase& module) 
   return names;
 }
 
+// "weight f32[2, 3] on cpu", in the order of the module's members.
+inline std::vector<std::string> state_texts(const lockstep::ModuleBase& module) {
+  std::vector<std::string> texts;
+  for (const lockstep::NamedTensor& entry : module.state_dict())
+    texts.push_back(entry.name + " " + to_string(entry.tensor));
+  return texts;
+}
+
 }  // namespace support

@@ -28,7 +28,11 @@ std::string gradgradcheck(const Function& f, const std::vector<lockstep::Tensor>
 // Numbers in [low, high) that look random, f64, as a leaf that requires a gradient; never closer than 0.05 to a
 // multiple of 1/2, so that no step crosses a kink there.
 lockstep::Tensor random_leaf(const lockstep::Shape& shape, std::uint64_t seed, double low = -2, double high = 2);
-// The same, stored with its dimensions in reverse order: not contiguous.
+// The like from -1 to 1, which require none.
+inline lockstep::Tensor random_values(const lockstep::Shape& shape, std::uint64_t seed) {
+  return random_leaf(shape, seed, -1, 1).detach();
+}
+// A leaf as above, stored with its dimensions in reverse order: not contiguous.
 lockstep::Tensor random_transposed_leaf(const lockstep::Shape& shape, std::uint64_t seed, double low = -2,
                                         double high = 2);
 

@@ -14,6 +14,13 @@
 
 namespace support {
 
+inline constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Of the dtype's statistics.
+inline lockstep::DType wide(lockstep::DType dtype) {
+  return dtype == lockstep::DType::f64 ? lockstep::DType::f64 : lockstep::DType::f32;
+}
+
 using namespace lockstep;  // NOLINT: test support is written as if it were inside
 
 enum class Layout {

@@ -12,7 +12,7 @@ using support::missing;
 namespace {
 
 // first, first + 1, …
-Tensor counting(std::int64_t count, double first = 1) { return arange(count).to(DType::f64) + first; }
+Tensor numbers_from(std::int64_t count, double first = 1) { return arange(count).to(DType::f64) + first; }
 
 }  // namespace
 
@@ -25,7 +25,7 @@ TEST_CASE("a value knows its type and gives its content") {
   CHECK(Value(7).as_number() == 7);
   CHECK(Value("text").as_string() == "text");
   CHECK(Value(std::string("text")).is(Value::Type::string));
-  CHECK(values(Value(counting(2)).as_tensor()) == Doubles{1, 2});
+  CHECK(values(Value(numbers_from(2)).as_tensor()) == Doubles{1, 2});
   CHECK(Value(Value::List{1, "a"}).as_list().size() == 2);
   CHECK(Value(Value::Map{{"a", 1}}).at("a").as_integer() == 1);
   Value changed = 1;
@@ -36,7 +36,7 @@ TEST_CASE("a value knows its type and gives its content") {
 
 TEST_CASE("the wrong accessor names both types") {
   CHECK(missing(message_of<InvalidArgument>([] { Value(3).as_string(); }), {"string", "integer"}) == "");
-  CHECK(missing(message_of<InvalidArgument>([] { Value(counting(2)).as_list(); }), {"list", "tensor"}) == "");
+  CHECK(missing(message_of<InvalidArgument>([] { Value(numbers_from(2)).as_list(); }), {"list", "tensor"}) == "");
   CHECK(missing(message_of<InvalidArgument>([] { Value().as_number(); }), {"number", "nothing"}) == "");
   CHECK(missing(message_of<InvalidArgument>([] { Value(1.5).as_integer(); }), {"integer", "number"}) == "");
   CHECK(missing(message_of<InvalidArgument>([] {
@@ -48,7 +48,8 @@ TEST_CASE("the wrong accessor names both types") {
 }
 
 TEST_CASE("its tensors are found in order") {
-  Value value = Value::List{counting(1, 4), 3, Value::Map{{"b", counting(1, 6)}, {"a", counting(1, 5)}}, Tensor()};
+  Value value =
+      Value::List{numbers_from(1, 4), 3, Value::Map{{"b", numbers_from(1, 6)}, {"a", numbers_from(1, 5)}}, Tensor()};
   Doubles found;
   for_each_tensor(value, [&](Tensor& x) {
     found.push_back(x.item<double>());

@@ -13,7 +13,7 @@
 #include "parallel/sharding/support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

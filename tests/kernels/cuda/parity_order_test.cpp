@@ -5,9 +5,7 @@
 using namespace lockstep;
 using namespace support;
 
-namespace {
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("CUDA parity: group_norm", "[cuda][parity][group_norm]") {
   NEEDS_CUDA

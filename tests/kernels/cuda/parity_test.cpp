@@ -6,8 +6,8 @@ using namespace support;
 
 namespace {
 
-const std::vector<Shape> kShapes = {{},     {0},          {1},          {31},      {5000},
-                                    {3, 5}, {17, 1, 129}, {2, 3, 4, 5}, {2, 0, 3}, {1, 2, 1, 2, 1, 2, 1, 3}};
+const std::vector<Shape> kParityShapes = {{},     {0},          {1},          {31},      {5000},
+                                          {3, 5}, {17, 1, 129}, {2, 3, 4, 5}, {2, 0, 3}, {1, 2, 1, 2, 1, 2, 1, 3}};
 
 }  // namespace
 
@@ -15,7 +15,7 @@ TEST_CASE("CUDA parity: unary", "[cuda][parity]") {
   NEEDS_CUDA
   for (int op = 0; op < static_cast<int>(UnaryOp::count); ++op)
     for (const DType dtype : kAllDTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kParityShapes)
         for (const Layout in : kInputLayouts)
           for (const Layout out : kOutputLayouts) {
             const auto unary_op = static_cast<UnaryOp>(op);
@@ -37,7 +37,7 @@ TEST_CASE("CUDA parity: binary", "[cuda][parity]") {
   NEEDS_CUDA
   for (int op = 0; op < static_cast<int>(BinaryOp::count); ++op)
     for (const DType dtype : kAllDTypes)
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kParityShapes)
         for (const Layout left : kInputLayouts)
           for (const Layout right : kInputLayouts) {
             const auto binary_op = static_cast<BinaryOp>(op);
@@ -68,7 +68,7 @@ TEST_CASE("CUDA parity: binary", "[cuda][parity]") {
 
 TEST_CASE("CUDA parity: where, cast, fill, arange", "[cuda][parity]") {
   NEEDS_CUDA
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kParityShapes)
     for (const Layout layout : kInputLayouts)
       for (const DType dtype : kAllDTypes) {
         TestTensor c(DType::boolean, shape, layout), x(dtype, shape, layout), y(dtype, shape), z(dtype, shape);

@@ -8,13 +8,13 @@ using namespace support;
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::f32, DType::bf16};
+constexpr DType kSanitizedDTypes[] = {DType::f32, DType::bf16};
 
 }  // namespace
 
 TEST_CASE("CUDA, small: elementwise", "[.sanitize]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : kSanitizedDTypes)
     for (const Layout layout : {Layout::contiguous, Layout::transposed, Layout::broadcast}) {
       const Shape shape{33, 129};
       TestTensor x(dtype, shape, layout), y(dtype, shape), z(dtype, shape);
@@ -30,7 +30,7 @@ TEST_CASE("CUDA, small: elementwise", "[.sanitize]") {
 
 TEST_CASE("CUDA, small: reductions", "[.sanitize][shared]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : kSanitizedDTypes)
     for (const auto& [shape, out] : {std::pair{Shape{9001}, Shape{1}}, std::pair{Shape{70, 300}, Shape{70, 1}},
                                      std::pair{Shape{300, 70}, Shape{1, 70}}})
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
@@ -45,7 +45,7 @@ TEST_CASE("CUDA, small: reductions", "[.sanitize][shared]") {
 
 TEST_CASE("CUDA, small: softmax and the loss of classes", "[.sanitize][shared]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : kSanitizedDTypes)
     for (const Shape& shape : {Shape{3, 1500, 1}, Shape{2, 33, 20}}) {
       const Shape lines{shape[0], shape[2]};
       TestTensor x(dtype, shape), y(dtype, shape), dy(dtype, shape), dx(dtype, shape);
@@ -69,7 +69,7 @@ TEST_CASE("CUDA, small: softmax and the loss of classes", "[.sanitize][shared]")
 
 TEST_CASE("CUDA, small: norms", "[.sanitize][shared]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kSanitizedDTypes) {
     const Shape shape{4, 5, 300}, c{5};
     TestTensor x(dtype, shape), y(dtype, shape), dx(dtype, shape), weight(dtype, c), bias(dtype, c),
         running_mean(dtype, c), running_var(dtype, c), mean(DType::f32, c), inv_std(DType::f32, c), dweight(dtype, c),
@@ -125,7 +125,7 @@ TEST_CASE("CUDA, small: attention", "[.sanitize][shared]") {
   NEEDS_CUDA
   // By tiles, by products, and of few queries with the keys in two parts.
   for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{33, 47}, {70, 65}, {2, 300}})
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kSanitizedDTypes) {
       const Shape query{1, 2, queries, 20}, key{1, 2, keys, 20}, value{1, 2, keys, 12}, result{1, 2, queries, 12};
       TestTensor q(dtype, query), k(dtype, key), v(dtype, value), out(dtype, result), lse(DType::f32, {1, 2, queries});
       TestTensor dout(dtype, result), dq(dtype, query), dk(dtype, key), dv(dtype, value);
@@ -189,7 +189,7 @@ TEST_CASE("CUDA, small: pooling and indexing", "[.sanitize][shared]") {
 
 TEST_CASE("CUDA, small: products and convolution", "[.sanitize]") {
   NEEDS_CUDA
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kSanitizedDTypes) {
     TestTensor a(dtype, {2, 17, 65}), b(dtype, {2, 65, 33}), bias(dtype, {33}), z(dtype, {2, 17, 33});
     a.fill_random(1, -1, 1), b.fill_random(2, -1, 1), bias.fill_random(3);
     const MatmulArgs product{.a = a.in(), .b = b.in(), .bias = bias.in(), .out = z.inout(), .alpha = 1, .beta = 0};

@@ -11,7 +11,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-struct Problem {
+struct AttentionProblem {
   std::int64_t batch, heads, queries, keys, key_size, value_size;
   std::int64_t group = 1;  // heads of queries for one head of keys and values
 };
@@ -33,12 +33,12 @@ struct Naive {
 
 // All operands of a call. Keys that no query may see are NaN: they must not be read.
 struct Operands {
-  Problem p;
+  AttentionProblem p;
   Options o;
   std::int64_t pages = 0;  // of a sequence
   TestTensor q, k, v, dout, mask, lengths, table;
 
-  Operands(DType dtype, const Problem& problem, const Options& options)
+  Operands(DType dtype, const AttentionProblem& problem, const Options& options)
       : p(problem),
         o(options),
         pages(o.page > 0 ? p.keys / o.page : 0),
@@ -165,7 +165,7 @@ Naive naive(const Operands& x, const AttentionArgs& a) {
   return r;
 }
 
-void check_attention(DType dtype, const Problem& p, const Options& o) {
+void check_attention(DType dtype, const AttentionProblem& p, const Options& o) {
   const Operands x(dtype, p, o);
   TestTensor out(dtype, x.dout.shape()),
       lse(dtype == DType::f64 ? DType::f64 : DType::f32, {p.batch, p.heads, p.queries});
@@ -235,13 +235,13 @@ TEST_CASE("attention is the formula for shapes and options drawn by a seed") {
   };
   for (int round = 0; round < 60; ++round) {
     const std::int64_t group = 1 + draw(3), page = draw(1) ? 1 + draw(20) : 0;
-    Problem p{.batch = 1 + draw(2),
-              .heads = group * (1 + draw(1)),
-              .queries = draw(2) ? 1 + draw(40) : 1 + draw(2),
-              .keys = 1 + draw(150),
-              .key_size = 1 + draw(20),
-              .value_size = 1 + draw(20),
-              .group = group};
+    AttentionProblem p{.batch = 1 + draw(2),
+                       .heads = group * (1 + draw(1)),
+                       .queries = draw(2) ? 1 + draw(40) : 1 + draw(2),
+                       .keys = 1 + draw(150),
+                       .key_size = 1 + draw(20),
+                       .value_size = 1 + draw(20),
+                       .group = group};
     if (page > 0) p.keys = page * (1 + p.keys / page);
     if (draw(3) == 0) p.key_size = p.value_size = 16;  // whole tiles, which are read in place
     const Options o{.mask = static_cast<Mask>(draw(2)),
@@ -256,9 +256,10 @@ TEST_CASE("attention is the formula for shapes and options drawn by a seed") {
 }
 
 TEST_CASE("attention of nothing") {
-  for (const Problem& p :
-       {Problem{0, 2, 3, 4, 5, 6}, Problem{2, 2, 0, 4, 5, 6}, Problem{2, 1, 3, 0, 5, 6}, Problem{2, 0, 3, 4, 5, 6},
-        Problem{2, 1, 1, 0, 5, 6}, Problem{2, 1, 20, 3, 0, 6}, Problem{2, 1, 20, 3, 5, 0}, Problem{2, 1, 2, 3, 0, 0}})
+  for (const AttentionProblem& p :
+       {AttentionProblem{0, 2, 3, 4, 5, 6}, AttentionProblem{2, 2, 0, 4, 5, 6}, AttentionProblem{2, 1, 3, 0, 5, 6},
+        AttentionProblem{2, 0, 3, 4, 5, 6}, AttentionProblem{2, 1, 1, 0, 5, 6}, AttentionProblem{2, 1, 20, 3, 0, 6},
+        AttentionProblem{2, 1, 20, 3, 5, 0}, AttentionProblem{2, 1, 2, 3, 0, 0}})
     for (const DType dtype : {DType::f32, DType::bf16}) check_attention(dtype, p, {});
   // No pages at all, and sequences that have none of theirs: nothing is read of the table.
   for (const std::int64_t queries : {1, 20})
@@ -269,7 +270,7 @@ TEST_CASE("attention of nothing") {
 TEST_CASE("attention refuses indices of pages, and lengths, that cannot be, and writes nothing") {
   for (const DType integers : {DType::i32, DType::i64})
     for (const std::int64_t queries : {1, 20}) {
-      const Problem p{2, 2, queries, 12, 3, 5};
+      const AttentionProblem p{2, 2, queries, 12, 3, 5};
       Operands x(DType::f32, p, {.lengths = true, .page = 4, .integers = integers});
       TestTensor out(DType::f32, x.dout.shape()), lse(DType::f32, {2, 2, queries});
       const std::vector<std::byte> before = out.bytes();

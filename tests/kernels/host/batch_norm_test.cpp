@@ -22,15 +22,16 @@ Statistics statistics(const TestTensor& x, std::int64_t channel) {
   return {static_cast<double>(mean), static_cast<double>(squares / count)};
 }
 
-const std::vector<Shape> kShapes = {{2, 1, 1}, {8, 3, 1}, {300, 5, 1}, {4, 3, 7}, {3, 2, 50}, {1, 4, 33}, {2, 3, 1000}};
+const std::vector<Shape> kBatchNormShapes = {{2, 1, 1},  {8, 3, 1},  {300, 5, 1}, {4, 3, 7},
+                                             {3, 2, 50}, {1, 4, 33}, {2, 3, 1000}};
 // Of what is kept for the gradient.
 DType statistics_of(DType dtype) { return dtype == DType::f64 ? dtype : DType::f32; }
-constexpr double kEps = 1e-3, kMomentum = 0.1;
+constexpr double kBatchNormEps = 1e-3, kMomentum = 0.1;
 
 }  // namespace
 
 TEST_CASE("batch_norm in training", "[batch_norm]") {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kBatchNormShapes)
     for (const DType dtype : kFloatingDTypes)
       for (const bool affine : {true, false}) {
         const std::int64_t channels = shape[1], length = shape[2];
@@ -49,7 +50,7 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
                            .inv_std = inv_std.out(),
                            .training = true,
                            .momentum = kMomentum,
-                           .eps = kEps};
+                           .eps = kBatchNormEps};
         if (affine) args.weight = weight.in(), args.bias = bias.in();
         run(args);
         const auto channel = [&](std::int64_t i) { return i / length % channels; };
@@ -57,7 +58,8 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
         CHECK(mismatch(
                   mean, [&](std::int64_t c) { return statistics(x, c).mean; }, 4, 4) == "");
         CHECK(mismatch(
-                  inv_std, [&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); }, 8) == "");
+                  inv_std, [&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kBatchNormEps); },
+                  8) == "");
         CHECK(mismatch(
                   running_mean, [&](std::int64_t c) { return 0.9 * old_mean[c] + kMomentum * statistics(x, c).mean; },
                   4, 4) == "");
@@ -71,7 +73,7 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
                   y,
                   [&](std::int64_t i) {
                     const Statistics s = statistics(x, channel(i));
-                    const double normal = (x[i] - s.mean) / std::sqrt(s.variance + kEps);
+                    const double normal = (x[i] - s.mean) / std::sqrt(s.variance + kBatchNormEps);
                     return affine ? normal * weight[channel(i)] + bias[channel(i)] : normal;
                   },
                   8, 16) == "");
@@ -91,7 +93,7 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
                   y,
                   [&](std::int64_t i) {
                     const std::int64_t c = channel(i);
-                    const double normal = (x[i] - running_mean[c]) / std::sqrt(running_var[c] + kEps);
+                    const double normal = (x[i] - running_mean[c]) / std::sqrt(running_var[c] + kBatchNormEps);
                     return affine ? normal * weight[c] + bias[c] : normal;
                   },
                   8, 16) == "");
@@ -99,7 +101,7 @@ TEST_CASE("batch_norm in training", "[batch_norm]") {
 }
 
 TEST_CASE("batch_norm_grad", "[batch_norm]") {
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kBatchNormShapes)
     for (const DType dtype : kFloatingDTypes)
       for (const bool affine : {true, false}) {
         const std::int64_t channels = shape[1], length = shape[2];
@@ -109,7 +111,7 @@ TEST_CASE("batch_norm_grad", "[batch_norm]") {
         TestTensor dbias(dtype, {channels});
         x.fill_random(1, 0, 4), dy.fill_random(2, -1, 1), weight.fill_random(3, 0.5, 1.5);
         mean.fill([&](std::int64_t c) { return statistics(x, c).mean; });
-        inv_std.fill([&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kEps); });
+        inv_std.fill([&](std::int64_t c) { return 1 / std::sqrt(statistics(x, c).variance + kBatchNormEps); });
         BatchNormGradArgs args{.dy = dy.in(),
                                .x = x.in(),
                                .mean = mean.in(),

@@ -10,13 +10,13 @@ namespace {
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-struct Size {
+struct CellSize {
   std::int64_t batch, hidden;
 };
-constexpr Size kSizes[] = {{1, 1}, {3, 5}, {2, 64}, {5, 33}, {0, 4}, {4, 0}};
+constexpr CellSize kCellSizes[] = {{1, 1}, {3, 5}, {2, 64}, {5, 33}, {0, 4}, {4, 0}};
 
 // Element j of gate k of a row, in [batch, gates * hidden].
-std::int64_t gate(const Size& s, std::int64_t row, int gates, int k, std::int64_t j) {
+std::int64_t gate(const CellSize& s, std::int64_t row, int gates, int k, std::int64_t j) {
   return row * gates * s.hidden + k * s.hidden + j;
 }
 
@@ -33,7 +33,7 @@ double& at(std::vector<double>& v, std::int64_t i) { return v[static_cast<std::s
 
 TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
   for (const DType dtype : kFloatingDTypes)
-    for (const Size& s : kSizes) {
+    for (const CellSize& s : kCellSizes) {
       const Shape state{s.batch, s.hidden}, gates_shape{s.batch, 4 * s.hidden};
       TestTensor gates(dtype, gates_shape), before(dtype, state), activated(dtype, gates_shape);
       TestTensor h(dtype, state), c(dtype, state), plain_h(dtype, state), plain_c(dtype, state);
@@ -71,7 +71,7 @@ TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
 
 TEST_CASE("gru_cell and its gradient follow the formulas", "[cells]") {
   for (const DType dtype : kFloatingDTypes)
-    for (const Size& s : kSizes) {
+    for (const CellSize& s : kCellSizes) {
       const Shape state{s.batch, s.hidden}, gates_shape{s.batch, 3 * s.hidden};
       TestTensor input(dtype, gates_shape), hidden(dtype, gates_shape), before(dtype, state);
       TestTensor activated(dtype, gates_shape), h(dtype, state), plain(dtype, state);

@@ -13,12 +13,12 @@ using namespace support;
 
 namespace {
 
-struct Problem {
+struct ConvProblem {
   std::int64_t batch, channels, height, width, outputs;
   Window2d window;
   int groups = 1;
 };
-const std::vector<Problem> kProblems = {
+const std::vector<ConvProblem> kConvProblems = {
     {1, 1, 1, 1, 1, {}},
     {2, 1, 8, 8, 16, {.kernel = {3, 3}}},
     {3, 4, 5, 7, 6, {.kernel = {3, 2}, .padding = {1, 1}}},
@@ -46,7 +46,7 @@ const std::vector<Problem> kProblems = {
     {1, 6, 33, 41, 5, {}},  // more rows than a product has columns for, of the image itself
 };
 // Large enough to be divided among threads: what is divided stands behind.
-const std::vector<Problem> kLargeProblems = {
+const std::vector<ConvProblem> kLargeProblems = {
     {19, 8, 24, 24, 16, {.kernel = {3, 3}, .padding = {1, 1}}},                                        // images
     {17, 16, 32, 32, 24, {.kernel = {3, 3}, .padding = {1, 1}}},                                       // images
     {1, 16, 61, 50, 48, {.kernel = {3, 3}, .padding = {1, 1}}},                                        // rows
@@ -66,19 +66,19 @@ const std::vector<Problem> kLargeProblems = {
 };
 
 struct Case {
-  Problem problem;
+  ConvProblem problem;
   Layout images, weights;
   std::string layouts() const { return cat(name_of(images), " images, ", name_of(weights), " weights"); }
 };
-std::vector<Case> in_all_layouts(const std::vector<Problem>& problems) {
+std::vector<Case> in_all_layouts(const std::vector<ConvProblem>& problems) {
   std::vector<Case> all;
   for (const Layout images : image_layouts())
     for (const Layout weights : image_layouts())
-      for (const Problem& p : problems) all.push_back({p, images, weights});
+      for (const ConvProblem& p : problems) all.push_back({p, images, weights});
   return all;
 }
 
-std::int64_t out_size(const Problem& p, int d) {
+std::int64_t out_size(const ConvProblem& p, int d) {
   const Window2d& w = p.window;
   const std::int64_t size = d == 0 ? p.height : p.width;
   return (size + 2 * w.padding[d] - w.dilation[d] * (w.kernel[d] - 1) - 1) / w.stride[d] + 1;
@@ -86,7 +86,7 @@ std::int64_t out_size(const Problem& p, int d) {
 
 // Calls f(index of y, of w, of x) for every product that the convolution sums.
 template <class F>
-void for_each_product(const Problem& p, F&& f) {
+void for_each_product(const ConvProblem& p, F&& f) {
   const std::int64_t oh = out_size(p, 0), ow = out_size(p, 1), kh = p.window.kernel[0], kw = p.window.kernel[1];
   const std::int64_t group_channels = p.channels / p.groups, group_outputs = p.outputs / p.groups;
   for (std::int64_t n = 0; n < p.batch; ++n)
@@ -114,7 +114,7 @@ std::string compare(const TestTensor& got, const std::vector<double>& want, doub
 
 // Operands that look random, and the results.
 struct Tensors {
-  Tensors(const Problem& p, DType dtype, Layout images = Layout::contiguous, Layout weights = Layout::contiguous)
+  Tensors(const ConvProblem& p, DType dtype, Layout images = Layout::contiguous, Layout weights = Layout::contiguous)
       : problem(p),
         x(dtype, {p.batch, p.channels, p.height, p.width}, images),
         w(dtype, {p.outputs, p.channels / p.groups, p.window.kernel[0], p.window.kernel[1]}, weights),
@@ -134,7 +134,7 @@ struct Tensors {
     run(Conv2dGradWeightArgs{.dy = dy.in(), .x = x.in(), .dw = dw.out(), .window = window, .groups = groups});
   }
 
-  Problem problem;
+  ConvProblem problem;
   TestTensor x, w, bias, dy, y, dx, dw;
 };
 
@@ -145,7 +145,7 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
   int turn = 0;
   for (const auto& each : in_all_layouts(kLargeProblems)) {
     if (!chosen(turn)) continue;
-    const Problem& p = each.problem;
+    const ConvProblem& p = each.problem;
     INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels, " << each.layouts());
     Tensors f32(p, DType::f32, each.images, each.weights), f64(p, DType::f64),
         bf16(p, DType::bf16, each.images, each.weights);
@@ -189,10 +189,10 @@ TEST_CASE("convolutions that are divided among threads are right, and the same f
 
 TEST_CASE("a convolution keeps its weights packed, and gives the bits that it gives without", "[conv]") {
   const bool packs = !kernels::host::onednn_version().found.empty();
-  std::vector<Problem> problems = kLargeProblems;
-  problems.insert(problems.end(), kProblems.begin(), kProblems.end());
+  std::vector<ConvProblem> problems = kLargeProblems;
+  problems.insert(problems.end(), kConvProblems.begin(), kConvProblems.end());
   int turn = 0;
-  for (const Problem& p : problems)
+  for (const ConvProblem& p : problems)
     for (const bool has_bias : {false, true}) {
       if (!chosen(turn)) continue;
       INFO("batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
@@ -220,10 +220,10 @@ TEST_CASE("a convolution keeps its weights packed, and gives the bits that it gi
 }
 
 TEST_CASE("the relu of a convolution is what relu gives of its result", "[conv]") {
-  std::vector<Problem> problems;
+  std::vector<ConvProblem> problems;
   if (test_device().is_cpu()) problems = kLargeProblems;  // there they are divided
-  problems.insert(problems.end(), kProblems.begin(), kProblems.end());
-  for (const Problem& p : problems)
+  problems.insert(problems.end(), kConvProblems.begin(), kConvProblems.end());
+  for (const ConvProblem& p : problems)
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
       if (dtype == DType::f64 && p.batch * p.channels * p.outputs > 4096) continue;  // as f32 without oneDNN
       INFO(to_string(dtype) << " batch " << p.batch << ", " << p.channels << " to " << p.outputs << " channels");
@@ -267,9 +267,9 @@ TEST_CASE("packed weights are those of the first call, one form for a shape, and
 }
 
 TEST_CASE("convolution and its gradients agree with loops over every tap", "[conv]") {
-  for (const auto& each : in_all_layouts(kProblems))
+  for (const auto& each : in_all_layouts(kConvProblems))
     for (const DType dtype : kFloatingDTypes) {
-      const Problem& p = each.problem;
+      const ConvProblem& p = each.problem;
       const Layout images = each.images;
       if (dtype == DType::f64 && (images != Layout::contiguous || each.weights != images)) continue;
       INFO(to_string(dtype) << " x " << to_string(Shape{p.batch, p.channels, p.height, p.width}) << " to " << p.outputs

@@ -5,13 +5,7 @@
 using namespace lockstep;
 using namespace support;
 
-namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("cross_entropy and its gradient", "[cross_entropy]") {
   for (const Shape& shape : {Shape{1, 1, 1}, Shape{3, 10, 1}, Shape{2, 300, 1}, Shape{2, 5, 3}, Shape{1, 33, 40},

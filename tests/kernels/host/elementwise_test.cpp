@@ -7,9 +7,9 @@ using namespace support;
 
 namespace {
 
-const std::vector<Shape> kShapes = {{},       {0},       {1},        {7},       {33},           {1027},
-                                    {3, 5},   {2, 3, 4}, {17, 1, 9}, {4, 0, 3}, {2, 1, 3, 600}, {521, 3},
-                                    {67, 31}, {40, 33}};
+const std::vector<Shape> kElementwiseShapes = {{},       {0},       {1},        {7},       {33},           {1027},
+                                               {3, 5},   {2, 3, 4}, {17, 1, 9}, {4, 0, 3}, {2, 1, 3, 600}, {521, 3},
+                                               {67, 31}, {40, 33}};
 
 std::int64_t wrap(DType dtype, std::int64_t value) {
   switch (dtype) {
@@ -98,7 +98,7 @@ TEST_CASE("unary agrees with one scalar at a time", "[elementwise]") {
       if (!is_floating(dtype) && !c.integers) continue;
       if (dtype == DType::boolean && c.op != UnaryOp::logical_not) continue;
       const DType out_dtype = c.op == UnaryOp::logical_not ? DType::boolean : dtype;
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kElementwiseShapes)
         for (const Layout in_layout : kInputLayouts)
           for (const Layout out_layout : kOutputLayouts) {
             TestTensor x(dtype, shape, in_layout), y(out_dtype, shape, out_layout);
@@ -149,7 +149,6 @@ TEST_CASE("unary scalars on integers", "[elementwise]") {
 }
 
 TEST_CASE("unary at the edges of the floating-point numbers", "[elementwise]") {
-  constexpr double kInf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const DType dtype : {DType::f32, DType::f64}) {
     const auto apply = [&](UnaryOp op, double value, double a = 0, double b = 0) {
@@ -295,7 +294,7 @@ TEST_CASE("binary agrees with one scalar at a time", "[elementwise]") {
   for (const BinaryCase& c : kBinary)
     for (const DType dtype : kAllDTypes) {
       if (!legal(c, dtype)) continue;
-      for (const Shape& shape : kShapes)
+      for (const Shape& shape : kElementwiseShapes)
         for (const Layout x_layout : kInputLayouts)
           for (const Layout y_layout : kInputLayouts) {
             // Every pair of one input's layout with the output's, and of the inputs' layouts.
@@ -342,7 +341,7 @@ TEST_CASE("binary in place", "[elementwise]") {
 
 TEST_CASE("where picks elements of every dtype", "[elementwise]") {
   for (const DType dtype : kAllDTypes)
-    for (const Shape& shape : kShapes)
+    for (const Shape& shape : kElementwiseShapes)
       for (const Layout c_layout : kInputLayouts)
         for (const Layout x_layout : kInputLayouts)
           for (const Layout out_layout : kOutputLayouts) {

@@ -7,14 +7,14 @@ using namespace support;
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr DType kFewRowsDTypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr std::int64_t kMostRows = 9;  // one more than the kernel of few rows takes
 
-struct Size {
+struct FewRowsSize {
   std::int64_t depth, columns;
 };
 // No multiple of any vector, several strips, several parts, few columns, few rows.
-constexpr Size kSizes[] = {{513, 517}, {67, 4099}, {4099, 67}, {530, 2003}};
+constexpr FewRowsSize kFewRowsSizes[] = {{513, 517}, {67, 4099}, {4099, 67}, {530, 2003}};
 
 // [1, rows, columns] inside of memory with `gap` elements more in each line, from an odd element on.
 struct Gapped {
@@ -34,10 +34,10 @@ struct Gapped {
   std::int64_t position(std::int64_t i, std::int64_t j) const { return 1 + i * view.strides[1] + j * view.strides[2]; }
 };
 
-struct Problem {
+struct FewRowsProblem {
   Gapped a, b;
 
-  Problem(DType dtype, Size size, std::int64_t gap, bool transposed)
+  FewRowsProblem(DType dtype, FewRowsSize size, std::int64_t gap, bool transposed)
       : a(dtype, kMostRows, size.depth, gap, false), b(dtype, size.depth, size.columns, gap, transposed) {
     for (std::int64_t i = 0; i < kMostRows; ++i)
       for (std::int64_t k = 0; k < size.depth; ++k) a.set(i, k, number(i * 7919 + k * 31 + 5));
@@ -78,11 +78,11 @@ double tolerance(DType dtype, std::int64_t depth) { return dtype == DType::f32 ?
 
 TEST_CASE("one to nine rows times a large matrix agree with the sum over k, with any number of threads",
           "[matmul][threads]") {
-  for (const DType dtype : kDTypes)
-    for (const Size size : kSizes)
+  for (const DType dtype : kFewRowsDTypes)
+    for (const FewRowsSize size : kFewRowsSizes)
       for (const bool transposed : {false, true})
         for (const std::int64_t gap : {0, 3}) {
-          const Problem problem(dtype, size, gap, transposed);
+          const FewRowsProblem problem(dtype, size, gap, transposed);
           const std::vector<double> sums = problem.product();
           TestTensor bias(dtype, {size.columns});
           bias.fill_random(3, -1, 1);
@@ -114,10 +114,10 @@ TEST_CASE("one to nine rows times a large matrix agree with the sum over k, with
 }
 
 TEST_CASE("a row of a few times a large matrix has the same bits whatever the number of rows", "[matmul]") {
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : kFewRowsDTypes)
     for (const bool transposed : {false, true})
-      for (const Size size : kSizes) {
-        const Problem problem(dtype, size, 3, transposed);
+      for (const FewRowsSize size : kFewRowsSizes) {
+        const FewRowsProblem problem(dtype, size, 3, transposed);
         const std::int64_t most = most_rows(dtype, transposed);
         TestTensor all(dtype, {1, most, size.columns});
         run(MatmulArgs{.a = {problem.rows(most)}, .b = {problem.b.view}, .out = all.inout()});
@@ -133,12 +133,12 @@ TEST_CASE("a row of a few times a large matrix has the same bits whatever the nu
 
 TEST_CASE("NaN and infinity in a few rows and a large matrix reach what they are part of", "[matmul]") {
   const double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
-  for (const DType dtype : kDTypes)
+  for (const DType dtype : kFewRowsDTypes)
     for (const bool transposed : {false, true})
-      for (const Size size : kSizes)
+      for (const FewRowsSize size : kFewRowsSizes)
         for (const std::int64_t k : {std::int64_t{0}, size.depth / 2, size.depth - 1})
           for (const std::int64_t j : {std::int64_t{0}, size.columns - 1}) {
-            Problem problem(dtype, size, 3, transposed);
+            FewRowsProblem problem(dtype, size, 3, transposed);
             constexpr std::int64_t kRows = 3, kInfinite = 1;
             problem.b.set(k, j, kNan);
             problem.a.set(kInfinite, size.depth - 1 - k, kInfinity);

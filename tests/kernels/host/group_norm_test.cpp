@@ -5,11 +5,7 @@
 using namespace lockstep;
 using namespace support;
 
-namespace {
-
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("group_norm and its gradient", "[group_norm]") {
   for (const Shape& shape : {Shape{2, 1, 1, 3}, Shape{3, 1, 10, 1}, Shape{5, 1, 100, 1}, Shape{2, 3, 4, 5},

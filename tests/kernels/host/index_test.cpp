@@ -25,11 +25,11 @@ std::int64_t row_major(const Dims& index, const Shape& shape) {
   return at;
 }
 
-struct Problem {
+struct IndexProblem {
   Shape in, index;
   int dim;
 };
-const std::vector<Problem> kProblems = {
+const std::vector<IndexProblem> kIndexProblems = {
     {{5}, {9}, 0},
     {{5}, {0}, 0},
     {{4, 6}, {4, 3}, 1},
@@ -41,7 +41,7 @@ const std::vector<Problem> kProblems = {
 }  // namespace
 
 TEST_CASE("gather and scatter_add agree with one element at a time", "[index]") {
-  for (const Problem& p : kProblems)
+  for (const IndexProblem& p : kIndexProblems)
     for (const DType dtype : kAllDTypes)
       for (const Layout layout : kInputLayouts)
         for (const Layout index_layout : kInputLayouts)

@@ -7,10 +7,10 @@ using namespace support;
 
 namespace {
 
-struct Problem {
+struct MatmulProblem {
   std::int64_t batch, m, n, k;
 };
-const std::vector<Problem> kProblems = {
+const std::vector<MatmulProblem> kMatmulProblems = {
     {1, 1, 1, 1}, {1, 4, 5, 3},    {1, 16, 16, 16},  {1, 7, 17, 33},     {1, 1, 64, 40},  {1, 64, 1, 40},
     {2, 3, 4, 5}, {3, 30, 20, 50}, {1, 33, 65, 300}, {1, 130, 70, 20},   {1, 5, 2100, 9}, {0, 3, 3, 3},
     {1, 0, 3, 3}, {1, 3, 0, 3},    {2, 3, 4, 0},     {1, 128, 128, 600},
@@ -44,7 +44,7 @@ std::string wrong(const TestTensor& out, const std::vector<double>& product, std
 }  // namespace
 
 TEST_CASE("matmul agrees with the sum over k", "[matmul]") {
-  for (const Problem& p : kProblems)
+  for (const MatmulProblem& p : kMatmulProblems)
     for (const DType dtype : kFloatingDTypes)
       for (const Layout a_layout : kInputLayouts)
         for (const Layout b_layout : kInputLayouts)
@@ -89,9 +89,9 @@ TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
     double (*f)(double);
   };
   const Case cases[] = {{Activation::relu, relu}, {Activation::gelu, gelu}, {Activation::gelu_tanh, gelu_tanh}};
-  const Problem problems[] = {{1, 5, 7, 3}, {2, 3, 4, 5}, {1, 33, 65, 40}, {2, 3, 4, 0}, {1, 0, 3, 3}};
+  const MatmulProblem problems[] = {{1, 5, 7, 3}, {2, 3, 4, 5}, {1, 33, 65, 40}, {2, 3, 4, 0}, {1, 0, 3, 3}};
   for (const Case& c : cases)
-    for (const Problem& p : problems)
+    for (const MatmulProblem& p : problems)
       for (const DType dtype : kFloatingDTypes)
         for (const Layout layout : kOutputLayouts)
           for (const bool transposed : {false, true})
@@ -151,7 +151,7 @@ TEST_CASE("each of what a product adds works without the others", "[matmul]") {
                         {1, 0, &one_number, Activation::none},   {1, 0, nullptr, Activation::relu},
                         {0.5, 0, &one_number, Activation::relu}, {1, -2, &dense, Activation::none}};
   for (const Case& c : cases)
-    for (const Problem& p : {Problem{1, 33, 65, 40}, Problem{2, 5, 7, 20}})
+    for (const MatmulProblem& p : {MatmulProblem{1, 33, 65, 40}, MatmulProblem{2, 5, 7, 20}})
       for (const DType dtype : kFloatingDTypes)
         for (const Layout layout : kOutputLayouts) {
           TestTensor a(dtype, {p.batch, p.m, p.k}), b(dtype, {p.batch, p.k, p.n}),
@@ -251,8 +251,8 @@ TEST_CASE("a row of a product does not depend on the number of rows", "[matmul]"
 TEST_CASE("products have the same bits with any number of threads", "[matmul][threads]") {
   // Blocks of rows and columns with remainders, few rows, few columns, several matrices to a piece, one, few of a size.
   // A row and a large matrix.
-  const Problem problems[] = {{1, 300, 410, 70}, {1, 3, 4000, 450}, {1, 2100, 5, 450}, {1, 260, 130, 700},
-                              {13, 60, 70, 130}, {3, 150, 170, 90}, {2, 290, 300, 60}, {1, 1, 2003, 530}};
+  const MatmulProblem problems[] = {{1, 300, 410, 70}, {1, 3, 4000, 450}, {1, 2100, 5, 450}, {1, 260, 130, 700},
+                                    {13, 60, 70, 130}, {3, 150, 170, 90}, {2, 290, 300, 60}, {1, 1, 2003, 530}};
   struct Case {
     Layout a, b, out;
     bool bias;
@@ -266,7 +266,7 @@ TEST_CASE("products have the same bits with any number of threads", "[matmul][th
       {Layout::slice, Layout::contiguous, Layout::slice, true, 0.5, -2, Activation::none},
   };
   int turn = 0;
-  for (const Problem& p : problems)
+  for (const MatmulProblem& p : problems)
     for (const DType dtype : kFloatingDTypes) {
       TestTensor bias(dtype, {p.n});
       bias.fill_random(3, -1, 1);

@@ -9,9 +9,7 @@
 using namespace lockstep;
 using namespace support;
 
-namespace {
-constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
-}
+namespace {}
 
 TEST_CASE("cumsum", "[cumsum]") {
   for (const Shape& shape : {Shape{1, 1, 1}, Shape{3, 10, 1}, Shape{9, 13, 1}, Shape{1, 5000, 1}, Shape{2, 33, 5},

@@ -11,15 +11,13 @@ using namespace support;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
-
-struct Problem {
+struct PoolProblem {
   Shape x;
   Window2d window;
   PoolMean mean = {};
   bool ceil_mode = false;
 };
-const std::vector<Problem> kProblems = {
+const std::vector<PoolProblem> kPoolProblems = {
     {{1, 1, 1, 1}, {}},
     {{2, 3, 8, 8}, {.kernel = {2, 2}, .stride = {2, 2}}},
     {{2, 3, 7, 9}, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}}},
@@ -51,7 +49,7 @@ std::vector<std::pair<DType, Layout>> in_all_layouts(std::span<const DType> dtyp
   return all;
 }
 
-Shape pooled(const Problem& p) {
+Shape pooled(const PoolProblem& p) {
   Shape y = p.x;
   for (int d = 0; d < 2; ++d) {
     const std::int64_t room =
@@ -63,7 +61,7 @@ Shape pooled(const Problem& p) {
 
 // Calls f(index of y, index of x, position in the plane) for every tap that is not padding.
 template <class F>
-void for_each_tap(const Problem& p, const Shape& y, F&& f) {
+void for_each_tap(const PoolProblem& p, const Shape& y, F&& f) {
   for (std::int64_t i = 0; i < element_count(y); ++i) {
     const std::int64_t plane = i / (y[2] * y[3]), oh = i / y[3] % y[2], ow = i % y[3];
     for (int r = 0; r < p.window.kernel[0]; ++r)
@@ -77,7 +75,7 @@ void for_each_tap(const Problem& p, const Shape& y, F&& f) {
 }
 
 // What the sum over window `i` of y is divided by: the taps that lie in the input or, if that counts, in its padding.
-double divisor(const Problem& p, const Shape& y, std::int64_t i) {
+double divisor(const PoolProblem& p, const Shape& y, std::int64_t i) {
   if (p.mean.divisor != 0) return p.mean.divisor;
   const std::int64_t at[2] = {i / y[3] % y[2], i % y[3]};
   double taps = 1;
@@ -96,7 +94,7 @@ double divisor(const Problem& p, const Shape& y, std::int64_t i) {
 }  // namespace
 
 TEST_CASE("pooling is the same for any number of threads", "[pool]") {
-  const Problem p = kProblems.back();
+  const PoolProblem p = kPoolProblems.back();
   for (const auto& [dtype, images] : in_all_layouts(std::array{DType::f32, DType::f64, DType::bf16})) {
     INFO(to_string(dtype) << " " << name_of(images));
     TestTensor x(dtype, p.x, images), y(dtype, pooled(p), images), mean(dtype, pooled(p), images),
@@ -117,7 +115,7 @@ TEST_CASE("pooling is the same for any number of threads", "[pool]") {
 }
 
 TEST_CASE("pooling agrees with loops over every tap", "[pool]") {
-  for (const Problem& p : kProblems)
+  for (const PoolProblem& p : kPoolProblems)
     for (const auto& [dtype, images] : in_all_layouts(kFloatingDTypes)) {
       INFO(to_string(dtype) << " " << to_string(p.x) << " " << name_of(images));
       const Shape y_shape = pooled(p);
@@ -176,7 +174,7 @@ TEST_CASE("max_pool2d propagates NaN", "[pool]") {
 }
 
 TEST_CASE("the first of equal elements wins in max_pool2d, also of -infinity, and the first NaN before all", "[pool]") {
-  for (const Problem& p : kProblems)
+  for (const PoolProblem& p : kPoolProblems)
     for (const DType dtype : {DType::f32, DType::f64}) {
       INFO(to_string(dtype) << " " << to_string(p.x));
       const Shape y_shape = pooled(p);
@@ -205,7 +203,7 @@ TEST_CASE("the first of equal elements wins in max_pool2d, also of -infinity, an
 }
 
 TEST_CASE("a mean is of its own window: infinity and NaN elsewhere do not matter", "[pool]") {
-  for (const Problem& p : kProblems)
+  for (const PoolProblem& p : kPoolProblems)
     for (const DType dtype : {DType::f32, DType::f64}) {
       INFO(to_string(dtype) << " " << to_string(p.x));
       const Shape y_shape = pooled(p);

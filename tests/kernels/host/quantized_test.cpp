@@ -8,18 +8,18 @@ using namespace support;
 
 namespace {
 
-struct Size {
+struct QuantizedSize {
   std::int64_t rows, columns;  // of the weight
 };
 // No multiple of a register, of a block, or of a group; one column; more blocks than lanes of integers are added of.
-constexpr Size kSizes[] = {{1, 1}, {3, 31}, {5, 65}, {7, 129}, {9, 200}, {66, 515}, {2, 33000}};
+constexpr QuantizedSize kQuantizedSizes[] = {{1, 1}, {3, 31}, {5, 65}, {7, 129}, {9, 200}, {66, 515}, {2, 33000}};
 
 struct Weight {
   TestTensor codes, scales;
   std::int64_t columns, group;
 
   // `group`: 0 for 8 bits.
-  Weight(Size size, std::int64_t of_group)
+  Weight(QuantizedSize size, std::int64_t of_group)
       : codes(of_group ? DType::u8 : DType::i8, {size.rows, of_group ? (size.columns + 1) / 2 : size.columns}),
         scales(DType::f32, {size.rows, of_group ? (size.columns + of_group - 1) / of_group : 1}),
         columns(size.columns),
@@ -67,7 +67,7 @@ TEST_CASE("quantised products of one to nine rows are the sums of codes times sc
           "[quantized][threads]") {
   if (!kernels::table(test_device().type()).entry<QuantizedMatmulArgs>()) return;  // made of other kernels
   for (const std::int64_t group : {0, 32, 64, 128})
-    for (const Size size : kSizes) {
+    for (const QuantizedSize size : kQuantizedSizes) {
       const Weight weight(size, group);
       for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
         for (const bool round : {false, true}) {
@@ -162,7 +162,7 @@ TEST_CASE("NaN and infinity in a row of a quantised product stay in that row", "
 
 TEST_CASE("dequantised weights are codes times scales, rounded once", "[quantized]") {
   for (const std::int64_t group : {0, 32, 64, 128})
-    for (const Size size : kSizes) {
+    for (const QuantizedSize size : kQuantizedSizes) {
       const Weight weight(size, group);
       for (const DType dtype : kFloatingDTypes) {
         INFO(cat(dtype, " group ", group, " ", size.rows, "x", size.columns));

@@ -6,11 +6,11 @@ using namespace support;
 
 namespace {
 
-struct Problem {
+struct ReduceProblem {
   Shape shape;
   std::vector<int> dims;  // reduced
 };
-const std::vector<Problem> kProblems = {
+const std::vector<ReduceProblem> kReduceProblems = {
     {{}, {}},
     {{1}, {0}},
     {{7}, {0}},
@@ -38,7 +38,7 @@ const std::vector<Problem> kProblems = {
     {{3, 290, 9}, {0, 2}},  // more than take turns
 };
 
-Shape reduced_shape(const Problem& p) {
+Shape reduced_shape(const ReduceProblem& p) {
   Shape out = p.shape;
   for (const int d : p.dims) out[d] = 1;
   return out;
@@ -64,8 +64,7 @@ std::vector<double> reference(const TestTensor& x, const Shape& out, double star
 }  // namespace
 
 TEST_CASE("reduce agrees with one element at a time", "[reduce]") {
-  constexpr double kInf = std::numeric_limits<double>::infinity();
-  for (const Problem& p : kProblems)
+  for (const ReduceProblem& p : kReduceProblems)
     for (const DType dtype : kAllDTypes)
       for (const Layout in_layout : kInputLayouts)
         for (const Layout out_layout : kOutputLayouts) {

@@ -37,7 +37,6 @@ TEST_CASE("softmax and its gradient", "[softmax]") {
 }
 
 TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
-  constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const Shape& shape : {Shape{1, 4, 1}, Shape{1, 4, 2}})
     for (const bool log : {false, true}) {
       TestTensor x(DType::f32, shape), y(DType::f32, shape);
@@ -52,7 +51,6 @@ TEST_CASE("softmax of large and infinite numbers", "[softmax]") {
 }
 
 TEST_CASE("short rows that are computed side by side have the bits of each by itself", "[softmax]") {
-  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
   for (const DType dtype : kFloatingDTypes)
     for (const std::int64_t size : {1, 2, 7, 15, 16, 17, 31, 32, 33})
       for (const bool log : {false, true}) {

@@ -10,7 +10,7 @@ using namespace support;
 
 namespace {
 
-struct Problem {
+struct StripProblem {
   std::int64_t rows, depth, strips;
 };
 
@@ -35,12 +35,12 @@ void multiply(const View& a, const View& strips, const View& out, double beta, d
 }  // namespace
 
 TEST_CASE("products with strips agree with the sum over k", "[matmul]") {
-  std::vector<Problem> problems;
+  std::vector<StripProblem> problems;
   for (std::int64_t rows = 1; rows <= 20; ++rows) problems.push_back({rows, 9, 5});
   for (const std::int64_t depth : {1, 255, 256, 257, 600}) problems.push_back({7, depth, 3});
   for (const std::int64_t strips : {1, 2, 4, 7}) problems.push_back({3, 40, strips});
   problems.insert(problems.end(), {{33, 256, 64}, {4, 0, 2}, {0, 4, 2}});
-  for (const Problem& p : problems)
+  for (const StripProblem& p : problems)
     for (const DType dtype : {DType::f32, DType::f64}) {
       INFO(to_string(dtype) << " " << p.rows << " rows, depth " << p.depth << ", " << p.strips << " strips");
       const std::int64_t columns = 16 * p.strips;

@@ -8,16 +8,14 @@ using namespace support;
 
 namespace {
 
-constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16};
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr DType kRowThreadDTypes[] = {DType::f32, DType::f64, DType::bf16};
+std::size_t row_place(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The mean of f(i) over the positions of a tensor that key(i) sends to each of `count` groups.
 template <class Key, class F>
 std::vector<double> means_by(std::int64_t count, std::int64_t positions, Key&& key, F&& f) {
-  std::vector<double> sums(place(count));
-  for (std::int64_t i = 0; i < positions; ++i) sums[place(key(i))] += f(i);
+  std::vector<double> sums(row_place(count));
+  for (std::int64_t i = 0; i < positions; ++i) sums[row_place(key(i))] += f(i);
   for (double& sum : sums) sum *= static_cast<double>(count) / static_cast<double>(positions);
   return sums;
 }
@@ -27,7 +25,7 @@ std::vector<double> means_by(std::int64_t count, std::int64_t positions, Key&& k
 TEST_CASE("batch_norm with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
   for (const Shape& shape : {Shape{7, 33, 601}, Shape{1501, 129, 1}})
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kRowThreadDTypes) {
       INFO(cat(dtype, shape));
       const std::int64_t channels = shape[1], length = shape[2], n = shape[0] * length;
       const Shape parameters{channels};
@@ -50,14 +48,14 @@ TEST_CASE("batch_norm with several threads", "[threads]") {
       const auto channel = [&](std::int64_t i) { return i / length % channels; };
       const auto means = means_by(channels, x.count(), channel, [&](std::int64_t i) { return x[i]; });
       const auto variances = means_by(channels, x.count(), channel, [&](std::int64_t i) {
-        return (x[i] - means[place(channel(i))]) * (x[i] - means[place(channel(i))]);
+        return (x[i] - means[row_place(channel(i))]) * (x[i] - means[row_place(channel(i))]);
       });
       const auto normal = [&](std::int64_t i) {
-        const std::size_t c = place(channel(i));
+        const std::size_t c = row_place(channel(i));
         return (x[i] - means[c]) / std::sqrt(variances[c] + 1e-3);
       };
       CHECK(mismatch(
-                mean, [&](std::int64_t c) { return means[place(c)]; }, 4, 4) == "");
+                mean, [&](std::int64_t c) { return means[row_place(c)]; }, 4, 4) == "");
       CHECK(mismatch(
                 y, [&](std::int64_t i) { return normal(i) * weight[channel(i)] + bias[channel(i)]; }, 4, 32) == "");
       TestTensor dy(dtype, shape), dx(dtype, shape), dweight(dtype, parameters), dbias(dtype, parameters);
@@ -75,11 +73,11 @@ TEST_CASE("batch_norm with several threads", "[threads]") {
       const auto products = means_by(channels, x.count(), channel, [&](std::int64_t i) { return dy[i] * normal(i); });
       const auto count = static_cast<double>(n);
       CHECK(mismatch(
-                dbias, [&](std::int64_t c) { return of_dy[place(c)] * count; }, 4, 4) == "");
+                dbias, [&](std::int64_t c) { return of_dy[row_place(c)] * count; }, 4, 4) == "");
       CHECK(mismatch(
-                dweight, [&](std::int64_t c) { return products[place(c)] * count; }, 16, 8192) == "");
+                dweight, [&](std::int64_t c) { return products[row_place(c)] * count; }, 16, 8192) == "");
       const auto want = [&](std::int64_t i) {
-        const std::size_t c = place(channel(i));
+        const std::size_t c = row_place(channel(i));
         return weight[channel(i)] / std::sqrt(variances[c] + 1e-3) * (dy[i] - of_dy[c] - normal(i) * products[c]);
       };
       CHECK(mismatch(dx, want, 8, 32) == "");
@@ -91,7 +89,7 @@ TEST_CASE("group_norm with several threads", "[threads]") {
   int turn = 0;
   // Rows alone; groups of images; groups of few images.
   for (const Shape& shape : {Shape{1501, 1, 129, 1}, Shape{333, 2, 3, 101}, Shape{2, 15, 3, 1501}})
-    for (const DType dtype : kDTypes)
+    for (const DType dtype : kRowThreadDTypes)
       for (const bool affine : {true, false}) {
         if (!chosen(turn)) continue;
         INFO(cat(dtype, shape, affine));
@@ -118,10 +116,10 @@ TEST_CASE("group_norm with several threads", "[threads]") {
         const auto w = [&](std::int64_t i) { return affine ? weight[channel(i)] : 1.0; };
         const auto means = means_by(all_rows, x.count(), row_of, [&](std::int64_t i) { return x[i]; });
         const auto variances = means_by(all_rows, x.count(), row_of, [&](std::int64_t i) {
-          return (x[i] - means[place(row_of(i))]) * (x[i] - means[place(row_of(i))]);
+          return (x[i] - means[row_place(row_of(i))]) * (x[i] - means[row_place(row_of(i))]);
         });
-        const auto inverse = [&](std::int64_t i) { return 1 / std::sqrt(variances[place(row_of(i))] + 1e-3); };
-        const auto normal = [&](std::int64_t i) { return (x[i] - means[place(row_of(i))]) * inverse(i); };
+        const auto inverse = [&](std::int64_t i) { return 1 / std::sqrt(variances[row_place(row_of(i))] + 1e-3); };
+        const auto normal = [&](std::int64_t i) { return (x[i] - means[row_place(row_of(i))]) * inverse(i); };
         CHECK(mismatch(
                   y, [&](std::int64_t i) { return normal(i) * w(i) + (affine ? bias[channel(i)] : 0.0); }, 4, 32) ==
               "");
@@ -132,16 +130,16 @@ TEST_CASE("group_norm with several threads", "[threads]") {
                   dx,
                   [&](std::int64_t i) {
                     return inverse(i) *
-                           (dy[i] * w(i) - of_g[place(row_of(i))] - normal(i) * products[place(row_of(i))]);
+                           (dy[i] * w(i) - of_g[row_place(row_of(i))] - normal(i) * products[row_place(row_of(i))]);
                   },
                   8, 32) == "");
         const double count = static_cast<double>(x.count() / channels);
         const auto sums = means_by(channels, x.count(), channel, [&](std::int64_t i) { return dy[i]; });
         const auto slopes = means_by(channels, x.count(), channel, [&](std::int64_t i) { return dy[i] * normal(i); });
         CHECK(mismatch(
-                  dbias, [&](std::int64_t c) { return sums[place(c)] * count; }, 16, 8192) == "");
+                  dbias, [&](std::int64_t c) { return sums[row_place(c)] * count; }, 16, 8192) == "");
         CHECK(mismatch(
-                  dweight, [&](std::int64_t c) { return slopes[place(c)] * count; }, 16, 8192) == "");
+                  dweight, [&](std::int64_t c) { return slopes[row_place(c)] * count; }, 16, 8192) == "");
       }
 }
 
@@ -149,7 +147,7 @@ TEST_CASE("rms_norm with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
   const Shape shape{1501, 129};
   const std::int64_t size = shape[1];
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowThreadDTypes) {
     INFO(to_string(dtype));
     TestTensor x(dtype, shape), weight(dtype, {size}), y(dtype, shape), inv_rms(wide(dtype), {shape[0]}),
         dy(dtype, shape), dx(dtype, shape), dweight(dtype, {size});
@@ -159,7 +157,7 @@ TEST_CASE("rms_norm with several threads", "[threads]") {
                                {&dx, &dweight}) == "");
     const auto row_of = [&](std::int64_t i) { return i / size; };
     const auto squares = means_by(shape[0], x.count(), row_of, [&](std::int64_t i) { return x[i] * x[i]; });
-    const auto inverse = [&](std::int64_t i) { return 1 / std::sqrt(squares[place(row_of(i))] + 1e-3); };
+    const auto inverse = [&](std::int64_t i) { return 1 / std::sqrt(squares[row_place(row_of(i))] + 1e-3); };
     CHECK(mismatch(
               y, [&](std::int64_t i) { return x[i] * inverse(i) * weight[i % size]; }, 4, 8) == "");
     const auto products = means_by(shape[0], x.count(), row_of,
@@ -167,15 +165,15 @@ TEST_CASE("rms_norm with several threads", "[threads]") {
     CHECK(mismatch(
               dx,
               [&](std::int64_t i) {
-                return inverse(i) * (dy[i] * weight[i % size] - x[i] * inverse(i) * products[place(row_of(i))]);
+                return inverse(i) * (dy[i] * weight[i % size] - x[i] * inverse(i) * products[row_place(row_of(i))]);
               },
               8, 32) == "");
     const auto slopes = means_by(
         size, x.count(), [&](std::int64_t i) { return i % size; },
         [&](std::int64_t i) { return dy[i] * x[i] * inverse(i); });
     CHECK(mismatch(
-              dweight, [&](std::int64_t c) { return slopes[place(c)] * static_cast<double>(shape[0]); }, 16, 1024) ==
-          "");
+              dweight, [&](std::int64_t c) { return slopes[row_place(c)] * static_cast<double>(shape[0]); }, 16,
+              1024) == "");
   }
 }
 
@@ -184,7 +182,7 @@ TEST_CASE("softmax and cross_entropy with several threads", "[threads]") {
   int turn = 0;
   // Rows, short rows, columns of few and of many.
   for (const Shape& shape : {Shape{1501, 130, 1}, Shape{5003, 27, 1}, Shape{3, 34, 2503}, Shape{140, 7, 501}})
-    for (const DType dtype : kDTypes) {
+    for (const DType dtype : kRowThreadDTypes) {
       if (!chosen(turn)) continue;
       const std::int64_t size = shape[1], inner = shape[2], lines = shape[0] * inner;
       const auto line = [&](std::int64_t i) { return i / (size * inner) * inner + i % inner; };
@@ -196,7 +194,7 @@ TEST_CASE("softmax and cross_entropy with several threads", "[threads]") {
         INFO(cat(dtype, shape, log));
         CHECK(differs_with_threads(SoftmaxArgs{x.in(), y.out(), log}, {&y}) == "");
         const auto want = [&](std::int64_t i) {
-          const double logarithm = x[i] - std::log(sums[place(line(i))]);
+          const double logarithm = x[i] - std::log(sums[row_place(line(i))]);
           return log ? logarithm : std::exp(logarithm);
         };
         CHECK(mismatch(y, want, 32) == "");
@@ -205,7 +203,7 @@ TEST_CASE("softmax and cross_entropy with several threads", "[threads]") {
           return (log ? dy[i] : dy[i] * y[i]) * static_cast<double>(size);
         });
         const auto want_dx = [&](std::int64_t i) {
-          const double total = totals[place(line(i))];
+          const double total = totals[row_place(line(i))];
           return log ? dy[i] - std::exp(y[i]) * total : y[i] * (dy[i] - total);
         };
         CHECK(mismatch(dx, want_dx, 8, 32) == "");
@@ -221,13 +219,13 @@ TEST_CASE("softmax and cross_entropy with several threads", "[threads]") {
       double weights = 0;
       for (std::int64_t c = 0; c < size; ++c) weights += weight[c];
       const auto distances = means_by(lines, x.count(), line, [&](std::int64_t i) {
-        return weight[i / inner % size] * (std::log(sums[place(line(i))]) - x[i]);
+        return weight[i / inner % size] * (std::log(sums[row_place(line(i))]) - x[i]);
       });
       const auto want = [&](std::int64_t i) {
         const std::int64_t t = target.integer(i);
         if (t < 0) return 0.0;
-        const double distance = std::log(sums[place(i)]) - x[(i / inner * size + t) * inner + i % inner];
-        return 0.75 * weight[t] * distance + 0.25 * distances[place(i)];
+        const double distance = std::log(sums[row_place(i)]) - x[(i / inner * size + t) * inner + i % inner];
+        return 0.75 * weight[t] * distance + 0.25 * distances[row_place(i)];
       };
       CHECK(mismatch(loss, want, 16, 16) == "");
       TestTensor dloss(wide(dtype), targets);
@@ -245,7 +243,7 @@ TEST_CASE("softmax and cross_entropy with several threads", "[threads]") {
       const auto want_dx = [&](std::int64_t i) {
         const std::int64_t at = line(i), c = i / inner % size, t = target.integer(at);
         if (t < 0) return 0.0;
-        const double p = std::exp(x[i]) / sums[place(at)], share = 0.25 / static_cast<double>(size);
+        const double p = std::exp(x[i]) / sums[row_place(at)], share = 0.25 / static_cast<double>(size);
         return dloss[at] * (0.75 * weight[t] * (p - (c == t ? 1 : 0)) + share * (weights * p - weight[c]));
       };
       CHECK(mismatch(dx, want_dx, 16, 16) == "");
@@ -267,7 +265,7 @@ TEST_CASE("cells with several threads", "[threads]") {
     return mismatch(
         t, [&](std::int64_t i) { return t[i % period]; }, 0);
   };
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowThreadDTypes) {
     INFO(to_string(dtype));
     const Shape state{kRows, kSize}, four{kRows, 4 * kSize}, three{kRows, 3 * kSize};
     TestTensor gates(dtype, four), before(dtype, state), activated(dtype, four), h(dtype, state), c(dtype, state),

@@ -10,7 +10,7 @@ using namespace support;
 namespace {
 
 // What makes one piece, several, and a remainder; long and short dimensions on every side.
-const std::vector<Shape> kShapes = {{90'001}, {3, 30'003}, {30'003, 3}, {11, 70, 129}, {2, 5, 2, 4999}};
+const std::vector<Shape> kThreadShapes = {{90'001}, {3, 30'003}, {30'003, 3}, {11, 70, 129}, {2, 5, 2, 4999}};
 
 constexpr std::pair<Layout, Layout> kLayouts[] = {{Layout::contiguous, Layout::contiguous},
                                                   {Layout::transposed, Layout::slice},
@@ -22,7 +22,7 @@ constexpr std::pair<Layout, Layout> kLayouts[] = {{Layout::contiguous, Layout::c
 TEST_CASE("elementwise kernels with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
   int turn = 0;
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kThreadShapes)
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const auto& [layout, out_layout] : kLayouts) {
         if (!chosen(turn)) continue;
@@ -39,7 +39,7 @@ TEST_CASE("elementwise kernels with several threads", "[threads]") {
 TEST_CASE("copies, casts, where and fill with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
   int turn = 0;
-  for (const Shape& shape : kShapes)
+  for (const Shape& shape : kThreadShapes)
     for (const auto& [layout, out_layout] : kLayouts) {
       if (!chosen(turn)) continue;
       INFO(cat(shape, " ", name_of(layout), " to ", name_of(out_layout)));

@@ -4,6 +4,7 @@
 #include "lockstep/models/language/gpt2.h"
 #include "lockstep/models/language/llama.h"
 #include "lockstep/models/language/load_language_model.h"
+#include "models/support/forward.h"
 #include "models/support/joined_cache.h"
 #include "support/catch.h"
 #include "support/devices.h"
@@ -16,16 +17,6 @@ TensorMap expected_of(const std::string& name) {
   for (NamedTensor& each : load_safetensors(golden_model(name) + "/expected.safetensors").tensors)
     all.emplace(each.name, each.tensor);
   return all;
-}
-
-Tensor forward(const LanguageModel& model, const Tensor& ids) {
-  const NoGrad no_grad;
-  if (const auto* gpt2 = dynamic_cast<const Gpt2*>(&model)) return (*gpt2)(ids);
-  return dynamic_cast<const Llama&>(model)(ids);
-}
-
-double distance(const Tensor& a, const Tensor& b) {
-  return max(abs(a.to(Device::cpu()).to(DType::f32) - b.to(Device::cpu()).to(DType::f32))).item<double>();
 }
 
 }  // namespace

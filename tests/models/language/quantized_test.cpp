@@ -9,6 +9,7 @@
 #include "lockstep/models/language/quantize_language_model.h"
 #include "lockstep/tensor/nn/member_visitor.h"
 #include "lockstep/tensor/optim/adam.h"
+#include "models/support/forward.h"
 #include "models/support/joined_cache.h"
 #include "support/catch.h"
 #include "support/devices.h"
@@ -21,21 +22,12 @@ namespace {
 using Catch::Matchers::Contains;
 namespace fs = std::filesystem;
 
-Tensor forward(const LanguageModel& model, const Tensor& ids) {
-  const NoGrad no_grad;
-  if (const auto* gpt2 = dynamic_cast<const Gpt2*>(&model)) return (*gpt2)(ids);
-  return dynamic_cast<const Llama&>(model)(ids);
-}
-
 Tensor ids_of(std::int64_t words) {
   std::vector<std::int64_t> ids{1, 5, 2, 9, 9, 3, 0, 4, 10, 2, 7, 6};
   for (std::int64_t& id : ids) id %= words;
   return from_data(ids, {2, 6});
 }
 
-double distance(const Tensor& a, const Tensor& b) {
-  return max(abs(a.to(Device::cpu()).to(DType::f32) - b.to(Device::cpu()).to(DType::f32))).item<double>();
-}
 // Root of the differences' squares' sum over that of the squares.
 double relative(const Tensor& a, const Tensor& b) {
   const Tensor want = b.to(Device::cpu()).to(DType::f32), error = a.to(Device::cpu()).to(DType::f32) - want;

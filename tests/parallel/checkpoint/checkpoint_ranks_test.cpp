@@ -9,7 +9,7 @@
 #include "parallel/checkpoint/disk.h"
 #include "parallel/checkpoint/seen.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::TemporaryFolder;
 using lockstep::test::write_bytes;
 

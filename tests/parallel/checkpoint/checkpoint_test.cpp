@@ -7,7 +7,7 @@
 #include "parallel/checkpoint/seen.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::TemporaryFolder;
 using lockstep::test::write_bytes;
 

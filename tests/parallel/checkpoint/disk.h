@@ -15,7 +15,7 @@
 #include "parallel/support.h"
 #include "support/temporary_folder.h"
 
-namespace test {
+namespace parallel_test {
 
 // What stays of a disk: after a kill all that was done; after a power cut what was synced, while names got there early
 // (with files that are empty) or late (only those that were synced).
@@ -161,4 +161,4 @@ class Disk : public detail::FileLayer {
   Node top_;
 };
 
-}  // namespace test
+}  // namespace parallel_test

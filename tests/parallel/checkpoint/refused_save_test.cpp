@@ -6,7 +6,7 @@
 #include "parallel/ddp/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 using lockstep::test::TemporaryFolder;
 
@@ -14,7 +14,7 @@ namespace {
 
 using Entries = std::vector<CheckpointEntry>;
 
-Entries state(std::int64_t step, const Communicator& c) {
+Entries entries_of(std::int64_t step, const Communicator& c) {
   const double first = static_cast<double>(1000 * step);
   return {{"w", counting({5, 3}, c.device(), first)},
           {"part", counting({2, 2}, c.device(), first),
@@ -60,7 +60,7 @@ TEST_CASE("a save that one rank refuses is an error with its reason on every ran
         CheckpointWriter writer(root, c, {.keep = 1, .busy = busy});
         std::int64_t step = 10;
         const auto save_whole = [&](std::int64_t at) {
-          SEE(writer.save(at, state(at, c)));
+          SEE(writer.save(at, entries_of(at, c)));
           writer.wait();
           SEE(writer.saved_step() == at);
           c.barrier();
@@ -73,7 +73,7 @@ TEST_CASE("a save that one rank refuses is an error with its reason on every ran
           const int at_fault = (i + 1) % 3;
           const std::int64_t whole = step, refused = whole + 10;
           step += 30;
-          Entries entries = state(refused, c);
+          Entries entries = entries_of(refused, c);
           std::int64_t given = refused;
           if (c.rank() == at_fault) {
             mistake.make(given, entries);
@@ -86,7 +86,7 @@ TEST_CASE("a save that one rank refuses is an error with its reason on every ran
             if (waits)
               writer.wait();
             else
-              writer.save(refused + 10, state(refused + 10, c));
+              writer.save(refused + 10, entries_of(refused + 10, c));
           });
           if (waits && c.rank() == at_fault)
             SEE(error == "no error");
@@ -110,7 +110,7 @@ TEST_CASE("a save that every rank refuses is no error of the next one") {
   check_ranks(2, [&](Communicator& c, Seen& seen) {
     CheckpointWriter writer(root, c);
     for (const Mistake& mistake : mistakes()) {
-      Entries entries = state(10, c);
+      Entries entries = entries_of(10, c);
       std::int64_t step = 10;
       mistake.make(step, entries);
       seen.nothing(missing(message_of<InvalidArgument>([&] { writer.save(step, entries); }), {mistake.said}));
@@ -120,7 +120,7 @@ TEST_CASE("a save that every rank refuses is no error of the next one") {
     SEE(folder.count() == 0);
     SEE(!writer.saved_step());
     c.barrier();
-    SEE(writer.save(10, state(10, c)));
+    SEE(writer.save(10, entries_of(10, c)));
     writer.close();
     SEE(writer.saved_step() == 10);
   });
@@ -131,7 +131,7 @@ TEST_CASE("a rank that ends because it refused a save makes nobody wait") {
   const TemporaryFolder folder;
   const auto messages = messages_of_ranks(3, [&](Communicator& c) {
     CheckpointWriter writer(folder.path().string(), c);
-    Entries entries = state(10, c);
+    Entries entries = entries_of(10, c);
     if (c.rank() == 1) entries[0].tensor = Tensor();
     writer.save(10, entries);  // rank 1 leaves here
     writer.close();

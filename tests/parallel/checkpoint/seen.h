@@ -7,7 +7,7 @@
 #include "lockstep/parallel/comm/factory/run_ranks.h"
 #include "parallel/support.h"
 
-namespace test {
+namespace parallel_test {
 
 class Seen {
  public:
@@ -47,4 +47,4 @@ bool throws(F&& body) {
 #define SEE(...) \
   seen(static_cast<bool>(__VA_ARGS__), std::string(#__VA_ARGS__) + " in line " + std::to_string(__LINE__))
 
-}  // namespace test
+}  // namespace parallel_test

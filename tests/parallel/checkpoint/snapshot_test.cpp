@@ -11,7 +11,7 @@
 #include "support/devices.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::TemporaryFolder;
 
 namespace {
@@ -84,11 +84,11 @@ TEST_CASE("a snapshot on another stream than its tensors' keeps their memory unt
 
 namespace {
 
-using Net = FullyShardedDataParallel<Marked>;
+using MarkedNet = FullyShardedDataParallel<Marked>;
 
 // Trains, and calls `save` with the number of each step between two that the optimizer makes.
-void train(Communicator& c, const std::function<void(Net&, Optimizer&, int)>& save) {
-  Net net(Marked(), c, {.wrap = wrap_modules<Block>()});
+void train(Communicator& c, const std::function<void(MarkedNet&, Optimizer&, int)>& save) {
+  MarkedNet net(Marked(), c, {.wrap = wrap_modules<Block>()});
   Adam optimizer(net.parameters(), {.lr = 0.01});
   for (int i = 0; i < 2; ++i) {
     optimizer.zero_grad();
@@ -109,7 +109,7 @@ TEST_CASE("checkpoints of sharded ranks have the steps at which they were saved,
       kRanks,
       [](Communicator& c) {
         std::vector<std::vector<NamedTensor>> states;
-        train(c, [&](Net& net, Optimizer& optimizer, int) {
+        train(c, [&](MarkedNet& net, Optimizer& optimizer, int) {
           states.push_back(net.whole_state_dict());
           for (NamedTensor& each : net.whole_state_dict(optimizer)) states.back().push_back(std::move(each));
         });
@@ -121,7 +121,7 @@ TEST_CASE("checkpoints of sharded ranks have the steps at which they were saved,
       kRanks,
       [&](Communicator& c) {
         CheckpointWriter writer(folder.path().string(), c, {.keep = 9});
-        train(c, [&](Net& net, Optimizer& optimizer, int step) {
+        train(c, [&](MarkedNet& net, Optimizer& optimizer, int step) {
           std::vector<CheckpointEntry> entries = net.checkpoint_entries("");
           for (CheckpointEntry& each : net.checkpoint_entries(optimizer, "")) entries.push_back(std::move(each));
           writer.save(step, entries);

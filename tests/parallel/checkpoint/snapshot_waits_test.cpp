@@ -9,7 +9,7 @@
 #include "parallel/sharding/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::TemporaryFolder;
 
 namespace {

@@ -22,7 +22,7 @@ std::vector<T> reduce(RedOp reduction, const std::vector<std::vector<T>>& inputs
   return result;
 }
 
-float noise(std::uint32_t i) {
+float uneven_number(std::uint32_t i) {
   i = i * 747796405u + 2891336453u;
   i = ((i >> ((i >> 28) + 4)) ^ i) * 277803737u;
   return std::ldexp(static_cast<float>(i % 4096) - 2048, static_cast<int>(i >> 12) % 40 - 20);
@@ -37,7 +37,7 @@ TEST_CASE("host_reduce: any number of inputs, in their order") {
       std::vector<float> sum(count), average(count);
       for (std::uint32_t k = 0; k < inputs; ++k)
         for (std::uint32_t i = 0; i < count; ++i) {
-          values[k][i] = noise(i * 64 + k);
+          values[k][i] = uneven_number(i * 64 + k);
           sum[i] = k == 0 ? values[k][i] : sum[i] + values[k][i];
         }
       for (std::size_t i = 0; i < count; ++i) average[i] = sum[i] / static_cast<float>(inputs);
@@ -57,7 +57,7 @@ TEMPLATE_TEST_CASE("host_reduce: floating dtypes are what one element after the 
     for (const RedOp op : {RedOp::sum, RedOp::avg, RedOp::product, RedOp::max, RedOp::min}) {
       std::vector<std::vector<TestType>> values(inputs, std::vector<TestType>(kCount));
       for (std::uint32_t k = 0; k < inputs; ++k)
-        for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(noise(i * 64 + k));
+        for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(uneven_number(i * 64 + k));
       for (std::size_t k = 0; k < inputs; ++k) {
         values[k][100 + k] = TestType(std::numeric_limits<float>::quiet_NaN());
         values[k][2060 + k] = TestType(std::numeric_limits<float>::infinity());
@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("host_reduce: how a message is cut, and which output is an in
   for (const std::size_t inputs : {2u, 3u, 4u, 5u, 9u}) {
     std::vector<std::vector<TestType>> values(inputs, std::vector<TestType>(kCount));
     for (std::uint32_t k = 0; k < inputs; ++k)
-      for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(noise(i * 64 + k));
+      for (std::uint32_t i = 0; i < kCount; ++i) values[k][i] = TestType(uneven_number(i * 64 + k));
     const auto bits = [](const std::vector<TestType>& of) {
       std::vector<std::uint16_t> all;
       for (const TestType x : of) all.push_back(x.bits);

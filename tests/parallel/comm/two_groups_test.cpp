@@ -26,7 +26,7 @@ struct Streams {
   StreamScope on_own, on_source;
 };
 
-Tensor number(double value, Device device) { return full({4}, value, {.dtype = DType::f64, .device = device}); }
+Tensor four_numbers(double value, Device device) { return full({4}, value, {.dtype = DType::f64, .device = device}); }
 
 std::string result(const Tensor& sum, const Stream& stream) {
   synchronize(stream, kSoon);
@@ -45,7 +45,7 @@ TEST_CASE("two groups of ranks on the same devices: copies of one do not wait fo
   const auto ahead = [](const Counter& called, int value) {
     return [called, value](Communicator& comm) {
       Streams streams(comm.device());
-      const Tensor x = number(value, comm.device()), far = number(100, streams.source.device());
+      const Tensor x = four_numbers(value, comm.device()), far = four_numbers(100, streams.source.device());
       comm.all_reduce(x);
       const Tensor more = far.to(comm.device());
       called.add();
@@ -55,7 +55,7 @@ TEST_CASE("two groups of ranks on the same devices: copies of one do not wait fo
   const auto behind = [](const Counter& called, int value) {
     return [called, value](Communicator& comm) {
       Streams streams(comm.device());
-      const Tensor far = number(value, streams.source.device());
+      const Tensor far = four_numbers(value, streams.source.device());
       called.reaches(1);
       const Tensor x = far.to(comm.device());
       comm.all_reduce(x);

@@ -8,7 +8,7 @@
 #include "parallel/ddp/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using detail::BucketCapFacts;
 using detail::choose_bucket_cap;
 using detail::HostLink;

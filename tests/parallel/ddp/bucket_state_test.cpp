@@ -3,24 +3,17 @@
 
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-// Layers that are used in another order than they are listed.
-struct Shuffled : Module<Shuffled> {
-  Affine a{3, 3, 1}, b{3, 3, 2}, c{3, 3, 3};
-  Tensor forward(const Tensor& x) const { return a(tanh(c(tanh(b(x))))); }
-  void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
-};
-
 // A rank that writes down which gradients each bucket has that is reduced.
-struct Trained {
+struct TrainedBuckets {
   DistributedDataParallel<Shuffled> net;
   SGD optimizer;
   std::shared_ptr<std::string> reduced = std::make_shared<std::string>();
 
-  Trained(Communicator& communicator, const DistributedDataParallelOptions& options)
+  TrainedBuckets(Communicator& communicator, const DistributedDataParallelOptions& options)
       : net(Shuffled(), communicator, options), optimizer(net.parameters(), {.lr = 0.1}) {
     CommHook hook = summing_hook(false);
     net.register_comm_hook({"average", [call = std::move(hook.call), reduced = reduced](GradBucket& bucket) {
@@ -65,7 +58,7 @@ TEST_CASE("a training that goes on with a state of buckets reduces the same buck
     };
     const auto ranks = run_ranks(2, [&](Communicator& communicator) {
       Result result;
-      Trained whole(communicator, small);
+      TrainedBuckets whole(communicator, small);
       std::vector<NamedTensor> model;
       std::string state;
       for (int step = 0; step < 5; ++step) {
@@ -77,7 +70,7 @@ TEST_CASE("a training that goes on with a state of buckets reduces the same buck
         }
         whole.step(step);
       }
-      Trained resumed(communicator, {}), fresh(communicator, {});
+      TrainedBuckets resumed(communicator, {}), fresh(communicator, {});
       resumed.net.module().load_state_dict(model);
       resumed.net.load_bucket_state(parse_bucket_state(state));
       for (int step = saved_after; step < 5; ++step) resumed.step(step), fresh.step(step);

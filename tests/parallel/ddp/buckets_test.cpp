@@ -6,7 +6,7 @@
 #include "parallel/ddp/support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::first_devices;
 
 namespace {
@@ -18,13 +18,6 @@ std::vector<std::vector<int>> assign(const std::vector<BucketEntry>& entries, co
 }
 
 using Buckets = std::vector<std::vector<int>>;
-
-// Layers that are used in another order than they are listed.
-struct Shuffled : Module<Shuffled> {
-  Affine a{3, 3, 1}, b{3, 3, 2}, c{3, 3, 3};
-  Tensor forward(const Tensor& x) const { return a(tanh(c(tanh(b(x))))); }
-  void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
-};
 
 }  // namespace
 

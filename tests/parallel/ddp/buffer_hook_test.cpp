@@ -3,12 +3,12 @@
 
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // Adds 1 to its buffer in each training call.
-struct Counting : Module<Counting> {
+struct CountingBuffer : Module<CountingBuffer> {
   Parameter weight{counting({2})};
   Buffer calls{zeros({1}, {.dtype = DType::f64})};
   Tensor forward(const Tensor& x) const {
@@ -36,7 +36,7 @@ TEST_CASE("a buffer hook works before or after the forward, in place of the broa
   for (const int ranks : {1, 2, 3}) {
     for (const auto when : {BufferHook::When::before_forward, BufferHook::When::after_forward}) {
       const auto result = run_ranks(ranks, [&](Communicator& communicator) {
-        DistributedDataParallel<Counting> net(Counting{}, communicator);
+        DistributedDataParallel<CountingBuffer> net(CountingBuffer{}, communicator);
         net.register_buffer_hook(sums(when));
         Doubles seen;
         const auto look = [&] { seen.push_back(values(net.module().calls.tensor())[0]); };
@@ -63,8 +63,8 @@ TEST_CASE("a buffer hook works before or after the forward, in place of the broa
 TEST_CASE("a buffer hook works on the module's buffers, whatever the forward computes in") {
   for (const auto when : {BufferHook::When::before_forward, BufferHook::When::after_forward}) {
     const auto result = run_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<Counting> net(Counting{}, communicator,
-                                            {.mixed_precision = {.buffer_dtype = DType::bf16}});
+      DistributedDataParallel<CountingBuffer> net(CountingBuffer{}, communicator,
+                                                  {.mixed_precision = {.buffer_dtype = DType::bf16}});
       bool wide = true;
       net.register_buffer_hook({"adds",
                                 [&](std::span<const NamedParameter> buffers, Communicator&) {
@@ -101,10 +101,10 @@ TEST_CASE("a buffer hook sees a tied buffer once, and none that is ignored") {
 }
 
 TEST_CASE("buffer hooks that are refused, or fail") {
-  const auto said = [](const std::function<void(DistributedDataParallel<Counting>&, int)>& body,
+  const auto said = [](const std::function<void(DistributedDataParallel<CountingBuffer>&, int)>& body,
                        bool broadcast = true) {
     return messages_of_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<Counting> net(Counting{}, communicator, {.broadcast_buffers = broadcast});
+      DistributedDataParallel<CountingBuffer> net(CountingBuffer{}, communicator, {.broadcast_buffers = broadcast});
       body(net, communicator.rank());
       synchronize(communicator.device());
       communicator.barrier();

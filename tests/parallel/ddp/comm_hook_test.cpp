@@ -5,7 +5,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("an average of before counts on the ranks that do not use the parameter") {
   for (const bool fixed : {false, true}) {

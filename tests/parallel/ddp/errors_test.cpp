@@ -2,14 +2,14 @@
 #include "parallel/ddp/support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::first_devices;
 
 namespace {
 
-struct Two : Module<Two> {
+struct TwoLayers : Module<TwoLayers> {
   Parameter a{counting({2})}, b;
-  explicit Two(const Shape& shape = {3}) : b(counting(shape)) {}
+  explicit TwoLayers(const Shape& shape = {3}) : b(counting(shape)) {}
   Tensor forward(const Tensor& x, bool use_b) const {
     const Tensor y = sum(x * a.on(x.device()));
     return use_b ? y + sum(b.on(x.device())) : y;
@@ -17,10 +17,11 @@ struct Two : Module<Two> {
   void members(Members& m) override { m("a", a), m("b", b); }
 };
 
-std::string wrap(const std::function<Two(int)>& make, int ranks = 3, DistributedDataParallelOptions options = {}) {
+std::string wrap(const std::function<TwoLayers(int)>& make, int ranks = 3,
+                 DistributedDataParallelOptions options = {}) {
   std::string all;
   for (const std::string& message : messages_of_ranks(ranks, [&](Communicator& communicator) {
-         DistributedDataParallel<Two> net(make(communicator.rank()), communicator, options);
+         DistributedDataParallel<TwoLayers> net(make(communicator.rank()), communicator, options);
        }))
     all += message + "\n";
   return all;
@@ -34,17 +35,17 @@ int occurrences(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("models that differ are named on every rank") {
-  const std::string shapes = wrap([](int rank) { return Two(rank == 1 ? Shape{3, 1} : Shape{3}); });
+  const std::string shapes = wrap([](int rank) { return TwoLayers(rank == 1 ? Shape{3, 1} : Shape{3}); });
   CHECK(occurrences(shapes, "on rank 0 parameter 'b' f64[3]") == 3);
   CHECK(occurrences(shapes, "on rank 1 parameter 'b' f64[3, 1]") == 3);
   const std::string dtypes = wrap([](int rank) {
-    Two net;
+    TwoLayers net;
     if (rank == 2) net.to(DType::f32);
     return net;
   });
   CHECK(occurrences(dtypes, "on rank 2 parameter 'a' f32[2]") == 3);
   const std::string frozen = wrap([](int rank) {
-    Two net;
+    TwoLayers net;
     net.b.set_requires_grad(rank != 0);
     return net;
   });
@@ -53,33 +54,34 @@ TEST_CASE("models that differ are named on every rank") {
 
 TEST_CASE("a module that cannot be trained by ranks") {
   const std::string nothing = wrap([](int) {
-    Two net;
+    TwoLayers net;
     net.set_requires_grad(false);
     return net;
   });
   CHECK(occurrences(nothing, "a parameter that requires a gradient") == 3);
   // Only on one rank: the others hear of it.
   const std::string one = wrap([](int rank) {
-    Two net;
+    TwoLayers net;
     if (rank == 1) net.b = Parameter::uninitialized({3}, DType::f64);
     return net;
   });
   CHECK(occurrences(one, "'b' is uninitialised") == 3);
   CHECK(occurrences(one, "rank 1: ") == 2);
   const std::string devices = wrap([](int) {
-    Two net;
+    TwoLayers net;
     net.a.tensor().set_data(counting({2}).to(first_devices(2)[1]));
     return net;
   });
   CHECK(occurrences(devices, "on one device") == 3);
-  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.ignore = {"c"}}), "got 'c'") == 2);
-  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.bucket_cap_mb = 0}), "bucket_cap_mb 0") == 2);
-  CHECK(occurrences(wrap([](int) { return Two(); }, 2, {.backwards_per_forward = 0}), "backward per forward") == 2);
+  CHECK(occurrences(wrap([](int) { return TwoLayers(); }, 2, {.ignore = {"c"}}), "got 'c'") == 2);
+  CHECK(occurrences(wrap([](int) { return TwoLayers(); }, 2, {.bucket_cap_mb = 0}), "bucket_cap_mb 0") == 2);
+  CHECK(occurrences(wrap([](int) { return TwoLayers(); }, 2, {.backwards_per_forward = 0}), "backward per forward") ==
+        2);
 }
 
 TEST_CASE("a parameter without a gradient is an error at the end of the backward") {
   const auto messages = messages_of_ranks(3, [](Communicator& communicator) {
-    DistributedDataParallel<Two> net(Two(), communicator, small_buckets());
+    DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, small_buckets());
     net(counting({2}), communicator.rank() != 1).backward();
     synchronize(communicator.device());
   });
@@ -90,7 +92,7 @@ TEST_CASE("a parameter without a gradient is an error at the end of the backward
 
 TEST_CASE("a parameter that is ready twice") {
   const auto messages = messages_of_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Two> net(Two(), communicator, {.find_unused_parameters = true});
+    DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, {.find_unused_parameters = true});
     const Parameter &a = net.module().a, &b = net.module().b;
     // One backward: fine, also where the forward alone does not use it.
     (net(counting({2}), true) + sum(a.on(communicator.device()))).backward();
@@ -112,7 +114,7 @@ TEST_CASE("a parameter that is ready twice") {
 TEST_CASE("a static graph that changes") {
   for (const bool first : {false, true}) {
     const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<Two> net(Two(), communicator, {.static_graph = true});
+      DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, {.static_graph = true});
       for (const bool use_b : {first, first, !first}) {
         net.zero_grad();
         net(counting({2}), use_b).backward();
@@ -127,7 +129,7 @@ TEST_CASE("a static graph that changes") {
 
 TEST_CASE("a static graph that changes in no_sync") {
   const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
-    DistributedDataParallel<Two> net(Two(), communicator, {.static_graph = true});
+    DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, {.static_graph = true});
     net(counting({2}), false).backward();
     {
       const auto scope = net.no_sync();
@@ -145,7 +147,7 @@ TEST_CASE("a module that moves between forward and backward") {
   for (const bool there_and_back : {false, true}) {
     for (const bool type : {false, true}) {
       const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
-        DistributedDataParallel<Two> net(Two(), communicator);
+        DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator);
         const Tensor loss = net(full({2}, communicator.rank() + 1.0, {.dtype = DType::f64}), true);
         if (type) {
           net.module().to(DType::f32);
@@ -171,7 +173,7 @@ TEST_CASE("a module that moves between forward and backward") {
 
 TEST_CASE("a gradient that stayed, and has moved between forward and backward, is named") {
   const auto messages = messages_of_ranks(2, [&](Communicator& communicator) {
-    DistributedDataParallel<Two> net(Two(), communicator, {.find_unused_parameters = true});
+    DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, {.find_unused_parameters = true});
     net(counting({2}), true).backward();
     net.module().a.zero_grad();
     const Tensor loss = net(counting({2}), false);
@@ -184,7 +186,7 @@ TEST_CASE("a gradient that stayed, and has moved between forward and backward, i
 
 TEST_CASE("a backward that fails half way is noticed at the next forward") {
   const auto messages = messages_of_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Two> net(Two(), communicator, small_buckets());
+    DistributedDataParallel<TwoLayers> net(TwoLayers(), communicator, small_buckets());
     Tensor x = counting({2}, communicator.device());
     const auto hook = net.module().a.tensor().register_hook([](Tensor&) { throw Error("a hook fails"); });
     try {
@@ -204,12 +206,12 @@ TEST_CASE("a backward that fails half way is noticed at the next forward") {
 
 TEST_CASE("after an error the module can be wrapped again") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    Two module;
+    TwoLayers module;
     module.to(communicator.device());
     std::string message;
     {
       const auto first = communicator.split(0);
-      DistributedDataParallel<Two> net(module, *first);
+      DistributedDataParallel<TwoLayers> net(module, *first);
       try {
         net(counting({2}), false).backward();
         synchronize(communicator.device());
@@ -220,7 +222,7 @@ TEST_CASE("after an error the module can be wrapped again") {
     drain(communicator.device());
     communicator.barrier();
     module.zero_grad();
-    DistributedDataParallel<Two> again(module, communicator);
+    DistributedDataParallel<TwoLayers> again(module, communicator);
     again(counting({2}), true).backward();
     return std::pair(message.empty(), values(module.b.grad()));
   });

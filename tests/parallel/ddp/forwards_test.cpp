@@ -6,7 +6,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -21,7 +21,7 @@ struct Losing : Module<Losing> {
 };
 
 // Its parameter is the result itself.
-struct Bare : Module<Bare> {
+struct BareModule : Module<BareModule> {
   Parameter weight{counting({2})};
   Tensor forward(const Tensor& x) const { return weight.on(x.device()); }
   void members(Members& m) override { m("weight", weight); }
@@ -145,7 +145,7 @@ TEST_CASE("results that the wrapper does not see into, and parameters that are t
   });
   for (const Doubles& rank : closed) CHECK(rank == Doubles{5.5, 5.5});
   const auto bare = run_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Bare> net(Bare(), communicator);
+    DistributedDataParallel<BareModule> net(BareModule(), communicator);
     Doubles seen;
     (sum(net(row_of(1))) * (communicator.rank() + 1.0)).backward();
     seen.push_back(values(net.module().weight.grad())[0]);

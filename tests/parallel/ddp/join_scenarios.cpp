@@ -4,7 +4,7 @@
 #include "parallel/ddp/scenarios.h"
 #include "support/watched.h"
 
-namespace test {
+namespace parallel_test {
 namespace {
 
 enum class Inputs { one_less, many_less, none_on_first, even };
@@ -221,4 +221,4 @@ std::vector<Scenario> join_scenarios() {
   return all;
 }
 
-}  // namespace test
+}  // namespace parallel_test

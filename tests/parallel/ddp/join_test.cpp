@@ -1,11 +1,11 @@
 // DistributedDataParallel inside a join: buffers, hooks, what a rank that has run out keeps, and how a join ends.
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kJoinRanks = 3;
 
 Tensor row(Communicator& communicator, double value) {
   return full({1, 2}, value, {.dtype = DType::f64, .device = communicator.device()});
@@ -14,7 +14,7 @@ Tensor row(Communicator& communicator, double value) {
 int inputs_of(const Communicator& communicator) { return communicator.rank() + 1; }
 
 // Adds what it sees to a buffer.
-struct Counter : Module<Counter> {
+struct InputCounter : Module<InputCounter> {
   Parameter weight{counting({2})};
   Buffer seen{full({2}, 0, {.dtype = DType::f64})};
   Tensor forward(const Tensor& x) const {
@@ -32,25 +32,25 @@ struct Counter : Module<Counter> {
 
 TEST_CASE("ddp join: buffers are those of the largest active rank, and at the end of the last one") {
   for (const bool broadcast : {true, false}) {
-    const auto result = run_ranks(kRanks, [&](Communicator& communicator) {
-      DistributedDataParallel<Counter> net(Counter{}, communicator, {.broadcast_buffers = broadcast});
+    const auto result = run_ranks(kJoinRanks, [&](Communicator& communicator) {
+      DistributedDataParallel<InputCounter> net(InputCounter{}, communicator, {.broadcast_buffers = broadcast});
       join({net}, [&] {
         // Rank 0 has most: after rank 2, then rank 1, it is the last.
-        for (int i = 0; i < kRanks - communicator.rank(); ++i)
+        for (int i = 0; i < kJoinRanks - communicator.rank(); ++i)
           sum(net(row(communicator, std::pow(10.0, i) * (communicator.rank() + 1)))).backward();
       });
       return values(net.module().seen.tensor());
     });
     // First rank 2's, which is 0; then rank 1's 2, on which rank 0 builds with 10, and alone with 100. Else each its
     // own.
-    const std::vector<Doubles> own{{111, 111}, {22, 22}, {3, 3}}, shared(kRanks, {112, 112});
+    const std::vector<Doubles> own{{111, 111}, {22, 22}, {3, 3}}, shared(kJoinRanks, {112, 112});
     CHECK(result == (broadcast ? shared : own));
   }
 }
 
 TEST_CASE("ddp join: a rank that has run out keeps its gradients, and takes over parameters") {
   for (const bool view : {true, false}) {
-    const auto result = run_ranks(kRanks, [&](Communicator& communicator) {
+    const auto result = run_ranks(kJoinRanks, [&](Communicator& communicator) {
       DistributedDataParallel<Scale> net(Scale(Doubles{1, 2}), communicator, {.gradient_as_bucket_view = view});
       SGD optimizer(net.parameters(), {.lr = 1});
       bool inside = false;
@@ -70,7 +70,7 @@ TEST_CASE("ddp join: a rank that has run out keeps its gradients, and takes over
     });
     // 2, then 5/3, then 1: each rank has those of its last own step.
     const double grads[] = {2, 5.0 / 3, 1}, end[] = {1 - 2 - 5.0 / 3 - 1, 2 - 2 - 5.0 / 3 - 1};
-    for (std::size_t r = 0; r < kRanks; ++r) {
+    for (std::size_t r = 0; r < kJoinRanks; ++r) {
       const Doubles wanted{grads[r], grads[r], end[0], end[1], 3, 1};
       CHECK(largest_difference(result[r], wanted) < 1e-12);
     }
@@ -78,7 +78,7 @@ TEST_CASE("ddp join: a rank that has run out keeps its gradients, and takes over
 }
 
 TEST_CASE("ddp join: even inputs train with the bits of a training without it") {
-  const auto result = run_ranks(kRanks, [](Communicator& communicator) {
+  const auto result = run_ranks(kJoinRanks, [](Communicator& communicator) {
     std::vector<Doubles> ends;
     for (const bool enable : {true, false}) {
       DistributedDataParallel<Mlp> net(Mlp{}, communicator, small_buckets());
@@ -86,7 +86,7 @@ TEST_CASE("ddp join: even inputs train with the bits of a training without it") 
       join({net}, {.enable = enable}, [&] {
         for (int i = 0; i < 3; ++i) {
           optimizer.zero_grad();
-          loss_of(net(share(batch(i, kRanks, DType::f64, communicator.device()), communicator.rank()))).backward();
+          loss_of(net(share(batch(i, kJoinRanks, DType::f64, communicator.device()), communicator.rank()))).backward();
           optimizer.step();
         }
       });
@@ -100,14 +100,15 @@ TEST_CASE("ddp join: even inputs train with the bits of a training without it") 
 TEST_CASE("ddp join: hooks see zeros on ranks that have run out, at once or late") {
   for (const bool late : {false, true}) {
     for (const bool initial : {true, false}) {
-      const auto result = run_ranks(kRanks, [&](Communicator& communicator) {
+      const auto result = run_ranks(kJoinRanks, [&](Communicator& communicator) {
         DistributedDataParallel<Mlp> net(Mlp{}, communicator, small_buckets());
         net.register_comm_hook(summing_hook(late));
         SGD optimizer(net.parameters(), {.lr = 0.1});
         join({net}, {.divide_by_initial_world_size = initial}, [&] {
           for (int i = 0; i < inputs_of(communicator); ++i) {
             optimizer.zero_grad();
-            loss_of(net(share(batch(i, kRanks, DType::f64, communicator.device()), communicator.rank()))).backward();
+            loss_of(net(share(batch(i, kJoinRanks, DType::f64, communicator.device()), communicator.rank())))
+                .backward();
             optimizer.step();
           }
         });
@@ -115,11 +116,11 @@ TEST_CASE("ddp join: hooks see zeros on ranks that have run out, at once or late
       });
       Mlp whole;
       SGD optimizer(whole.parameters(), {.lr = 0.1});
-      for (int i = 0; i < kRanks; ++i) {
+      for (int i = 0; i < kJoinRanks; ++i) {
         optimizer.zero_grad();
-        for (int r = i; r < kRanks; ++r)
-          (loss_of(whole(share(batch(i, kRanks, DType::f64, Device::cpu()), r))) *
-           (1.0 / (initial ? kRanks : kRanks - i)))
+        for (int r = i; r < kJoinRanks; ++r)
+          (loss_of(whole(share(batch(i, kJoinRanks, DType::f64, Device::cpu()), r))) *
+           (1.0 / (initial ? kJoinRanks : kJoinRanks - i)))
               .backward();
         optimizer.step();
       }
@@ -131,8 +132,8 @@ TEST_CASE("ddp join: hooks see zeros on ranks that have run out, at once or late
 
 TEST_CASE("ddp join: the first rank that runs out ends the training on all, which can go on") {
   for (const bool buffers : {true, false}) {  // noticed by a forward, or by a backward
-    const auto result = run_ranks(kRanks, [&](Communicator& communicator) {
-      DistributedDataParallel<Counter> net(Counter{}, communicator, {.broadcast_buffers = buffers});
+    const auto result = run_ranks(kJoinRanks, [&](Communicator& communicator) {
+      DistributedDataParallel<InputCounter> net(InputCounter{}, communicator, {.broadcast_buffers = buffers});
       int steps = 0, thrown = 0;
       for (int epoch = 0; epoch < 2; ++epoch) {
         try {
@@ -189,7 +190,7 @@ TEST_CASE("ddp join: a parameter that no active rank uses keeps its gradient") {
 
 TEST_CASE("ddp join: at the end it is the buffers of then that are taken over") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Counter> net(Counter{}, communicator);
+    DistributedDataParallel<InputCounter> net(InputCounter{}, communicator);
     join({net}, [&] {
       sum(net(row(communicator, 1))).backward();
       net.module().seen =
@@ -208,7 +209,7 @@ TEST_CASE("ddp join: calls that a rank which has run out cannot take for steps a
     DistributedDataParallel<Scale> another(Scale(Doubles{1, 2}), communicator);
   };
   for (const auto& call : {std::function(registers), std::function(wraps)}) {
-    const auto said = messages_of_ranks(kRanks, [&](Communicator& communicator) {
+    const auto said = messages_of_ranks(kJoinRanks, [&](Communicator& communicator) {
       DistributedDataParallel<Scale> net(Scale(Doubles{1, 2}), communicator);
       join({net}, [&] {
         if (communicator.rank() != 1) call(net, communicator);
@@ -234,7 +235,7 @@ TEST_CASE("ddp join: what does not fit is an error on every rank") {
   CHECK(missing(begun[1], {"rank 1", "finish the reduction", "0 of 1 buckets"}) == "");
   // A hook for the buffers.
   const auto hooked = messages_of_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Counter> net(Counter{}, communicator);
+    DistributedDataParallel<InputCounter> net(InputCounter{}, communicator);
     net.register_buffer_hook({.name = "mine", .call = [](auto&&...) {}});
     join({net}, [&] {
       if (communicator.rank() == 1) net(row(communicator, 1));
@@ -243,7 +244,7 @@ TEST_CASE("ddp join: what does not fit is an error on every rank") {
   CHECK(missing(hooked[1], {"[join]", "buffer hook 'mine'"}) == "");
   CHECK(missing(hooked[0], {"CommError", "rank 1", "buffer hook 'mine'"}) == "");
   // A rank that throws in its forward, while the others shadow or train.
-  const auto thrown = messages_of_ranks(kRanks, [](Communicator& communicator) {
+  const auto thrown = messages_of_ranks(kJoinRanks, [](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1, 2}), communicator);
     join({net}, [&] {
       for (int i = 0; i < inputs_of(communicator); ++i) {

@@ -2,7 +2,7 @@
 
 #include "lockstep/parallel/comm/mesh/device_mesh.h"
 
-namespace test {
+namespace parallel_test {
 namespace {
 
 constexpr int kSteps = 5;
@@ -76,4 +76,4 @@ std::vector<Doubles> train_mesh_alone() {
   return ranks;
 }
 
-}  // namespace test
+}  // namespace parallel_test

@@ -4,7 +4,7 @@
 
 #include "parallel/ddp/support.h"
 
-namespace test {
+namespace parallel_test {
 
 inline constexpr int kMeshRanks = 4;
 
@@ -13,4 +13,4 @@ Doubles train_on_mesh(Communicator& world);
 // What each rank must end with: a plain loop over the ranks, with a module for each group.
 std::vector<Doubles> train_mesh_alone();
 
-}  // namespace test
+}  // namespace parallel_test

@@ -2,7 +2,7 @@
 #include "parallel/ddp/mesh_scenarios.h"
 #include "support/catch.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("ddp: modules along the rows and columns of a mesh, and over all ranks, in one backward") {
   const std::vector<Doubles> expected = train_mesh_alone();

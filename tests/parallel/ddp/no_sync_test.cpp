@@ -4,7 +4,7 @@
 
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 static_assert(std::is_nothrow_move_constructible_v<NoSync> && std::is_nothrow_move_assignable_v<NoSync>);
 static_assert(!std::is_copy_constructible_v<NoSync> && !std::is_copy_assignable_v<NoSync>);
@@ -12,7 +12,7 @@ static_assert(!std::is_copy_constructible_v<NoSync> && !std::is_copy_assignable_
 namespace {
 
 // Whether a backward stays on the rank now.
-struct Probe {
+struct SyncProbe {
   DistributedDataParallel<Scale>& net;
   bool quiet() const {
     net.zero_grad();
@@ -21,17 +21,17 @@ struct Probe {
   }
 };
 
-std::vector<Doubles> on_two(const std::function<Doubles(DistributedDataParallel<Scale>&, const Probe&)>& body) {
+std::vector<Doubles> on_two(const std::function<Doubles(DistributedDataParallel<Scale>&, const SyncProbe&)>& body) {
   return run_ranks(2, [&](Communicator& communicator) {
     DistributedDataParallel<Scale> net(Scale(Doubles{1}), communicator);
-    return body(net, Probe{net});
+    return body(net, SyncProbe{net});
   });
 }
 
 }  // namespace
 
 TEST_CASE("no_sync may be conditional, moved and handed on") {
-  const auto result = on_two([](auto& net, const Probe& probe) {
+  const auto result = on_two([](auto& net, const SyncProbe& probe) {
     Doubles quiet;
     for (const bool wanted : {true, false}) {
       {
@@ -59,7 +59,7 @@ TEST_CASE("no_sync may be conditional, moved and handed on") {
 }
 
 TEST_CASE("no_sync scopes end in any order, and by being assigned to") {
-  const auto result = on_two([](auto& net, const Probe& probe) {
+  const auto result = on_two([](auto& net, const SyncProbe& probe) {
     Doubles quiet;
     std::optional<NoSync> first(net.no_sync()), second(net.no_sync());
     first.reset();
@@ -87,9 +87,9 @@ TEST_CASE("no_sync may end after its wrapper") {
       late = net.no_sync();
     }
     DistributedDataParallel<Scale> other(Scale(Doubles{1}), communicator);
-    const bool quiet = Probe{other}.quiet();
+    const bool quiet = SyncProbe{other}.quiet();
     late = other.no_sync();
-    return Doubles{quiet ? 1.0 : 0.0, Probe{other}.quiet() ? 1.0 : 0.0};
+    return Doubles{quiet ? 1.0 : 0.0, SyncProbe{other}.quiet() ? 1.0 : 0.0};
   });
   for (const Doubles& rank : result) CHECK(rank == Doubles{0, 1});
 }

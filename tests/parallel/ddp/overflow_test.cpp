@@ -7,11 +7,11 @@
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 3, kSteps = 4, kBadStep = 1;
+constexpr int kOverflowRanks = 3, kOverflowSteps = 4, kBadStep = 1;
 
 Parameter trained(Device device) { return Parameter(counting({3}, device).to(DType::f32)); }
 void give_gradient(const Parameter& weight, bool infinite) {
@@ -21,14 +21,14 @@ void give_gradient(const Parameter& weight, bool infinite) {
 
 // Of each step: whether the first optimizer stepped, then the scale and both first weights.
 std::vector<Doubles> run(bool share) {
-  return run_ranks(kRanks, [&](Communicator& communicator) {
+  return run_ranks(kOverflowRanks, [&](Communicator& communicator) {
     Parameter weight = trained(communicator.device()), other = trained(communicator.device());
     SGD optimizer({weight}, {.lr = 1}), second({other}, {.lr = 1});
     GradScalerOptions options{.init_scale = 8, .growth_interval = 2};
     if (share) options.share_overflow = overflow_on_any_rank(communicator);
     GradScaler scaler(options);
     Doubles seen;
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kOverflowSteps; ++step) {
       give_gradient(weight, step == kBadStep && communicator.rank() == 1);
       give_gradient(other, false);
       seen.push_back(scaler.step(optimizer) ? 1 : 0);

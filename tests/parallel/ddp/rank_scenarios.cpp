@@ -5,7 +5,7 @@
 #include "parallel/ddp/scenarios.h"
 #include "support/watched.h"
 
-namespace test {
+namespace parallel_test {
 namespace {
 
 const int kSteps = support::watched() ? 4 : 7;
@@ -171,4 +171,4 @@ std::vector<Scenario> rank_scenarios() {
   return all;
 }
 
-}  // namespace test
+}  // namespace parallel_test

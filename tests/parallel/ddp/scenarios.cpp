@@ -4,7 +4,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "support/watched.h"
 
-namespace test {
+namespace parallel_test {
 namespace {
 
 constexpr int kAccumulate = 3;
@@ -166,4 +166,4 @@ std::vector<Scenario> scenarios() {
   return all;
 }
 
-}  // namespace test
+}  // namespace parallel_test

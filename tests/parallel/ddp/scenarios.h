@@ -8,7 +8,7 @@
 
 #include "parallel/ddp/support.h"
 
-namespace test {
+namespace parallel_test {
 
 // Gradients stay on the rank while it lives; nothing to do for a plain module.
 template <class M>
@@ -39,4 +39,4 @@ std::vector<Scenario> rank_scenarios();
 // Ranks have different numbers of inputs.
 std::vector<Scenario> join_scenarios();
 
-}  // namespace test
+}  // namespace parallel_test

@@ -3,11 +3,11 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 3, kSteps = 4;
+constexpr int kStageRanks = 3, kStageSteps = 4;
 
 // The communicator's device is the first or the second one of the rank.
 RunRanksOptions on_devices(int number) { return {.devices = support::devices_at({number, 2 + number, 4 + number})}; }
@@ -37,13 +37,13 @@ struct Stages : Module<Stages> {
   void members(Members& m) override { m("first", first), m("table", table), m("second", second), m("factor", factor); }
 };
 
-Doubles whole(bool sparse, double factor) {
+Doubles whole_run(bool sparse, double factor) {
   Stages net(sparse);
   net.factor.assign(full({2}, factor, {.dtype = DType::f64}));
   SGD optimizer(net.parameters(), {.lr = 0.1});
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kStageSteps; ++i) {
     optimizer.zero_grad();
-    loss_of(net(batch(i, kRanks, DType::f64, Device::cpu()), i % 2 == 0)).backward();
+    loss_of(net(batch(i, kStageRanks, DType::f64, Device::cpu()), i % 2 == 0)).backward();
     optimizer.step();
   }
   return all_parameters(net);
@@ -53,7 +53,7 @@ Doubles whole(bool sparse, double factor) {
 std::vector<Doubles> train(const RunRanksOptions& run, const DistributedDataParallelOptions& options, bool sparse,
                            const CommHook& hook) {
   return run_ranks(
-      kRanks,
+      kStageRanks,
       [&](Communicator& communicator) {
         const std::vector<Device> devices = devices_of(communicator.rank());
         Stages module(sparse);
@@ -65,9 +65,9 @@ std::vector<Doubles> train(const RunRanksOptions& run, const DistributedDataPara
         SGD optimizer(net.parameters(), {.lr = 0.1});
         bool stays = true;
         join({net}, [&] {
-          for (int i = 0; i < kSteps; ++i) {
+          for (int i = 0; i < kStageSteps; ++i) {
             optimizer.zero_grad();
-            const Tensor x = share(batch(i, kRanks, DType::f64, devices[0]), communicator.rank());
+            const Tensor x = share(batch(i, kStageRanks, DType::f64, devices[0]), communicator.rank());
             const Tensor y = net(x, i % 2 == 0);
             loss_of(y).backward();
             stays = stays && y.device() == devices[1] && net.module().first.weight.grad().device() == devices[0] &&
@@ -99,7 +99,7 @@ TEST_CASE("ranks train modules that are spread over devices as one device does")
         options.gradient_as_bucket_view = view;
         INFO("device " << number << " of each rank, view " << view << ", hook " << hook.name << ", rows " << sparse);
         const std::vector<Doubles> result = train(on_devices(number), options, sparse, hook);
-        Doubles wanted = whole(sparse, 0.5);
+        Doubles wanted = whole_run(sparse, 0.5);
         wanted.push_back(1);
         CHECK(different(result) == 0);
         CHECK(largest_difference(result[0], wanted) < 1e-10);
@@ -125,9 +125,9 @@ TEST_CASE("buckets of a spread module are of one device each") {
 TEST_CASE("spread modules that differ are refused on every rank") {
   support::needs_devices(6);
   const auto wrap = [](const std::function<void(Stages&, int rank, const std::vector<Device>&)>& place) {
-    std::vector<std::string> said(kRanks);
+    std::vector<std::string> said(kStageRanks);
     run_ranks(
-        kRanks,
+        kStageRanks,
         [&](Communicator& communicator) {
           try {
             Stages module(false);
@@ -184,8 +184,8 @@ TEST_CASE("unused parameters of a spread module are given away in the order of t
   const auto steps = [](Apart& module, auto& net, const std::function<Tensor(int)>& rows) {
     SGD optimizer(module.parameters(), {.lr = 0.1});
     std::vector<Tensor> inputs;  // before: a copy from the host waits for the stream
-    for (int i = 0; i < kSteps; ++i) inputs.push_back(rows(i));
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kStageSteps; ++i) inputs.push_back(rows(i));
+    for (int i = 0; i < kStageSteps; ++i) {
       loss_of(net(inputs[static_cast<std::size_t>(i)], i % 2 == 0)).backward();
       optimizer.step();
       optimizer.zero_grad();

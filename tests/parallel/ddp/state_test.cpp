@@ -2,15 +2,15 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // Adds a running count to its input; the count is a buffer that every forward changes.
-struct Counting : Module<Counting> {
+struct CountingForwards : Module<CountingForwards> {
   Parameter weight{counting({2})};
   Buffer calls;
-  explicit Counting(double start = 0) : calls(full({1}, start, {.dtype = DType::f64})) {}
+  explicit CountingForwards(double start = 0) : calls(full({1}, start, {.dtype = DType::f64})) {}
   Tensor forward(const Tensor& x) const {
     const Tensor count = calls.on(x.device());
     if (is_training()) {
@@ -22,7 +22,7 @@ struct Counting : Module<Counting> {
   void members(Members& m) override { m("weight", weight), m("calls", calls); }
 };
 
-struct Spare : Module<Spare> {
+struct SpareModule : Module<SpareModule> {
   Parameter used{counting({2})}, spare{counting({3})};
   Tensor forward(const Tensor& x) const { return x * used.on(x.device()); }
   void members(Members& m) override { m("used", used), m("spare", spare); }
@@ -44,7 +44,7 @@ struct Words : Module<Words> {
 
 TEST_CASE("buffers are rank 0's before every training forward") {
   const auto result = run_ranks(3, [](Communicator& communicator) {
-    DistributedDataParallel<Counting> net(Counting(10 * communicator.rank()), communicator);
+    DistributedDataParallel<CountingForwards> net(CountingForwards(10 * communicator.rank()), communicator);
     Doubles seen = values(net.module().calls.tensor());
     for (int step = 0; step < 2; ++step) {
       net.zero_grad();
@@ -59,7 +59,7 @@ TEST_CASE("buffers are rank 0's before every training forward") {
 
 TEST_CASE("buffers stay where that is asked for") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Counting> net(Counting(0), communicator, {.broadcast_buffers = false});
+    DistributedDataParallel<CountingForwards> net(CountingForwards(0), communicator, {.broadcast_buffers = false});
     net.module().calls.tensor().add_(100.0 * communicator.rank());
     sum(net(counting({1, 2}))).backward();
     return values(net.module().calls.tensor());
@@ -70,7 +70,7 @@ TEST_CASE("buffers stay where that is asked for") {
 TEST_CASE("evaluation and no_sync communicate nothing") {
   // Rank 0 does all of it alone, between steps of both.
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    DistributedDataParallel<Counting> net(Counting(0), communicator);
+    DistributedDataParallel<CountingForwards> net(CountingForwards(0), communicator);
     Doubles seen;
     for (int step = 0; step < 3; ++step) {
       net.zero_grad();
@@ -100,8 +100,8 @@ TEST_CASE("evaluation and no_sync communicate nothing") {
 TEST_CASE("a parameter that no rank uses keeps its gradient") {
   for (const bool fixed : {false, true}) {
     const auto result = run_ranks(2, [&](Communicator& communicator) {
-      DistributedDataParallel<Spare> net(Spare(), communicator,
-                                         {.find_unused_parameters = !fixed, .static_graph = fixed});
+      DistributedDataParallel<SpareModule> net(SpareModule(), communicator,
+                                               {.find_unused_parameters = !fixed, .static_graph = fixed});
       Doubles seen;
       for (int step = 0; step < 3; ++step) {
         net.module().used.zero_grad();
@@ -145,9 +145,9 @@ TEST_CASE("a gradient in its bucket outlives iterations in which nobody uses the
 
 TEST_CASE("ignored parameters and buffers are left alone") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    Spare module;
+    SpareModule module;
     module.spare = Parameter(counting({communicator.rank() + 1}));  // even their shapes may differ
-    DistributedDataParallel<Spare> net(std::move(module), communicator, {.ignore = {"spare"}});
+    DistributedDataParallel<SpareModule> net(std::move(module), communicator, {.ignore = {"spare"}});
     sum(net(counting({1, 2}))).backward();
     return static_cast<double>(net.module().spare.tensor().count());
   });

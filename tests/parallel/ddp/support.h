@@ -10,7 +10,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-namespace test {
+namespace parallel_test {
 
 // Small limits, so that small models have several buckets.
 inline DistributedDataParallelOptions small_buckets() { return {.bucket_cap_mb = 0.0001, .first_bucket_mb = 0.00005}; }
@@ -21,12 +21,6 @@ inline Doubles all_parameters(const ModuleBase& module) {
   for (const NamedTensor& named : module.state_dict())
     for (const double value : named.tensor.detach().to(DType::f64).to_vector<double>()) all.push_back(value);
   return all;
-}
-inline double largest_difference(const Doubles& a, const Doubles& b) {
-  if (a.size() != b.size()) return 1e300;
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
-  return largest;
 }
 // How many ranks differ from rank 0.
 inline int different(const std::vector<Doubles>& ranks) {
@@ -95,4 +89,11 @@ inline std::vector<std::string> messages_of_ranks(int ranks, const std::function
   return messages;
 }
 
-}  // namespace test
+// Layers that are used in another order than they are listed.
+struct Shuffled : Module<Shuffled> {
+  Affine a{3, 3, 1}, b{3, 3, 2}, c{3, 3, 3};
+  Tensor forward(const Tensor& x) const { return a(tanh(c(tanh(b(x))))); }
+  void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+};
+
+}  // namespace parallel_test

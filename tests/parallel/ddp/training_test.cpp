@@ -5,12 +5,12 @@
 #include "parallel/ddp/scenarios.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // One branch or the other.
-struct Branches : Module<Branches> {
+struct BranchingNet : Module<BranchingNet> {
   Affine shared{3, 4, 1}, left{4, 2, 2}, right{4, 2, 3};
   Tensor forward(const Tensor& x, bool go_left) const {
     const Tensor h = tanh(shared(x));
@@ -56,7 +56,7 @@ TEST_CASE("ranks that take different branches average over all of them") {
   DistributedDataParallelOptions options = small_buckets();
   options.find_unused_parameters = true;
   const auto grads = run_ranks(2, [&](Communicator& communicator) {
-    DistributedDataParallel<Branches> net(Branches{}, communicator, options);
+    DistributedDataParallel<BranchingNet> net(BranchingNet{}, communicator, options);
     sum(net(counting({2, 3}), communicator.rank() == 0)).backward();
     return std::vector<Doubles>{values(net.module().left.bias.grad()), values(net.module().right.bias.grad())};
   });

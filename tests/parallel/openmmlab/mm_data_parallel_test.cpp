@@ -8,11 +8,11 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Sample {
+struct StepSample {
   DataContainer<Tensor> image;
   DataContainer<InstanceData> truth;
   DataContainer<ImageMeta> meta;
@@ -23,7 +23,7 @@ struct Sample {
 struct Pictures {
   int count = 5;
   std::size_t size() const { return static_cast<std::size_t>(count); }
-  Sample get(std::int64_t index) const {
+  StepSample get(std::int64_t index) const {
     ImageMeta meta;
     meta.img_id = index;
     const auto seed = static_cast<std::uint64_t>(index);
@@ -32,8 +32,8 @@ struct Pictures {
             DataContainer(meta, {.cpu_only = true})};
   }
 };
-Sample batch_of(int count, std::int64_t samples_per_device) {
-  std::vector<Sample> samples;
+StepSample batch_of(int count, std::int64_t samples_per_device) {
+  std::vector<StepSample> samples;
   for (int i = 0; i < count; ++i) samples.push_back(Pictures{count}.get(i));
   return collate(samples, samples_per_device);
 }
@@ -41,7 +41,7 @@ Sample batch_of(int count, std::int64_t samples_per_device) {
 // One number per image, from its pixels, its instances and its number in the dataset.
 struct Detector : Module<Detector> {
   Parameter weight{tensor({1, -2}, {2, 1, 1})};
-  Tensor forward(const Sample& batch) const {
+  Tensor forward(const StepSample& batch) const {
     const Tensor images = batch.image.stacked();
     const Tensor pixels = sum(images * weight.on(images.device()), {1, 2, 3});
     std::vector<Tensor> answers;
@@ -84,12 +84,12 @@ TEST_CASE("the loader makes the batches") {
       DataLoader loader(Pictures{samples}, {.batch_size = devices * per_device, .workers = workers},
                         Collate{.samples_per_device = per_device});
       Doubles answers;
-      for (const Sample& batch : loader)
+      for (const StepSample& batch : loader)
         for (const double answer : values(net(batch))) answers.push_back(answer);
       REQUIRE(answers.size() == samples);
       const MMDataParallel one(Detector{}, {.devices = {}});
       for (int i = 0; i < samples; ++i) {
-        const Sample alone = collate(std::vector{Pictures{samples}.get(i)});
+        const StepSample alone = collate(std::vector{Pictures{samples}.get(i)});
         CHECK(answers[static_cast<std::size_t>(i)] == Approx(one(alone).item<double>()).epsilon(1e-12));
       }
     }
@@ -167,7 +167,7 @@ TEST_CASE("the weights of reduce_with are the samples of the containers") {
 
 TEST_CASE("outputs that cannot be gathered stay where they are") {
   struct Predicts : Module<Predicts> {
-    std::vector<DataSample> forward(const Sample& batch) const {
+    std::vector<DataSample> forward(const StepSample& batch) const {
       std::vector<DataSample> samples;
       for (std::size_t i = 0; i < batch.meta.list().size(); ++i) {
         samples.emplace_back().metainfo = batch.meta.list()[i];
@@ -185,7 +185,7 @@ TEST_CASE("outputs that cannot be gathered stay where they are") {
 
   // Containers too.
   struct Echo : Module<Echo> {
-    Sample forward(const Sample& batch) const { return batch; }
+    StepSample forward(const StepSample& batch) const { return batch; }
   };
   const auto echoed = MMDataParallel(Echo{}, {.devices = first_devices(3)}).forward_ungathered(batch_of(5, 2));
   CHECK(echoed[1].image.stacked().size(0) == 2);

@@ -8,25 +8,25 @@
 #include "parallel/openmmlab/training_support.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Result {
+struct RankResult {
   Doubles parameters, figures;
 };
-std::vector<Doubles> parameters_of(const std::vector<Result>& ranks) {
+std::vector<Doubles> parameters_of(const std::vector<RankResult>& ranks) {
   std::vector<Doubles> all;
-  for (const Result& rank : ranks) all.push_back(rank.parameters);
+  for (const RankResult& rank : ranks) all.push_back(rank.parameters);
   return all;
 }
 
 // Uses `spare` where it is told to.
-struct Spare : BaseModel<Spare> {
+struct SpareModel : BaseModel<SpareModel> {
   Parameter used{counting({2})}, spare{counting({2, 3})}, frozen{counting({4})};
   Buffer steps{zeros({1}, {.dtype = DType::f64})};
   int what = 1;
-  Spare() { frozen.set_requires_grad(false); }
+  SpareModel() { frozen.set_requires_grad(false); }
   ModelOutput<Tensor, std::vector<Tensor>> forward(const Tensor& x, bool uses_spare, Mode mode) const {
     Tensor output = x * used.on(x.device());
     if (uses_spare) output = output + sum(spare.on(x.device()));
@@ -70,7 +70,7 @@ TEST_CASE("ranks make steps as one device does on the whole batch") {
         MMDistributedDataParallel<Regressor> model(Regressor{}, communicator);
         OptimWrapper optim(SGD(model.parameters(), {.lr = 0.1, .momentum = 0.9}), wrapper_options(plan));
         optim.initialize_count_status(model, 0, plan.losses);
-        Result mine;
+        RankResult mine;
         for (int i = 0; i < plan.losses; ++i) {
           model.train_step(share_of_batch(i, communicator.rank(), ranks), optim);
           mine.figures.push_back(static_cast<double>(model.logging_data().iteration));
@@ -91,7 +91,7 @@ TEST_CASE("ranks make steps as one device does on the whole batch") {
 TEST_CASE("a rank alone steps, validates and accumulates without the others") {
   // Broadcasts of buffers and reductions of rank 0 would meet those of another call on rank 1.
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    MMDistributedDataParallel<Spare> model(Spare{}, communicator);
+    MMDistributedDataParallel<SpareModel> model(SpareModel{}, communicator);
     OptimWrapper optim(SGD(model.module().parameters(), {.lr = 0.25}), {.accumulative_counts = 2});
     if (communicator.rank() == 0) {
       for (int i = 0; i < 3; ++i) {
@@ -104,17 +104,17 @@ TEST_CASE("a rank alone steps, validates and accumulates without the others") {
     if (communicator.rank() == 1) model.train_step(ones_and(true), optim);
     communicator.barrier();
     model.train_step(ones_and(true), optim);
-    return Result{all_parameters(model.module()), {static_cast<double>(model.logging_data().iteration)}};
+    return RankResult{all_parameters(model.module()), {static_cast<double>(model.logging_data().iteration)}};
   });
   CHECK(different(parameters_of(result)) == 0);
   CHECK(result[0].figures == Doubles{1});
-  Spare untrained;
+  SpareModel untrained;
   CHECK(result[0].parameters != all_parameters(untrained));
 }
 
 TEST_CASE("train_step goes through the forward of the wrapper, and tells who wraps") {
   const auto communicator = make_loopback_communicator(accelerators().at(0));
-  MMDistributedDataParallel<Spare> model(Spare{}, *communicator);
+  MMDistributedDataParallel<SpareModel> model(SpareModel{}, *communicator);
   CHECK(is_model_wrapper(model));
   CHECK(model.wrapped_module() == &model.module());
   int calls = 0;
@@ -128,7 +128,7 @@ TEST_CASE("train_step goes through the forward of the wrapper, and tells who wra
 
 TEST_CASE("what forward gives with its losses lands in the log of a rank") {
   const auto names = run_ranks(2, [](Communicator& communicator) {
-    MMDistributedDataParallel<Spare> model(Spare{}, communicator);
+    MMDistributedDataParallel<SpareModel> model(SpareModel{}, communicator);
     OptimWrapper optim(SGD(model.parameters()));
     std::string text;
     for (const int what : {1, 2, 3}) {
@@ -158,14 +158,14 @@ TEST_CASE("the data of a step may have any form") {
   CHECK(step(std::pair(Value(x), Value(x))) == 1);
   CHECK(message_of<InvalidArgument>([&] { step(Value("x")); }) ==
         "[run_forward] expected data that is a map or a list, got string");
-  MMDistributedDataParallel<Spare> other(Spare{}, *communicator);
+  MMDistributedDataParallel<SpareModel> other(SpareModel{}, *communicator);
   OptimWrapper optim_of_other(SGD(other.parameters(), {.lr = 0}));
   for (const bool uses_spare : {true, true})
     CHECK(other.train_step(Fields{x, uses_spare}, optim_of_other).count() == 2);
 }
 
 TEST_CASE("parameters that the loss does not reach are found") {
-  Spare model;
+  SpareModel model;
   const Tensor x = full({1, 2}, 1.0, {.dtype = DType::f64});
   const auto found = [&](const Tensor& loss) {
     CapturedLog log;
@@ -192,7 +192,7 @@ TEST_CASE("train_step reports parameters without a gradient, also where that is 
   const auto steps = [](const MMDistributedDataParallelOptions& options) {
     CapturedLog log;
     const auto said = messages_of_ranks(2, [&](Communicator& communicator) {
-      MMDistributedDataParallel<Spare> model(Spare{}, communicator, options);
+      MMDistributedDataParallel<SpareModel> model(SpareModel{}, communicator, options);
       OptimWrapper optim(SGD(model.parameters()));
       model.train_step(ones_and(true), optim);
       model.train_step(ones_and(false), optim);
@@ -222,7 +222,7 @@ TEST_CASE("options reach DistributedDataParallel") {
                                                  .backwards_per_forward = 2,
                                                  .timeout = Milliseconds(5000)};
   const auto communicator = make_loopback_communicator(accelerators().at(0));
-  const auto made = MMDistributedDataParallel<Spare>(Spare{}, *communicator, options).options();
+  const auto made = MMDistributedDataParallel<SpareModel>(SpareModel{}, *communicator, options).options();
   CHECK(made.bucket_cap_mb == 2);
   CHECK(made.first_bucket_mb == 3);
   CHECK_FALSE(made.broadcast_buffers);
@@ -244,9 +244,9 @@ TEST_CASE("options reach DistributedDataParallel") {
 
 TEST_CASE("an overflow on one rank skips the step of all") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
-    MMDistributedDataParallel<Spare> model(Spare{}, communicator);
+    MMDistributedDataParallel<SpareModel> model(SpareModel{}, communicator);
     AmpOptimWrapper optim(SGD(model.parameters(), {.lr = 0.5}), {.loss_scale = GradScalerOptions{.init_scale = 64}});
-    Result mine;
+    RankResult mine;
     for (int i = 0; i < 3; ++i) {
       auto [x, uses_spare] = ones_and(true);
       if (i == 1 && communicator.rank() == 1) x = x * INFINITY;
@@ -256,7 +256,7 @@ TEST_CASE("an overflow on one rank skips the step of all") {
     }
     return mine;
   });
-  for (const Result& rank : result) {
+  for (const RankResult& rank : result) {
     CHECK(rank.figures == Doubles{64, 32, 32});
     CHECK(rank.parameters == Doubles{0.75, 1.75, 0.75, 1.75, 0.5, 1.5});
   }

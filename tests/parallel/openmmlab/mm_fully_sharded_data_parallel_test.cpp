@@ -4,7 +4,7 @@
 #include "lockstep/parallel/openmmlab/mm_distributed_data_parallel.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

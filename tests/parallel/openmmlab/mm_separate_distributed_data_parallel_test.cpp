@@ -7,7 +7,7 @@
 #include "parallel/openmmlab/training_support.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -78,13 +78,13 @@ OptimWrapperDict& add(OptimWrapperDict& optims, const char* name, std::vector<Pa
   return optims;
 }
 
-constexpr int kSteps = 10;
+constexpr int kSeparateSteps = 10;
 
 Doubles plain_gan(int ranks) {
   Gan model;
   SGD generator(model.generator.parameters(), {.lr = 0.05, .momentum = 0.5});
   SGD discriminator(model.discriminator.parameters(), {.lr = 0.1, .momentum = 0.5});
-  for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < kSeparateSteps; ++i) {
     discriminator.zero_grad();
     model.discriminator_loss(whole_batch(i, ranks)).backward();
     discriminator.step();
@@ -95,7 +95,7 @@ Doubles plain_gan(int ranks) {
   return all_parameters(model);
 }
 
-struct Result {
+struct SeparateResult {
   Doubles parameters, figures;
 };
 
@@ -125,7 +125,7 @@ struct Buffered : Module<Buffered> {
 };
 
 template <class M>
-std::string refusal(const DistributedDataParallelOptions& options = {}) {
+std::string separate_refusal(const DistributedDataParallelOptions& options = {}) {
   const auto said = messages_of_ranks(
       2, [&](Communicator& communicator) { MMSeparateDistributedDataParallel<M>(M{}, communicator, options); });
   return said[0] == said[1] ? said[0] : said[0] + " but " + said[1];
@@ -144,8 +144,8 @@ TEST_CASE("children with optimizers of their own train as on one device") {
       OptimWrapperDict optims;
       add(optims, "generator", model.module().generator.parameters(), 0.05);
       add(optims, "discriminator", model.module().discriminator.parameters(), 0.1);
-      Result mine;
-      for (int i = 0; i < kSteps; ++i) {
+      SeparateResult mine;
+      for (int i = 0; i < kSeparateSteps; ++i) {
         const LogVars log = model.train_step(share_of_batch(i, communicator.rank(), ranks), optims);
         mine.figures.push_back(static_cast<double>(log.count()));
       }
@@ -153,9 +153,9 @@ TEST_CASE("children with optimizers of their own train as on one device") {
       mine.parameters = all_parameters(model.module());
       return mine;
     });
-    for (const Result& rank : result) CHECK(rank.parameters == result[0].parameters);
+    for (const SeparateResult& rank : result) CHECK(rank.parameters == result[0].parameters);
     CHECK(largest_difference(result[0].parameters, plain_gan(ranks)) < 1e-10);
-    Doubles figures(kSteps, 3);
+    Doubles figures(kSeparateSteps, 3);
     figures.push_back(1);
     CHECK(result[0].figures == figures);
   }
@@ -189,12 +189,12 @@ TEST_CASE("contexts of a child and of the whole keep gradients on their rank") {
       for (std::size_t i = 0; i < 2; ++i)
         add(optims, i == 0 ? "0" : "1", model.module().heads[i].parameters(), 0.1, i == 0 ? 1 : 2);
       for (int i = 0; i < 6; ++i) model.train_step(share_of_batch(i, communicator.rank(), 2), optims);
-      Result mine{all_parameters(model.module()), {}};
+      SeparateResult mine{all_parameters(model.module()), {}};
       for (const std::string& name : model.names())
         mine.figures.push_back(static_cast<double>(model.logging_data(name).iteration));
       return mine;
     });
-    for (const Result& rank : result) {
+    for (const SeparateResult& rank : result) {
       CHECK(rank.figures == Doubles{6, 3});
       CHECK(rank.parameters == result[0].parameters);
     }
@@ -217,7 +217,7 @@ TEST_CASE("no_sync covers all children") {
       for (const Affine& head : model.module().heads) grads.push_back(head.weight.grad()[0][0].item<double>());
       return grads;
     };
-    Result mine;
+    SeparateResult mine;
     {
       const auto scopes = model.no_sync();
       mine.parameters = backward();  // each rank's own
@@ -227,15 +227,17 @@ TEST_CASE("no_sync covers all children") {
   });
   CHECK(result[0].parameters == Doubles{1, 1});
   CHECK(result[1].parameters == Doubles{2, 2});
-  for (const Result& rank : result) CHECK(rank.figures == Doubles{3, 3});
+  for (const SeparateResult& rank : result) CHECK(rank.figures == Doubles{3, 3});
 }
 
 TEST_CASE("what is not in a child, or in two") {
-  CHECK(missing(refusal<Rooted>(), {"[MMSeparateDistributedDataParallel]", "'scale', 'shift'", "module itself"}) == "");
-  CHECK(refusal<Rooted>().find("fixed") == std::string::npos);
-  CHECK(missing(refusal<Tied>(), {"one child", "'left.bias'", "'right.bias'"}) == "");
-  CHECK(missing(refusal<Frozen>(), {"a child with a parameter that requires a gradient", "1 children without"}) == "");
-  CHECK(missing(refusal<Buffered>({.ignore = {"other.weight"}}), {"ignored", "'other.weight'"}) == "");
+  CHECK(missing(separate_refusal<Rooted>(),
+                {"[MMSeparateDistributedDataParallel]", "'scale', 'shift'", "module itself"}) == "");
+  CHECK(separate_refusal<Rooted>().find("fixed") == std::string::npos);
+  CHECK(missing(separate_refusal<Tied>(), {"one child", "'left.bias'", "'right.bias'"}) == "");
+  CHECK(missing(separate_refusal<Frozen>(),
+                {"a child with a parameter that requires a gradient", "1 children without"}) == "");
+  CHECK(missing(separate_refusal<Buffered>({.ignore = {"other.weight"}}), {"ignored", "'other.weight'"}) == "");
   const auto biases = run_ranks(2, [](Communicator& communicator) {
     Buffered buffered;
     buffered.child.bias.assign(full({2}, communicator.rank() + 1.0));
@@ -275,7 +277,7 @@ TEST_CASE("an ignored name is of the child before its dot, and of no child whose
     return values(model.module().gen.tail.bias.tensor())[0] * 10 + values(model.module().gen_2.bias.tensor())[0];
   });
   CHECK(biases == Doubles{11, 12});
-  CHECK(missing(refusal<Alike>({.ignore = {"gen2.bias"}}), {"ignored", "'gen2.bias'"}) == "");
+  CHECK(missing(separate_refusal<Alike>({.ignore = {"gen2.bias"}}), {"ignored", "'gen2.bias'"}) == "");
 }
 
 TEST_CASE("children that differ between ranks are an error on every rank") {

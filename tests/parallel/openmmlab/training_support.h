@@ -11,7 +11,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/ddp/support.h"
 
-namespace test {
+namespace parallel_test {
 
 // Two layers that fit targets; f64.
 struct Regressor : BaseModel<Regressor> {
@@ -73,4 +73,4 @@ inline Doubles plain_loop(const Plan& plan, int ranks = 1) {
   return all_parameters(model);
 }
 
-}  // namespace test
+}  // namespace parallel_test

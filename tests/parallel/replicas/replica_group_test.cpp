@@ -5,7 +5,7 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using detail::ReplicaGroup;
 
 namespace {

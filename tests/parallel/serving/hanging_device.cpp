@@ -2,7 +2,7 @@
 #include "lockstep/runtime/host/faults.h"
 #include "parallel/serving/served.h"
 
-using namespace test;
+using namespace parallel_test;
 using namespace std::chrono_literals;
 
 TEST_CASE("a device that hangs in a task is taken out until it goes on, and another one answers") {

@@ -3,7 +3,7 @@
 
 #include "parallel/serving/served.h"
 
-using namespace test;
+using namespace parallel_test;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 

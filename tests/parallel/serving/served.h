@@ -11,7 +11,7 @@
 #include "lockstep/parallel/serving/replica_pool.h"
 #include "parallel/support.h"
 
-namespace test {
+namespace parallel_test {
 
 // What the test does to the replicas, and sees of them.
 struct Control {
@@ -100,4 +100,4 @@ void await(const Pool& pool, F&& condition) {
   while (!condition(pool.stats())) std::this_thread::sleep_for(Milliseconds(1));
 }
 
-}  // namespace test
+}  // namespace parallel_test

@@ -3,7 +3,7 @@
 #include "lockstep/tensor/autograd/checkpoint.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -41,7 +41,7 @@ std::string events(const FullyShardedOptions& options, const Body& body, const s
   })[0];
 }
 
-void train(const FullyShardedDataParallel<Marked>& net, const Tensor& x) { loss_of(net(x)).backward(); }
+void train_once(const FullyShardedDataParallel<Marked>& net, const Tensor& x) { loss_of(net(x)).backward(); }
 
 }  // namespace
 
@@ -57,9 +57,9 @@ TEST_CASE("units are gathered and reduced as often as the setting says, in the o
   late.prefetch = false, stays.reshard_after_forward = false;
   const Body local = [](const auto& net, const Tensor& x) {
     const NoSync no_sync = net.no_sync();
-    train(net, x);
+    train_once(net, x);
   };
-  const Body then_global = [local](const auto& net, const Tensor& x) { local(net, x), train(net, x); };
+  const Body then_global = [local](const auto& net, const Tensor& x) { local(net, x), train_once(net, x); };
   const Body evaluates = [](const auto& net, const Tensor& x) {
     const NoGrad no_grad;
     net(x);
@@ -70,11 +70,11 @@ TEST_CASE("units are gathered and reduced as often as the setting says, in the o
     first.backward();
   };
   const std::vector<Row> rows{
-      {"one unit", {}, train, "gbbbBBBr"},
-      {"blocks", blocks, train, "gggbgbbggBrgBrBrr"},
-      {"without prefetch", late, train, "ggbgbgbgBrgBrgBrr"},
-      {"kept from forward to backward", stays, train, "gggbgbbBrBrBrr"},
-      {"a frozen block", blocks, train, "gggbgbbggBrgBBrr", "blocks.1"},
+      {"one unit", {}, train_once, "gbbbBBBr"},
+      {"blocks", blocks, train_once, "gggbgbbggBrgBrBrr"},
+      {"without prefetch", late, train_once, "ggbgbgbgBrgBrgBrr"},
+      {"kept from forward to backward", stays, train_once, "gggbgbbBrBrBrr"},
+      {"a frozen block", blocks, train_once, "gggbgbbggBrgBBrr", "blocks.1"},
       {"no_sync", blocks, local, "gggbgbbggBgBB"},
       {"no_sync and kept", stays, local, "gggbgbbBBB"},
       {"no_sync and then a step", blocks, then_global, "gggbgbbggBgBBgggbgbbggBrgBrBrr"},

@@ -4,7 +4,7 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 
 namespace {

@@ -3,7 +3,7 @@
 #include "lockstep/parallel/sharding/shard_layout.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("the parts of a layout are its tensors, each element once") {
   for (const int ranks : {1, 2, 3, 4, 7})

@@ -3,11 +3,11 @@
 #include "lockstep/runtime/memory/allocator.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kShardRanks = 4;
 
 // Wide enough that the allocator's rounding and padding do not matter, with few rows: activations do not either.
 struct Wide : Module<Wide> {
@@ -39,14 +39,14 @@ struct Peak {
 
 RunRanksOptions own_devices() {
   std::vector<Device> devices;
-  for (int r = 0; r < kRanks; ++r) devices.push_back(device_at(r));
+  for (int r = 0; r < kShardRanks; ++r) devices.push_back(device_at(r));
   return {.devices = devices};
 }
 
 // The peaks of a training, from before the wrapper is made, on each rank; activations included.
 std::vector<std::size_t> peaks(const FullyShardedOptions& options, int count) {
   return run_ranks(
-      kRanks,
+      kShardRanks,
       [&](Communicator& c) {
         const Peak peak(c.device());
         std::size_t most = 0;
@@ -70,7 +70,7 @@ TEST_CASE("a divided optimizer remembers at most 30 % of what one that is not do
     std::size_t whole, part, most;  // most: at any allocation
   };
   const auto bytes = run_ranks(
-      kRanks,
+      kShardRanks,
       [](Communicator& c) {
         Grown grown{};
         for (const bool divided : {false, true}) {
@@ -127,7 +127,7 @@ TEST_CASE("a model that does not fit one device trains on four") {
     body(c);
   };
   run_ranks(
-      kRanks,
+      kShardRanks,
       [&](Communicator& c) {
         train(c, [](Communicator& rank) {
           FullyShardedDataParallel<Wide> net(Wide(), rank, {.wrap = wrap_modules<Block>()});

@@ -3,15 +3,11 @@
 #include "parallel/sharding/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 using lockstep::test::TemporaryFolder;
 
 namespace {
-
-struct WholeState {
-  std::vector<NamedTensor> model, optimizer;
-};
 
 // Layers, and a convolution whose weight lies in channels_last.
 struct Picture : Module<Picture> {

@@ -5,15 +5,11 @@
 #include "parallel/sharding/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 using lockstep::test::TemporaryFolder;
 
 namespace {
-
-struct WholeState {
-  std::vector<NamedTensor> model, optimizer;
-};
 
 template <class Net>
 void train(Net& net, Optimizer& optimizer, Communicator& c, int from, int to) {

@@ -10,7 +10,7 @@
 #include "lockstep/runtime/trace/trace.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

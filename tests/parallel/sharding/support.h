@@ -10,10 +10,11 @@
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/optim/adam.h"
+#include "lockstep/tensor/optim/sgd.h"
 #include "parallel/ddp/support.h"
 #include "support/watched.h"
 
-namespace test {
+namespace parallel_test {
 
 inline int steps() { return support::watched() ? 4 : 20; }
 
@@ -120,4 +121,14 @@ inline std::vector<std::pair<const char*, MakeRanks>> communicators() {
   return {{"shared memory", {}}, {"peers", peers}};
 }
 
-}  // namespace test
+// What makes the optimizer of a unit.
+inline auto sgd() {
+  return [](std::vector<Parameter> parameters) { return SGD(std::move(parameters), {.lr = 0.1}); };
+}
+
+// As state_dict gathers them.
+struct WholeState {
+  std::vector<NamedTensor> model, optimizer;
+};
+
+}  // namespace parallel_test

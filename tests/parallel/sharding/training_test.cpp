@@ -1,7 +1,7 @@
 // Sharded trainings end with the bits of replicated ones.
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 TEST_CASE("fully sharded ranks end with the bits of replicated ones") {
   struct Way {

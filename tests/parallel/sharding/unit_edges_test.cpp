@@ -3,14 +3,10 @@
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 
 namespace {
-
-auto sgd() {
-  return [](std::vector<Parameter> parameters) { return SGD(std::move(parameters), {.lr = 0.1}); };
-}
 
 // A scalar, one without elements, one element, another dtype, and whole numbers.
 struct Odd : Module<Odd> {

@@ -3,13 +3,11 @@
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/sharding/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-auto sgd() {
-  return [](std::vector<Parameter> parameters) { return SGD(std::move(parameters), {.lr = 0.1}); };
-}
+using Names = std::vector<std::string>;
 
 // Two layers of one weight, transposed.
 struct TiedPair : Module<TiedPair> {
@@ -100,7 +98,6 @@ TEST_CASE("units are numbered in the order of the modules and have what no unit 
     FullyShardedDataParallel sized(Tower(), c, {.wrap = wrap_by_size(600)});
     return std::vector{net.unit_names(), nested.unit_names(), sized.unit_names()};
   });
-  using Names = std::vector<std::string>;
   CHECK(names[0][0] == Names{"", "blocks.0", "blocks.1", "blocks.2"});
   CHECK(names[0][1] == Names{"", "blocks.1", "blocks.1.up", "head"});
   CHECK(names[0][2] == Names{"", "blocks.0", "blocks.1", "blocks.2"});

@@ -7,15 +7,11 @@
 #include "parallel/sharding/support.h"
 #include "support/temporary_folder.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 using lockstep::test::TemporaryFolder;
 
 namespace {
-
-struct WholeState {
-  std::vector<NamedTensor> model, optimizer;
-};
 
 // Values by name.
 std::map<std::string, Doubles> by_name(const std::vector<NamedTensor>& state) {

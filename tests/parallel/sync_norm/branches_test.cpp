@@ -6,15 +6,15 @@
 #include "parallel/ddp/scenarios.h"
 #include "parallel/sync_norm/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // Two norms that do not depend on each other.
-struct Branches : Module<Branches> {
+struct NormBranches : Module<NormBranches> {
   Affine a{3, static_cast<int>(kChannels), 1}, b{3, static_cast<int>(kChannels), 2};
   BatchNorm1d norm{kChannels}, other{kChannels};
-  Branches() { norm.to(DType::f64), other.to(DType::f64); }
+  NormBranches() { norm.to(DType::f64), other.to(DType::f64); }
   Tensor forward(const Tensor& x) const { return norm(a(x)) + other(b(x)); }
   void members(Members& m) override { m("a", a), m("b", b), m("norm", norm), m("other", other); }
 };
@@ -46,9 +46,9 @@ TEST_CASE("norms in parallel branches share the statistics of all replicas") {
   for (const int devices : {2, 3}) {
     support::needs_devices(devices);
     const Device home = first_devices(devices)[0];
-    Branches whole;
+    NormBranches whole;
     whole.to(home);
-    DataParallel<Branches> net(Branches{}, {.devices = first_devices(devices)});
+    DataParallel<NormBranches> net(NormBranches{}, {.devices = first_devices(devices)});
     convert_replica_batchnorm(net);
     for (int step = 0; step < 3; ++step) {
       const Tensor x = noise({7, 3}, 40 + static_cast<std::uint64_t>(step), home);
@@ -68,14 +68,14 @@ TEST_CASE("norms that ranks share train as one, in each option of the wrapper, w
       {{.broadcast_buffers = false, .static_graph = true}, 1e-10},
       {{.find_unused_parameters = true, .gradient_as_bucket_view = false}, 1e-10},
       {{.mixed_precision = {.param_dtype = DType::f32}}, 1e-4}};
-  Branches whole;
+  NormBranches whole;
   SGD optimizer(whole.parameters(), {.lr = 0.1});
   train(whole, optimizer, [](int i) { return batch(i, 2, DType::f64, Device::cpu()); });
   for (const auto& [options, tolerance] : variants) {
     INFO("static graph " << options.static_graph << ", unused " << options.find_unused_parameters << ", mixed "
                          << options.mixed_precision.on());
     const auto result = run_ranks(2, [options = options](Communicator& communicator) {
-      DistributedDataParallel<Branches> net(Branches{}, communicator, options);
+      DistributedDataParallel<NormBranches> net(NormBranches{}, communicator, options);
       convert_sync_batchnorm(net, communicator);
       SGD own(net.parameters(), {.lr = 0.1});
       train(net, own,

@@ -5,11 +5,11 @@
 #include "parallel/ddp/support.h"
 #include "parallel/sync_norm/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Block : Module<Block> {
+struct NormBlock : Module<NormBlock> {
   Linear linear{3, 3};
   BatchNorm1d norm{3};
   void members(Members& m) override { m("linear", linear), m("norm", norm); }
@@ -17,7 +17,7 @@ struct Block : Module<Block> {
 };
 // `again` is the norm of the first block.
 struct Blocks : Module<Blocks> {
-  std::vector<Block> blocks{2};
+  std::vector<NormBlock> blocks{2};
   BatchNorm2d last{3};
   GroupNorm groups{1, 3};
   void members(Members& m) override {
@@ -38,7 +38,7 @@ template <class M>
 concept ConvertsAlone = requires(M& module) {
   convert_sync_batchnorm(module);
 };
-static_assert(!ConvertsAlone<Block> && !ConvertsAlone<DistributedDataParallel<Block>>);
+static_assert(!ConvertsAlone<NormBlock> && !ConvertsAlone<DistributedDataParallel<NormBlock>>);
 
 // Norms that ranks differ in.
 struct Several : Module<Several> {
@@ -138,13 +138,13 @@ TEST_CASE("norms may be converted before and after the module is wrapped") {
     mean(y * y * x).backward();
     optimizer.step();
   };
-  Block whole = seeded<Block>(3);
+  NormBlock whole = seeded<NormBlock>(3);
   train(whole, batch(0, 2, DType::f64, Device::cpu()));
   for (const bool before : {true, false}) {
     const auto results = run_ranks(2, [&](Communicator& communicator) {
-      Block module = seeded<Block>(3);
+      NormBlock module = seeded<NormBlock>(3);
       if (before) convert_sync_batchnorm(module, communicator);
-      DistributedDataParallel<Block> net(std::move(module), communicator);
+      DistributedDataParallel<NormBlock> net(std::move(module), communicator);
       if (!before) convert_sync_batchnorm(net, communicator);
       train(net, share(batch(0, 2, DType::f64, communicator.device()), communicator.rank()));
       return all_parameters(net.module());

@@ -6,11 +6,11 @@
 #include "parallel/ddp/scenarios.h"
 #include "parallel/sync_norm/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kNormRanks = 3;
 
 struct Normed : Module<Normed> {
   Affine first{3, static_cast<int>(kChannels), 1}, last{static_cast<int>(kChannels), 2, 2};
@@ -42,7 +42,7 @@ TEST_CASE("norms that ranks share: a throwing join ends before a rank waits at o
         for (const int fewer : {2, 3}) {  // the next forward reduces, or does not
           INFO("running statistics " << tracks << ", broadcast_buffers " << broadcasts << ", accumulates "
                                      << accumulates << ", " << fewer << " inputs");
-          const auto result = run_ranks(kRanks, [&](Communicator& communicator) {
+          const auto result = run_ranks(kNormRanks, [&](Communicator& communicator) {
             communicator.set_timeout(Milliseconds(60'000));
             const int rank = communicator.rank();
             DistributedDataParallel<Normed> net(Normed(tracks), communicator, {.broadcast_buffers = broadcasts});
@@ -54,7 +54,7 @@ TEST_CASE("norms that ranks share: a throwing join ends before a rank waits at o
               try {
                 join({net}, {.throw_on_early_termination = true}, [&] {
                   train(net, optimizer, inputs, accumulates, [&](int i) {
-                    return share(batch(10 * epoch + i, kRanks, DType::f64, communicator.device()), rank);
+                    return share(batch(10 * epoch + i, kNormRanks, DType::f64, communicator.device()), rank);
                   });
                 });
               } catch (const InputsExhausted& error) {
@@ -69,7 +69,7 @@ TEST_CASE("norms that ranks share: a throwing join ends before a rank waits at o
           SGD optimizer(whole.parameters(), {.lr = 0.1});
           for (int epoch = 0; epoch < 2; ++epoch) {
             train(whole, optimizer, epoch == 0 ? fewer : 4, accumulates,
-                  [&](int i) { return batch(10 * epoch + i, kRanks, DType::f64, Device::cpu()); });
+                  [&](int i) { return batch(10 * epoch + i, kNormRanks, DType::f64, Device::cpu()); });
             optimizer.zero_grad();
           }
           CHECK(different(result) == 0);

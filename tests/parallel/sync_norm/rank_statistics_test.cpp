@@ -7,7 +7,7 @@
 #include "parallel/ddp/support.h"
 #include "parallel/sync_norm/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

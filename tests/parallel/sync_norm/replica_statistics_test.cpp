@@ -10,7 +10,7 @@
 #include "parallel/sync_norm/support.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -39,7 +39,7 @@ std::vector<Doubles> state_and_gradients(const ModuleBase& module) {
 double distance_of(const std::vector<Doubles>& a, const std::vector<Doubles>& b) {
   double largest = a.size() == b.size() ? 0 : 1e300;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
-    largest = std::max(largest, test::distance(a[i], b[i]));
+    largest = std::max(largest, parallel_test::distance(a[i], b[i]));
   return largest;
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("replicas share statistics of 16 bits, under autocast and without grad
       CHECK(!y.requires_grad());
       CHECK(off(y) < 0.02);
     }
-    CHECK(test::distance(state_of(net), state_of(one)) < 1e-4);
+    CHECK(parallel_test::distance(state_of(net), state_of(one)) < 1e-4);
   }
 }
 
@@ -220,7 +220,7 @@ TEST_CASE("second derivatives go through all replicas") {
   DataParallel<TwoNorms> net(TwoNorms{}, {.devices = first_devices(2)});
   convert_replica_batchnorm(net);
   TwoNorms one;
-  CHECK(test::distance(penalty(net), penalty(one)) < 1e-9);
+  CHECK(parallel_test::distance(penalty(net), penalty(one)) < 1e-9);
   CHECK(distance_of(state_and_gradients(net), state_and_gradients(one)) < 1e-9);
 }
 
@@ -300,7 +300,7 @@ TEST_CASE("a call after one that failed shares statistics again") {
   CHECK(state_of(net) == before);
   *fails = false;
   CHECK(largest_difference(net(x).to(Device::cpu()), one(x)) < 1e-10);
-  CHECK(test::distance(state_of(net), state_of(one)) < 1e-10);
+  CHECK(parallel_test::distance(state_of(net), state_of(one)) < 1e-10);
 }
 
 TEST_CASE("who waits for a replica that is late is let go at the deadline of the call") {

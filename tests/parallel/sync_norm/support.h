@@ -11,7 +11,7 @@
 #include "lockstep/tensor/nn/norm.h"
 #include "parallel/support.h"
 
-namespace test {
+namespace parallel_test {
 
 inline constexpr std::int64_t kChannels = 3;
 
@@ -134,4 +134,4 @@ inline std::vector<NormCase> norm_cases() {
           {"without running statistics", {1, 4, 2}, {}, untracked}};
 }
 
-}  // namespace test
+}  // namespace parallel_test

@@ -5,7 +5,7 @@
 #include "lockstep/tensor/nn/norm.h"
 #include "parallel/tensor_parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -36,7 +36,7 @@ void check_layer(F make, const Tensor& x) {
       return results_of(module, is_floating(x.dtype()) ? own.to(dtype) : own, ranks);
     };
     const Results alone = run_ranks(1, body, {.make = make_loopback})[0];
-    for (const Group& group : groups()) {
+    for (const RankGroup& group : groups()) {
       if (dtype == DType::f32 && group.ranks != 3) continue;
       INFO(group.name << ", " << group.ranks << " ranks, " << to_string(dtype));
       const auto all = run_ranks(group.ranks, body, {.make = group.make});
@@ -48,8 +48,8 @@ void check_layer(F make, const Tensor& x) {
   }
 }
 
-struct Block : Module<Block> {
-  explicit Block(Communicator& ranks)
+struct ParallelBlock : Module<ParallelBlock> {
+  explicit ParallelBlock(Communicator& ranks)
       : before(24),
         attention(ranks, 24, 12, {.groups = 12, .head_size = 4, .causal = true}),
         after(24),
@@ -89,7 +89,7 @@ TEST_CASE("divided layers compute what one device does") {
     check_layer(make, x);
   }
   SECTION("a transformer block") {
-    check_layer([](Communicator& ranks) { return Block(ranks); }, x);
+    check_layer([](Communicator& ranks) { return ParallelBlock(ranks); }, x);
   }
   SECTION("words, of which there are more and fewer than ranks divide") {
     const std::int64_t words = GENERATE(5, 12, 13);
@@ -99,7 +99,7 @@ TEST_CASE("divided layers compute what one device does") {
 }
 
 TEST_CASE("operations over ranks take tensors with any strides, and are each other's adjoints") {
-  for (const Group& group : groups()) {
+  for (const RankGroup& group : groups()) {
     INFO(group.name << ", " << group.ranks << " ranks");
     const auto said = run_ranks(
         group.ranks,
@@ -221,7 +221,7 @@ TEST_CASE("divided layers name what does not divide") {
 TEST_CASE("a rank that throws between divided layers is an error on all ranks") {
   const bool in_backward = GENERATE(false, true);
   const auto body = [in_backward](Communicator& ranks) {
-    Block block(ranks);
+    ParallelBlock block(ranks);
     block.to(ranks.device());
     Tensor x = noise({2, 3, 24}, 1, ranks.device()).to(DType::f32).set_requires_grad();
     const Tensor y = block(x);

@@ -7,7 +7,7 @@
 #include "lockstep/tensor/nn/norm.h"
 #include "parallel/tensor_parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "lockstep/tensor/nn/shard.h"
 #include "parallel/ddp/support.h"
 
-namespace test {
+namespace parallel_test {
 
 using Make = decltype(RunRanksOptions::make);
 
@@ -27,12 +27,12 @@ inline std::vector<std::unique_ptr<Communicator>> make_loopback(std::span<const 
 }
 
 // Each way of meeting, and each number of ranks that is worth a try.
-struct Group {
+struct RankGroup {
   const char* name;
   int ranks;
   Make make;
 };
-inline std::vector<Group> groups() {
+inline std::vector<RankGroup> groups() {
   return {{"loopback", 1, make_loopback},
           {"shared memory", 2, {}},
           {"peers", 2, make_peers},
@@ -67,4 +67,4 @@ inline Tensor whole_gradient(const Parameter& parameter, Communicator& ranks) {
   return shard->whole_of(parts);
 }
 
-}  // namespace test
+}  // namespace parallel_test

@@ -4,7 +4,7 @@
 #include "lockstep/parallel/tensor_parallel/vocabulary.h"
 #include "parallel/tensor_parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -77,7 +77,7 @@ TEST_CASE("the loss over a divided vocabulary is that of one device") {
       expected[cat("gradient ", i)] = values(logits.grad().to(DType::f64));
       expected[cat("padding ", i)] = {0};
     }
-    for (const Group& group : groups()) {
+    for (const RankGroup& group : groups()) {
       if (dtype == DType::f32 && group.ranks != 2) continue;
       INFO(group.name << ", " << group.ranks << " ranks, " << to_string(dtype));
       const auto all = run_ranks(group.ranks, body(dtype), {.make = group.make});

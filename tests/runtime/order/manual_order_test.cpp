@@ -10,17 +10,17 @@
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/thread/device_thread.h"
+#include "runtime/gate.h"
 #include "runtime/manual_backend.h"
 #include "runtime/text.h"
 #include "support/catch.h"
 
 using namespace lockstep;
+using backend_streams::soon;
 
 namespace {
 
 using Bytes = std::vector<unsigned char>;
-
-Deadline soon() { return Deadline::after(Milliseconds(60'000)); }
 
 CopyArgs args_for(Bytes& destination, Device to, const Bytes& source, Device from) {
   return {.destination = destination.data(),

@@ -13,7 +13,7 @@ using namespace backend_streams;
 namespace {
 
 constexpr int kStreams = 4;
-constexpr std::size_t kBytes = 48;
+constexpr std::size_t kOracleBytes = 48;
 
 // Every step of the program so far, and which steps come before it.
 class Oracle {
@@ -71,7 +71,7 @@ struct RandomUse {
 
 RandomUse random_use(std::mt19937& random, std::byte* memory, bool writes) {
   RandomUse made;
-  const std::size_t begin = random() % kBytes;
+  const std::size_t begin = random() % kOracleBytes;
   made.use = {.data = memory + begin,
               .device = Device::host(0),
               .reads = !writes,
@@ -80,8 +80,8 @@ RandomUse random_use(std::mt19937& random, std::byte* memory, bool writes) {
               .rank = 1};
   made.use.byte_strides[0] = 1 + static_cast<int>(random() % 5);
   made.use.sizes[0] =
-      1 + static_cast<std::int64_t>(random() %
-                                    ((kBytes - begin - 1) / static_cast<std::size_t>(made.use.byte_strides[0]) + 1));
+      1 + static_cast<std::int64_t>(
+              random() % ((kOracleBytes - begin - 1) / static_cast<std::size_t>(made.use.byte_strides[0]) + 1));
   for (std::int64_t i = 0; i < made.use.sizes[0]; ++i) {
     made.bytes.insert(begin + static_cast<std::size_t>(i * made.use.byte_strides[0]));
   }
@@ -95,7 +95,7 @@ TEST_CASE("the checker reports an operation exactly when the oracle does") {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
     Backends backend({.mode = HostMode::strict, .seed = seed});
-    DeviceMemory memory(*backend, 0, kBytes);
+    DeviceMemory memory(*backend, 0, kOracleBytes);
     std::vector<std::unique_ptr<StrictStream>> streams;
     for (int i = 0; i < kStreams; ++i) streams.push_back(std::make_unique<StrictStream>(*backend, 0));
     std::vector<std::unique_ptr<TestEvent>> events;

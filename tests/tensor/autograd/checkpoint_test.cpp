@@ -12,6 +12,7 @@
 #include "support/catch.h"
 #include "support/devices.h"
 #include "support/gradcheck.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
@@ -19,11 +20,11 @@ using support::device_at;
 using support::gradcheck;
 using support::gradgradcheck;
 using support::random_leaf;
+using support::values;
 
 namespace {
 
 using Doubles = std::vector<double>;
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
 
 struct Counted {
   std::shared_ptr<int> calls = std::make_shared<int>(0);

@@ -52,12 +52,12 @@ Tensor product(const std::vector<Tensor>& factors) {
   return y;
 }
 
-Tensor leaf(double value) { return full({1}, value, {.dtype = DType::f64}).set_requires_grad(); }
+Tensor single_leaf(double value) { return full({1}, value, {.dtype = DType::f64}).set_requires_grad(); }
 
 }  // namespace
 
 TEST_CASE("a node of a user's own frees its saved tensor after backward, and says so at the next one") {
-  const Tensor x = leaf(2);
+  const Tensor x = single_leaf(2);
   Tensor middle = x + 1.0;
   const Ref<Storage> saved = middle.storage();
   const Tensor y = cube(middle);
@@ -73,7 +73,7 @@ TEST_CASE("a node of a user's own frees its saved tensor after backward, and say
 }
 
 TEST_CASE("a node with any number of saved tensors frees them all") {
-  const Tensor x = leaf(2);
+  const Tensor x = single_leaf(2);
   std::vector<Tensor> factors{x + 1.0, x + 2.0, x + 3.0};
   std::vector<Ref<Storage>> saved;
   for (const Tensor& factor : factors) saved.push_back(factor.storage());

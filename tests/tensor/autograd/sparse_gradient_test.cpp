@@ -27,18 +27,18 @@ Tensor indices(const Indices& at, Device device = Device::cpu()) {
 Indices indices_of(const SparseGradient& g) { return g.indices.to_vector<std::int64_t>(); }
 
 // first, first + 1, …: exact under sums.
-Tensor counting(const Shape& shape, double first, Device device, DType dtype = DType::f64) {
+Tensor counting_rows(const Shape& shape, double first, Device device, DType dtype = DType::f64) {
   Doubles numbers(static_cast<std::size_t>(element_count(shape)));
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = first + static_cast<double>(i);
   return from_data(numbers, shape, {.dtype = dtype, .device = device});
 }
 Tensor weight_on(Device device, DType dtype = DType::f64) {
-  return counting({7, 3}, 1, device, dtype).set_requires_grad();
+  return counting_rows({7, 3}, 1, device, dtype).set_requires_grad();
 }
 // The embedding at `at`, times distinct integers, so that its rows get distinct gradients.
 void use(const Tensor& weight, const Indices& at, double first, const EmbeddingOptions& options) {
   const Tensor rows = embedding(weight, indices(at, weight.device()), options);
-  (rows * counting(rows.shape(), first, weight.device(), weight.dtype())).sum().backward();
+  (rows * counting_rows(rows.shape(), first, weight.device(), weight.dtype())).sum().backward();
 }
 EmbeddingOptions sparse(std::optional<std::int64_t> padding = std::nullopt) {
   return {.padding_index = padding, .sparse = true};
@@ -87,7 +87,8 @@ TEST_CASE("rows of equal index are summed in the order in which they stand") {
 }
 
 TEST_CASE("the form that does not block keeps the number of rows, the rest without effect") {
-  const SparseGradient sums = detail::sum_rows({indices({4, 1, 4, 0, 1}), counting({5, 2}, 1, Device::cpu()), {5, 2}});
+  const SparseGradient sums =
+      detail::sum_rows({indices({4, 1, 4, 0, 1}), counting_rows({5, 2}, 1, Device::cpu()), {5, 2}});
   CHECK(indices_of(sums) == Indices{0, 1, 4, 4, 4});
   CHECK(values(sums.values) == Doubles{7, 8, 12, 14, 6, 8, 0, 0, 0, 0});
   CHECK(values(detail::first_of_equals(sums.indices)) == Doubles{1, 1, 1, 0, 0});
@@ -119,8 +120,8 @@ TEST_CASE("sparse gradients add up: rows to rows, rows to a matrix, a matrix to 
     }
     // In one graph.
     const auto together = [&](Tensor& w, const EmbeddingOptions& a, const EmbeddingOptions& b) {
-      const Tensor x = embedding(w, indices({2, 5, 2}, device), a) * counting({3, 3}, 1, device),
-                   y = embedding(w, indices({5, 6}, device), b) * counting({2, 3}, 40, device);
+      const Tensor x = embedding(w, indices({2, 5, 2}, device), a) * counting_rows({3, 3}, 1, device),
+                   y = embedding(w, indices({5, 6}, device), b) * counting_rows({2, 3}, 40, device);
       (x.sum() + y.sum()).backward();
     };
     Tensor rows = weight_on(device);
@@ -161,7 +162,7 @@ TEST_CASE("where a matrix is needed, an embedding with sparse gives one") {
 
   Tensor weight = weight_on(Device::cpu());
   const auto loss = [&](const EmbeddingOptions& options, const Tensor& w) {
-    return (square(embedding(w, indices(at), options)) * counting({3, 3}, 1, Device::cpu())).sum();
+    return (square(embedding(w, indices(at), options)) * counting_rows({3, 3}, 1, Device::cpu())).sum();
   };
   CHECK(values(grad(loss(sparse(5), weight), {weight})[0]) == values(grad(loss(dense(5), weight), {weight})[0]));
   CHECK_FALSE(weight.sparse_grad().defined());
@@ -210,7 +211,7 @@ TEST_CASE("no matrix of the weight's size is made in a backward") {
 TEST_CASE("a gradient that is kept does not follow the indices or the gradient it came from") {
   Tensor weight = weight_on(Device::cpu());
   Tensor at = indices({2, 5});
-  Tensor from = counting({2, 3}, 1, Device::cpu());
+  Tensor from = counting_rows({2, 3}, 1, Device::cpu());
   embedding(weight, at, sparse()).backward(from);
   at.fill_(0);
   from.fill_(0);
@@ -251,7 +252,7 @@ TEST_CASE("sparse gradients: errors") {
   Tensor weight = weight_on(Device::cpu());
   use(weight, {3}, 1, sparse());
   CHECK_THROWS_AS(weight.grad(), InvalidArgument);
-  const Tensor rows = counting({2, 3}, 1, Device::cpu());
+  const Tensor rows = counting_rows({2, 3}, 1, Device::cpu());
   weight.set_sparse_grad({indices({0, 6}), rows, {7, 3}});
   CHECK(values(weight.sparse_grad().values) == values(rows));
   weight.set_sparse_grad({});

@@ -8,18 +8,15 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::device_at;
+using support::leaf;
 
 namespace {
 
-Tensor leaf(std::vector<double> values, Device device = Device::cpu()) {
-  Tensor x = from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = DType::f64, .device = device});
-  x.set_requires_grad();
-  return x;
-}
 using Doubles = std::vector<double>;
 
 }  // namespace

@@ -10,20 +10,16 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::first_devices;
+using support::leaf;
 
 namespace {
 
 using Doubles = std::vector<double>;
-
-Tensor leaf(const Doubles& values, Device device = Device::cpu()) {
-  Tensor x = from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = DType::f64, .device = device});
-  x.set_requires_grad();
-  return x;
-}
 
 // An operation of somebody's own, whose backward does as it is told.
 struct OwnNode : NodeOf<1> {

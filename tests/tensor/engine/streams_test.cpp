@@ -25,11 +25,11 @@ using Doubles = std::vector<double>;
 Device first_device() { return device_at(1); }
 Device second_device() { return device_at(2); }
 
-Tensor values(const Doubles& v, Device device = first_device()) {
+Tensor device_vector(const Doubles& v, Device device = first_device()) {
   return from_data(v, {static_cast<std::int64_t>(v.size())}, {.dtype = DType::f64, .device = device});
 }
-Tensor leaf(const Doubles& v, Device device = first_device()) {
-  Tensor x = values(v, device);
+Tensor device_leaf(const Doubles& v, Device device = first_device()) {
+  Tensor x = device_vector(v, device);
   x.set_requires_grad();
   return x;
 }
@@ -51,12 +51,12 @@ struct Side {
 
 // Reports of what was released too early come with the next operation.
 void nothing_to_report(Device device = first_device()) {
-  CHECK_NOTHROW(values({0}, device).fill_(1));
+  CHECK_NOTHROW(device_vector({0}, device).fill_(1));
   CHECK_NOTHROW(synchronize(device));
 }
 
 struct Pair : Module<Pair> {
-  Parameter a{values({1, 2, 3}, Device::cpu())}, b{values({4}, Device::cpu())};
+  Parameter a{device_vector({1, 2, 3}, Device::cpu())}, b{device_vector({4}, Device::cpu())};
   void members(Members& m) override { m("a", a), m("b", b); }
 };
 
@@ -86,7 +86,7 @@ TEST_CASE("streams evaluate one batch norm at once, which only reads its statist
 TEST_CASE("a node runs on its forward's stream, after what made its gradient, and what follows runs after it") {
   for (int round = 0; round < 3; ++round) {
     Side side;
-    Tensor x = leaf({1, 2});
+    Tensor x = device_leaf({1, 2});
     Tensor h = side.run([&] { return x * x; });
     std::vector<Stream> seen;
     h.register_hook([&](Tensor&) { seen.push_back(current_stream(first_device())); });
@@ -105,7 +105,7 @@ TEST_CASE("a node runs on its forward's stream, after what made its gradient, an
 TEST_CASE("nodes on several streams and devices run each on its forward's stream") {
   for (int round = 0; round < 3; ++round) {
     Side side, other(second_device());
-    Tensor x = leaf({1, 2});
+    Tensor x = device_leaf({1, 2});
     Tensor h = side.run([&] { return x * x; });
     side.join();
     Tensor far = h.to(second_device());
@@ -141,7 +141,7 @@ TEST_CASE("rows go to their leaf after what made them, and what asks for them co
       weight.zero_grad();
       return read;
     });
-    values({9, 9, 9}).fill_(7);  // takes the memory
+    device_vector({9, 9, 9}).fill_(7);  // takes the memory
     side.join();
     CHECK(dense.to_vector<double>() == Doubles{4, 0, 24});
     y = dense = Tensor();
@@ -152,7 +152,7 @@ TEST_CASE("rows go to their leaf after what made them, and what asks for them co
 TEST_CASE("a checkpointed function runs again on the streams of its forward") {
   for (int round = 0; round < 3; ++round) {
     Side side;
-    Tensor x = leaf({1, 2});
+    Tensor x = device_leaf({1, 2});
     std::vector<Stream> seen;
     Tensor y = checkpoint(
         [&](const Tensor& in) {
@@ -176,7 +176,7 @@ TEST_CASE("after a backward the caller's streams come after every stream of the 
   Side side;
   Tensor x;
   Tensor y = side.run([&] {
-    x = leaf({1, 2, 3});
+    x = device_leaf({1, 2, 3});
     return (x * x).sum();
   });
   y.backward();  // the gradient is made on the side
@@ -188,9 +188,9 @@ TEST_CASE("after a backward the caller's streams come after every stream of the 
 
 TEST_CASE("a leaf that is given other elements gets its gradient on their stream") {
   Side side;
-  Tensor x = leaf({1});
+  Tensor x = device_leaf({1});
   side.run([&] {
-    x.set_data(values({1, 2}));
+    x.set_data(device_vector({1, 2}));
     return 0;
   });
   std::vector<Stream> seen;
@@ -321,7 +321,7 @@ TEST_CASE("a reader enters when the refresh that is going on is over") {
 TEST_CASE("a tensor may go while a copy of it, made on another stream, is on its way") {
   Side side;
   for (int round = 0; round < 10; ++round) {
-    Tensor x = values({1, 2, 3}).mul_(2);
+    Tensor x = device_vector({1, 2, 3}).mul_(2);
     Tensor y = side.run([&] { return x.to(second_device()); });
     x = Tensor();
     CHECK_NOTHROW(y.add_(1));
@@ -333,7 +333,7 @@ TEST_CASE("a tensor may go while a copy of it, made on another stream, is on its
 TEST_CASE("both sides of a copy into place may go while it is on its way") {
   Side from, to(second_device());
   for (int round = 0; round < 10; ++round) {
-    Tensor x = values({1, 2, 3}), y = zeros({3}, {.dtype = DType::f64, .device = second_device()});
+    Tensor x = device_vector({1, 2, 3}), y = zeros({3}, {.dtype = DType::f64, .device = second_device()});
     from.stream.wait_for(from.main);
     to.stream.wait_for(to.main);
     {
@@ -342,10 +342,10 @@ TEST_CASE("both sides of a copy into place may go while it is on its way") {
     }
     if (round % 2 == 0) {
       x = Tensor();
-      CHECK_NOTHROW(values({0}, second_device()));
+      CHECK_NOTHROW(device_vector({0}, second_device()));
     }
     y = Tensor();
-    CHECK_NOTHROW(values({0}));
+    CHECK_NOTHROW(device_vector({0}));
   }
   nothing_to_report();
   nothing_to_report(second_device());

@@ -33,7 +33,7 @@ struct Tied : Module<Tied> {
 
 using Names = std::vector<std::string>;
 
-std::vector<float> values(const Parameter& parameter) { return parameter.tensor().to_vector<float>(); }
+std::vector<float> floats_of(const Parameter& parameter) { return parameter.tensor().to_vector<float>(); }
 
 }  // namespace
 
@@ -52,13 +52,13 @@ TEST_CASE("load_model: a report says what did not fit, and the rest is loaded") 
     CHECK(report.mismatched[0].got == Shape{4});
     CHECK(report.metadata.at("k") == "v");
     CHECK_FALSE(report.complete());
-    CHECK(values(net.weight) == std::vector<float>{1, 1});
-    CHECK(values(net.bias) == std::vector<float>{0, 0, 0});
+    CHECK(floats_of(net.weight) == std::vector<float>{1, 1});
+    CHECK(floats_of(net.bias) == std::vector<float>{0, 0, 0});
   }
   save_safetensors(folder / "part", {{"bias", ones({3})}});
   Inner net;
   CHECK(load_model(net, folder / "part", {.strict = false}).missing == Names{"weight"});
-  CHECK(values(net.bias) == std::vector<float>{1, 1, 1});
+  CHECK(floats_of(net.bias) == std::vector<float>{1, 1, 1});
 }
 
 TEST_CASE("load_model: strict changes nothing unless everything fits") {
@@ -70,10 +70,10 @@ TEST_CASE("load_model: strict changes nothing unless everything fits") {
                     Contains("missing: none") && Contains("unexpected: more") &&
                         Contains("bias (expected [3], got [4])") && Contains(folder / "file"));
   CHECK_THROWS_AS(load_model(net, folder / "file", false), InvalidArgument);  // shapes must agree there
-  CHECK(values(net.weight) == std::vector<float>{0, 0});
+  CHECK(floats_of(net.weight) == std::vector<float>{0, 0});
   save_safetensors(folder / "good", {{"weight", ones({2})}, {"bias", ones({3})}});
   CHECK(load_model(net, folder / "good", LoadModelOptions{}).complete());
-  CHECK(values(net.weight) == std::vector<float>{1, 1});
+  CHECK(floats_of(net.weight) == std::vector<float>{1, 1});
 }
 
 TEST_CASE("load_model: the prefix of a wrapper is passed over in both directions") {
@@ -83,13 +83,13 @@ TEST_CASE("load_model: the prefix of a wrapper is passed over in both directions
   save_model(wrapped, folder / "wrapped");
   Inner bare;
   CHECK(load_model(bare, folder / "wrapped", LoadModelOptions{}).complete());
-  CHECK(values(bare.weight) == std::vector<float>{3, 3});
+  CHECK(floats_of(bare.weight) == std::vector<float>{3, 3});
   bare.weight.assign(full({2}, 4));
   save_model(bare, folder / "bare");
   load_model(wrapped, folder / "bare");
-  CHECK(values(wrapped.module.weight) == std::vector<float>{4, 4});
+  CHECK(floats_of(wrapped.module.weight) == std::vector<float>{4, 4});
   load_model(wrapped, folder / "wrapped");  // and stays where both have it
-  CHECK(values(wrapped.module.weight) == std::vector<float>{3, 3});
+  CHECK(floats_of(wrapped.module.weight) == std::vector<float>{3, 3});
 
   // Names of which only some have it are taken as they are.
   save_safetensors(folder / "mixed", {{"module.weight", ones({2})}, {"bias", ones({3})}});
@@ -101,7 +101,7 @@ TEST_CASE("load_model: one name of a tied parameter is enough") {
   save_safetensors(folder / "file", {{"b", ones({2})}});
   Tied net;
   CHECK(load_model(net, folder / "file", LoadModelOptions{}).complete());
-  CHECK(values(net.a) == std::vector<float>{1, 1});
+  CHECK(floats_of(net.a) == std::vector<float>{1, 1});
   save_safetensors(folder / "none", {});
   using Catch::Matchers::Contains;
   CHECK_THROWS_WITH(load_model(net, folder / "none", {.strict = false}),

@@ -12,13 +12,13 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Names state_names(const ModuleBase& module) {
+Names member_names(const ModuleBase& module) {
   Names names;
   for (const NamedTensor& entry : module.state_dict()) names.push_back(entry.name);
   return names;
 }
 
-struct Net : Module<Net> {
+struct ContainerNet : Module<ContainerNet> {
   ModuleList<Linear> layers{{Linear(2, 3), Linear(3, 2)}};
   ModuleDict<Linear> heads{{"b", Linear(2, 1)}, {"a", Linear(2, 4)}};
   ParameterList scales{{Parameter(full({1}, 2)), Parameter(full({1}, 3))}};
@@ -36,10 +36,10 @@ struct Net : Module<Net> {
 }  // namespace
 
 TEST_CASE("containers list what they hold under positions and keys") {
-  const Net net;
-  CHECK(state_names(net) == Names{"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
-                                  "heads.b.weight", "heads.b.bias", "heads.a.weight", "heads.a.bias", "scales.0",
-                                  "scales.1", "biases.z"});
+  const ContainerNet net;
+  CHECK(member_names(net) == Names{"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias",
+                                   "heads.b.weight", "heads.b.bias", "heads.a.weight", "heads.a.bias", "scales.0",
+                                   "scales.1", "biases.z"});
   CHECK(net.parameters().size() == 11);
   const Tensor x = ones({5, 2});
   const Tensor want = net.heads["a"](net.layers[1](net.layers[0](x)) * 6);
@@ -50,8 +50,8 @@ TEST_CASE("containers list what they hold under positions and keys") {
 }
 
 TEST_CASE("containers are values") {
-  Net net;
-  const Net shared = net, apart = deep_copy(net);
+  ContainerNet net;
+  const ContainerNet shared = net, apart = deep_copy(net);
   CHECK(shared.layers[0].weight == net.layers[0].weight);
   CHECK(!(apart.layers[0].weight == net.layers[0].weight));
   CHECK(!(apart.scales[0] == net.scales[0]));
@@ -62,11 +62,11 @@ TEST_CASE("containers are values") {
   grown.push_back(Linear(1, 1));
   grown.push_back(net.layers[0]);
   CHECK(grown.count() == 2);
-  CHECK(state_names(grown) == Names{"0.weight", "0.bias", "1.weight", "1.bias"});
+  CHECK(member_names(grown) == Names{"0.weight", "0.bias", "1.weight", "1.bias"});
 }
 
 TEST_CASE("containers refuse positions and keys that are not there, and keys that are no names") {
-  Net net;
+  ContainerNet net;
   CHECK_THROWS_WITH(net.layers[2], Contains("index below 2, got 2"));
   CHECK_THROWS_WITH(net.heads["c"], Contains("'c'"));
   CHECK_THROWS_WITH(net.heads.insert("a", Linear(1, 1)), Contains("a new key"));

@@ -32,8 +32,8 @@ struct Mlp : Module<Mlp> {
 };
 
 // Of a residual network.
-struct Block : Module<Block> {
-  Block(int inputs, int outputs, int stride)
+struct ResidualBlock : Module<ResidualBlock> {
+  ResidualBlock(int inputs, int outputs, int stride)
       : conv1(inputs, outputs, 3, {.stride = stride, .padding = 1, .bias = false}),
         conv2(outputs, outputs, 3, {.padding = 1, .bias = false}),
         bn1(outputs),
@@ -56,11 +56,11 @@ struct Block : Module<Block> {
 
 struct ResNet : Module<ResNet> {
   Conv2d stem{3, 4, 3, {.padding = 1}};
-  std::vector<Block> layers{Block(4, 4, 1), Block(4, 8, 2)};
+  std::vector<ResidualBlock> layers{ResidualBlock(4, 4, 1), ResidualBlock(4, 8, 2)};
   Linear fc{8, 5};
   Tensor forward(const Tensor& x) const {
     Tensor y = relu(stem(x));
-    for (const Block& layer : layers) y = layer(y);
+    for (const ResidualBlock& layer : layers) y = layer(y);
     return fc(mean(y, {2, 3}));
   }
   void members(Members& m) override { m("stem", stem), m("layers", layers), m("fc", fc); }

@@ -16,12 +16,6 @@ using support::devices_at;
 
 namespace {
 
-// Sums of these depend on the order.
-Tensor uneven(std::int64_t count, int seed, DType dtype, Device device) {
-  const Tensor x = arange(0, static_cast<double>(count), 1, {.dtype = DType::f64});
-  return (sin(x * (1.0 + 0.37 * seed)) * (seed % 3 == 1 ? 1e3 : 1.0)).to(dtype).to(device);
-}
-
 // Of `devices`, in this order; `home` takes part where it is the first.
 void check_sums(const std::vector<Device>& devices, Device home, std::int64_t count, DType dtype,
                 std::size_t rounds = 0) {

@@ -14,20 +14,18 @@ using support::devices_at;
 
 namespace {
 
-constexpr std::int64_t kLarge = 4'000'000;
+constexpr std::int64_t kLargeRelay = 4'000'000;
 
 // Sums of these depend on the order.
 std::vector<Tensor> uneven_parts(const std::vector<Device>& devices) {
   std::vector<Tensor> parts;
   for (std::size_t i = 0; i < devices.size(); ++i)
-    parts.push_back((sin(arange(0, kLarge, 1, {.dtype = DType::f64}) * (1.0 + 0.37 * static_cast<double>(i))) *
+    parts.push_back((sin(arange(0, kLargeRelay, 1, {.dtype = DType::f64}) * (1.0 + 0.37 * static_cast<double>(i))) *
                      (i % 3 == 1 ? 1e4 : 1.0))
                         .to(DType::f32)
                         .to(devices[i]));
   return parts;
 }
-
-bool asynchronous() { return !default_stream(support::device_at(0)).synchronous(); }
 
 }  // namespace
 
@@ -42,7 +40,8 @@ TEST_CASE("the chain of gradients goes over a third device where there is no str
     links.at(static_cast<std::size_t>(from), static_cast<std::size_t>(to)) = {.speed = 0};
     links.at(static_cast<std::size_t>(to), static_cast<std::size_t>(from)) = {.speed = 0};
     std::vector<Tensor> parts = uneven_parts(devices);
-    const Tensor straight = zeros({kLarge}, {.device = devices[0]}), over = zeros({kLarge}, {.device = devices[0]});
+    const Tensor straight = zeros({kLargeRelay}, {.device = devices[0]}),
+                 over = zeros({kLargeRelay}, {.device = devices[0]});
     detail::sum_along_chain(parts, straight);
     for (const Device device : devices) synchronize(device);
     parts = uneven_parts(devices);  // the first sum was formed in them
@@ -81,7 +80,7 @@ TEST_CASE("the sum of gradients goes home on as many lanes as lines of their own
   std::vector<Tensor> parts = uneven_parts(devices);
   Tensor expected = parts[0].to(devices[0]);
   for (std::size_t i = 1; i < parts.size(); ++i) expected = expected + parts[i].to(devices[0]);
-  const Tensor sum = zeros({kLarge}, {.device = devices[0]});
+  const Tensor sum = zeros({kLargeRelay}, {.device = devices[0]});
   for (const Device device : devices) synchronize(device);
   detail::pretend_links(devices, links);
   trace::start();

@@ -7,13 +7,14 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::values;
 
 namespace {
 using Doubles = std::vector<double>;
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
 }  // namespace
 
 TEST_CASE("truncated normal numbers keep to their bounds and have their moments") {

@@ -6,19 +6,22 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/devices.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::device_at;
 using support::device_name;
+using support::state_texts;
+using support::values;
 
 namespace {
 
 using Doubles = std::vector<double>;
 using Names = std::vector<std::string>;
 
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
 double furthest(const Tensor& x, const Doubles& expected) {
   const Doubles got = values(x.to(DType::f64));
   REQUIRE(got.size() == expected.size());
@@ -26,13 +29,7 @@ double furthest(const Tensor& x, const Doubles& expected) {
   for (std::size_t i = 0; i < got.size(); ++i) most = std::max(most, std::abs(got[i] - expected[i]));
   return most;
 }
-Names state_names(const ModuleBase& module) {
-  Names names;
-  for (const NamedTensor& entry : module.state_dict()) names.push_back(entry.name + " " + to_string(entry.tensor));
-  return names;
-}
-
-struct Net : Module<Net> {
+struct ConvNet : Module<ConvNet> {
   Conv2d conv{1, 4, 3, {.stride = 2, .padding = 1}};
   BatchNorm2d norm{4};
   Linear head{4 * 4 * 4, 3};
@@ -43,24 +40,24 @@ struct Net : Module<Net> {
 }  // namespace
 
 TEST_CASE("layers have the names, shapes and dtypes of PyTorch's") {
-  CHECK(state_names(Linear(3, 2)) == Names{"weight f32[2, 3] on cpu", "bias f32[2] on cpu"});
-  CHECK(state_names(Linear(3, 2, {.bias = false})) == Names{"weight f32[2, 3] on cpu"});
-  CHECK(state_names(Conv2d(4, 6, {3, 5}, {.groups = 2})) ==
+  CHECK(state_texts(Linear(3, 2)) == Names{"weight f32[2, 3] on cpu", "bias f32[2] on cpu"});
+  CHECK(state_texts(Linear(3, 2, {.bias = false})) == Names{"weight f32[2, 3] on cpu"});
+  CHECK(state_texts(Conv2d(4, 6, {3, 5}, {.groups = 2})) ==
         Names{"weight f32[6, 2, 3, 5] on cpu", "bias f32[6] on cpu"});
-  CHECK(state_names(BatchNorm2d(4)) == Names{"weight f32[4] on cpu", "bias f32[4] on cpu", "running_mean f32[4] on cpu",
+  CHECK(state_texts(BatchNorm2d(4)) == Names{"weight f32[4] on cpu", "bias f32[4] on cpu", "running_mean f32[4] on cpu",
                                              "running_var f32[4] on cpu", "num_batches_tracked i64[] on cpu"});
-  CHECK(state_names(BatchNorm1d(4, {.affine = false, .track_running_stats = false})).empty());
-  CHECK(state_names(LayerNorm(5)) == Names{"weight f32[5] on cpu", "bias f32[5] on cpu"});
-  CHECK(state_names(LayerNorm(Shape{2, 3}, {.bias = false})) == Names{"weight f32[2, 3] on cpu"});
-  CHECK(state_names(LayerNorm(5, {.affine = false})).empty());
-  CHECK(state_names(RMSNorm(5)) == Names{"weight f32[5] on cpu"});
-  CHECK(state_names(RMSNorm(Shape{2, 3}, {.affine = false})).empty());
-  CHECK(state_names(Embedding(7, 3)) == Names{"weight f32[7, 3] on cpu"});
+  CHECK(state_texts(BatchNorm1d(4, {.affine = false, .track_running_stats = false})).empty());
+  CHECK(state_texts(LayerNorm(5)) == Names{"weight f32[5] on cpu", "bias f32[5] on cpu"});
+  CHECK(state_texts(LayerNorm(Shape{2, 3}, {.bias = false})) == Names{"weight f32[2, 3] on cpu"});
+  CHECK(state_texts(LayerNorm(5, {.affine = false})).empty());
+  CHECK(state_texts(RMSNorm(5)) == Names{"weight f32[5] on cpu"});
+  CHECK(state_texts(RMSNorm(Shape{2, 3}, {.affine = false})).empty());
+  CHECK(state_texts(Embedding(7, 3)) == Names{"weight f32[7, 3] on cpu"});
   {
     const DefaultDType f64(DType::f64);
     CHECK(Linear(1, 1).weight.dtype() == DType::f64);
   }
-  const Net net;
+  const ConvNet net;
   Names names;
   for (const NamedTensor& entry : net.state_dict()) names.push_back(entry.name);
   CHECK(names == Names{"conv.weight", "conv.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var",
@@ -91,7 +88,7 @@ TEST_CASE("layers begin with PyTorch's distributions") {
 }
 
 TEST_CASE("layers compute on the device of their input") {
-  Net net;
+  ConvNet net;
   manual_seed(2);
   const Tensor x = randn({2, 1, 8, 8});
   net.eval();

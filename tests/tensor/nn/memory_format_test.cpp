@@ -19,9 +19,9 @@ using support::difference;
 
 namespace {
 
-constexpr MemoryFormat kRows = MemoryFormat::contiguous, kLast = MemoryFormat::channels_last;
+constexpr MemoryFormat kPlainFormat = MemoryFormat::contiguous, kLastFormat = MemoryFormat::channels_last;
 
-struct Net : Module<Net> {
+struct ImageNet : Module<ImageNet> {
   Conv2d first{3, 8, 3, {.padding = 1, .bias = false}}, second{8, 4, 1};
   BatchNorm2d norm{8};
   ConvTranspose2d third{4, 2, 2, {.stride = 2}};
@@ -35,10 +35,10 @@ struct Net : Module<Net> {
   }
 };
 
-Net make(MemoryFormat format) {
+ImageNet make(MemoryFormat format) {
   const DefaultDType f64(DType::f64);
   manual_seed(3);
-  Net net;
+  ImageNet net;
   net.to(format);
   return net;
 }
@@ -68,56 +68,56 @@ bool all_in(const ModuleBase& net, MemoryFormat format) {
 }  // namespace
 
 TEST_CASE("a module in channels_last computes the same, in that format", "[memory_format]") {
-  const Net rows = make(kRows), last = make(kLast);
-  CHECK(all_in(rows, kRows));
-  CHECK(all_in(last, kLast));
+  const ImageNet rows = make(kPlainFormat), last = make(kLastFormat);
+  CHECK(all_in(rows, kPlainFormat));
+  CHECK(all_in(last, kLastFormat));
   CHECK(largest_difference(rows, last) == 0);
   const Tensor x = images(1);
-  CHECK(last.first(x).memory_format() == kLast);
-  CHECK(last.third(last.second(last.first(x))).memory_format() == kLast);
+  CHECK(last.first(x).memory_format() == kLastFormat);
+  CHECK(last.third(last.second(last.first(x))).memory_format() == kLastFormat);
   const Tensor y = rows(x), z = last(x);
   CHECK(difference(y, z) < 1e-12);
   y.sum().backward();
   z.sum().backward();
-  CHECK(all_in(last, kLast));
+  CHECK(all_in(last, kLastFormat));
   for (std::size_t i = 0; i < rows.parameters().size(); ++i)
     CHECK(difference(rows.parameters()[i].grad(), last.parameters()[i].grad()) < 1e-11);
 }
 
 TEST_CASE("to(format) takes gradients along, and back again; other ranks stay", "[memory_format]") {
-  Net net = make(kRows);
+  ImageNet net = make(kPlainFormat);
   net(images(1)).sum().backward();
   std::vector<Tensor> before;
   for (const Parameter& parameter : net.parameters()) before.push_back(parameter.grad().clone());
   const TensorImpl* const bias = net.second.bias.tensor().identity();
-  for (const MemoryFormat format : {kLast, kRows, kLast}) {
+  for (const MemoryFormat format : {kLastFormat, kPlainFormat, kLastFormat}) {
     net.to(format);
     CHECK(all_in(net, format));
     for (std::size_t i = 0; i < before.size(); ++i) CHECK(difference(net.parameters()[i].grad(), before[i]) == 0);
   }
   CHECK(net.second.bias.tensor().identity() == bias);
   net(images(2)).sum().backward();  // added to
-  CHECK(all_in(net, kLast));
+  CHECK(all_in(net, kLastFormat));
   net.to(DType::f32);
-  CHECK(all_in(net, kLast));
+  CHECK(all_in(net, kLastFormat));
   net.to(device_at(2));
-  CHECK(all_in(net, kLast));
-  CHECK(all_in(deep_copy(net), kLast));
+  CHECK(all_in(net, kLastFormat));
+  CHECK(all_in(deep_copy(net), kLastFormat));
   net.set_requires_grad(false);
-  net.to(kRows);
+  net.to(kPlainFormat);
   net.set_requires_grad(true);
   net.zero_grad();
-  net(images(3).to(DType::f32).to(device_at(2)).to(kLast)).sum().backward();
-  CHECK(all_in(net, kRows));
-  net.to(kLast);
+  net(images(3).to(DType::f32).to(device_at(2)).to(kLastFormat)).sum().backward();
+  CHECK(all_in(net, kPlainFormat));
+  net.to(kLastFormat);
   const Tensor given = zeros(net.parameters()[0].shape(), {.dtype = DType::f32, .device = device_at(2)});
   net.parameters()[0].set_grad(given);
-  CHECK(all_in(net, kLast));
+  CHECK(all_in(net, kLastFormat));
 }
 
 TEST_CASE("optimizers and their states: the same steps in either format", "[memory_format]") {
   const auto train = [](auto make_optimizer, MemoryFormat format, MemoryFormat later) {
-    Net net = make(format);
+    ImageNet net = make(format);
     auto optimizer = make_optimizer(net.parameters());
     GradScaler scaler({.init_scale = 4});
     for (int step = 0; step < 6; ++step) {
@@ -136,9 +136,9 @@ TEST_CASE("optimizers and their states: the same steps in either format", "[memo
     return net;
   };
   const auto check = [&](auto make_optimizer) {
-    const Net want = train(make_optimizer, kRows, kRows);
-    for (const MemoryFormat format : {kRows, kLast})
-      for (const MemoryFormat later : {kRows, kLast})
+    const ImageNet want = train(make_optimizer, kPlainFormat, kPlainFormat);
+    for (const MemoryFormat format : {kPlainFormat, kLastFormat})
+      for (const MemoryFormat later : {kPlainFormat, kLastFormat})
         CHECK(largest_difference(want, train(make_optimizer, format, later)) < 1e-9);
   };
   check([](const std::vector<Parameter>& p) { return SGD(p, {.lr = 0.01, .momentum = 0.9}); });
@@ -148,10 +148,10 @@ TEST_CASE("optimizers and their states: the same steps in either format", "[memo
 
 TEST_CASE("files and state dicts know no format: each module keeps its own", "[memory_format]") {
   const test::TemporaryFolder folder;
-  const Net last = make(kLast);
+  const ImageNet last = make(kLastFormat);
   save_model(last, folder / "net.safetensors");
-  for (const MemoryFormat format : {kRows, kLast}) {
-    Net net = make(format);
+  for (const MemoryFormat format : {kPlainFormat, kLastFormat}) {
+    ImageNet net = make(format);
     for (const Parameter& parameter : net.parameters()) parameter.assign(zeros(parameter.shape()));
     load_model(net, folder / "net.safetensors");
     CHECK(all_in(net, format));
@@ -164,9 +164,9 @@ TEST_CASE("files and state dicts know no format: each module keeps its own", "[m
 }
 
 TEST_CASE("a prepared module in channels_last", "[memory_format]") {
-  Net net = make(kLast);
+  ImageNet net = make(kLastFormat);
   net.eval();
   const auto fast = prepare(net);
   for (int i = 0; i < 3; ++i) CHECK(difference(fast(images(1)), net(images(1))) < 1e-11);
-  CHECK(difference(fast(images(2).to(kLast)), net(images(2))) < 1e-11);
+  CHECK(difference(fast(images(2).to(kLastFormat)), net(images(2))) < 1e-11);
 }

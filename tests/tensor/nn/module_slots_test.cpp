@@ -17,7 +17,7 @@ using Catch::Matchers::Contains;
 using support::device_name;
 
 TEST_CASE("a refresh copies what changed, in runs, and nothing else") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   CHECK(slots.refresh(three_devices()).bytes == 2 * kAllBytes);
   CHECK(slots.refresh(three_devices()).bytes == 0);
@@ -41,7 +41,7 @@ TEST_CASE("a refresh copies what changed, in runs, and nothing else") {
 }
 
 TEST_CASE("a mirror that was itself written is refreshed") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   NoGrad no_grad;
@@ -52,7 +52,7 @@ TEST_CASE("a mirror that was itself written is refreshed") {
 
 TEST_CASE("a mirror whose refresh failed on the device is refreshed again, and not read before") {
   if (default_stream(three_devices()[1]).synchronous()) return;
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   {
@@ -82,7 +82,7 @@ TEST_CASE("a mirror whose refresh failed on the device is refreshed again, and n
 }
 
 TEST_CASE("a raw write counts when it is announced") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   synchronize(three_devices()[0]);  // the host writes where the device's stream may still be writing
@@ -92,7 +92,7 @@ TEST_CASE("a raw write counts when it is announced") {
 }
 
 TEST_CASE("the elements and the identity of a parameter survive its move into a slab") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   Tensor handle = net.a.tensor();
   Tensor y = (handle * handle).sum();  // saved before the move
   ModuleSlots(net).refresh(three_devices());
@@ -104,9 +104,9 @@ TEST_CASE("the elements and the identity of a parameter survive its move into a 
 }
 
 TEST_CASE("two modules that share parameters share their slots") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   struct Part : Module<Part> {
-    Parameter c, own{values({1})};
+    Parameter c, own{f64_vector({1})};
     void members(Members& m) override { m("c", c), m("own", own); }
   } part;
   part.c = net.c;
@@ -121,7 +121,7 @@ TEST_CASE("two modules that share parameters share their slots") {
 }
 
 TEST_CASE("placement is checked by name, moving drops mirrors") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   CHECK_THROWS_WITH(slots.check_placement(three_devices()[1]),
                     Contains("module must have its parameters and buffers on device " + device_name(1) +
@@ -140,7 +140,7 @@ TEST_CASE("placement is checked by name, moving drops mirrors") {
 TEST_CASE("hooks of a replicated parameter see the sum, once") {
   const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
   const auto count = static_cast<double>(devices.size());
-  Net net = net_on(devices[0]);
+  ReplicatedNet net = net_on(devices[0]);
   ModuleSlots slots(net);
   slots.refresh(devices);
   Doubles seen;
@@ -159,7 +159,7 @@ TEST_CASE("hooks of a replicated parameter see the sum, once") {
 }
 
 TEST_CASE("mirrors are differentiable twice") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots(net).refresh(three_devices());
   Tensor w = net.b.on(three_devices()[1]);
   Tensor y = (w * w * w).to(three_devices()[0]) + net.b.on(three_devices()[0]) * 2.0;
@@ -170,7 +170,7 @@ TEST_CASE("mirrors are differentiable twice") {
 }
 
 TEST_CASE("frozen parameters and no-grad mode give mirrors without an edge") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots(net).refresh(three_devices());
   net.b.set_requires_grad(false);
   CHECK_FALSE(net.b.on(three_devices()[1]).requires_grad());
@@ -180,7 +180,7 @@ TEST_CASE("frozen parameters and no-grad mode give mirrors without an edge") {
 }
 
 TEST_CASE("what was saved of a mirror is void after a refresh") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   Tensor w = net.b.on(three_devices()[1]);
@@ -194,7 +194,7 @@ TEST_CASE("what was saved of a mirror is void after a refresh") {
 }
 
 TEST_CASE("a refresh waits for readers, with a deadline, and readers wait for a refresh") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   NoGrad no_grad;
@@ -229,7 +229,7 @@ TEST_CASE("a refresh waits for readers, with a deadline, and readers wait for a 
 }
 
 TEST_CASE("training one body from two calls at once throws and names it") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   ModuleSlots::TrainingClaim claim(slots);
   ModuleSlots::TrainingClaim nested(slots);  // the same call
@@ -247,7 +247,7 @@ TEST_CASE("training one body from two calls at once throws and names it") {
 TEST_CASE("a module may go before the backward of what it computed") {
   Tensor y;
   {
-    Net net = net_on(three_devices()[0]);
+    ReplicatedNet net = net_on(three_devices()[0]);
     ModuleSlots(net).refresh(three_devices());
     y = (net.b.on(three_devices()[1]) * 3.0).to(three_devices()[0]) + net.b.on(three_devices()[0]);
   }

@@ -8,27 +8,24 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::device_at;
 using support::device_name;
+using support::f64_vector;
 
 namespace {
 
-Tensor values(std::vector<double> v) {
-  const auto n = static_cast<std::int64_t>(v.size());
-  return from_data(v, {n}, {.dtype = DType::f64});
-}
-
 struct Scale : Module<Scale> {
-  Parameter weight{values({2, 3})};
-  Buffer calls{values({0})};
+  Parameter weight{f64_vector({2, 3})};
+  Buffer calls{f64_vector({0})};
   Tensor forward(const Tensor& x) const { return x * weight.on(x.device()); }
   void members(Members& m) override { m("weight", weight), m("calls", calls); }
 };
 
-struct Net : Module<Net> {
+struct TwoScales : Module<TwoScales> {
   Scale first, second;
   std::vector<Scale> more{Scale{}, Scale{}};
   std::optional<Parameter> extra;
@@ -48,11 +45,11 @@ std::vector<std::string> names(const std::vector<NamedParameter>& list) {
 }  // namespace
 
 TEST_CASE("members give names, in order, absent ones left out") {
-  Net net;
+  TwoScales net;
   CHECK(names(net.named_parameters()) ==
         std::vector<std::string>{"first.weight", "second.weight", "more.0.weight", "more.1.weight"});
   CHECK(names(net.named_buffers()).front() == "first.calls");
-  net.extra = Parameter(values({1}));
+  net.extra = Parameter(f64_vector({1}));
   CHECK(names(net.named_parameters()).back() == "extra");
 }
 
@@ -69,32 +66,32 @@ TEST_CASE("a parameter shares the elements of a contiguous value, and copies tho
 }
 
 TEST_CASE("tied parameters are listed once and saved under each name") {
-  Net net;
+  TwoScales net;
   net.second.weight = net.first.weight;
   CHECK(net.parameters().size() == 3);
   CHECK(net.state_dict().size() == 8);
-  Tensor y = net(values({1, 1})).sum();  // w^2
+  Tensor y = net(f64_vector({1, 1})).sum();  // w^2
   y.backward();
   CHECK(net.first.weight.grad().to_vector<double>() == std::vector<double>{4, 6});
 }
 
 TEST_CASE("copies share parameters and mode, deep copies do not, and keep ties") {
-  Net net;
+  TwoScales net;
   net.second.weight = net.first.weight;
-  Net shared = net, own = deep_copy(net);
+  TwoScales shared = net, own = deep_copy(net);
   net.eval();
   CHECK_FALSE(shared.is_training());
   CHECK(own.is_training());
   CHECK(shared.first.weight == net.first.weight);
   CHECK_FALSE(own.first.weight == net.first.weight);
   CHECK(own.first.weight == own.second.weight);
-  net.first.weight.assign(values({9, 9}));
+  net.first.weight.assign(f64_vector({9, 9}));
   CHECK(own.first.weight.tensor().to_vector<double>() == std::vector<double>{2, 3});
   CHECK(own.first.weight.requires_grad());
 }
 
 TEST_CASE("mode: a default per module, for subtrees, overridden by a scope, not changed inside a call") {
-  Net net;
+  TwoScales net;
   net.first.eval();
   CHECK_FALSE(net.first.is_training());
   CHECK(net.second.is_training());
@@ -103,14 +100,14 @@ TEST_CASE("mode: a default per module, for subtrees, overridden by a scope, not 
     CHECK_FALSE(net.second.is_training());
   }
   CHECK(net.second.is_training());
-  Net* self = &net;
+  TwoScales* self = &net;
   net.first.register_forward_pre_hook([self](const ModuleBase&, std::span<const Tensor>) { self->eval(); });
-  CHECK_THROWS_WITH(net(values({1, 1})), Contains("TrainingScope"));
+  CHECK_THROWS_WITH(net(f64_vector({1, 1})), Contains("TrainingScope"));
   CHECK(net.second.is_training());
 }
 
 TEST_CASE("hooks run around forward and with the gradients of the results") {
-  Net net;
+  TwoScales net;
   std::vector<std::string> order;
   net.register_forward_pre_hook(
       [&](const ModuleBase&, std::span<const Tensor> in) { order.push_back(cat("pre ", in.size())); });
@@ -122,17 +119,17 @@ TEST_CASE("hooks run around forward and with the gradients of the results") {
     CHECK(&m == &net.first);
     order.push_back(cat("back ", g[0].to_vector<double>()[0]));
   });
-  net(values({1, 1})).sum().backward();
+  net(f64_vector({1, 1})).sum().backward();
   CHECK(order == std::vector<std::string>{"pre 1", "first 1 3", "back 2"});
   CHECK(net.first.weight.grad().to_vector<double>() == std::vector<double>{2, 3});
   net.first.remove_hook(id);
   order.clear();
-  net(values({1, 1}));
+  net(f64_vector({1, 1}));
   CHECK(order == std::vector<std::string>{"pre 1"});
 }
 
 TEST_CASE("hooks may remove themselves and others, and add more, while they run") {
-  Net net;
+  TwoScales net;
   std::vector<std::string> order;
   std::uint64_t once = 0, other = 0;
   once = net.register_forward_hook([&](const ModuleBase&, std::span<const Tensor>, std::span<const Tensor>) {
@@ -149,10 +146,10 @@ TEST_CASE("hooks may remove themselves and others, and add more, while they run"
     order.push_back("back");
     net.remove_hook(back);
   });
-  const Tensor first = net(values({1, 1}));
+  const Tensor first = net(f64_vector({1, 1}));
   CHECK(order == std::vector<std::string>{"once", "other"});  // a call goes on with the hooks that it began with
   order.clear();
-  const Tensor second = net(values({1, 1}));
+  const Tensor second = net(f64_vector({1, 1}));
   CHECK(order == std::vector<std::string>(20, "new"));
   order.clear();
   first.sum().backward();
@@ -162,13 +159,13 @@ TEST_CASE("hooks may remove themselves and others, and add more, while they run"
 }
 
 TEST_CASE("hooks are removed by one thread while others call the module") {
-  const Net net;
-  Net handle = net;  // shares the hooks
+  const TwoScales net;
+  TwoScales handle = net;  // shares the hooks
   std::atomic<bool> go_on{true};
   std::atomic<int> seen{0};
   std::thread caller([&] {
     const NoGrad no_grad;
-    while (go_on) net(values({1, 1}));
+    while (go_on) net(f64_vector({1, 1}));
   });
   const Deadline patience = Deadline::after(Milliseconds(60'000));
   for (int i = 0; i < 300 || (seen == 0 && !patience.passed()); ++i)
@@ -177,12 +174,12 @@ TEST_CASE("hooks are removed by one thread while others call the module") {
   caller.join();
   CHECK(seen > 0);
   seen = 0;
-  net(values({1, 1}));
+  net(f64_vector({1, 1}));
   CHECK(seen == 0);
 }
 
 TEST_CASE("load_state_dict changes nothing unless everything fits") {
-  Net net;
+  TwoScales net;
   auto state = deep_copy(net).state_dict();
   for (auto& entry : state) {
     entry.tensor = entry.tensor.detach();
@@ -197,7 +194,7 @@ TEST_CASE("load_state_dict changes nothing unless everything fits") {
   CHECK(net.first.weight.tensor().to_vector<double>() == std::vector<double>{2, 3});
   CHECK(net.second.weight.tensor().to_vector<double>() == std::vector<double>{5, 5});
   wrong = state;
-  wrong[2].tensor = values({1, 2, 3});
+  wrong[2].tensor = f64_vector({1, 2, 3});
   CHECK_THROWS_WITH(net.load_state_dict(wrong, false), Contains("second.weight (expected [2], got [3])"));
   net.load_state_dict(state);
   CHECK(net.first.weight.tensor().to_vector<double>() == std::vector<double>{5, 5});
@@ -205,7 +202,7 @@ TEST_CASE("load_state_dict changes nothing unless everything fits") {
 
 TEST_CASE("a parameter that members never lists is an error at the first backward into it") {
   struct Forgetful : Module<Forgetful> {
-    Parameter listed{values({1, 1})}, forgotten{values({1, 1})};
+    Parameter listed{f64_vector({1, 1})}, forgotten{f64_vector({1, 1})};
     Scale child;  // not listed either
     bool use_child = false;
     Tensor forward(const Tensor& x) const {
@@ -215,18 +212,18 @@ TEST_CASE("a parameter that members never lists is an error at the first backwar
   };
   Forgetful net;
   net.use_child = GENERATE(false, true);
-  Tensor y = net(values({1, 2})).sum();
+  Tensor y = net(f64_vector({1, 2})).sum();
   CHECK_THROWS_WITH(y.backward({}, {.retain_graph = true}), Contains("no module's members() lists it"));
   CHECK_FALSE(net.listed.grad().defined());
   // An error leaves nothing claimed behind.
   Scale other;
-  other(values({1, 1})).sum().backward();
+  other(f64_vector({1, 1})).sum().backward();
   CHECK(other.weight.grad().defined());
 }
 
 TEST_CASE("substitute computes with other tensors, differentiably, and nests") {
-  Net net;
-  Tensor fast = values({10, 20});
+  TwoScales net;
+  Tensor fast = f64_vector({10, 20});
   fast.set_requires_grad();
   std::vector<Tensor> tensors;
   for (const Parameter& p : net.parameters()) tensors.push_back(p.tensor());
@@ -234,14 +231,14 @@ TEST_CASE("substitute computes with other tensors, differentiably, and nests") {
   Tensor y;
   {
     auto scope = substitute(net, tensors);
-    y = net(values({1, 1}));
+    y = net(f64_vector({1, 1}));
     {
-      SubstituteScope inner({net.first.weight}, {values({0, 0})});
-      CHECK(net(values({1, 1})).to_vector<double>() == std::vector<double>{0, 0});
+      SubstituteScope inner({net.first.weight}, {f64_vector({0, 0})});
+      CHECK(net(f64_vector({1, 1})).to_vector<double>() == std::vector<double>{0, 0});
     }
   }
   CHECK(y.to_vector<double>() == std::vector<double>{20, 60});
-  CHECK(net(values({1, 1})).to_vector<double>() == std::vector<double>{4, 9});
+  CHECK(net(f64_vector({1, 1})).to_vector<double>() == std::vector<double>{4, 9});
   y.sum().backward();
   CHECK(fast.grad().to_vector<double>() == std::vector<double>{2, 3});
   CHECK_FALSE(net.first.weight.grad().defined());
@@ -250,15 +247,15 @@ TEST_CASE("substitute computes with other tensors, differentiably, and nests") {
 }
 
 TEST_CASE("moving a module moves parameters, buffers and gradients") {
-  Net net;
-  net(values({1, 1})).sum().backward();
+  TwoScales net;
+  net(f64_vector({1, 1})).sum().backward();
   net.to(device_at(1));
   CHECK(net.first.weight.device() == device_at(1));
   CHECK(net.first.calls.device() == device_at(1));
   CHECK(net.first.weight.grad().device() == device_at(1));
-  net(values({1, 1}).to(device_at(1))).sum().backward();
+  net(f64_vector({1, 1}).to(device_at(1))).sum().backward();
   CHECK(net.first.weight.grad().to_vector<double>() == std::vector<double>{4, 6});
-  CHECK_THROWS_WITH(net(values({1, 1})), Contains("'first.weight'") && Contains("cpu") && Contains(device_name(1)));
+  CHECK_THROWS_WITH(net(f64_vector({1, 1})), Contains("'first.weight'") && Contains("cpu") && Contains(device_name(1)));
   CHECK_THROWS_AS(net.to(device_at(99)), InvalidArgument);
   net.to(DType::f32);
   CHECK(net.first.weight.dtype() == DType::f32);
@@ -267,9 +264,9 @@ TEST_CASE("moving a module moves parameters, buffers and gradients") {
 
 TEST_CASE("freezing keeps the gradient and stops new ones") {
   Scale scale;
-  scale(values({1, 1})).sum().backward();
+  scale(f64_vector({1, 1})).sum().backward();
   scale.set_requires_grad(false);
-  CHECK_FALSE(scale(values({1, 1})).requires_grad());
+  CHECK_FALSE(scale(f64_vector({1, 1})).requires_grad());
   scale.set_requires_grad(true);
   CHECK(scale.weight.grad().to_vector<double>() == std::vector<double>{1, 1});
 }
@@ -278,7 +275,7 @@ TEST_CASE("an uninitialised parameter has a shape but no elements") {
   Parameter p = Parameter::uninitialized({2}, DType::f32);
   CHECK(p.shape() == Shape{2});
   CHECK_THROWS_WITH(p.on(Device::cpu()), Contains("uninitialised"));
-  p.assign(values({1, 2}));
+  p.assign(f64_vector({1, 2}));
   CHECK(p.on(Device::cpu()).to_vector<float>() == std::vector<float>{1, 2});
   CHECK(p.requires_grad());
 }

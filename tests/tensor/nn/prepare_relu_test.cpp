@@ -25,10 +25,10 @@ std::map<std::string, int> kernels_of(F&& call) {
   return counts;
 }
 
-struct Odd : Module<Odd> {
+struct OddReLU : Module<OddReLU> {
   Conv2d conv{3, 3, 3, {.padding = 1}};
   BatchNorm2d norm{3};
-  std::function<Tensor(const Odd&, const Tensor&)> way;
+  std::function<Tensor(const OddReLU&, const Tensor&)> way;
   Tensor forward(const Tensor& x) const { return way(*this, x); }
   void members(Members& m) override { m("conv", conv), m("norm", norm); }
 };
@@ -45,7 +45,7 @@ TEST_CASE("a layer, its norm and the relu behind them are one kernel in a prepar
   const Tensor x = input({3, 3, 7, 7}, dtype), expected = evaluated(net, x);
   const double tolerance = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : 0.1;
   const Tensor y = fast(x);
-  CHECK(difference(y, expected) < tolerance);
+  CHECK(relative_difference(y, expected) < tolerance);
   for (int i = 0; i < 2; ++i) CHECK_FALSE(differs(fast(x), y));
   auto kernels = kernels_of([&] { fast(x); });
   CHECK(kernels["conv2d"] == 3);
@@ -57,7 +57,7 @@ TEST_CASE("a layer, its norm and the relu behind them are one kernel in a prepar
 }
 
 TEST_CASE("what else is done with the result of a layer or its norm before a relu is right") {
-  using Way = std::function<Tensor(const Odd&, const Tensor&)>;
+  using Way = std::function<Tensor(const OddReLU&, const Tensor&)>;
   static bool late;  // one for all rows, which are made once
   late = false;
   struct Row {
@@ -66,56 +66,56 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
     int relus, norms = 0;  // kernels of the last call
   };
   const Row row = GENERATE(values<Row>({
-      {"a chain", [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))); }, 0},
-      {"no norm", [](const Odd& m, const Tensor& x) { return relu(m.conv(x)); }, 0},
-      {"added to the normed", [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x)) + x); }, 1},
+      {"a chain", [](const OddReLU& m, const Tensor& x) { return relu(m.norm(m.conv(x))); }, 0},
+      {"no norm", [](const OddReLU& m, const Tensor& x) { return relu(m.conv(x)); }, 0},
+      {"added to the normed", [](const OddReLU& m, const Tensor& x) { return relu(m.norm(m.conv(x)) + x); }, 1},
       {"used again",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x));
          return relu(y) + y;
        },
        1},
       {"used before",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x));
          return y - relu(y);
        },
        1},
       {"two relus",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x));
          return relu(y) * relu(y);
        },
        2},
-      {"a relu of a relu", [](const Odd& m, const Tensor& x) { return relu(relu(m.norm(m.conv(x)))); }, 1},
-      {"a relu before the norm", [](const Odd& m, const Tensor& x) { return m.norm(relu(m.conv(x))); }, 0, 1},
+      {"a relu of a relu", [](const OddReLU& m, const Tensor& x) { return relu(relu(m.norm(m.conv(x)))); }, 1},
+      {"a relu before the norm", [](const OddReLU& m, const Tensor& x) { return m.norm(relu(m.conv(x))); }, 0, 1},
       {"a relu and a norm",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x);
          return relu(y) + m.norm(y);
        },
        1, 1},
       {"a norm and a relu",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x);
          return m.norm(y) + relu(y);
        },
        1, 1},
       {"two calls that differ",
-       [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + m.norm(m.conv(x * 2)); }, 1},
+       [](const OddReLU& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + m.norm(m.conv(x * 2)); }, 1},
       {"two calls that differ more",
-       [](const Odd& m, const Tensor& x) { return relu(m.conv(x)) + relu(m.norm(m.conv(x * 2))); }, 2, 1},
+       [](const OddReLU& m, const Tensor& x) { return relu(m.conv(x)) + relu(m.norm(m.conv(x * 2))); }, 2, 1},
       {"two calls alike",
-       [](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + relu(m.norm(m.conv(x * 2))); }, 0},
+       [](const OddReLU& m, const Tensor& x) { return relu(m.norm(m.conv(x))) + relu(m.norm(m.conv(x * 2))); }, 0},
       {"changed in place",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          Tensor y = m.norm(m.conv(x));
          y.add_(1);
          return relu(y);
        },
        1},
       {"x changed between the norm and the relu",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          Tensor z = x * 2;
          const Tensor y = m.norm(m.conv(z));
          z.fill_(7);
@@ -123,7 +123,7 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
        },
        1},
       {"weights changed between the norm and the relu",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x)), before = m.norm.bias.tensor().clone();
          m.norm.bias.tensor().fill_(9);
          const Tensor z = relu(y);
@@ -132,45 +132,45 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
        },
        0},
       {"read later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x)), z = relu(y);
          return late ? z + y : z;
        },
        1},
       {"the layer's read later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = relu(m.norm(y));
          return late ? z + y : z;
        },
        1, 1},
       {"a relu of the layer's later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.norm(y);
          return late ? z + relu(y) : z;
        },
        0, 1},
       {"no relu later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.norm(m.conv(x));
          return late ? y : relu(y);
        },
        1},
       {"a second norm before the relu later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.norm(y);
          const Tensor second = late ? relu(m.norm(y)) : x;
          return late ? second * relu(z) : relu(z);
        },
        1, 1},
       {"given back",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddReLU& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = relu(y);
          return late ? y : z;
        },
        1},
   }));
   INFO(row.name);
-  Odd odd;
+  OddReLU odd;
   odd.way = row.way;
   const auto net = used(odd);
   const auto fast = prepare(net);
@@ -178,7 +178,7 @@ TEST_CASE("what else is done with the result of a layer or its norm before a rel
   for (const bool now : {false, true, false}) {
     late = now;
     const Tensor expected = evaluated(net, x);
-    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+    for (int i = 0; i < 2; ++i) CHECK(relative_difference(fast(x), expected) < 1e-12);
   }
   auto kernels = kernels_of([&] { fast(x); });
   CHECK(kernels["relu"] == row.relus);
@@ -202,12 +202,12 @@ TEST_CASE("a relu in a prepared module keeps NaN, and negative zero as relu does
 
 TEST_CASE("relu outside of a prepared call is as ever, also in a thread that has made one, and in nested calls") {
   const auto inner = prepare(used(Sequential(Conv2d(3, 3, 3), ReLU())));
-  Odd odd;
-  odd.way = [inner](const Odd& m, const Tensor& x) { return relu(m.norm(m.conv(inner(x)))); };
+  OddReLU odd;
+  odd.way = [inner](const OddReLU& m, const Tensor& x) { return relu(m.norm(m.conv(inner(x)))); };
   const auto net = used(odd);
   const auto fast = prepare(net);
   const Tensor x = input({1, 3, 7, 7}), expected = evaluated(net, x);
-  for (int i = 0; i < 3; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+  for (int i = 0; i < 3; ++i) CHECK(relative_difference(fast(x), expected) < 1e-12);
   CHECK(kernels_of([&] { fast(x); })["relu"] == 0);
   CHECK(kernels_of([&] { relu(x); })["relu"] == 1);
 }

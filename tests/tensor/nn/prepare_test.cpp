@@ -35,7 +35,7 @@ void write(dlpack::ManagedTensorVersioned* alias, T value) {
   std::fill_n(static_cast<T*>(alias->tensor.data), count, value);
 }
 
-struct Block : Module<Block> {
+struct PreparedBlock : Module<PreparedBlock> {
   Conv2d conv1{4, 4, 3, {.padding = 1, .bias = false}}, conv2{4, 4, 3, {.padding = 1}};
   BatchNorm2d bn1{4}, bn2{4};
   Tensor forward(const Tensor& x) const {
@@ -44,16 +44,16 @@ struct Block : Module<Block> {
   }
   void members(Members& m) override { m("conv1", conv1), m("bn1", bn1), m("conv2", conv2), m("bn2", bn2); }
   mutable std::atomic<int> calls{0};
-  Block() = default;
-  Block(const Block& other)
-      : Module<Block>(other), conv1(other.conv1), conv2(other.conv2), bn1(other.bn1), bn2(other.bn2) {}
+  PreparedBlock() = default;
+  PreparedBlock(const PreparedBlock& other)
+      : Module<PreparedBlock>(other), conv1(other.conv1), conv2(other.conv2), bn1(other.bn1), bn2(other.bn2) {}
 };
 
 // One convolution and two norms, used as `way` says.
-struct Odd : Module<Odd> {
+struct OddNorm : Module<OddNorm> {
   Conv2d conv{3, 3, 3, {.padding = 1}};
   BatchNorm2d a{3}, b{3};
-  std::function<Tensor(const Odd&, const Tensor&)> way;
+  std::function<Tensor(const OddNorm&, const Tensor&)> way;
   Tensor forward(const Tensor& x) const { return way(*this, x); }
   void members(Members& m) override { m("conv", conv), m("a", a), m("b", b); }
 };
@@ -71,25 +71,25 @@ TEST_CASE("a prepared chain gives what its evaluation gives, whatever mode it is
   CHECK_FALSE(y.requires_grad());
   CHECK(net.is_training());
   CHECK(net.named_buffers()[0].parameter.tensor().to_vector<double>() == mean);
-  CHECK(difference(y, expected) < 1e-12);
+  CHECK(relative_difference(y, expected) < 1e-12);
   CHECK(differs(y, expected));
   CHECK(fast(x).to_vector<double>() == y.to_vector<double>());
-  CHECK(difference(fast(x.narrow(0, 0, 1)), expected.narrow(0, 0, 1)) < 1e-12);  // another batch
+  CHECK(relative_difference(fast(x.narrow(0, 0, 1)), expected.narrow(0, 0, 1)) < 1e-12);  // another batch
 }
 
 TEST_CASE("a prepared chain in f32 is within 1e-5 of its evaluation") {
   const auto net =
       used(Sequential(Conv2d(3, 16, 3), BatchNorm2d(16), ReLU(), Conv2d(16, 16, 3), BatchNorm2d(16)), DType::f32);
   const Tensor x = input({2, 3, 12, 12}, DType::f32), expected = evaluated(net, x);
-  CHECK(difference(prepare(net)(x), expected) < 1e-5);
+  CHECK(relative_difference(prepare(net)(x), expected) < 1e-5);
 }
 
 TEST_CASE("a written forward is folded too, and called twice the first time alone") {
-  const auto net = used(Block());
+  const auto net = used(PreparedBlock());
   const auto fast = prepare(net);
   const Tensor x = input({2, 4, 6, 6}), expected = evaluated(net, x);
   const Tensor y = fast(x);
-  CHECK(difference(y, expected) < 1e-12);
+  CHECK(relative_difference(y, expected) < 1e-12);
   CHECK(differs(y, expected));
   CHECK(fast.module().calls == 2);
   fast(x);
@@ -97,41 +97,41 @@ TEST_CASE("a written forward is folded too, and called twice the first time alon
 }
 
 TEST_CASE("what else is done with the result of a layer before a norm is right") {
-  using Way = std::function<Tensor(const Odd&, const Tensor&)>;
+  using Way = std::function<Tensor(const OddNorm&, const Tensor&)>;
   static bool late;  // one for all rows, which are made once
   late = false;
   const auto [name, way] = GENERATE(table<std::string, Way>({
-      {"used again", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + y; }},
-      {"used before", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return relu(y) + m.a(y); }},
-      {"two norms", [](const Odd& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + m.b(y); }},
-      {"two calls", [](const Odd& m, const Tensor& x) { return m.a(m.conv(x)) + m.b(m.conv(x * 2)); }},
-      {"norms of norms", [](const Odd& m, const Tensor& x) { return m.b(m.a(m.conv(x))); }},
-      {"changed in place", [](const Odd& m, const Tensor& x) { Tensor y = m.conv(x); y.add_(1); return m.a(y); }},
+      {"used again", [](const OddNorm& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + y; }},
+      {"used before", [](const OddNorm& m, const Tensor& x) { const Tensor y = m.conv(x); return relu(y) + m.a(y); }},
+      {"two norms", [](const OddNorm& m, const Tensor& x) { const Tensor y = m.conv(x); return m.a(y) + m.b(y); }},
+      {"two calls", [](const OddNorm& m, const Tensor& x) { return m.a(m.conv(x)) + m.b(m.conv(x * 2)); }},
+      {"norms of norms", [](const OddNorm& m, const Tensor& x) { return m.b(m.a(m.conv(x))); }},
+      {"changed in place", [](const OddNorm& m, const Tensor& x) { Tensor y = m.conv(x); y.add_(1); return m.a(y); }},
       {"x changed between",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          Tensor z = x * 2;
          const Tensor y = m.conv(z);
          z.fill_(7);
          return m.a(y);
        }},
-      {"a view of it", [](const Odd& m, const Tensor& x) { return m.a(m.conv(x).narrow(0, 0, 1)); }},
+      {"a view of it", [](const OddNorm& m, const Tensor& x) { return m.a(m.conv(x).narrow(0, 0, 1)); }},
       {"read later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.a(y);
          return late ? z + y : z;
        }},
       {"a second norm later on",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.a(y);
          return late ? z + m.b(y) : z;
        }},
       {"read by a pointer",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.a(y);
          return late ? z + (y.data<double>() != nullptr ? 1 : 0) : z;
        }},
       {"an error caught",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          const Tensor y = m.conv(x), z = m.a(y);
          try {
            return late ? y.clone() : z;
@@ -139,16 +139,16 @@ TEST_CASE("what else is done with the result of a layer before a norm is right")
            return z;
          }
        }},
-      {"given back", [](const Odd& m, const Tensor& x) { Tensor y = m.conv(x), z = m.a(y); return late ? y : z; }},
+      {"given back", [](const OddNorm& m, const Tensor& x) { Tensor y = m.conv(x), z = m.a(y); return late ? y : z; }},
       {"a norm in training",
-       [](const Odd& m, const Tensor& x) {
+       [](const OddNorm& m, const Tensor& x) {
          const Tensor y = m.conv(x);
          const TrainingScope training(true);
          return m.a(y);
        }},
   }));
   INFO(name);
-  Odd odd;
+  OddNorm odd;
   odd.way = way;
   const auto net = used(odd);
   const auto fast = prepare(net);
@@ -156,7 +156,7 @@ TEST_CASE("what else is done with the result of a layer before a norm is right")
   for (const bool now : {false, true, false}) {
     late = now;
     const Tensor expected = evaluated(net, x);
-    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+    for (int i = 0; i < 2; ++i) CHECK(relative_difference(fast(x), expected) < 1e-12);
   }
 }
 
@@ -184,8 +184,8 @@ TEST_CASE("hooks see the results of their layers in a prepared module") {
   net[hooked].register_forward_hook([&](const ModuleBase&, std::span<const Tensor> in, std::span<const Tensor> out) {
     seen = in[0].sum().item<double>() + out[0].sum().item<double>();
   });
-  CHECK(difference(evaluated(net, x), fast(x)) < 1e-12);
-  CHECK(difference(fast(x), expected) < 1e-12);
+  CHECK(relative_difference(evaluated(net, x), fast(x)) < 1e-12);
+  CHECK(relative_difference(fast(x), expected) < 1e-12);
   const double by_fast = seen;
   evaluated(net, x);
   CHECK(std::abs(by_fast - seen) < 1e-9);
@@ -244,8 +244,8 @@ TEST_CASE("a prepared module sees every change of its parameters and buffers") {
     CHECK(differs(before, evaluated(net, x)));
     change(net, net.at<Conv2d>(0), net.at<BatchNorm2d>(1));
     const Tensor expected = evaluated(net, x);
-    CHECK(difference(expected, before) > 1e-6);
-    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), expected) < 1e-12);
+    CHECK(relative_difference(expected, before) > 1e-6);
+    for (int i = 0; i < 2; ++i) CHECK(relative_difference(fast(x), expected) < 1e-12);
   }
 }
 
@@ -307,10 +307,10 @@ TEST_CASE("prepared convolutions keep packed weights until they change, with a n
     const auto& conv = net.at<Conv2d>(0);
     const auto fast = prepare(net);
     const Tensor expected = evaluated(net, x);
-    for (int i = 0; i < 3; ++i) CHECK(difference(fast(x), expected) <= tolerance);
+    for (int i = 0; i < 3; ++i) CHECK(relative_difference(fast(x), expected) <= tolerance);
     change(net, conv);
-    CHECK(difference(evaluated(net, x), expected) > 1e-3);
-    for (int i = 0; i < 2; ++i) CHECK(difference(fast(x), evaluated(net, x)) <= tolerance);
+    CHECK(relative_difference(evaluated(net, x), expected) > 1e-3);
+    for (int i = 0; i < 2; ++i) CHECK(relative_difference(fast(x), evaluated(net, x)) <= tolerance);
   }
 }
 
@@ -324,10 +324,10 @@ TEST_CASE("a prepared module sees what others have written through DLPack, once 
   Alias alias(to_dlpack(weight));
   write(alias.get(), 0.25);
   weight.mark_changed();
-  CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < 1e-12);
   write(alias.get(), 0.5);
   alias.reset();
-  CHECK(difference(fast(x), evaluated(net, x)) < 1e-12);
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < 1e-12);
 }
 
 TEST_CASE("a prepared module in channels_last gives the values and the format of its evaluation") {
@@ -342,7 +342,7 @@ TEST_CASE("a prepared module in channels_last gives the values and the format of
     const Tensor x = input({2, 3, 9, 8}, dtype).to(format);
     for (int i = 0; i < 3; ++i) {
       const Tensor y = fast(x), expected = evaluated(net, x);
-      CHECK(difference(y, expected) < tolerance);
+      CHECK(relative_difference(y, expected) < tolerance);
       CHECK(y.memory_format() == MemoryFormat::channels_last);
       CHECK(y.strides() == expected.strides());
       net.at<Conv2d>(3).weight.assign(net.at<Conv2d>(3).weight.tensor() * -0.5);
@@ -351,7 +351,7 @@ TEST_CASE("a prepared module in channels_last gives the values and the format of
   }
   net.to(MemoryFormat::contiguous);
   const Tensor x = input({2, 3, 9, 8}, dtype);
-  CHECK(difference(fast(x), evaluated(net, x)) < tolerance);
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < tolerance);
   CHECK(fast(x).memory_format() == MemoryFormat::contiguous);
 }
 
@@ -360,11 +360,11 @@ TEST_CASE("a prepared module follows its module to another dtype and device") {
   const auto fast = prepare(net);
   const Tensor x = input({2, 3, 5, 5}), y = fast(x);
   net.to(DType::f32);
-  CHECK(difference(fast(x.to(DType::f32)), y) < 1e-5);
+  CHECK(relative_difference(fast(x.to(DType::f32)), y) < 1e-5);
   net.to(DType::f64);
   net.to(Device::cpu());
   CHECK(fast(x.to(Device::cpu())).device() == Device::cpu());
-  CHECK(difference(fast(x.to(Device::cpu())), y.to(Device::cpu())) < 1e-5);
+  CHECK(relative_difference(fast(x.to(Device::cpu())), y.to(Device::cpu())) < 1e-5);
 }
 
 TEST_CASE("a prepared module computes on every device that has its parameters, also after they have changed") {
@@ -377,7 +377,7 @@ TEST_CASE("a prepared module computes on every device that has its parameters, a
   for (int i = 0; i < 2; ++i) {
     slots.refresh(devices);
     const Tensor expected = evaluated(net, x);
-    for (const Device device : devices) CHECK(difference(fast(x.to(device)).to(devices[0]), expected) < 1e-12);
+    for (const Device device : devices) CHECK(relative_difference(fast(x.to(device)).to(devices[0]), expected) < 1e-12);
     net.at<Conv2d>(0).weight.assign(randn({4, 3, 3, 3}));
   }
 }
@@ -404,7 +404,7 @@ TEST_CASE("a prepared module in the scope of a substitute or of an autocast comp
 }
 
 TEST_CASE("threads call a prepared module at once, while its parameters are loaded anew") {
-  auto net = used(Block());
+  auto net = used(PreparedBlock());
   const auto fast = prepare(net);
   const Tensor x = input({2, 4, 6, 6});
   const auto first = net.state_dict();
@@ -426,7 +426,7 @@ TEST_CASE("threads call a prepared module at once, while its parameters are load
       const StreamScope scope(own);
       for (int i = 0; i < 40; ++i) {
         const Tensor y = fast(x.clone());
-        if (difference(y, expected[0]) > 1e-12 && difference(y, expected[1]) > 1e-12) ++wrong;
+        if (relative_difference(y, expected[0]) > 1e-12 && relative_difference(y, expected[1]) > 1e-12) ++wrong;
       }
     });
   for (int i = 0; i < 20; ++i) net.load_state_dict(states[i % 2]);

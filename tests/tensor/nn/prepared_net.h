@@ -36,7 +36,7 @@ Tensor evaluated(const M& module, const X&... x) {
 inline double largest(const Tensor& x) { return amax(abs(x.detach().to(DType::f64)).flatten(), {0}).item<double>(); }
 
 // Relative to what is as large as the numbers of these tests are.
-inline double difference(const Tensor& a, const Tensor& b) {
+inline double relative_difference(const Tensor& a, const Tensor& b) {
   LOCKSTEP_CHECK(a.shape() == b.shape(), "expected ", b, ", got ", a);
   return largest(a.detach() - b.detach()) / (1 + largest(b));
 }

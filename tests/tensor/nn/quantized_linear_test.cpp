@@ -13,24 +13,20 @@
 #include "lockstep/tensor/optim/adam.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "support/catch.h"
+#include "support/compare.h"
 #include "support/devices.h"
 #include "support/golden.h"
 #include "support/temporary_folder.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using support::state_texts;
 
 namespace {
 
 using Names = std::vector<std::string>;
 
-Names state_names(const ModuleBase& module) {
-  Names names;
-  for (const NamedTensor& entry : module.state_dict()) names.push_back(entry.name + " " + to_string(entry.tensor));
-  return names;
-}
-
-struct Net : Module<Net> {
+struct QuantizableNet : Module<QuantizableNet> {
   Embedding words{9, 40};
   Linear first{40, 64, {.activation = Activation::relu}}, second{64, 40, {.bias = false}},
       lm_head{40, 9, {.bias = false}};
@@ -48,7 +44,7 @@ TEST_CASE("a quantised layer has its codes, scales and bias under the layer's na
   Linear layer(70, 6, {.activation = Activation::relu});
   const Tensor weight = layer.weight.tensor().detach(), bias = layer.bias.tensor().detach(), x = randn({3, 70});
   layer.set_quantized(quantize(weight, {.bits = 4, .group_size = 32}));
-  CHECK(state_names(layer) == Names{"weight u8[6, 35] on cpu", "scales f32[6, 3] on cpu", "bias f32[6] on cpu"});
+  CHECK(state_texts(layer) == Names{"weight u8[6, 35] on cpu", "scales f32[6, 3] on cpu", "bias f32[6] on cpu"});
   CHECK((!layer.weight.defined() && !layer.bias.defined() && layer.quantized()));
   CHECK(layer.parameters().size() == 1);  // the bias
   const Tensor want =
@@ -66,7 +62,7 @@ TEST_CASE("a quantised layer keeps f32 scales in another dtype, and its copies a
   layer.set_quantized(quantize(layer.weight.tensor()));
   Linear copy = deep_copy(layer);
   copy.to(DType::bf16);
-  CHECK(state_names(copy) == Names{"weight i8[6, 64] on cpu", "scales f32[6, 1] on cpu", "bias bf16[6] on cpu"});
+  CHECK(state_texts(copy) == Names{"weight i8[6, 64] on cpu", "scales f32[6, 1] on cpu", "bias bf16[6] on cpu"});
   CHECK(copy(randn({2, 64}).to(DType::bf16)).dtype() == DType::bf16);
   deep_copy(copy).to(DType::f16);
   copy.buffers()[1].tensor().fill_(0);
@@ -79,7 +75,7 @@ TEST_CASE("a quantised layer keeps f32 scales in another dtype, and its copies a
 
 TEST_CASE("quantize_linears takes the layers that are not skipped, and tells what each costs") {
   manual_seed(1);
-  Net net;
+  QuantizableNet net;
   const Tensor x = randn({4, 40});
   const NoGrad no_grad;
   const Tensor before = net(x);
@@ -110,7 +106,7 @@ TEST_CASE("quantize_linears takes the layers that are not skipped, and tells wha
 
 TEST_CASE("quantize_linears skips whole parts of names, and weights that others share") {
   struct Outer : Module<Outer> {
-    Net inner;
+    QuantizableNet inner;
     Linear first_one{4, 4}, tied{40, 9, {.bias = false}};
     void members(Members& m) override { m("inner", inner), m("first_one", first_one), m("tied", tied); }
   } outer;
@@ -121,7 +117,7 @@ TEST_CASE("quantize_linears skips whole parts of names, and weights that others 
   CHECK(report.kept == Names{"inner.first", "inner.lm_head", "tied"});
   REQUIRE(report.layers.size() == 2);
   CHECK((report.layers[0].name == "inner.second" && report.layers[1].name == "first_one"));
-  Net broken;
+  QuantizableNet broken;
   broken.second.weight.tensor().detach().fill_(INFINITY);
   CHECK_THROWS_WITH(quantize_linears(broken), Contains("[quantize_linears] second: ") && Contains("got inf in row 0"));
 }
@@ -129,7 +125,7 @@ TEST_CASE("quantize_linears skips whole parts of names, and weights that others 
 TEST_CASE("a module with quantised layers is saved and loaded, and its biases learn") {
   manual_seed(2);
   const test::TemporaryFolder folder;
-  Net net, other;
+  QuantizableNet net, other;
   quantize_linears(net, {{.bits = 4}});
   quantize_linears(other, {{.bits = 4}});
   save_model(net, folder / "net.safetensors");

@@ -44,7 +44,7 @@ struct Patience {
   ~Patience() { ReadGate::set_patience(ReadGate::kPatience); }
 };
 
-struct Net : Module<Net> {
+struct GatedNet : Module<GatedNet> {
   Parameter a{full({3}, 1, {.dtype = DType::f64}), false}, b{full({3}, 1, {.dtype = DType::f64}), false};
   std::function<void()> between = [] {};
   Tensor forward(const Tensor& x) const {
@@ -137,7 +137,7 @@ TEST_CASE("writers of several gates close all of them or none") {
 }
 
 TEST_CASE("new elements are put in place between two calls, whoever makes them") {
-  Net net;
+  GatedNet net;
   std::atomic<bool> inside{false}, loaded{false};
   net.between = [&] {
     inside = true;
@@ -156,14 +156,14 @@ TEST_CASE("new elements are put in place between two calls, whoever makes them")
   CHECK(net(x).to_vector<double>() == all(2));
 
   // The same of one parameter, and of copies that share them.
-  const Net copy = net;
+  const GatedNet copy = net;
   copy.a.assign(full({3}, 3, {.dtype = DType::f64}));
   CHECK(net(x).to_vector<double>()[0] == 3);
 }
 
 TEST_CASE("loading into a module from inside its own call is an error, and changes nothing") {
-  Net net;
-  Net other;
+  GatedNet net;
+  GatedNet other;
   net.between = [&] { net.load_state_dict(state_of(2)); };
   const Tensor x = ones({3}, {.dtype = DType::f64});
   CHECK_THROWS_WITH(net(x), Contains("[load_state_dict] expected a call from outside of the module's calls"));
@@ -177,7 +177,7 @@ TEST_CASE("loading into a module from inside its own call is an error, and chang
 
 TEST_CASE("a call may have threads of its own read its parameters, also while a load waits for it") {
   const Patience patience(20);
-  Net net;
+  GatedNet net;
   const Tensor x = ones({3}, {.dtype = DType::f64});
   CHECK(net(x).to_vector<double>() == all(1));  // now it has a gate
   const ReadGate& gate = **net.a.body()->gate();
@@ -221,7 +221,7 @@ TEST_CASE("the first elements of a parameter come before what is read after them
 
 TEST_CASE("a load comes after what was read on other streams, and before what is read after it") {
   const Device device = device_at(1);
-  Net net;
+  GatedNet net;
   net.to(device);
   const Tensor x = ones({3}, {.dtype = DType::f64, .device = device});
   synchronize(device);
@@ -247,7 +247,7 @@ TEST_CASE("a load comes after what was read on other streams, and before what is
 }
 
 TEST_CASE("loads from several threads: one of them, whole") {
-  Net net;
+  GatedNet net;
   std::vector<std::thread> loaders;
   for (int i = 0; i < 3; ++i)
     loaders.emplace_back([&, i] {

@@ -18,21 +18,17 @@ using support::devices_at;
 
 namespace {
 
-constexpr std::int64_t kLarge = 400'001;  // f32: several pieces, the last of which is shorter
+constexpr std::int64_t kLargeChain = 400'001;  // f32: several pieces, the last of which is shorter
 
-struct Large : Module<Large> {
-  Parameter first{zeros({kLarge})}, second{zeros({3})}, third{zeros({kLarge})};
+struct ChainNet : Module<ChainNet> {
+  Parameter first{zeros({kLargeChain})}, second{zeros({3})}, third{zeros({kLargeChain})};
   Buffer state{zeros({5})};
   void members(Members& m) override { m("first", first), m("second", second), m("third", third), m("state", state); }
 };
 
-// Sums of these depend on the order.
-Tensor uneven(std::int64_t count, int seed, DType dtype, Device device) {
-  const Tensor x = arange(0, static_cast<double>(count), 1, {.dtype = DType::f64});
-  return (sin(x * (1.0 + 0.37 * seed)) * (seed % 3 == 1 ? 1e4 : 1.0)).to(dtype).to(device);
+Tensor counted_chain(int from) {
+  return arange(from, static_cast<double>(from + kLargeChain), 1, {.dtype = DType::f32});
 }
-
-Tensor counted(int from) { return arange(from, static_cast<double>(from + kLarge), 1, {.dtype = DType::f32}); }
 
 std::vector<trace::Span> copies_between(Device source, Device destination) {
   std::vector<trace::Span> found;
@@ -42,25 +38,19 @@ std::vector<trace::Span> copies_between(Device source, Device destination) {
   return found;
 }
 
-void finish(const std::vector<Device>& devices) {
-  for (const Device device : devices) synchronize(device);
-}
-
-bool asynchronous() { return !default_stream(device_at(0)).synchronous(); }
-
 }  // namespace
 
 TEST_CASE("a refresh passes parameters on from mirror to mirror, and buffers from home") {
   support::needs_devices(6);
   for (const std::vector<Device>& devices : {devices_at({0, 1, 2, 3}), devices_at({3, 1, 5}), devices_at({2, 0})}) {
     CAPTURE(devices.size());
-    Large net;
+    ChainNet net;
     net.to(devices[0]);
     const ModuleSlots slots(net);
     slots.refresh(devices);
     NoGrad off;
     for (int round = 1; round <= 5; ++round) {
-      net.first.tensor().copy_(counted(round));
+      net.first.tensor().copy_(counted_chain(round));
       net.second.tensor().fill_(round);
       net.third.tensor().fill_(-round);
       net.state.tensor().fill_(10 * round);
@@ -68,13 +58,13 @@ TEST_CASE("a refresh passes parameters on from mirror to mirror, and buffers fro
       const TransferStats stats = slots.refresh(devices);
       finish(devices);
       trace::stop();
-      CHECK(stats.bytes == (devices.size() - 1) * (2 * kLarge + 3 + 5) * 4);
+      CHECK(stats.bytes == (devices.size() - 1) * (2 * kLargeChain + 3 + 5) * 4);
       CHECK(stats.copies == 2 * (devices.size() - 1));
       for (std::size_t d = 1; d < devices.size(); ++d) {
         CAPTURE(d, round);
         const Tensor first = net.first.on(devices[d]);
-        CHECK(equal(first.to(Device::cpu()), counted(round)));
-        CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLarge}, -round)));
+        CHECK(equal(first.to(Device::cpu()), counted_chain(round)));
+        CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLargeChain}, -round)));
         CHECK(net.second.on(devices[d]).to_vector<float>() == std::vector<float>(3, static_cast<float>(round)));
         CHECK(net.state.on(devices[d]).to_vector<float>() == std::vector<float>(5, static_cast<float>(10 * round)));
         // From the device before it: all of the parameters; from home: the buffers, and all that is copied at once.
@@ -82,7 +72,7 @@ TEST_CASE("a refresh passes parameters on from mirror to mirror, and buffers fro
         std::size_t passed_on = 0, from_home = 0;
         for (const trace::Span& span : copies_between(devices[d - 1], devices[d])) passed_on += span.work.bytes;
         for (const trace::Span& span : copies_between(devices[0], devices[d])) from_home += span.work.bytes;
-        CHECK(passed_on >= (2 * kLarge + 3) * 4);
+        CHECK(passed_on >= (2 * kLargeChain + 3) * 4);
         CHECK(from_home == (d == 1 ? passed_on : 5 * 4));
       }
     }
@@ -93,7 +83,7 @@ TEST_CASE("a mirror passes a part on before it has the rest") {
   support::needs_devices(3);
   if (!asynchronous()) return;
   const std::vector<Device>& devices = three_devices();
-  Large net;
+  ChainNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -118,13 +108,13 @@ TEST_CASE("a mirror passes a part on before it has the rest") {
   finish(devices);
   trace::stop();
   CHECK(copies_between(devices[0], devices[1]).size() > 1);
-  for (const Device device : devices) CHECK(equal(net.third.on(device).to(Device::cpu()), full({kLarge}, 8)));
+  for (const Device device : devices) CHECK(equal(net.third.on(device).to(Device::cpu()), full({kLargeChain}, 8)));
 }
 
 TEST_CASE("mirrors that lack different things are refreshed each with its own") {
   support::needs_devices(4);
   const std::vector<Device> devices = devices_at({0, 1, 2, 3});
-  Large net;
+  ChainNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -137,8 +127,8 @@ TEST_CASE("mirrors that lack different things are refreshed each with its own") 
     net.second.tensor().fill_(3 + round);
     slots.refresh(devices);
     for (const Device device : devices) {
-      CHECK(equal(net.first.on(device).to(Device::cpu()), full({kLarge}, 1 + round)));
-      CHECK(equal(net.third.on(device).to(Device::cpu()), full({kLarge}, 2 + round)));
+      CHECK(equal(net.first.on(device).to(Device::cpu()), full({kLargeChain}, 1 + round)));
+      CHECK(equal(net.third.on(device).to(Device::cpu()), full({kLargeChain}, 2 + round)));
       CHECK(net.second.on(device).to_vector<float>() == std::vector<float>(3, static_cast<float>(3 + round)));
     }
   }
@@ -147,14 +137,15 @@ TEST_CASE("mirrors that lack different things are refreshed each with its own") 
 TEST_CASE("a home in plain memory fills mirrors that are of one kind") {
   support::needs_devices(3);
   const std::vector<Device> devices{Device::cpu(), device_at(0), device_at(1), device_at(2)};
-  Large net;
+  ChainNet net;
   const ModuleSlots slots(net);
   for (int round = 1; round <= 3; ++round) {
     {
       const NoGrad off;
       net.first.tensor().fill_(round);
       slots.refresh(devices);
-      for (const Device device : devices) CHECK(equal(net.first.on(device).to(Device::cpu()), full({kLarge}, round)));
+      for (const Device device : devices)
+        CHECK(equal(net.first.on(device).to(Device::cpu()), full({kLargeChain}, round)));
     }
     net.zero_grad();
     Tensor total;
@@ -163,13 +154,13 @@ TEST_CASE("a home in plain memory fills mirrors that are of one kind") {
       total = total.defined() ? total + part : part;
     }
     total.backward();
-    CHECK(equal(net.first.grad(), full({kLarge}, 8)));
+    CHECK(equal(net.first.grad(), full({kLargeChain}, 8)));
   }
 }
 
 TEST_CASE("a mirror may be read on the stream of its refresh and on others, while home changes again") {
   support::needs_devices(3);
-  Large net;
+  ChainNet net;
   net.to(device_at(0));
   const ModuleSlots slots(net);
   NoGrad off;
@@ -185,10 +176,10 @@ TEST_CASE("a mirror may be read on the stream of its refresh and on others, whil
     }
     net.first.tensor().fill_(-1);
     slots.refresh(three_devices());
-    CHECK(equal(here.to(Device::cpu()), full({kLarge}, 2 * round)));
+    CHECK(equal(here.to(Device::cpu()), full({kLargeChain}, 2 * round)));
     default_stream(device_at(1)).wait_for(side);
-    CHECK(equal(beside.to(Device::cpu()), full({kLarge}, 3 * round)));
-    CHECK(equal(net.first.on(device_at(2)).to(Device::cpu()), full({kLarge}, -1)));
+    CHECK(equal(beside.to(Device::cpu()), full({kLargeChain}, 3 * round)));
+    CHECK(equal(net.first.on(device_at(2)).to(Device::cpu()), full({kLargeChain}, -1)));
   }
 }
 
@@ -197,7 +188,7 @@ TEST_CASE("a sum along a chain has the bits of one sum after the other") {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64}) {
     for (const std::vector<Device>& devices :
          {devices_at({0, 1, 2}), devices_at({3, 1, 5, 2, 4}), devices_at({2, 4})}) {
-      for (const std::int64_t count : {std::int64_t{1}, std::int64_t{1023}, kLarge}) {
+      for (const std::int64_t count : {std::int64_t{1}, std::int64_t{1023}, kLargeChain}) {
         for (const Device home : {devices[0], device_at(0)}) {
           std::vector<Tensor> parts;
           Tensor expected;
@@ -270,14 +261,14 @@ TEST_CASE("a device of a chain passes sums on while others arrive") {
 TEST_CASE("large gradients come home as the plain sum, whoever has one, holds one or wants to see one") {
   support::needs_devices(4);
   const std::vector<Device> devices = devices_at({0, 1, 2, 3});
-  Large net;
+  ChainNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
   const auto backward = [&](std::size_t first, int seed) {
     Tensor total, expected;
     for (std::size_t d = first; d < devices.size(); ++d) {
-      const Tensor gradient = uneven(kLarge, seed + static_cast<int>(d), DType::f32, devices[d]);
+      const Tensor gradient = uneven(kLargeChain, seed + static_cast<int>(d), DType::f32, devices[d]);
       const Tensor part = (net.first.on(devices[d]) * gradient).sum() + (net.third.on(devices[d]) * gradient).sum();
       total = total.defined() ? total + part.to(devices[0]) : part.to(devices[0]);
       const Tensor there = gradient.to(devices[0]);
@@ -318,7 +309,7 @@ TEST_CASE("large gradients come home as the plain sum, whoever has one, holds on
   // A hook that is called after one gradient has come gives another parameter one.
   net.zero_grad();
   const auto after = net.first.tensor().register_post_accumulate_hook(
-      [&] { net.third.set_grad(ones({kLarge}, {.device = devices[0]})); });
+      [&] { net.third.set_grad(ones({kLargeChain}, {.device = devices[0]})); });
   const Tensor sixth = backward(0, 6);
   CHECK(equal(net.first.grad(), sixth));
   CHECK(equal(net.third.grad(), sixth + 1.0));

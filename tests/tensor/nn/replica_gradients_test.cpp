@@ -13,7 +13,7 @@ using Catch::Matchers::Contains;
 TEST_CASE("gradients of mirrors are summed into home in replica order, and unused parameters stay untouched") {
   const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
   CAPTURE(devices.size());
-  Net net = net_on(devices[0]);
+  ReplicatedNet net = net_on(devices[0]);
   ModuleSlots slots(net);
   slots.refresh(devices);
   Doubles expected(3, 0);
@@ -21,7 +21,7 @@ TEST_CASE("gradients of mirrors are summed into home in replica order, and unuse
     Tensor total;
     double factor = 1;
     for (Device device : devices) {
-      Tensor part = (net.a.on(device) * values({factor, 10 * factor, 100 * factor}, device)).sum().to(devices[0]);
+      Tensor part = (net.a.on(device) * f64_vector({factor, 10 * factor, 100 * factor}, device)).sum().to(devices[0]);
       total = total.defined() ? total + part : part;
       for (int i = 0; i < 3; ++i) expected[static_cast<std::size_t>(i)] += factor * (i == 0 ? 1 : i == 1 ? 10 : 100);
       factor *= 2;
@@ -113,7 +113,7 @@ TEST_CASE("gradients of any size are summed over any number of devices") {
 }
 
 TEST_CASE("neighbours that different replicas use are summed each over its own") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   for (int round = 0; round < 2; ++round) {
     slots.refresh(three_devices());
@@ -160,7 +160,7 @@ TEST_CASE("a refresh for devices in another order changes the order of sums, tho
 }
 
 TEST_CASE("a gradient somebody holds is not written over by the next backward") {
-  Net net = net_on(three_devices()[0]);
+  ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
   const auto step = [&](double factor) { (net.b.on(three_devices()[1]) * factor).to(three_devices()[0]).backward(); };

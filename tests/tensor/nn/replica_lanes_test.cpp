@@ -17,10 +17,10 @@ using support::devices_at;
 
 namespace {
 
-constexpr std::int64_t kLarge = 4'000'000;
+constexpr std::int64_t kLargeLane = 4'000'000;
 
-struct Large : Module<Large> {
-  Parameter first{zeros({kLarge})}, second{zeros({3})}, third{zeros({kLarge})};
+struct LaneNet : Module<LaneNet> {
+  Parameter first{zeros({kLargeLane})}, second{zeros({3})}, third{zeros({kLargeLane})};
   Buffer state{zeros({5})};
   void members(Members& m) override { m("first", first), m("second", second), m("third", third), m("state", state); }
 };
@@ -42,15 +42,14 @@ class Mesh {
   ~Mesh() { detail::forget_topologies(); }
 };
 
-bool asynchronous() { return !default_stream(support::device_at(0)).synchronous(); }
 // Faults are the host's.
 bool may_fail() { return asynchronous() && properties(support::device_at(0)).host_memory; }
 
-Tensor counted(int from) { return arange(from, static_cast<double>(from + kLarge), 1, {.dtype = DType::f32}); }
+Tensor counted_lane(int from) { return arange(from, static_cast<double>(from + kLargeLane), 1, {.dtype = DType::f32}); }
 
-void fill(const Large& net, int round) {
+void fill(const LaneNet& net, int round) {
   const NoGrad off;
-  net.first.tensor().copy_(counted(round));
+  net.first.tensor().copy_(counted_lane(round));
   net.second.tensor().fill_(round);
   net.third.tensor().fill_(-round);
   net.state.tensor().fill_(10 * round);
@@ -64,7 +63,7 @@ TEST_CASE("a refresh over several lanes brings everything to everybody") {
   const Mesh mesh(devices);
   const auto found = topology(devices);
   REQUIRE(found->lanes.size() == 4);
-  Large net;
+  LaneNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -72,12 +71,12 @@ TEST_CASE("a refresh over several lanes brings everything to everybody") {
     fill(net, round);
     for (const Device device : devices) synchronize(device);
     trace::start();
-    CHECK(slots.refresh(devices).bytes == 4 * (2 * kLarge + 3 + 5) * 4);
+    CHECK(slots.refresh(devices).bytes == 4 * (2 * kLargeLane + 3 + 5) * 4);
     // Readers at once, of every parameter, in another order than they arrive.
     for (std::size_t d = 1; d < devices.size(); ++d) {
       CAPTURE(d, round);
-      CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLarge}, -round)));
-      CHECK(equal(net.first.on(devices[d]).to(Device::cpu()), counted(round)));
+      CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLargeLane}, -round)));
+      CHECK(equal(net.first.on(devices[d]).to(Device::cpu()), counted_lane(round)));
       CHECK(net.second.on(devices[d]).to_vector<float>() == std::vector<float>(3, static_cast<float>(round)));
       CHECK(net.state.on(devices[d]).to_vector<float>() == std::vector<float>(5, static_cast<float>(10 * round)));
     }
@@ -90,7 +89,7 @@ TEST_CASE("a refresh over several lanes brings everything to everybody") {
         copied[{span.work.source, span.device}] += span.work.bytes;
     for (const Lane& lane : found->lanes)
       for (std::size_t i = 1; i < devices.size(); ++i) CHECK(copied.count({devices[lane.from[i]], devices[i]}) == 1);
-    CHECK(copied[{devices[0], devices[1]}] < std::size_t{2} * kLarge * 4);  // a part of it
+    CHECK(copied[{devices[0], devices[1]}] < std::size_t{2} * kLargeLane * 4);  // a part of it
   }
 }
 
@@ -100,7 +99,7 @@ TEST_CASE("who reads waits for the pieces of all lanes") {
   if (!may_fail()) return;
   const std::vector<Device> devices = devices_at({0, 1, 2, 3, 4});
   const Mesh mesh(devices);
-  Large net;
+  LaneNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -116,7 +115,7 @@ TEST_CASE("who reads waits for the pieces of all lanes") {
     const bool early = read.query();  // whichever piece hangs, something has not arrived
     detail::host_faults().clear();
     CHECK_FALSE(early);
-    CHECK(equal(seen.to(Device::cpu()), full({kLarge}, -hanging)));
+    CHECK(equal(seen.to(Device::cpu()), full({kLargeLane}, -hanging)));
   }
 }
 
@@ -125,7 +124,7 @@ TEST_CASE("pieces of lanes that fail are told, and copied again") {
   if (!may_fail()) return;
   const std::vector<Device> devices = devices_at({0, 1, 2, 3, 4});
   const Mesh mesh(devices);
-  Large net;
+  LaneNet net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -153,8 +152,8 @@ TEST_CASE("pieces of lanes that fail are told, and copied again") {
     CHECK(told > 0);
     CHECK(slots.refresh(devices).bytes > 0);
     for (std::size_t d = 1; d < devices.size(); ++d) {
-      CHECK(equal(net.first.on(devices[d]).to(Device::cpu()), counted(failing)));
-      CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLarge}, -failing)));
+      CHECK(equal(net.first.on(devices[d]).to(Device::cpu()), counted_lane(failing)));
+      CHECK(equal(net.third.on(devices[d]).to(Device::cpu()), full({kLargeLane}, -failing)));
     }
   }
 }

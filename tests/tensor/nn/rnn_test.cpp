@@ -15,13 +15,12 @@ using Catch::Matchers::Contains;
 using support::difference;
 using support::gradcheck;
 using support::random_leaf;
+using support::random_values;
 using support::state_names;
 
 namespace {
 
 using Names = std::vector<std::string>;
-
-Tensor values(const Shape& shape, std::uint64_t seed) { return random_leaf(shape, seed, -1, 1).detach(); }
 
 // One layer in one direction, from the formulas. x [T, B, I], h and c [B, H].
 struct Naive {
@@ -102,11 +101,11 @@ TEST_CASE("recurrent layers have the names and shapes of PyTorch's") {
 
 TEST_CASE("recurrent layers compute their formulas, over layers and directions") {
   const DefaultDType f64(DType::f64);
-  const Tensor x = values({4, 3, 2}, 1);
+  const Tensor x = random_values({4, 3, 2}, 1);
   for (const int layers : {1, 2})
     for (const int directions : {1, 2}) {
       const RnnOptions options{.layers = layers, .bidirectional = directions == 2};
-      const Tensor h = values({layers * directions, 3, 5}, 2), c = values({layers * directions, 3, 5}, 3);
+      const Tensor h = random_values({layers * directions, 3, 5}, 2), c = random_values({layers * directions, 3, 5}, 3);
       {
         const LSTM lstm(2, 5, options);
         const Naive want = naive(naive_lstm, lstm, layers, directions, x, h, c);
@@ -134,7 +133,7 @@ TEST_CASE("recurrent layers take the batch first, or none") {
   const LSTM time_first(2, 3, {.layers = 2});
   LSTM batch_first(2, 3, {.layers = 2, .batch_first = true});
   batch_first.load_state_dict(time_first.state_dict());
-  const Tensor x = values({5, 4, 2}, 1), h = values({2, 4, 3}, 2), c = values({2, 4, 3}, 3);
+  const Tensor x = random_values({5, 4, 2}, 1), h = random_values({2, 4, 3}, 2), c = random_values({2, 4, 3}, 3);
   const LstmResult want = time_first(x, {h, c}), got = batch_first(x.transpose(0, 1), {h, c});
   CHECK(difference(got.output, want.output.transpose(0, 1)) == 0);
   CHECK(difference(got.h, want.h) == 0);

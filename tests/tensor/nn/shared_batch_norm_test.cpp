@@ -8,9 +8,9 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-class Failing final : public SharedStatistics {
+class FailingStatistics final : public SharedStatistics {
  public:
-  explicit Failing(bool gathers) : gathers_(gathers) {}
+  explicit FailingStatistics(bool gathers) : gathers_(gathers) {}
   bool shares(Device) const override { return true; }
   Tensor gather(const Tensor& mine) const override {
     if (!gathers_) throw OutOfMemory(mine.device(), 1, 2, 3);
@@ -28,7 +28,7 @@ class Failing final : public SharedStatistics {
 TEST_CASE("a norm that fails tells those that it shares statistics with") {
   BatchNorm1d norm(3);
   for (const bool gathers : {false, true}) {
-    const auto statistics = std::make_shared<const Failing>(gathers);
+    const auto statistics = std::make_shared<const FailingStatistics>(gathers);
     norm.share(statistics);
     CHECK_THROWS_AS(norm(zeros({2, 3})), Error);
     REQUIRE(statistics->reasons.size() == 1);

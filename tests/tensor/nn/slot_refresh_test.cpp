@@ -18,30 +18,24 @@ using support::devices_at;
 
 namespace {
 
-constexpr std::int64_t kLarge = 400'000;
+constexpr std::int64_t kLargeRefresh = 400'000;
 
-struct Deep : Module<Deep> {
-  Parameter first{zeros({kLarge})};
+struct DeepRefresh : Module<DeepRefresh> {
+  Parameter first{zeros({kLargeRefresh})};
   Parameter narrow{zeros({7}, {.dtype = DType::f64})};  // in another slab
-  Parameter second{zeros({kLarge})}, third{zeros({kLarge})};
+  Parameter second{zeros({kLargeRefresh})}, third{zeros({kLargeRefresh})};
   Buffer state{zeros({5})};
   void members(Members& m) override {
     m("first", first), m("narrow", narrow), m("second", second), m("third", third), m("state", state);
   }
 };
 
-void finish(const std::vector<Device>& devices) {
-  for (const Device device : devices) synchronize(device);
-}
-
-bool asynchronous() { return !default_stream(device_at(0)).synchronous(); }
-
 const Slot& slot_of(const Parameter& parameter, Device device) { return *parameter.body()->slot(ordinal(device)); }
 
 // The refresh of two devices, of which the last piece hangs: begins when it does.
 class LastPieceHangs {
  public:
-  LastPieceHangs(const ModuleSlots& slots, const Deep& net) : devices_(devices_at({0, 1})) {
+  LastPieceHangs(const ModuleSlots& slots, const DeepRefresh& net) : devices_(devices_at({0, 1})) {
     slots.refresh(devices_);
     finish(devices_);
     const NoGrad off;
@@ -96,7 +90,7 @@ TEST_CASE("pieces of a refresh come in the order in which a forward needs the pa
   if (!asynchronous()) return;
   for (const std::vector<Device>& devices : {devices_at({0, 1}), devices_at({0, 1, 2, 3})}) {
     CAPTURE(devices.size());
-    Deep net;
+    DeepRefresh net;
     net.to(devices[0]);
     const ModuleSlots slots(net);
     slots.refresh(devices);
@@ -117,7 +111,7 @@ TEST_CASE("pieces of a refresh come in the order in which a forward needs the pa
 TEST_CASE("the first layer of a mirror computes while the last one is on its way") {
   support::needs_devices(2);
   if (!asynchronous()) return;
-  Deep net;
+  DeepRefresh net;
   net.to(device_at(0));
   const ModuleSlots slots(net);
   const NoGrad off;
@@ -130,19 +124,19 @@ TEST_CASE("the first layer of a mirror computes while the last one is on its way
   const Tensor late = net.third.on(device_at(1)) * 5.0;
   CHECK(still_waits(after_all_on(device_at(1))));
   hangs.let_go();
-  CHECK(equal(twice.to(Device::cpu()), full({kLarge}, 14)));
+  CHECK(equal(twice.to(Device::cpu()), full({kLargeRefresh}, 14)));
   CHECK(equal(small.to(Device::cpu()), full({7}, 21, {.dtype = DType::f64})));
-  CHECK(equal(at_home.to(Device::cpu()), full({kLarge}, 28)));
-  CHECK(equal(late.to(Device::cpu()), full({kLarge}, 35)));
+  CHECK(equal(at_home.to(Device::cpu()), full({kLargeRefresh}, 28)));
+  CHECK(equal(late.to(Device::cpu()), full({kLargeRefresh}, 35)));
 }
 
 TEST_CASE("home is not written while a mirror is filled from it") {
   support::needs_devices(2);
   if (!asynchronous()) return;
   const NoGrad off;
-  const Tensor elsewhere = ones({kLarge}, {.device = device_at(1)});
+  const Tensor elsewhere = ones({kLargeRefresh}, {.device = device_at(1)});
   const auto written = [](const auto& write) {
-    Deep net;
+    DeepRefresh net;
     net.to(device_at(0));
     const ModuleSlots slots(net);
     slots.refresh(devices_at({0, 1}));  // it moves into its slab
@@ -151,21 +145,21 @@ TEST_CASE("home is not written while a mirror is filled from it") {
     write(net, slots, kept);
     CHECK(still_waits(after_all_on(device_at(0))));
     hangs.let_go();
-    CHECK(equal(net.third.on(device_at(1)).to(Device::cpu()), full({kLarge}, 7)));
-    CHECK(equal(net.third.tensor().to(Device::cpu()), full({kLarge}, 1)));
+    CHECK(equal(net.third.on(device_at(1)).to(Device::cpu()), full({kLargeRefresh}, 7)));
+    CHECK(equal(net.third.tensor().to(Device::cpu()), full({kLargeRefresh}, 1)));
   };
-  written([](Deep& net, const ModuleSlots&, Out) { net.third.tensor().fill_(1); });
-  written([&](Deep& net, const ModuleSlots&, Out) { net.third.tensor().copy_(elsewhere); });
-  written([](Deep& net, const ModuleSlots&, Out) { net.third.tensor().mul_(1.0 / 7).sub_(0).fill_(1); });
+  written([](DeepRefresh& net, const ModuleSlots&, Out) { net.third.tensor().fill_(1); });
+  written([&](DeepRefresh& net, const ModuleSlots&, Out) { net.third.tensor().copy_(elsewhere); });
+  written([](DeepRefresh& net, const ModuleSlots&, Out) { net.third.tensor().mul_(1.0 / 7).sub_(0).fill_(1); });
   // On a stream of one's own.
-  written([](Deep& net, const ModuleSlots&, Out) {
+  written([](DeepRefresh& net, const ModuleSlots&, Out) {
     const Stream side(device_at(0));
     const StreamScope scope(side);
     net.third.tensor().fill_(1);
     default_stream(device_at(0)).wait_for(side);
   });
   // By another library, on a stream that it has named.
-  written([](Deep& net, const ModuleSlots&, Out kept) {
+  written([](DeepRefresh& net, const ModuleSlots&, Out kept) {
     const Stream theirs(device_at(0));
     auto* managed = to_dlpack(net.third.tensor(), {.stream = theirs});
     kernels::launch(theirs, FillArgs{kept, 1});
@@ -173,7 +167,7 @@ TEST_CASE("home is not written while a mirror is filled from it") {
     default_stream(device_at(0)).wait_for(theirs);
   });
   // Who has had the address all along may write when a replica's call has ended.
-  written([](Deep&, const ModuleSlots& slots, Out kept) {
+  written([](DeepRefresh&, const ModuleSlots& slots, Out kept) {
     { const ModuleSlots::ReadLease lease(slots, device_at(0)); }
     kernels::launch(default_stream(device_at(0)), FillArgs{kept, 1});
   });
@@ -185,7 +179,7 @@ TEST_CASE("a mirror that is read, written, refreshed and dropped keeps its order
   const NoGrad off;
   Tensor expected;
   for (int round = 1; round <= 4; ++round) {
-    Deep net;
+    DeepRefresh net;
     net.to(devices[0]);
     const ModuleSlots slots(net);
     for (int step = 1; step <= 3; ++step) {
@@ -197,11 +191,11 @@ TEST_CASE("a mirror that is read, written, refreshed and dropped keeps its order
         net.state.on(device).add_(1.0);  // as a norm does
         if (device != devices[0]) net.first.on(device).mul_(2.0);
       }
-      CHECK(equal(net.third.on(devices[3]).to(Device::cpu()), full({kLarge}, 10 * step)));
-      CHECK(equal(net.first.on(devices[2]).to(Device::cpu()), full({kLarge}, 2 * step)));
+      CHECK(equal(net.third.on(devices[3]).to(Device::cpu()), full({kLargeRefresh}, 10 * step)));
+      CHECK(equal(net.first.on(devices[2]).to(Device::cpu()), full({kLargeRefresh}, 2 * step)));
       CHECK(equal(net.state.on(devices[3]).to(Device::cpu()), full({5}, step + 1)));
       slots.refresh(devices);  // the mirrors were written
-      CHECK(equal(net.first.on(devices[1]).to(Device::cpu()), full({kLarge}, step)));
+      CHECK(equal(net.first.on(devices[1]).to(Device::cpu()), full({kLargeRefresh}, step)));
     }
   }  // the memory goes while pieces may be under way, and is used again
 }
@@ -209,7 +203,7 @@ TEST_CASE("a mirror that is read, written, refreshed and dropped keeps its order
 TEST_CASE("a mirror that is read keeps others from no refresh, and is named when it is read for too long") {
   support::needs_devices(4);
   const std::vector<Device> devices = devices_at({0, 1, 2, 3});
-  Deep net;
+  DeepRefresh net;
   net.to(devices[0]);
   const ModuleSlots slots(net);
   slots.refresh(devices);
@@ -221,10 +215,10 @@ TEST_CASE("a mirror that is read keeps others from no refresh, and is named when
     CHECK_THROWS_WITH(slots.refresh(devices, Milliseconds(1)),
                       Catch::Matchers::Contains("the replica on " + to_string(devices[2]) + " ") &&
                           Catch::Matchers::Contains("1 still read it"));
-    CHECK(equal(first_on(devices[1]), full({kLarge}, 4)));
-    CHECK(equal(first_on(devices[3]), full({kLarge}, 4)));
-    CHECK(equal(first_on(devices[2]), zeros({kLarge})));
+    CHECK(equal(first_on(devices[1]), full({kLargeRefresh}, 4)));
+    CHECK(equal(first_on(devices[3]), full({kLargeRefresh}, 4)));
+    CHECK(equal(first_on(devices[2]), zeros({kLargeRefresh})));
   }
   CHECK(slots.refresh(devices).copies == 1);
-  CHECK(equal(first_on(devices[2]), full({kLarge}, 4)));
+  CHECK(equal(first_on(devices[2]), full({kLargeRefresh}, 4)));
 }

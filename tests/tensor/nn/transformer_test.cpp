@@ -17,19 +17,18 @@ using Catch::Matchers::Contains;
 using support::difference;
 using support::gradcheck;
 using support::random_leaf;
+using support::random_values;
 using support::state_names;
 
 namespace {
 
 using Names = std::vector<std::string>;
 
-Tensor values(const Shape& shape, std::uint64_t seed) { return random_leaf(shape, seed, -1, 1).detach(); }
-
 // Every parameter something else than zeros and ones.
 template <class M>
 M scrambled(M module) {
   std::uint64_t seed = 100;
-  for (const Parameter& p : module.parameters()) p.assign(values(p.shape(), ++seed));
+  for (const Parameter& p : module.parameters()) p.assign(random_values(p.shape(), ++seed));
   return module;
 }
 
@@ -80,7 +79,8 @@ TEST_CASE("attention and transformer layers have the names and shapes of PyTorch
 TEST_CASE("attention with heads is the formula for each head") {
   const DefaultDType f64(DType::f64);
   const auto module = scrambled(MultiheadAttention(6, 3, {.batch_first = true}));
-  const Tensor x = values({2, 4, 6}, 1), memory = values({2, 5, 6}, 2), content = values({2, 5, 6}, 3);
+  const Tensor x = random_values({2, 4, 6}, 1), memory = random_values({2, 5, 6}, 2),
+               content = random_values({2, 5, 6}, 3);
   const Tensor nothing = zeros({2, 4, 4}, {.dtype = DType::boolean});
   CHECK(difference(module(x), naive_attention(module, x, x, x, nothing)) < 1e-12);
   CHECK(difference(module(x, memory, content),
@@ -107,7 +107,7 @@ TEST_CASE("attention with inputs of other sizes projects each") {
   const DefaultDType f64(DType::f64);
   const auto module = scrambled(MultiheadAttention(4, 2, {.key_size = 3, .value_size = 5, .batch_first = true}));
   MultiheadAttention same(4, 2, {.batch_first = true});
-  const Tensor q = values({1, 2, 4}, 1), k = values({1, 6, 3}, 2), v = values({1, 6, 5}, 3);
+  const Tensor q = random_values({1, 2, 4}, 1), k = random_values({1, 6, 3}, 2), v = random_values({1, 6, 5}, 3);
   same.in_proj_weight.assign(cat({module.q_proj_weight.tensor(), eye(4), eye(4)}));
   same.in_proj_bias.assign(module.in_proj_bias.tensor());
   same.out_proj = module.out_proj;
@@ -118,7 +118,7 @@ TEST_CASE("attention with inputs of other sizes projects each") {
 
 TEST_CASE("a transformer layer puts its parts together, with the norm after or before") {
   const DefaultDType f64(DType::f64);
-  const Tensor x = values({2, 3, 4}, 1);
+  const Tensor x = random_values({2, 3, 4}, 1);
   for (const bool first : {false, true})
     for (const TransformerActivation activation : {TransformerActivation::relu, TransformerActivation::gelu}) {
       auto layer = scrambled(TransformerEncoderLayer(

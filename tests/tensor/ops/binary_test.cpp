@@ -15,15 +15,6 @@ Tensor i32(std::initializer_list<std::int64_t> values) {
   return from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = DType::i32});
 }
 
-Tensor reals(std::initializer_list<double> values, DType dtype = DType::f64) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = dtype});
-}
-
-std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
-
-// The gradient of the sum.
-Tensor sum_gradient(const Tensor& x, const Tensor& y) { return grad(sum(y), {x})[0]; }
-
 }  // namespace
 
 TEST_CASE("arithmetic broadcasts by NumPy's rules") {

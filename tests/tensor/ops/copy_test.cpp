@@ -5,16 +5,7 @@
 using namespace op_tests;
 using support::device_at;
 
-namespace {
-
-std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
-
-// 0, 1, 2, … in row-major order.
-Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
-
-bool shares(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("copies") {
   support::needs_devices(6);

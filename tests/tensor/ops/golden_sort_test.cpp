@@ -10,7 +10,7 @@ using support::device_at;
 
 namespace {
 
-std::int64_t dim(const GoldenCase& c) { return c.get<std::int64_t>("dim"); }
+std::int64_t sort_dim(const GoldenCase& c) { return c.get<std::int64_t>("dim"); }
 Results both(const ValuesAndIndices& found) { return {found.values, found.indices}; }
 
 }  // namespace
@@ -18,9 +18,9 @@ Results both(const ValuesAndIndices& found) { return {found.values, found.indice
 TEST_CASE("golden: order along a dimension") {
   test::check_golden(
       "order", device_at(0),
-      {{"cumsum", [](GoldenCase& c) { return Results{cumsum(c[0], dim(c))}; }},
-       {"cumprod", [](GoldenCase& c) { return Results{cumprod(c[0], dim(c))}; }},
-       {"sort", [](GoldenCase& c) { return both(sort(c[0], dim(c), c.get<bool>("descending"))); }},
-       {"argsort", [](GoldenCase& c) { return Results{argsort(c[0], dim(c), c.get<bool>("descending"))}; }},
-       {"topk", [](GoldenCase& c) { return both(topk(c[0], c.get<int>("k"), dim(c), c.get<bool>("largest"))); }}});
+      {{"cumsum", [](GoldenCase& c) { return Results{cumsum(c[0], sort_dim(c))}; }},
+       {"cumprod", [](GoldenCase& c) { return Results{cumprod(c[0], sort_dim(c))}; }},
+       {"sort", [](GoldenCase& c) { return both(sort(c[0], sort_dim(c), c.get<bool>("descending"))); }},
+       {"argsort", [](GoldenCase& c) { return Results{argsort(c[0], sort_dim(c), c.get<bool>("descending"))}; }},
+       {"topk", [](GoldenCase& c) { return both(topk(c[0], c.get<int>("k"), sort_dim(c), c.get<bool>("largest"))); }}});
 }

@@ -3,14 +3,7 @@
 
 using namespace op_tests;
 
-namespace {
-
-std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
-
-// 0, 1, 2, … in row-major order.
-Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("indexing") {
   const Tensor x = numbered({2, 3});

@@ -5,22 +5,22 @@
 #include "support/catch.h"
 #include "support/devices.h"
 #include "support/gradcheck.h"
+#include "support/tensors.h"
+#include "tensor/ops/support.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using op_tests::f64;
 using support::device_at;
 using support::Function;
 using support::gradcheck;
 using support::gradgradcheck;
+using support::leaf;
 using support::random_leaf;
+using support::values;
 
 namespace {
 using Doubles = std::vector<double>;
-Tensor f64(const Doubles& values, const Shape& shape) { return from_data(values, shape); }
-Tensor leaf(const Doubles& values) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, {.requires_grad = true});
-}
-Doubles values(const Tensor& x) { return x.to_vector<double>(); }
 }  // namespace
 
 TEST_CASE("in-place operations write, count as a write, and return the tensor") {

@@ -3,16 +3,7 @@
 
 using namespace op_tests;
 
-namespace {
-
-std::vector<int> ints(const Tensor& x) { return x.to_vector<int>(); }
-
-// 0, 1, 2, … in row-major order.
-Tensor numbered(const Shape& shape) { return arange(element_count(shape)).reshape(shape); }
-
-bool shares(const Tensor& a, const Tensor& b) { return a.storage() == b.storage(); }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("joining") {
   const Tensor x = numbered({2, 2});

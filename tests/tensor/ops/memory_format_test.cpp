@@ -3,6 +3,7 @@
 #include "lockstep/tensor/io/dlpack.h"
 #include "lockstep/tensor/io/safetensors.h"
 #include "lockstep/tensor/ops/support.h"
+#include "support/compare.h"
 #include "support/devices.h"
 #include "support/set_threads.h"
 #include "support/temporary_folder.h"
@@ -10,6 +11,7 @@
 
 using namespace op_tests;
 using support::device_at;
+using support::difference;
 
 namespace {
 
@@ -20,14 +22,6 @@ DType checked_dtype = DType::f64;  // f64 is computed in contiguous images, the 
 Tensor noise(const Shape& shape, std::uint64_t seed, DType dtype = checked_dtype) {
   manual_seed(seed);
   return randn(shape, {.dtype = dtype});
-}
-
-double difference(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.shape() == b.shape());
-  const Doubles x = values(a), y = values(b);
-  double largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, std::abs(x[i] - y[i]));
-  return largest;
 }
 
 // An operation that makes images of images.

@@ -19,7 +19,7 @@ namespace {
 using Doubles = std::vector<double>;
 using Integers = std::vector<std::int64_t>;
 
-double furthest(const Tensor& a, const Tensor& b) {
+double largest_error(const Tensor& a, const Tensor& b) {
   return max(abs(a.to(DType::f64) - b.to(DType::f64))).item<double>();
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("a quantised weight differs by half a step from what it was, of any dt
             const double half = bits == 4 && std::fabs(was[at]) > 7.4 * step ? 1.001 * step : 0.501 * step;
             REQUIRE(std::fabs(was[at] - is[at]) <= half);
           }
-          CHECK(furthest(quantized(turned, bits, group).dequantize(), q.dequantize()) == 0);
+          CHECK(largest_error(quantized(turned, bits, group).dequantize(), q.dequantize()) == 0);
         }
     }
 }
@@ -122,8 +122,8 @@ TEST_CASE("quantized_linear is linear with the dequantised weight, whatever the 
     CHECK(allclose(quantized_linear(gaps, q), linear(gaps, whole), 1e-5, 1e-5));
     // Rounded to 8 bits: a step of the largest element is 1/127 of it.
     const Tensor x = randn({4, 70});
-    CHECK(furthest(quantized_linear(x, q, bias, {.int8_activations = true}), linear(x, whole, bias)) < 0.5);
-    CHECK(furthest(quantized_linear(x, q, bias, {.int8_activations = true}), linear(x, whole, bias)) > 0);
+    CHECK(largest_error(quantized_linear(x, q, bias, {.int8_activations = true}), linear(x, whole, bias)) < 0.5);
+    CHECK(largest_error(quantized_linear(x, q, bias, {.int8_activations = true}), linear(x, whole, bias)) > 0);
   }
 }
 
@@ -160,9 +160,9 @@ TEST_CASE("quantised weights move between devices") {
   const Device device = support::device_at(1);
   const QuantizedWeight q = quantized(randn({6, 40}), 4, 32), there = q.to(device);
   CHECK(there.device() == device);
-  CHECK(furthest(there.dequantize().to(Device::cpu()), q.dequantize()) == 0);
+  CHECK(largest_error(there.dequantize().to(Device::cpu()), q.dequantize()) == 0);
   const Tensor x = randn({2, 40});
-  CHECK(furthest(quantized_linear(x.to(device), there).to(Device::cpu()), quantized_linear(x, q)) < 1e-5);
+  CHECK(largest_error(quantized_linear(x.to(device), there).to(Device::cpu()), quantized_linear(x, q)) < 1e-5);
   CHECK_THROWS_AS(quantized_linear(x, there), InvalidArgument);
   CHECK(quantized(randn({6, 40}).to(device), 8).device() == device);
 }

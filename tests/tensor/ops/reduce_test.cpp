@@ -5,16 +5,7 @@
 
 using namespace op_tests;
 
-namespace {
-
-Tensor reals(std::initializer_list<double> values, DType dtype = DType::f64) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = dtype});
-}
-
-// The gradient of the sum.
-Tensor sum_gradient(const Tensor& x, const Tensor& y) { return grad(sum(y), {x})[0]; }
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("reductions") {
   const Tensor x = f64({3, 1, 2, 6, 5, 4}, {2, 3});

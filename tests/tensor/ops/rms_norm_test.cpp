@@ -7,9 +7,11 @@
 #include "lockstep/tensor/ops/random.h"
 #include "support/catch.h"
 #include "support/gradcheck.h"
+#include "tensor/ops/support.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
+using op_tests::kF64;
 using support::gradcheck;
 using support::gradgradcheck;
 using support::random_leaf;
@@ -18,7 +20,6 @@ using support::random_transposed_leaf;
 namespace {
 
 using Inputs = const std::vector<Tensor>&;
-const TensorOptions kF64{.dtype = DType::f64};
 
 // Over the last two dimensions.
 Tensor plain(const Tensor& x, double eps) { return x / sqrt(square(x).mean({-2, -1}, true) + eps); }

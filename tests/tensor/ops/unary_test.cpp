@@ -26,10 +26,6 @@ Tensor activation_gradient(const Activated& function, const Tensor& at, bool cre
   return grad((function.f(x) * 0.75).sum(), {x}, {.create_graph = create_graph})[0];
 }
 
-Tensor reals(std::initializer_list<double> values, DType dtype = DType::f64) {
-  return from_data(values, {static_cast<std::int64_t>(values.size())}, {.dtype = dtype});
-}
-
 }  // namespace
 
 TEST_CASE("large arguments neither overflow nor lose themselves") {

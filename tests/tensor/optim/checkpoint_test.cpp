@@ -18,17 +18,17 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-using Net = Sequential;
+using Chain = Sequential;
 
-Net make_net(std::uint64_t seed, DType dtype) {
+Chain make_net(std::uint64_t seed, DType dtype) {
   manual_seed(seed);
-  Net net(Linear(3, 5), Tanh(), Linear(5, 2));
+  Chain net(Linear(3, 5), Tanh(), Linear(5, 2));
   net.to(dtype);
   return net;
 }
 
 template <class Made>
-void train(const Net& net, Made& optimizer, int from, int to) {
+void train(const Chain& net, Made& optimizer, int from, int to) {
   for (int i = from; i < to; ++i) {
     Doubles data;
     for (int k = 0; k < 12; ++k) data.push_back(((k * 5 + i * 3) % 13 - 6) / 4.0);
@@ -40,7 +40,7 @@ void train(const Net& net, Made& optimizer, int from, int to) {
 }
 
 // The bits of all elements: equal numbers are not enough.
-std::vector<std::uint64_t> bits(const Net& net) {
+std::vector<std::uint64_t> bits(const Chain& net) {
   std::vector<std::uint64_t> all;
   for (const Parameter& p : net.parameters())
     for (const double x : values(p.tensor())) all.push_back(std::bit_cast<std::uint64_t>(x));
@@ -50,12 +50,12 @@ std::vector<std::uint64_t> bits(const Net& net) {
 template <class Make>
 void check_resumes(Make make, DType dtype) {
   const TemporaryFolder folder;
-  const Net one = make_net(1, dtype);
+  const Chain one = make_net(1, dtype);
   auto first = make(one);
   train(one, first, 0, 4);
   save_model(one, folder / "model");
   save_optimizer(first, one, folder / "optimizer", {{"note", "here"}});
-  Net two = make_net(2, dtype);
+  Chain two = make_net(2, dtype);
   auto second = make(two);
   train(two, second, 0, 2);  // a past that must not show
   second.set_lr(7);
@@ -91,11 +91,11 @@ NamedTensor& entry(std::vector<NamedTensor>& state, const std::string& name) {
 
 TEST_CASE("a training goes on from a file bit for bit") {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-    check_resumes([](const Net& net) { return SGD(net.parameters(), {.lr = 0.1, .momentum = 0.9}); }, dtype);
-    check_resumes([](const Net& net) { return SGD(net.parameters(), {.lr = 0.1}); }, dtype);
-    check_resumes([](const Net& net) { return Adam(net.parameters(), {.lr = 0.01}); }, dtype);
+    check_resumes([](const Chain& net) { return SGD(net.parameters(), {.lr = 0.1, .momentum = 0.9}); }, dtype);
+    check_resumes([](const Chain& net) { return SGD(net.parameters(), {.lr = 0.1}); }, dtype);
+    check_resumes([](const Chain& net) { return Adam(net.parameters(), {.lr = 0.01}); }, dtype);
     check_resumes(
-        [](const Net& net) {
+        [](const Chain& net) {
           const auto all = net.parameters();
           return AdamW({{.parameters = {all[2], all[0]}, .amsgrad = true},
                         {.parameters = {all[1], all[3]}, .lr = 1.0 / 3, .betas = {0.7, 0.8}, .weight_decay = 0}},

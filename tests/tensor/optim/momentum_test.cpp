@@ -12,9 +12,11 @@ using Catch::Matchers::Contains;
 namespace {
 
 // Has no momentum.
-class Plain : public Optimizer {
+class PlainOptimizer : public Optimizer {
  public:
-  explicit Plain(std::vector<Parameter> parameters) : Optimizer("Plain", {}) { append_group(parameters); }
+  explicit PlainOptimizer(std::vector<Parameter> parameters) : Optimizer("PlainOptimizer", {}) {
+    append_group(parameters);
+  }
   void step() override {}
 
  protected:
@@ -54,10 +56,10 @@ TEST_CASE("the momentum of an optimizer") {
   }
   CHECK(adam.options().betas == std::pair(0.5, 0.99));
 
-  Plain plain({parameter({1})});
+  PlainOptimizer plain({parameter({1})});
   CHECK(plain.momentum() == 0);
   CHECK_THROWS_AS(plain.set_momentum(0.5), NotSupported);
-  CHECK_THROWS_WITH(plain.set_momentum(0, 0.5), Contains("[Plain]") && Contains("momentum"));
+  CHECK_THROWS_WITH(plain.set_momentum(0, 0.5), Contains("[PlainOptimizer]") && Contains("momentum"));
 }
 
 TEST_CASE("a momentum that does not fit one group changes none") {
@@ -124,7 +126,7 @@ TEST_CASE("a momentum scheduler's groups, state and errors") {
   CHECK_THROWS_WITH(bad.step(), Contains("[Adam]"));
   CHECK(bad.epoch() == 1);
   CHECK(fresh.momentum(0) == before);
-  Plain plain({parameter({1})});
+  PlainOptimizer plain({parameter({1})});
   CHECK_THROWS_AS(MomentumScheduler(plain, StepMomentum{}), NotSupported);
   CHECK_THROWS_WITH(MomentumScheduler(optimizer, std::vector<Schedule>{StepMomentum{}}),
                     Contains("[MomentumScheduler]") && Contains("2 groups"));

@@ -4,11 +4,12 @@
 #include "lockstep/tensor/nn/parameter.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "support/catch.h"
+#include "support/tensors.h"
 
 namespace lockstep::test {
 
 using Doubles = std::vector<double>;
-inline Doubles values(const Tensor& x) { return x.to_vector<double>(); }
+using support::values;
 
 inline Parameter parameter(const Doubles& at, DType dtype = DType::f64, Device device = Device::cpu()) {
   return Parameter(from_data(at, {static_cast<std::int64_t>(at.size())}, {.dtype = dtype, .device = device}));

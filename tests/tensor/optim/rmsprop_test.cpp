@@ -24,7 +24,7 @@ using support::device_at;
 namespace {
 
 // One element, as PyTorch's documentation of torch.optim.RMSprop writes it down.
-struct Plain {
+struct PlainRMSprop {
   double p, v = 0, mean = 0, b = 0;
   void step(const RMSpropOptions& o, double gradient) {
     double g = o.maximize ? -gradient : gradient;
@@ -67,14 +67,14 @@ Doubles gradient_in(int t) {
   return gradient;
 }
 
-std::vector<std::string> names(const std::vector<NamedTensor>& state) {
+std::vector<std::string> state_names_of(const std::vector<NamedTensor>& state) {
   std::vector<std::string> names;
   for (const NamedTensor& entry : state) names.push_back(entry.name);
   return names;
 }
 
 void check_same(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b) {
-  REQUIRE(names(a) == names(b));
+  REQUIRE(state_names_of(a) == state_names_of(b));
   for (std::size_t i = 0; i < a.size(); ++i) {
     INFO(a[i].name);
     CHECK(a[i].tensor.dtype() == b[i].tensor.dtype());
@@ -96,9 +96,9 @@ TEST_CASE("RMSprop follows the documented steps for every option") {
       RMSprop optimizer({empty, p, unused, wider, other, scalar}, o);
       empty.set_grad(zeros({0, 3}, {.dtype = dtype}));
       const std::uint64_t unused_version = unused.tensor().version();
-      std::vector<Plain> plain;
+      std::vector<PlainRMSprop> plain;
       for (const double start : kStart) plain.push_back({start});
-      Plain alike{1};
+      PlainRMSprop alike{1};
       for (int t = 1; t <= kSteps; ++t) {
         const Doubles gradient = gradient_in(t);
         set_grad(p, gradient);
@@ -113,7 +113,7 @@ TEST_CASE("RMSprop follows the documented steps for every option") {
         alike.step(o, gradient[0]);
       }
       Doubles expected;
-      for (const Plain& each : plain) expected.push_back(each.p);
+      for (const PlainRMSprop& each : plain) expected.push_back(each.p);
       check_close(values(p.tensor()), expected, tolerance(dtype));
       check_close(values(other.tensor()), expected, 1e-12);
       check_close(values(wider.tensor()), Doubles(37, alike.p), tolerance(dtype));
@@ -163,12 +163,12 @@ TEST_CASE("RMSprop leaves what has no gradient alone") {
   const RMSpropOptions o{.lr = 0.1, .weight_decay = 0.5, .momentum = 0.9, .centered = true};
   const Parameter used = parameter({1}), late = parameter({2});
   RMSprop optimizer({used, late}, o);
-  Plain plain{1}, plain_late{2};
+  PlainRMSprop plain{1}, plain_late{2};
   set_grad(used, {3});
   optimizer.step();
   plain.step(o, 3);
-  CHECK(names(optimizer.state_dict())[5] == "state.1.group");
-  CHECK(names(optimizer.state_dict())[6] == "groups.0.lr");  // nothing of the second parameter
+  CHECK(state_names_of(optimizer.state_dict())[5] == "state.1.group");
+  CHECK(state_names_of(optimizer.state_dict())[6] == "groups.0.lr");  // nothing of the second parameter
   used.zero_grad();
   set_grad(late, {-1});
   for (int i = 0; i < 2; ++i) optimizer.step(), plain_late.step(o, -1);
@@ -196,7 +196,7 @@ TEST_CASE("RMSprop's groups have options of their own, which may change between 
                       .maximize = true}},
                     defaults);
   RMSpropOptions of_a = defaults, of_c = defaults;
-  Plain plain_a{1}, plain_b{1}, plain_c{1};
+  PlainRMSprop plain_a{1}, plain_b{1}, plain_c{1};
   const auto step = [&](double gradient) {
     for (const Parameter& p : optimizer.parameters()) set_grad(p, {gradient});
     optimizer.step();
@@ -237,9 +237,9 @@ TEST_CASE("RMSprop's state has PyTorch's names") {
     state.insert(state.end(), options.begin(), options.end());
     return state;
   };
-  CHECK(names(plain.state_dict()) == with_options({"state.0.group", "state.0.step", "state.0.square_avg"}));
-  CHECK(names(all.state_dict()) == with_options({"state.0.group", "state.0.step", "state.0.square_avg",
-                                                 "state.0.grad_avg", "state.0.momentum_buffer"}));
+  CHECK(state_names_of(plain.state_dict()) == with_options({"state.0.group", "state.0.step", "state.0.square_avg"}));
+  CHECK(state_names_of(all.state_dict()) == with_options({"state.0.group", "state.0.step", "state.0.square_avg",
+                                                          "state.0.grad_avg", "state.0.momentum_buffer"}));
   auto state = all.state_dict();
   std::erase_if(state, [](const NamedTensor& entry) { return entry.name == "state.0.square_avg"; });
   CHECK_THROWS_WITH(all.load_state_dict(state), Contains("[RMSprop]") && Contains("missing: state.0.square_avg;"));
@@ -303,7 +303,8 @@ TEST_CASE("RMSprop refuses rows by name, before anything is changed") {
   CHECK_THROWS_AS(optimizer.step(), InvalidArgument);
   CHECK(values(net.head.weight.tensor()) == head);
   CHECK(values(net.words.weight.tensor()) == words);
-  for (const std::string& name : names(optimizer.state_dict())) CHECK(name.find("square_avg") == std::string::npos);
+  for (const std::string& name : state_names_of(optimizer.state_dict()))
+    CHECK(name.find("square_avg") == std::string::npos);
 }
 
 TEST_CASE("RMSprop with a scaler and clipping") {

@@ -22,12 +22,12 @@ using support::device_at;
 namespace {
 
 using Indices = std::vector<std::int64_t>;
-constexpr std::int64_t kRows = 6, kSize = 2;
+constexpr std::int64_t kTableRows = 6, kSize = 2;
 
 Parameter matrix(DType dtype = DType::f64, Device device = Device::cpu()) {
   Doubles at;
-  for (int i = 0; i < kRows * kSize; ++i) at.push_back(i - 5);
-  return Parameter(from_data(at, {kRows, kSize}, {.dtype = dtype, .device = device}));
+  for (int i = 0; i < kTableRows * kSize; ++i) at.push_back(i - 5);
+  return Parameter(from_data(at, {kTableRows, kSize}, {.dtype = dtype, .device = device}));
 }
 // Row k of the gradient is numbers[k] twice.
 SparseGradient rows(const Parameter& p, const Indices& at, const Doubles& numbers) {
@@ -39,7 +39,7 @@ SparseGradient rows(const Parameter& p, const Indices& at, const Doubles& number
 
 // Adam on those rows alone, in plain loops.
 struct PlainSparseAdam {
-  Doubles p, m = Doubles(kRows * kSize), v = Doubles(kRows * kSize);
+  Doubles p, m = Doubles(kTableRows * kSize), v = Doubles(kTableRows * kSize);
   double lr, beta1, beta2, eps, sign;
   int t = 0;
   void step(const Indices& at, const Doubles& numbers) {

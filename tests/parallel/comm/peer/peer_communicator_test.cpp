@@ -20,7 +20,7 @@ void expect_all(const Tensor& x, float number, const char* what) {
     if (each != number) throw Error(cat(what, ": expected ", number, ", got ", each));
 }
 // Reports of what was released too early come with the next operation.
-void nothing_to_report(const std::vector<Device>& devices) {
+void expect_usable(const std::vector<Device>& devices) {
   for (const Device device : devices) {
     CHECK_NOTHROW(zeros({1}, {.device = device}));
     CHECK_NOTHROW(synchronize(device));
@@ -35,7 +35,7 @@ struct Named {
 };
 constexpr std::int64_t kCount = 256;
 Tensor part(const Tensor& x, int rank = 0) { return x.narrow(0, rank * kCount, kCount); }
-const std::vector<Named>& steps() {
+const std::vector<Named>& named_steps() {
   static const std::vector<Named> all{
       {"all_reduce", [](auto& c, auto& in, auto& out) { c.all_reduce(in, out); }, 10},
       {"broadcast", [](auto& c, auto& in, auto& out) { c.broadcast(c.rank() == 2 ? in : out, 2); }, 3},
@@ -62,7 +62,7 @@ TEST_CASE("peer: a collective comes after the work before it and before the work
   const auto devices = support::devices_at({2, 0, 3, 1});
   const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);  // each rank a share of a sum, or all of it
   const Group group = make_peer_group(devices, {.scratch_bytes = 4096, .one_shot_bytes = one_shot_bytes});
-  for (const Named& each : steps()) {
+  for (const Named& each : named_steps()) {
     INFO(each.name);
     check_all_well(on_ranks(group, [&](Communicator& c) {
       for (int round = 0; round < 3; ++round) {
@@ -79,14 +79,14 @@ TEST_CASE("peer: a collective comes after the work before it and before the work
       }
     }));
   }
-  nothing_to_report(devices);
+  expect_usable(devices);
 }
 
 TEST_CASE("peer: tensors may go as soon as the collective was called") {
   const auto devices = support::first_devices(4);
   const std::size_t one_shot_bytes = GENERATE(0, 1 << 20);
   const Group group = make_peer_group(devices, {.scratch_bytes = 4096, .one_shot_bytes = one_shot_bytes});
-  for (const Named& each : steps()) {
+  for (const Named& each : named_steps()) {
     INFO(each.name);
     check_all_well(on_ranks(group, [&](Communicator& c) {
       for (int round = 0; round < 3; ++round) {
@@ -105,7 +105,7 @@ TEST_CASE("peer: tensors may go as soon as the collective was called") {
       }
     }));
   }
-  nothing_to_report(devices);
+  expect_usable(devices);
 }
 
 TEST_CASE("peer: collectives in place and one after the other need nothing in between") {
@@ -304,7 +304,7 @@ TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's mem
     }
     CHECK(missing(message_of<CommError>([&] { group[1]->barrier(); }), {"[all_reduce] rank 1"}) == "");
   }
-  nothing_to_report(devices);
+  expect_usable(devices);
 }
 
 TEST_CASE("peer: devices must be different ones of one kind") {

@@ -4,18 +4,18 @@
 #include "lockstep/parallel/comm/store/file_store.h"
 #include "lockstep/runtime/error.h"
 #include "parallel/comm/store/stores.h"
+#include "parallel/comm/store/tcp_store_support.h"
 #include "support/catch.h"
 #include "support/messages.h"
 #include "support/temporary_folder.h"
 
 using namespace lockstep;
 using lockstep::test::in_threads;
+using lockstep::test::kToken;
 using lockstep::test::soon;
 using support::message_of;
 
 namespace {
-
-const char kToken[] = "a token for tests, 0123456789";
 
 // A store, and what it needs to live. `clients` share its values and may be used by threads of their own.
 struct Kind {

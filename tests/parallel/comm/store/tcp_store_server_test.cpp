@@ -34,7 +34,7 @@ namespace wire = lockstep::detail::wire;
 namespace {
 
 // What a client that cannot connect is told, once it had the time to hear it: a busy machine may need longer.
-std::string refusal(const std::string& address) {
+std::string connect_refusal(const std::string& address) {
   std::string said;
   for (int milliseconds = 50; milliseconds < 60'000; milliseconds *= 2) {
     said = message_of<CommError>(
@@ -64,7 +64,7 @@ TEST_CASE("a store has at most so many keys, bytes and connections") {
   CHECK(store->erase("c"));
   store->set("d", "");
 
-  CHECK(missing(refusal(server.address()), {"as many connections as it takes"}) == "");
+  CHECK(missing(connect_refusal(server.address()), {"as many connections as it takes"}) == "");
   CHECK(store->try_get("d") == "");
 }
 
@@ -125,7 +125,7 @@ TEST_CASE("who cannot connect is told what the store said, not that the last att
       detail::receive_all(client.get(), &more, 1, soon());  // until the client gives up
     }
   });
-  const std::string said = refusal(cat("127.0.0.1:", ntohs(address.sin_port)));
+  const std::string said = connect_refusal(cat("127.0.0.1:", ntohs(address.sin_port)));
   ::shutdown(listener.get(), SHUT_RDWR);
   refusing.join();
   CHECK(missing(said, {"as many connections as it takes"}) == "");

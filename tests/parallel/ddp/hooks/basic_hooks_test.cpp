@@ -5,7 +5,7 @@
 #include "parallel/ddp/scenarios.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -44,7 +44,7 @@ CommHook bf16_by_hand() {
             return Work();
           }};
 }
-Doubles whole(int rank) { return {rank + 1.0, 6.0 * rank, -12.0, 0}; }
+Doubles gradient_of_rank(int rank) { return {rank + 1.0, 6.0 * rank, -12.0, 0}; }
 
 }  // namespace
 
@@ -52,9 +52,9 @@ TEST_CASE("hooks that average integers are exact") {
   for (const int ranks : {1, 2, 3}) {
     Doubles expected(4);
     for (int r = 0; r < ranks; ++r)
-      for (std::size_t i = 0; i < 4; ++i) expected[i] += whole(r)[i] * 6 / ranks;
+      for (std::size_t i = 0; i < 4; ++i) expected[i] += gradient_of_rank(r)[i] * 6 / ranks;
     const auto six_times = [](int rank) {  // divisible by the number of ranks
-      Doubles values = whole(rank);
+      Doubles values = gradient_of_rank(rank);
       for (double& value : values) value *= 6;
       return values;
     };
@@ -65,8 +65,8 @@ TEST_CASE("hooks that average integers are exact") {
         INFO(make().name << ", " << to_string(dtype) << ", " << ranks << " ranks");
         for (const Doubles& rank : gradients(ranks, dtype, make, six_times)) CHECK(rank == expected);
       }
-    const auto local = gradients(ranks, DType::f64, no_op_hook, whole);
-    for (int r = 0; r < ranks; ++r) CHECK(local[static_cast<std::size_t>(r)] == whole(r));
+    const auto local = gradients(ranks, DType::f64, no_op_hook, gradient_of_rank);
+    for (int r = 0; r < ranks; ++r) CHECK(local[static_cast<std::size_t>(r)] == gradient_of_rank(r));
   }
 }
 

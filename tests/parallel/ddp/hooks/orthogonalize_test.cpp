@@ -2,7 +2,7 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 using detail::orthogonalize_rows;
 
 TEST_CASE("rows become orthonormal and keep their span") {

@@ -4,13 +4,13 @@
 #include "lockstep/parallel/join/join.h"
 #include "parallel/ddp/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-constexpr int kRanks = 2;
+constexpr int kPowerRanks = 2;
 
-struct Branches : Module<Branches> {
+struct TwoBranches : Module<TwoBranches> {
   Parameter a{zeros({6, 4}, {.dtype = DType::f64})}, b{zeros({6, 4}, {.dtype = DType::f64})};
   Tensor forward(const Tensor& x, bool both) const {
     const Tensor second = sum(b.on(x.device()) * x);
@@ -32,7 +32,7 @@ void add(Doubles& to, const Doubles& from, double factor = 1) {
   for (std::size_t i = 0; i < from.size(); ++i) to[i] += factor * from[i];
 }
 
-struct Training {
+struct PowerTraining {
   DistributedDataParallelOptions options = {};
   int steps_of_last = 6;    // the other rank has 6
   bool wrapped = false;     // in a compression to f16
@@ -41,18 +41,18 @@ struct Training {
 };
 
 // Both ranks leave `a` out in odd steps.
-std::vector<Sums> run(const Training& training) {
-  return run_ranks(kRanks, [&](Communicator& communicator) {
+std::vector<Sums> run(const PowerTraining& training) {
+  return run_ranks(kPowerRanks, [&](Communicator& communicator) {
     const int rank = communicator.rank();
     DistributedDataParallelOptions options = training.options;
     options.find_unused_parameters = true;
     options.bucket_cap_mb = options.first_bucket_mb = 1e-6;
-    DistributedDataParallel<Branches> net(Branches{}, communicator, options);
+    DistributedDataParallel<TwoBranches> net(TwoBranches{}, communicator, options);
     PowerSgd compression({.rank = 1, .start_iteration = training.late_start ? 2 : 0, .min_compression_rate = 0});
     net.register_comm_hook(training.wrapped ? f16_compress_wrapper(compression.hook()) : compression.hook());
     Sums sums;
     join({net}, [&] {
-      for (int step = 0; step < (rank == kRanks - 1 ? training.steps_of_last : 6); ++step) {
+      for (int step = 0; step < (rank == kPowerRanks - 1 ? training.steps_of_last : 6); ++step) {
         const bool both = step % 2 == 0;
         if (both || !training.keeps) net.zero_grad();
         net.module().b.set_grad({});
@@ -72,13 +72,13 @@ std::vector<Sums> run(const Training& training) {
 }  // namespace
 
 TEST_CASE("PowerSGD loses nothing of parameters that no rank uses in some steps") {
-  const Training variants[] = {{},
-                               {.options = {.gradient_as_bucket_view = false}},
-                               {.keeps = true},
-                               {.late_start = true},
-                               {.steps_of_last = 3},
-                               {.steps_of_last = 0}};
-  for (const Training& training : variants) {
+  const PowerTraining variants[] = {{},
+                                    {.options = {.gradient_as_bucket_view = false}},
+                                    {.keeps = true},
+                                    {.late_start = true},
+                                    {.steps_of_last = 3},
+                                    {.steps_of_last = 0}};
+  for (const PowerTraining& training : variants) {
     INFO("view " << training.options.gradient_as_bucket_view << ", keeps " << training.keeps << ", late start "
                  << training.late_start << ", " << training.steps_of_last << " steps");
     const auto result = run(training);
@@ -86,9 +86,10 @@ TEST_CASE("PowerSGD loses nothing of parameters that no rank uses in some steps"
       const auto at = static_cast<std::size_t>(branch);
       Doubles truth(24), found = result[0].applied[at];
       for (int step = 0; step < 6; step += branch == 0 ? 2 : 1)
-        for (int r = 0; r < kRanks; ++r)
-          if (r == 0 || step < training.steps_of_last) add(truth, values(input(r, step, Device::cpu())), 1.0 / kRanks);
-      for (const Sums& rank : result) add(found, rank.error[at], 1.0 / kRanks);
+        for (int r = 0; r < kPowerRanks; ++r)
+          if (r == 0 || step < training.steps_of_last)
+            add(truth, values(input(r, step, Device::cpu())), 1.0 / kPowerRanks);
+      for (const Sums& rank : result) add(found, rank.error[at], 1.0 / kPowerRanks);
       INFO("branch " << branch);
       CHECK(largest_difference(found, truth) < 1e-10);
       CHECK(largest_difference(result[0].applied[at], truth) > 1e-3);  // something is compressed
@@ -100,8 +101,8 @@ TEST_CASE("PowerSGD inside a compression to 16 bits hears which gradients nobody
   const auto result = run({.wrapped = true});
   Doubles truth(24), found = result[0].applied[0];
   for (int step = 0; step < 6; step += 2)
-    for (int r = 0; r < kRanks; ++r) add(truth, values(input(r, step, Device::cpu())), 1.0 / kRanks);
-  for (const Sums& rank : result) add(found, rank.error[0], 1.0 / kRanks);
+    for (int r = 0; r < kPowerRanks; ++r) add(truth, values(input(r, step, Device::cpu())), 1.0 / kPowerRanks);
+  for (const Sums& rank : result) add(found, rank.error[0], 1.0 / kPowerRanks);
   CHECK(largest_difference(found, truth) < 0.01);
 }
 
@@ -109,11 +110,11 @@ TEST_CASE("PowerSGD's error feedback is refused where the divisor is the current
   for (const bool feedback : {true, false}) {
     for (const bool wrapped : {false, true}) {
       for (const int inputs_of_last : {0, 1}) {
-        const auto said = messages_of_ranks(kRanks, [&](Communicator& communicator) {
-          DistributedDataParallel<Branches> net(Branches{}, communicator);
+        const auto said = messages_of_ranks(kPowerRanks, [&](Communicator& communicator) {
+          DistributedDataParallel<TwoBranches> net(TwoBranches{}, communicator);
           PowerSgd compression({.rank = 1, .use_error_feedback = feedback});
           net.register_comm_hook(wrapped ? bf16_compress_wrapper(compression.hook()) : compression.hook());
-          const bool last = communicator.rank() == kRanks - 1;
+          const bool last = communicator.rank() == kPowerRanks - 1;
           join({net}, {.divide_by_initial_world_size = false}, [&] {
             for (int i = 0; i < (last ? inputs_of_last : 1); ++i)
               net(input(communicator.rank(), i, communicator.device()), true).backward();

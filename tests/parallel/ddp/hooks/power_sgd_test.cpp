@@ -7,7 +7,7 @@
 #include "parallel/ddp/scenarios.h"
 #include "support/watched.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

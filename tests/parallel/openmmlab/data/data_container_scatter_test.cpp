@@ -8,7 +8,7 @@
 #include "parallel/ddp/support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::device_at;
 using support::device_name;
 using support::devices_at;
@@ -18,14 +18,14 @@ namespace {
 
 using Images = DataContainer<Tensor>;
 
-struct Sample {
+struct ScatteredSample {
   Images image, truth, kept;
   void fields(auto& f) { f(image, truth, kept); }
 };
 
 // Images of 1 by (i + 1) pixels, all i; i + 1 boxes; a tensor that stays.
-std::vector<Sample> samples(int count) {
-  std::vector<Sample> all;
+std::vector<ScatteredSample> samples(int count) {
+  std::vector<ScatteredSample> all;
   for (int i = 0; i < count; ++i)
     all.push_back({Images(full({1, 1, i + 1}, i, {.dtype = DType::f64}), {.stack = true, .padding_value = -1}),
                    Images(counting({i + 1, 4}, Device::cpu(), i)), Images(counting({i + 1}), {.cpu_only = true})});
@@ -38,14 +38,14 @@ struct Labelled {
   void fields(auto& f) { f(image, label); }
 };
 
-struct Answer {
+struct ScatteredAnswer {
   Tensor y;
-  Sample sample;
+  ScatteredSample sample;
 };
 // Gives back what it is given.
 struct Keeps : Module<Keeps> {
   Parameter weight{counting({1})};
-  Answer forward(const Sample& sample) const {
+  ScatteredAnswer forward(const ScatteredSample& sample) const {
     return {sample.image.stacked(0) * weight.on(sample.image.stacked(0).device()), sample};
   }
   void members(Members& m) override { m("weight", weight); }
@@ -60,8 +60,8 @@ TEST_CASE("each device gets its group") {
   for (const auto& devices : device_sets()) {
     const std::size_t groups = std::min<std::size_t>(devices.size(), 3);
     const auto all = samples(static_cast<int>(2 * groups - 1));
-    const Sample batch = collate(all, 2);
-    const std::vector<Sample> pieces = scatter(batch, devices);
+    const ScatteredSample batch = collate(all, 2);
+    const std::vector<ScatteredSample> pieces = scatter(batch, devices);
     REQUIRE(pieces.size() == groups);
     for (std::size_t i = 0; i < groups; ++i) {
       CAPTURE(devices, i);
@@ -255,7 +255,7 @@ TEST_CASE("gradients flow back through a container, twice") {
 
 TEST_CASE("walks find what is in a container unless it is cpu_only") {
   support::needs_devices(5);
-  Sample batch = collate(samples(3), 2);
+  ScatteredSample batch = collate(samples(3), 2);
   int found = 0;
   for_each_tensor(std::as_const(batch), [&](const Tensor&) { ++found; });
   CHECK(found == 2 + 3);
@@ -275,10 +275,10 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
   // … the loader on the way to its device, and the ranks on the way to theirs.
   struct Data {
     std::size_t size() const { return 3; }
-    Sample get(std::int64_t index) const { return samples(3)[static_cast<std::size_t>(index)]; }
+    ScatteredSample get(std::int64_t index) const { return samples(3)[static_cast<std::size_t>(index)]; }
   };
   DataLoader loader(Data{}, {.batch_size = 3, .device = device_at(4)}, Collate{.samples_per_device = 2});
-  for (const Sample& loaded : loader) {
+  for (const ScatteredSample& loaded : loader) {
     CHECK(loaded.image.stacked(1).device() == device_at(4));
     CHECK(loaded.truth.list(0)[1].device() == device_at(4));
     CHECK(loaded.kept.list(0)[1].device() == Device::cpu());
@@ -286,7 +286,7 @@ TEST_CASE("walks find what is in a container unless it is cpu_only") {
   }
   const auto devices_of_rank = run_ranks(2, [](Communicator& communicator) {
     const DistributedDataParallel net(Keeps{}, communicator);
-    const Sample seen_there = net.forward(collate(samples(3), 2)).sample;
+    const ScatteredSample seen_there = net.forward(collate(samples(3), 2)).sample;
     return std::vector{seen_there.image.stacked(1).device(), seen_there.kept.list(0)[0].device()};
   });
   CHECK(devices_of_rank ==

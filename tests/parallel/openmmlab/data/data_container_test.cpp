@@ -5,13 +5,13 @@
 #include "lockstep/tensor/data/collate.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 using Images = DataContainer<Tensor>;
 
-struct Sample {
+struct ImageSample {
   Images image;
   std::map<std::string, Images> more;
   std::vector<DataContainer<int>> numbers;
@@ -232,18 +232,18 @@ TEST_CASE("the flags of a batch agree, and carry over") {
 }
 
 TEST_CASE("containers in containers are collated element by element") {
-  using Row = std::tuple<Sample, double, std::string, std::pair<Images, Tensor>>;
+  using Row = std::tuple<ImageSample, double, std::string, std::pair<Images, Tensor>>;
   std::vector<Row> rows;
   for (int i = 0; i < 3; ++i) {
     const Images stacked(image(i, 1 + i, 1), {.stack = true});
-    rows.emplace_back(Sample{stacked,
-                             {{"x", Images(image(10 + i, 1, 1))}},
-                             {DataContainer(i), DataContainer(-i)},
-                             DataContainer(std::to_string(i), {.cpu_only = true})},
+    rows.emplace_back(ImageSample{stacked,
+                                  {{"x", Images(image(10 + i, 1, 1))}},
+                                  {DataContainer(i), DataContainer(-i)},
+                                  DataContainer(std::to_string(i), {.cpu_only = true})},
                       i / 2.0, std::string(1, 'a' + static_cast<char>(i)), std::pair(stacked, tensor({1.0 * i}, {})));
   }
-  const std::tuple<Sample, Tensor, std::vector<std::string>, std::pair<Images, Tensor>> batch = collate(rows, 2);
-  const Sample& sample = std::get<0>(batch);
+  const std::tuple<ImageSample, Tensor, std::vector<std::string>, std::pair<Images, Tensor>> batch = collate(rows, 2);
+  const ImageSample& sample = std::get<0>(batch);
   CHECK(sample.image.stacked(0).shape() == Shape{2, 1, 2, 1});
   CHECK(sample.image.stacked(1).shape() == Shape{1, 1, 3, 1});
   CHECK(values(sample.more.at("x").list(1)[0]) == Doubles{12});

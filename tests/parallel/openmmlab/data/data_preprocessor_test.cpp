@@ -5,13 +5,13 @@
 #include "lockstep/parallel/openmmlab/model/base_model.h"
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 using Options = ImgDataPreprocessorOptions;
 using Floats = std::vector<float>;
-using Images = std::vector<Tensor>;
+using ImageList = std::vector<Tensor>;
 
 Floats floats(const Tensor& x) { return x.to_vector<float>(); }
 
@@ -23,7 +23,7 @@ Tensor bytes(const Shape& shape, int first = 0) {
 }
 
 // What the preprocessor is to make of images, pixel by pixel.
-Floats expected(const Images& images, const Options& options) {
+Floats expected(const ImageList& images, const Options& options) {
   const auto up = [&](std::int64_t size) {
     return (size + options.pad_size_divisor - 1) / options.pad_size_divisor * options.pad_size_divisor;
   };
@@ -56,15 +56,15 @@ Floats expected(const Images& images, const Options& options) {
 }
 
 // A batch of the user's own.
-struct Plain {
+struct PlainBatch {
   Tensor images;
   std::string name;
   void fields(auto& f) { f(images, name); }
 };
 struct Listed {
-  Images images;
+  ImageList images;
   std::string name;
-  using preprocessed = Plain;
+  using preprocessed = PlainBatch;
   void fields(auto& f) { f(images, name); }
 };
 struct Contained {
@@ -98,7 +98,7 @@ TEST_CASE("the base preprocessor casts tensors at any depth, and nothing else") 
 }
 
 TEST_CASE("images of different sizes become one tensor") {
-  const Images images{bytes({3, 2, 3}), bytes({3, 3, 1}, 100), bytes({3, 1, 1}, 50)};
+  const ImageList images{bytes({3, 2, 3}), bytes({3, 3, 1}, 100), bytes({3, 1, 1}, 50)};
   for (const Options& options :
        {Options{}, Options{.mean = {3}, .std = {2}}, Options{.mean = {1, 2, 3}, .std = {4, 5, 6}, .bgr_to_rgb = true},
         Options{.mean = {1, 2, 3}, .std = {7}, .pad_size_divisor = 4, .pad_value = 9},
@@ -121,7 +121,7 @@ TEST_CASE("images of different sizes become one tensor") {
     CHECK(floats(padded) == expected({four[0], four[1]}, options));
   }
   // Of other channels than three, with one value for all; of another dtype.
-  const Images grey{counting({1, 2, 2}), counting({1, 1, 3})};
+  const ImageList grey{counting({1, 2, 2}), counting({1, 1, 3})};
   const Tensor batch = ImgDataPreprocessor({.mean = {1}, .std = {4}})(grey, Device::cpu(), true);
   CHECK(batch.dtype() == DType::f32);
   CHECK(floats(batch) == expected(grey, {.mean = {1}, .std = {4}}));
@@ -129,14 +129,14 @@ TEST_CASE("images of different sizes become one tensor") {
 
 TEST_CASE("padding comes after normalising, and is not normalised") {
   const ImgDataPreprocessor preprocessor({.mean = {1}, .std = {2}, .pad_value = 5});
-  const Tensor batch = preprocessor(Images{bytes({1, 1, 1}, 3), bytes({1, 1, 2}, 7)}, Device::cpu(), true);
+  const Tensor batch = preprocessor(ImageList{bytes({1, 1, 1}, 3), bytes({1, 1, 2}, 7)}, Device::cpu(), true);
   CHECK(floats(batch) == Floats{1, 5, 3, 3.5f});
 }
 
 TEST_CASE("the images are the first field of a batch") {
   const ImgDataPreprocessor preprocessor({.pad_size_divisor = 2, .pad_value = 8});
   const Device there = Device::host(1);
-  const Images images{bytes({1, 1, 1}, 3), bytes({1, 1, 2}, 7)};
+  const ImageList images{bytes({1, 1, 1}, 3), bytes({1, 1, 2}, 7)};
   const Floats wanted = expected(images, preprocessor.options());
   REQUIRE(wanted.size() == 8);
 
@@ -146,7 +146,7 @@ TEST_CASE("the images are the first field of a batch") {
   const std::pair<Tensor, int> pair = preprocessor(std::pair(images, 3), there, true);
   CHECK(floats(pair.first) == wanted);
 
-  ModelData<Images, std::vector<DataSample>> data{images, {DataSample()}};
+  ModelData<ImageList, std::vector<DataSample>> data{images, {DataSample()}};
   data.data_samples[0].gt_instances = InstanceData{{"labels", counting({1})}};
   const ModelData<Tensor, std::vector<DataSample>> model_data = preprocessor(data, there, true);
   CHECK(floats(model_data.inputs) == wanted);
@@ -155,16 +155,16 @@ TEST_CASE("the images are the first field of a batch") {
   CHECK(floats(stacked.inputs) == Floats{3, 8, 8, 8});
   CHECK(stacked.data_samples == 4);
 
-  const Plain own = preprocessor(Listed{images, "name"}, there, true);
+  const PlainBatch own = preprocessor(Listed{images, "name"}, there, true);
   CHECK(floats(own.images) == wanted);
   CHECK(own.name == "name");
-  CHECK(floats(preprocessor(Plain{bytes({1, 1, 1, 1}, 3), "same"}, there, true).images) == Floats{3, 8, 8, 8});
+  CHECK(floats(preprocessor(PlainBatch{bytes({1, 1, 1, 1}, 3), "same"}, there, true).images) == Floats{3, 8, 8, 8});
 }
 
 TEST_CASE("a container with one group is the images") {
   const ImgDataPreprocessor preprocessor({.mean = {1}, .std = {2}, .pad_size_divisor = 2, .pad_value = 8});
   const Device there = Device::host(1);
-  const Images images{bytes({1, 1, 1}, 3), bytes({1, 1, 3}, 7)};
+  const ImageList images{bytes({1, 1, 1}, 3), bytes({1, 1, 3}, 7)};
   const auto containers = [&](bool stack) {
     std::vector<Contained> samples;
     for (const Tensor& image : images)
@@ -234,21 +234,21 @@ TEST_CASE("images that do not fit") {
     return message_of<InvalidArgument>([&] { ImgDataPreprocessor{options}(images, Device::cpu(), true); });
   };
   const Options three{.mean = {1, 2, 3}, .std = {1}};
-  CHECK(missing(error_of(Images{bytes({1, 2, 2})}, three),
+  CHECK(missing(error_of(ImageList{bytes({1, 2, 2})}, three),
                 {"3 channels for a mean or std of 3 values, got u8[1, 2, 2]"}) == "");
   CHECK(missing(error_of(bytes({1, 4, 2, 2}), {.mean = {1}, .std = {1, 2, 3}}), {"3 channels", "u8[1, 4, 2, 2]"}) ==
         "");
-  CHECK(missing(error_of(Images{bytes({4, 2, 2})}, {.rgb_to_bgr = true}), {"3 channels to convert, got u8[4, 2, 2]"}) ==
-        "");
+  CHECK(missing(error_of(ImageList{bytes({4, 2, 2})}, {.rgb_to_bgr = true}),
+                {"3 channels to convert, got u8[4, 2, 2]"}) == "");
   CHECK(missing(error_of(bytes({3, 2, 2})), {"images [n, channels, height, width], got u8[3, 2, 2]"}) == "");
   CHECK(missing(error_of(Tensor()), {"images [n, channels, height, width], got undefined"}) == "");
-  CHECK(missing(error_of(Images{}), {"at least one image, got an empty list"}) == "");
-  CHECK(missing(error_of(Images{bytes({3, 2, 2}), bytes({2, 2})}),
+  CHECK(missing(error_of(ImageList{}), {"at least one image, got an empty list"}) == "");
+  CHECK(missing(error_of(ImageList{bytes({3, 2, 2}), bytes({2, 2})}),
                 {"of one rank, got u8[3, 2, 2]", "at 1, u8[2, 2]"}) == "");
-  CHECK(missing(error_of(Images{bytes({2, 2})}), {"images [channels, height, width], got u8[2, 2]", "at 0"}) == "");
-  CHECK(missing(error_of(Images{bytes({3, 2, 2}), bytes({1, 2, 2})}),
+  CHECK(missing(error_of(ImageList{bytes({2, 2})}), {"images [channels, height, width], got u8[2, 2]", "at 0"}) == "");
+  CHECK(missing(error_of(ImageList{bytes({3, 2, 2}), bytes({1, 2, 2})}),
                 {"of as many channels, got u8[3, 2, 2]", "at 1, u8[1, 2, 2]"}) == "");
-  CHECK(missing(error_of(Images{bytes({3, 2, 2}), Tensor()}), {"of one rank", "at 1, undefined"}) == "");
+  CHECK(missing(error_of(ImageList{bytes({3, 2, 2}), Tensor()}), {"of one rank", "at 1, undefined"}) == "");
 }
 
 TEST_CASE("preprocessing is differentiable in the images") {
@@ -256,7 +256,7 @@ TEST_CASE("preprocessing is differentiable in the images") {
       {.mean = {1, 2, 3}, .std = {2, 4, 8}, .pad_size_divisor = 2, .pad_value = 9, .bgr_to_rgb = true});
   const Tensor a = counting({3, 1, 2}).to(DType::f32).set_requires_grad();
   const Tensor b = counting({3, 2, 1}).to(DType::f32).set_requires_grad();
-  sum(preprocessor(Images{a, b}, Device::host(1), true)).backward();
+  sum(preprocessor(ImageList{a, b}, Device::host(1), true)).backward();
   CHECK(floats(a.grad()) == Floats{0.125f, 0.125f, 0.25f, 0.25f, 0.5f, 0.5f});
   CHECK(floats(b.grad()) == Floats{0.125f, 0.125f, 0.25f, 0.25f, 0.5f, 0.5f});
   const Tensor c = counting({1, 3, 1, 1}).to(DType::f32).set_requires_grad();

@@ -3,7 +3,7 @@
 
 #include "parallel/support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-using namespace test;
+using namespace parallel_test;
 using Numbers = std::vector<std::int64_t>;
 
 static_assert(Dataset<EpisodicDataset>);
@@ -22,7 +22,7 @@ FewShotData samples(std::int64_t count, std::int64_t classes, Device device = De
   return {.img = counting({count, 1}, device, 0), .gt_label = from_data(labels, {count}, {.device = device})};
 }
 
-std::string refusal(const FewShotData& set, const EpisodicDatasetOptions& options) {
+std::string episodes_refusal(const FewShotData& set, const EpisodicDatasetOptions& options) {
   return message_of<InvalidArgument>([&] { EpisodicDataset(set, options); });
 }
 
@@ -110,23 +110,25 @@ TEST_CASE("episodes: a set is split by lists of classes that have none in common
 
 TEST_CASE("episodes: what does not fit is refused") {
   const FewShotData set = samples(40, 4);
-  CHECK(missing(refusal(set, {.num_episodes = 0}), {"[EpisodicDataset]", "num_episodes", "got 0"}) == "");
-  CHECK(missing(refusal(set, {.num_ways = 0}), {"num_ways", "got 0"}) == "");
-  CHECK(missing(refusal(set, {.num_ways = 2, .num_shots = -1}), {"num_shots", "got -1"}) == "");
-  CHECK(missing(refusal(set, {.num_ways = 2, .num_queries = 0}), {"num_queries", "got 0"}) == "");
-  CHECK(missing(refusal(set, {.num_ways = 5}), {"at least 5 classes", "got 4"}) == "");
-  CHECK(missing(refusal(set, {.num_ways = 2, .num_shots = 4, .num_queries = 7}), {"4 + 7", "got 10 of class 0"}) == "");
-  CHECK(refusal(set, {.num_ways = 4, .num_shots = 3, .num_queries = 7}) == "no error");
-  CHECK(missing(refusal(set, {.num_ways = 2, .num_shots = INT64_MAX, .num_queries = INT64_MAX}), {"got 10"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_episodes = 0}), {"[EpisodicDataset]", "num_episodes", "got 0"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 0}), {"num_ways", "got 0"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 2, .num_shots = -1}), {"num_shots", "got -1"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 2, .num_queries = 0}), {"num_queries", "got 0"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 5}), {"at least 5 classes", "got 4"}) == "");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 2, .num_shots = 4, .num_queries = 7}),
+                {"4 + 7", "got 10 of class 0"}) == "");
+  CHECK(episodes_refusal(set, {.num_ways = 4, .num_shots = 3, .num_queries = 7}) == "no error");
+  CHECK(missing(episodes_refusal(set, {.num_ways = 2, .num_shots = INT64_MAX, .num_queries = INT64_MAX}), {"got 10"}) ==
+        "");
   FewShotData wrong = set;
   wrong.gt_label = wrong.gt_label.narrow(0, 0, 39);
-  CHECK(missing(refusal(wrong, {.num_ways = 2}), {"i64[40]", "i64[39]"}) == "");
+  CHECK(missing(episodes_refusal(wrong, {.num_ways = 2}), {"i64[40]", "i64[39]"}) == "");
   wrong.gt_label = set.gt_label.to(DType::f64);
-  CHECK(missing(refusal(wrong, {.num_ways = 2}), {"i64[40]", "f64[40]"}) == "");
+  CHECK(missing(episodes_refusal(wrong, {.num_ways = 2}), {"i64[40]", "f64[40]"}) == "");
   wrong = set;
   wrong.feats = wrong.img;
-  CHECK(missing(refusal(wrong, {.num_ways = 2}), {"images or features", "both"}) == "");
-  CHECK(missing(refusal({}, {}), {"images or features", "neither"}) == "");
+  CHECK(missing(episodes_refusal(wrong, {.num_ways = 2}), {"images or features", "both"}) == "");
+  CHECK(missing(episodes_refusal({}, {}), {"images or features", "neither"}) == "");
   const EpisodicDataset tasks(set, {.num_episodes = 3, .num_ways = 2, .num_queries = 5});
   CHECK(missing(message_of<InvalidArgument>([&] { tasks.get(3); }), {"below 3", "got 3"}) == "");
   CHECK(missing(message_of<InvalidArgument>([&] { tasks.get(-1); }), {"got -1"}) == "");

@@ -13,7 +13,7 @@
 
 namespace fewshot_test {
 
-using namespace test;
+using namespace parallel_test;
 using Rows = std::vector<Doubles>;
 
 // [n, 2] -> [n, 3] in f64.
@@ -83,7 +83,6 @@ inline double largest_difference(const Rows& a, const Rows& b) {
     for (std::size_t j = 0; j < a[i].size(); ++j) largest = std::max(largest, std::abs(a[i][j] - b[i][j]));
   return largest;
 }
-inline double largest_difference(const Doubles& a, const Doubles& b) { return largest_difference(Rows{a}, Rows{b}); }
 
 template <class F>
 std::string refusal(F&& f) {

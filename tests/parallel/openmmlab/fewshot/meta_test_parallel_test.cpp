@@ -12,10 +12,10 @@
 
 namespace {
 
-using namespace test;
+using namespace parallel_test;
 
 // Tells what it is called with, and remembers it in every way that a module can.
-struct Probe : Module<Probe> {
+struct ParallelProbe : Module<ParallelProbe> {
   Parameter weight{counting({2})};
   Buffer seen{zeros({1}, {.dtype = DType::f64})};
   std::optional<Linear> head;
@@ -63,7 +63,7 @@ const Device kFirst = Device::host(1), kSecond = Device::host(2);
 }  // namespace
 
 TEST_CASE("MetaTestParallel: the four calls get their arguments on the module's device and return its values") {
-  MetaTestParallel wrapper(Probe{});
+  MetaTestParallel wrapper(ParallelProbe{});
   wrapper.to(kFirst);
   CHECK(wrapper.device() == kFirst);
   CHECK(wrapper(tensor({3, 4}, {2}), std::string("a tensor")) == "a tensor on host:1 11");
@@ -77,7 +77,7 @@ TEST_CASE("MetaTestParallel: the four calls get their arguments on the module's 
 }
 
 TEST_CASE("MetaTestParallel: no arguments at all are a call without arguments") {
-  MetaTestParallel wrapper(Probe{});
+  MetaTestParallel wrapper(ParallelProbe{});
   wrapper.to(kFirst);
   CHECK(wrapper() == "no arguments");
   CHECK(wrapper.before_meta_test() == 7);
@@ -87,7 +87,7 @@ TEST_CASE("MetaTestParallel: no arguments at all are a call without arguments") 
 }
 
 TEST_CASE("MetaTestParallel: it follows its module, and is on cpu without parameters") {
-  MetaTestParallel wrapper(Probe{});
+  MetaTestParallel wrapper(ParallelProbe{});
   CHECK(wrapper.device() == Device::cpu());
   CHECK(wrapper(tensor({1, 1}, {2}, kFirst), std::string("x")) == "x on cpu 3");
   for (const Device device : {kFirst, kSecond, Device::cpu(), kFirst}) {
@@ -95,7 +95,7 @@ TEST_CASE("MetaTestParallel: it follows its module, and is on cpu without parame
     CHECK(wrapper.device() == device);
     CHECK(wrapper(tensor({1, 1}, {2}), std::string("x")) == cat("x on ", device, " 3"));
   }
-  MetaTestParallel<Probe> copy = deep_copy(wrapper);
+  MetaTestParallel<ParallelProbe> copy = deep_copy(wrapper);
   copy.to(kSecond);
   CHECK(copy.before_forward_query(counting({2})).device() == kSecond);
   CHECK(wrapper.before_forward_query(counting({2})).device() == kFirst);
@@ -139,10 +139,10 @@ TEST_CASE("MetaTestParallel: packed sequences are moved whole") {
 }
 
 TEST_CASE("MetaTestParallel: a deep copy is independent of its source") {
-  MetaTestParallel source(Probe{});
+  MetaTestParallel source(ParallelProbe{});
   source.module().head.emplace(2, 3);
   source.to(kFirst);
-  MetaTestParallel<Probe> copy = deep_copy(source);
+  MetaTestParallel<ParallelProbe> copy = deep_copy(source);
   const Doubles head = values(source.module().head->weight.tensor().to(DType::f64));
 
   const NoGrad no_grad;
@@ -169,7 +169,7 @@ TEST_CASE("MetaTestParallel: a deep copy is independent of its source") {
 }
 
 TEST_CASE("MetaTestParallel: it is a module with its module as a member, and a wrapper") {
-  const MetaTestParallel wrapper(Probe{});
+  const MetaTestParallel wrapper(ParallelProbe{});
   std::vector<std::string> names;
   for (const NamedTensor& named : wrapper.state_dict()) names.push_back(named.name);
   CHECK(names == std::vector<std::string>{"module.weight", "module.seen"});

@@ -16,7 +16,7 @@
 
 namespace {
 
-using namespace test;
+using namespace parallel_test;
 using Numbers = std::vector<std::int64_t>;
 
 // Task i has 4 queries, of which right[i] have label 0; its samples are the numbers 0 … 4.
@@ -103,7 +103,7 @@ Probe with_diary() {
 const Tasks kTasks{{2, 4, 1, 3}};
 
 template <class T = Tasks>
-std::string refusal(const Probe& probe, const MetaTestConfig& config, const T& tasks = kTasks) {
+std::string probe_refusal(const Probe& probe, const MetaTestConfig& config, const T& tasks = kTasks) {
   return message_of<InvalidArgument>([&] { meta_test(probe, tasks, config); });
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("meta_test: the mean of the tasks' accuracies and the interval of a le
   CHECK(result.accuracy_confidence == Approx(1.960 * error).epsilon(1e-14));
   CHECK(meta_test(Probe(), Tasks{{3}}).accuracy_confidence == 0);
   for (const double level : {0.0, 0.94, 0.951, 1.0, -0.95})
-    CHECK(missing(refusal(Probe(), {.confidence = level}),
+    CHECK(missing(probe_refusal(Probe(), {.confidence = level}),
                   {"[meta_test]", "0.5, 0.8, 0.9, 0.95, 0.98 or 0.99", cat("got ", level)}) == "");
 }
 
@@ -320,23 +320,23 @@ TEST_CASE("meta_test: fast_test computes the features of the test set once") {
 }
 
 TEST_CASE("meta_test: what does not fit is refused") {
-  CHECK(missing(refusal(Probe(), {}, Tasks{}), {"[meta_test]", "at least one task", "got 0"}) == "");
-  CHECK(missing(refusal(Probe(), {.fast_test = true}), {"set() and cache_feats() for fast_test"}) == "");
-  CHECK(missing(refusal(Probe(), {.support = {.batch_size = -1}}), {"batch sizes", "-1 (support)"}) == "");
-  CHECK(missing(refusal(Probe(), {.query = {.batch_size = -2}}), {"-2 (query)"}) == "");
-  CHECK(missing(refusal(Probe(), {.test_set = {.batch_size = -3}}), {"-3 (test_set)"}) == "");
+  CHECK(missing(probe_refusal(Probe(), {}, Tasks{}), {"[meta_test]", "at least one task", "got 0"}) == "");
+  CHECK(missing(probe_refusal(Probe(), {.fast_test = true}), {"set() and cache_feats() for fast_test"}) == "");
+  CHECK(missing(probe_refusal(Probe(), {.support = {.batch_size = -1}}), {"batch sizes", "-1 (support)"}) == "");
+  CHECK(missing(probe_refusal(Probe(), {.query = {.batch_size = -2}}), {"-2 (query)"}) == "");
+  CHECK(missing(probe_refusal(Probe(), {.test_set = {.batch_size = -3}}), {"-3 (test_set)"}) == "");
   MetaTestConfig config;
   config.support.train = {.num_steps = 0};
-  CHECK(missing(refusal(Probe(), config), {"num_steps", "got 0"}) == "");
+  CHECK(missing(probe_refusal(Probe(), config), {"num_steps", "got 0"}) == "");
   config.support = {.batch_size = 6, .drop_last = true, .train = SupportTraining{.num_steps = 1}};
-  CHECK(missing(refusal(Probe(), config), {"one batch of 6", "got 5 samples"}) == "");
+  CHECK(missing(probe_refusal(Probe(), config), {"one batch of 6", "got 5 samples"}) == "");
   config.support.batch_size = 0;
   Probe probe;
   probe.has_loss = false;
-  CHECK(missing(refusal(probe, config), {"loss", "'support'", "got nothing"}) == "");
+  CHECK(missing(probe_refusal(probe, config), {"loss", "'support'", "got nothing"}) == "");
   probe.has_loss = true;
   probe.set_requires_grad(false);
-  CHECK(missing(refusal(probe, config), {"require a gradient", "got none"}) == "");
+  CHECK(missing(probe_refusal(probe, config), {"require a gradient", "got none"}) == "");
   probe.bad_scores = true;
-  CHECK(missing(refusal(probe, {}), {"scores [4, ways]", "'query'", "f32[4]"}) == "");
+  CHECK(missing(probe_refusal(probe, {}), {"scores [4, ways]", "'query'", "f32[4]"}) == "");
 }

@@ -106,7 +106,7 @@ inline Doubles average_of(const std::vector<Doubles>& history, const EMAHookOpti
   }
   return average;
 }
-inline double distance(const Doubles& a, const Doubles& b) {
+inline double largest_distance(const Doubles& a, const Doubles& b) {
   double most = a.size() == b.size() ? 0 : 1e9;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) most = std::max(most, std::abs(a[i] - b[i]));
   return most;

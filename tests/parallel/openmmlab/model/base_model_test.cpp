@@ -2,7 +2,7 @@
 #include "parallel/openmmlab/training_support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using support::first_devices;
 
 namespace {
@@ -14,7 +14,7 @@ std::string names(const NamedValues& log) {
   for (const auto& [name, value] : log) text += name + ' ';
   return text;
 }
-std::string refusal(const Losses& losses) {
+std::string losses_refusal(const Losses& losses) {
   return message_of<InvalidArgument>([&] { parse_losses(losses); });
 }
 
@@ -33,12 +33,12 @@ struct EchoValues : Module<EchoValues> {
 struct OneValue : Module<OneValue> {
   Tensor forward(const Value& inputs, Mode) const { return inputs.as_tensor() * 2; }
 };
-struct Sample {
+struct ModelSample {
   Tensor a, b;
   void fields(auto& f) { f(a, b); }
 };
 struct Whole : Module<Whole> {
-  Tensor forward(const Sample& sample, Mode) const { return sample.a * 2 + sample.b * 3; }
+  Tensor forward(const ModelSample& sample, Mode) const { return sample.a * 2 + sample.b * 3; }
 };
 struct InParts {
   Value a, b;
@@ -126,16 +126,17 @@ TEST_CASE("parse_losses: a loss that is called loss") {
 
 TEST_CASE("parse_losses: what is no loss") {
   const Losses::Item good{"loss_cls", number(1)};
-  CHECK(missing(refusal({good, {"loss_x", 1.5}}),
+  CHECK(missing(losses_refusal({good, {"loss_x", 1.5}}),
                 {"[parse_losses]", "'loss_x'", "a tensor or a list of tensors", "number"}) == "");
-  CHECK(missing(refusal({good, {"acc", "high"}}), {"'acc'", "string"}) == "");
-  CHECK(missing(refusal({{"loss_x", Value::List{number(1), 2}}}), {"'loss_x'", "a list with integer"}) == "");
-  CHECK(missing(refusal({{"loss_x", Value::List{}}}), {"'loss_x'", "an empty list"}) == "");
-  CHECK(missing(refusal({{"loss_x", Tensor()}}), {"'loss_x'", "undefined"}) == "");
-  CHECK(missing(refusal({{"loss_x", Value()}}), {"'loss_x'", "nothing"}) == "");
-  CHECK(missing(refusal({{"loss_x", Value::Map{}}}), {"'loss_x'", "map"}) == "");
-  CHECK(missing(refusal({{"acc", number(1)}, {"Loss", number(1)}}), {"'loss' in its name", "'acc', 'Loss'"}) == "");
-  CHECK(missing(refusal({}), {"got nothing"}) == "");
+  CHECK(missing(losses_refusal({good, {"acc", "high"}}), {"'acc'", "string"}) == "");
+  CHECK(missing(losses_refusal({{"loss_x", Value::List{number(1), 2}}}), {"'loss_x'", "a list with integer"}) == "");
+  CHECK(missing(losses_refusal({{"loss_x", Value::List{}}}), {"'loss_x'", "an empty list"}) == "");
+  CHECK(missing(losses_refusal({{"loss_x", Tensor()}}), {"'loss_x'", "undefined"}) == "");
+  CHECK(missing(losses_refusal({{"loss_x", Value()}}), {"'loss_x'", "nothing"}) == "");
+  CHECK(missing(losses_refusal({{"loss_x", Value::Map{}}}), {"'loss_x'", "map"}) == "");
+  CHECK(missing(losses_refusal({{"acc", number(1)}, {"Loss", number(1)}}), {"'loss' in its name", "'acc', 'Loss'"}) ==
+        "");
+  CHECK(missing(losses_refusal({}), {"got nothing"}) == "");
 }
 
 TEST_CASE("run_forward: data of any form") {
@@ -144,7 +145,7 @@ TEST_CASE("run_forward: data of any form") {
   CHECK(run(Echo(), std::pair(one, two)) == 8);
   CHECK(run(Echo(), std::array{one, two}) == 8);
   CHECK(run(Echo(), ModelData{one, two}) == 8);
-  CHECK(run(Echo(), Sample{one, two}) == 8);
+  CHECK(run(Echo(), ModelSample{one, two}) == 8);
   CHECK(run(Echo(), std::vector{one, two}) == 8);
   CHECK(run(Echo(), std::map<std::string, Tensor>{{"data_samples", two}, {"inputs", one}}) == 8);
   CHECK(run(Echo(), std::map<std::string, Tensor>{{"inputs", one}}) == 2);
@@ -154,7 +155,7 @@ TEST_CASE("run_forward: data of any form") {
   CHECK(run(EchoValues(), std::map<std::string, Value>{{"inputs", one}}) == 2);
   CHECK(run(OneValue(), Value(Value::Map{{"inputs", one}})) == 2);
   CHECK(run(OneValue(), Value(Value::List{one})) == 2);
-  CHECK(run(Whole(), std::tuple(Sample{one, two})) == 8);
+  CHECK(run(Whole(), std::tuple(ModelSample{one, two})) == 8);
   CHECK(run_forward(Echo(), std::tuple(one, two), Mode::predict).predictions() == "predicted");
 }
 
@@ -174,7 +175,7 @@ TEST_CASE("run_forward: data of no form that fits") {
   CHECK(missing(run_refusal(OneValue(), Value(Value::Map{{"inputs", one}, {"data_samples", one}})),
                 {"1 values", "got 2"}) == "");
   CHECK(missing(run_refusal(OneValue(), InParts{one, one}), {"one call"}) == "");
-  static_assert(ForwardData<std::vector<Tensor>> && ForwardData<Sample> && ForwardData<Value>);
+  static_assert(ForwardData<std::vector<Tensor>> && ForwardData<ModelSample> && ForwardData<Value>);
   static_assert(!ForwardData<Tensor> && !ForwardData<std::string> && !ForwardData<int>);
   static_assert(!ForwardData<std::map<int, Tensor>> && !ForwardData<std::vector<bool>>);
 }

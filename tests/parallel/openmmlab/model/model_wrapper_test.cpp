@@ -4,13 +4,13 @@
 #include "parallel/ddp/support.h"
 #include "support/devices.h"
 
-using namespace test;
+using namespace parallel_test;
 using Catch::Matchers::Contains;
 using support::first_devices;
 
 namespace {
 
-struct Plain : Module<Plain> {
+struct PlainModule : Module<PlainModule> {
   Tensor forward(const Tensor& x) const { return x; }
 };
 
@@ -31,8 +31,8 @@ struct Loud : Module<Loud> {
 }  // namespace
 
 TEST_CASE("wrappers say what they wrap") {
-  CHECK_FALSE(is_model_wrapper(Plain{}));
-  CHECK(Plain{}.wrapped_module() == nullptr);
+  CHECK_FALSE(is_model_wrapper(PlainModule{}));
+  CHECK(PlainModule{}.wrapped_module() == nullptr);
   const Loud loud;
   CHECK(is_model_wrapper(loud));
 
@@ -52,7 +52,7 @@ TEST_CASE("wrappers say what they wrap") {
 
 TEST_CASE("users register wrappers of their own") {
   const Quiet quiet;
-  const Plain plain;
+  const PlainModule plain;
   CHECK_FALSE(is_model_wrapper(quiet));
   CHECK(model_wrappers().empty());
   register_model_wrapper("Never", [](const ModuleBase&) { return false; });

@@ -3,11 +3,11 @@
 
 #include "parallel/openmmlab/training_support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
-struct Plain : Module<Plain> {
+struct PlainModel : Module<PlainModel> {
   Parameter weight{noise({2, 3}, 7).to(DType::f32)};
   Tensor forward(const Tensor& x) const { return linear(x, weight.on(x.device())); }
   void members(Members& m) override { m("weight", weight); }
@@ -23,7 +23,7 @@ constexpr int kLosses = 10;
 
 Tensor inputs_of(int i) { return noise({4, 3}, static_cast<std::uint64_t>(40 + i)).to(DType::f32); }
 // Losses 4 and 5 overflow.
-Tensor loss_of(const Plain& model, int i) {
+Tensor plain_loss(const PlainModel& model, int i) {
   const Tensor output = model(inputs_of(i));
   const Tensor loss = mean(output * output);
   return i == 4 || i == 5 ? loss * 1e38 : loss;
@@ -34,23 +34,23 @@ bool finite(const Tensor& x) {
   return true;
 }
 
-struct Trained {
+struct TrainedAmp {
   Doubles weights, scales;
-  friend bool operator==(const Trained&, const Trained&) = default;
+  friend bool operator==(const TrainedAmp&, const TrainedAmp&) = default;
 };
 
 // The rules of dynamic loss scaling, written out.
-Trained plain(const AmpPlan& plan) {
-  Plain model;
+TrainedAmp plain(const AmpPlan& plan) {
+  PlainModel model;
   SGD optimizer(model.parameters(), {.lr = 0.1});
   double scale = plan.scaler.init_scale;
   int good = 0;
-  Trained trained;
+  TrainedAmp trained;
   for (int i = 0; i < kLosses; ++i) {
     Tensor loss;
     {
       const Autocast autocast(plan.dtype);
-      loss = loss_of(model, i);
+      loss = plain_loss(model, i);
     }
     const int rest = kLosses % plan.window, length = i >= kLosses - rest ? rest : plan.window;
     ((plan.window == 1 ? loss : loss / length) * scale).backward();
@@ -77,12 +77,12 @@ AmpOptimWrapperOptions options_of(const AmpPlan& plan) {
   return options;
 }
 
-void train(const Plain& model, AmpOptimWrapper& optim, int begin, int end, Trained& trained) {
+void train(const PlainModel& model, AmpOptimWrapper& optim, int begin, int end, TrainedAmp& trained) {
   for (int i = begin; i < end; ++i) {
     Tensor loss;
     {
       const auto context = optim.optim_context(model);
-      loss = loss_of(model, i);
+      loss = plain_loss(model, i);
     }
     optim.update_params(loss);
     trained.scales.push_back(optim.loss_scaler().scale());
@@ -90,19 +90,19 @@ void train(const Plain& model, AmpOptimWrapper& optim, int begin, int end, Train
   trained.weights = values(model.weight.tensor());
 }
 
-Trained wrapped(const AmpPlan& plan) {
-  Plain model;
+TrainedAmp wrapped(const AmpPlan& plan) {
+  PlainModel model;
   AmpOptimWrapper optim(SGD(model.parameters(), {.lr = 0.1}), options_of(plan));
   optim.initialize_count_status(model, 0, kLosses);
-  Trained trained;
+  TrainedAmp trained;
   train(model, optim, 0, kLosses, trained);
   return trained;
 }
 
 std::unique_ptr<AmpOptimWrapper> make(const AmpOptimWrapperOptions& options) {
-  return std::make_unique<AmpOptimWrapper>(SGD(Plain().parameters()), options);
+  return std::make_unique<AmpOptimWrapper>(SGD(PlainModel().parameters()), options);
 }
-std::string refusal(const AmpOptimWrapperOptions& options) {
+std::string amp_refusal(const AmpOptimWrapperOptions& options) {
   return message_of<InvalidArgument>([&] { make(options); });
 }
 
@@ -116,7 +116,7 @@ TEST_CASE("AmpOptimWrapper trains as a plain loop with autocast and scaling does
           INFO(cat(dtype) << ", dynamic " << dynamic << ", window " << window << ", max_norm " << max_norm);
           AmpPlan plan{.dtype = dtype, .window = window, .max_norm = max_norm};
           plan.scaler.dynamic = dynamic;
-          const Trained got = wrapped(plan);
+          const TrainedAmp got = wrapped(plan);
           CHECK(got == plain(plan));
           // Two losses overflow: the steps they belong to are not made, and the numbers stay finite.
           for (const double weight : got.weights) CHECK(std::isfinite(weight));
@@ -128,7 +128,7 @@ TEST_CASE("AmpOptimWrapper trains as a plain loop with autocast and scaling does
 }
 
 TEST_CASE("the forward of a step runs under autocast") {
-  Plain model;
+  PlainModel model;
   AmpOptimWrapper optim(SGD(model.parameters()), {.dtype = DType::bf16});
   CHECK(optim.loss_scaler().scale() == GradScalerOptions{}.init_scale);
   {
@@ -140,10 +140,10 @@ TEST_CASE("the forward of a step runs under autocast") {
 }
 
 TEST_CASE("options of AmpOptimWrapper that make no sense") {
-  CHECK(missing(refusal({.dtype = DType::f32}), {"f16 or bf16", "got f32"}) == "");
-  CHECK(missing(refusal({.loss_scale = -1.0}), {"scale above 0", "got -1"}) == "");
-  CHECK(missing(refusal({.loss_scale = GradScalerOptions{.growth_factor = 1}}), {"growth factor"}) == "");
-  CHECK(missing(refusal({.accumulative_counts = 0}), {"accumulative_counts"}) == "");
+  CHECK(missing(amp_refusal({.dtype = DType::f32}), {"f16 or bf16", "got f32"}) == "");
+  CHECK(missing(amp_refusal({.loss_scale = -1.0}), {"scale above 0", "got -1"}) == "");
+  CHECK(missing(amp_refusal({.loss_scale = GradScalerOptions{.growth_factor = 1}}), {"growth factor"}) == "");
+  CHECK(missing(amp_refusal({.accumulative_counts = 0}), {"accumulative_counts"}) == "");
   CHECK(missing(message_of<InvalidArgument>([] { LossScale("static"); }), {"'dynamic'", "'static'"}) == "");
   CHECK(make({.loss_scale = "dynamic"})->loss_scaler().options().dynamic);
   CHECK_FALSE(make({.loss_scale = 512})->loss_scaler().options().dynamic);
@@ -152,16 +152,16 @@ TEST_CASE("options of AmpOptimWrapper that make no sense") {
 TEST_CASE("a training in mixed precision goes on from its state") {
   const AmpPlan plan{.window = 2};
   std::vector<NamedTensor> weights, state;
-  Trained trained;
+  TrainedAmp trained;
   {
-    Plain model;
+    PlainModel model;
     AmpOptimWrapper optim(SGD(model.parameters(), {.lr = 0.1}), options_of(plan));
     optim.initialize_count_status(model, 0, kLosses);
     train(model, optim, 0, 6, trained);  // with the overflow behind it
     weights = deep_copy(model).state_dict();
     state = optim.state_dict();
   }
-  Plain model;
+  PlainModel model;
   model.load_state_dict(weights);
   AmpOptimWrapper optim(SGD(model.parameters()), options_of(plan));
   optim.load_state_dict(state);
@@ -190,24 +190,24 @@ TEST_CASE("a training in mixed precision goes on from its state") {
 }
 
 TEST_CASE("after an error an AmpOptimWrapper can be used again") {
-  Plain model;
+  PlainModel model;
   AmpOptimWrapper optim(SGD(model.parameters(), {.lr = 0.1}),
                         {.loss_scale = GradScalerOptions{.init_scale = 1024},
                          .clip_grad = ClipGrad{.max_norm = 1, .error_if_nonfinite = true}});
   const Doubles before = values(model.weight.tensor());
-  CHECK_THROWS_AS(optim.update_params(loss_of(model, 4)), Error);
+  CHECK_THROWS_AS(optim.update_params(plain_loss(model, 4)), Error);
   CHECK(values(model.weight.tensor()) == before);
   CHECK(optim.loss_scaler().scale() == 512);
   optim.zero_grad();
-  optim.update_params(loss_of(model, 0));
+  optim.update_params(plain_loss(model, 0));
   CHECK(values(model.weight.tensor()) != before);
 }
 
 TEST_CASE("states go from any wrapper of an optimizer to any other") {
-  Plain model;
+  PlainModel model;
   const auto state_of = [&](auto& optim) {
     optim.zero_grad();
-    optim.update_params(loss_of(model, 0));
+    optim.update_params(plain_loss(model, 0));
     return optim.state_dict();
   };
   OptimWrapper plain_wrapper(SGD(model.parameters(), {.lr = 0.25, .momentum = 0.5}));

@@ -4,16 +4,16 @@
 #include "lockstep/parallel/openmmlab/optim/amp_optim_wrapper.h"
 #include "parallel/openmmlab/training_support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
 // SGD with momentum for one parameter, Adam and windows of two losses for another.
-struct Two {
+struct TwoOptims {
   Scale first{Doubles{1, 2}}, second{Doubles{1, 2}};
   Parameter a = first.parameters()[0], b = second.parameters()[0];
   OptimWrapperDict optims;
-  Two() {
+  TwoOptims() {
     optims.add("sgd", std::make_unique<OptimWrapper>(SGD({a}, {.lr = 0.5, .momentum = 0.75})));
     optims.add("adam",
                std::make_unique<OptimWrapper>(Adam({b}, {.lr = 0.25}), OptimWrapperOptions{.accumulative_counts = 2}));
@@ -21,15 +21,15 @@ struct Two {
   void update(const char* name) { optims[name].update_params(sum(optims[name].optimizer().parameters()[0].tensor())); }
 };
 
-std::string refusal(const std::function<void(OptimWrapperDict&)>& call) {
-  Two two;
+std::string dict_refusal(const std::function<void(OptimWrapperDict&)>& call) {
+  TwoOptims two;
   return message_of<InvalidArgument>([&] { call(two.optims); });
 }
 
 }  // namespace
 
 TEST_CASE("OptimWrapperDict: wrappers by name") {
-  Two two;
+  TwoOptims two;
   CHECK(two.optims.count() == 2);
   CHECK(two.optims.names() == std::vector<std::string>{"sgd", "adam"});
   CHECK(two.optims.contains("adam"));
@@ -41,19 +41,20 @@ TEST_CASE("OptimWrapperDict: wrappers by name") {
   CHECK(two.optims.get_lr() == NamedNumbers{{"sgd.lr", {0.5}}, {"adam.lr", {0.25}}});
   CHECK(two.optims.get_momentum() == NamedNumbers{{"sgd.momentum", {0.75}}, {"adam.momentum", {0.9}}});
 
-  CHECK(missing(refusal([](auto& o) { o["lion"]; }), {"(sgd, adam)", "'lion'"}) == "");
-  CHECK(missing(refusal([](auto& o) { std::as_const(o).at("lion"); }), {"'lion'"}) == "");
-  CHECK(missing(refusal([](auto& o) { o.add("x", nullptr); }), {"'x'", "got none"}) == "");
+  CHECK(missing(dict_refusal([](auto& o) { o["lion"]; }), {"(sgd, adam)", "'lion'"}) == "");
+  CHECK(missing(dict_refusal([](auto& o) { std::as_const(o).at("lion"); }), {"'lion'"}) == "");
+  CHECK(missing(dict_refusal([](auto& o) { o.add("x", nullptr); }), {"'x'", "got none"}) == "");
   for (const char* name : {"", "a.b"})
-    CHECK(
-        missing(refusal([&](auto& o) { o.add(name, std::make_unique<OptimWrapper>(SGD({Parameter(counting({1}))}))); }),
-                {"without dots", cat('\'', name, '\'')}) == "");
-  CHECK(missing(refusal([](auto& o) { o.add("sgd", std::make_unique<OptimWrapper>(SGD({Parameter(counting({1}))}))); }),
+    CHECK(missing(dict_refusal(
+                      [&](auto& o) { o.add(name, std::make_unique<OptimWrapper>(SGD({Parameter(counting({1}))}))); }),
+                  {"without dots", cat('\'', name, '\'')}) == "");
+  CHECK(missing(dict_refusal(
+                    [](auto& o) { o.add("sgd", std::make_unique<OptimWrapper>(SGD({Parameter(counting({1}))}))); }),
                 {"'sgd' again"}) == "");
 }
 
 TEST_CASE("OptimWrapperDict: zero_grad and counts reach each") {
-  Two two;
+  TwoOptims two;
   two.a.set_grad(counting({2}));
   two.b.set_grad(counting({2}));
   two.optims.zero_grad();
@@ -67,7 +68,7 @@ TEST_CASE("OptimWrapperDict: zero_grad and counts reach each") {
 }
 
 TEST_CASE("OptimWrapperDict: what each wrapper does by itself") {
-  Two two;
+  TwoOptims two;
   OptimWrapper& optims = two.optims;
   const Tensor loss = sum(two.a.tensor());
   const auto refused = [&](auto&& call, const char* name) {
@@ -86,19 +87,19 @@ TEST_CASE("OptimWrapperDict: what each wrapper does by itself") {
 }
 
 TEST_CASE("OptimWrapperDict: state by name") {
-  Two one;
+  TwoOptims one;
   one.update("sgd"), one.update("adam"), one.update("adam");
   const auto state = one.optims.state_dict();
-  Two two;
+  TwoOptims two;
   two.optims.load_state_dict(state);
   CHECK(two.optims["adam"].inner_count() == 2);
   two.a.assign(one.a.tensor()), two.b.assign(one.b.tensor());
-  for (Two* each : {&one, &two}) each->update("sgd"), each->update("adam"), each->update("adam");
+  for (TwoOptims* each : {&one, &two}) each->update("sgd"), each->update("adam"), each->update("adam");
   CHECK(values(two.a.tensor()) == values(one.a.tensor()));
   CHECK(values(two.b.tensor()) == values(one.b.tensor()));
 
   // What does not fit changes none of them, the first one neither.
-  Two three;
+  TwoOptims three;
   three.optims["sgd"].optimizer().set_lr(0.125);
   const auto refused = [&](const std::function<void(std::vector<NamedTensor>&)>& spoil) {
     std::vector<NamedTensor> bad = state;

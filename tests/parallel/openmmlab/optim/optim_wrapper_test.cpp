@@ -2,7 +2,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "parallel/openmmlab/training_support.h"
 
-using namespace test;
+using namespace parallel_test;
 
 namespace {
 
@@ -23,7 +23,7 @@ Parameter weight() {
 std::unique_ptr<OptimWrapper> make(const Parameter& p, OptimWrapperOptions options = {}) {
   return std::make_unique<OptimWrapper>(SGD({p}, {.lr = 1}), std::move(options));
 }
-std::string refusal(const OptimWrapperOptions& options) {
+std::string wrapper_refusal(const OptimWrapperOptions& options) {
   return message_of<InvalidArgument>([&] { make(weight(), options); });
 }
 
@@ -107,17 +107,18 @@ TEST_CASE("what is lost or misleading is logged when counts are set") {
 }
 
 TEST_CASE("options of OptimWrapper that make no sense") {
-  CHECK(missing(refusal({.accumulative_counts = 0}), {"accumulative_counts above 0", "got 0"}) == "");
-  CHECK(missing(refusal({.accumulative_counts = -1}), {"got -1"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{}}), {"max_norm", "an empty one"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.type = "value"}}), {"clip_value", "an empty one"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.type = "norms", .max_norm = 1}}), {"'norm' or 'value'", "'norms'"}) ==
+  CHECK(missing(wrapper_refusal({.accumulative_counts = 0}), {"accumulative_counts above 0", "got 0"}) == "");
+  CHECK(missing(wrapper_refusal({.accumulative_counts = -1}), {"got -1"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{}}), {"max_norm", "an empty one"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.type = "value"}}), {"clip_value", "an empty one"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.type = "norms", .max_norm = 1}}),
+                {"'norm' or 'value'", "'norms'"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.clip_value = 1}}), {"with max_norm", "clip_value alone"}) ==
         "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.clip_value = 1}}), {"with max_norm", "clip_value alone"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.type = "value", .max_norm = 1}}), {"with clip_value"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.max_norm = 1, .clip_value = 1}}), {"clip_value too"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.max_norm = 0}}), {"max_norm above 0", "got 0"}) == "");
-  CHECK(missing(refusal({.clip_grad = ClipGrad{.max_norm = 1, .norm_type = 0}}), {"norm_type"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.type = "value", .max_norm = 1}}), {"with clip_value"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.max_norm = 1, .clip_value = 1}}), {"clip_value too"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.max_norm = 0}}), {"max_norm above 0", "got 0"}) == "");
+  CHECK(missing(wrapper_refusal({.clip_grad = ClipGrad{.max_norm = 1, .norm_type = 0}}), {"norm_type"}) == "");
   CHECK(missing(message_of<InvalidArgument>([] { OptimWrapper(std::unique_ptr<Optimizer>()); }), {"got none"}) == "");
 }
 

@@ -27,18 +27,18 @@ TEST_CASE("EMAHook: averages are those of the definition, around evaluations and
     training.train();
     REQUIRE(history.size() == 6);
     const Doubles average = average_of(history, options);
-    CHECK(distance(in_val, average) < 1e-14);
-    CHECK(distance(average, history.back()) > 1e-3);
+    CHECK(largest_distance(in_val, average) < 1e-14);
+    CHECK(largest_distance(average, history.back()) > 1e-3);
     CHECK(after_val == history.back());
     CHECK(ema.steps() == 6);
     // Buffers are the model's, or averages like the rest; those of whole numbers are always the model's.
     Doubles buffer{6};
     if (options.update_buffers) buffer = average_of({{1}, {2}, {3}, {4}, {5}, {6}}, options);
-    CHECK(distance(seen_in_val, {buffer[0], 6}) < 1e-14);
+    CHECK(largest_distance(seen_in_val, {buffer[0], 6}) < 1e-14);
     // For inference a checkpoint has the averages; the weights are beside them.
     Counting net;
     load_model(net, folder / "epoch_2.safetensors");
-    CHECK(distance(weights(net), average) < 1e-14);
+    CHECK(largest_distance(weights(net), average) < 1e-14);
     std::string names;
     for (const NamedTensor& named : load_safetensors(folder / "epoch_2.safetensors").tensors)
       if (named.name == "ema.head.weight")
@@ -71,7 +71,7 @@ TEST_CASE("EMAHook: until it begins the averages are the weights") {
     };
     CHECK(averages() == history.back());
     training.train();
-    CHECK(distance(averages(), average_of({history[3], history[4], history[5]}, options)) < 1e-14);
+    CHECK(largest_distance(averages(), average_of({history[3], history[4], history[5]}, options)) < 1e-14);
   }
 }
 

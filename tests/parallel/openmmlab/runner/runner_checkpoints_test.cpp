@@ -8,7 +8,7 @@ namespace {
 
 // Everything a training has: dropout, momentum, accumulation whose windows cross the epochs, three schedulers, the
 // best of its validations.
-struct Training {
+struct SavedTraining {
   Line model;
   OptimWrapper optim{SGD(model.parameters(), {.lr = 0.05, .momentum = 0.9}),
                      {.accumulative_counts = 2, .clip_grad = ClipGrad{.max_norm = 5}}};
@@ -17,7 +17,9 @@ struct Training {
   SquaredError metric;
   Runner<Line> runner;
 
-  explicit Training(RunnerOptions options) : runner(model, optim, complete(std::move(options))) { manual_seed(11); }
+  explicit SavedTraining(RunnerOptions options) : runner(model, optim, complete(std::move(options))) {
+    manual_seed(11);
+  }
 
   void train() { runner.train(loader, val_loader, metric); }
   std::string state() {
@@ -59,7 +61,7 @@ TEST_CASE("Runner: a resumed training has the bits of an undisturbed one") {
        {Cfg(EpochBasedTrainLoop{.max_epochs = 3}), Cfg(IterBasedTrainLoop{.max_iters = 8, .val_interval = 3})}) {
     INFO("by " << (cfg.index() == 0 ? "epochs" : "iterations"));
     const TemporaryFolder whole_folder;
-    Training whole({.train_cfg = cfg, .work_dir = whole_folder.path()});
+    SavedTraining whole({.train_cfg = cfg, .work_dir = whole_folder.path()});
     whole.train();
     const std::string expected = whole.state();
     // At an epoch's end in a window, at one that ends a window, in the middle of an epoch.
@@ -69,12 +71,12 @@ TEST_CASE("Runner: a resumed training has the bits of an undisturbed one") {
       const ContextScope scope(thread_context());
       std::string best;
       {
-        Training first({.train_cfg = cfg, .work_dir = folder.path(), .hooks = {stop_at(at)}});
+        SavedTraining first({.train_cfg = cfg, .work_dir = folder.path(), .hooks = {stop_at(at)}});
         first.train();
         CHECK(first.runner.iter() == at);
         best = first.runner.best_checkpoint();
       }
-      Training second({.train_cfg = cfg, .work_dir = folder.path()});
+      SavedTraining second({.train_cfg = cfg, .work_dir = folder.path()});
       manual_seed(99);
       thread_context().random_stream = 77;
       REQUIRE(second.runner.resume());
@@ -90,13 +92,13 @@ TEST_CASE("Runner: a resumed training has the bits of an undisturbed one") {
 TEST_CASE("Runner: resuming warns of no lost gradients, and nothing there is nothing to resume") {
   const TemporaryFolder folder;
   const RunnerOptions options{.train_cfg = EpochBasedTrainLoop{.max_epochs = 2}, .work_dir = folder.path()};
-  Training none(options);
+  SavedTraining none(options);
   CHECK(!none.runner.resume());
   RunnerOptions stopped = options;
   stopped.hooks = {stop_at(3)};
-  Training(stopped).train();
+  SavedTraining(stopped).train();
   CapturedLog log;
-  Training again(options);
+  SavedTraining again(options);
   REQUIRE(again.runner.resume());
   again.train();
   CHECK(log.messages.empty());
@@ -182,7 +184,7 @@ TEST_CASE("Runner: checkpoints come in their interval, and the oldest go") {
 TEST_CASE("Runner: what does not fit is not resumed, and changes nothing") {
   const TemporaryFolder folder;
   const RunnerOptions options{.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}, .work_dir = folder.path()};
-  Training first(options);
+  SavedTraining first(options);
   first.train();
   const std::string path = folder / "epoch_1.safetensors";
 
@@ -225,7 +227,7 @@ TEST_CASE("Runner: what does not fit is not resumed, and changes nothing") {
   CHECK(missing(refusal(fewer, folder / "plain"), {"[Runner] expected a checkpoint of a Runner", "plain"}) == "");
   CHECK(missing(message_of<Error>([&] { fewer.resume(folder / "none"); }), {"none"}) == "");
   // Another loader than the one it was trained with.
-  Training longer({.train_cfg = EpochBasedTrainLoop{.max_epochs = 2}, .work_dir = folder.path()});
+  SavedTraining longer({.train_cfg = EpochBasedTrainLoop{.max_epochs = 2}, .work_dir = folder.path()});
   REQUIRE(longer.runner.resume());
   DataLoader short_loader(pairs(2), {.batch_size = 2});
   CHECK(missing(message_of<InvalidArgument>([&] { longer.runner.train(short_loader); }),

@@ -24,13 +24,13 @@ std::string files(const std::string& folder) {
   return text;
 }
 
-struct Training {
+struct LoggedTraining {
   Line model;
   OptimWrapper optim{SGD(model.parameters(), {.lr = 0.1, .momentum = 0.5})};
   Prescribed metric{{0.1, 0.4, 0.2, 0.3, 0.9, 0.8}};
   DataLoader<Pairs> loader{pairs(4), {.batch_size = 2}}, val_loader{pairs(2), {.batch_size = 2}};
   Runner<Line> runner;
-  explicit Training(RunnerOptions options) : runner(model, optim, std::move(options)) {}
+  explicit LoggedTraining(RunnerOptions options) : runner(model, optim, std::move(options)) {}
   void train() { runner.train(loader, val_loader, metric); }
 };
 
@@ -38,7 +38,7 @@ struct Training {
 
 TEST_CASE("a Runner's checkpoint is loaded for inference, by load_model and by a Runner without an optimizer") {
   const TemporaryFolder folder;
-  Training training({.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}, .work_dir = folder.path()});
+  LoggedTraining training({.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}, .work_dir = folder.path()});
   training.train();
   const std::string path = folder / "epoch_1.safetensors", expected = all_of(training.model.state_dict());
   const auto fresh = [] {
@@ -76,7 +76,7 @@ TEST_CASE("a Runner's checkpoint is loaded for inference, by load_model and by a
 
 TEST_CASE("a file that has nothing of the model, or a part, does not pass in silence") {
   const TemporaryFolder folder;
-  Training training({.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}, .work_dir = folder.path()});
+  LoggedTraining training({.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}, .work_dir = folder.path()});
   training.train();
   const std::string path = folder / "epoch_1.safetensors";
   struct Other : BaseModel<Other> {
@@ -122,7 +122,7 @@ TEST_CASE("what is better is inferred from the metric's name") {
   const TemporaryFolder folder;
   const auto refusal = [&](SaveBest metrics) {
     return message_of<InvalidArgument>(
-        [&] { Training({.work_dir = folder.path(), .checkpoint = {.save_best = std::move(metrics)}}); });
+        [&] { LoggedTraining({.work_dir = folder.path(), .checkpoint = {.save_best = std::move(metrics)}}); });
   };
   CHECK(missing(refusal("mse"), {"a rule for the metric 'mse'"}) == "");
   CHECK(missing(refusal({"loss", "score"}), {"a rule for the metric 'score'"}) == "");
@@ -133,7 +133,7 @@ TEST_CASE("Runner: the best of several metrics, and of whichever comes first") {
     const TemporaryFolder folder;
     hook.interval = 0;
     hook.save_last = false;
-    Training training(
+    LoggedTraining training(
         {.train_cfg = EpochBasedTrainLoop{.max_epochs = 6}, .work_dir = folder.path(), .checkpoint = hook});
     training.train();
     return files(folder.path()) + cat(training.runner.best_score().value_or(-1));
@@ -168,12 +168,12 @@ TEST_CASE("Runner: a training that is killed between writing and deleting leaves
       if (runner.epoch() == 2) runner.stop_training();
     };
     first.hooks = {hook, stop_at(4)};
-    Training(first).train();
+    LoggedTraining(first).train();
   }
   release("epoch_1.safetensors"), release("best_acc_top1_epoch_1.safetensors");
   CHECK(files(folder.path()) ==
         "best_acc_top1_epoch_1 best_acc_top1_epoch_2 epoch_1 epoch_2 last_checkpoint scalars.json ");
-  Training second(options);
+  LoggedTraining second(options);
   second.metric.next = 2;
   REQUIRE(second.runner.resume());
   second.train();
@@ -186,7 +186,7 @@ TEST_CASE("Runner: a checkpoint that cannot be written supersedes nothing") {
                         .work_dir = folder.path(),
                         .checkpoint = {.max_keep_ckpts = 1, .save_best = "acc/top1"}};
   // Files are written in the order best 1, epoch 1, best 2, epoch 2, …
-  const auto train = [&](Training& training, std::vector<double> scores) {
+  const auto train = [&](LoggedTraining& training, std::vector<double> scores) {
     training.metric = {std::move(scores)};
     try {
       training.train();
@@ -201,7 +201,7 @@ TEST_CASE("Runner: a checkpoint that cannot be written supersedes nothing") {
     if (++saves == 3 || saves == 4 || saves == 6) throw Error("disk is full");
   };
   options.hooks = {full};
-  Training training(options);
+  LoggedTraining training(options);
   CHECK(train(training, {0.1, 0.4}) == "disk is full");  // best 2
   CHECK(training.runner.best_checkpoint() == "best_acc_top1_epoch_1.safetensors");
   CHECK(training.runner.best_score() == 0.1);
@@ -211,7 +211,7 @@ TEST_CASE("Runner: a checkpoint that cannot be written supersedes nothing") {
   CHECK(files(folder.path()) == "best_acc_top1_epoch_4 epoch_1 last_checkpoint scalars.json ");
 
   options.hooks.clear();
-  Training second(options);
+  LoggedTraining second(options);
   REQUIRE(second.runner.resume());
   CHECK(second.runner.epoch() == 1);
   CHECK(train(second, {0.2, 0.1, 0.1}) == "");
@@ -223,7 +223,7 @@ TEST_CASE("Runner: a file that a killed process was writing goes when the traini
   const TemporaryFolder folder;
   RunnerOptions options{
       .train_cfg = EpochBasedTrainLoop{.max_epochs = 2}, .work_dir = folder.path(), .hooks = {stop_at(2)}};
-  Training(options).train();
+  LoggedTraining(options).train();
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
   REQUIRE(::waitpid(child, nullptr, 0) == child);
@@ -237,7 +237,7 @@ TEST_CASE("Runner: a file that a killed process was writing goes when the traini
                                      std::filesystem::file_time_type::clock::now() - std::chrono::hours(25));
   }
   options.hooks.clear();
-  Training second(options);
+  LoggedTraining second(options);
   REQUIRE(second.runner.resume());
   CHECK(exists(today));
   std::filesystem::remove(today);
@@ -254,11 +254,11 @@ TEST_CASE("Runner: scalars.json has every iteration once after a resume") {
   {
     RunnerOptions first = options;
     first.hooks = {stop_at(5)};  // after the last checkpoint, that of epoch 2
-    Training(first).train();
+    LoggedTraining(first).train();
   }
   const std::string path = folder / "scalars.json";
   write_bytes(path, read_bytes(path) + "{\"mode\":\"tra");  // killed in the middle of a line
-  Training second(options);
+  LoggedTraining second(options);
   REQUIRE(second.runner.resume());
   CHECK(read_bytes(path).ends_with("tra"));  // nothing is written before there is something to write
   second.train();
@@ -275,23 +275,23 @@ TEST_CASE("Runner: errors of files say what the system says") {
   const TemporaryFolder folder;
   write_bytes(folder / "file", "");
   const auto failure = [&](auto&& work) { return message_of<Error>(work); };
-  Training in_file({.work_dir = folder / "file"});
+  LoggedTraining in_file({.work_dir = folder / "file"});
   CHECK(missing(failure([&] { in_file.train(); }), {"scalars.json", "Not a directory"}) == "");
   CHECK(missing(failure([&] { in_file.runner.save_checkpoint(folder / "file/x"); }), {"file/x", "Not a directory"}) ==
         "");
   CHECK(!in_file.runner.resume());  // there is no checkpoint
   std::filesystem::create_directories(folder / "loop");
   std::filesystem::create_symlink("last_checkpoint", folder / "loop/last_checkpoint");
-  Training in_circles({.work_dir = folder / "loop"});
+  LoggedTraining in_circles({.work_dir = folder / "loop"});
   CHECK(missing(failure([&] { in_circles.runner.resume(); }),
                 {"last_checkpoint", "Too many levels of symbolic links"}) == "");
   // A folder where a file is to be.
   std::filesystem::create_directories(folder / "run/last_checkpoint");
   std::filesystem::create_directories(folder / "run/scalars.json");
-  Training blocked({.work_dir = folder / "run"});
+  LoggedTraining blocked({.work_dir = folder / "run"});
   CHECK(missing(failure([&] { blocked.train(); }), {"scalars.json", "Is a directory"}) == "");
   std::filesystem::remove(folder / "run/scalars.json");
-  Training no_name({.work_dir = folder / "run"});
+  LoggedTraining no_name({.work_dir = folder / "run"});
   CHECK(missing(failure([&] { no_name.train(); }), {"last_checkpoint", "Is a directory"}) == "");
   std::filesystem::remove(folder / "run/last_checkpoint");
   write_bytes(folder / "run/last_checkpoint", "");

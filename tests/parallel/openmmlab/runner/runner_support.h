@@ -22,7 +22,7 @@
 
 namespace runner_test {
 
-using namespace test;
+using namespace parallel_test;
 using lockstep::test::read_bytes;
 using lockstep::test::TemporaryFolder;
 using lockstep::test::write_bytes;
@@ -31,8 +31,8 @@ using lockstep::test::write_bytes;
 struct Line : BaseModel<Line> {
   Line() {
     const NoGrad no_grad;
-    head.weight.assign(::test::noise({2, 3}, 1));
-    head.bias.assign(::test::noise({2}, 2));
+    head.weight.assign(parallel_test::noise({2, 3}, 1));
+    head.bias.assign(parallel_test::noise({2}, 2));
   }
   ModelOutput<Tensor, std::vector<Tensor>> forward(const Tensor& x, const Tensor& y, Mode mode) const {
     trained = is_training();

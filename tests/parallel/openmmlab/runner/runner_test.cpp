@@ -28,17 +28,17 @@ RunnerHook watching(std::string& said) {
   return hook;
 }
 
-struct Training {
+struct RunTraining {
   Line model;
   OptimWrapper optim;
-  explicit Training(OptimWrapperOptions options = {})
+  explicit RunTraining(OptimWrapperOptions options = {})
       : optim(SGD(model.parameters(), {.lr = 0.1, .momentum = 0.9}), std::move(options)) {}
 };
 
 }  // namespace
 
 TEST_CASE("Runner: epochs, iterations and validations follow each other") {
-  Training t;
+  RunTraining t;
   std::string said;
   DataLoader loader(pairs(5), {.batch_size = 2}), val(pairs(3), {.batch_size = 2});
   SquaredError metric;
@@ -62,7 +62,7 @@ TEST_CASE("Runner: epochs, iterations and validations follow each other") {
 }
 
 TEST_CASE("Runner: iterations go on over the loader's end") {
-  Training t;
+  RunTraining t;
   std::string said;
   DataLoader loader(pairs(5), {.batch_size = 2}), val(pairs(3), {.batch_size = 3});
   SquaredError metric;
@@ -78,7 +78,7 @@ TEST_CASE("Runner: iterations go on over the loader's end") {
 
 TEST_CASE("Runner: an epoch's samples come in the order of that epoch") {
   const auto weights = [](bool with_runner) {
-    Training t;
+    RunTraining t;
     DataLoader loader(pairs(6), {.batch_size = 2, .shuffle = true, .seed = 3});
     manual_seed(4);
     if (with_runner) {
@@ -94,7 +94,7 @@ TEST_CASE("Runner: an epoch's samples come in the order of that epoch") {
 }
 
 TEST_CASE("Runner: validation runs in evaluation mode without gradients, and both come back") {
-  Training t;
+  RunTraining t;
   DataLoader loader(pairs(4), {.batch_size = 2}), val(pairs(2), {.batch_size = 2});
   SquaredError metric;
   std::string said;
@@ -120,7 +120,7 @@ TEST_CASE("Runner: validation runs in evaluation mode without gradients, and bot
 }
 
 TEST_CASE("Runner: accumulation is that of a plain loop, the short last window too") {
-  Training a({.accumulative_counts = 4}), b({.accumulative_counts = 4});
+  RunTraining a({.accumulative_counts = 4}), b({.accumulative_counts = 4});
   DataLoader loader(pairs(6), {.batch_size = 2});
   manual_seed(4);
   Runner runner(a.model, a.optim, {.train_cfg = EpochBasedTrainLoop{.max_epochs = 2}});
@@ -140,7 +140,7 @@ TEST_CASE("Runner: accumulation is that of a plain loop, the short last window t
 }
 
 TEST_CASE("Runner: schedulers step after their iterations and epochs") {
-  Training t;
+  RunTraining t;
   DataLoader loader(pairs(4), {.batch_size = 2});
   std::vector<double> rates, momenta;
   RunnerHook hook;
@@ -160,7 +160,7 @@ TEST_CASE("Runner: schedulers step after their iterations and epochs") {
 }
 
 TEST_CASE("Runner: a training that is stopped ends after the iteration") {
-  Training t;
+  RunTraining t;
   DataLoader loader(pairs(6), {.batch_size = 2});
   RunnerHook hook;
   hook.after_train_iter = [](RunnerCore& runner, const LogVars&) {
@@ -178,7 +178,7 @@ TEST_CASE("Runner: a training that is stopped ends after the iteration") {
 
 TEST_CASE("Runner: logs have the means over their interval") {
   const TemporaryFolder folder;
-  Training t;
+  RunTraining t;
   DataLoader loader(pairs(10), {.batch_size = 2}), val(pairs(3), {.batch_size = 2});
   SquaredError metric;
   std::vector<double> losses;
@@ -219,7 +219,7 @@ TEST_CASE("Runner: logs have the means over their interval") {
 }
 
 TEST_CASE("Runner: what makes no sense is refused") {
-  Training t;
+  RunTraining t;
   const auto refusal = [&](RunnerOptions options) {
     return message_of<InvalidArgument>([&] { Runner(t.model, t.optim, std::move(options)); });
   };

@@ -9,9 +9,6 @@ namespace {
 const std::vector<Shape> kCube{{2, 3, 4}};
 
 // Indices where x is.
-Tensor there(const Tensor& x, const Integers& values, const Shape& shape) {
-  return integers(values, shape).to(x.device());
-}
 Tensor picks(const Tensor& x) { return there(x, {2, 0, 2, 1}, {4}); }
 Tensor grid(const Tensor& x) { return there(x, {0, 2, 1, 1, 0, 0}, {2, 3}); }
 

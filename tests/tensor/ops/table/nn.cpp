@@ -5,9 +5,6 @@ namespace op_tests {
 
 namespace {
 
-Tensor there(const Tensor& x, const Integers& values, const Shape& shape) {
-  return integers(values, shape).to(x.device());
-}
 Tensor numbers(const Tensor& x, const Doubles& values) {
   return f64(values, {static_cast<std::int64_t>(values.size())}).to(x.dtype()).to(x.device());
 }

@@ -67,4 +67,9 @@ std::vector<Row> nn_rows();       // products, and the functions of neural netwo
 // require a gradient.
 std::vector<Tensor> make(const Operands& operands, std::uint64_t seed, bool transposed = false);
 
+// Indices beside x.
+inline Tensor there(const Tensor& x, const Integers& values, const Shape& shape) {
+  return integers(values, shape).to(x.device());
+}
+
 }  // namespace op_tests
