@@ -235,6 +235,7 @@ TEST_CASE("a device of a chain passes sums on while others arrive") {
   std::vector<Tensor> parts;
   for (const Device device : three_devices()) parts.push_back(ones({count}, {.device = device}));
   const Tensor sum = zeros({count}, {.device = device_at(0)});
+  reach_each_other(three_devices());  // the first question copies a probe
   finish(three_devices());
   trace::start();
   detail::sum_along_chain(parts, sum);
