@@ -9,6 +9,7 @@
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/mix.h"
 #include "lockstep/runtime/service_thread.h"
 
 namespace lockstep::detail {
@@ -18,17 +19,15 @@ namespace {
 constexpr std::chrono::seconds kIdleStreamTime{2};
 
 std::atomic<std::uint64_t> steps_of_all_streams{0};
+// How many streams have something to do and do not wait for another one.
+std::atomic<int> able_streams{0};
 
 }  // namespace
 
 void Schedule::pause() {
   if (!on_) return;
   steps_of_all_streams.fetch_add(1, std::memory_order_relaxed);
-  // splitmix64 (Steele et al., 2014)
-  std::uint64_t random = state_ += 0x9E3779B97F4A7C15u;
-  random = (random ^ (random >> 30)) * 0xBF58476D1CE4E5B9u;
-  random = (random ^ (random >> 27)) * 0x94D049BB133111EBu;
-  random ^= random >> 31;
+  const std::uint64_t random = mix(state_ += kMixStep);
   const unsigned kind = random % 32, amount = 1 + random / 32 % 8;
   if (kind < 8) {
     for (unsigned i = 0; i < amount; ++i) sched_yield();
@@ -38,7 +37,10 @@ void Schedule::pause() {
     // Until the others have done something, or have nothing to do.
     const std::uint64_t until = steps_of_all_streams.load(std::memory_order_relaxed) + amount;
     const Clock::time_point give_up = Clock::now() + std::chrono::microseconds(200);
-    while (steps_of_all_streams.load(std::memory_order_relaxed) < until && Clock::now() < give_up) sched_yield();
+    while (steps_of_all_streams.load(std::memory_order_relaxed) < until &&
+           able_streams.load(std::memory_order_relaxed) > 1 && Clock::now() < give_up) {
+      sched_yield();
+    }
   }
 }
 
@@ -106,7 +108,9 @@ void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
   item.caller = caller();
   item.tick = ticks_.issued.load(std::memory_order_relaxed);
   if (!spare_) spare_ = std::make_shared<Failure>(device_);
+  const bool had_nothing = all_done();
   queue_.push_back(std::move(item));
+  if (had_nothing) able_streams.fetch_add(1, std::memory_order_relaxed);
   if (has_thread_) {
     lock.unlock();
     changed_.notify_one();
@@ -117,12 +121,17 @@ void HostStream::push(std::unique_lock<std::mutex>& lock, Item item) {
     start_service_thread(cat("lss-", device_), [this] { work(); });
     has_thread_ = true;
   } catch (const std::bad_alloc&) {
-    queue_.pop_back();
+    drop_last();
     throw;
   } catch (const std::system_error& error) {
-    queue_.pop_back();
+    drop_last();
     throw DeviceError(device_, 0, cat("[stream] expected to start a thread, got: ", error.what()));
   }
+}
+
+void HostStream::drop_last() noexcept {
+  queue_.pop_back();
+  if (all_done()) able_streams.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void HostStream::work() {
@@ -144,6 +153,7 @@ void HostStream::work() {
     perform(item);
     lock.lock();
     running_ = false;
+    if (all_done()) able_streams.fetch_sub(1, std::memory_order_relaxed);
     if (item.mark && !item.waits) {
       // Reported here, so that whoever sees the mark finished sees the stream idle as well.
       item.mark->finish(concerned(item) ? failure_ : nullptr);
@@ -165,7 +175,9 @@ void HostStream::perform(Item& item) noexcept {
         item.task();
       }
     } else if (item.waits) {
+      able_streams.fetch_sub(1, std::memory_order_relaxed);
       const bool reached = item.mark->wait(Deadline::after(timeout_));
+      able_streams.fetch_add(1, std::memory_order_relaxed);
       if (skip) {
         // The first one stays.
       } else if (!reached) {

@@ -65,6 +65,7 @@ class HostStream {
   ~HostStream() = default;
 
   void push(std::unique_lock<std::mutex>& lock, Item item);
+  void drop_last() noexcept;
   void work();
   void perform(Item& item) noexcept;
   void fail(const Item& item, std::shared_ptr<Failure> failure) noexcept;
