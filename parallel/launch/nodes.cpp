@@ -16,7 +16,7 @@
 namespace lockstep::launch {
 namespace {
 
-constexpr Milliseconds kBeat{500}, kLate{2'000};
+constexpr Milliseconds kAskAgain{500}, kEndsLate{2'000};
 // What kEnding says: a rank has failed, all is well (along with kEnd), or, as kEnd, the code and the reason.
 constexpr char kEnding[] = "lockstep-run/ending", kRank[] = "rank", kWell[] = "well";
 constexpr char kFailed[] = "lockstep-run/failed";
@@ -200,10 +200,10 @@ bool Nodes::look() {
   if (options_.node == 0) watch_over();
   try {
     if (!ending()) {
-      const std::string first = store_->get(kEnding, Deadline::after(kBeat));
+      const std::string first = store_->get(kEnding, Deadline::after(kAskAgain));
       if (first != kWell) conclude(Ending{first == kRank ? std::nullopt : std::optional(parse_end(first))});
     }
-    conclude(parse_end(store_->get(kEnd, Deadline::after(kBeat))));
+    conclude(parse_end(store_->get(kEnd, Deadline::after(kAskAgain))));
     return true;
   } catch (const TimeoutError&) {
     return false;
@@ -341,7 +341,7 @@ std::vector<RankEnd> Nodes::leave(bool wait_for_late, Leaving how) {
 
 void Nodes::wait_for_others(bool wait_for_late) {
   const Deadline late = Deadline::after(wait_for_late ? options_.grace : Milliseconds(0));
-  const Deadline deadline = Deadline::after(options_.grace + kLate);
+  const Deadline deadline = Deadline::after(options_.grace + kEndsLate);
   for (int node = 0; node < options_.nodes; ++node) {
     if (!beats_[static_cast<std::size_t>(node)].silent.empty()) continue;  // it has been waited for
     try {

@@ -30,11 +30,11 @@ double look_up(const CollectiveTable& table, double bytes) {
 }
 
 // Latency and rate of a step: across hosts those of the network, of which each rank of a host has its share.
-struct Step {
+struct RingStep {
   double latency, rate;
 };
 
-Step step_within(const Machine& machine) {
+RingStep step_within(const Machine& machine) {
   return {machine.collectives.latency, machine.collectives.ring_bytes_per_second};
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep::simulate {
 namespace {
 
-constexpr double kMicro = 1e-6, kGiga = 1e9, kNever = std::numeric_limits<double>::infinity();
+constexpr double kMicro = 1e-6, kGiga = 1e9, kNoTime = std::numeric_limits<double>::infinity();
 
 // Tables of NCCL's tuning.cc, by protocol: LL, LL128, Simple.
 constexpr double kTreeBase[] = {6.8, 14, 8.4}, kRingBase[] = {6.6, 14, 8.4};
@@ -105,13 +105,13 @@ double nccl_seconds(const Machine& machine, std::string_view op, double bytes, i
   const Shape shape{ranks, hosts == 1 ? ranks : machine.device_count(), hosts, generation(made),
                     static_cast<std::size_t>(protocol)};
   const bool before_volta = made.generation == Generation::pascal;
-  if (protocol == NcclProtocol::ll128 && (before_volta || !made.nvlink)) return kNever;
+  if (protocol == NcclProtocol::ll128 && (before_volta || !made.nvlink)) return kNoTime;
   if (algorithm == NcclAlgorithm::ring) return ring_seconds(machine, op, bytes, shape) + made.host_latency;
-  if (op != "all_reduce") return kNever;
+  if (op != "all_reduce") return kNoTime;
   if (algorithm == NcclAlgorithm::tree) return tree_seconds(machine, bytes, shape) + made.host_latency;
   if (hosts > 1 || made.nvls_from == 0 || ranks < made.nvls_from || made.generation < Generation::hopper ||
       protocol != NcclProtocol::simple)
-    return kNever;
+    return kNoTime;
   const auto measured = made.nvls_by_ranks.find(ranks);
   const double bus = measured != made.nvls_by_ranks.end()
                          ? measured->second
@@ -121,7 +121,7 @@ double nccl_seconds(const Machine& machine, std::string_view op, double bytes, i
 }
 
 NcclChoice nccl_choice(const Machine& machine, std::string_view op, double bytes, int ranks) {
-  NcclChoice best{.seconds = kNever};
+  NcclChoice best{.seconds = kNoTime};
   for (const NcclAlgorithm algorithm : {NcclAlgorithm::ring, NcclAlgorithm::tree, NcclAlgorithm::nvls})
     for (const NcclProtocol protocol : {NcclProtocol::ll, NcclProtocol::ll128, NcclProtocol::simple}) {
       const double seconds = nccl_seconds(machine, op, bytes, ranks, algorithm, protocol);

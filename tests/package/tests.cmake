@@ -67,9 +67,9 @@ if(Python3_FOUND)
 endif()
 
 # Compiles the library once more, as a shared one, which is then installed and found; to be quick, with precompiled
-# headers, unoptimised, without debug information, CUDA and kernels for AVX-512, which the static one has.
+# headers, sources united, unoptimised, without debug information, CUDA and kernels for AVX-512, which the static one has.
 package_test(add_subdirectory "-DLOCKSTEP_SOURCE_DIR=${PROJECT_SOURCE_DIR}" -DBUILD_SHARED_LIBS=ON
-             -DLOCKSTEP_INSTALL=ON -DLOCKSTEP_PRECOMPILE=ON -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_AVX512=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 "-DLOCKSTEP_DEPS_DIR=${LOCKSTEP_DEPS_DIR}")
+             -DLOCKSTEP_INSTALL=ON -DLOCKSTEP_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON -DLOCKSTEP_CUDA=OFF -DLOCKSTEP_AVX512=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 "-DLOCKSTEP_DEPS_DIR=${LOCKSTEP_DEPS_DIR}")
 set_tests_properties(package/add_subdirectory PROPERTIES PROCESSORS 2)
 install_test(install_shared "${binary}/add_subdirectory/lockstep" prefix_shared)
 set_tests_properties(package/install_shared PROPERTIES FIXTURES_REQUIRED built_add_subdirectory)

@@ -24,7 +24,9 @@ if(TARGET lockstep_bench)
   target_link_libraries(lockstep-user-documents PRIVATE lockstep_bench)
 endif()
 # Warnings are not asked for: a piece of a program uses less than it names.
-target_compile_options(lockstep-user-documents PRIVATE -O0 -g0)
+target_compile_options(lockstep-user-documents PRIVATE -O0 -g0 $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+# What nearly every header of the library includes.
+target_precompile_headers(lockstep-user-documents PRIVATE <lockstep/tensor/tensor.h>)
 
 add_test(NAME user/documents_marked COMMAND Python3::Interpreter -B "${user}/documents.py" check "${PROJECT_SOURCE_DIR}")
 add_test(NAME user/reference COMMAND Python3::Interpreter -B "${user}/reference.py" "${PROJECT_SOURCE_DIR}")
