@@ -134,9 +134,9 @@ if(LOCKSTEP_SANITIZE)
        "the calls that a refresh makes*" "NCCL: who waits for a collective to be enqueued asks again*")
 endif()
 
-# Arithmetic, which other names and other numbers of devices do not change.
-string(CONCAT arithmetic_of_tensor "~\"golden*\"~\"*for every option\"~\"derivatives of*\""
-       "~\"*on the device it is moved to*\"")
+# Arithmetic, and races of callers' threads, which other names and other numbers of devices do not change.
+string(CONCAT same_of_tensor "~\"golden*\"~\"*for every option\"~\"derivatives of*\""
+       "~\"*on the device it is moved to*\"~\"autograd: a graph dies in*\"~\"data loader: *\"")
 
 set(fake_layers runtime tensor parallel models)
 if(LOCKSTEP_SANITIZE)  # threads are the business of runtime and parallel
@@ -150,7 +150,7 @@ foreach(layer IN LISTS fake_layers)
   set_tests_properties(fake_cuda/${layer} PROPERTIES COST 200)  # among the longest: begins first
   # The same code on another machine: once is enough for the sanitizers, and for what sees devices through other layers.
   if(NOT LOCKSTEP_SANITIZE AND NOT layer STREQUAL "models")
-    fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases_of_${layer}}${arithmetic_of_${layer}}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
+    fake_cuda_test(${layer}_permuted ${layer} "~[.]${cases_of_${layer}}${same_of_${layer}}" "LOCKSTEP_FAKE_CUDA=seed=3,order=3/0/2/1/5/4/6/7,deny=0-1,lose=2-1")
     set_tests_properties(fake_cuda/${layer}_permuted PROPERTIES COST 200)
   endif()
 endforeach()
@@ -182,7 +182,7 @@ if(NOT LOCKSTEP_SANITIZE)
   fake_cuda_test(small_shared tensor "[.small_shared]" "LOCKSTEP_FAKE_CUDA=shared=99K")
   # As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
   foreach(layer tensor parallel)
-    fake_cuda_test(${layer}_logical ${layer} "~[.]${cases_of_${layer}}${arithmetic_of_${layer}}" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=3")
+    fake_cuda_test(${layer}_logical ${layer} "~[.]${cases_of_${layer}}${same_of_${layer}}" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=3")
   endforeach()
 endif()
 
