@@ -15,6 +15,9 @@ struct ResampleAxis {
   ResampleKind kind;
   double step;
   bool align_corners;
+
+  LOCKSTEP_HD std::int64_t over_result(std::int64_t n) const { return n / result; }
+  LOCKSTEP_HD std::int64_t over_source(std::int64_t n) const { return n / source; }
 };
 
 // source[first … first + count), consecutive elements; those of an average have one weight.
@@ -22,16 +25,17 @@ template <class C>
 struct Taps {
   std::int64_t first, count;
   C weights[2];
-  LOCKSTEP_HD C weight(std::int64_t k) const { return weights[k == 0 ? 0 : 1]; }
+  LOCKSTEP_HD C weight(std::int64_t k) const { return k == 0 ? weights[0] : weights[1]; }
   LOCKSTEP_HD std::int64_t end() const { return first + count; }
 };
 
-// Of element `at` of the result. `first` and `end` never decrease with `at`.
-template <class C>
-LOCKSTEP_HD inline Taps<C> taps_of(const ResampleAxis& a, std::int64_t at) {
+// Of element `at` of the result. `first` and `end` never decrease with `at`. Axis: ResampleAxis, or one that divides in
+// another way.
+template <class C, class Axis>
+LOCKSTEP_HD inline Taps<C> taps_of(const Axis& a, std::int64_t at) {
   if (a.kind == ResampleKind::average) {
-    const std::int64_t first = at * a.source / a.result;
-    const std::int64_t count = ((at + 1) * a.source + a.result - 1) / a.result - first;
+    const std::int64_t first = a.over_result(at * a.source);
+    const std::int64_t count = a.over_result((at + 1) * a.source + a.result - 1) - first;
     const C share = C(1) / static_cast<C>(count);
     return {first, count, {share, share}};
   }
@@ -51,9 +55,9 @@ LOCKSTEP_HD inline Taps<C> taps_of(const ResampleAxis& a, std::int64_t at) {
 }
 
 // The first element of the result that is made of source element `from` or a later one.
-template <class C>
-LOCKSTEP_HD inline std::int64_t first_result_of(const ResampleAxis& a, std::int64_t from) {
-  std::int64_t at = from * a.result / a.source;  // a guess, which rounding and a given step may put off
+template <class C, class Axis>
+LOCKSTEP_HD inline std::int64_t first_result_of(const Axis& a, std::int64_t from) {
+  std::int64_t at = a.over_source(from * a.result);  // a guess, which rounding and a given step may put off
   if (at >= a.result) at = a.result - 1;
   while (at > 0 && taps_of<C>(a, at - 1).end() > from) --at;
   while (at < a.result && taps_of<C>(a, at).end() <= from) ++at;

@@ -47,6 +47,15 @@ install_packages() {
     echo "Could not install $optional: going on without" >&2
 }
 
+# install_disassembler: what reads the CUDA kernels' machine code, from PyPI, where there is CUDA and it can be had.
+install_disassembler() {
+  [ "$(id -u)" = 0 ] && { have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } || return 0
+  ! scripts/sass_report --list-tools >/dev/null 2>&1 || return 0
+  echo "Installing: cuobjdump nvdisasm" >&2
+  timeout 120 scripts/sass_report --install >/dev/null 2>&1 ||
+    echo "Could not install cuobjdump and nvdisasm: going on without" >&2
+}
+
 # configure <preset>: only when there is nothing yet or the presets changed; Ninja notices the rest.
 configure() {
   [ "build/$1/build.ninja" -nt CMakePresets.json ] || cmake --preset "$1"

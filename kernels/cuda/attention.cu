@@ -8,8 +8,12 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
+// Blocks on a multiprocessor, at least; one more would put numbers on the stack.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+inline constexpr int kTileBlocks = std::is_same_v<T, double> ? 2 : 3;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, kTileBlocks<T>)
     attention_kernel(const AttentionProblem<T> a, T* out, Compute<T>* lse, std::int64_t query_tiles) {
   using P = AttentionProblem<T>;
   using C = Compute<T>;

@@ -55,6 +55,7 @@ struct AttentionProblem : AttentionSizes {
   CausalVariant variant;
   Integers lengths, table;
   std::int64_t length_stride, table_row, table_column, pages;
+  Splitter by_page;
   int op;  // that a report names
   lockstep::cuda::KernelReport* report;
   MaskKind mask_kind;
@@ -86,6 +87,7 @@ struct AttentionProblem : AttentionSizes {
         table_row(block_table.present ? block_table.strides[0] : 0),
         table_column(block_table.present ? block_table.strides[1] : 0),
         pages(a.k.view.shape[0]),
+        by_page(page, keys),
         op(reported),
         report(lockstep::cuda::kernel_report(stream.device())),
         mask_kind(!a.mask.view.present                  ? MaskKind::none
@@ -133,43 +135,60 @@ struct AttentionProblem : AttentionSizes {
     const philox::Block block =
         philox::block(static_cast<std::uint64_t>(at / 4), replayed ? replayed[1] : random_stream,
                       replayed ? replayed[0] : random_key);
-    return block.words[at % 4] < threshold ? kept : C(0);
+    std::uint32_t word = block.words[0];  // chosen, not indexed: registers have no index
+#pragma unroll
+    for (int n = 1; n < 4; ++n)
+      if (at % 4 == n) word = block.words[n];
+    return word < threshold ? kept : C(0);
   }
 };
 
-// Rows first … first + kTile - 1 of a head into shared memory, zeros behind the last one. The whole block calls it.
+// A tile of rows into shared memory; `find` says where row 0 … kTile - 1 begins, and null where zeros are to be. The
+// whole block calls it. A warp takes whole rows, all of its rows at once: so loads are of neighbours, several are under
+// way, and no place is divided by the size.
+template <class T, class Find>
+__device__ void load_rows(int size, std::int64_t column_stride, Compute<T>* to, Find&& find) {
+  constexpr int kWarp = 32, kWarps = kThreads / kWarp, kRows = AttentionProblem<T>::kTile / kWarps;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const T* from[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) from[r] = find(warp + r * kWarps);
+  for (int column = lane; column < size; column += kWarp) {
+    Compute<T> value[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) value[r] = from[r] ? widen(from[r][column * column_stride]) : Compute<T>(0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) to[(warp + r * kWarps) * (size + 1) + column] = value[r];
+  }
+}
+
+// Rows first … first + kTile - 1 of a head, zeros behind the last one.
 template <class T>
 __device__ void load_tile(const Heads<T>& from, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t rows,
-                          int size, Compute<T>* to) {
+                          std::int64_t size, Compute<T>* to) {
   const T* head = from.data + b * from.strides.batch + h * from.strides.head;
-  for (int at = static_cast<int>(threadIdx.x); at < AttentionProblem<T>::kTile * size; at += kThreads) {
-    const int row = at / size, column = at % size;
+  load_rows<T>(static_cast<int>(size), from.strides.column, to, [&](int row) {
     const std::int64_t i = first + row;
-    to[row * (size + 1) + column] =
-        i < rows ? widen(head[i * from.strides.row + column * from.strides.column]) : Compute<T>(0);
-  }
+    return i < rows ? head + i * from.strides.row : nullptr;
+  });
 }
 
 // The same of the keys or values of sequence b, which may lie in pages. A page that is not there is reported, and
 // zeros.
 template <class T>
 __device__ void load_keys(const AttentionProblem<T>& a, const Heads<T>& from, std::int64_t b, std::int64_t g,
-                          std::int64_t first, std::int64_t rows, int size, Compute<T>* to) {
+                          std::int64_t first, std::int64_t rows, std::int64_t size, Compute<T>* to) {
   if (!a.table.data) return load_tile(from, b, g, first, rows, size, to);
-  for (int at = static_cast<int>(threadIdx.x); at < AttentionProblem<T>::kTile * size; at += kThreads) {
-    const int row = at / size, column = at % size;
-    const std::int64_t i = first + row;
-    Compute<T> value = 0;
-    if (i < rows) {
-      const std::int64_t at_page = a.table[b * a.table_row + i / a.page * a.table_column];
-      if (is_inside(at_page, a.pages))
-        value = widen(from.data[at_page * from.strides.batch + g * from.strides.head + i % a.page * from.strides.row +
-                                column * from.strides.column]);
-      else
-        report_index(a.report, a.op, at_page, a.pages);
-    }
-    to[row * (size + 1) + column] = value;
-  }
+  load_rows<T>(static_cast<int>(size), from.strides.column, to, [&](int row) -> const T* {
+    if (first + row >= rows) return nullptr;
+    std::int64_t within;
+    const std::int64_t at = a.by_page.split(first + row, &within);
+    const std::int64_t at_page = a.table[b * a.table_row + at * a.table_column];
+    if (is_inside(at_page, a.pages))
+      return from.data + at_page * from.strides.batch + g * from.strides.head + within * from.strides.row;
+    report_index(a.report, a.op, at_page, a.pages);
+    return nullptr;
+  });
 }
 
 template <class C>

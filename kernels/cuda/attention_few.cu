@@ -25,7 +25,7 @@ struct FewProblem : AttentionProblem<T> {
   int rows, key_packs, value_packs, value_groups;  // groups of threads that each have the packs of a row of values
   std::int64_t units, parts, part;                 // part: keys of a block
   bool keys_packed, values_packed;
-  Splitter by_unit, by_query, by_page;
+  Splitter by_unit, by_query;
   Divider by_key_packs, by_value_packs;
 
   FewProblem(const AttentionArgs& args, const Stream& stream) : AttentionProblem<T>(args, stream) {
@@ -48,7 +48,6 @@ struct FewProblem : AttentionProblem<T> {
     keys_packed = packed(args.k.view), values_packed = packed(args.v.view);
     by_unit = Splitter(this->kv_heads, units);
     by_query = Splitter(this->queries, rows);
-    by_page = Splitter(this->page, this->keys);
     by_key_packs = Divider(key_packs), by_value_packs = Divider(value_packs);
   }
   // Of a row of keys in shared memory, in packs. Odd: threads that read one pack of their rows each hit all banks.
@@ -62,7 +61,7 @@ struct FewProblem : AttentionProblem<T> {
   __device__ std::int64_t place(const HeadStrides& s, std::int64_t b, std::int64_t g, std::int64_t j) const {
     if (!this->table.data) return b * s.batch + g * s.head + j * s.row;
     std::int64_t row;
-    const std::int64_t at = by_page.split(j, &row);
+    const std::int64_t at = this->by_page.split(j, &row);
     const std::int64_t page_at = this->table[b * this->table_row + at * this->table_column];
     if (is_inside(page_at, this->pages)) return page_at * s.batch + g * s.head + row * s.row;
     report_index(this->report, this->op, page_at, this->pages);

@@ -10,9 +10,11 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
+constexpr int kGradBlocks = 3;  // on a multiprocessor, at least; one more would put numbers on the stack
+
 // dQ = scale dS K with dS = P (dP - delta), and delta = sum(dO O) of every query for the second kernel.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kGradBlocks)
     attention_grad_query_kernel(const AttentionProblem<T> a, const Heads<T> dout, const Heads<T> out,
                                 const Compute<T>* lse, Compute<T>* deltas, T* dq, std::int64_t query_tiles) {
   using P = AttentionProblem<T>;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // dK = scale dS^T Q, dV = (P M)^T dO with M the dropout's factors.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kGradBlocks)
     attention_grad_key_kernel(const AttentionProblem<T> a, const Heads<T> dout, const Compute<T>* lse,
                               const Compute<T>* deltas, T* dk, T* dv, std::int64_t key_tiles) {
   using P = AttentionProblem<T>;

@@ -17,7 +17,7 @@ struct Options {
 };
 
 template <class T, bool kRows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kLeastBlocks<T>)
     cross_entropy_kernel(const T* x, const std::int64_t* targets, const T* weight, Compute<T>* loss,
                          Compute<T>* target_weight, Compute<T>* log_sum, const Lines lines, const Options o) {
   using C = Compute<T>;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // See the host's for the formula.
 template <class T, bool kRows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kLeastBlocks<T>)
     cross_entropy_grad_kernel(const Compute<T>* dloss, const T* x, const std::int64_t* targets, const T* weight,
                               const Compute<T>* target_weight, const Compute<T>* log_sum, T* dx, const Lines lines,
                               const Options o) {

@@ -30,9 +30,10 @@ __device__ A sum_of_lanes_before(A value, int lane, int lanes, int distance, A* 
   return lane > 0 ? shared[thread - distance] : A(0);
 }
 
+// A sixth block on a multiprocessor would put numbers on the stack.
 // sums: [chunk][line], of the elements of each chunk (written when y is null) or of all before it (null: nothing is).
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 5)
     cumsum_kernel(const T* x, T* y, Sum<T>* sums, const Lines lines, std::int64_t chunk, bool reverse) {
   using A = Sum<T>;
   for_each_line(lines, [&](bool inside, std::int64_t line, std::int64_t begin, int lane, int distance) {

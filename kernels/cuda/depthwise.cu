@@ -23,8 +23,9 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// More blocks on a multiprocessor would put numbers on the stack.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     depthwise_grad_input_kernel(const T* dy, const T* w, T* dx, std::int64_t count, const Windows s,
                                 const Splitter by_column, const Splitter by_row, const Splitter by_channel) {
   const int taps = s.window.kernel[0] * s.window.kernel[1];

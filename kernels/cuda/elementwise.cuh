@@ -79,7 +79,7 @@ template <class Operation>
 inline constexpr int kStrided = Operation::kElements < 4 ? Operation::kElements : 4;
 
 template <class Operation>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kLeastBlocks<typename Operation::In0>)
     elementwise_kernel(const Operation operation, const Arrays<Operation::kInputs> arrays, std::int64_t count) {
   constexpr int kCount = Operation::kElements, kPacks = packs_under_way<Operation>();
   using Output = typename Operation::Output;

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/kernels/common/dispatch.h"
@@ -24,6 +25,11 @@ T* or_null(const Out& out) {
 }
 
 inline constexpr int kThreads = 256;  // of a block, where a kernel says nothing else
+
+// Blocks on a multiprocessor, at least, of a kernel that holds many numbers; 0 leaves it to the compiler. In f64 that
+// would rather have a third block, and some of the numbers on the stack.
+template <class T>
+inline constexpr int kLeastBlocks = std::is_same_v<T, double> ? 2 : 0;
 
 struct Grid {
   dim3 blocks, threads{kThreads};

@@ -8,8 +8,18 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
+// No kernel divides 64 bits.
+struct Axis : ResampleAxis {
+  WideDivider by_result, by_source;
+
+  Axis() = default;
+  explicit Axis(const ResampleAxis& a) : ResampleAxis(a), by_result(a.result), by_source(a.source) {}
+  LOCKSTEP_HD std::int64_t over_result(std::int64_t n) const { return by_result.divide(n); }
+  LOCKSTEP_HD std::int64_t over_source(std::int64_t n) const { return by_source.divide(n); }
+};
+
 struct Resampling {
-  ResampleAxis rows, columns;
+  Axis rows, columns;
   Splitter by_row, by_column;  // of the planes that are written
 
   explicit Resampling(const Resample2dArgs& a)
@@ -17,8 +27,8 @@ struct Resampling {
         by_column(a.y.view.shape[3], element_count(a.y.view.shape)) {
     const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
     const Shape& result = a.adjoint ? a.x.view.shape : a.y.view.shape;
-    rows = {source[2], result[2], a.kind, a.step[0], a.align_corners};
-    columns = {source[3], result[3], a.kind, a.step[1], a.align_corners};
+    rows = Axis({source[2], result[2], a.kind, a.step[0], a.align_corners});
+    columns = Axis({source[3], result[3], a.kind, a.step[1], a.align_corners});
   }
 };
 

@@ -8,7 +8,8 @@ namespace lockstep::kernels::cuda {
 namespace {
 
 template <class T, bool kRows>
-__global__ void __launch_bounds__(kThreads) softmax_kernel(const T* x, T* y, const Lines lines, bool log) {
+__global__ void __launch_bounds__(kThreads, kLeastBlocks<T>)
+    softmax_kernel(const T* x, T* y, const Lines lines, bool log) {
   using C = Compute<T>;
   for_each_line(lines, [&](bool inside, std::int64_t, std::int64_t begin, int lane, int distance) {
     Parts<T, kRows> parts(lines, inside, lane, {x + begin});
@@ -30,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(const T* x, T* y, con
 
 // softmax: dx = y * (dy - sum(dy * y)); log: dx = dy - exp(y) * sum(dy).
 template <class T, bool kRows>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kLeastBlocks<T>)
     softmax_grad_kernel(const T* dy, const T* y, T* dx, const Lines lines, bool log) {
   using C = Compute<T>;
   for_each_line(lines, [&](bool inside, std::int64_t, std::int64_t begin, int lane, int distance) {

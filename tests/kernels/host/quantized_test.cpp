@@ -11,8 +11,10 @@ namespace {
 struct QuantizedSize {
   std::int64_t rows, columns;  // of the weight
 };
-// No multiple of a register, of a block, or of a group; one column; more blocks than lanes of integers are added of.
-constexpr QuantizedSize kQuantizedSizes[] = {{1, 1}, {3, 31}, {5, 65}, {7, 129}, {9, 200}, {66, 515}, {2, 33000}};
+// No multiple of a register, of a block, or of a group; one column; more blocks than lanes of integers are added of; of
+// whole packs, and more of them than there are threads on a GPU's multiprocessor.
+constexpr QuantizedSize kQuantizedSizes[] = {{1, 1},   {3, 31},   {5, 65},    {7, 129},
+                                             {9, 200}, {66, 515}, {2, 33000}, {70, 512}};
 
 struct Weight {
   TestTensor codes, scales;
