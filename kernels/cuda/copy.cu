@@ -41,24 +41,37 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(T* out, T value, bool pa
   for (i += done; i < offsets.count; i += step) out[offsets.at(i).view[0]] = value;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    arange_kernel(T* out, std::int64_t count, std::int64_t stride, double start, double step, bool whole) {
-  const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += grid) {
-    if constexpr (std::is_same_v<T, std::int64_t>) {
-      if (whole) {  // exact beyond 2^53
-        out[i * stride] =
-            functors::plus(static_cast<std::int64_t>(start), functors::times(i, static_cast<std::int64_t>(step)));
-        continue;
-      }
-    }
+struct Range {
+  double start, step;
+  bool whole;  // both are integers
+
+  template <class T>
+  __device__ T at(std::int64_t i) const {
+    if constexpr (std::is_same_v<T, std::int64_t>)
+      if (whole)  // exact beyond 2^53
+        return functors::plus(static_cast<std::int64_t>(start), functors::times(i, static_cast<std::int64_t>(step)));
     const double value = start + static_cast<double>(i) * step;
     if constexpr (std::is_same_v<Compute<T>, T>)
-      out[i * stride] = functors::convert<T>(value);
+      return functors::convert<T>(value);
     else
-      out[i * stride] = narrow<T>(static_cast<float>(value));
+      return narrow<T>(static_cast<float>(value));
   }
+};
+
+// `packs`: how many of them come first; the rest is written one by one.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    arange_kernel(T* out, std::int64_t count, std::int64_t packs, std::int64_t stride, const Range range) {
+  constexpr int kCount = kPack<T>;
+  const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * kThreads,
+                     first = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (std::int64_t p = first; p < packs; p += grid) {
+    Pack<T, kCount> pack;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) pack.element[k] = range.at<T>(p * kCount + k);
+    reinterpret_cast<Pack<T, kCount>*>(out)[p] = pack;
+  }
+  for (std::int64_t i = packs * kCount + first; i < count; i += grid) out[i * stride] = range.at<T>(i);
 }
 
 // A tile has kSize x kSize elements: rows along the fastest dimension of `out`, which `in` has far apart, columns along
@@ -182,9 +195,12 @@ void Kernels::enqueue(const Stream& stream, const ArangeArgs& args) {
   if (count == 0) return;
   const bool whole = std::trunc(args.start) == args.start && std::trunc(args.step) == args.step;
   dispatch(out.dtype, [&]<class T>(Type<T>) {
-    if constexpr (!std::is_same_v<T, bool>)
-      launch(stream, ArangeArgs::kName, arange_kernel<T>, grid_for(stream, count), static_cast<T*>(out.data), count,
-             out.strides[0], args.start, args.step, whole);
+    if constexpr (!std::is_same_v<T, bool>) {
+      const bool packed = out.strides[0] == 1 && aligned_for(out.data, out.dtype, kPack<T>);
+      launch(stream, ArangeArgs::kName, arange_kernel<T>, grid_for(stream, packed ? count / kPack<T> + 1 : count),
+             static_cast<T*>(out.data), count, packed ? count / kPack<T> : 0, out.strides[0],
+             Range{args.start, args.step, whole});
+    }
   });
 }
 

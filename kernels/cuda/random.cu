@@ -1,5 +1,5 @@
-// Random numbers; kernels/philox.h has the mapping from counters to elements. A thread makes the elements of one block
-// of words.
+// Random numbers; kernels/philox.h has the mapping from counters to elements. A thread makes a pack of elements, of one
+// block of words or more.
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
@@ -29,6 +29,9 @@ template <RandomKind kKind, class T>
 inline constexpr int kPerBlock = kKind == RandomKind::bernoulli                              ? 4
                                  : kKind == RandomKind::integer || std::is_same_v<T, double> ? 2
                                                                                              : 4;
+
+template <RandomKind kKind, class T>
+inline constexpr int kMade = kPack<T> > kPerBlock<kKind, T> ? kPack<T> : kPerBlock<kKind, T>;
 
 template <RandomKind kKind, class T>
 __device__ void make(const philox::Block& block, const Numbers& n, T* out) {
@@ -65,13 +68,16 @@ __device__ void make(const philox::Block& block, const Numbers& n, T* out) {
 template <RandomKind kKind, class T>
 __global__ void __launch_bounds__(kThreads)
     random_kernel(T* out, std::int64_t count, bool packed, const Numbers numbers) {
-  constexpr int kCount = kPerBlock<kKind, T>;
+  constexpr int kCount = kMade<kKind, T>, kOfBlock = kPerBlock<kKind, T>, kBlocks = kCount / kOfBlock;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   const std::uint64_t key = numbers.replayed ? numbers.replayed[0] : numbers.key;
   const std::uint64_t stream = numbers.replayed ? numbers.replayed[1] : numbers.stream;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i * kCount < count; i += step) {
     Pack<T, kCount> made;
-    make<kKind, T>(philox::block(static_cast<std::uint64_t>(i), stream, key), numbers, made.element);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+      make<kKind, T>(philox::block(static_cast<std::uint64_t>(i * kBlocks + b), stream, key), numbers,
+                     made.element + b * kOfBlock);
     if (packed && (i + 1) * kCount <= count) {
       reinterpret_cast<Pack<T, kCount>*>(out)[i] = made;
       continue;
@@ -86,9 +92,9 @@ template <RandomKind kKind, class T>
 void run(const Stream& stream, const RandomArgs& args, const Numbers& numbers) {
   const std::int64_t count = element_count(args.out.view.shape);
   if (count == 0) return;
-  const std::int64_t blocks = (count + kPerBlock<kKind, T> - 1) / kPerBlock<kKind, T>;
-  launch(stream, RandomArgs::kName, random_kernel<kKind, T>, grid_for(stream, blocks), data<T>(args.out), count,
-         aligned_for(args.out.view.data, args.out.view.dtype, kPerBlock<kKind, T>), numbers);
+  constexpr int kCount = kMade<kKind, T>;
+  launch(stream, RandomArgs::kName, random_kernel<kKind, T>, grid_for(stream, (count + kCount - 1) / kCount),
+         data<T>(args.out), count, aligned_for(args.out.view.data, args.out.view.dtype, kCount), numbers);
 }
 
 }  // namespace

@@ -46,6 +46,16 @@ TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
       TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, gates_shape), dbefore(dtype, state);
       dh.fill_random(3), dc.fill_random(4);
       run(LstmCellGradArgs{dh.in(), dc.in(), activated.in(), before.in(), c.in(), dgates.out(), dbefore.out()});
+      // What is absent is zero.
+      TestTensor zero(dtype, state), got(dtype, gates_shape), want(dtype, gates_shape), want_before(dtype, state);
+      zero.fill([](std::int64_t) { return 0.0; });
+      for (const bool of_h : {true, false}) {
+        const In h_in = of_h ? dh.in() : zero.in(), c_in = of_h ? zero.in() : dc.in();
+        run(LstmCellGradArgs{h_in, c_in, activated.in(), before.in(), c.in(), want.out(), want_before.out()});
+        run(LstmCellGradArgs{
+            of_h ? h_in : In{}, of_h ? In{} : c_in, activated.in(), before.in(), c.in(), got.out(), {}});
+        CHECK(got.values() == want.values());
+      }
 
       auto want_h = zeros_like(h), want_c = zeros_like(c), want_dgates = zeros_like(gates),
            want_dbefore = zeros_like(h);
