@@ -71,17 +71,26 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// y = product + bias, from [outputs][images][width] to the planes of the images; without a product, y = bias.
-template <class T>
+// y = product + bias, from [outputs][images][width] to the planes of the images; without a product, y = bias. In packs
+// of kCount neighbours of a plane.
+template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
-    finish_kernel(const Compute<T>* product, const T* bias, T* y, std::int64_t count, std::int64_t outputs,
+    finish_kernel(const Compute<T>* product, const T* bias, T* y, std::int64_t packs, std::int64_t outputs,
                   std::int64_t plane, const Chunk chunk, const Splitter by_width, const Splitter by_output) {
-  for_each_position(count, [&](std::int64_t i) {
+  using C = Compute<T>;
+  for_each_position(packs, [&](std::int64_t i) {
     std::int64_t p, o;
     const std::int64_t n = by_output.split(by_width.split(i, &p), &o);
-    Compute<T> value = bias ? widen(bias[o]) : Compute<T>(0);
-    if (product) value += product[(o * chunk.images + n) * chunk.width + p];
-    y[((chunk.first + n) * outputs + o) * plane + chunk.begin + p] = narrow<T>(value);
+    Pack<C, kCount> values;
+#pragma unroll
+    for (C& value : values.element) value = C(-0.0);  // which changes no sum
+    if (product)
+      values = *reinterpret_cast<const Pack<C, kCount>*>(product + (o * chunk.images + n) * chunk.width + p * kCount);
+    const C added = bias ? widen(bias[o]) : C(0);
+    Pack<T, kCount> result;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) result.element[k] = narrow<T>(added + values.element[k]);
+    reinterpret_cast<Pack<T, kCount>*>(y + ((chunk.first + n) * outputs + o) * plane + chunk.begin)[p] = result;
   });
 }
 
@@ -99,9 +108,15 @@ void image_to_columns(const Stream& stream, const char* op, const ConvSizes& s, 
 template <class T>
 void finish(const Stream& stream, const ConvSizes& s, const Compute<T>* product, const T* bias, T* y,
             const Chunk& chunk) {
-  const std::int64_t count = s.outputs * chunk.columns();
-  launch(stream, Conv2dArgs::kName, finish_kernel<T>, grid_for(stream, count), product, bias, y, count, s.outputs,
-         s.out_plane(), chunk, Splitter(chunk.width, count), Splitter(s.outputs, count));
+  constexpr int kCount = kPack<T>;
+  const auto divided = [](std::int64_t size) { return size % kCount == 0; };
+  // Chunks of a plane begin at multiples of a width that all but the last one have.
+  const bool packed = divided(chunk.width) && divided(s.out_plane()) &&
+                      aligned_for(product, dtype_of<Compute<T>>(), kCount) && aligned_for(y, dtype_of<T>(), kCount);
+  const std::int64_t each = packed ? kCount : 1, packs = s.outputs * chunk.columns() / each;
+  launch(stream, Conv2dArgs::kName, packed ? finish_kernel<T, kCount> : finish_kernel<T, 1>, grid_for(stream, packs),
+         product, bias, y, packs, s.outputs, s.out_plane(), chunk, Splitter(chunk.width / each, packs),
+         Splitter(s.outputs, packs));
 }
 
 // dy of a chunk as [outputs][images][width]: a copy unless it is one image.
@@ -321,7 +336,8 @@ void list_conv(KernelList& list) {
   });
   for_floating([&]<class T>(Type<T>) {
     list.add(columns_to_image_kernel<T>);
-    list.add(finish_kernel<T>);
+    list.add(finish_kernel<T, kPack<T>>);
+    list.add(finish_kernel<T, 1>);
   });
 }
 

@@ -25,7 +25,7 @@ TEST_CASE("convolution in chunks", "[conv][chunks]") {
   for (const int groups : {1, 2})
     for (const std::int64_t batch : {1, 5})
       for (const DType dtype : kFloatingDTypes)
-        for (const std::int64_t bytes : {1, 3000, 20000, 100000, 1 << 30}) {
+        for (const std::int64_t bytes : {1, 3000, 6000, 20000, 100000, 1 << 30}) {
           kernels::cuda::columns_bytes = bytes;
           const Window2d window{.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
           TestTensor x(dtype, {batch, 4, 12, 11}), w(dtype, {6, 4 / groups, 3, 3}), bias(dtype, {6}),

@@ -29,11 +29,12 @@ enum class Layout {
   broadcast,      // every second dimension repeats with stride 0, beginning with the last
   slice,          // part of a larger tensor: gaps between rows, and a start that no vector likes
   channels_last,  // of rank 4, [N, C, H, W] stored in the order N, H, W, C
+  shifted,        // contiguous, with a start that no vector likes
 };
 inline constexpr Layout kInputLayouts[] = {Layout::contiguous, Layout::transposed, Layout::broadcast, Layout::slice};
 inline constexpr Layout kOutputLayouts[] = {Layout::contiguous, Layout::transposed, Layout::slice};
 inline const char* name_of(Layout layout) {
-  constexpr const char* kNames[] = {"contiguous", "transposed", "broadcast", "slice", "channels_last"};
+  constexpr const char* kNames[] = {"contiguous", "transposed", "broadcast", "slice", "channels_last", "shifted"};
   return kNames[static_cast<int>(layout)];
 }
 
@@ -90,7 +91,7 @@ class TestTensor {
       for (int d = 0; d < shape.rank(); ++d) take(d, gap);
     else
       for (int d = shape.rank() - 1; d >= 0; --d) take(d, gap);
-    offset_ = kGuard + (layout == Layout::slice ? 1 : 0);
+    offset_ = kGuard + (layout == Layout::slice || layout == Layout::shifted ? 1 : 0);
     // 8-byte units: the start of an i64 or f64 element must be aligned.
     storage_.resize((static_cast<std::size_t>(offset_ + stride + kGuard) * size_of(dtype) + 7) / 8);
     std::memset(storage_.data(), kPattern, storage_.size() * 8);

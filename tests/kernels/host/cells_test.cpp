@@ -13,7 +13,10 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 struct CellSize {
   std::int64_t batch, hidden;
 };
-constexpr CellSize kCellSizes[] = {{1, 1}, {3, 5}, {2, 64}, {5, 33}, {0, 4}, {4, 0}};
+constexpr std::pair<CellSize, Layout> kCells[] = {{{1, 1}, Layout::contiguous},  {{3, 5}, Layout::contiguous},
+                                                  {{2, 64}, Layout::contiguous}, {{2, 64}, Layout::shifted},
+                                                  {{5, 33}, Layout::contiguous}, {{0, 4}, Layout::contiguous},
+                                                  {{4, 0}, Layout::contiguous}};
 
 // Element j of gate k of a row, in [batch, gates * hidden].
 std::int64_t gate(const CellSize& s, std::int64_t row, int gates, int k, std::int64_t j) {
@@ -33,9 +36,9 @@ double& at(std::vector<double>& v, std::int64_t i) { return v[static_cast<std::s
 
 TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
   for (const DType dtype : kFloatingDTypes)
-    for (const CellSize& s : kCellSizes) {
+    for (const auto& [s, layout] : kCells) {
       const Shape state{s.batch, s.hidden}, gates_shape{s.batch, 4 * s.hidden};
-      TestTensor gates(dtype, gates_shape), before(dtype, state), activated(dtype, gates_shape);
+      TestTensor gates(dtype, gates_shape, layout), before(dtype, state), activated(dtype, gates_shape);
       TestTensor h(dtype, state), c(dtype, state), plain_h(dtype, state), plain_c(dtype, state);
       gates.fill_random(1), before.fill_random(2);
       run(LstmCellArgs{gates.in(), before.in(), activated.out(), h.out(), c.out()});
@@ -43,7 +46,7 @@ TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
       CHECK(plain_h.values() == h.values());
       CHECK(plain_c.values() == c.values());
 
-      TestTensor dh(dtype, state), dc(dtype, state), dgates(dtype, gates_shape), dbefore(dtype, state);
+      TestTensor dh(dtype, state, layout), dc(dtype, state), dgates(dtype, gates_shape), dbefore(dtype, state);
       dh.fill_random(3), dc.fill_random(4);
       run(LstmCellGradArgs{dh.in(), dc.in(), activated.in(), before.in(), c.in(), dgates.out(), dbefore.out()});
       // What is absent is zero.
@@ -81,16 +84,17 @@ TEST_CASE("lstm_cell and its gradient follow the formulas", "[cells]") {
 
 TEST_CASE("gru_cell and its gradient follow the formulas", "[cells]") {
   for (const DType dtype : kFloatingDTypes)
-    for (const CellSize& s : kCellSizes) {
+    for (const auto& [s, layout] : kCells) {
       const Shape state{s.batch, s.hidden}, gates_shape{s.batch, 3 * s.hidden};
-      TestTensor input(dtype, gates_shape), hidden(dtype, gates_shape), before(dtype, state);
+      TestTensor input(dtype, gates_shape, layout), hidden(dtype, gates_shape), before(dtype, state);
       TestTensor activated(dtype, gates_shape), h(dtype, state), plain(dtype, state);
       input.fill_random(1), hidden.fill_random(2), before.fill_random(3);
       run(GruCellArgs{input.in(), hidden.in(), before.in(), activated.out(), h.out()});
       run(GruCellArgs{input.in(), hidden.in(), before.in(), {}, plain.out()});
       CHECK(plain.values() == h.values());
 
-      TestTensor dh(dtype, state), dinput(dtype, gates_shape), dhidden(dtype, gates_shape), dbefore(dtype, state);
+      TestTensor dh(dtype, state, layout), dinput(dtype, gates_shape), dhidden(dtype, gates_shape),
+          dbefore(dtype, state);
       dh.fill_random(4);
       run(GruCellGradArgs{dh.in(), activated.in(), hidden.in(), before.in(), dinput.out(), dhidden.out(),
                           dbefore.out()});

@@ -168,14 +168,27 @@ TEST_CASE("dequantised weights are codes times scales, rounded once", "[quantize
       const Weight weight(size, group);
       for (const DType dtype : kFloatingDTypes) {
         INFO(cat(dtype, " group ", group, " ", size.rows, "x", size.columns));
-        TestTensor out(dtype, {size.rows, size.columns});
-        run(DequantizeArgs{weight.view(), out.out()});
         const auto want = [&](std::int64_t i) {
           return double{static_cast<float>(weight.at(i / size.columns, i % size.columns))};
         };
-        REQUIRE(mismatch(out, want, 0) == "");
+        for (const Layout layout : {Layout::contiguous, Layout::shifted}) {
+          TestTensor out(dtype, {size.rows, size.columns}, layout);
+          run(DequantizeArgs{weight.view(), out.out()});
+          REQUIRE(mismatch(out, want, 0) == "");
+        }
       }
     }
+}
+
+TEST_CASE("weights of fewer bits may begin at any byte", "[quantized]") {
+  for (const std::int64_t group : {0, 32}) {
+    const Weight weight({4, 64}, group);
+    TestTensor codes(weight.codes.dtype(), weight.codes.shape(), Layout::shifted), out(DType::f32, {4, 64});
+    codes.fill([&](std::int64_t i) { return weight.codes[i]; });
+    run(DequantizeArgs{{codes.in(), weight.scales.in(), weight.columns, weight.group}, out.out()});
+    CHECK(mismatch(
+              out, [&](std::int64_t i) { return double{static_cast<float>(weight.at(i / 64, i % 64))}; }, 0) == "");
+  }
 }
 
 TEST_CASE("products of quantised weights are of f32, f16 and bf16", "[quantized]") {
