@@ -154,7 +154,8 @@ class ReplicaPool;
 //   other sizes do.
 //
 // Threads: one for each replica, and one. All functions may be called from any thread, submit() and cancel() also from
-// callbacks and from the module; waiting for an answer in there would stop a replica.
+// callbacks and from the module; waiting for an answer in there would stop a replica, and drain() and warm_up() throw
+// Error there. In a child that was forked off, all but stats() and the destructor throw Error.
 template <class M, class R, class... Args>
 class ReplicaPool<M, R(Args...)> {
   static_assert(std::derived_from<M, ModuleBase>, "ReplicaPool serves modules");
@@ -213,11 +214,12 @@ class ReplicaPool<M, R(Args...)> {
     warm_up(std::vector<Inputs>{example}, timeout);
   }
 
-  // Calls `change(module)`, which loads new elements (load_model, load_state_dict, assign), and brings them to all
-  // replicas. Requests go on meanwhile: each batch is computed with the old ones or with the new ones, all of it.
-  // Returns when every replica has the new ones; throws what `change` throws, which then has changed nothing, Error
-  // while a replica hangs, and TimeoutError when one begins to hang: then some replicas may have the old ones until the
-  // next update.
+  // Calls `change(module)`, which makes one load of new elements (load_model, load_state_dict, assign), and brings them
+  // to all replicas. Requests go on meanwhile: each batch is computed with the old ones or with the new ones, all of
+  // it. Returns when every replica has the new ones; throws what `change` throws, Error while a replica hangs, and
+  // TimeoutError when one begins to hang: then some replicas may have the old ones until the next update. A load that
+  // throws has changed nothing. Several loads are several steps: replicas at home compute with each as it is made, also
+  // when a later one throws.
   template <class F>
   void update(F&& change) {
     const std::lock_guard lock(update_);

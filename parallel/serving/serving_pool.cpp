@@ -40,6 +40,12 @@ ServingPool::~ServingPool() = default;
 bool ServingPool::inside() const { return pool_of_this_thread == this; }
 void ServingPool::enter() { pool_of_this_thread = this; }
 
+// What waits for the pool's threads is not one of them, nor in another process.
+void ServingPool::check_may_wait() const {
+  check_generation("ReplicaPool", generation_);
+  if (inside()) fail<Error>("[ReplicaPool] expected another thread than the pool's to wait for it, got one of them");
+}
+
 void ServingPool::wait_until(Lock& lock, std::condition_variable& condition, std::optional<Clock::time_point> time) {
   if (!time || !clock_.runs() || *time == Clock::time_point::max())
     condition.wait(lock);
@@ -61,9 +67,8 @@ bool ServingPool::closed() const {
   return !accepting_;
 }
 
-void ServingPool::check_accepting() {
+void ServingPool::check_accepting() const {
   if (accepting_) return;
-  ++stats_.refused;
   for (const auto& replica : replicas_)
     if (replica->stats.state == ReplicaState::lost && !any_replica(ReplicaState::hung))
       fail<Refused>("[ReplicaPool] expected a replica that serves, got none: ", replica->stats.error);
@@ -86,6 +91,7 @@ std::shared_ptr<ServingRequest> ServingPool::make_room(Lock& lock, ServingReques
     const auto late = [&] { return clock_.now() >= request.deadline; };
     while (is_full() && accepting_ && !late()) wait_until(lock, room_, request.deadline);
     --stats_.waiting;
+    stats_.refused += !accepting_;
     check_accepting();
     if (!is_full()) return nullptr;
     ++stats_.refused;
@@ -109,6 +115,7 @@ void ServingPool::submit(const std::shared_ptr<ServingRequest>& request) {
   std::exception_ptr why;
   {
     Lock lock(mutex_);
+    stats_.refused += !accepting_;
     check_accepting();
     dropped = make_room(lock, *request, why);
     request->number = next_number_++;
@@ -127,6 +134,7 @@ void ServingPool::submit(const std::shared_ptr<ServingRequest>& request) {
 }
 
 bool ServingPool::cancel(ServingRequest& request) {
+  check_generation("ReplicaPool", generation_);
   static const auto error =
       std::make_exception_ptr(Cancelled("[ReplicaPool] the request was cancelled by its submitter"));
   return finish(request, Outcome::cancelled, error);
@@ -194,6 +202,7 @@ Requests ServingPool::empty_queue() {
 }
 
 bool ServingPool::drain(Deadline deadline) {
+  check_may_wait();
   Lock lock(mutex_);
   accepting_ = false;
   wake_all();
@@ -206,6 +215,7 @@ bool ServingPool::drain(Deadline deadline) {
 }
 
 void ServingPool::close() {
+  check_generation("ReplicaPool", generation_);
   auto error = std::make_exception_ptr(Cancelled("[ReplicaPool] the pool was closed before a replica had the request"));
   Requests queued;
   {
@@ -218,6 +228,7 @@ void ServingPool::close() {
 }
 
 void ServingPool::check_returning() const {
+  check_generation("ReplicaPool", generation_);
   const Lock lock(mutex_);
   for (const auto& replica : replicas_)
     if (replica->stats.state == ReplicaState::hung)

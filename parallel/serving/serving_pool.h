@@ -98,9 +98,10 @@ class LOCKSTEP_API ServingPool : public std::enable_shared_from_this<ServingPool
   void publish(std::span<End> ends) noexcept;  // of requests that the caller has claimed
   bool inside() const;                         // in a thread of a replica of this pool
   void enter();
+  void check_may_wait() const;
 
   // Under the mutex.
-  void check_accepting();
+  void check_accepting() const;
   // The request that goes for it, if one does, and why.
   std::shared_ptr<ServingRequest> make_room(Lock& lock, ServingRequest& request, std::exception_ptr& why);
   Requests empty_queue();

@@ -97,7 +97,7 @@ void ServingPool::start() {
 }
 
 void ServingPool::run_chores(const std::function<void(int replica)>& chore, Deadline deadline) {
-  check_generation("ReplicaPool", generation_);
+  check_may_wait();
   struct Progress {
     std::mutex mutex;
     std::condition_variable done;

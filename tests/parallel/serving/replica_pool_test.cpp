@@ -300,6 +300,24 @@ TEST_CASE("drain answers what was taken and takes no more; the end of a pool can
   CHECK_THROWS_AS(answers[2].get(), Cancelled);
 }
 
+TEST_CASE("waiting for a pool in one of its threads is an error at once") {
+  ReplicaPool pool(Linear(3, 2), {.devices = {Device::host(0)}, .max_batch_samples = 1});
+  std::string drained, warmed;
+  pool.submit(ones({1, 3}), {}, [&](const Answer<Tensor>&) {
+    drained = support::message_of<Error>([&] { pool.drain(); });
+    warmed = support::message_of<Error>([&] { pool.warm_up(std::tuple(ones({1, 3}))); });
+  });
+  REQUIRE(pool.submit(ones({1, 3}), {.priority = -1}).get().shape() == Shape{1, 2});  // it still takes requests
+  CHECK_THAT(drained, Contains("expected another thread than the pool's to wait for it, got one of them"));
+  CHECK(warmed == drained);
+
+  pool.close();
+  CHECK_THROWS_AS(pool.warm_up(std::tuple(ones({1, 3}))), Refused);
+  CHECK(pool.stats().refused == 0);  // which is no request
+  CHECK_THROWS_AS(pool.submit(ones({1, 3})), Refused);
+  CHECK(pool.stats().refused == 1);
+}
+
 TEST_CASE("callbacks hear of every end, may submit, and are logged when they throw") {
   Served net;
   const CapturedLog log;
