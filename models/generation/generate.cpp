@@ -17,8 +17,10 @@ std::vector<Generated> generate(const LanguageModel& model, const std::vector<st
   std::vector<std::int64_t> pages;
   for (const auto& prompt : prompts) {
     const auto length = static_cast<std::int64_t>(prompt.size());
-    std::int64_t most = length + std::max<std::int64_t>(options.max_new_tokens, 0);
-    if (positions > 0) most = std::max(length, std::min(most, positions));
+    // Where the model has no last position: more than any cache has pages for, and sums of it are numbers.
+    constexpr std::int64_t kEndless = std::int64_t{1} << 40;
+    const std::int64_t room = std::max<std::int64_t>((positions > 0 ? positions : kEndless) - length, 0);
+    const std::int64_t most = length + std::clamp<std::int64_t>(options.max_new_tokens, 0, room);
     pages.push_back(most / page + 1);
   }
   std::sort(pages.rbegin(), pages.rend());

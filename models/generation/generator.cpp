@@ -342,6 +342,7 @@ Generator::Generator(std::shared_ptr<const LanguageModel> model, const Generator
   LOCKSTEP_CHECK(model != nullptr, "[Generator] expected a model, got null");
   LOCKSTEP_CHECK(options.timeout.count() > 0, "[Generator] expected a timeout above 0, got ", options.timeout.count(),
                  " ms");
+  LOCKSTEP_CHECK(options.max_queued > 0, "[Generator] expected room for at least 1 request, got ", options.max_queued);
   body_ = std::make_shared<Body>(std::move(model), options);
   detail::threads_begin();
   const detail::BlockedSignals blocked;

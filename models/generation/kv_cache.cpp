@@ -1,6 +1,6 @@
 #include "lockstep/models/generation/kv_cache.h"
 
-#include <algorithm>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -17,8 +17,8 @@ struct KvCache::Body {
   LanguageModelShape shape;
   Device device;
   DType dtype;
+  detail::KvPools pools;  // first, which refuses sizes that make no sense
   detail::PageTable table;
-  detail::KvPools pools;
 };
 
 namespace {
@@ -33,6 +33,8 @@ detail::KvPools pools_of(const LanguageModel& model, const KvCacheOptions& optio
   LOCKSTEP_CHECK(options.pages > 0 && options.page_size > 0,
                  "[KvCache] expected pages and tokens in a page to be at least 1, got ", options.pages, " pages of ",
                  options.page_size);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // pages have numbers of 32 bits
+  LOCKSTEP_CHECK(options.pages <= kMost, "[KvCache] expected at most ", kMost, " pages, got ", options.pages);
   LOCKSTEP_CHECK(shape.layers > 0 && shape.heads > 0 && shape.head_size > 0 && shape.vocabulary > 0,
                  "[KvCache] expected a model with layers, heads and words, got ",
                  describe(shape, model.device(), model.dtype()));
@@ -47,10 +49,8 @@ detail::KvPools pools_of(const LanguageModel& model, const KvCacheOptions& optio
 }  // namespace
 
 KvCache::KvCache(const LanguageModel& model, const KvCacheOptions& options)
-    : body_(new Body{
-          model.shape(), model.device(), model.dtype(),
-          detail::PageTable(std::max<std::int64_t>(options.pages, 0), options.page_size, options.share_prefixes),
-          pools_of(model, options)}) {}
+    : body_(new Body{model.shape(), model.device(), model.dtype(), pools_of(model, options),
+                     detail::PageTable(options.pages, options.page_size, options.share_prefixes)}) {}
 KvCache::~KvCache() = default;
 KvCache::KvCache(KvCache&&) noexcept = default;
 KvCache& KvCache::operator=(KvCache&&) noexcept = default;

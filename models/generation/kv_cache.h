@@ -35,7 +35,8 @@ struct KvCacheStats {
 // before the cache does.
 class LOCKSTEP_API KvCache {
  public:
-  // Borrows nothing of the model but its shape, device and dtype. InvalidArgument for sizes below 1; OutOfMemory.
+  // Borrows nothing of the model but its shape, device and dtype. InvalidArgument for sizes below 1, and for 2^31 pages
+  // or more; OutOfMemory.
   KvCache(const LanguageModel& model, const KvCacheOptions& options);
   ~KvCache();
   KvCache(KvCache&&) noexcept;

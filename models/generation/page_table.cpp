@@ -69,6 +69,8 @@ void PageTable::evict() {
 
 bool PageTable::reserve(std::int64_t number, std::int64_t count) {
   auto& sequence = const_cast<Sequence&>(at(number));
+  LOCKSTEP_CHECK(count >= 0, "[KvCache] expected pages for 0 tokens or more for sequence ", number, ", got ", count);
+  if (count > pages_ * page_size_ - sequence.length()) return false;
   const std::int64_t pages = (sequence.length() + count + page_size_ - 1) / page_size_;
   const std::int64_t more = pages - static_cast<std::int64_t>(sequence.pages.size());
   if (more > available()) return false;

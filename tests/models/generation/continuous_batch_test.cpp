@@ -1,6 +1,7 @@
 // ContinuousBatch and generate: every request gets what it gets alone, whoever joins, leaves or waits beside it.
 #include "lockstep/models/generation/continuous_batch.h"
 
+#include <limits>
 #include <map>
 
 #include "lockstep/models/generation/generate.h"
@@ -87,6 +88,8 @@ TEST_CASE("a sequence ends behind a stop token, where nobody listens any more, a
   CHECK(last.tokens.size() == 5);
   CHECK(last.tokens == model.continued(prompt_of(195), 5));
   CHECK(last.finish == FinishReason::length);
+  constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max();
+  CHECK(generate(model, prompt_of(150), {.max_new_tokens = kEndless}).tokens == model.continued(prompt_of(150), 50));
 }
 
 TEST_CASE("requests join and leave between two steps, and prompts are read in parts") {

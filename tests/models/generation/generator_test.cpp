@@ -352,6 +352,9 @@ TEST_CASE("a generator refuses wrong requests where they are made") {
   const auto model = std::make_shared<GatedModel>();
   CHECK_THROWS_AS(Generator(nullptr, small_options()), InvalidArgument);
   CHECK_THROWS_AS(Generator(model, {}), InvalidArgument);
+  GeneratorOptions roomless = small_options();
+  roomless.max_queued = 0;
+  CHECK_THROWS_WITH(Generator(model, roomless), Contains("room for at least 1 request, got 0"));
   Generator generator(model, small_options());
   CHECK_THROWS_AS(generator.submit({}), InvalidArgument);
   CHECK_THROWS_AS(generator.submit({37}), InvalidArgument);

@@ -1,6 +1,8 @@
 // KvCache: decoding with pages gives what the whole sequence gives; pages are taken, shared and given back.
 #include "lockstep/models/generation/kv_cache.h"
 
+#include <limits>
+
 #include "models/generation/small_model.h"
 #include "support/catch.h"
 #include "support/devices.h"
@@ -226,6 +228,7 @@ TEST_CASE("a cache that is full says so, and computes nothing") {
   CHECK(model.calls == 0);
   CHECK(cache.length(sequence) == 0);
   CHECK_FALSE(cache.reserve(sequence, 13));
+  CHECK_FALSE(cache.reserve(sequence, std::numeric_limits<std::int64_t>::max()));
   CHECK(cache.stats().used == 0);
   CHECK(cache.reserve(sequence, 12));
   CHECK(cache.stats().used == 3);
@@ -251,6 +254,9 @@ TEST_CASE("a cache refuses what does not fit it, and names both sides") {
   SmallModel model(support::first_devices(1)[0]);
   CHECK_THROWS_WITH(KvCache(model, {}), Contains("at least 1, got 0 pages of 16"));
   CHECK_THROWS_WITH(KvCache(model, {.pages = 2, .page_size = 0}), Contains("got 2 pages of 0"));
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK_THROWS_WITH(KvCache(model, {.pages = most}), Contains("at most 2147483647 pages") && Contains(cat(most)));
+  CHECK_THROWS_AS(KvCache(model, {.pages = 2, .page_size = most}), InvalidArgument);
   KvCache cache(model, {.pages = 60, .page_size = 4});
   const Tokens tokens = prompt_of(3);
   const std::int64_t sequence = cache.begin(tokens);
@@ -259,6 +265,7 @@ TEST_CASE("a cache refuses what does not fit it, and names both sides") {
   };
   CHECK_THAT(decode(model, {{sequence, {}}}), Contains("a token at least for sequence 0"));
   CHECK_THAT(decode(model, {{7, tokens}}), Contains("got number 7 of 1"));
+  CHECK_THROWS_WITH(cache.reserve(sequence, -1), Contains("0 tokens or more for sequence 0, got -1"));
   CHECK_THAT(decode(model, {{sequence, tokens}, {sequence, tokens}}), Contains("sequence 0 twice"));
   CHECK_THAT(decode(model, {{sequence, Tokens{1, 37}}}), Contains("from 0 to 36, got 37"));
   CHECK_THAT(decode(model, {{sequence, Tokens{-1}}}), Contains("from 0 to 36, got -1"));
