@@ -40,6 +40,24 @@ std::string without_links(const std::string& path) {
 
 }  // namespace
 
+std::string read_all(const std::string& path) {
+  struct Open {
+    int file;
+    ~Open() { ::close(file); }
+  } const open{check("open", ::open(path.c_str(), O_RDONLY | O_CLOEXEC))};
+  std::string text;
+  constexpr std::size_t kStep = std::size_t{1} << 16;
+  for (std::size_t have = 0;;) {
+    text.resize(have + kStep);
+    const ssize_t got = ::read(open.file, text.data() + have, kStep);
+    if (got < 0 && errno == EINTR) continue;
+    have += static_cast<std::size_t>(check("read", static_cast<int>(got)));
+    if (got > 0) continue;
+    text.resize(have);
+    return text;
+  }
+}
+
 int write_all(int file, const void* from, std::size_t bytes) {
   const auto* in = static_cast<const char*>(from);
   while (bytes > 0) {

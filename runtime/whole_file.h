@@ -8,14 +8,17 @@
 
 namespace lockstep::detail {
 
-// Writes all of it to an open file, however often that takes. 0, or the system's reason.
-LOCKSTEP_API int write_all(int file, const void* from, std::size_t bytes);
-
 // What could not be done to a file ("write"), and the system's reason.
 struct FileError {
   const char* what;
   int code;
 };
+
+// All that is in a file, or comes from a pipe until its end. Throws FileError, also for a folder.
+LOCKSTEP_API std::string read_all(const std::string& path);
+
+// Writes all of it to an open file, however often that takes. 0, or the system's reason.
+LOCKSTEP_API int write_all(int file, const void* from, std::size_t bytes);
 
 // A file without a name in the folder of the one that `path` leads to, which takes its place, with its permissions, in
 // commit() or goes away: whatever goes wrong, what was there before stays and nothing else is left, also of a process

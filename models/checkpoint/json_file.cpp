@@ -48,6 +48,8 @@ JsonFile JsonFile::parse(const std::string& text, const std::string& file) {
     document->root = json::parse(text);
   } catch (const json::parse_error& error) {
     throw FormatError(file, error.byte, cat("expected JSON: ", error.what()));
+  } catch (const json::exception& error) {  // a number that is too large
+    throw FormatError(file, 0, cat("expected JSON: ", error.what()));
   }
   if (!document->root.is_object())
     throw FormatError(file, 0, cat("expected a JSON object, got ", document->root.type_name()));

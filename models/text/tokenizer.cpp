@@ -1,13 +1,13 @@
 #include "lockstep/models/text/tokenizer.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
+#include <cstring>
 
 #include "lockstep/models/text/byte_level.h"
 #include "lockstep/models/text/tokenizer_parts.h"
 #include "lockstep/models/text/unicode.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep {
 namespace text {
@@ -66,10 +66,11 @@ const TokenizerParts::Token* TokenizerParts::token(std::int64_t id) const {
 }  // namespace text
 
 Tokenizer Tokenizer::load(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw FormatError(path, 0, "expected a file that can be read");
-  const std::string json{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  return from_json(json, path);
+  try {
+    return from_json(detail::read_all(path), path);
+  } catch (const detail::FileError& error) {
+    throw FormatError(path, 0, cat("expected a file that can be read, got: ", std::strerror(error.code)));
+  }
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {

@@ -379,6 +379,8 @@ TokenizerFile read_tokenizer(std::string_view json, const std::string& name) {
   } catch (const Json::parse_error& error) {
     throw FormatError(name, std::min(std::max<std::size_t>(error.byte, 1) - 1, json.size()),
                       "expected JSON, got something else or another encoding than UTF-8");
+  } catch (const Json::exception& error) {  // a number that is too large
+    throw FormatError(name, 0, cat("expected JSON: ", error.what()));
   }
   return Reader(Field(root, "", name)).read();
 }

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
+#include <cstring>
 
 #include "lockstep/parallel/simulate/fields.h"
 #include "lockstep/parallel/simulate/machine.h"
 #include "lockstep/parallel/simulate/topology.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/strings.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep::simulate {
 namespace {
@@ -192,11 +192,11 @@ Machine parse_machine(std::string_view text) {
 }
 
 Machine load_machine(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  LOCKSTEP_CHECK(file, "[machine] expected a file that can be read, got '", path, "'");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
   try {
-    return parse_machine(text);
+    return parse_machine(detail::read_all(path));
+  } catch (const detail::FileError& error) {
+    detail::fail<InvalidArgument>("[machine] expected a file that can be read, got '", path,
+                                  "': ", std::strerror(error.code));
   } catch (const Error& error) {
     throw InvalidArgument(cat(error.what(), " (in '", path, "')"));
   }

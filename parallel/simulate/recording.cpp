@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/whole_file.h"
 
 namespace lockstep::simulate {
 namespace {
@@ -263,10 +261,11 @@ EntryRef Recording::add_collective(int thread, int stream, Collective collective
 Recording parse_recording(std::string_view text, const std::string& file) { return Parser(text, file).parse(); }
 
 Recording read_recording(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(cat("[simulate] cannot read the recording '", path, "': ", std::strerror(errno)));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  return parse_recording(text, path);
+  try {
+    return parse_recording(detail::read_all(path), path);
+  } catch (const detail::FileError& error) {
+    throw Error(cat("[simulate] cannot read the recording '", path, "': ", std::strerror(error.code)));
+  }
 }
 
 }  // namespace lockstep::simulate

@@ -128,6 +128,7 @@ TEST_CASE("a missing or broken field is named with its file") {
   check(with(llama(), "layer_types", json{1}), "\"layer_types\": expected texts");
   CHECK_THROWS_AS(LlamaConfig::from_json("[1]"), FormatError);
   CHECK_THROWS_AS(LlamaConfig::from_json("{"), FormatError);
+  CHECK_THROWS_AS(LlamaConfig::from_json(R"({"rms_norm_eps": 1e999})"), FormatError);
   // Depths that a call for each would not survive.
   const std::string deep(1'000'000, '[');
   CHECK_THROWS_AS(LlamaConfig::from_json(deep), FormatError);

@@ -231,7 +231,10 @@ TEST_CASE("a tokenizer is read from a file, copied, and used by threads") {
   for (const Ids& result : results) CHECK(result == Ids{6, 3, 2, 0, 7, 1});
   const std::string absent = support::message_of<FormatError>([&] { Tokenizer::load(path + ".no"); });
   CHECK(support::missing(absent, {path + ".no"}) == "");
-  CHECK(support::message_of<FormatError>([&] { Tokenizer::load(folder.path().string()); }) != "no error");
+  CHECK_THROWS_AS(Tokenizer::load(folder.path().string()), FormatError);
+  CHECK_THROWS_WITH(Tokenizer::load(folder.path().string()),
+                    Catch::Contains("a file that can be read, got: Is a directory"));
+  CHECK_THROWS_AS(Tokenizer::from_json(R"({"model": 1e999})"), FormatError);
 }
 
 TEST_CASE("what is no tokenizer is refused by name") {

@@ -177,4 +177,5 @@ TEST_CASE("mistakes in a machine file are told by the name of the field") {
   CHECK_THROWS_WITH(parse_machine("[]"), Catch::Contains("[machine] the file: expected an object, got []"));
   CHECK_THROWS_WITH(load_machine("/no/machine.json"),
                     Catch::Contains("[machine] expected a file that can be read, got '/no/machine.json'"));
+  CHECK_THROWS_WITH(load_machine("/"), Catch::Contains("got '/': Is a directory"));
 }

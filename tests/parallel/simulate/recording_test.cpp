@@ -91,4 +91,5 @@ TEST_CASE("recording: a mistake is told with its line and its word") {
   CHECK_THROWS_WITH(whole(kHead + "end\nmore\n"), Contains("nothing after 'end'"));
   CHECK_THROWS_WITH(whole("lockstep-recording 1\npoint\nend\n"), Contains("a line 'thread' before"));
   CHECK_THROWS_WITH(read_recording("/no/such/file.rec"), Contains("'/no/such/file.rec'"));
+  CHECK_THROWS_WITH(read_recording("/"), Contains("the recording '/': Is a directory"));
 }
