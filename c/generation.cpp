@@ -1,5 +1,6 @@
 // Tokenizers, language models and generation.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -49,6 +50,8 @@ void give_text(const std::string& text, char* to, std::size_t capacity, std::siz
 
 std::vector<std::int64_t> ids_of(const int64_t* ids, std::size_t count) {
   if (count > 0) needed(ids, "tokens");
+  constexpr std::size_t kMost = std::size_t{PTRDIFF_MAX} / sizeof *ids;  // a negative number from elsewhere, for one
+  LOCKSTEP_CHECK(count <= kMost, "[C] expected at most ", kMost, " tokens, got ", count);
   return ids ? std::vector<std::int64_t>(ids, ids + count) : std::vector<std::int64_t>();
 }
 
@@ -173,7 +176,7 @@ lockstep_status lockstep_generator_create(const lockstep_language_model* model,
     const lockstep_generator_options o =
         whole(&needed(options, "options"), &lockstep_generator_options_init, "lockstep_generator_options");
     LOCKSTEP_CHECK(o.when_full >= 0 && o.when_full <= 2, "[C] expected when_full from 0 to 2, got ", o.when_full);
-    LOCKSTEP_CHECK(o.max_queued >= 0, "[C] expected max_queued of 0 or more, got ", o.max_queued);
+    LOCKSTEP_CHECK(o.max_queued > 0, "[C] expected max_queued of 1 or more, got ", o.max_queued);
     GeneratorOptions with;
     with.batch.cache.pages = o.pages;
     with.batch.cache.page_size = o.page_size;

@@ -78,6 +78,8 @@ Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
 }
 
 std::vector<std::int64_t> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  LOCKSTEP_CHECK(text.size() < std::size_t{1} << 31, "[tokenizer] expected a text of less than 2^31 bytes, got ",
+                 text.size());
   std::string valid;
   if (!text::is_utf8(text)) text = valid = text::replaced_utf8(text);
   std::vector<std::int64_t> ids;

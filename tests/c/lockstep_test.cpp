@@ -1,6 +1,7 @@
 // The C functions from within: each status, and that results are those of the C++ functions behind them.
 #include "lockstep/c/lockstep.h"
 
+#include <cstdint>
 #include <fstream>
 
 #include "lockstep/c/network.h"
@@ -192,6 +193,12 @@ TEST_CASE("tokenizers in C give ids and text, and say how much room they need") 
   CHECK(count == 0);
   CHECK(lockstep_tokenizer_encode(tokenizer.at, "a", 1, 4, nullptr, 0, &count) == LOCKSTEP_INVALID_ARGUMENT);
   CHECK(lockstep_tokenizer_encode(tokenizer.at, nullptr, 1, 0, nullptr, 0, &count) == LOCKSTEP_INVALID_ARGUMENT);
+  for (const std::size_t wrong : {SIZE_MAX, SIZE_MAX / 4 + 1}) {
+    CHECK(lockstep_tokenizer_encode(tokenizer.at, "a", wrong, 0, nullptr, 0, &count) == LOCKSTEP_INVALID_ARGUMENT);
+    CHECK_THAT(lockstep_last_error(), Contains("less than 2^31 bytes") && Contains(std::to_string(wrong)));
+    CHECK(lockstep_tokenizer_decode(tokenizer.at, ids.data(), wrong, nullptr, 0, &bytes) == LOCKSTEP_INVALID_ARGUMENT);
+    CHECK_THAT(lockstep_last_error(), Contains("tokens, got " + std::to_string(wrong)));
+  }
   lockstep_tokenizer* none = nullptr;
   CHECK(lockstep_tokenizer_load("no such file", &none) == LOCKSTEP_FORMAT_ERROR);
 }
