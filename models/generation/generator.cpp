@@ -189,10 +189,10 @@ void Generator::Body::change(Lock& lock) {
   std::exception_ptr error;
   try {
     update->change();
-    batch.forget_prefixes();
-  } catch (...) {
+  } catch (...) {  // perhaps behind weights that it has changed
     error = std::current_exception();
   }
+  batch.forget_prefixes();
   lock.lock();
   stats.updates += !error;
   update->error = std::move(error);
@@ -224,8 +224,7 @@ void Generator::Body::give(Lock& lock, std::vector<GenerationEvent> events, Cloc
   states.reserve(events.size());
   ends.reserve(events.size());
   for (const GenerationEvent& event : events) {
-    const auto found = running.find(event.request);
-    const State& state = states.emplace_back(found->second);
+    const State& state = states.emplace_back(running.at(event.request));
     if (event.token >= 0) {
       ++stats.tokens;
       const bool first = state->last_token == Clock::time_point{};
@@ -233,9 +232,6 @@ void Generator::Body::give(Lock& lock, std::vector<GenerationEvent> events, Cloc
           .add(seconds(now - (first ? state->submitted : state->last_token)));
       state->last_token = now;
     }
-    if (!event.finish) continue;
-    count(event.error ? &GeneratorStats::failed : &GeneratorStats::finished);
-    running.erase(found);
   }
   batch_stats = batch.stats();
   lock.unlock();
@@ -251,16 +247,13 @@ void Generator::Body::give(Lock& lock, std::vector<GenerationEvent> events, Cloc
         error = std::current_exception();
       }
     }
-    if (event.finish) {
-      ends.push_back({state, error ? FinishReason::failed : *event.finish, std::move(error)});
-    } else if (error) {
-      lock.lock();
-      count(&GeneratorStats::failed);
-      batch.cancel(event.request);
-      running.erase(event.request);
-      lock.unlock();
-      ends.push_back({state, FinishReason::failed, std::move(error)});
-    }
+    if (!event.finish && !error) continue;
+    lock.lock();
+    count(error ? &GeneratorStats::failed : &GeneratorStats::finished);
+    if (!event.finish) batch.cancel(event.request);
+    running.erase(event.request);
+    lock.unlock();
+    ends.push_back({state, error ? FinishReason::failed : *event.finish, std::move(error)});
   }
   publish(ends);
   states.clear();

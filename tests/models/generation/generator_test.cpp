@@ -159,7 +159,11 @@ TEST_CASE("a callback ends its text, and what it throws is what the text ends in
   CHECK_THROWS_WITH(thrown.get(), "mine");
   CHECK_THROWS_WITH(at_end.get(), "mine");
   CHECK(good.get().tokens == model->continued(prompt_of(6), 9));
-  CHECK(generator.stats().batch.cache.used == 0);
+  const GeneratorStats stats = generator.stats();
+  CHECK(stats.batch.cache.used == 0);
+  CHECK(stats.finished == 1);
+  CHECK(stats.failed == 2);  // also the one whose callback threw at its last token
+  CHECK(stats.cancelled == 1);
 }
 
 TEST_CASE("a deadline covers waiting and writing") {
@@ -321,6 +325,10 @@ TEST_CASE("new weights come between texts, and no prefix of the old ones is used
   const auto model = std::make_shared<GatedModel>(false);
   const auto other = std::make_unique<SmallModel>(support::first_devices(1)[0], DType::f64, 99);
   Generator generator(model, small_options());
+  const auto take = [&](const SmallModel& from) {
+    model->words = from.words, model->places = from.places, model->head = from.head;
+    model->q = from.q, model->k = from.k, model->v = from.v, model->out = from.out;
+  };
   const Tokens before = model->continued(prompt_of(20), 4), after = other->continued(prompt_of(20), 4);
   CHECK(before != after);
   Generation first = generator.submit(prompt_of(20), {.max_new_tokens = 4});
@@ -328,9 +336,7 @@ TEST_CASE("new weights come between texts, and no prefix of the old ones is used
   std::atomic<int> changes = 0;
   auto updated = std::async(std::launch::async, [&] {
     generator.update([&] {
-      static_cast<SmallModel&>(*model).words = other->words;
-      static_cast<SmallModel&>(*model).places = other->places;
-      model->q = other->q, model->k = other->k, model->v = other->v, model->out = other->out, model->head = other->head;
+      take(*other);
       ++changes;
     });
   });
@@ -346,6 +352,14 @@ TEST_CASE("new weights come between texts, and no prefix of the old ones is used
   CHECK(generator.stats().updates == 1);
   CHECK_THROWS_WITH(generator.update([] { throw std::runtime_error("mine"); }), "mine");
   CHECK(generator.submit(prompt_of(20), {.max_new_tokens = 4}).get().tokens == after);
+  // What throws may have changed weights before.
+  const SmallModel third(support::first_devices(1)[0], DType::f64, 7);
+  const auto changes_and_throws = [&] {
+    take(third);
+    throw std::runtime_error("mine");
+  };
+  CHECK_THROWS_WITH(generator.update(changes_and_throws), "mine");
+  CHECK(generator.submit(prompt_of(20), {.max_new_tokens = 4}).get().tokens == third.continued(prompt_of(20), 4));
 }
 
 TEST_CASE("a generator refuses wrong requests where they are made") {
