@@ -185,11 +185,11 @@ class ReplicaPool<M, R(Args...)> {
   // before, to have all answered.
   ~ReplicaPool() { pool_->join(); }
 
-  // `inputs` are a std::tuple of arguments or the only argument. Their tensors must not be written until the request
-  // is answered; where it ends otherwise, not at all, since a replica may still read them; on devices, what the
-  // caller's current streams do now comes first. Blocks where the queue is full and when_full says so. Throws Refused,
-  // TimeoutError when there was no room until the deadline, and InvalidArgument for tensors without samples in
-  // dimension 0 or with different numbers of them.
+  // `inputs` are a std::tuple of arguments or the only argument. Their tensors must not be written, by the module
+  // either, until the request is answered; where it ends otherwise, not at all, since a replica may still read them; on
+  // devices, what the caller's current streams do now comes first. Blocks where the queue is full and when_full says
+  // so. Throws Refused, TimeoutError when there was no room until the deadline, and InvalidArgument for tensors without
+  // samples in dimension 0 or with different numbers of them.
   template <class In>
   Answer<Output> submit(const In& inputs, const RequestOptions& options = {}) {
     return Answer<Output>(send(Inputs(detail::as_tuple(inputs)), options, nullptr));
@@ -218,13 +218,18 @@ class ReplicaPool<M, R(Args...)> {
   // to all replicas. Requests go on meanwhile: each batch is computed with the old ones or with the new ones, all of
   // it. Returns when every replica has the new ones; throws what `change` throws, Error while a replica hangs, and
   // TimeoutError when one begins to hang: then some replicas may have the old ones until the next update. A load that
-  // throws has changed nothing. Several loads are several steps: replicas at home compute with each as it is made, also
-  // when a later one throws.
+  // throws has changed nothing. Several loads are several steps: replicas at home compute with each as it is made. When
+  // a later one throws, all replicas have what was loaded before.
   template <class F>
   void update(F&& change) {
     const std::lock_guard lock(update_);
     pool_->check_returning();
-    change(model_->module());
+    try {
+      change(model_->module());
+    } catch (...) {
+      model_->refresh();
+      throw;
+    }
     model_->refresh();
     pool_->count_update();
   }

@@ -267,6 +267,32 @@ TEST_CASE("a prepared pool folds norms, and folds anew after an update") {
   check();
 }
 
+TEST_CASE("an update that throws behind a load leaves all replicas with the same weights") {
+  struct Halves : Module<Halves> {
+    std::shared_ptr<Control> control = std::make_shared<Control>();
+    Parameter first{tensor({1}, {1}), false}, second{tensor({1}, {1}), false};
+    Tensor forward(const Tensor& x) const {
+      control->enter(x);
+      return cat({x * first.on(x.device()), x * second.on(x.device())}, 1);
+    }
+    void members(Members& m) override { m("first", first), m("second", second); }
+  };
+  const Halves net;
+  ReplicaPool pool(net, {.devices = first_devices(2), .max_batch_samples = 1});
+  const auto fails_half_way = [](Halves& module) {
+    module.first.assign(tensor({5}, {1}));
+    throw std::runtime_error("no second half");
+  };
+  CHECK_THROWS_WITH(pool.update(fails_half_way), "no second half");
+  CHECK(pool.stats().updates == 0);
+  net.control->hold();
+  Answer<Tensor> a = pool.submit(tensor({1}, {1, 1})), b = pool.submit(tensor({1}, {1, 1}));
+  net.control->await_held(2);  // one on each replica
+  net.control->hold(false);
+  CHECK(values(a.get()) == Doubles{5, 1});
+  CHECK(values(b.get()) == Doubles{5, 1});
+}
+
 TEST_CASE("warming up runs each example on each replica, and throws what the first one throws") {
   Served net;
   const auto devices = first_devices(2);
