@@ -81,8 +81,10 @@ QuantizationReport quantize_language_model(const std::string& from, const std::s
   }
   save_model(dynamic_cast<ModuleBase&>(*model), (target / "model.safetensors").string(), {{"format", "pt"}});
   std::string text = text_of(config);
-  text.insert(text.find('{') + 1, cat("\n  \"quantization_config\": {\"quant_method\": \"lockstep\", \"version\": 1, ",
-                                      "\"bits\": ", options.bits, ", \"group_size\": ", options.group_size, "},"));
+  const std::int64_t group = options.bits == 4 ? options.group_size : QuantizeOptions{}.group_size;  // 8 bits have none
+  // At the end: where the field is there already as null, the last of the two counts.
+  text.insert(text.rfind('}'), cat(",\n  \"quantization_config\": {\"quant_method\": \"lockstep\", \"version\": 1, ",
+                                   "\"bits\": ", options.bits, ", \"group_size\": ", group, "}\n"));
   write(target / "config.json", text);
   return report;
 }

@@ -123,6 +123,17 @@ TEST_CASE("a language model in fewer bits computes with the dequantised weights,
   CHECK(distance(forward(*model, ids), want) < 1e-4 * size(want));
 }
 
+TEST_CASE("what quantize_language_model writes is read, also from a config that says it has no quantisation") {
+  const TemporaryFolder folder;
+  const fs::path source = folder.path() / "source", target = folder.path() / "target";
+  write_config(source, "null");
+  fs::copy(fs::path(golden_model("gpt2")) / "model.safetensors", source / "model.safetensors");
+  QuantizeLanguageModelOptions options = bits_of(8);
+  options.group_size = 7;  // of 4 bits alone
+  quantize_language_model(source.string(), target.string(), options);
+  CHECK(layers_of(*load_language_model(target.string()))[0]->quantized());
+}
+
 TEST_CASE("quantised weights in other formats are refused by their names") {
   const TemporaryFolder folder;
   const std::pair<const char*, const char*> kCases[] = {
