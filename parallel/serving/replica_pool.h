@@ -264,7 +264,7 @@ class ReplicaPool<M, R(Args...)> {
   std::shared_ptr<Model> model_;
   std::shared_ptr<detail::ServingPool> pool_;
   ReplicaPoolOptions options_;
-  std::mutex update_;
+  std::recursive_mutex update_;  // a change may make another one
 };
 
 template <class M>

@@ -291,6 +291,13 @@ TEST_CASE("an update that throws behind a load leaves all replicas with the same
   net.control->hold(false);
   CHECK(values(a.get()) == Doubles{5, 1});
   CHECK(values(b.get()) == Doubles{5, 1});
+  // One inside of another is one more step.
+  pool.update([&](Halves& module) {
+    module.first.assign(tensor({2}, {1}));
+    pool.update([](Halves& inside) { inside.second.assign(tensor({3}, {1})); });
+  });
+  CHECK(values(pool.submit(tensor({1}, {1, 1})).get()) == Doubles{2, 3});
+  CHECK(pool.stats().updates == 2);
 }
 
 TEST_CASE("warming up runs each example on each replica, and throws what the first one throws") {
