@@ -68,8 +68,8 @@ class LOCKSTEP_API Generator {
   bool drain(Milliseconds timeout);
   // Calls `change` in the generator's thread when nothing is being computed, and shares no prefix with what was before:
   // for new weights. Requests that are computed end first, those that wait go on after it, so that no text has tokens
-  // of both. Blocks; throws what `change` throws, and TimeoutError when it has not begun in that time, which calls it
-  // off.
+  // of both. Blocks; throws what `change` throws (which may have changed weights before: no prefix is shared then
+  // either), and TimeoutError when it has not begun in that time, which calls it off.
   void update(const std::function<void()>& change, Milliseconds timeout = kDefaultTimeout);
 
   GeneratorStats stats() const;

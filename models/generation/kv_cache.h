@@ -47,7 +47,8 @@ class LOCKSTEP_API KvCache {
   std::int64_t begin(std::span<const std::int64_t> tokens);
   std::int64_t length(std::int64_t sequence) const;
   std::span<const std::int64_t> tokens(std::int64_t sequence) const;  // until the next call that changes the sequence
-  // Takes pages for `count` tokens more. False, with nothing changed, when there are too few: end a sequence first.
+  // Takes pages for `count` tokens more, 0 or more. False, with nothing changed, when there are too few: end a sequence
+  // first.
   bool reserve(std::int64_t sequence, std::int64_t count);
   // Its pages are free, or kept to be shared.
   void end(std::int64_t sequence);
