@@ -12,11 +12,11 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/per_device.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::kernels::cuda {
 namespace {

@@ -5,9 +5,9 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/per_device.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::kernels::cuda {
 namespace {

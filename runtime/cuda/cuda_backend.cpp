@@ -15,7 +15,7 @@
 #include "lockstep/runtime/cuda/cuda_graph.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/gpu_links.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 #include "lockstep/runtime/cuda/host_task.h"
 #include "lockstep/runtime/cuda/nvtx.h"
 #include "lockstep/runtime/order/order_checker.h"

@@ -7,7 +7,7 @@
 
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::cuda {
 

@@ -5,9 +5,9 @@
 
 #include "lockstep/runtime/caller.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/host/completion.h"
 #include "lockstep/runtime/stream/capture.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -64,6 +64,7 @@ void DeviceAllocator::synchronize(Deadline deadline) {
 }
 
 bool DeviceAllocator::flush(Lock& lock) {
+  refuse_in_resource("empty_cache", device_);
   const RestWithout rest(lock);
   flushed_.wait(lock, [this] { return !flushing_; });
   Marks marks;
@@ -177,7 +178,7 @@ bool DeviceAllocator::free_idle(Lock& lock, MemoryBlock* held, Segment* was_open
   while (Segment* segment = dead) {
     dead = segment->next;
     if (poisons_) unpoison(device_, segment->memory, segment->bytes);
-    backend_.free(device_.index(), segment->memory);
+    give_raw(*segment, segment->memory);
     freed_bytes += segment->bytes;
     ++frees;
     delete segment;

@@ -66,34 +66,40 @@ MemoryBlock* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int 
 
 // Null when the limit or the device says no. Other threads may come in between.
 Segment* DeviceAllocator::add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes) {
+  refuse_in_resource("allocate", device_);
   if (limit_bytes_ != 0 && (bytes > limit_bytes_ || raw_bytes_ > limit_bytes_ - bytes)) return nullptr;
   auto segment = std::make_unique<Segment>();
+  segment->bytes = bytes;
+  segment->asked_bytes = std::max<std::size_t>(asked_bytes, 1);
+  segment->resource = resource_;
   raw_bytes_ += bytes;
   ++raw_allocations_;
   lock.unlock();
-  void* memory = nullptr;
   try {
-    memory = backend_.allocate(device_.index(), std::max<std::size_t>(asked_bytes, 1));
+    segment->memory = static_cast<std::byte*>(take_raw(*segment));
   } catch (...) {
+    segment.reset();
     lock.lock();
     raw_bytes_ -= bytes;
     throw;
   }
-  if (memory && poisons_) poison(device_, memory, bytes);
+  if (!segment->memory)
+    segment.reset();
+  else if (poisons_)
+    poison(device_, segment->memory, bytes);
   lock.lock();
-  if (!memory) {
+  if (!segment) {
     raw_bytes_ -= bytes;
     return nullptr;
   }
-  segment->memory = static_cast<std::byte*>(memory);
-  segment->bytes = bytes;
   try {
     reserve_spare();  // so that it can be carved
   } catch (...) {
     raw_bytes_ -= bytes;
     lock.unlock();
-    if (poisons_) unpoison(device_, memory, bytes);
-    backend_.free(device_.index(), memory);
+    if (poisons_) unpoison(device_, segment->memory, bytes);
+    give_raw(*segment, segment->memory);
+    segment.reset();
     lock.lock();
     throw;
   }

@@ -2,7 +2,8 @@
 //  - A block belongs to the stream it was allocated on, also while it is free: that stream's order makes reuse safe.
 //  - Blocks that other streams used wait on the pending list until those streams have passed.
 //  - What was never used by anybody and is left over stands in `ownerless`.
-//  - The mutex is held for list surgery only, never while the backend allocates or frees or a device is waited for.
+//  - The mutex is held for list surgery only, never while the backend or a memory resource allocates or frees, or a
+//    device is waited for; nor when a resource is destroyed, which its last segment may do.
 #pragma once
 
 #include <condition_variable>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/runtime/memory/allocator.h"
+#include "lockstep/runtime/memory/memory_resource.h"
 #include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/retained.h"
 #include "lockstep/runtime/stream/stream_state.h"
@@ -21,10 +23,12 @@ namespace lockstep::detail {
 struct Segment {
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
+  std::size_t asked_bytes = 0;  // of the device, or of the resource that it came from
   std::size_t carved_bytes = 0;
   int blocks = 0;
   int idle = 0;  // during a flush: how many of them are free
   Segment* next = nullptr;
+  std::shared_ptr<const MemoryResource> resource = {};
 };
 
 // What must have happened before a block can be used again.
@@ -37,6 +41,9 @@ struct BlockUse {
 struct BlockUses {
   std::vector<BlockUse> list;
 };
+
+// Throws InvalidArgument in a thread that a memory resource is called in.
+void refuse_in_resource(const char* operation, Device device);
 
 // For the order checker.
 inline CheckedBlock checked(const MemoryBlock& block) { return {block.data, block.bytes, block.stream->handle}; }
@@ -62,6 +69,7 @@ class DeviceAllocator {
   MemoryStats stats();
   void reset_peak();
   void set_limit(std::size_t bytes);
+  void set_resource(std::shared_ptr<const MemoryResource> resource);
   void empty_cache();
   Retained retained_uses();
 
@@ -74,6 +82,9 @@ class DeviceAllocator {
   MemoryBlock* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
   MemoryBlock* allocate_raw(Lock& lock, StreamState& stream, int bin);
   Segment* add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes);
+  // The device's, or the resource's. Without the lock.
+  void* take_raw(const Segment& segment);
+  void give_raw(const Segment& segment, void* memory) noexcept;
   MemoryBlock* carve(Segment& segment, StreamState& home, int bin);
   void carve_rest(Segment& segment, StreamState& home);
   static void put_back(MemoryBlock* block) noexcept {
@@ -114,6 +125,7 @@ class DeviceAllocator {
   std::size_t peak_in_use_bytes_ = 0;
   std::size_t raw_bytes_ = 0;
   std::size_t limit_bytes_ = 0;
+  std::shared_ptr<const MemoryResource> resource_;  // null: the device itself
   std::uint64_t raw_allocations_ = 0;
   std::uint64_t raw_frees_ = 0;
 };

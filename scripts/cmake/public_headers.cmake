@@ -105,6 +105,7 @@ set(headers_for_users
   runtime/backend.h
   runtime/copy/peer.h
   runtime/cuda/native_stream.h
+  runtime/memory/memory_resource.h
   runtime/order/order.h
   runtime/stream/declare.h
   runtime/stream/work_scope.h

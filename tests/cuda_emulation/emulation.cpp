@@ -8,7 +8,6 @@
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 
 uint3 threadIdx, blockIdx;
@@ -158,13 +157,6 @@ cudaStream_t native(const Stream&) { return nullptr; }
 KernelReport* kernel_report(Device) { return &emulation::report; }
 
 }  // namespace lockstep::cuda
-
-namespace lockstep::detail {
-
-GrowthLock::GrowthLock() {}
-GrowthLock::~GrowthLock() {}
-
-}  // namespace lockstep::detail
 
 namespace lockstep::kernels::cuda {
 

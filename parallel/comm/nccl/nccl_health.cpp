@@ -6,8 +6,8 @@
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
 #include "lockstep/parallel/comm/nccl/patience.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/service_thread.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::nccl {
 namespace {

@@ -8,8 +8,8 @@
 #include "lockstep/parallel/comm/nccl/patience.h"
 #include "lockstep/parallel/comm/odd_one_out.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::nccl {
 namespace {

@@ -2,8 +2,8 @@
 // several devices (NVIDIA, "Group Calls").
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
 #include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
 #include "lockstep/runtime/cuda/native_stream.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep::nccl {
 

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "fake_cuda/fake_cuda.h"
-#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 #include "lockstep/runtime/stream/watchdog.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"

@@ -11,7 +11,8 @@
 
 namespace lockstep::detail {
 
-// Held while growing, by one thread at a time.
+// Held while growing, by one thread at a time, which may hold several: a memory resource of the program's calls the
+// backend.
 class GrowthLock {
  public:
   GrowthLock();
@@ -20,7 +21,8 @@ class GrowthLock {
   ~GrowthLock();
 };
 
-// Before a collective is enqueued, and when it is through; any thread may end what another has begun.
+// Before a collective is enqueued, and when it is through; any thread may end what another has begun. Throws
+// InvalidArgument in a thread that grows: it would wait for itself.
 void begin_collective();
 void end_collective() noexcept;
 

@@ -1,9 +1,10 @@
-#include "lockstep/runtime/cuda/growth_lock.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 
+#include "lockstep/runtime/error.h"
 #include "lockstep/runtime/stream/watchdog.h"
 
 namespace lockstep::detail {
@@ -20,9 +21,15 @@ Growth& growth() {
   return *made;
 }
 
+thread_local int held = 0;  // by this thread
+
 }  // namespace
 
 GrowthLock::GrowthLock() {
+  if (held > 0) {
+    ++held;
+    return;
+  }
   Growth& state = growth();
   std::unique_lock lock(state.mutex);
   for (;;) {
@@ -35,9 +42,11 @@ GrowthLock::GrowthLock() {
     if (state.collectives > 0) state.changed.wait_for(lock, std::chrono::microseconds(200));
   }
   state.growing = true;
+  held = 1;
 }
 
 GrowthLock::~GrowthLock() {
+  if (--held > 0) return;
   Growth& state = growth();
   const std::lock_guard lock(state.mutex);
   state.growing = false;
@@ -45,6 +54,8 @@ GrowthLock::~GrowthLock() {
 }
 
 void begin_collective() {
+  LOCKSTEP_CHECK(held == 0,
+                 "[collective] expected no raw memory call under way in its thread, got a collective inside one");
   Growth& state = growth();
   std::unique_lock lock(state.mutex);
   state.changed.wait(lock, [&] { return !state.growing; });
