@@ -1,11 +1,9 @@
 #include "lockstep/runtime/cuda/cuda_backend.h"
 
-#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
-#include <thread>
 #include <utility>
 
 #include "lockstep/runtime/caller.h"
@@ -15,10 +13,11 @@
 #include "lockstep/runtime/cuda/cuda_graph.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/gpu_links.h"
-#include "lockstep/runtime/stream/growth_lock.h"
 #include "lockstep/runtime/cuda/host_task.h"
 #include "lockstep/runtime/cuda/nvtx.h"
+#include "lockstep/runtime/cuda/patience.h"
 #include "lockstep/runtime/order/order_checker.h"
+#include "lockstep/runtime/stream/growth_lock.h"
 #include "lockstep/runtime/stream/stream_state.h"
 #include "lockstep/runtime/stream/work_scope.h"
 #include "lockstep/runtime/trace/trace_environment.h"
@@ -58,28 +57,6 @@ bool known_to_cuda(const void* memory) try {
 } catch (const DeviceError&) {
   return false;
 }
-
-bool ready(cudaError_t result, Device device, const char* call) {
-  if (result == cudaErrorNotReady) {
-    (void)cudaGetLastError();  // an answer, not an error
-    return false;
-  }
-  check(result, device, call);
-  return true;
-}
-
-// Waits in turns: at first a wait is over in microseconds, and a sleep would be the longest part of it.
-class Patience {
- public:
-  void pass() {
-    if (++turns_ < 256) return;
-    if (turns_ < 512) return std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::microseconds(std::min(turns_ - 500, 100)));
-  }
-
- private:
-  int turns_ = 0;
-};
 
 class CudaBackend final : public Backend {
  public:

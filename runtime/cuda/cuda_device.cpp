@@ -32,6 +32,12 @@ void CudaDevice::start() {
     if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
   }
   check(result, device, "cudaHostGetDevicePointer");
+  try {
+    memory_.start(device);
+  } catch (...) {
+    if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+    throw;
+  }
   reports_ = new (memory) KernelReport[kReports]{};
   mapped_reports_ = static_cast<KernelReport*>(mapped);
   has_started_.store(true, std::memory_order_release);
@@ -47,13 +53,7 @@ void* CudaDevice::allocate(std::size_t bytes) {
   try {
     const CurrentDevice current(device);
     const detail::GrowthLock alone;
-    const cudaError_t result = cudaMalloc(&memory, bytes);
-    if (result == cudaErrorMemoryAllocation) {
-      (void)cudaGetLastError();
-      memory = nullptr;
-    } else {
-      check(result, device, "cudaMalloc");
-    }
+    memory = memory_.allocate(device, bytes);
   } catch (...) {
     std::lock_guard lock(mutex_);
     used_bytes_ -= bytes;
@@ -79,7 +79,7 @@ void CudaDevice::free(void* memory) noexcept try {
   if (lost(device)) return;  // it went with the context
   const CurrentDevice current(device);
   const detail::GrowthLock alone;
-  if (cudaFree(memory) != cudaSuccess) (void)cudaGetLastError();
+  memory_.free(memory);
 } catch (...) {
 }
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 
+#include "lockstep/runtime/cuda/cuda_memory.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
 #include "lockstep/runtime/device.h"
@@ -28,6 +29,7 @@ class CudaDevice {
   // Raw memory, within the share. Null when there is none left.
   void* allocate(std::size_t bytes);
   void free(void* memory) noexcept;
+  bool pooled() const { return memory_.pooled(); }
   // Whether it is this device's, and not that of another one on the same GPU. For tests: nothing else tells them apart.
   bool owns(const void* memory) const;
 
@@ -51,6 +53,8 @@ class CudaDevice {
   std::atomic<bool> has_started_{false};
   KernelReport* reports_ = nullptr;  // kReports
   KernelReport* mapped_reports_ = nullptr;
+
+  CudaMemory memory_;
 
   mutable std::mutex mutex_;
   std::size_t used_bytes_ = 0;

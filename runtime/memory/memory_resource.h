@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-// Raw memory of a device. The caching allocator stays above it, with its figures, limit, flush and OutOfMemory, and
-// asks for segments: 2 MiB for small blocks, the block alone for larger ones; with LOCKSTEP_CACHE=off for every block.
+// Raw memory of a device. The caching allocator stays above it, with its figures, limit, flush and OutOfMemory. It asks
+// for segments: 2 MiB for small blocks, the block alone for larger ones; with LOCKSTEP_CACHE=off for every block.
 //
 // Both functions are called in the thread that allocates or flushes, without the allocator's lock, one call at a time
 // in the process, and while no collective is in flight, so that they may call cudaMalloc and cudaFree. The GPU that is

@@ -189,8 +189,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       case cudaDevAttrUnifiedAddressing:
       case cudaDevAttrCooperativeLaunch:
       case cudaDevAttrConcurrentKernels:
-      case cudaDevAttrMemoryPoolsSupported:
         *value = 1;
+        return cudaSuccess;
+      case cudaDevAttrMemoryPoolsSupported:
+        *value = call.machine.options.pools;
         return cudaSuccess;
       case cudaDevAttrComputeCapabilityMinor:
         *value = 0;

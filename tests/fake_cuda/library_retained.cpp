@@ -32,6 +32,8 @@ Alive library_retained() {
       empty_cache(device);
     }
     kept += detail::retained_streams(device);
+    kept.streams += layout.devices[i]->pooled();  // of the pool of its memory
+    all.handles += layout.devices[i]->pooled();
     all.streams += kept.streams;
     all.events += kept.events;
 #ifndef __SANITIZE_THREAD__  // whose build has no CUDA kernels

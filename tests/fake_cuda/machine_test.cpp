@@ -204,6 +204,22 @@ TEST_CASE("no devices is an error of the count") {
   (void)forget_error();
 }
 
+TEST_CASE("a machine may have no memory pools") {
+  const Machine machine({.devices = 1, .pools = false});
+  int supported = 1;
+  CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0) == cudaSuccess);
+  CHECK(supported == 0);
+  cudaMemPool_t pool = nullptr;
+  CHECK(cudaDeviceGetDefaultMemPool(&pool, 0) == cudaErrorNotSupported);
+  (void)forget_error();
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, 0};
+  CHECK(cudaMemPoolCreate(&pool, &properties) == cudaErrorNotSupported);
+  (void)forget_error();
+  CHECK(broken() == none());
+}
+
 TEST_CASE("the environment says what machine it is") {
   setenv("LOCKSTEP_FAKE_CUDA",
          "devices=3,seed=5,memory=1M/2M,multiprocessors=7/9,deny=0-1,order=permuted,fail=cudaMalloc:1:2", 1);

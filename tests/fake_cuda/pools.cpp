@@ -113,6 +113,7 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   return run_call("cudaDeviceGetDefaultMemPool", nothing, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
     if (!exists(call.machine, device)) return cudaErrorInvalidDevice;
+    if (!call.machine.options.pools) return cudaErrorNotSupported;
     *pool = reinterpret_cast<cudaMemPool_t>(const_cast<void*>(default_pool(call.machine, device)));
     return cudaSuccess;
   });
@@ -121,6 +122,7 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
   return run_call("cudaMemPoolCreate", nothing, [&](Call& call) {
     std::lock_guard lock(call.machine.mutex);
+    if (!call.machine.options.pools) return cudaErrorNotSupported;
     if (properties->allocType != cudaMemAllocationTypePinned ||
         properties->location.type != cudaMemLocationTypeDevice || !exists(call.machine, properties->location.id)) {
       return cudaErrorInvalidValue;
@@ -147,6 +149,7 @@ cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t handl
     std::lock_guard lock(call.machine.mutex);
     const Stream* stream = find_stream(call, handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
+    if (!call.machine.options.pools) return cudaErrorNotSupported;
     const void* pool = default_pool(call.machine, stream->device);
     return take(call, memory, bytes, pool, call.machine.pools[pool], handle);
   });

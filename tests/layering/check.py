@@ -27,8 +27,8 @@ FORBIDDEN = [
      set(), "a library does not end the process"),
     (r"\bcuda\w*Synchronize\b", set(), "the host waits for a device in one place only"),
     (r"\bcudaMemcpy\s*\(", set(), "cudaMemcpy blocks the host: use the asynchronous copy"),
-    (r"\bcuda(Malloc|Free)(Host|Async|Managed|Array)?\s*\(|\bcudaHostAlloc\s*\(",
-     {"runtime/cuda/cuda_device.cpp", "runtime/cuda/cuda_backend.cpp"},
+    (r"\bcuda(Malloc|Free)(Host|Async|FromPoolAsync|Managed|Array)?\s*\(|\bcudaHostAlloc\s*\(",
+     {"runtime/cuda/cuda_memory.cpp", "runtime/cuda/cuda_device.cpp", "runtime/cuda/cuda_backend.cpp"},
      "raw memory calls block, and deadlock beside a collective: they are made in one place, under its lock"),
     (r"<<<", {"kernels/cuda/launch.cuh"}, "kernels are launched through one checked wrapper"),
 ]

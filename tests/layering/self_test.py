@@ -49,6 +49,7 @@ BROKEN = [
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaStreamSynchronize(0); }\n', "in one place"),
     ("runtime/cuda/cuda_backend.cpp", 'void f() { cudaMemcpy(a, b, 1, k); }\n', "blocks the host"),
     ("kernels/cuda/relu.cu", 'void f() { cudaFree(p); }\n', "under its lock"),
+    ("kernels/cuda/relu.cu", 'void f() { cudaMallocFromPoolAsync(&p, 1, pool, s); }\n', "under its lock"),
     ("kernels/cuda/relu.cu", 'void f() { kernel<<<1, 2>>>(p); }\n', "one checked wrapper"),
     ("runtime/stream/watch.cpp", '/* fine */\nvoid f() { std::cout << 1; }\n', "watch.cpp:2: std::cout"),
     ("runtime/stream/watch.cpp", 'void f() { printf("x"); }\n', "does not print"),
