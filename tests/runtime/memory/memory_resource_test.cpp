@@ -27,20 +27,20 @@ using support::device_name;
 
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
+constexpr std::size_t kMebi = 1 << 20;
 
 // An engine that manages the memory of a device itself: of the host's by its own means, else with the backend's help.
 // It has no lock, and needs none.
-class Engine {
+class OwnMemory {
  public:
-  explicit Engine(Device device) : device_(device), before_(memory_stats(device)) {
+  explicit OwnMemory(Device device) : device_(device), before_(memory_stats(device)) {
     empty_cache(device);
     before_ = memory_stats(device);
     set_memory_resource(device, resource());
   }
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
-  ~Engine() {
+  OwnMemory(const OwnMemory&) = delete;
+  OwnMemory& operator=(const OwnMemory&) = delete;
+  ~OwnMemory() {
     inside = nullptr;
     set_memory_limit(device_, 0);
     set_memory_resource(device_, {});
@@ -59,7 +59,7 @@ class Engine {
   }
 
   std::map<void*, std::size_t> given;
-  std::size_t given_bytes = 0, capacity = 48 * kMiB, offset = 0;
+  std::size_t given_bytes = 0, capacity = 48 * kMebi, offset = 0;
   std::uint64_t allocations = 0, frees = 0;  // calls
   int wrong = 0;                             // of another device, of other bytes
   void* last = nullptr;
@@ -102,13 +102,13 @@ class Engine {
   MemoryStats before_;
 };
 
-struct Release {
+struct GiveBack {
   void operator()(MemoryBlock* block) const noexcept { release(block); }
 };
-using Owned = std::unique_ptr<MemoryBlock, Release>;
+using HeldBlock = std::unique_ptr<MemoryBlock, GiveBack>;
 
 // A byte by way of the last one of the block.
-int through(const MemoryBlock& block, const Stream& stream, int value) {
+int byte_through(const MemoryBlock& block, const Stream& stream, int value) {
   unsigned char byte = 0;
   stream.backend().fill_bytes(block.data, value, block.bytes, stream.handle());
   copy_bytes({&byte, Device::cpu(), static_cast<std::byte*>(block.data) + block.bytes - 1, block.device, 1}, stream,
@@ -120,20 +120,20 @@ int through(const MemoryBlock& block, const Stream& stream, int value) {
 
 TEST_CASE("segments come from a memory resource and go back to it, and the cache stays above") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   {
     const Stream stream(device);
-    const Owned small(allocate(stream, 1000));
+    const HeldBlock small(allocate(stream, 1000));
     CHECK(engine.allocations == 1);
     CHECK(small->data == engine.last);
-    const Owned second(allocate(stream, 1000));
+    const HeldBlock second(allocate(stream, 1000));
     CHECK(engine.allocations == 1);
-    const Owned large(allocate(stream, 3 * kMiB));
+    const HeldBlock large(allocate(stream, 3 * kMebi));
     CHECK(engine.allocations == 2);
     CHECK(large->data == engine.last);
-    CHECK(through(*small, stream, 7) == 7);
-    CHECK(through(*second, stream, 8) == 8);
-    CHECK(through(*large, stream, 9) == 9);
+    CHECK(byte_through(*small, stream, 7) == 7);
+    CHECK(byte_through(*second, stream, 8) == 8);
+    CHECK(byte_through(*large, stream, 9) == 9);
     const MemoryStats stats = engine.since();
     CHECK(stats.raw_allocations == engine.allocations);
     CHECK(stats.in_use_bytes + stats.cached_bytes == engine.given_bytes);
@@ -149,51 +149,51 @@ TEST_CASE("segments come from a memory resource and go back to it, and the cache
 
 TEST_CASE("the limit holds for memory of a resource, which is not even asked") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device);
-  set_memory_limit(device, 2 * kMiB);
-  CHECK_THROWS_AS(allocate(stream, 3 * kMiB), OutOfMemory);
+  set_memory_limit(device, 2 * kMebi);
+  CHECK_THROWS_AS(allocate(stream, 3 * kMebi), OutOfMemory);
   CHECK(engine.allocations == 0);
 }
 
 TEST_CASE("a resource that has nothing left is asked again after a flush, then memory is out") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device);
-  release(allocate(stream, 24 * kMiB));
+  release(allocate(stream, 24 * kMebi));
   {
-    const Owned block(allocate(stream, 32 * kMiB));
+    const HeldBlock block(allocate(stream, 32 * kMebi));
     CHECK(engine.allocations == 3);  // the second call got nothing
     CHECK(engine.frees == 1);
     try {
-      release(allocate(stream, 20 * kMiB));
+      release(allocate(stream, 20 * kMebi));
       FAIL("there was memory");
     } catch (const OutOfMemory& error) {
       CHECK(error.device == device);
-      CHECK(error.requested_bytes == 20 * kMiB);
+      CHECK(error.requested_bytes == 20 * kMebi);
       CHECK(error.in_use_bytes == block->bytes);
     }
     CHECK(engine.since().cached_bytes == 0);
-    CHECK(through(*block, stream, 5) == 5);
+    CHECK(byte_through(*block, stream, 5) == 5);
   }
-  const Owned other(allocate(stream, 20 * kMiB));
+  const HeldBlock other(allocate(stream, 20 * kMebi));
   CHECK(engine.wrong == 0);
 }
 
 TEST_CASE("an exception of a resource passes to who allocates, and nothing is lost") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device);
-  const Owned held(allocate(stream, 1000));
+  const HeldBlock held(allocate(stream, 1000));
   const MemoryStats before = engine.since();
-  set_memory_limit(device, 8 * kMiB);
+  set_memory_limit(device, 8 * kMebi);
   engine.inside = [] { throw std::domain_error("the engine is busy"); };
   for (int i = 0; i < 4; ++i)  // each one would count against the limit
-    CHECK_THROWS_WITH(allocate(stream, 3 * kMiB), "the engine is busy");
+    CHECK_THROWS_WITH(allocate(stream, 3 * kMebi), "the engine is busy");
   engine.inside = nullptr;
   CHECK(engine.since().in_use_bytes == before.in_use_bytes);
   CHECK(engine.since().cached_bytes == before.cached_bytes);
-  release(allocate(stream, 3 * kMiB));
+  release(allocate(stream, 3 * kMebi));
   int asked = 0;
   engine.inside = [&] {
     ++asked;
@@ -207,13 +207,13 @@ TEST_CASE("an exception of a resource passes to who allocates, and nothing is lo
 
 TEST_CASE("memory that is not aligned goes back to its resource, and the error names the address") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device);
   for (const std::size_t offset : {std::size_t{8}, std::size_t{128}}) {
     engine.offset = offset;
     std::string message;
     try {
-      release(allocate(stream, 3 * kMiB));
+      release(allocate(stream, 3 * kMebi));
     } catch (const InvalidArgument& error) {
       message = error.what();
     }
@@ -228,12 +228,12 @@ TEST_CASE("memory that is not aligned goes back to its resource, and the error n
   }
   CHECK(engine.wrong == 0);
   engine.offset = 0;
-  release(allocate(stream, 3 * kMiB));
+  release(allocate(stream, 3 * kMebi));
 }
 
 TEST_CASE("a resource is set at any time: each segment goes back where it came from, and the resource goes last") {
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   set_memory_resource(device, {});
   const Stream stream(device);
   bool gone = false;
@@ -243,7 +243,7 @@ TEST_CASE("a resource is set at any time: each segment goes back where it came f
     gone = true;
     delete what;
   });
-  Owned first(allocate(stream, 3 * kMiB));
+  HeldBlock first(allocate(stream, 3 * kMebi));
   CHECK(engine.allocations == 0);
   {
     MemoryResource resource = engine.resource();
@@ -253,17 +253,17 @@ TEST_CASE("a resource is set at any time: each segment goes back where it came f
     set_memory_resource(device, std::move(resource));
   }
   token.reset();
-  Owned second(allocate(stream, 3 * kMiB));
+  HeldBlock second(allocate(stream, 3 * kMebi));
   CHECK(engine.allocations == 1);
   set_memory_resource(device, {});
-  Owned third(allocate(stream, 3 * kMiB));
+  HeldBlock third(allocate(stream, 3 * kMebi));
   CHECK(engine.allocations == 1);
   const void* const data = second->data;
   second.reset();
-  second.reset(allocate(stream, 3 * kMiB));
+  second.reset(allocate(stream, 3 * kMebi));
   CHECK(second->data == data);  // what is cached is used on
   CHECK_FALSE(gone);
-  for (Owned* block : {&first, &second, &third}) block->reset();
+  for (HeldBlock* block : {&first, &second, &third}) block->reset();
   CHECK_FALSE(gone);
   empty_cache(device);
   CHECK(gone);
@@ -285,11 +285,11 @@ TEST_CASE("a resource without memory out is gone when it is replaced") {
                                .free = [](Device, void*, std::size_t) {}});
   token.reset();
   const Stream stream(device);
-  CHECK_THROWS_AS(allocate(stream, 3 * kMiB), OutOfMemory);
+  CHECK_THROWS_AS(allocate(stream, 3 * kMebi), OutOfMemory);
   CHECK_FALSE(gone);
   set_memory_resource(device, {});
   CHECK(gone);
-  release(allocate(stream, 3 * kMiB));
+  release(allocate(stream, 3 * kMebi));
   empty_cache(device);
 }
 
@@ -302,13 +302,13 @@ TEST_CASE("a memory resource has both functions, or none") {
                   InvalidArgument);
   CHECK_THROWS_AS(set_memory_resource(Device::host(99), {}), InvalidArgument);
   const Stream stream(device);
-  release(allocate(stream, 3 * kMiB));
+  release(allocate(stream, 3 * kMebi));
 }
 
 TEST_CASE("a resource may ask for figures; what needs memory in it is an error and no hang") {
   const Device device = device_at(1), other = device_at(0);
   empty_cache(other);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device), others(other);
   int calls = 0, refused = 0;
   engine.inside = [&] {
@@ -316,7 +316,7 @@ TEST_CASE("a resource may ask for figures; what needs memory in it is an error a
     (void)memory_stats(device);
     for (const Stream* each : {&stream, &others}) {
       try {
-        release(allocate(*each, 5 * kMiB));
+        release(allocate(*each, 5 * kMebi));
       } catch (const InvalidArgument& error) {
         refused += std::string_view(error.what()).find("from inside a memory resource") != std::string_view::npos;
       }
@@ -327,20 +327,20 @@ TEST_CASE("a resource may ask for figures; what needs memory in it is an error a
       }
     }
   };
-  release(allocate(stream, 3 * kMiB));
+  release(allocate(stream, 3 * kMebi));
   CHECK(calls == 1);
   CHECK(refused == 4);
   empty_cache(device);
   CHECK(calls == 2);
   CHECK(refused == 8);
   engine.inside = nullptr;
-  for (const Stream* each : {&stream, &others}) release(allocate(*each, 5 * kMiB));
+  for (const Stream* each : {&stream, &others}) release(allocate(*each, 5 * kMebi));
   empty_cache(other);
   CHECK(engine.wrong == 0);
 }
 
 TEST_CASE("calls of memory resources come one at a time, whatever threads and devices") {
-  Engine first(device_at(1)), second(device_at(2));
+  OwnMemory first(device_at(1)), second(device_at(2));
   std::atomic<int> inside{0}, overlaps{0}, failures{0};
   const auto look = [&] {
     if (inside.fetch_add(1) != 0) ++overlaps;
@@ -356,7 +356,7 @@ TEST_CASE("calls of memory resources come one at a time, whatever threads and de
         const Device device = device_at(1 + t % 2);
         const Stream stream(device);
         for (int i = 0; i < 20; ++i) {
-          release(allocate(stream, 3 * kMiB));
+          release(allocate(stream, 3 * kMebi));
           empty_cache(device);
         }
       } catch (...) {
@@ -375,9 +375,9 @@ TEST_CASE("calls of memory resources come one at a time, whatever threads and de
 TEST_CASE("the order checker knows memory of a resource") {
   const Device device = device_at(1);
   if (!properties(device).checked || !properties(device).host_memory) return;
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device), stranger(device_at(2));
-  const Owned block(allocate(stream, 1000));
+  const HeldBlock block(allocate(stream, 1000));
   CHECK_THROWS_WITH(stranger.backend().fill_bytes(block->data, 1, 8, stranger.handle()),
                     Contains("in the memory of " + device_name(1)));
 }
@@ -387,13 +387,13 @@ TEST_CASE("without a cache every block is a memory resource's, of just its bytes
   const char* set = std::getenv("LOCKSTEP_CACHE");
   const bool off = set && std::string_view(set) == "off";
   const Device device = device_at(1);
-  Engine engine(device);
+  OwnMemory engine(device);
   const Stream stream(device);
   {
-    const Owned empty(allocate(stream, 0)), block(allocate(stream, 1000));
+    const HeldBlock empty(allocate(stream, 0)), block(allocate(stream, 1000));
     CHECK(engine.allocations == (off ? 2u : 1u));
     if (off) CHECK(engine.given_bytes == 1001);
-    CHECK(through(*block, stream, 6) == 6);
+    CHECK(byte_through(*block, stream, 6) == 6);
   }
   empty_cache(device);
   CHECK(engine.frees == engine.allocations);
