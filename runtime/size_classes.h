@@ -24,6 +24,9 @@ constexpr std::size_t class_bytes(int index) {
   return (static_cast<std::size_t>(index % 4 + 5) << shift) * kGranuleBytes;
 }
 
+// The largest class that fits into so many bytes, which are at least a granule.
+constexpr int fitting_class(std::size_t bytes) { return size_class(bytes + 1) - 1; }
+
 inline constexpr int kSizeClasses = size_class(kLargestBytes) + 1;
 static_assert(kSizeClasses <= 256, "MemoryBlock::bin is one byte");
 

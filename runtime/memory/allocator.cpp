@@ -70,7 +70,7 @@ MemoryBlock* DeviceAllocator::allocate(const Stream& stream, std::size_t bytes) 
       block = caches_ ? allocate_slowly(lock, state, bin) : allocate_uncached(lock, state, bin, bytes);
       if (!block) throw OutOfMemory(device_, bytes, in_use_bytes_, raw_bytes_ - in_use_bytes_, limit_bytes_);
     }
-    in_use_bytes_ += class_bytes(bin);
+    in_use_bytes_ += class_bytes(block->bin);
     peak_in_use_bytes_ = std::max(peak_in_use_bytes_, in_use_bytes_);
     if (pool) [[unlikely]]
       ++pool->handed_out;
@@ -84,7 +84,7 @@ MemoryBlock* DeviceAllocator::allocate(const Stream& stream, std::size_t bytes) 
       OrderChecker::active()->allocated(checked(*block));
     } catch (...) {  // a race, or no memory to note it: nobody gets the block
       Lock lock(mutex_);
-      in_use_bytes_ -= class_bytes(bin);
+      in_use_bytes_ -= class_bytes(block->bin);
       put_back(block);
       throw;
     }
@@ -131,17 +131,20 @@ MemoryStats DeviceAllocator::stats() {
 
 void DeviceAllocator::reset_peak() {
   Lock lock(mutex_);
+  most_in_use_bytes_ = std::max(most_in_use_bytes_, peak_in_use_bytes_);
   peak_in_use_bytes_ = in_use_bytes_;
 }
 
 void DeviceAllocator::set_limit(std::size_t bytes) {
   Lock lock(mutex_);
   limit_bytes_ = bytes;
+  full_ = false;
 }
 
 void DeviceAllocator::empty_cache() {
   Lock lock(mutex_);
-  flush(lock);
+  collect(lock);
+  free_idle(lock);
 }
 
 }  // namespace detail

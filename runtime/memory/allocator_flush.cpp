@@ -1,6 +1,6 @@
-// Giving cached memory back to the device. Free blocks may still be in use by work that is in flight on their own
-// stream (its order is what makes them reusable), so a flush first takes them out of the bins, waits with the lock
-// given up, and then frees the segments that are wholly unused.
+// Flushes. Free blocks may still be in use by work that is in flight on their own stream (its order is what makes them
+// reusable), so they are first taken out of the bins, and waited for with the lock given up. Then they are anybody's:
+// others may have them, and segments that are wholly unused can go back to the device.
 #include <exception>
 #include <utility>
 
@@ -63,10 +63,10 @@ void DeviceAllocator::synchronize(Deadline deadline) {
   LOCKSTEP_EDGE(marks.wait(deadline));
 }
 
-bool DeviceAllocator::flush(Lock& lock) {
+void DeviceAllocator::collect(Lock& lock) {
   refuse_in_resource("empty_cache", device_);
   const RestWithout rest(lock);
-  flushed_.wait(lock, [this] { return !flushing_; });
+  collected_.wait(lock, [this] { return !collecting_; });
   Marks marks;
   if (!synchronous_) {
     // Before anything is taken, so that an error here changes nothing.
@@ -75,22 +75,27 @@ bool DeviceAllocator::flush(Lock& lock) {
       LOCKSTEP_EDGE(marks.add(*stream));
     }
   }
-  flushing_ = true;
+  collecting_ = true;
   MemoryBlock* held = nullptr;
-  auto take_bins = [&held](StreamState& stream) {
-    for (MemoryBlock*& bin : stream.bins) {
+  for (StreamState* stream = streams_; stream; stream = stream->next) {
+    if (closed(*stream)) continue;
+    for (MemoryBlock*& bin : stream->bins) {
       while (MemoryBlock* block = bin) {
         bin = block->next;
         prepend(held, block);
       }
     }
-  };
-  for (StreamState* stream = streams_; stream; stream = stream->next) {
-    if (!closed(*stream)) take_bins(*stream);
   }
-  take_bins(ownerless_);
-  MemoryBlock* waiting = std::exchange(pending_, nullptr);
-  Segment* was_open = std::exchange(open_, nullptr);
+  MemoryBlock* waiting = nullptr;
+  for (MemoryBlock** link = &pending_; *link;) {
+    MemoryBlock* const block = *link;
+    if (closed(*block->home)) {  // nobody waits for what its own stream has
+      link = &block->next;
+      continue;
+    }
+    *link = block->next;
+    prepend(waiting, block);
+  }
 
   std::exception_ptr error;
   if (!synchronous_) {
@@ -123,54 +128,49 @@ bool DeviceAllocator::flush(Lock& lock) {
       prepend(held, block);
     }
   }
-  bool freed = false;
-  if (!error) {
-    freed = free_idle(lock, held, was_open);
-  } else {
-    while (MemoryBlock* block = held) {
-      held = block->next;
-      put_back(block);
+  while (MemoryBlock* block = held) {
+    held = block->next;
+    if (!error) {
+      if (checked_ && block->stream) [[unlikely]]  // else nobody ever had it
+        OrderChecker::active()->settled(checked(*block));
+      block->home = &ownerless_;
     }
-    if (!open_) open_ = was_open;  // else its rest is lost until it is wholly free
+    put_back(block);
   }
-  flushing_ = false;
-  flushed_.notify_all();
+  collecting_ = false;
+  collected_.notify_all();
   if (error) std::rethrow_exception(error);
-  return freed;
 }
 
-bool DeviceAllocator::free_idle(Lock& lock, MemoryBlock* held, Segment* was_open) {
-  for (MemoryBlock* block = held; block; block = block->next) ++block->segment->idle;
-
+bool DeviceAllocator::free_idle(Lock& lock) {
+  for (const MemoryBlock* block : ownerless_.bins) {
+    for (; block; block = block->next) ++block->segment->idle;
+  }
   Segment* dead = nullptr;
   auto bury = [&dead](Segment* segment) {
     segment->next = dead;
     dead = segment;
   };
-  if (was_open && was_open->idle != was_open->blocks) {
-    if (!open_) {
-      open_ = was_open;
-    } else {
-      try {
-        carve_rest(*was_open, ownerless_);  // its rest was never used by anybody
-      } catch (...) {
+  if (open_ && open_->idle == open_->blocks) {
+    Segment* const segment = std::exchange(open_, nullptr);
+    if (segment->blocks == 0) bury(segment);
+  }
+  for (MemoryBlock*& bin : ownerless_.bins) {
+    for (MemoryBlock** link = &bin; *link;) {
+      MemoryBlock* const block = *link;
+      Segment* const segment = block->segment;
+      if (segment->idle == segment->blocks) {
+        *link = block->next;
+        prepend(spare_, block);
+        --segment->idle;
+        if (--segment->blocks == 0) bury(segment);  // the last of its blocks to come by
+      } else {
+        segment->idle = 0;
+        link = &block->next;
       }
     }
-  } else if (was_open && was_open->blocks == 0) {
-    bury(was_open);
   }
-  while (MemoryBlock* block = held) {
-    held = block->next;
-    Segment* segment = block->segment;
-    if (segment->idle == segment->blocks) {
-      prepend(spare_, block);
-      --segment->idle;
-      if (--segment->blocks == 0) bury(segment);  // the last of its blocks to come by
-    } else {
-      segment->idle = 0;
-      put_back(block);
-    }
-  }
+  if (!dead) return false;
 
   lock.unlock();
   std::size_t freed_bytes = 0;
@@ -186,7 +186,8 @@ bool DeviceAllocator::free_idle(Lock& lock, MemoryBlock* held, Segment* was_open
   lock.lock();
   raw_bytes_ -= freed_bytes;
   raw_frees_ += frees;
-  return frees > 0;
+  full_ = false;
+  return true;
 }
 
 }  // namespace lockstep::detail

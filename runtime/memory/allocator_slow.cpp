@@ -21,26 +21,42 @@ MemoryBlock* DeviceAllocator::take_cached(StreamState& stream, int bin) {
       return block;
     }
   }
-  return nullptr;
+  if (bin > kLargestCarvedClass || !open_ || open_->bytes - open_->carved_bytes < class_bytes(bin)) return nullptr;
+  return carve(*open_, stream, bin);
 }
 
 MemoryBlock* DeviceAllocator::allocate_slowly(Lock& lock, StreamState& stream, int bin) {
   poll_pending(lock);
+  // Small blocks live long: they do not take large segments apart before a flush has looked for another way.
+  const std::size_t largest_segment = bin <= kLargestCarvedClass && !full_ ? kSegmentBytes : kLargestBytes;
+  const auto from_cache = [&] { return may_share(class_bytes(bin)) ? share(stream, bin, largest_segment) : nullptr; };
+  const auto from_device = [&] {
+    MemoryBlock* const block = allocate_raw(lock, stream, bin);
+    full_ = !block;
+    return block;
+  };
   // One flush is enough, unless other threads take what it gave back.
   constexpr int kMostFlushes = 3;
-  for (int flushes = 0;; ++flushes) {
+  for (int flushes = 0; flushes <= kMostFlushes; ++flushes) {
     if (MemoryBlock* block = take_cached(stream, bin)) return block;
-    if (MemoryBlock* block = allocate_raw(lock, stream, bin)) return block;
-    if (flushes == kMostFlushes) return nullptr;
-    const bool freed = flush(lock);
-    if (flushes > 0 && !freed) return nullptr;
+    // A device that is full need not be asked each time.
+    const bool cache_first = full_;
+    if (MemoryBlock* block = cache_first ? from_cache() : from_device()) return block;
+    if (MemoryBlock* block = cache_first ? from_device() : from_cache()) return block;
+    collect(lock);
+    if (MemoryBlock* block = from_cache()) return block;
+    if (!free_idle(lock) && flushes > 0) break;
   }
+  if (MemoryBlock* block = share(stream, bin, kLargestBytes)) return block;
+  full_ = false;  // what nobody could have says nothing of what others ask for
+  return nullptr;
 }
 
 // For tools that watch raw memory: every block is a raw allocation of just the bytes asked for, and none is kept.
 MemoryBlock* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes) {
   poll_pending(lock);
-  flush(lock);
+  collect(lock);
+  free_idle(lock);
   Segment* segment = add_segment(lock, class_bytes(bin), bytes);
   return segment ? carve(*segment, stream, bin) : nullptr;
 }
@@ -48,7 +64,6 @@ MemoryBlock* DeviceAllocator::allocate_uncached(Lock& lock, StreamState& stream,
 MemoryBlock* DeviceAllocator::allocate_raw(Lock& lock, StreamState& stream, int bin) {
   const std::size_t bytes = class_bytes(bin);
   if (bin <= kLargestCarvedClass) {
-    if (open_ && open_->bytes - open_->carved_bytes >= bytes) return carve(*open_, stream, bin);
     if (Segment* segment = add_segment(lock, kSegmentBytes, kSegmentBytes)) {
       Segment* const before = std::exchange(open_, segment);
       MemoryBlock* const block = carve(*segment, stream, bin);
@@ -116,12 +131,15 @@ void DeviceAllocator::reserve_spare() {
   }
 }
 
-MemoryBlock* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
+MemoryBlock* DeviceAllocator::take_spare() {
   reserve_spare();
-  MemoryBlock* block = spare_;
-  spare_ = block->next;
+  return std::exchange(spare_, spare_->next);
+}
+
+MemoryBlock* DeviceAllocator::carve(Segment& segment, StreamState& home, int bin) {
+  MemoryBlock* const block = take_spare();
   block->data = segment.memory + segment.carved_bytes;
-  block->bytes = class_bytes(bin);
+  block->bytes = block->extent = class_bytes(bin);
   block->device = device_;
   block->segment = &segment;
   block->home = &home;
@@ -225,18 +243,30 @@ void DeviceAllocator::add(StreamState* stream) {
 void DeviceAllocator::suspend(StreamState& stream) noexcept {
   Lock lock(mutex_);
   stream.suspended = true;
+  // What it did with a block itself becomes one of the block's uses. Where there is no memory for that, the block stays
+  // for the stream's return.
+  const auto leave = [&](MemoryBlock* block) {
+    try {
+      std::unique_ptr<BlockUses> made(block->uses ? nullptr : new BlockUses);
+      std::vector<BlockUse>& uses = (made ? *made : *block->uses).list;
+      uses.reserve(uses.size() + 1);
+      BlockUse own{&stream, nullptr, false};
+      if (!mark_use(own)) return false;
+      uses.push_back(own);
+      if (made) block->uses = made.release();
+    } catch (...) {
+      return false;
+    }
+    block->home = &ownerless_;
+    return true;
+  };
+  for (MemoryBlock* block = pending_; block; block = block->next) {
+    if (block->home == &stream) leave(block);
+  }
   for (MemoryBlock*& bin : stream.bins) {
     while (MemoryBlock* const block = bin) {
-      try {
-        auto uses = std::make_unique<BlockUses>();
-        uses->list.push_back({&stream, nullptr, false});
-        if (!mark_use(uses->list.front())) return;
-        block->uses = uses.release();
-      } catch (...) {
-        return;  // what is left stays for the stream's return
-      }
+      if (!leave(block)) return;
       bin = block->next;
-      block->home = &ownerless_;
       block->next = pending_;
       pending_ = block;
     }

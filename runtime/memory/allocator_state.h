@@ -1,7 +1,10 @@
 // One device's cache; private to the library. The rules:
 //  - A block belongs to the stream it was allocated on, also while it is free: that stream's order makes reuse safe.
 //  - Blocks that other streams used wait on the pending list until those streams have passed.
-//  - What was never used by anybody and is left over stands in `ownerless`.
+//  - What was never used by anybody, or only by work that is done, stands in `ownerless`.
+//  - Blocks are cut and joined only where there is no new memory: until then each class keeps what it had, so that a
+//    loop finds all that it had the last time. And only where much more is held than was ever in use: parts of
+//    segments that are in use cannot go back.
 //  - The mutex is held for list surgery only, never while the backend or a memory resource allocates or frees, or a
 //    device is waited for; nor when a resource is destroyed, which its last segment may do.
 #pragma once
@@ -26,7 +29,7 @@ struct Segment {
   std::size_t asked_bytes = 0;  // of the device, or of the resource that it came from
   std::size_t carved_bytes = 0;
   int blocks = 0;
-  int idle = 0;  // during a flush: how many of them are free
+  int idle = 0;  // while idle ones are looked for: how many of them are free
   Segment* next = nullptr;
   std::shared_ptr<const MemoryResource> resource = {};
 };
@@ -69,6 +72,7 @@ class DeviceAllocator {
   MemoryStats stats();
   void reset_peak();
   void set_limit(std::size_t bytes);
+  void set_sharing(double multiple);
   void set_resource(std::shared_ptr<const MemoryResource> resource);
   void empty_cache();
   Retained retained_uses();
@@ -81,6 +85,11 @@ class DeviceAllocator {
   MemoryBlock* allocate_slowly(Lock& lock, StreamState& stream, int bin);
   MemoryBlock* allocate_uncached(Lock& lock, StreamState& stream, int bin, std::size_t bytes);
   MemoryBlock* allocate_raw(Lock& lock, StreamState& stream, int bin);
+  bool may_share(std::size_t bytes) const;
+  // Of free blocks in segments of at most `largest_segment` bytes.
+  MemoryBlock* share(StreamState& stream, int bin, std::size_t largest_segment);
+  MemoryBlock* join(StreamState& stream, int bin, std::size_t largest_segment);
+  void cut(MemoryBlock* block, int bin);
   Segment* add_segment(Lock& lock, std::size_t bytes, std::size_t asked_bytes);
   // The device's, or the resource's. Without the lock.
   void* take_raw(const Segment& segment);
@@ -98,8 +107,9 @@ class DeviceAllocator {
   bool uses_over(MemoryBlock* block);
   static bool mark_use(BlockUse& use);
 
-  bool flush(Lock& lock);  // true when memory went back to the device
-  bool free_idle(Lock& lock, MemoryBlock* held, Segment* was_open);
+  MemoryBlock* take_spare();
+  void collect(Lock& lock);    // what is free in any stream's order is ownerless then
+  bool free_idle(Lock& lock);  // of what is ownerless; true when memory went back to the device
   void release_slowly(MemoryBlock* block) noexcept;
   bool release_to_graph(MemoryBlock* block) noexcept;  // false: release_slowly is to go on
   void leave_graph(MemoryBlock* block);
@@ -118,13 +128,16 @@ class DeviceAllocator {
   MemoryBlock* pending_ = nullptr;
   MemoryBlock* spare_ = nullptr;  // objects without memory
   std::vector<std::unique_ptr<MemoryBlock[]>> slabs_;
-  bool flushing_ = false;
-  std::condition_variable flushed_;
+  bool full_ = false;  // the device or the limit gave nothing the last time
+  bool collecting_ = false;
+  std::condition_variable collected_;
 
   std::size_t in_use_bytes_ = 0;
   std::size_t peak_in_use_bytes_ = 0;
   std::size_t raw_bytes_ = 0;
   std::size_t limit_bytes_ = 0;
+  std::size_t most_in_use_bytes_ = 0;  // until the last reset_peak
+  double sharing_ = 2;
   std::shared_ptr<const MemoryResource> resource_;  // null: the device itself
   std::uint64_t raw_allocations_ = 0;
   std::uint64_t raw_frees_ = 0;

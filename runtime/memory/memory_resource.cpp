@@ -81,6 +81,7 @@ void DeviceAllocator::give_raw(const Segment& segment, void* memory) noexcept {
 void DeviceAllocator::set_resource(std::shared_ptr<const MemoryResource> resource) {
   const Lock lock(mutex_);
   resource_.swap(resource);  // the one before may go with the argument, after the lock
+  full_ = false;
 }
 
 }  // namespace detail

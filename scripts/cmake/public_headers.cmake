@@ -106,6 +106,7 @@ set(headers_for_users
   runtime/copy/peer.h
   runtime/cuda/native_stream.h
   runtime/memory/memory_resource.h
+  runtime/memory/memory_sharing.h
   runtime/order/order.h
   runtime/stream/declare.h
   runtime/stream/work_scope.h

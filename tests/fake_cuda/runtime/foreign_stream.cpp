@@ -10,6 +10,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/stream/stream.h"
+#include "runtime/gate.h"
 #include "support/catch.h"
 
 using namespace lockstep;
@@ -76,6 +77,33 @@ TEST_CASE("a foreign stream may go once its last handle is gone, and its memory 
   synchronize(device);  // asks nothing of a stream that is gone
   const Owned block(allocate(default_stream(device), 5 << 20));
   CHECK(block->data == data);
+  empty_cache(device);
+}
+
+TEST_CASE("what others used of a foreign stream's memory waits for its own work too, once no handle holds it") {
+  const Device device = Device::cuda(3);
+  const Stream own = default_stream(device), user(device);
+  empty_cache(device);
+  const Native native(device);
+  backend_streams::Gate gate;
+  void* data = nullptr;
+  {
+    const Stream stream = Stream::foreign(device, native.stream);
+    const Owned block(allocate(stream, 5 << 20));
+    data = block->data;
+    stream.enqueue(gate.waits());
+    backend(device).fill_bytes(data, 1, 5 << 20, stream.handle());
+    record_use(block.get(), user);
+  }
+  synchronize(user);
+  {
+    const Owned block(allocate(own, 5 << 20));
+    CHECK(block->data != data);
+  }
+  gate.open();
+  synchronize(Stream::foreign(device, native.stream));
+  const Owned first(allocate(own, 5 << 20)), second(allocate(own, 5 << 20));
+  CHECK((first->data == data || second->data == data));
   empty_cache(device);
 }
 

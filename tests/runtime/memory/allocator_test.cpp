@@ -10,37 +10,19 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/memory/poison.h"
 #include "lockstep/runtime/size_classes.h"
+#include "runtime/memory/fresh_device.h"
 #include "runtime/text.h"
 #include "support/catch.h"
 #include "support/devices.h"
 
 using namespace lockstep;
+using runtime_test::FreshDevice;
 using support::device_at;
 using support::device_name;
 
 namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
-
-// A device as a test wants to find it; what it was given must have come back.
-class FreshDevice {
- public:
-  explicit FreshDevice(Device device) : device_(device) {
-    empty_cache(device);
-    reset_peak(device);
-    before_ = memory_stats(device);
-  }
-  ~FreshDevice() {
-    set_memory_limit(device_, 0);
-    empty_cache(device_);
-  }
-  std::uint64_t raw_allocations() const { return memory_stats(device_).raw_allocations - before_.raw_allocations; }
-  std::uint64_t raw_frees() const { return memory_stats(device_).raw_frees - before_.raw_frees; }
-
- private:
-  Device device_;
-  MemoryStats before_;
-};
 
 }  // namespace
 
@@ -53,6 +35,7 @@ TEST_CASE("size classes waste at most a quarter") {
     REQUIRE(size % 256 == 0);
     REQUIRE(index >= last);
     if (index > 0) REQUIRE(detail::class_bytes(index - 1) < std::max<std::size_t>(bytes, 1));
+    if (bytes >= 256) REQUIRE(detail::fitting_class(bytes) == (size == bytes ? index : index - 1));
     if (bytes > 1024) REQUIRE(4 * size <= 5 * (bytes + 255));
     last = index;
   }

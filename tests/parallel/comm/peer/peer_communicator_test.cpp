@@ -19,6 +19,19 @@ void expect_all(const Tensor& x, float number, const char* what) {
   for (const float each : x.to_vector<float>())
     if (each != number) throw Error(cat(what, ": expected ", number, ", got ", each));
 }
+// All that the device may have at the moment: with its limit, nobody gets more.
+std::vector<Tensor> all_memory(Device device) {
+  set_memory_limit(device, memory_stats(device).in_use_bytes + 1);
+  std::vector<Tensor> held;
+  for (std::int64_t bytes = 1 << 22; bytes >= 256;) {
+    try {
+      held.push_back(empty({bytes}, {.dtype = DType::u8, .device = device}));
+    } catch (const OutOfMemory&) {
+      bytes /= 2;
+    }
+  }
+  return held;
+}
 // Reports of what was released too early come with the next operation.
 void expect_usable(const std::vector<Device>& devices) {
   for (const Device device : devices) {
@@ -282,8 +295,8 @@ TEST_CASE("peer: a rank that fails on the way tells the others, and nobody's mem
     const auto outcomes = on_ranks(group, [&](Communicator& c) {
       Tensor x = filled(c, 1 << 16, 1 + c.rank()), all = filled(c, reduces ? 1 : 3 << 16, 0);
       c.barrier();
-      if (c.rank() == 1 && reduces) set_memory_limit(c.device(), memory_stats(c.device()).in_use_bytes + 1);
-      if (c.rank() == 1 && reduces) empty_cache(c.device());
+      std::vector<Tensor> held;
+      if (c.rank() == 1 && reduces) held = all_memory(c.device());
       if (reduces) c.all_reduce(x);
       x.fill_(0), x = Tensor();  // not reached on the rank that has no memory
     });
