@@ -13,6 +13,7 @@
 #include "lockstep/c/network.h"
 #include "lockstep/models/checkpoint/checkpoint.h"
 #include "lockstep/models/vision/resnet.h"
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/nn/prepare.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -61,6 +62,7 @@ ResNet resnet(const std::string& kind, const std::string& path) {
 namespace lockstep {
 
 lockstep_network* network_for_c(Device device, std::function<std::vector<Tensor>(std::span<const Tensor>)> run) {
+  detail::check_function("network_for_c", run);
   return new lockstep_network{device, std::move(run)};
 }
 

@@ -12,6 +12,7 @@
 
 #include "lockstep/models/generation/generation_state.h"
 #include "lockstep/parallel/serving/serving_error.h"
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
@@ -434,6 +435,7 @@ bool Generator::drain(Milliseconds timeout) {
 void Generator::update(const std::function<void()>& change, Milliseconds timeout) {
   Body& body = *body_;
   detail::check_generation("Generator", body.generation);
+  detail::check_function("Generator::update", change);
   if (body.thread.get_id() == std::this_thread::get_id())
     throw Error("[Generator] expected another thread than the generator's to wait for it, got that one");
   const auto update = std::make_shared<Update>();

@@ -22,6 +22,7 @@
 #include "lockstep/parallel/serving/serving_error.h"
 #include "lockstep/parallel/serving/serving_pool.h"
 #include "lockstep/parallel/signature.h"
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/tensor/nn/prepare.h"
 
 namespace lockstep {
@@ -222,6 +223,7 @@ class ReplicaPool<M, R(Args...)> {
   // a later one throws, all replicas have what was loaded before.
   template <class F>
   void update(F&& change) {
+    detail::check_function("ReplicaPool::update", change);
     const std::lock_guard lock(update_);
     pool_->check_returning();
     try {

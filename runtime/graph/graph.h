@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/runtime/api.h"
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep {
@@ -60,6 +61,7 @@ LOCKSTEP_API Graph capture(const Stream& stream, const std::function<void()>& f)
 // nothing has run; stream, memory and thread are as before.
 template <class F>
 auto capture(const Stream& stream, F&& f) {
+  detail::check_function("capture", f);
   using Result = std::invoke_result_t<F&>;
   if constexpr (std::is_void_v<Result>) {
     return detail::capture(stream, std::ref(f));

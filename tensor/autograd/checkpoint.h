@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/tensor/tensor.h"
 #include "lockstep/tensor/tree.h"
 
@@ -69,6 +70,7 @@ class LOCKSTEP_API CheckpointFrame final : public RefCounted {
 // call.
 template <class F, class... Inputs>
 auto checkpoint(const F& function, const Inputs&... inputs) {
+  detail::check_function("checkpoint", function);
   if (!GradMode::enabled()) return function(inputs...);
   std::vector<Tensor> tensors;
   (for_each_tensor(inputs, [&](const Tensor& tensor) { tensors.push_back(tensor); }), ...);

@@ -1,5 +1,6 @@
 #include "lockstep/tensor/engine/engine.h"
 
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/engine/graph_task.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -86,6 +87,7 @@ detail::GraphTask& task_in_progress(const char* op) {
 
 void queue_backward_callback(std::function<void()> callback) {
   detail::GraphTask& task = task_in_progress("queue_backward_callback");
+  detail::check_function("queue_backward_callback", callback);
   std::lock_guard lock(task.callbacks_mutex);
   task.callbacks.push_back(std::move(callback));
 }

@@ -1,4 +1,5 @@
 // The members of Tensor that concern gradients: they need to know leaves and the engine.
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/engine/gradient_sink.h"
 #include "lockstep/tensor/ops/support.h"
@@ -99,6 +100,7 @@ std::uint64_t next_hook_id() {
 }  // namespace
 
 std::uint64_t Tensor::register_hook(TensorHook hook) const {
+  detail::check_function("register_hook", hook);
   LOCKSTEP_CHECK(requires_grad(), "[register_hook] expected a tensor that requires a gradient, got ", describe());
   Node& node = *impl_->edge.node;
   if (!node.hooks) node.hooks = std::make_unique<std::vector<Node::Hook>>();
@@ -108,6 +110,7 @@ std::uint64_t Tensor::register_hook(TensorHook hook) const {
 }
 
 std::uint64_t Tensor::register_post_accumulate_hook(std::function<void()> hook) const {
+  detail::check_function("register_post_accumulate_hook", hook);
   LeafNode* leaf = this->leaf();
   LOCKSTEP_CHECK(leaf, "[register_post_accumulate_hook] expected a leaf that requires a gradient, got ", describe());
   const std::uint64_t id = next_hook_id();

@@ -4,6 +4,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/interrupt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
@@ -30,7 +31,7 @@ void insert(ModuleState& state, HookList<Hook>& list, std::uint64_t id, Hook hoo
 
 template <class Hook>
 std::uint64_t add(ModuleState& state, HookList<Hook>& list, Hook hook) {
-  LOCKSTEP_CHECK(hook, "[register_hook] expected a function, got an empty one");
+  detail::check_function("register_hook", hook);
   const std::lock_guard lock(state.hooks_change);
   const std::uint64_t id = state.next_hook++;
   insert(state, list, id, std::move(hook), false);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "lockstep/runtime/check_function.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
@@ -117,7 +118,7 @@ void ConstantLR::check() const {
 }
 
 double LambdaLR::operator()(double base_lr, std::int64_t epoch) const { return base_lr * factor(epoch); }
-void LambdaLR::check() const { LOCKSTEP_CHECK(factor != nullptr, "[LambdaLR] expected a function, got an empty one"); }
+void LambdaLR::check() const { detail::check_function("LambdaLR", factor); }
 
 double SequentialLR::operator()(double base_lr, std::int64_t epoch) const {
   const auto passed = std::upper_bound(milestones.begin(), milestones.end(), epoch) - milestones.begin();

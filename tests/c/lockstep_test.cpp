@@ -106,6 +106,7 @@ TEST_CASE("what C gives wrongly is a status and a sentence, and makes nothing") 
 
 TEST_CASE("a network of C++ runs in C, and each error has its status") {
   const Device device = Device::host(0);
+  CHECK_THROWS_AS(network_for_c(device, nullptr), InvalidArgument);
   int what = 0;
   Handle<lockstep_network> network(&lockstep_network_free);
   network.at = network_for_c(device, [&](std::span<const Tensor> x) -> std::vector<Tensor> {

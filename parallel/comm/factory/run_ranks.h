@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/parallel/comm/communicator.h"
+#include "lockstep/runtime/check_function.h"
 
 namespace lockstep {
 
@@ -92,6 +93,7 @@ class TypedRankCall final : public RankCall {
 template <class F>
 requires std::is_invocable_v < std::decay_t<F>
 &, Communicator& > auto run_ranks(int ranks, F&& function, const RunRanksOptions& options = {}) {
+  detail::check_function("run_ranks", function);
   using Call = detail::TypedRankCall<std::decay_t<F>>;
   const auto call = std::make_shared<Call>(std::forward<F>(function), ranks > 0 ? ranks : 0);
   detail::run_rank_call(call, ranks, options);

@@ -133,6 +133,7 @@ TEST_CASE("default streams are not captured") {
   CHECK_THROWS_WITH(capture(Stream::foreign(kDevice, nullptr), nothing),  // CUDA's legacy one
                     Contains("[capture] expected a stream of one's own, got the default stream of cuda:2"));
   CHECK_THROWS_AS(capture(Stream(), nothing), InvalidArgument);
+  CHECK_THROWS_AS(capture(Stream(kDevice), std::function<void()>()), InvalidArgument);
   CHECK(can_capture(kDevice));
   for (const Device device : {Device::cpu(), Device::host(0)}) {
     CHECK_FALSE(can_capture(device));

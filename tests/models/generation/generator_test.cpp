@@ -374,6 +374,8 @@ TEST_CASE("a generator refuses wrong requests where they are made") {
   CHECK_THROWS_AS(generator.submit({37}), InvalidArgument);
   CHECK_THROWS_AS(generator.submit({1}, {.sampling = {.top_p = 2}}), InvalidArgument);
   CHECK_THROWS_AS(generator.submit({1}, {}, {.timeout = Milliseconds(-1)}), InvalidArgument);
+  CHECK_THROWS_AS(generator.update(nullptr), InvalidArgument);
+  CHECK_THROWS_WITH(generator.update(std::function<void()>()), Contains("expected a function, got an empty one"));
   CHECK(generator.stats().submitted == 0);
   // The thread itself cannot wait for itself.
   std::string message;

@@ -298,6 +298,10 @@ TEST_CASE("an update that throws behind a load leaves all replicas with the same
   });
   CHECK(values(pool.submit(tensor({1}, {1, 1})).get()) == Doubles{2, 3});
   CHECK(pool.stats().updates == 2);
+  const auto is_empty = Contains("expected a function, got an empty one");
+  CHECK_THROWS_WITH(pool.update(std::function<void(Halves&)>()), is_empty);
+  void (*const none)(Halves&) = nullptr;
+  CHECK_THROWS_AS(pool.update(none), InvalidArgument);
 }
 
 TEST_CASE("warming up runs each example on each replica, and throws what the first one throws") {

@@ -1,6 +1,7 @@
 // Checkpointing: the same numbers as without, less memory, and errors where the second run is not like the first.
 #include "lockstep/tensor/autograd/checkpoint.h"
 
+#include <functional>
 #include <tuple>
 
 #include "lockstep/runtime/memory/allocator.h"
@@ -55,6 +56,7 @@ TEST_CASE("a checkpointed function gives the same, and runs again when backward 
     checkpoint(f, x);
   }
   CHECK(*f.calls == 3);
+  CHECK_THROWS_AS(checkpoint(std::function<Tensor(const Tensor&)>(), x), InvalidArgument);
 }
 
 TEST_CASE("derivatives of checkpointed functions, of any order") {

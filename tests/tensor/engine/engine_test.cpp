@@ -8,12 +8,14 @@
 #include "lockstep/tensor/ops/ops.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/messages.h"
 #include "support/tensors.h"
 
 using namespace lockstep;
 using Catch::Matchers::Contains;
 using support::device_at;
 using support::leaf;
+using support::message_of;
 
 namespace {
 
@@ -112,6 +114,18 @@ TEST_CASE("hooks see, and may replace, the gradient of a result and of a leaf") 
   x.remove_hook(id);
   y.backward();
   CHECK(seen.size() == 1);
+}
+
+TEST_CASE("hooks that are no functions are refused where they are set, and change nothing") {
+  Tensor x = leaf({1});
+  CHECK_THROWS_AS(x.register_hook(nullptr), InvalidArgument);
+  CHECK_THROWS_WITH(x.register_post_accumulate_hook({}), Contains("expected a function, got an empty one"));
+  std::string message;
+  Tensor h = x * 2.0;
+  h.register_hook([&](Tensor&) { message = message_of<InvalidArgument>([] { queue_backward_callback({}); }); });
+  h.backward();
+  CHECK_THAT(message, Contains("[queue_backward_callback] expected a function"));
+  CHECK(x.grad().item<double>() == 2);
 }
 
 TEST_CASE("callbacks run at the end of the backward that queued them") {

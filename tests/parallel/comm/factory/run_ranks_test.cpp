@@ -53,6 +53,13 @@ TEST_CASE("run_ranks: results come by rank") {
   }
 }
 
+TEST_CASE("run_ranks: a function that is none is refused before any rank begins") {
+  CHECK_THROWS_AS(run_ranks(2, std::function<void(Communicator&)>()), InvalidArgument);
+  int (*const none)(Communicator&) = nullptr;
+  CHECK(message_of<InvalidArgument>([&] { run_ranks(2, none); }) ==
+        "[run_ranks] expected a function, got an empty one");
+}
+
 TEST_CASE("run_ranks: tensors that ranks return are there") {
   const std::vector<Tensor> made =
       run_ranks(3, [](Communicator& comm) { return filled(comm, comm.rank(), 30'000).add_(1); });
