@@ -71,11 +71,3 @@ TEST_CASE("the pieces of Llama 3 and Qwen2") {
   CHECK(pieces(Pattern::llama3, "  1") == Pieces{" ", " ", "1"});
   CHECK(pieces(Pattern::llama3, "\n\u00E9") == Pieces{"\n", "\u00E9"});
 }
-
-TEST_CASE("bytes that are no UTF-8 end where a replacement ends") {
-  CHECK(replaced_utf8("a\xF0\x9F\x98z\xFF\xC2") == "a\uFFFDz\uFFFD\uFFFD");
-  CHECK(replaced_utf8("\xE0\x80\x80") == "\uFFFD\uFFFD\uFFFD");
-  CHECK(replaced_utf8("\xF0\x8F\xBF") == "\uFFFD\uFFFD\uFFFD");
-  CHECK(replaced_utf8("\xF5\x80") == "\uFFFD\uFFFD");
-  CHECK(replaced_utf8("\U0010FFFF\uD7FF\uE000") == "\U0010FFFF\uD7FF\uE000");
-}
