@@ -41,7 +41,7 @@ struct GeneratorStats {
   Histogram step_seconds{Histogram::seconds()};         // of calls of the model
   ContinuousBatchStats batch;
 };
-// As lines of Prometheus' text format 0.0.4, with label model="name".
+// As lines of Prometheus' text format 0.0.4, with label model="name"; what is no UTF-8 in the name becomes U+FFFD.
 LOCKSTEP_API std::string to_prometheus(const GeneratorStats& stats, const std::string& model);
 
 // A ContinuousBatch with a thread of its own. Thread-safe. The thread works on the device's default stream.

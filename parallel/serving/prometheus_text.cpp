@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "lockstep/runtime/strings.h"
+#include "lockstep/runtime/utf8.h"
 
 namespace lockstep::detail {
 namespace {
@@ -18,7 +19,7 @@ std::string number(double value) {
 
 std::string PrometheusText::label(std::string_view name, std::string_view value) {
   std::string text = cat(name, "=\"");
-  for (const char c : value) {
+  for (const char c : replaced_utf8(value)) {
     if (c == '\n') {
       text += "\\n";
       continue;

@@ -13,7 +13,7 @@ class PrometheusText {
  public:
   explicit PrometheusText(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // name="value", with what the format escapes.
+  // name="value", with what the format escapes; what is no UTF-8, as the whole text must be, becomes U+FFFD.
   static std::string label(std::string_view name, std::string_view value);
 
   // What the samples behind it are of. `type`: counter, gauge or histogram.

@@ -66,7 +66,8 @@ struct ReplicaPoolStats {
 };
 
 // All of it as lines of Prometheus' text format 0.0.4, with label pool="name": lockstep_pool_requests_total{outcome=…},
-// lockstep_pool_latency_seconds_bucket{le=…} and so on. For several pools, join their statistics under one heading.
+// lockstep_pool_latency_seconds_bucket{le=…} and so on. A name may be any text; what is no UTF-8 in it becomes
+// U+FFFD. For several pools, join their statistics under one heading.
 LOCKSTEP_API std::string to_prometheus(std::span<const std::pair<std::string, ReplicaPoolStats>> pools);
 LOCKSTEP_API std::string to_prometheus(const ReplicaPoolStats& stats, const std::string& pool);
 

@@ -402,6 +402,8 @@ TEST_CASE("a generator's statistics are lines of Prometheus' format") {
                            "lockstep_generation_token_seconds_count{model=\"small \\\"one\\\"\"} 3\n",
                            "lockstep_generation_cache_pages{model=\"small \\\"one\\\"\",state=\"used\"} 0\n"})
     CHECK_THAT(text, Contains(line));
+  // The whole text is UTF-8, whatever a folder is called.
+  CHECK_THAT(to_prometheus(generator.stats(), "a\xFFz"), Contains("tokens_total{model=\"a\uFFFDz\"} 4\n"));
 }
 
 }  // namespace lockstep::test

@@ -348,6 +348,8 @@ TEST_CASE("statistics are lines of Prometheus' text format") {
   CHECK(has("lockstep_pool_replica_up{" + pool_label + ",replica=\"0\",device=\"" + device_name(0) + "\"} 1"));
   CHECK(has("lockstep_pool_latency_seconds_bucket{" + pool_label + ",le=\"5e-05\"} 1"));
   CHECK(text.back() == '\n');
+  const std::string latin1 = to_prometheus(pool.stats(), "caf\xE9 \xE2\x82\xAC");
+  CHECK(latin1.find("{pool=\"caf\uFFFD \u20AC\",outcome=\"answered\"} 1\n") != std::string::npos);
   // Of two pools one group of lines for each metric.
   const std::vector<std::pair<std::string, ReplicaPoolStats>> two{{"a", pool.stats()}, {"b", pool.stats()}};
   const std::string both = to_prometheus(two);
