@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "lockstep/models/checkpoint/staged_folder.h"
 #include "lockstep/models/language/load_language_model.h"
 #include "lockstep/models/language/quantized_checkpoint.h"
 
@@ -71,21 +72,22 @@ QuantizationReport quantize_language_model(const std::string& from, const std::s
     return quantize_model(llama, llama.model.embed_tokens.weight, options);
   };
   QuantizationReport report = quantized();
+  detail::StagedFolder files("quantize_language_model", to);
   try {
-    fs::create_directories(target);
     for (const fs::directory_entry& each : fs::directory_iterator(source))
       if (each.is_regular_file() && is_to_copy(each.path()))
-        fs::copy_file(each.path(), target / each.path().filename(), fs::copy_options::overwrite_existing);
+        fs::copy_file(each.path(), files.path() / each.path().filename());
   } catch (const fs::filesystem_error& error) {
     throw Error(cat("[quantize_language_model] ", error.what()));
   }
-  save_model(dynamic_cast<ModuleBase&>(*model), (target / "model.safetensors").string(), {{"format", "pt"}});
+  save_model(dynamic_cast<ModuleBase&>(*model), (files.path() / "model.safetensors").string(), {{"format", "pt"}});
   std::string text = text_of(config);
   const std::int64_t group = options.bits == 4 ? options.group_size : QuantizeOptions{}.group_size;  // 8 bits have none
   // At the end: where the field is there already as null, the last of the two counts.
   text.insert(text.rfind('}'), cat(",\n  \"quantization_config\": {\"quant_method\": \"lockstep\", \"version\": 1, ",
                                    "\"bits\": ", options.bits, ", \"group_size\": ", group, "}\n"));
-  write(target / "config.json", text);
+  write(files.path() / "config.json", text);
+  files.publish("config.json");
   return report;
 }
 

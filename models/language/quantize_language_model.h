@@ -19,6 +19,10 @@ struct QuantizeLanguageModelOptions : QuantizeLinearsOptions {
 // are those of QuantizedLinear; weights of GPT-2 are [outputs, inputs] there. Throws what load_language_model,
 // quantize_linears and save_model throw; InvalidArgument for `to` being `from`, and where the model is quantised
 // already. Blocks; has the weights in memory.
+//
+// The files take their places at the end, all of them: what fails leaves `to` as it was. A process that is killed
+// leaves the old files, the new ones or, between the two, no config.json, beside a folder `.lockstep-XXXXXX`. Nobody
+// may read `to` meanwhile.
 LOCKSTEP_API QuantizationReport quantize_language_model(const std::string& from, const std::string& to,
                                                         const QuantizeLanguageModelOptions& options = {});
 

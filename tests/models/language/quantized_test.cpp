@@ -134,6 +134,26 @@ TEST_CASE("what quantize_language_model writes is read, also from a config that 
   CHECK(layers_of(*load_language_model(target.string()))[0]->quantized());
 }
 
+TEST_CASE("quantize_language_model leaves a folder as it was where it cannot write all of it") {
+  const TemporaryFolder folder;
+  const fs::path source = folder.path() / "source", target = folder.path() / "target";
+  fs::create_directories(source);
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::copy(fs::path(golden_model("gpt2")) / name, source / name);
+  write_bytes(source / "words.txt", "new");
+  fs::create_directories(target / "model.safetensors");  // no file can take its place
+  for (const char* name : {"config.json", "words.txt"}) write_bytes(target / name, "old");
+  CHECK_THROWS_WITH(quantize_language_model(source.string(), target.string()),
+                    Contains("[quantize_language_model]") && Contains("model.safetensors"));
+  for (const char* name : {"config.json", "words.txt"}) CHECK(read_bytes(target / name) == "old");
+  CHECK(std::distance(fs::directory_iterator(target), fs::directory_iterator()) == 3);
+  fs::remove(target / "model.safetensors");
+  quantize_language_model(source.string(), target.string());
+  CHECK(read_bytes(target / "words.txt") == "new");
+  CHECK(layers_of(*load_language_model(target.string()))[0]->quantized());
+  CHECK(std::distance(fs::directory_iterator(target), fs::directory_iterator()) == 3);
+}
+
 TEST_CASE("quantised weights in other formats are refused by their names") {
   const TemporaryFolder folder;
   const std::pair<const char*, const char*> kCases[] = {
