@@ -8,6 +8,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
+#include "lockstep/tensor/ops/padding.h"
 
 namespace lockstep::detail {
 namespace {
@@ -51,6 +52,9 @@ void BatchKey::add(const Tensor& tensor) {
   else if (tensor.rank() > 0)
     samples_ = tensor.size(0);
   const bool padded = is_padded(padding_, tensors_++, tensor);
+  if (wrong_.empty() && padded && !can_pad(tensor.dtype(), padding_->value))
+    wrong_ =
+        cat("[ReplicaPool] expected padding that ", tensor.dtype(), " has, got ", padding_->value, " for ", tensor);
   add(static_cast<std::int64_t>(tensor.dtype()));
   add(tensor.rank());
   for (int dim = 1; dim < tensor.rank(); ++dim)

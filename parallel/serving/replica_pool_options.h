@@ -25,7 +25,7 @@ enum class WhenFull : std::uint8_t {
 struct Padding {
   std::int64_t dim = 1;                    // not 0, which counts the samples
   std::vector<std::size_t> tensors = {0};  // which of the inputs' tensors, in order
-  double value = 0;
+  double value = 0;                        // submit() throws InvalidArgument where a tensor of integers cannot have it
   // To the first of these sizes, in ascending order, that is large enough; what is larger than the last is not padded.
   // None: to the largest of the batch.
   std::vector<std::int64_t> sizes = {};

@@ -8,6 +8,7 @@
 #include "lockstep/runtime/error.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
+#include "lockstep/tensor/ops/padding.h"
 
 namespace lockstep {
 namespace {
@@ -88,6 +89,7 @@ Tensor padded(const char* op, const Tensor& x, const Integers& lengths, const Pa
   const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
   const std::int64_t total = options.total_length.value_or(longest), batch = static_cast<std::int64_t>(lengths.size());
   check_total(op, total, longest, batch, x);
+  detail::check_padding(op, x.dtype(), options.padding_value);
   Integers rows;
   std::vector<bool> padding;
   const std::int64_t outer = options.batch_first ? batch : longest, inner = options.batch_first ? longest : batch;

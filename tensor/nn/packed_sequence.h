@@ -78,7 +78,7 @@ LOCKSTEP_API PackedSequence pack_sequence(const std::vector<Tensor>& sequences, 
 
 struct PadOptions {
   bool batch_first = false;  // the result is [batch, time, ..] instead of [time, batch, ..]
-  double padding_value = 0;
+  double padding_value = 0;  // which the dtype must have, if it is one of integers
   // How long the result is; the longest sequence. Replicas need one that does not depend on their piece.
   std::optional<std::int64_t> total_length = std::nullopt;
 };

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/padding.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -195,6 +196,7 @@ Tensor pad(const Tensor& x, const Dims& before_and_after, double value) {
   for (const std::int64_t count : before_and_after) valid = valid && count >= 0;
   LOCKSTEP_CHECK(valid, "[pad] expected two counts of at least 0 for some of the last dimensions of ", x, ", got ",
                  before_and_after);
+  detail::check_padding("pad", x.dtype(), value);
   Dims before = Dims::filled(x.rank(), 0), after = before;
   for (int i = 0; i < before_and_after.rank(); i += 2) {
     const int along = x.rank() - 1 - i / 2;

@@ -84,6 +84,7 @@ LOCKSTEP_API Tensor flip(const Tensor& x, const Dims& dims);
 // Zeros around x: `before` and `after` elements along `dim`.
 LOCKSTEP_API Tensor pad(const Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t after);
 // `value` around x: counts before and after the elements of the last dimension, then of the one before it, and so on.
+// InvalidArgument for a value that the integer dtype of x does not have (0.5, -1 in u8).
 LOCKSTEP_API Tensor pad(const Tensor& x, const Dims& before_and_after, double value = 0);
 
 // Indices are integers; one out of range is an InvalidArgument, on asynchronous devices at the next wait.

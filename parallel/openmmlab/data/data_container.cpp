@@ -3,6 +3,7 @@
 #include "lockstep/parallel/openmmlab/data/stack_padded.h"
 #include "lockstep/parallel/scatter_tensor.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/tensor/ops/padding.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 
 namespace lockstep::detail {
@@ -47,6 +48,7 @@ Tensor stack_group(std::span<const Tensor> tensors, std::span<const double> valu
     const Tensor& x = tensors[i];
     LOCKSTEP_CHECK(x.defined(), "[collate] expected tensors to stack, got an undefined one in sample ", first + i,
                    " of the batch");
+    check_padding("collate", x.dtype(), values[i]);
     LOCKSTEP_CHECK(!pad_dims || x.rank() > padded, "[collate] expected tensors of more than ", padded,
                    " dimensions, the last ", padded, " of which are padded, got ", x, " in sample ", first + i,
                    " of the batch");

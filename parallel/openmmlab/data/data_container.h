@@ -28,7 +28,7 @@ namespace lockstep {
 
 struct DataContainerOptions {
   bool stack = false;               // collate pads the tensors of a group to one size and stacks them
-  double padding_value = 0;         // what is added to a smaller tensor
+  double padding_value = 0;         // what is added to a smaller tensor; its dtype must have it, if one of integers
   bool cpu_only = false;            // handed over as it is, never moved, never visited by for_each_tensor
   std::optional<int> pad_dims = 2;  // how many trailing dims may differ: none (shapes agree), 1, 2 or 3
 };

@@ -107,6 +107,8 @@ TEST_CASE("sequences of different lengths are padded, to listed sizes or to the 
     const std::vector<Shape> shapes =
         listed ? std::vector<Shape>{{1, 4}, {3, 4}, {1, 8}, {1, 9}} : std::vector<Shape>{{1, 1}, {5, 9}};
     CHECK(net.control->shapes == shapes);
+    CHECK_THROWS_WITH(pool.submit(std::tuple(ones({1, 2}, {.dtype = DType::i64}), ones({1, 1}))),
+                      Contains("[ReplicaPool] expected padding that i64 has, got 0.5 for i64[1, 2]"));
   }
 }
 

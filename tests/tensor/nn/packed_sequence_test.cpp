@@ -261,6 +261,13 @@ TEST_CASE("packing refuses what does not fit") {
     CHECK_THROWS_WITH(pack_sequence({zeros({3, 2}), wrong}), Contains("[pack_sequence]") && names);
     CHECK_THROWS_WITH(pad_sequence({zeros({3, 2}), wrong}), Contains("[pad_sequence]") && names);
   }
+  const Tensor bytes = zeros({3, 2}, {.dtype = DType::u8});
+  for (const double value : {0.5, -1.0, 300.0}) {
+    CHECK_THROWS_WITH(pad_sequence({bytes}, {.padding_value = value}),
+                      "[pad_sequence] expected padding that u8 has, got " + number_to_string(value));
+    CHECK_THROWS_WITH(pad_packed_sequence(pack_sequence({bytes}), {.padding_value = value, .total_length = 4}),
+                      Contains("[pad_packed_sequence] expected padding that u8 has"));
+  }
   CHECK_THROWS_WITH(pad_sequence({}), Contains("[pad_sequence]") && Contains("got none"));
   CHECK_THROWS_WITH(pad_packed_sequence(pack({4, 2, 1}), {.total_length = 3}),
                     Contains("total_length of at least the longest sequence, 4, got 3"));

@@ -22,6 +22,23 @@ TEST_CASE("joining") {
   CHECK(shares(pad(x, {0, 0, 0, 0}), x));
 }
 
+TEST_CASE("padding that an integer dtype does not have is refused, not cut") {
+  const auto padded = [](DType dtype, double value) { return pad(zeros({2}, {.dtype = dtype}), {0, 1}, value); };
+  const std::pair<DType, double> refused[] = {{DType::i64, 0.5},    {DType::u8, -1},    {DType::u8, 256},
+                                              {DType::i8, 128},     {DType::i32, kNaN}, {DType::i64, 1e30},
+                                              {DType::i64, 0x1p63}, {DType::i32, -kInf}};
+  for (const auto& [dtype, value] : refused)
+    CHECK_THROWS_WITH(padded(dtype, value),
+                      "[pad] expected padding that " + to_string(dtype) + " has, got " + number_to_string(value));
+  CHECK_THROWS_AS(pad(zeros({2}, {.dtype = DType::u8}), {0, 0}, -1), InvalidArgument);  // also where nothing is padded
+  CHECK(ints(padded(DType::u8, 255)) == std::vector<int>{0, 0, 255});
+  CHECK(ints(padded(DType::i8, -128)) == std::vector<int>{0, 0, -128});
+  CHECK(padded(DType::i64, -0x1p63)[2].item<std::int64_t>() == std::numeric_limits<std::int64_t>::min());
+  CHECK(padded(DType::f16, 0.5)[2].item<double>() == 0.5);
+  CHECK(padded(DType::f32, -kInf)[2].item<double>() == -kInf);
+  CHECK(padded(DType::boolean, 2)[2].item<bool>());
+}
+
 TEST_CASE("joining more than caches hold") {
   // Rows of whole cache lines, which are written around the caches, and others, which begin anywhere in a line.
   for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{8195, 1024}, {2053, 4099}}) {

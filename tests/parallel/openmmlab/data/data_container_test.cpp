@@ -205,6 +205,11 @@ TEST_CASE("tensors that cannot be stacked") {
                 {"[collate] expected tensors of one dtype and device", "on cpu", "on host:1"}) == "");
   CHECK(missing(collate_error({of(counting({2, 3}), 1), of(Tensor(), 1)}),
                 {"expected tensors to stack, got an undefined one in sample 1"}) == "");
+  const auto bytes = [](std::int64_t width, double value) {
+    return Images(zeros({1, 1, width}, {.dtype = DType::u8}), {.stack = true, .padding_value = value});
+  };
+  CHECK(collate_error({bytes(2, 0), bytes(3, 255)}) == "no error");
+  CHECK(collate_error({bytes(2, 0), bytes(3, -1)}) == "[collate] expected padding that u8 has, got -1");
   CHECK(missing(message_of<InvalidArgument>([&] { collate(std::vector{DataContainer(1.5, {.stack = true})}); }),
                 {"expected a tensor for collate with stack = true, got double"}) == "");
 }
