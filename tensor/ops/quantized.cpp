@@ -107,7 +107,7 @@ QuantizedWeight quantize(const Tensor& weight, const QuantizeOptions& options) {
   const std::int64_t g = options.group_size;
   LOCKSTEP_CHECK(!is_nibbles || g == 32 || g == 64 || g == 128, "[quantize] expected groups of 32, 64 or 128, got ", g);
   const NoGrad no_grad;
-  const Tensor from = weight.detach().to(Device::cpu()).to(DType::f32).contiguous();
+  const Tensor given = weight.detach().to(Device::cpu()).contiguous(), from = given.to(DType::f32);
   const std::int64_t rows = weight.size(0), columns = weight.size(1);
   QuantizedWeight q;
   q.inputs = columns, q.group_size = is_nibbles ? g : columns;
@@ -124,8 +124,10 @@ QuantizedWeight quantize(const Tensor& weight, const QuantizeOptions& options) {
       for (std::int64_t row = i * piece; row < std::min(rows, (i + 1) * piece); ++row) {
         const float* const at = numbers + row * columns;
         for (std::int64_t k = 0; k < columns; ++k)
-          LOCKSTEP_CHECK(std::isfinite(at[k]), "[quantize] expected finite numbers in the weight ", weight, ", got ",
-                         at[k], " in row ", row, ", column ", k);
+          LOCKSTEP_CHECK(std::isfinite(at[k]), "[quantize] expected finite numbers in the range of f32 in the weight ",
+                         weight, ", got ",
+                         given.dtype() == DType::f64 ? given.data<double>()[row * columns + k] : double{at[k]},
+                         " in row ", row, ", column ", k);
         if (is_nibbles)
           quantize_to_nibbles(at, columns, g, codes + row * bytes, scales + row * groups);
         else

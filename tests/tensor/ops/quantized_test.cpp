@@ -91,6 +91,11 @@ TEST_CASE("quantize refuses what it cannot do") {
       broken.select(0, 1).narrow(0, 2, 1).fill_(bad);
       CHECK_THROWS_WITH(quantized(broken, bits), Contains("expected finite numbers") && Contains("row 1, column 2"));
     }
+  Tensor beyond = ones({4, 2}, {.dtype = DType::f64}).t();  // finite, and infinite as f32
+  beyond.select(0, 1).narrow(0, 2, 1).fill_(-1e300);
+  CHECK_THROWS_WITH(quantized(beyond, 8), Contains("range of f32") && Contains("got -1e+300 in row 1, column 2"));
+  beyond.select(0, 1).narrow(0, 2, 1).fill_(3.4e38);
+  CHECK(quantized(beyond, 8).dequantize(DType::f64)[1][2].item<double>() == Approx(3.4e38));
   CHECK_THROWS_WITH(quantized(weight, 5), Contains("expected 8 or 4 bits, got 5"));
   CHECK_THROWS_WITH(quantized(weight, 4, 48), Contains("expected groups of 32, 64 or 128, got 48"));
   CHECK_THROWS_WITH(quantized(ones({4}), 8), Contains("expected a weight [outputs, inputs]"));
