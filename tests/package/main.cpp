@@ -1,11 +1,13 @@
 // A program outside the project that uses what the project installs: a module on two devices, a step, an error caught,
-// one that is prepared for inference, in either memory format, one in a pool of replicas, a language model's text, and
-// what ranks do with a model in parts.
+// one that is prepared for inference, in either memory format, one in a pool of replicas, a language model's text,
+// what ranks do with a model in parts, and memory of the program's own.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/lockstep.h"
 #include "lockstep/models.h"
+#include "lockstep/runtime/memory/memory_resource.h"
 #include "lockstep/version.h"
 #include "ranks.h"
 
@@ -19,6 +21,26 @@ struct Net : Module<Net> {
   Tensor forward(const Tensor& x) const { return second(relu(first(x))); }
   void members(Members& m) override { m("first", first), m("second", second); }
 };
+
+// Raw memory of a device comes from the functions that the program sets, and goes back to them.
+bool own_memory() {
+  const Device device = Device::host(1);
+  std::size_t taken = 0, returned = 0;
+  const auto allocate = [&](Device, std::size_t bytes) {
+    taken += bytes;
+    return std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  };
+  const auto free = [&](Device, void* memory, std::size_t bytes) {
+    returned += bytes;
+    std::free(memory);
+  };
+  set_memory_resource(device, {.allocate = allocate, .free = free});
+  const bool computes = ones({1000, 1000}, {.device = device}).sum().item<float>() == 1e6f;
+  const bool kept = returned == 0;  // in the cache
+  set_memory_resource(device, {});  // they refer to what is on the stack here
+  empty_cache(device);
+  return computes && kept && taken >= 4'000'000 && returned == taken;
+}
 
 int main() {
   configure_host({.devices = 2});
@@ -52,7 +74,7 @@ int main() {
                       {.batch = {.cache = {.pages = 4}}});
   same = same && generator.submit({1, 2, 3}, {.max_new_tokens = 9}).get().tokens ==
                      generate(writer, {1, 2, 3}, {.max_new_tokens = 9}).tokens;
-  same = same && sharded_training() && divided_model() && fewer_bits();
+  same = same && sharded_training() && divided_model() && fewer_bits() && own_memory();
   std::printf("%zu devices, loss %.3f\n", accelerators().size(), loss.item<double>());
   const BuildInfo info = build_info();
   std::printf("%s\n", to_string(info).c_str());
