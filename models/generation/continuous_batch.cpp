@@ -129,34 +129,39 @@ std::vector<GenerationEvent> ContinuousBatch::step() {
   std::vector<GenerationEvent> events;
   events.reserve(feeds.size());
   const Tensor logits = cache_.decode(model_, feeds);
-  std::vector<float> numbers;
+  const auto vocabulary = static_cast<std::size_t>(shape_.vocabulary);
+  const auto is_drawn = [this](const Request& request) { return request.scheduled > 0 && left_of(request) == 0; };
   try {
     const NoGrad no_grad;
+    std::vector<float> numbers;
     if (logits.defined()) numbers = logits.to(DType::f32).to_vector<float>();
+    for (const auto& request : running_)  // all of them before any request changes: no token that was drawn is lost
+      if (is_drawn(*request))
+        events.push_back(draw(*request, std::span(numbers).subspan(events.size() * vocabulary, vocabulary)));
   } catch (...) {  // the sequences have tokens whose logits are lost: computed again
     while (!running_.empty()) preempt_last();
     throw;
   }
   ++stats_.steps;
   for (const KvCache::Feed& feed : feeds) stats_.computed_tokens += feed.tokens.size();
-  const auto vocabulary = static_cast<std::size_t>(shape_.vocabulary);
-  std::size_t row = 0;
+  auto event = events.cbegin();
   for (auto at = running_.begin(); at != running_.end();) {
     const auto next = std::next(at);
     Request& request = **at;
-    if (request.scheduled > 0 && left_of(request) == 0) {
-      events.push_back(draw(request, std::span(numbers).subspan(row++ * vocabulary, vocabulary)));
-      if (events.back().finish) {
+    if (is_drawn(request)) {
+      if (event->token >= 0) request.tokens.push_back(event->token);
+      if (event->finish) {
         cache_.end(request.sequence);
         running_.erase(at);
       }
+      ++event;
     }
     at = next;
   }
   return events;
 }
 
-GenerationEvent ContinuousBatch::draw(Request& request, std::span<const float> logits) {
+GenerationEvent ContinuousBatch::draw(const Request& request, std::span<const float> logits) {
   GenerationEvent event{request.number, -1, std::nullopt, nullptr};
   try {
     event.token = sample(logits, request.tokens, request.options.sampling);
@@ -165,11 +170,10 @@ GenerationEvent ContinuousBatch::draw(Request& request, std::span<const float> l
     event.error = std::current_exception();
     return event;
   }
-  request.tokens.push_back(event.token);
   const auto& stop = request.options.stop_tokens;
   if (std::find(stop.begin(), stop.end(), event.token) != stop.end())
     event.finish = FinishReason::stop;
-  else if (request.tokens.size() == request.end)
+  else if (request.tokens.size() + 1 == request.end)
     event.finish = FinishReason::length;
   return event;
 }

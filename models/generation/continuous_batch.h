@@ -76,7 +76,7 @@ class LOCKSTEP_API ContinuousBatch {
   void check(std::span<const std::int64_t> prompt, const GenerateOptions& options) const;
   // One call of the model. The tokens that it gave, in the order of the requests' joining; none when nothing is to be
   // done, and in calls that only read prompts. Waits for the device. When the model throws, so does this, and the
-  // requests are as before: step again, or cancel them.
+  // requests are as before: step again, or cancel them. So does memory that runs out; no token is lost.
   std::vector<GenerationEvent> step();
   // False for a request that has ended. Its pages are free at once; there is no event.
   bool cancel(std::int64_t request);
@@ -96,7 +96,7 @@ class LOCKSTEP_API ContinuousBatch {
   void join();
   void preempt_last();
   void schedule();
-  GenerationEvent draw(Request& request, std::span<const float> logits);
+  static GenerationEvent draw(const Request& request, std::span<const float> logits);
 
   const LanguageModel& model_;
   ContinuousBatchOptions options_;

@@ -1,6 +1,7 @@
 #include "lockstep/models/generation/page_table.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "lockstep/runtime/error.h"
@@ -8,11 +9,17 @@
 namespace lockstep::detail {
 
 struct PageTable::Shareable {
-  Key key;
-  std::int32_t page;
-  std::int64_t users = 1;                                   // open sequences that have it
-  bool forgotten = false;                                   // no sequence will begin with it any more
-  std::list<std::shared_ptr<Shareable>>::iterator place{};  // in unused_, while it has no users
+  Shareable(Key of, std::int32_t in) : key(std::move(of)), page(in) {}
+  Shareable(const Shareable&) = delete;
+  Shareable& operator=(const Shareable&) = delete;
+  ~Shareable() = default;
+
+  const Key key;
+  const std::int32_t page;
+  std::int64_t users = 1;           // open sequences that have it
+  bool forgotten = false;           // no sequence will begin with it any more
+  std::list<Shareable*> own{this};  // the element of unused_ that it is while it has no users: no memory is needed then
+  const std::list<Shareable*>::iterator place = own.begin();
 };
 
 std::size_t PageTable::Hash::operator()(const Key& key) const {
@@ -56,15 +63,15 @@ std::int64_t PageTable::begin(std::span<const std::int64_t> tokens) {
   sequence.shares = share_;
   const auto& begun = open_.emplace(next_, std::move(sequence)).first->second;
   for (const auto& page : begun.shareable)
-    if (page->users++ == 0) unused_.erase(page->place);
+    if (page->users++ == 0) page->own.splice(page->own.end(), unused_, page->place);
   return next_++;
 }
 
 void PageTable::evict() {
-  const std::shared_ptr<Shareable> oldest = unused_.front();
+  const Shareable* const oldest = unused_.front();
   free_.push_back(oldest->page);  // has room: it once had all pages
-  kept_.erase(oldest->key);
   unused_.pop_front();
+  kept_.erase(kept_.find(oldest->key));
 }
 
 bool PageTable::reserve(std::int64_t number, std::int64_t count) {
@@ -76,6 +83,7 @@ bool PageTable::reserve(std::int64_t number, std::int64_t count) {
   if (more > available()) return false;
   if (more <= 0) return true;
   sequence.pages.reserve(static_cast<std::size_t>(pages));
+  sequence.tokens.reserve(static_cast<std::size_t>(pages * page_size_));
   for (std::int64_t i = 0; i < more; ++i) {
     if (free_.empty()) evict();
     sequence.pages.push_back(free_.back());
@@ -86,7 +94,15 @@ bool PageTable::reserve(std::int64_t number, std::int64_t count) {
 
 void PageTable::append(std::int64_t number, std::span<const std::int64_t> tokens) {
   auto& sequence = const_cast<Sequence&>(at(number));
-  sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
+  sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());  // has room: reserve() made it
+  try {
+    share_full_pages(sequence);
+  } catch (const std::bad_alloc&) {  // the tokens are in their pages, shared or not
+    sequence.shares = false;
+  }
+}
+
+void PageTable::share_full_pages(Sequence& sequence) {
   const auto size = static_cast<std::size_t>(page_size_);
   while (sequence.shares && (sequence.shareable.size() + 1) * size <= sequence.tokens.size()) {
     if (!sequence.shareable.empty() && sequence.shareable.back()->forgotten) sequence.shares = false;
@@ -95,7 +111,7 @@ void PageTable::append(std::int64_t number, std::span<const std::int64_t> tokens
     // Whoever computes what somebody else has in a page keeps its own.
     if (sequence.shares && kept_.contains(key)) sequence.shares = false;
     if (!sequence.shares) break;
-    const auto page = std::make_shared<Shareable>(Shareable{std::move(key), sequence.pages[at]});
+    const auto page = std::make_shared<Shareable>(std::move(key), sequence.pages[at]);
     sequence.shareable.reserve(at + 1);
     kept_.emplace(page->key, page);
     sequence.shareable.push_back(page);
@@ -114,7 +130,7 @@ void PageTable::end(std::int64_t number) {
     if (page->forgotten)
       free_.push_back(page->page);
     else
-      page->place = unused_.insert(unused_.end(), page);
+      unused_.splice(unused_.end(), page->own);
   }
   open_.erase(number);
 }

@@ -34,7 +34,7 @@ class LOCKSTEP_API PageTable {
   std::int64_t begin(std::span<const std::int64_t> tokens);
   // Pages for `count` tokens more than it has. False, with nothing changed, when too few are available.
   bool reserve(std::int64_t sequence, std::int64_t count);
-  // These tokens' keys and values are in pages that were reserved.
+  // These tokens' keys and values are in pages that were reserved. Like end(), it needs no memory.
   void append(std::int64_t sequence, std::span<const std::int64_t> tokens);
   void end(std::int64_t sequence);
   // Nothing that is in pages now is shared with sequences that begin later.
@@ -59,6 +59,7 @@ class LOCKSTEP_API PageTable {
     std::size_t operator()(const Key& key) const;
   };
   Key key_of(const Sequence& sequence, std::span<const std::int64_t> tokens) const;
+  void share_full_pages(Sequence& sequence);
   void evict();
 
   std::int64_t pages_, page_size_;
@@ -69,7 +70,7 @@ class LOCKSTEP_API PageTable {
   std::unordered_map<Key, std::shared_ptr<Shareable>, Hash> kept_;  // with users or without
   // Those without users, which are evicted from the front. What stands behind a page in its sequences stands before it
   // here, so that nobody is evicted before those that need it.
-  std::list<std::shared_ptr<Shareable>> unused_;
+  std::list<Shareable*> unused_;  // which kept_ owns
 };
 
 }  // namespace lockstep::detail
