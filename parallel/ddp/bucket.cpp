@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/alignment.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
@@ -38,17 +39,11 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketEntry> entrie
   return buckets;
 }
 
-namespace {
-
-constexpr std::size_t kPartAlignment = 256;
-
-}  // namespace
-
 Bucket::Bucket(std::vector<Slot> slots, Place gradients, Place reduced, bool sparse)
     : slots_(std::move(slots)), place_(gradients), sparse_(sparse) {
   // The same offsets in both dtypes, aligned in the narrower one.
   const auto unit =
-      static_cast<std::int64_t>(kPartAlignment / std::min(size_of(gradients.dtype), size_of(reduced.dtype)));
+      static_cast<std::int64_t>(detail::kMemoryAlignment / std::min(size_of(gradients.dtype), size_of(reduced.dtype)));
   for (Slot& slot : slots_) {
     slot.offset = (count_ + unit - 1) / unit * unit;
     count_ = slot.offset + element_count(slot.shape);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/memory/alignment.h"
 #include "lockstep/tensor/engine/leaf_node.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/nn/slab_set.h"
@@ -12,9 +13,6 @@
 
 namespace lockstep::detail {
 namespace {
-
-// Every tensor and every part begins there, as tensors of their own do: kernels take them in whole vectors.
-constexpr std::size_t kShardAlignment = 256;
 
 // The parameter has these elements from now on.
 void become(ParameterBody& body, const Tensor& elements) {
@@ -72,7 +70,8 @@ ShardedFlat::ShardedFlat(const std::string& unit, std::vector<ShardedMember> mem
   const std::size_t narrowest = std::min({size_of(dtype_), size_of(computed_), size_of(reduced_)});
   std::vector<std::int64_t> counts;
   for (const ShardedMember& member : members_) counts.push_back(element_count(member.shape));
-  layout_ = ShardLayout(counts, static_cast<std::int64_t>(kShardAlignment / narrowest), communicator.size());
+  // Every tensor and every part begins as tensors of their own do.
+  layout_ = ShardLayout(counts, static_cast<std::int64_t>(kMemoryAlignment / narrowest), communicator.size());
   shard_ = empty({layout_.shard}, {.dtype = dtype_, .device = device});
   const Tensor whole = zeros({layout_.total()}, {.dtype = dtype_, .device = device});
   for (std::size_t i = 0; i < members_.size(); ++i) {

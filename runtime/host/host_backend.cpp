@@ -5,16 +5,14 @@
 
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/host/faults.h"
+#include "lockstep/runtime/memory/alignment.h"
 
 namespace lockstep::detail {
 namespace {
 
-constexpr std::size_t kBlockAlignment = 256;
-
 void* allocate_aligned(std::size_t bytes) {
-  if (bytes > static_cast<std::size_t>(-1) - kBlockAlignment) return nullptr;
-  return std::aligned_alloc(kBlockAlignment,
-                            (bytes + kBlockAlignment - (bytes ? 1 : 0)) / kBlockAlignment * kBlockAlignment);
+  if (bytes > static_cast<std::size_t>(-1) - kMemoryAlignment) return nullptr;
+  return std::aligned_alloc(kMemoryAlignment, aligned_bytes(bytes ? bytes : 1));
 }
 
 }  // namespace

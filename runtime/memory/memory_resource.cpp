@@ -5,14 +5,16 @@
 #include <utility>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/alignment.h"
 #include "lockstep/runtime/memory/allocator_state.h"
+#include "lockstep/runtime/size_classes.h"
 #include "lockstep/runtime/stream/growth_lock.h"
 
 namespace lockstep {
 namespace detail {
 namespace {
 
-constexpr std::uintptr_t kAlignment = 256;
+static_assert(kGranuleBytes % kMemoryAlignment == 0, "blocks begin at multiples of granules");
 
 thread_local bool in_resource = false;
 
@@ -53,9 +55,9 @@ void* DeviceAllocator::take_raw(const Segment& segment) {
   {
     const ResourceCall call;
     memory = segment.resource->allocate(device_, segment.asked_bytes);
-    if (reinterpret_cast<std::uintptr_t>(memory) % kAlignment != 0) {
+    if (reinterpret_cast<std::uintptr_t>(memory) % kMemoryAlignment != 0) {
       call_free(*segment.resource, device_, memory, segment.asked_bytes);
-      throw InvalidArgument(cat("[allocate] expected memory at a multiple of ", kAlignment,
+      throw InvalidArgument(cat("[allocate] expected memory at a multiple of ", kMemoryAlignment,
                                 " from the memory resource of ", device_, ", got ", segment.asked_bytes, " bytes at ",
                                 hexadecimal(memory), " (they have gone back)"));
     }

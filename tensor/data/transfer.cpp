@@ -9,6 +9,7 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/memory/alignment.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/retained.h"
@@ -16,12 +17,9 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kSmallest = std::size_t{1} << 16;
 // With so many of a size under way, the next one waits for the oldest instead of growing the pool.
 constexpr std::size_t kMostUnderWay = 8;
-
-std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 struct Buffer {
   std::byte* memory = nullptr;
@@ -101,7 +99,7 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
     if (!tensor->device().is_cpu()) continue;
     *tensor = tensor->detach().contiguous();
     parts.push_back({tensor, bytes});
-    bytes += aligned(tensor->bytes());
+    bytes += aligned_bytes(tensor->bytes());
   }
   Event sent;
   if (parts.empty()) return sent;

@@ -3,13 +3,10 @@
 #include <algorithm>
 
 #include "lockstep/runtime/library_threads.h"
+#include "lockstep/runtime/memory/alignment.h"
 #include "lockstep/tensor/ops/math_ops.h"
 
 namespace lockstep {
-
-namespace {
-constexpr std::size_t kAlignment = 256;  // bytes between the starts of entries: no two share a cache line or sector
-}  // namespace
 
 namespace detail {
 
@@ -62,7 +59,7 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
     slab->entries.push_back(static_cast<int>(set->entries.size()));
     set->entries.push_back(
         {body, static_cast<int>(slab - set->slabs.begin()), slab->bytes, body->home.bytes(), {}, {}});
-    slab->bytes += (body->home.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    slab->bytes += detail::aligned_bytes(body->home.bytes());
   }
   const auto home = static_cast<std::size_t>(ordinal(set->home_));
   for (Slab& slab : set->slabs) {

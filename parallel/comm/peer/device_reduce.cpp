@@ -1,14 +1,10 @@
 #include "lockstep/parallel/comm/peer/device_reduce.h"
 
 #include "lockstep/kernels/api.h"
+#include "lockstep/runtime/memory/alignment.h"
 
 namespace lockstep::detail {
 namespace {
-
-constexpr std::size_t kViewAlignment = 256;
-constexpr std::size_t aligned_view(std::size_t bytes) {
-  return (bytes + kViewAlignment - 1) / kViewAlignment * kViewAlignment;
-}
 
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -57,8 +53,8 @@ class Combiner {
 // The sum so far, a piece on its way into it, and a number to divide by.
 std::size_t combine_scratch_bytes(DType dtype, std::int64_t count) {
   const std::size_t bytes =
-      aligned_view(static_cast<std::size_t>(count) * size_of(is_half(dtype) ? DType::f32 : dtype));
-  return (is_half(dtype) ? 2 * bytes : bytes) + kViewAlignment;
+      aligned_bytes(static_cast<std::size_t>(count) * size_of(is_half(dtype) ? DType::f32 : dtype));
+  return (is_half(dtype) ? 2 * bytes : bytes) + kMemoryAlignment;
 }
 
 void combine(const Stream& stream, RedOp reduction, DType dtype, std::int64_t count,
@@ -67,13 +63,13 @@ void combine(const Stream& stream, RedOp reduction, DType dtype, std::int64_t co
   const bool half = is_half(dtype);
   const Combiner given(stream, dtype, count), wide(stream, half ? DType::f32 : dtype, count);
   const BinaryOp op = op_of(reduction, dtype);
-  auto* const sum_at = static_cast<std::byte*>(scratch) + kViewAlignment;
+  auto* const sum_at = static_cast<std::byte*>(scratch) + kMemoryAlignment;
   const View sum = wide.view(sum_at), result = given.view(out);
   const std::size_t last = pieces.size() - 1;
   const double ranks = static_cast<double>(pieces.size());
 
   if (half) {
-    const View addend = wide.view(sum_at + aligned_view(static_cast<std::size_t>(count) * sizeof(float)));
+    const View addend = wide.view(sum_at + aligned_bytes(static_cast<std::size_t>(count) * sizeof(float)));
     given.cast(given.view(pieces[0]), sum);
     for (std::size_t r = 1; r <= last; ++r) {
       given.cast(given.view(pieces[r]), addend);
