@@ -104,8 +104,10 @@ void check_sampling(const SamplingOptions& options) {
   check(options.top_k >= 0, "top_k", "0 or more", options.top_k);
   check(options.top_p > 0 && options.top_p <= 1, "top_p", "above 0, and 1 at most", options.top_p);
   check(options.min_p >= 0 && options.min_p <= 1, "min_p", "from 0 to 1", options.min_p);
-  check(std::isfinite(options.repetition_penalty) && options.repetition_penalty > 0, "repetition_penalty", "above 0",
-        options.repetition_penalty);
+  // So that no logit that it changes becomes infinite.
+  constexpr double kLeast = std::numeric_limits<float>::min(), kMost = std::numeric_limits<float>::max();
+  check(options.repetition_penalty >= kLeast && options.repetition_penalty <= kMost, "repetition_penalty",
+        "above 0, and what a float can hold", options.repetition_penalty);
 }
 
 std::int64_t sample(std::span<const float> logits, std::span<const std::int64_t> sequence,

@@ -34,7 +34,7 @@ struct SamplingOptions {
 };
 
 // InvalidArgument for a value outside of its range: temperature below 0, top_k below 0, top_p outside (0, 1], min_p
-// outside [0, 1], repetition_penalty not above 0, or any that is not finite.
+// outside [0, 1], repetition_penalty not above 0 or beyond what a float holds, or any that is not finite.
 LOCKSTEP_API void check_sampling(const SamplingOptions& options);
 
 // The number of a token, drawn with these logits for the place behind `sequence`. Computed in double precision. Logits

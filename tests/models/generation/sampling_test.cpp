@@ -148,6 +148,8 @@ TEST_CASE("sampling refuses what makes no sense") {
   refused({.top_p = 1.01});
   refused({.min_p = 1.01});
   refused({.repetition_penalty = 0});
+  refused({.temperature = 1, .repetition_penalty = 1e308});  // -2e308 would be no logit any more
+  refused({.temperature = 1, .repetition_penalty = 1e-308});
   CHECK_THROWS_WITH(check_sampling({.top_p = 2}), Contains("top_p to be above 0, and 1 at most, got 2"));
   CHECK_THROWS_AS(sample(Floats{}, {}, {}), InvalidArgument);
   CHECK_THROWS_WITH(sample(Floats{1, NAN}, {}, {}), Contains("for token 1"));
