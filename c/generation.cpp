@@ -82,8 +82,15 @@ Options options_of(const lockstep_generate_options* given) {
       .top_p = o.top_p,
       .min_p = o.min_p,
       .repetition_penalty = o.repetition_penalty,
+      .presence_penalty = o.presence_penalty,
+      .frequency_penalty = o.frequency_penalty,
       .order = o.temperature_last ? SamplingOrder::temperature_last : SamplingOrder::temperature_first,
       .seed = o.seed};
+  if (const std::vector<std::int64_t> biased = ids_of(o.bias_tokens, o.bias_count); !biased.empty()) {
+    const double* const biases = &needed(o.biases, "biases");
+    for (std::size_t i = 0; i < biased.size(); ++i)
+      options.generate.sampling.logit_bias.push_back({biased[i], biases[i]});
+  }
   options.submit.timeout = Milliseconds(o.timeout_ms);
   return options;
 }

@@ -134,6 +134,11 @@ typedef struct lockstep_generate_options {
   size_t stop_count;
   int64_t timeout_ms;   /* of a text of a generator, until its last token; 0: the generator's */
   int temperature_last; /* not 0: llama.cpp's order */
+  double presence_penalty;
+  double frequency_penalty;
+  const int64_t* bias_tokens; /* bias_count of them, which get as many biases */
+  const double* biases;
+  size_t bias_count;
 } lockstep_generate_options;
 /* The defaults; call it first. */
 LOCKSTEP_C_API void lockstep_generate_options_init(lockstep_generate_options* options);

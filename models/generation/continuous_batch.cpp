@@ -11,6 +11,7 @@ namespace lockstep {
 struct ContinuousBatch::Request {
   std::int64_t number;
   std::vector<std::int64_t> tokens;  // the prompt's, and those that were drawn
+  std::size_t prompt;                // tokens of the prompt
   std::size_t end;                   // tokens that it may have at most
   GenerateOptions options;
   std::int64_t sequence = -1;  // in the cache, while it runs
@@ -26,7 +27,10 @@ ContinuousBatch::ContinuousBatch(const LanguageModel& model, const ContinuousBat
 ContinuousBatch::~ContinuousBatch() = default;
 
 void ContinuousBatch::check(std::span<const std::int64_t> prompt, const GenerateOptions& options) const {
-  check_sampling(options.sampling);
+  check_sampling(options.sampling, shape_.vocabulary);
+  LOCKSTEP_CHECK(!options.logprobs || (*options.logprobs >= 0 && *options.logprobs <= shape_.vocabulary),
+                 "[ContinuousBatch] expected logprobs of the most probable 0 to ", shape_.vocabulary, " tokens, got ",
+                 *options.logprobs);
   LOCKSTEP_CHECK(options.max_new_tokens > 0, "[ContinuousBatch] expected max_new_tokens of at least 1, got ",
                  options.max_new_tokens);
   LOCKSTEP_CHECK(!prompt.empty(), "[ContinuousBatch] expected a prompt of one token at least, got none");
@@ -51,6 +55,7 @@ std::int64_t ContinuousBatch::add(std::vector<std::int64_t> prompt, GenerateOpti
   auto request = std::make_unique<Request>();
   request->number = next_;
   request->tokens = std::move(prompt);
+  request->prompt = request->tokens.size();
   request->tokens.reserve(static_cast<std::size_t>(most));  // so that no token that was drawn is lost
   request->end = static_cast<std::size_t>(most);
   request->options = std::move(options);
@@ -162,15 +167,17 @@ std::vector<GenerationEvent> ContinuousBatch::step() {
 }
 
 GenerationEvent ContinuousBatch::draw(const Request& request, std::span<const float> logits) {
-  GenerationEvent event{request.number, -1, std::nullopt, nullptr};
+  GenerationEvent event{request.number, -1, std::nullopt, nullptr, std::nullopt};
+  const GenerateOptions& options = request.options;
   try {
-    event.token = sample(logits, request.tokens, request.options.sampling);
+    event.token = sample(logits, request.tokens, options.sampling, request.prompt);
+    if (options.logprobs) event.logprobs = logprobs(logits, event.token, *options.logprobs);
   } catch (const InvalidArgument&) {
     event.finish = FinishReason::failed;
     event.error = std::current_exception();
     return event;
   }
-  const auto& stop = request.options.stop_tokens;
+  const auto& stop = options.stop_tokens;
   if (std::find(stop.begin(), stop.end(), event.token) != stop.end())
     event.finish = FinishReason::stop;
   else if (request.tokens.size() + 1 == request.end)

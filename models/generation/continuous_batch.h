@@ -19,6 +19,8 @@ struct GenerateOptions {
   std::int64_t max_new_tokens = 256;
   std::vector<std::int64_t> stop_tokens;  // the sequence ends behind one of them, such as the model's end of text
   SamplingOptions sampling;
+  // Also the log probability of each token, and of so many that were most probable in its place. Empty: none.
+  std::optional<std::int64_t> logprobs = {};
 };
 
 enum class FinishReason : std::uint8_t {
@@ -38,9 +40,10 @@ struct ContinuousBatchOptions {
 // A token, or the end, of a request.
 struct GenerationEvent {
   std::int64_t request;
-  std::int64_t token;                  // -1 where it failed
-  std::optional<FinishReason> finish;  // set in the last event of a request
-  std::exception_ptr error;            // of one that failed
+  std::int64_t token;                     // -1 where it failed
+  std::optional<FinishReason> finish;     // set in the last event of a request
+  std::exception_ptr error;               // of one that failed
+  std::optional<TokenLogprobs> logprobs;  // of the token, where they were asked for
 };
 
 struct ContinuousBatchStats {
@@ -71,8 +74,8 @@ class LOCKSTEP_API ContinuousBatch {
   // A request's number. Throws what check() does.
   std::int64_t add(std::vector<std::int64_t> prompt, GenerateOptions options = {});
   // InvalidArgument for an empty prompt, tokens that are no words of the model, a prompt that leaves no position of the
-  // model, or no place in the cache, for a token, max_new_tokens below 1 and what check_sampling refuses. From any
-  // thread.
+  // model, or no place in the cache, for a token, max_new_tokens below 1, logprobs of more tokens than there are and
+  // what check_sampling refuses. From any thread.
   void check(std::span<const std::int64_t> prompt, const GenerateOptions& options) const;
   // One call of the model. The tokens that it gave, in the order of the requests' joining; none when nothing is to be
   // done, and in calls that only read prompts. Waits for the device. When the model throws, so does this, and the

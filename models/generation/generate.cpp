@@ -34,10 +34,11 @@ std::vector<Generated> generate(const LanguageModel& model, const std::vector<st
   }
   std::vector<Generated> results(prompts.size());
   while (!batch.idle()) {
-    for (const GenerationEvent& event : batch.step()) {
+    for (GenerationEvent& event : batch.step()) {
       if (event.error) std::rethrow_exception(event.error);
       const auto i = static_cast<std::size_t>(event.request);
       results[i].tokens.push_back(event.token);
+      if (event.logprobs) results[i].logprobs.push_back(std::move(*event.logprobs));
       if (event.finish) results[i].finish = *event.finish;
       if (!on_token || on_token(i, event.token) || event.finish) continue;
       batch.cancel(event.request);

@@ -12,6 +12,7 @@ namespace lockstep {
 struct Generated {
   std::vector<std::int64_t> tokens;  // without the prompt; with the stop token, where one ended it
   FinishReason finish = FinishReason::length;
+  std::vector<TokenLogprobs> logprobs = {};  // of each token, where they were asked for
 };
 
 // Called with each token of prompt number `prompt`, between two calls of the model. False ends that one: its finish is

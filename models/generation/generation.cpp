@@ -1,5 +1,6 @@
 #include "lockstep/models/generation/generation.h"
 
+#include <iterator>
 #include <utility>
 
 #include "lockstep/models/generation/generation_state.h"
@@ -8,9 +9,12 @@
 namespace lockstep {
 namespace detail {
 
-void GenerationState::give(std::int64_t token) {
+void GenerationState::give(std::int64_t token, std::optional<TokenLogprobs> of_token) {
+  std::list<TokenLogprobs> more;
+  if (of_token) more.push_back(std::move(*of_token));
   const std::lock_guard lock(mutex);
   tokens.push_back(token);
+  logprobs.splice(logprobs.end(), more);
   changed.notify_all();
 }
 
@@ -55,13 +59,18 @@ Generation& Generation::operator=(Generation&& other) noexcept {
 }
 Generation::~Generation() { cancel(); }
 
-std::optional<std::int64_t> Generation::next() {
+std::optional<std::int64_t> Generation::next(TokenLogprobs* logprobs) {
   detail::GenerationState& state = detail::valid(state_);
   std::unique_lock lock(state.mutex);
   detail::await(state, lock, [&] { return state.ended || !state.tokens.empty(); });
   if (!state.tokens.empty()) {
     const std::int64_t token = state.tokens.front();
     state.tokens.pop_front();
+    if (logprobs) *logprobs = {};
+    if (!state.logprobs.empty()) {
+      if (logprobs) *logprobs = std::move(state.logprobs.front());
+      state.logprobs.pop_front();
+    }
     return token;
   }
   detail::throw_error(state);
@@ -73,8 +82,11 @@ Generated Generation::get() {
   std::unique_lock lock(state.mutex);
   detail::await(state, lock, [&] { return state.ended; });
   detail::throw_error(state);
-  Generated result{{state.tokens.begin(), state.tokens.end()}, state.finish.value_or(FinishReason::failed)};
+  Generated result{{state.tokens.begin(), state.tokens.end()},
+                   state.finish.value_or(FinishReason::failed),
+                   {std::make_move_iterator(state.logprobs.begin()), std::make_move_iterator(state.logprobs.end())}};
   state.tokens.clear();
+  state.logprobs.clear();
   return result;
 }
 

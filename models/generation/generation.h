@@ -26,8 +26,9 @@ class LOCKSTEP_API Generation {
 
   // The next token, in order; blocks until it is there. Nothing once the text has ended: finish() says how. Behind the
   // last token it throws, once, what the text ended in: TimeoutError at its deadline, Cancelled, Refused when it was
-  // dropped, what the model threw.
-  std::optional<std::int64_t> next();
+  // dropped, what the model threw. `logprobs`, where it is not null, gets those of the token, or nothing where none
+  // were asked for.
+  std::optional<std::int64_t> next(TokenLogprobs* logprobs = nullptr);
   // The tokens that next() has not given, all at once. Blocks until the text has ended; throws as next() does.
   Generated get();
   // How it ended; nothing while it has not.

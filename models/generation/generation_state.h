@@ -7,6 +7,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -27,12 +28,13 @@ struct GenerationState {
   // The rest under `mutex`, which is locked under the generator's at most, never around it.
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
-  std::deque<std::int64_t> tokens;  // that nobody has read
+  std::deque<std::int64_t> tokens;    // that nobody has read
+  std::list<TokenLogprobs> logprobs;  // of these, where they were asked for
   bool ended = false;
   std::optional<FinishReason> finish;
   std::exception_ptr error;
 
-  void give(std::int64_t token);
+  void give(std::int64_t token, std::optional<TokenLogprobs> of_token);
   void end(FinishReason how, std::exception_ptr why);
 };
 

@@ -241,7 +241,7 @@ void Generator::Body::give(Lock& lock, std::vector<GenerationEvent> events, Cloc
     const State& state = states[i];
     std::exception_ptr error = std::move(event.error);
     if (event.token >= 0) {
-      state->give(event.token);
+      state->give(event.token, std::move(event.logprobs));
       try {
         if (state->on_token && !state->on_token(event.token)) state->cancelled = true;
       } catch (...) {
