@@ -12,6 +12,7 @@ import tempfile
 import time
 
 from serve_client import Server, events, pictures
+from serve_sampling import answers_with_options
 
 programs, tree = sys.argv[1:]
 failures = 0
@@ -102,11 +103,18 @@ def completions(server):
                          ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"n": 17}, "16"),
                          ({"n": 0}, "\"n\""), ({"n": 2, "best_of": 3}, "best_of"), ({"prompt": ["The "] * 17}, "16"),
                          ({"prompt": ["The "] * 4, "n": 5}, "from 1 to 4"), ({"prompt": ["The ", [1]], "n": 9}, "to 8"),
-                         ({"logprobs": 3}, "logprobs"), ({"stop": ["a"] * 5}, "stop"), ({"stop": [""]}, "stop"),
+                         ({"logprobs": 6}, "from 0 to 5"), ({"stop": ["a"] * 5}, "stop"), ({"stop": [""]}, "stop"),
                          ({"stream": 1}, "stream"), ({"prompt": ["a", ""]}, "prompt"), ({"prompt": ["a", 7]}, "prompt"), ({"prompt": [999]}, "prompt"),
                          ({"prompt": ""}, "prompt"), ({"prompt": "\u00e9"}, "unknown_character"), ({"prompt": 7}, "prompt"),
                          ({"prompt": "a" * 5000}, "context_length_exceeded"), ({"seed": "x"}, "seed"),
-                         ({"logit_bias": {"1": 2}}, "logit_bias"), ({"echo": True}, "echo"), ({"prompt": [[[]]]}, "prompt")):
+                         ({"logprobs": True}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"), ({"echo": 1}, "echo"),
+                         ({"echo": True, "logprobs": 0}, "probabilities of prompts"), ({"prompt": [[[]]]}, "prompt"),
+                         ({"presence_penalty": 2.1}, "from -2.0 to 2.0"), ({"frequency_penalty": -2.1}, "frequency_penalty"),
+                         ({"frequency_penalty": "1"}, "frequency_penalty"), ({"logit_bias": [1]}, "logit_bias"),
+                         ({"logit_bias": {"e": 2}}, "tokens below"), ({"logit_bias": {"-1": 2}}, "tokens below"),
+                         ({"logit_bias": {"99999999999999999999": 2}}, "tokens below"), ({"logit_bias": {"1 ": 2}}, "logit_bias"),
+                         ({"logit_bias": {"999": 2}}, "tokens below"), ({"logit_bias": {"01": 2}}, "tokens below"),
+                         ({"logit_bias": {"1": 101}}, "from -100 to 100"), ({"logit_bias": {"1": "2"}}, "logit_bias")):
         error(server.ask(path, {**prompt, **change}), 400, word)
     error(server.ask(path, {"max_tokens": 3}), 400, "missing_required_parameter")
     error(server.ask(path, {**prompt, "model": "gpt-4"}), 404, "model_not_found")
@@ -133,6 +141,14 @@ def completions(server):
           [choice["message"]["content"] for choice in two], deltas, two)
     for messages in (None, [], "hi", [{"content": "x"}], [{"role": "user", "content": 3}]):
         error(server.ask("/v1/chat/completions", {**chat, "messages": messages}), 400, "messages")
+    for change, word in (({"logprobs": 2}, "logprobs"), ({"top_logprobs": 2}, "logprobs to be true"), ({"echo": True}, "echo"),
+                         ({"logprobs": False, "top_logprobs": 2}, "logprobs to be true"),
+                         ({"logprobs": True, "top_logprobs": 21}, "from 0 to 20")):
+        error(server.ask("/v1/chat/completions", {**chat, **change}), 400, word)
+
+
+def sampling(server):
+    answers_with_options(server, check)
 
 
 def choices(server, path, prompt):
@@ -296,7 +312,7 @@ def main(folder):
 
     server = Server(program("serve"), "--digits", digit, "--text", text, "--sequences", "2", "--queue", "24",
                     "--stop-seconds", "100")
-    for part in (protocol, digits, completions, slow_clients, clients_that_vanish, stop):
+    for part in (protocol, digits, completions, sampling, slow_clients, clients_that_vanish, stop):
         began = time.monotonic()
         part(server)
         print(f"{part.__name__}: {time.monotonic() - began:.1f} s", flush=True)
@@ -326,7 +342,7 @@ def main(folder):
         json.dump({"added_tokens": [special], "normalizer": None, "post_processor": None, "decoder": {"type": "ByteLevel"},
                    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
                    "model": {"type": "BPE", "merges": [], "vocab": {
-                       **{c: i for i, c in enumerate(characters)}, "<|endoftext|>": 63}}}, file)
+                       **{c: i for i, c in enumerate(characters)}, "\u00e2": 40, "<|endoftext|>": 63}}}, file)
     with open(os.path.join(published, "generation_config.json"), "w") as file:
         json.dump({"eos_token_id": [63, list(characters).index("e")]}, file)
     server = Server(program("serve"), "--model", published + "/")
@@ -341,6 +357,11 @@ def main(folder):
         check("all positions", choice["finish_reason"] == "stop" or usage["total_tokens"] == 48, answer)
         ends.add(choice["finish_reason"])
     check("some end by themselves", "stop" in ends, ends)
+    ask = {**ask, "logprobs": 1, "max_tokens": 3, "logit_bias": {"40": 100}}  # the first byte of a character
+    answer = server.ask("/v1/completions", ask)[2]["choices"][0]
+    check("bytes of a character", answer["logprobs"]["tokens"] == ["bytes:\\xe2"] * 3 and answer["text"] == "\ufffd" * 3, answer)
+    answer = server.ask("/v1/completions", {**ask, "logit_bias": {"4": 100}})[2]["choices"][0]
+    check("the end has no log probabilities", answer["logprobs"]["tokens"] == [] and answer["finish_reason"] == "stop", answer)
     server.signal()
     check("exit status", server.end() == 0)
 

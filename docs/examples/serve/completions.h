@@ -11,6 +11,7 @@
 
 #include "completion_request.h"
 #include "http.h"
+#include "logprobs.h"
 #include "text_run.h"
 
 namespace example {
@@ -20,12 +21,16 @@ class Completion {
  public:
   // Each text of a prompt has a seed of its own, the first that of the request.
   Completion(const TextService& service, const CompletionRequest& request)
-      : chat_(request.chat), include_usage_(request.include_usage), model_(service.backend().name) {
-    for (const std::vector<std::int64_t>& prompt : request.prompts) {
-      prompt_tokens_ += static_cast<std::int64_t>(prompt.size());
+      : chat_(request.chat),
+        include_usage_(request.include_usage),
+        logprobs_(request.options.logprobs.has_value()),
+        backend_(service.backend()) {
+    for (const Prompt& prompt : request.prompts) {
+      prompt_tokens_ += static_cast<std::int64_t>(prompt.tokens.size());
       lockstep::GenerateOptions options = request.options;
       for (std::int64_t i = 0; i < request.texts; ++i, ++options.sampling.seed)
-        runs_.emplace_back(service.backend(), service.submit(prompt, options), request.stops);
+        runs_.emplace_back(backend_, service.submit(prompt.tokens, options), request.stops,
+                           request.echo ? prompt.text : std::string(), logprobs_);
     }
     char name[40];
     std::random_device random;
@@ -38,14 +43,15 @@ class Completion {
     json answer = frame(chat_ ? "chat.completion" : "text_completion");
     answer["choices"] = json::array();
     for (TextRun& run : runs_) {
-      std::string text;
-      while (run.advance(text, kMoment) != TextRun::State::ended) check_client();
-      json choice = {
-          {"index", answer["choices"].size()}, {"logprobs", nullptr}, {"finish_reason", run.finish_reason()}};
+      Piece piece;
+      while (run.advance(piece, kMoment) != TextRun::State::ended) check_client();
+      json choice = {{"index", answer["choices"].size()},
+                     {"logprobs", logprobs(piece.tokens)},
+                     {"finish_reason", run.finish_reason()}};
       if (chat_)
-        choice["message"] = {{"role", "assistant"}, {"content", text}};
+        choice["message"] = {{"role", "assistant"}, {"content", std::move(piece.text)}};
       else
-        choice["text"] = text;
+        choice["text"] = std::move(piece.text);
       answer["choices"].push_back(std::move(choice));
     }
     answer["usage"] = usage();
@@ -58,17 +64,19 @@ class Completion {
     try {
       if (chat_ && !std::exchange(begun_, true))
         for (std::size_t i = 0; i < runs_.size(); ++i)
-          events += event(piece(i, {{"role", "assistant"}, {"content", ""}}, nullptr));
+          events += event(chunk(i, {{"role", "assistant"}, {"content", ""}}));
       // Waits for one of those that are being written, by turns, and looks at the others.
       std::size_t writing = 0;
       for (std::size_t k = 0, first = first_; k < runs_.size(); ++k) {
         const std::size_t i = (first + k) % runs_.size();
         if (runs_[i].ended()) continue;
-        std::string text;
-        const auto state = runs_[i].advance(text, writing == 0 ? kMoment : lockstep::Milliseconds(0));
-        if (!text.empty()) events += event(piece(i, chat_ ? json{{"content", text}} : json(text), nullptr));
+        Piece piece;
+        const auto state = runs_[i].advance(piece, writing == 0 ? kMoment : lockstep::Milliseconds(0));
+        if (!piece.empty())
+          events += event(chunk(i, chat_ ? json{{"content", piece.text}} : json(piece.text),
+                                piece.tokens.empty() ? json() : logprobs(piece.tokens)));
         if (state == TextRun::State::ended)
-          events += event(piece(i, chat_ ? json::object() : json(""), runs_[i].finish_reason()));
+          events += event(chunk(i, chat_ ? json::object() : json(""), nullptr, runs_[i].finish_reason()));
         else if (writing++ == 0)
           first_ = i + 1;
       }
@@ -105,15 +113,20 @@ class Completion {
   }
   const char* chunk_name() const { return chat_ ? "chat.completion.chunk" : "text_completion"; }
   json frame(const char* object) const {
-    return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_}};
+    return {{"id", id_}, {"object", object}, {"created", created_}, {"model", backend_.name}};
   }
-  json piece(std::size_t index, json content, const char* finish) const {
-    json choice = {{"index", index}, {"logprobs", nullptr}, {"finish_reason", finish ? json(finish) : json()}};
+  json logprobs(const std::vector<WrittenToken>& tokens) const {  // null where they are not wanted
+    if (!logprobs_) return nullptr;
+    return chat_ ? chat_logprobs(backend_, tokens) : completion_logprobs(backend_, tokens);
+  }
+  json chunk(std::size_t index, json content, json logprobs = nullptr, const char* finish = nullptr) const {
+    json choice = {
+        {"index", index}, {"logprobs", std::move(logprobs)}, {"finish_reason", finish ? json(finish) : json()}};
     choice[chat_ ? "delta" : "text"] = std::move(content);
-    json chunk = frame(chunk_name());
-    chunk["choices"] = json::array({std::move(choice)});
-    if (include_usage_) chunk["usage"] = nullptr;
-    return chunk;
+    json result = frame(chunk_name());
+    result["choices"] = json::array({std::move(choice)});
+    if (include_usage_) result["usage"] = nullptr;
+    return result;
   }
   json usage() const {
     std::int64_t written = 0;
@@ -122,8 +135,8 @@ class Completion {
         {"prompt_tokens", prompt_tokens_}, {"completion_tokens", written}, {"total_tokens", prompt_tokens_ + written}};
   }
 
-  const bool chat_, include_usage_;
-  const std::string model_;
+  const bool chat_, include_usage_, logprobs_;
+  const TextBackend& backend_;
   std::int64_t prompt_tokens_ = 0;  // each prompt counts once
   std::vector<TextRun> runs_;       // texts of the first prompt, then of the next
   std::size_t first_ = 0;           // which of them is waited for
