@@ -15,9 +15,13 @@ namespace {
 template <class T>
 using Slope = std::conditional_t<std::is_same_v<T, Half>, float, T>;
 
+// Blocks of a multiprocessor: as many as have registers, without any on the stack.
+template <class T>
+constexpr int kSlopeBlocks = sizeof(T) == 2 ? 2 : 4;
+
 // P M and dS from the scores and from dP, in rows as these have them, or in their place. delta is sum(dO O).
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSlopeBlocks<T>)
     attention_slope_kernel(const AttentionProblem<T> a, const ChunkRows rows, const Heads<T> dout, const Heads<T> out,
                            const Compute<T>* lse, const Compute<T>* scores, const Compute<T>* dp, T* probabilities,
                            Slope<T>* ds, int shift) {
