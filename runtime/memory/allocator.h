@@ -31,9 +31,9 @@ struct MemoryBlock {
 };
 
 // Memory for work on `stream` (and its device). From the cache when a block of the size class is free there; else from
-// the device. Where that has no more, or the limit is reached, classes share: a larger free block is cut, and
-// neighbours that are free are joined. Then the cache is flushed and the device asked again; else OutOfMemory. `bytes`
-// may be 0.
+// the device. Where that has no more, or the limit is reached, classes share as memory_sharing.h says: a larger free
+// block is cut, and neighbours that are free are joined. Then the cache is flushed and the device asked again; else
+// OutOfMemory. `bytes` may be 0.
 LOCKSTEP_API MemoryBlock* allocate(const Stream& stream, std::size_t bytes);
 // Gives the block back. Work enqueued on its stream so far may still use it; work on the streams named by record_use
 // too: the block is reused only after that work.
