@@ -16,9 +16,8 @@
 #include "lockstep/runtime/stream/stream.h"
 #include "subcommand.h"
 
-namespace {
+namespace lockstep::collectives_bench {
 
-using namespace lockstep;
 using bench::BenchRanks;
 using bench::CollectiveCase;
 using bench::CollectiveOptions;
@@ -222,4 +221,4 @@ Command commands[] = {
     {"sendrecv", "", Kind::send, "Time a ring of sends"},
 };
 
-}  // namespace
+}  // namespace lockstep::collectives_bench

@@ -9,9 +9,7 @@
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::ddp_bench {
 
 constexpr int kRounds = 15;
 int ranks = 2;
@@ -212,4 +210,4 @@ const bench::Subcommand overlap(
       wrapper == "fsdp" ? measure_sharded_overlap(session) : measure_overlap(session);
     });
 
-}  // namespace
+}  // namespace lockstep::ddp_bench

@@ -10,9 +10,7 @@
 #include "lockstep/runtime/thread/device_thread.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::dispatch_bench {
 
 std::string device_list;
 int rounds = 2000;
@@ -95,4 +93,4 @@ void options(CLI::App& app) {
 
 const bench::Subcommand command("dispatch", "Cost of device threads, allocation, events", options, run);
 
-}  // namespace
+}  // namespace lockstep::dispatch_bench

@@ -7,9 +7,7 @@
 #include "lockstep/lockstep.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::engine_bench {
 
 std::string device_list;
 int calls = 2000;
@@ -146,4 +144,4 @@ void options(CLI::App& app) {
 
 const bench::Subcommand command("engine", "Cost of a DataParallel call", options, run);
 
-}  // namespace
+}  // namespace lockstep::engine_bench

@@ -11,9 +11,7 @@
 #include "lockstep/lockstep.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::growth_bench {
 
 std::vector<std::int64_t> sizes{500, 5'000, 20'000, 100'000};
 std::vector<int> workers{2, 4};
@@ -275,4 +273,4 @@ void options(CLI::App& app) {
 
 const bench::Subcommand command("growth", "What a parameter costs, in small models and in large ones", options, run);
 
-}  // namespace
+}  // namespace lockstep::growth_bench

@@ -11,9 +11,7 @@
 #include "lockstep/tensor/ops/random.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::kernels_bench {
 
 std::string device_text;
 std::int64_t elements = 0, size = 0;
@@ -134,4 +132,4 @@ void options(CLI::App& app) {
 const bench::Subcommand command("kernels", "Kernels against what the device's memory and arithmetic give", options,
                                 run);
 
-}  // namespace
+}  // namespace lockstep::kernels_bench

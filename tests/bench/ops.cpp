@@ -21,9 +21,8 @@
 #include <oneapi/dnnl/dnnl.h>
 #endif
 
-namespace {
+namespace lockstep::ops_bench {
 
-using namespace lockstep;
 using bench::Samples;
 
 std::int64_t megabytes = 64;
@@ -226,4 +225,4 @@ void options(CLI::App& app) {
 
 const bench::Subcommand command("ops", "Small operations, large ones against plain loops, starting", options, run);
 
-}  // namespace
+}  // namespace lockstep::ops_bench

@@ -13,9 +13,7 @@
 #include "models.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::record_bench {
 
 std::string model = "resnet50", wrapper = "data_parallel", output, dtype = "f32", optimizer = "sgd", machine;
 int devices = 8, hosts = 1, steps = 2;
@@ -143,4 +141,4 @@ const bench::Subcommand command(
     },
     run);
 
-}  // namespace
+}  // namespace lockstep::record_bench

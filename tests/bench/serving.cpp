@@ -15,9 +15,8 @@
 #include "networks.h"
 #include "subcommand.h"
 
-namespace {
+namespace lockstep::serving_bench {
 
-using namespace lockstep;
 using namespace bench::networks;
 
 std::string device_list = "host:0,host:1";
@@ -166,4 +165,4 @@ const bench::Subcommand serving(
     },
     run);
 
-}  // namespace
+}  // namespace lockstep::serving_bench

@@ -10,9 +10,8 @@
 #include "lockstep/runtime/whole_file.h"
 #include "subcommand.h"
 
-namespace {
+namespace lockstep::simulate_bench {
 
-using namespace lockstep;
 using bench::Table;
 
 struct Asked {
@@ -173,4 +172,4 @@ void options(CLI::App& app) {
 
 const bench::Subcommand command("simulate", "A recorded step, predicted for a machine that is not there", options, run);
 
-}  // namespace
+}  // namespace lockstep::simulate_bench

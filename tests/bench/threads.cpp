@@ -11,9 +11,8 @@
 #include "networks.h"
 #include "subcommand.h"
 
-namespace {
+namespace lockstep::threads_bench {
 
-using namespace lockstep;
 using namespace bench::networks;
 
 int images = 32;
@@ -144,4 +143,4 @@ const bench::Subcommand threads(
     },
     run);
 
-}  // namespace
+}  // namespace lockstep::threads_bench

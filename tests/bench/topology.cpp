@@ -6,9 +6,7 @@
 #include "lockstep/runtime/memory/allocator.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::topology_bench {
 
 std::string device_list;
 std::uint64_t bytes = std::uint64_t{16} << 20;
@@ -107,4 +105,4 @@ const bench::Subcommand list(
     [](bench::Session& session) { session.add(describe(all_devices())); });
 const bench::Subcommand command("topology", "Devices, their links, and copy speed between them", options, run);
 
-}  // namespace
+}  // namespace lockstep::topology_bench

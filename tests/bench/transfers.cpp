@@ -10,9 +10,7 @@
 #include "slowed_machine.h"
 #include "subcommand.h"
 
-namespace {
-
-using namespace lockstep;
+namespace lockstep::transfers_bench {
 
 std::string device_list, machine_file;
 double scale = 1000;
@@ -102,4 +100,4 @@ void options(CLI::App& app) {
 const bench::Subcommand command("transfers", "Parameters to the mirrors and gradients home, in times of one copy",
                                 options, run);
 
-}  // namespace
+}  // namespace lockstep::transfers_bench
