@@ -196,9 +196,10 @@ class ReplicaPool<M, R(Args...)> {
     return Answer<Output>(send(Inputs(detail::as_tuple(inputs)), options, nullptr));
   }
   // `done(answer)` is called when the request has ended, with a handle that is ready: in the thread of a replica, or in
-  // that which ends it. It should be short; what it throws is logged.
+  // that which ends it. It should be short; what it throws is logged. InvalidArgument for an empty one.
   template <class In>
   void submit(const In& inputs, const RequestOptions& options, Callback done) {
+    detail::check_function("ReplicaPool::submit", done);
     send(Inputs(detail::as_tuple(inputs)), options, std::move(done));
   }
 

@@ -304,6 +304,10 @@ TEST_CASE("an update that throws behind a load leaves all replicas with the same
   CHECK_THROWS_WITH(pool.update(std::function<void(Halves&)>()), is_empty);
   void (*const none)(Halves&) = nullptr;
   CHECK_THROWS_AS(pool.update(none), InvalidArgument);
+  // An answer that nobody gets is a mistake.
+  const std::uint64_t before = pool.stats().submitted;
+  CHECK_THROWS_WITH(pool.submit(tensor({1}, {1, 1}), {}, std::function<void(Answer<Tensor>)>()), is_empty);
+  CHECK(pool.stats().submitted == before);
 }
 
 TEST_CASE("warming up runs each example on each replica, and throws what the first one throws") {
