@@ -46,6 +46,21 @@ bool loses_the_device(cudaError_t error) {
   }
 }
 
+// What to do about a kernel that is not in the program for this GPU: a build is for some architectures, and PTX, where
+// it has any, for later ones and a driver that knows it. Empty for other errors.
+std::string advice_on_kernels(cudaError_t error, Device device) {
+  if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorUnsupportedPtxVersion) return {};
+  int major = 0, minor = 0;
+  const int gpu = static_cast<int>(ordinal_of(device));
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu) != cudaSuccess)
+    (void)cudaGetLastError();
+  return cat("; ", device, " has compute capability ", major, ".", minor,
+             ", and this build of Lockstep has kernels for \"" LOCKSTEP_BUILD_CUDA_ARCHITECTURES
+             "\": configure with -DCMAKE_CUDA_ARCHITECTURES=",
+             major, minor, ", or with -DLOCKSTEP_CUDA_FAT=ON for all GPUs since 8.0");
+}
+
 std::atomic<const std::string*>& loss_of(Device device) { return losses[static_cast<std::size_t>(ordinal_of(device))]; }
 
 }  // namespace
@@ -58,7 +73,7 @@ void check(cudaError_t result, Device device, const char* call) {
   const std::string_view name = text.substr(0, std::min(text.find('('), text.size()));
   std::string message =
       cat("[", name.substr(name.rfind(':') == name.npos ? 0 : name.rfind(':') + 1), "] expected success, got ",
-          cudaGetErrorName(result), " (", cudaGetErrorString(result), ")");
+          cudaGetErrorName(result), " (", cudaGetErrorString(result), ")", advice_on_kernels(result, device));
   if (loses_the_device(result)) {
     const std::string* none = nullptr;
     const auto* loss = new std::string(cat(message, "; the device is lost for this process"));

@@ -21,3 +21,6 @@ if(BUILD_SHARED_LIBS)
 endif()
 set_source_files_properties("${PROJECT_SOURCE_DIR}/parallel/build_info.cpp" PROPERTIES COMPILE_DEFINITIONS
   "LOCKSTEP_BUILD_COMMIT=\"${commit}\";LOCKSTEP_BUILD_TYPE=\"$<CONFIG>\";LOCKSTEP_BUILD_MARCH=\"${LOCKSTEP_MARCH}\";LOCKSTEP_BUILD_COMPILER=\"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\";LOCKSTEP_BUILD_SANITIZER=\"${LOCKSTEP_SANITIZE}\";LOCKSTEP_BUILD_CUDA_ARCHITECTURES=\"${architectures}\";LOCKSTEP_BUILD_SHARED=${shared}")
+# Also in errors about kernels that are not there for a GPU.
+set_source_files_properties("${PROJECT_SOURCE_DIR}/runtime/cuda/cuda_check.cpp" PROPERTIES COMPILE_DEFINITIONS
+  "LOCKSTEP_BUILD_CUDA_ARCHITECTURES=\"${architectures}\"")

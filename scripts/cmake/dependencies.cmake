@@ -112,7 +112,10 @@ else()
   check_language(CUDA)
   set(version "no nvcc")
   if(CMAKE_CUDA_COMPILER)
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    if(LOCKSTEP_CUDA_FAT)
+      # Code for each, and PTX of the last for what comes after it.
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real 100-real 120)
+    elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       # The machine's own, or Hopper where there is no GPU.
       set(CMAKE_CUDA_ARCHITECTURES 90)
       find_program(nvidia_smi nvidia-smi)
