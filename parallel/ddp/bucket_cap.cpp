@@ -68,22 +68,33 @@ std::vector<std::filesystem::path> entries(const std::filesystem::path& folder) 
   return all;
 }
 
-HostLink host_link(Device device) {
+HostLink host_link_of(Device device) {
   const std::string_view said = environment("LOCKSTEP_HOST_LINK");
   if (said == "memory") return HostLink::memory;
   if (said == "pcie") return HostLink::pcie;
   if (said == "nvlink") return HostLink::nvlink;
   LOCKSTEP_CHECK(said.empty(), "LOCKSTEP_HOST_LINK: expected memory, pcie or nvlink, got '", std::string(said), "'");
   if (device.type() == DeviceType::host) return is_recorded(device) ? HostLink::nvlink : HostLink::memory;
-  const Backend& own = backend(device);
-  const int count = own.device_count();
-  for (int from = 0; from < count; ++from)
-    for (int to = 0; to < count; ++to)
-      if (from != to && !own.can_access_peer(from, to)) return HostLink::pcie;
-  return HostLink::nvlink;
+  std::vector<Device> all = all_devices();
+  std::erase_if(all, [&](Device each) { return each.type() != device.type(); });
+  return host_link(topology(all)->links);
 }
 
 }  // namespace
+
+HostLink host_link(const Links& links) {
+  std::vector<std::size_t> reached{0};
+  std::vector<bool> is_reached(links.places());
+  is_reached[0] = true;
+  for (std::size_t i = 0; i < reached.size(); ++i)
+    for (std::size_t to = 0; to < links.places(); ++to) {
+      const DeviceLink& link = links.at(reached[i], to);
+      if (is_reached[to] || link.shared || link.speed <= 0) continue;
+      is_reached[to] = true;
+      reached.push_back(to);
+    }
+  return reached.size() < links.places() ? HostLink::pcie : HostLink::nvlink;
+}
 
 double network_gbits(const std::string& folder) {
   double sum = 0, fastest = 0;
@@ -106,7 +117,7 @@ RankLinks links_of(Device device) {
     LOCKSTEP_CHECK(error == std::errc() && end == said.data() + said.size() && gbits > 0 && std::isfinite(gbits),
                    "LOCKSTEP_NETWORK_GBITS: expected a positive number of Gb/s, got '", std::string(said), "'");
   }
-  return {host_link(device), gbits};
+  return {host_link_of(device), gbits};
 }
 
 std::size_t choose_bucket_cap(const BucketCapFacts& facts) {

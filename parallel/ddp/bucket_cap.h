@@ -7,6 +7,7 @@
 #include <string>
 
 #include "lockstep/runtime/device.h"
+#include "lockstep/runtime/topology.h"
 
 namespace lockstep::detail {
 
@@ -19,10 +20,14 @@ struct RankLinks {
   double network_gbits = 0;  // Gb/s of a host, all its network devices together
 };
 
+// NVLink where it joins all of them, be it over others, as NCCL's rings go; PCIe where one is reached only by slots,
+// which copies both ways share, or through the host's memory.
+HostLink host_link(const Links& links);
+
 // Of a rank on `device`. LOCKSTEP_HOST_LINK (memory, pcie, nvlink) and LOCKSTEP_NETWORK_GBITS say it. Without them:
-// host devices share memory, and a recording is taken to be of NVLink. CUDA devices have NVLink, unless one that the
-// process sees does not reach another; the network is what network_gbits() finds. Throws InvalidArgument for what the
-// variables cannot mean.
+// host devices share memory, and a recording is taken to be of NVLink. CUDA devices have what host_link() says of those
+// that the process sees, one that is alone NVLink; the network is what network_gbits() finds. Throws InvalidArgument
+// for what the variables cannot mean.
 RankLinks links_of(Device device);
 
 // What the system says of its network in `folder`: the sum over the active ports of InfiniBand and RoCE devices, else

@@ -7,6 +7,7 @@
 
 #include "lockstep/parallel/comm/nccl/nccl_communicator.h"
 #include "lockstep/parallel/comm/peer/peer_communicator.h"
+#include "lockstep/parallel/ddp/bucket_cap.h"
 #include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "parallel/ddp/scenarios.h"
@@ -101,6 +102,29 @@ TEST_CASE("ddp reduces on streams of the highest priority, and computes on other
 }
 
 #if __has_include(<nccl.h>)
+// The fake's GPUs reach each other, in slots of PCIe.
+TEST_CASE("the size of buckets that ddp chooses on GPUs is that of the links between them") {
+  struct Wide : Module<Wide> {
+    Parameter weight{zeros({4'000'000})};
+    Tensor forward(const Tensor& x) const { return x; }
+    void members(Members& m) override { m("weight", weight); }
+  };
+  const Device first = support::device_at(0), second = support::device_at(1);
+  if (native_ordinal(first) == native_ordinal(second)) support::skip("2 GPUs expected, 1 found");
+  const auto chosen =
+      run_ranks(2,
+                [](Communicator& communicator) {
+                  const DistributedDataParallel<Wide> net(Wide(), communicator, {.bucket_cap_mb = kAutoBucketCap});
+                  return net.logging_data().bucket_cap_bytes;
+                },
+                {.devices = {first, second}, .make = kPeers});
+  const auto of = [](detail::HostLink link) {
+    return detail::choose_bucket_cap({.bytes = 16'000'000, .ranks = 2, .links = {link, 25}});
+  };
+  CHECK(of(detail::HostLink::pcie) != of(detail::HostLink::nvlink));
+  CHECK(chosen == std::vector(2, of(detail::HostLink::pcie)));
+}
+
 TEST_CASE("ddp over NCCL trains as one device does") {
   if (native_ordinal(Device::cuda(0)) == native_ordinal(Device::cuda(support::device_count() - 1)))
     support::skip("GPUs of their own expected, logical devices of one found");

@@ -84,6 +84,26 @@ TEST_CASE("the chosen limit has bounds") {
                   {cat("got ", hosts, " hosts and 8 ranks")}) == "");
 }
 
+TEST_CASE("the class of a host's links is NVLink where it joins all devices, be it over others") {
+  CHECK(detail::host_link(Links(1)) == HostLink::nvlink);
+  CHECK(detail::host_link(Links(8)) == HostLink::nvlink);  // a switch
+  const auto all = [](std::size_t places, DeviceLink link) {
+    Links links(places);
+    for (std::size_t i = 0; i < places; ++i)
+      for (std::size_t j = 0; j < places; ++j) links.at(i, j) = link;
+    return links;
+  };
+  CHECK(detail::host_link(all(4, {.shared = true})) == HostLink::pcie);  // slots, and peers all the same
+  CHECK(detail::host_link(all(2, {.speed = 0})) == HostLink::pcie);
+  Links mesh = all(4, {.speed = 0});
+  const auto join = [&](std::size_t a, std::size_t b) { mesh.at(a, b) = mesh.at(b, a) = {.speed = 0.5, .own = true}; };
+  join(0, 2);
+  join(3, 1);
+  CHECK(detail::host_link(mesh) == HostLink::pcie);  // two pairs
+  join(3, 2);
+  CHECK(detail::host_link(mesh) == HostLink::nvlink);
+}
+
 TEST_CASE("what the system says of its network") {
   const lockstep::test::TemporaryFolder folder;
   const auto put = [&](const std::string& path, const std::string& text) {
