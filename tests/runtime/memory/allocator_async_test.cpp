@@ -1,6 +1,9 @@
 // The caching allocator on devices that work on their own: here a block may come back too early.
+#include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "lockstep/runtime/error.h"
@@ -161,12 +164,13 @@ TEST_CASE("a device that is full waits for what is in use elsewhere before it gi
   release(other);
 }
 
-TEST_CASE("a flush that times out loses nothing") {
+TEST_CASE("a flush that times out loses nothing, and gives nobody what is in use") {
   Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
-  Stream stream(kDevice), user(kDevice);
-  MemoryBlock* cached = allocate(stream, 20 * kMiB);
-  MemoryBlock* pending = allocate(stream, 20 * kMiB);
+  Stream stream(kDevice), user(kDevice), stranger(kDevice);
+  constexpr std::size_t kBytes = 12 * kMiB;
+  MemoryBlock* cached = allocate(stream, kBytes);
+  MemoryBlock* pending = allocate(stream, kBytes);
   MemoryBlock* small = allocate(stream, 1000);
   void* const data = cached->data;
   backend.touch(stream.handle(), data);
@@ -180,14 +184,15 @@ TEST_CASE("a flush that times out loses nothing") {
   CHECK_THROWS_AS(allocate(stream, 60 * kMiB), TimeoutError);
   CHECK(memory_stats(kDevice).cached_bytes == before.cached_bytes);
   CHECK(memory_stats(kDevice).raw_frees == before.raw_frees);
-  MemoryBlock* again = allocate(stream, 20 * kMiB);  // the cached one; the other is still in use
+  const std::uint64_t calls = memory_stats(kDevice).raw_allocations;
+  MemoryBlock* elsewhere = allocate(stranger, kBytes);  // raw memory: neither of the two
+  MemoryBlock* again = allocate(stream, kBytes);        // the cached one, which its own stream orders
+  MemoryBlock* more = allocate(stream, kBytes);         // raw memory: the other is in use by a stream
   CHECK(again->data == data);
-  const std::uint64_t raw = memory_stats(kDevice).raw_allocations;
-  release(allocate(stream, 1000));
-  CHECK(memory_stats(kDevice).raw_allocations == raw);  // the open segment is open again
+  release(allocate(stream, 1000));  // the open segment is open again
+  CHECK(memory_stats(kDevice).raw_allocations == calls + 2);
   backend.waits_help = true;
-  release(again);
-  release(small);
+  for (MemoryBlock* block : {elsewhere, again, more, small}) release(block);
   empty_cache(kDevice);
   CHECK(memory_stats(kDevice).cached_bytes == 0);
   CHECK(backend.unsafe_frees == 0);
@@ -223,6 +228,34 @@ TEST_CASE("while a flush waits, others go on") {
   empty_cache(kDevice);
   CHECK(memory_stats(kDevice).in_use_bytes == 0);
   CHECK(memory_stats(kDevice).cached_bytes == 0);
+}
+
+TEST_CASE("a request beside a flush waits for what the flush has in its hands") {
+  Fresh fresh;
+  manual::ManualBackend& backend = manual::backend();
+  Stream stream(kDevice), other(kDevice);
+  MemoryBlock* cached = allocate(stream, 40 * kMiB);  // of 64
+  backend.touch(stream.handle(), cached->data);
+  release(cached);
+  std::promise<bool> has;
+  std::future<bool> answer = has.get_future();
+  std::thread asks;
+  backend.on_host_wait = [&] {
+    asks = std::thread([&] {
+      MemoryBlock* block = nullptr;
+      try {
+        block = allocate(other, 40 * kMiB);
+      } catch (const OutOfMemory&) {
+      }
+      release(block);
+      has.set_value(block != nullptr);
+    });
+    // Who did not wait would have an answer by now; who waits has none, however long that takes.
+    answer.wait_for(std::chrono::milliseconds(20));
+  };
+  empty_cache(kDevice);
+  CHECK(answer.get());
+  asks.join();
 }
 
 TEST_CASE("the next stream takes over the memory of one that is gone, once that has nothing to do") {
