@@ -66,7 +66,8 @@ void DeviceAllocator::synchronize(Deadline deadline) {
 void DeviceAllocator::collect(Lock& lock) {
   refuse_in_resource("empty_cache", device_);
   const RestWithout rest(lock);
-  collected_.wait(lock, [this] { return !collecting_; });
+  // What another flush has in its hands, or on its way back to the device, is neither here nor there.
+  flushed_.wait(lock, [this] { return !collecting_ && giving_ == 0; });
   Marks marks;
   if (!synchronous_) {
     // Before anything is taken, so that an error here changes nothing.
@@ -138,7 +139,7 @@ void DeviceAllocator::collect(Lock& lock) {
     put_back(block);
   }
   collecting_ = false;
-  collected_.notify_all();
+  flushed_.notify_all();
   if (error) std::rethrow_exception(error);
 }
 
@@ -172,6 +173,7 @@ bool DeviceAllocator::free_idle(Lock& lock) {
   }
   if (!dead) return false;
 
+  ++giving_;
   lock.unlock();
   std::size_t freed_bytes = 0;
   std::uint64_t frees = 0;
@@ -184,6 +186,8 @@ bool DeviceAllocator::free_idle(Lock& lock) {
     delete segment;
   }
   lock.lock();
+  --giving_;
+  flushed_.notify_all();
   raw_bytes_ -= freed_bytes;
   raw_frees_ += frees;
   full_ = false;

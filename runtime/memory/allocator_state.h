@@ -130,7 +130,8 @@ class DeviceAllocator {
   std::vector<std::unique_ptr<MemoryBlock[]>> slabs_;
   bool full_ = false;  // the device or the limit gave nothing the last time
   bool collecting_ = false;
-  std::condition_variable collected_;
+  int giving_ = 0;  // threads that give raw memory back to the device
+  std::condition_variable flushed_;
 
   std::size_t in_use_bytes_ = 0;
   std::size_t peak_in_use_bytes_ = 0;

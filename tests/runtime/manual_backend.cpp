@@ -81,7 +81,7 @@ void ManualBackend::reset() {
   unsafe_frees = host_waits = records = 0;
   fail_records = fail_allocations = all_pageable = false;
   waits_help = true;
-  on_host_wait = {};
+  on_host_wait = on_free = {};
 }
 
 const DeviceProperties& ManualBackend::properties(int) const {
@@ -101,6 +101,7 @@ void* ManualBackend::allocate(int index, std::size_t bytes) {
 }
 
 void ManualBackend::free(int index, void* memory) noexcept {
+  if (auto meanwhile = std::exchange(on_free, {})) meanwhile();
   std::lock_guard lock(mutex_);
   const auto found = memory_[index].find(memory);
   if (found == memory_[index].end()) std::abort();

@@ -37,7 +37,8 @@ class ManualBackend final : public lockstep::Backend {
   int host_waits = 0;
   lockstep::StreamHandle last_made = nullptr;
   lockstep::StreamPriority last_priority{};
-  std::function<void()> on_host_wait;  // called by the next host wait: what other threads do meanwhile
+  // Called by the next host wait, or the next free: what other threads do meanwhile.
+  std::function<void()> on_host_wait, on_free;
 
   lockstep::DeviceType type() const noexcept override { return lockstep::DeviceType::cuda; }
   int device_count() const noexcept override { return 2; }

@@ -1,5 +1,6 @@
 // The caching allocator on devices that work on their own: here a block may come back too early.
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -231,31 +232,33 @@ TEST_CASE("while a flush waits, others go on") {
 }
 
 TEST_CASE("a request beside a flush waits for what the flush has in its hands") {
-  Fresh fresh;
   manual::ManualBackend& backend = manual::backend();
-  Stream stream(kDevice), other(kDevice);
-  MemoryBlock* cached = allocate(stream, 40 * kMiB);  // of 64
-  backend.touch(stream.handle(), cached->data);
-  release(cached);
-  std::promise<bool> has;
-  std::future<bool> answer = has.get_future();
-  std::thread asks;
-  backend.on_host_wait = [&] {
-    asks = std::thread([&] {
-      MemoryBlock* block = nullptr;
-      try {
-        block = allocate(other, 40 * kMiB);
-      } catch (const OutOfMemory&) {
-      }
-      release(block);
-      has.set_value(block != nullptr);
-    });
-    // Who did not wait would have an answer by now; who waits has none, however long that takes.
-    answer.wait_for(std::chrono::milliseconds(20));
-  };
-  empty_cache(kDevice);
-  CHECK(answer.get());
-  asks.join();
+  for (std::function<void()>* const moment : {&backend.on_host_wait, &backend.on_free}) {
+    Fresh fresh;
+    Stream stream(kDevice), other(kDevice);
+    MemoryBlock* cached = allocate(stream, 40 * kMiB);  // of 64
+    backend.touch(stream.handle(), cached->data);
+    release(cached);
+    std::promise<bool> has;
+    std::future<bool> answer = has.get_future();
+    std::thread asks;
+    *moment = [&] {
+      asks = std::thread([&] {
+        MemoryBlock* block = nullptr;
+        try {
+          block = allocate(other, 40 * kMiB);
+        } catch (const OutOfMemory&) {
+        }
+        release(block);
+        has.set_value(block != nullptr);
+      });
+      // Who did not wait would have an answer by now; who waits has none, however long that takes.
+      answer.wait_for(std::chrono::milliseconds(20));
+    };
+    empty_cache(kDevice);
+    CHECK(answer.get());
+    asks.join();
+  }
 }
 
 TEST_CASE("the next stream takes over the memory of one that is gone, once that has nothing to do") {
