@@ -28,6 +28,7 @@ struct lockstep_generator {
 };
 struct lockstep_generation {
   Generation generation;
+  bool has_logprobs = false;
 };
 
 namespace {
@@ -91,6 +92,7 @@ Options options_of(const lockstep_generate_options* given) {
     for (std::size_t i = 0; i < biased.size(); ++i)
       options.generate.sampling.logit_bias.push_back({biased[i], biases[i]});
   }
+  if (o.logprobs != -1) options.generate.logprobs = o.logprobs;
   options.submit.timeout = Milliseconds(o.timeout_ms);
   return options;
 }
@@ -152,6 +154,7 @@ void lockstep_generate_options_init(lockstep_generate_options* options) {
   options->min_p = defaults.sampling.min_p;
   options->repetition_penalty = defaults.sampling.repetition_penalty;
   options->seed = defaults.sampling.seed;
+  options->logprobs = -1;
 }
 
 lockstep_status lockstep_generate(const lockstep_language_model* model, const int64_t* prompt, size_t prompt_count,
@@ -160,7 +163,10 @@ lockstep_status lockstep_generate(const lockstep_language_model* model, const in
   return guarded([&] {
     const LanguageModel& of = *needed(model, "model").model;
     needed(count, "the count") = 0;
-    give(generate(of, ids_of(prompt, prompt_count), options_of(options).generate).tokens, tokens, capacity, count);
+    const GenerateOptions with = options_of(options).generate;
+    LOCKSTEP_CHECK(!with.logprobs, "[C] expected logprobs of -1, for none, got ", *with.logprobs,
+                   "; lockstep_generation_next_logprobs has them");
+    give(generate(of, ids_of(prompt, prompt_count), with).tokens, tokens, capacity, count);
   });
 }
 
@@ -203,6 +209,7 @@ lockstep_status lockstep_generator_submit(lockstep_generator* generator, const i
   return guarded(generation, [&] {
     Options with = options_of(options);
     auto made = std::make_unique<lockstep_generation>();
+    made->has_logprobs = with.generate.logprobs.has_value();
     made->generation =
         needed(generator, "generator")
             .generator.submit(ids_of(prompt, prompt_count), std::move(with.generate), std::move(with.submit));
@@ -234,6 +241,25 @@ lockstep_status lockstep_generation_next(lockstep_generation* generation, int64_
     const auto next = needed(generation, "generation").generation.next();
     if (!next) return LOCKSTEP_END;
     *token = *next;
+    return LOCKSTEP_OK;
+  });
+}
+
+lockstep_status lockstep_generation_next_logprobs(lockstep_generation* generation, lockstep_logprob* token,
+                                                  lockstep_logprob* top, size_t capacity, size_t* count) {
+  return guarded([&] {
+    needed(token, "token") = {-1, 0};
+    needed(count, "the count") = 0;
+    if (capacity > 0) needed(top, "what is written to");
+    lockstep_generation& of = needed(generation, "generation");
+    LOCKSTEP_CHECK(of.has_logprobs, "[C] expected a text that was submitted with logprobs, got one without");
+    TokenLogprobs logprobs;
+    const auto next = of.generation.next(&logprobs);
+    if (!next) return LOCKSTEP_END;
+    *token = {*next, logprobs.logprob};
+    std::vector<lockstep_logprob> others;
+    for (const Logprob& other : logprobs.top) others.push_back({other.token, other.logprob});
+    give(others, top, capacity, count);
     return LOCKSTEP_OK;
   });
 }

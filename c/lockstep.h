@@ -139,11 +139,13 @@ typedef struct lockstep_generate_options {
   const int64_t* bias_tokens; /* bias_count of them, which get as many biases */
   const double* biases;
   size_t bias_count;
+  int64_t logprobs; /* of the token, and of so many that are the most probable; -1, the default: none */
 } lockstep_generate_options;
 /* The defaults; call it first. */
 LOCKSTEP_C_API void lockstep_generate_options_init(lockstep_generate_options* options);
 
-/* The whole text, in the calling thread. `options` may be NULL. `count` as in lockstep_tokenizer_encode. */
+/* The whole text, in the calling thread. `options` may be NULL; logprobs are a generator's. `count` as in
+ * lockstep_tokenizer_encode. */
 LOCKSTEP_C_API lockstep_status lockstep_generate(const lockstep_language_model* model, const int64_t* prompt,
                                                  size_t prompt_count, const lockstep_generate_options* options,
                                                  int64_t* tokens, size_t capacity, size_t* count);
@@ -182,6 +184,17 @@ LOCKSTEP_C_API void lockstep_generator_free(lockstep_generator* generator);
 /* The next token; blocks until it is there. LOCKSTEP_END behind the last one; or, once, why the text ended otherwise.
  */
 LOCKSTEP_C_API lockstep_status lockstep_generation_next(lockstep_generation* generation, int64_t* token);
+
+typedef struct lockstep_logprob {
+  int64_t token;
+  double logprob; /* natural logarithm of the probability that the model gave it: before biases and sampling */
+} lockstep_logprob;
+/* The same of a text that was submitted with logprobs: `token` with its own, and in `top` the most probable ones of its
+ * place, in order, as many as were asked for at most. `count` as in lockstep_tokenizer_encode; NULL for `top` and 0 for
+ * `capacity` where they are not wanted. */
+LOCKSTEP_C_API lockstep_status lockstep_generation_next_logprobs(lockstep_generation* generation,
+                                                                 lockstep_logprob* token, lockstep_logprob* top,
+                                                                 size_t capacity, size_t* count);
 /* From any thread. */
 LOCKSTEP_C_API lockstep_status lockstep_generation_cancel(const lockstep_generation* generation);
 /* Cancels the text where it has not ended. */

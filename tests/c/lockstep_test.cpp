@@ -258,6 +258,11 @@ TEST_CASE("language models in C write what they write in C++") {
   older.size = 0;
   CHECK(lockstep_generate(model.at, prompt.data(), 3, &older, tokens.data(), 12, &count) == LOCKSTEP_INVALID_ARGUMENT);
 
+  older = options;
+  older.logprobs = 0;
+  CHECK(lockstep_generate(model.at, prompt.data(), 3, &older, tokens.data(), 12, &count) == LOCKSTEP_INVALID_ARGUMENT);
+  CHECK_THAT(lockstep_last_error(), Contains("lockstep_generation_next_logprobs"));
+
   lockstep_generator_options with;
   lockstep_generator_options_init(&with);
   Handle<lockstep_generator> generator(&lockstep_generator_free);
@@ -276,6 +281,37 @@ TEST_CASE("language models in C write what they write in C++") {
   CHECK(token == -1);
   CHECK(came == expected);
   CHECK(lockstep_generation_cancel(text.at) == LOCKSTEP_OK);
+
+  // How probable each was: what the same text has in C++.
+  lockstep_generate_options asks = options;
+  asks.logprobs = 3;
+  GenerateOptions asks_of = of;
+  asks_of.logprobs = 3;
+  const std::vector<TokenLogprobs> probable = generate(*same, prompt, asks_of).logprobs;
+  Handle<lockstep_generation> told(&lockstep_generation_free);
+  REQUIRE(lockstep_generator_submit(generator.at, prompt.data(), 3, &asks, &told.at) == LOCKSTEP_OK);
+  lockstep_logprob drawn{}, top[4];
+  CHECK(lockstep_generation_next_logprobs(told.at, &drawn, nullptr, 3, &count) == LOCKSTEP_INVALID_ARGUMENT);
+  CHECK(lockstep_generation_next_logprobs(told.at, &drawn, top, 4, nullptr) == LOCKSTEP_INVALID_ARGUMENT);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::size_t capacity = i == 0 ? 0 : i == 1 ? 2 : 4;
+    REQUIRE(lockstep_generation_next_logprobs(told.at, &drawn, capacity > 0 ? top : nullptr, capacity, &count) ==
+            LOCKSTEP_OK);
+    CHECK(drawn.token == expected[i]);
+    CHECK(drawn.logprob == Approx(probable[i].logprob).margin(1e-4));
+    CHECK(count == 3);
+    for (std::size_t k = 0; k < std::min(capacity, count); ++k) {
+      CHECK(top[k].token == probable[i].top[k].token);
+      CHECK(top[k].logprob == Approx(probable[i].top[k].logprob).margin(1e-4));
+    }
+  }
+  CHECK(lockstep_generation_next_logprobs(told.at, &drawn, top, 4, &count) == LOCKSTEP_END);
+  CHECK((drawn.token == -1 && count == 0));
+  CHECK(lockstep_generation_next_logprobs(text.at, &drawn, top, 4, &count) == LOCKSTEP_INVALID_ARGUMENT);
+  CHECK_THAT(lockstep_last_error(), Contains("submitted with logprobs"));
+  asks.logprobs = -2;
+  lockstep_generation* refused = nullptr;
+  CHECK(lockstep_generator_submit(generator.at, prompt.data(), 3, &asks, &refused) == LOCKSTEP_INVALID_ARGUMENT);
 
   options.max_new_tokens = 100;
   REQUIRE(lockstep_generator_submit(generator.at, prompt.data(), 3, &options, &other.at) == LOCKSTEP_OK);

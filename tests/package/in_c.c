@@ -24,6 +24,7 @@ int main(int argc, char** argv) {
   lockstep_generation* texts[3] = {NULL, NULL, NULL};
   lockstep_generate_options options;
   lockstep_generator_options limits;
+  lockstep_logprob drawn, top;
   CHECK(argc == 3);
   CHECK(lockstep_c_version() == LOCKSTEP_C_VERSION);
 
@@ -46,6 +47,11 @@ int main(int argc, char** argv) {
     CHECK(status == LOCKSTEP_END && at == 8);
     lockstep_generation_free(texts[i]);
   }
+  options.logprobs = 1;
+  CHECK(lockstep_generator_submit(generator, prompt, 3, &options, &texts[0]) == LOCKSTEP_OK);
+  CHECK(lockstep_generation_next_logprobs(texts[0], &drawn, &top, 1, &count) == LOCKSTEP_OK);
+  CHECK(drawn.token == whole[0] && count == 1 && drawn.logprob <= top.logprob && top.logprob < 0);
+  lockstep_generation_free(texts[0]);
   lockstep_generator_free(generator);
 
   CHECK(lockstep_tokenizer_load(argv[2], &tokenizer) == LOCKSTEP_OK);
