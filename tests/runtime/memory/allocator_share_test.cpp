@@ -118,6 +118,24 @@ TEST_CASE("while there is new memory each class keeps its own") {
   release_all({smaller, other, cut, raw});
 }
 
+TEST_CASE("a device that has got memory back is not full") {
+  const Device device = device_at(1);
+  const Stream stream = default_stream(device);
+  SharingDevice fresh(device);
+  set_memory_limit(device, 13_MiB);
+  release(allocate(stream, 8_MiB));
+  MemoryBlock* goes = allocate(stream, 4_MiB);
+  MemoryBlock* cut = allocate(stream, 5_MiB);  // of the 8 MiB
+  CHECK(fresh.raw_allocations() == 2);
+  release(goes);
+  empty_cache(device);
+  CHECK(fresh.raw_frees() == 1);
+  MemoryBlock* raw = allocate(stream, 2560_KiB);  // though 3 MiB are left of the 8
+  CHECK(fresh.raw_allocations() == 3);
+  CHECK(raw->segment != cut->segment);
+  release_all({cut, raw});
+}
+
 TEST_CASE("what a full device gave once it is asked for again") {
   const Device device = device_at(1);
   const Stream stream = default_stream(device);
