@@ -2,11 +2,13 @@
 
 #if defined(LOCKSTEP_HAVE_ONEDNN)
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/kernels/host/one_thread.h"
 #include "lockstep/kernels/host/scratch.h"
@@ -45,6 +47,20 @@ struct Form {
   }
 };
 
+// oneDNN refuses strides of which one is less than what the next smaller one spans, even where no two elements meet:
+// rows 1 and 4 of every 5 span six, and the next matrix begins after five.
+bool nested(const Form& form) {
+  std::array<std::pair<std::int64_t, std::int64_t>, 3> spans{
+      {{form.batch_stride, form.batches}, {form.row_stride, form.rows}, {form.column_stride, form.columns}}};
+  std::ranges::sort(spans);
+  std::int64_t least = 1;
+  for (const auto& [stride, size] : spans) {
+    if (stride < least) return false;
+    least = stride * size;
+  }
+  return true;
+}
+
 std::optional<Form> form_of(const Stack& s) {
   Form form{s.batch_stride == 0 ? 1 : s.batches, s.rows, s.columns, s.batch_stride, 1, 1};
   if ((s.column_stride == 1 || s.columns == 1) && (s.row_stride >= s.columns || s.rows == 1))
@@ -55,6 +71,7 @@ std::optional<Form> form_of(const Stack& s) {
     return std::nullopt;
   if (form.batches == 1)
     form.batch_stride = form.column_stride == 1 ? form.rows * form.row_stride : form.columns * form.column_stride;
+  if (!nested(form)) return std::nullopt;
   return form;
 }
 

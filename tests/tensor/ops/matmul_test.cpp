@@ -45,6 +45,26 @@ TEST_CASE("matrix products") {
   CHECK(matmul(zeros({0, 2, 3}), zeros({0, 3, 4})).shape() == Shape{0, 2, 4});
 }
 
+// Every third row of five: the next matrix begins before a fourth step would.
+TEST_CASE("matrix products of slices whose last step the next matrix cuts short") {
+  manual_seed(2);
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+    INFO(to_string(dtype));
+    const Tensor rows = randn({3, 5, 8}).to(dtype).slice(1, 1, 5, 3), other = randn({3, 33, 8}).to(dtype);
+    const Tensor columns = randn({3, 8, 5}).to(dtype).slice(2, 1, 5, 3);
+    const auto same = [&](const Tensor& a, const Tensor& b) {
+      return allclose(matmul(a, b), matmul(a.contiguous(), b.contiguous()), 1e-2, 1e-2);
+    };
+    CHECK(same(other, rows.transpose(1, 2)));
+    CHECK(same(rows, other.transpose(1, 2)));
+    CHECK(same(other, columns));
+    CHECK(same(columns.transpose(1, 2), other.transpose(1, 2)));
+    Tensor leaf = randn({3, 5, 8}).to(dtype).set_requires_grad();
+    matmul(other, leaf.slice(1, 1, 5, 3).transpose(1, 2)).sum().backward();
+    CHECK(allclose(leaf.grad()[0][1], other[0].sum({0}), 1e-2, 1e-1));
+  }
+}
+
 TEST_CASE("linear with an activation is the activation of linear, with a gradient and without") {
   manual_seed(5);
   struct Case {
