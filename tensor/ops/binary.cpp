@@ -91,6 +91,15 @@ Tensor predicate(const char* name, BinaryOp op, const Tensor& a, double b) {
   return predicate(name, op, a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
 }
 
+// f(x, number), where the number is not rounded to a 16-bit dtype first.
+template <class F>
+Tensor with_number(const char* name, const Tensor& x, double number, F f) {
+  detail::check_defined(name, x);
+  const DType meet = detail::dtype_with(x, number), dtype = detail::dtype_for(number, meet);
+  const Tensor scalar = detail::fresh_scalar(number, dtype, x.device());
+  return dtype == meet ? f(x, scalar) : f(x.to(dtype), scalar).to(meet);
+}
+
 class WhereNode final : public NodeOf<2> {
  public:
   const char* name() const override { return "where"; }
@@ -129,18 +138,16 @@ Tensor floor_divide(const Tensor& a, const Tensor& b) {
   return apply(kFloorDivide, a, b);
 }
 Tensor floor_divide(const Tensor& a, double b) {
-  detail::check_defined("floor_divide", a);
-  return floor_divide(a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
+  return with_number("floor_divide", a, b,
+                     [](const Tensor& x, const Tensor& number) { return floor_divide(x, number); });
 }
 Tensor remainder(const Tensor& a, const Tensor& b) { return apply(kRemainder, a, b); }
 Tensor remainder(const Tensor& a, double b) {
-  detail::check_defined("remainder", a);
-  return remainder(a, detail::fresh_scalar(b, detail::dtype_with(a, b), a.device()));
+  return with_number("remainder", a, b, [](const Tensor& x, const Tensor& number) { return remainder(x, number); });
 }
 
 Tensor pow(double base, const Tensor& exponent) {
-  detail::check_defined("pow", exponent);
-  return pow(detail::fresh_scalar(base, detail::dtype_with(exponent, base), exponent.device()), exponent);
+  return with_number("pow", exponent, base, [](const Tensor& x, const Tensor& number) { return pow(number, x); });
 }
 
 Tensor eq(const Tensor& a, const Tensor& b) { return predicate("eq", BinaryOp::eq, a, b); }

@@ -95,8 +95,7 @@ Tensor apart(const Tensor& self, const Tensor& other) {
   return same ? other : other.clone();
 }
 
-// The other operand in the dtype and the shape of `self`, which it may not stretch.
-Tensor operand(const char* op, const Tensor& self, const Tensor& other) {
+void check_operand(const char* op, const Tensor& self, const Tensor& other) {
   detail::check_same_device(op, self, other);
   const auto integer = [](const Tensor& x) { return !is_floating(x.dtype()) && x.dtype() != DType::boolean; };
   LOCKSTEP_CHECK((is_floating(self.dtype()) && is_floating(other.dtype())) || (integer(self) && integer(other)) ||
@@ -104,7 +103,23 @@ Tensor operand(const char* op, const Tensor& self, const Tensor& other) {
                  "[", op, "] expected a tensor that fits into ", self.dtype(), ", got ", self, " and ", other);
   LOCKSTEP_CHECK(detail::broadcast(op, self, other) == self.shape(), "[", op,
                  "] expected a tensor that broadcasts to the shape of the one written, got ", self, " and ", other);
-  return apart(self, other).to(self.dtype());
+}
+
+// The other operand in the dtype of `self`.
+Tensor operand(const Tensor& self, const Tensor& other) { return apart(self, other).to(self.dtype()); }
+
+// f16 and f32 with dimensions: the result is rounded, and not the operand, which f16 may not have.
+bool meets_wider(const Tensor& self, const Tensor& other) {
+  return is_floating(self.dtype()) && result_type(self, other) != self.dtype();
+}
+
+// `self` becomes function(self in the dtype in which the two meet), with its graph.
+template <class F>
+void write_rounded(Tensor& self, const Tensor& other, F function) {
+  const Tensor result = function(self.to(result_type(self, other))).to(self.dtype());
+  detail::copy_elements(self, result);
+  self.mark_changed();
+  if (result.requires_grad()) self.set_edge(result.edge());
 }
 
 void write(BinaryOp op, const Tensor& self, const Tensor& other, double alpha) {
@@ -119,14 +134,26 @@ double checked_number(const char* op, const Tensor& self, double value) {
   return detail::wrapped(value, self.dtype());
 }
 
+void scale_in_place(const char* op, const Tensor& self, double value) {
+  const double factor = checked_number(op, self, value);
+  detail::launch(self.device(), UnaryArgs{UnaryOp::mul_scalar, self.in(), self.out(), factor});
+  self.mark_changed();
+  if (auto* node = record<ScaleInPlaceNode>(self, self)) node->factor = factor;
+}
+
 }  // namespace
 
 Tensor& Tensor::add_(const Tensor& other, double alpha) {
   check_writable("add_", *this, other);
-  const Tensor addend = operand("add_", *this, other);
+  check_operand("add_", *this, other);
   const bool whole = alpha == std::trunc(alpha) && std::isfinite(alpha);
   LOCKSTEP_CHECK(is_floating(dtype()) || (dtype() == DType::boolean ? alpha == 1 : whole),
                  "[add_] expected an alpha that fits into ", dtype(), ", got ", alpha, " for ", *this, " and ", other);
+  if (meets_wider(*this, other)) [[unlikely]] {
+    write_rounded(*this, other, [&](const Tensor& self) { return add(self, other, alpha); });
+    return *this;
+  }
+  const Tensor addend = operand(*this, other);
   if (dtype() == DType::boolean) return write(BinaryOp::logical_or, *this, addend, 1), *this;
   write(BinaryOp::add, *this, addend, detail::wrapped(alpha, dtype()));
   if (auto* node = record<AddInPlaceNode>(*this, *this, addend)) node->alpha = alpha, node->shape = addend.shape();
@@ -135,7 +162,12 @@ Tensor& Tensor::add_(const Tensor& other, double alpha) {
 
 Tensor& Tensor::mul_(const Tensor& other) {
   check_writable("mul_", *this, other);
-  const Tensor factor = operand("mul_", *this, other);
+  check_operand("mul_", *this, other);
+  if (meets_wider(*this, other)) [[unlikely]] {
+    write_rounded(*this, other, [&](const Tensor& self) { return mul(self, other); });
+    return *this;
+  }
+  const Tensor factor = operand(*this, other);
   if (dtype() == DType::boolean) return write(BinaryOp::logical_and, *this, factor, 1), *this;
   const bool keeps = GradMode::enabled() && factor.requires_grad();
   const Tensor before = keeps ? detach().clone() : Tensor();
@@ -160,17 +192,19 @@ Tensor& Tensor::add_(double value) {
 }
 
 Tensor& Tensor::mul_(double value) {
-  const double number = checked_number("mul_", *this, value);
-  detail::launch(device(), UnaryArgs{UnaryOp::mul_scalar, in(), out(), number});
-  mark_changed();
-  if (auto* node = record<ScaleInPlaceNode>(*this, *this)) node->factor = number;
+  scale_in_place("mul_", *this, value);
   return *this;
 }
 
 Tensor& Tensor::div_(const Tensor& other) {
   check_writable("div_", *this, other);
   detail::check_floating("div_", *this);
-  const Tensor divisor = operand("div_", *this, other);
+  check_operand("div_", *this, other);
+  if (meets_wider(*this, other)) [[unlikely]] {
+    write_rounded(*this, other, [&](const Tensor& self) { return div(self, other); });
+    return *this;
+  }
+  const Tensor divisor = operand(*this, other);
   const bool keeps = GradMode::enabled() && divisor.requires_grad();
   const Tensor before = keeps ? detach().clone() : Tensor();
   if (keeps) before.set_edge(edge());  // for second derivatives
@@ -185,6 +219,8 @@ Tensor& Tensor::div_(const Tensor& other) {
 
 Tensor& Tensor::div_(double value) {
   detail::check_floating("div_", *this);
+  // As div: in f32, for which the number need not be one of the 16-bit dtype.
+  if (size_of(dtype()) == 2) return scale_in_place("div_", *this, 1 / value), *this;
   return div_(detail::fresh_scalar(value, dtype(), device()));
 }
 

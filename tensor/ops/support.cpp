@@ -204,5 +204,12 @@ DType dtype_with(const Tensor& tensor, double number) {
   return dtype == DType::boolean ? DType::i64 : dtype;
 }
 
+DType dtype_for(double number, DType dtype) {
+  if (dtype != DType::f16 && dtype != DType::bf16) return dtype;
+  const auto single = static_cast<float>(number);
+  const float rounded = dtype == DType::f16 ? float{Half(single)} : float{BFloat16(single)};
+  return rounded == number || std::isnan(number) ? dtype : DType::f32;
+}
+
 }  // namespace detail
 }  // namespace lockstep

@@ -92,6 +92,9 @@ LOCKSTEP_API Tensor to_indices(const char* op, const Tensor& indices);
 LOCKSTEP_API double wrapped(double number, DType dtype);
 // The dtype in which `tensor` meets a C++ number.
 LOCKSTEP_API DType dtype_with(const Tensor& tensor, double number);
+// The dtype in which to compute with the number where the result is of `dtype`: f32 where that is a 16-bit one that
+// does not have the number.
+LOCKSTEP_API DType dtype_for(double number, DType dtype);
 // The dtype of a true division or a function such as exp: the tensor's, or DefaultDType for integers.
 inline DType floating_dtype(DType dtype) { return is_floating(dtype) ? dtype : DefaultDType::get(); }
 

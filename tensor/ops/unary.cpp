@@ -216,7 +216,9 @@ Tensor operator-(double a, const Tensor& b) {
 Tensor operator/(double a, const Tensor& b) {
   detail::check_defined("div", b);
   if (a == 1) return reciprocal(b);
-  return div(detail::fresh_scalar(a, detail::floating_dtype(b.dtype()), b.device()), b);
+  const DType meet = detail::floating_dtype(b.dtype()), dtype = detail::dtype_for(a, meet);
+  const Tensor number = detail::fresh_scalar(a, dtype, b.device());
+  return dtype == meet ? div(number, b) : div(number, b.to(dtype)).to(meet);
 }
 
 Tensor pow(const Tensor& base, double exponent) {

@@ -69,6 +69,35 @@ TEST_CASE("comparisons and logic") {
   CHECK(bits(from_data({1, 2}, {2}) < 1.5) == Bits{1, 0});
 }
 
+TEST_CASE("dividing in place by a number divides as out of place, also where the dtype has no such number") {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64})
+    for (const double divisor : {65536.0, 1e5, 0.1, 3.0, -7.0, 1e-6}) {
+      INFO(to_string(dtype) << ' ' << divisor);
+      const Tensor x = reals({1000, -3, 0.5, 0}, dtype);
+      CHECK(equal(x.clone().div_(divisor), x / divisor));
+    }
+  CHECK(reals({1000}, DType::f16).div_(65536).item<double>() == Approx(1000.0 / 65536).epsilon(1e-3));
+  Tensor x = reals({2}, DType::f16).set_requires_grad();
+  (x * 1).div_(65536).backward();
+  CHECK(x.grad().item<double>() == 1.0 / 65536);
+}
+
+TEST_CASE("numbers that a 16-bit dtype does not have are not rounded before they are used") {
+  const Tensor x = reals({10, 100, -1000}, DType::f16);
+  CHECK(values(1e5 / x) == Doubles{10000, 1000, -100});
+  CHECK(values(floor_divide(x, 1e5)) == Doubles{0, 0, -1});
+  CHECK(values(floor_divide(reals({5, -5}, DType::bf16), 0.3)) == Doubles{16, -17});
+  CHECK(values(remainder(reals({5, -5}, DType::bf16), 0.3))[0] == Approx(0.2).epsilon(0.005));
+  CHECK(values(pow(1e6, reals({0.5, 0.25}, DType::f16)))[0] == 1000);
+  CHECK(values(3 / reals({2, 4}, DType::bf16)) == Doubles{1.5, 0.75});
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    Tensor leaf = reals({10, 100}, dtype).set_requires_grad();
+    sum(1e5 / leaf).backward();
+    CHECK(leaf.grad().dtype() == dtype);
+    CHECK(values(leaf.grad())[0] == Approx(-1000).epsilon(0.01));
+  }
+}
+
 TEST_CASE("rounded quotients, remainders and norms") {
   const Tensor a = f64({7, -7, 5.5}, {3}), b = f64({2, 2, -2}, {3});
   CHECK(values(floor_divide(a, b)) == Doubles{3, -4, -3});

@@ -211,6 +211,34 @@ TEST_CASE("expanded tensors, and shapes and dtypes that do not fit, are not writ
   CHECK(counts.to_vector<int>() == std::vector<int>{1, -1});
 }
 
+TEST_CASE("what meets a wider dtype in place is rounded once, at the end") {
+  const TensorOptions half{.dtype = DType::f16}, full{.dtype = DType::f32};
+  const Tensor wide = from_data({98304.0, 98304.0}, {2}, full);
+  CHECK(values(from_data({0.5, -0.25}, {2}, half).mul_(wide)) == Doubles{49152, -24576});
+  CHECK(values(from_data({-6e4, -5e4}, {2}, half).add_(wide)) == Doubles{38304, 48320});
+  CHECK(values(from_data({-6e4, 5e4}, {2}, half).sub_(wide, -0.5)) == Doubles{-10848, INFINITY});
+  CHECK(values(from_data({49152.0, 24576.0}, {2}, half).div_(wide)) == Doubles{0.5, 0.25});
+  // Into a view, of an operand that is broadcast.
+  Tensor whole = from_data({1.0, 2.0, 3.0, 4.0}, {2, 2}, half);
+  whole.select(1, 1).mul_(from_data({1e5}, {1}, full)).div_(from_data({2e5}, {1}, full));
+  CHECK(values(whole)[0] == 1);
+  // Gradients: those of the counterparts that are not in place, each in the dtype of its operand.
+  const auto gradients = [&](auto&& function) {
+    Tensor a = from_data({0.5, -0.25}, {2}, half).set_requires_grad();
+    Tensor b = from_data({1e5, 2e5}, {2}, full).set_requires_grad();
+    function(a * 1, b).sum().backward();
+    CHECK(a.grad().dtype() == DType::f16);
+    CHECK(b.grad().dtype() == DType::f32);
+    return std::pair(values(a.grad()), values(b.grad()));
+  };
+  CHECK(gradients([](Tensor a, const Tensor& b) { return a.div_(b).to(DType::f32) * 1e5; }) ==
+        gradients([](const Tensor& a, const Tensor& b) { return (a / b).to(DType::f16).to(DType::f32) * 1e5; }));
+  CHECK(gradients([](Tensor a, const Tensor& b) { return a.mul_(b).to(DType::f32) * 1e-2; }) ==
+        gradients([](const Tensor& a, const Tensor& b) { return (a * b).to(DType::f16).to(DType::f32) * 1e-2; }));
+  CHECK(gradients([](Tensor a, const Tensor& b) { return a.add_(b, 0.1).to(DType::f32); }) ==
+        gradients([](const Tensor& a, const Tensor& b) { return add(a, b, 0.1).to(DType::f16).to(DType::f32); }));
+}
+
 TEST_CASE("a write into something saved for backward is found") {
   const auto backward_of = [](const char* op, auto&& forward, int changed) {
     INFO(op);
