@@ -157,13 +157,13 @@ inline float tanh(float x) {
   p = mul_add(p, x2, -5.37397155531e-2f);
   p = mul_add(p, x2, 1.33314422036e-1f);
   p = mul_add(p, x2, -3.33332819422e-1f);
-  const float near = mul_add(p * x2, x, x);
+  const float near = mul_add(p * x2, magnitude, magnitude);
   // From 20 on it is 1, long since, and the power below is that of a float; NaN passes.
   const float bounded = select(magnitude > 20.0f, 20.0f, magnitude);
   const auto [mantissa, power] = exp_parts(bounded + bounded);
   const float square = mantissa * std::bit_cast<float>(static_cast<std::uint32_t>(power + 127) << 23);
-  const float far = std::copysign(1.0f - 2.0f / (square + 1.0f), x);
-  return select(magnitude < 0.625f, near, far);
+  const float far = 1.0f - 2.0f / (square + 1.0f);
+  return std::copysign(select(magnitude < 0.625f, near, far), x);  // -0 keeps its sign too
 }
 
 inline void sin_cos_turns(float turns, float* sine, float* cosine) {

@@ -93,6 +93,18 @@ TEST_CASE("gradients of activations where they are saturated") {
       }
 }
 
+TEST_CASE("functions that are odd keep the sign of zero") {
+  Tensor (*const functions[])(const Tensor&) = {sin, tanh, erf, expm1, log1p, sqrt, floor, ceil, round, trunc};
+  for (std::size_t f = 0; f < std::size(functions); ++f)
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64})
+      for (const std::int64_t count : {1, 33}) {
+        INFO("function " << f << " of " << to_string(dtype) << ' ' << count);
+        const Tensor zeros = full({count}, -0.0, {.dtype = dtype});
+        CHECK(values(1 / functions[f](zeros)) == Doubles(static_cast<std::size_t>(count), -kInf));
+        CHECK(values(1 / functions[f](-zeros)) == Doubles(static_cast<std::size_t>(count), kInf));
+      }
+}
+
 TEST_CASE("16-bit results do not overflow on the way") {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     Tensor x = reals({300, -300, 1000, 2}, dtype).set_requires_grad();
