@@ -65,9 +65,10 @@ void StatsRecorder::reset() {
   stats_ = {};
 }
 
-DataParallelStats StatsRecorder::read(const ModuleSlots& slots) const {
+DataParallelStats StatsRecorder::read(const ModuleSlots& slots, const ReplicaGraphs* graphs) const {
   const std::lock_guard lock(mutex_);
   DataParallelStats stats = stats_;
+  if (graphs) stats.graphs = graphs->stats();
   if (stats.calls > 0) {
     const TransferStats reduced = slots.reduced();
     stats.last.reduce = difference(reduced, reduced_at_last_);
@@ -81,6 +82,8 @@ void check_options(const DataParallelOptions& options) {
   if (options.output_device) ordinal(*options.output_device);
   LOCKSTEP_CHECK(options.timeout.count() > 0, "[DataParallel] expected a positive timeout, got ",
                  options.timeout.count(), " ms");
+  LOCKSTEP_CHECK(options.graphs >= 0, "[DataParallel] expected a number of graphs, or 0 for none, got ",
+                 options.graphs);
 }
 
 // What kernels need is made before the first step: in the middle of one it might wait for what is in flight.
@@ -91,6 +94,10 @@ void prepare_devices(const std::vector<Device>& devices) {
 std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& options) {
   if (options.transport == Transport::copies || options.devices.size() < 2) return nullptr;
   return make_nccl_transport(options.devices, options.timeout);
+}
+
+std::shared_ptr<ReplicaGraphs> make_graphs(const DataParallelOptions& options) {
+  return options.graphs > 0 ? std::make_shared<ReplicaGraphs>(options.graphs) : nullptr;
 }
 
 void check_balance(const std::vector<Device>& devices) {

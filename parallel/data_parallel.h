@@ -18,6 +18,7 @@
 #include "lockstep/parallel/data_parallel_options.h"
 #include "lockstep/parallel/data_parallel_stats.h"
 #include "lockstep/parallel/parallel_apply.h"
+#include "lockstep/parallel/replicas/replica_graphs.h"
 #include "lockstep/parallel/replicate.h"
 #include "lockstep/parallel/scatter_beside.h"
 #include "lockstep/parallel/scatter_gather.h"
@@ -32,6 +33,7 @@ LOCKSTEP_API void check_balance(const std::vector<Device>& devices);
 LOCKSTEP_API void prepare_devices(const std::vector<Device>& devices);
 // Null for copies, and where there are no mirrors. Throws NotSupported and InvalidArgument where NCCL cannot be used.
 LOCKSTEP_API std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& options);
+LOCKSTEP_API std::shared_ptr<ReplicaGraphs> make_graphs(const DataParallelOptions& options);  // null: none
 LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
 [[noreturn]] LOCKSTEP_API void fail_piece_count(std::size_t inputs, std::size_t targets);
 // The losses of the replicas, weighted by the sizes of their pieces, as one scalar on `device`.
@@ -91,6 +93,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
         scatters_to_cpu_(other.scatters_to_cpu_),
         options_(other.options_),
         transport_(other.transport_),
+        graphs_(detail::make_graphs(options_)),
         module_(std::make_shared<M>(*other.module_)) {}
   DataParallel& operator=(const DataParallel& other) {
     if (this == &other) return *this;
@@ -99,6 +102,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     scatters_to_cpu_ = copy.scatters_to_cpu_;
     options_ = std::move(copy.options_);
     transport_ = std::move(copy.transport_);
+    graphs_ = std::move(copy.graphs_);
     module_ = std::move(copy.module_);
     const std::lock_guard lock(mutex_);
     source_.reset();
@@ -112,8 +116,10 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   std::int64_t dim() const { return options_.dim; }
   Milliseconds timeout() const { return options_.timeout; }
   const M& module() const { return *module_; }
-  // Parameters that are replaced (rather than changed) through this must be so before the next call.
+  // Parameters that are replaced (rather than changed) through this must be so before the next call. Graphs are
+  // dropped, since whatever forward does may change.
   M& module() {
+    if (graphs_) graphs_->forget(), graphs_->show();
     const std::lock_guard lock(mutex_);
     source_.reset();
     return *module_;
@@ -155,13 +161,13 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     return result;
   }
 
-  // Bytes and time by phase.
-  DataParallelStats stats() const {
-    const auto source = current_source();
-    return recorder_.read(source->slots);
-  }
+  // Bytes and time by phase; how many calls were graphs.
+  DataParallelStats stats() const { return recorder_.read(current_source()->slots, graphs_.get()); }
 
-  void members(Members& m) override { m("module", *module_); }
+  void members(Members& m) override {
+    if (graphs_) graphs_->show();
+    m("module", *module_);
+  }
   const ModuleBase* wrapped_module() const override { return module_.get(); }
 
  protected:
@@ -178,7 +184,9 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   }
   virtual std::vector<Output> parallel_apply(const std::vector<Replica<M>>& replicas,
                                              std::vector<Inputs> inputs) const {
-    return apply(replicas, std::move(inputs));
+    if (!graphs_) return apply(replicas, std::move(inputs));
+    graphs_->watch(*module_);
+    return apply(detail::with_graphs(replicas, graphs_), std::move(inputs));
   }
   // Puts the outputs together on the output device. Not called when there are none to gather.
   virtual Gathered gather(std::vector<Output> outputs) const {
@@ -213,6 +221,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   DataParallel(detail::FunctionForm, M module, DataParallelOptions options)
       : options_((detail::check_options(options), std::move(options))),
         transport_(detail::make_transport(options_)),
+        graphs_(detail::make_graphs(options_)),
         module_(std::make_shared<M>(std::move(module))) {
     if (!options_.devices.empty()) module_->to(options_.devices[0]);
     current_source();
@@ -364,7 +373,8 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }
 
   DataParallelOptions options_;
-  std::shared_ptr<ReplicaTransport> transport_;  // null: copies
+  std::shared_ptr<ReplicaTransport> transport_;    // null: copies
+  std::shared_ptr<detail::ReplicaGraphs> graphs_;  // null: none
   std::shared_ptr<M> module_;
   mutable std::mutex mutex_;  // source_, in_slabs_
   mutable std::shared_ptr<const Source> source_;

@@ -30,6 +30,11 @@ struct DataParallelOptions {
   // NCCL is for CUDA devices, each on a GPU of its own; its collectives have the time-out above. Where it fails, the
   // call that waits for it throws CommError, and the next call begins anew.
   Transport transport = Transport::copies;
+  // The most CUDA graphs that each device keeps; 0: none. Calls outside of gradients, of a module in evaluation mode,
+  // go by them: the second call of a replica with tensors of some shapes, dtypes and strides is captured, later ones
+  // are one launch, with the same bits. Others, and what cannot be captured, are made in the ordinary way; stats() says
+  // how many, and why. Each graph keeps the memory of a forward. docs/cuda-graphs.md has the rules for forward.
+  std::int64_t graphs = 0;
 };
 
 }  // namespace lockstep

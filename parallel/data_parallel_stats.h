@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 
+#include "lockstep/parallel/replicas/replica_graphs.h"
 #include "lockstep/runtime/api.h"
 #include "lockstep/runtime/deadline.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -25,6 +26,7 @@ struct DataParallelStats {
   std::uint64_t calls = 0;
   CallStats last;   // of the call that finished last
   CallStats total;  // of all finished calls
+  ReplicaGraphStats graphs;
 };
 
 namespace detail {
@@ -45,7 +47,7 @@ class LOCKSTEP_API PhaseTimer {
 class LOCKSTEP_API StatsRecorder {
  public:
   void add(const CallStats& call, const ModuleSlots& slots);
-  DataParallelStats read(const ModuleSlots& slots) const;
+  DataParallelStats read(const ModuleSlots& slots, const ReplicaGraphs* graphs) const;
   void reset();
 
  private:

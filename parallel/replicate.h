@@ -31,6 +31,7 @@ class Replica {
   const M& module() const { return *source_->module; }
   Device device() const { return device_; }
   int index() const { return index_; }
+  const ModuleSlots& slots() const { return source_->slots; }  // for the library's own use
 
   // Calls the module, hooks included. The arguments must be on the replica's device; meanwhile the slots there are not
   // refreshed.

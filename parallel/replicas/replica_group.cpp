@@ -5,6 +5,7 @@
 #include "lockstep/parallel/replicas/with_streams.h"
 #include "lockstep/runtime/order/order.h"
 #include "lockstep/runtime/record/waiting.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/context.h"
 
@@ -43,6 +44,8 @@ void ReplicaGroup::combine_all(Table& table, const Combine& combine) {
 }
 
 Tensor ReplicaGroup::meet(const Place& place, int replica, const Tensor& mine, const Combine& combine) {
+  if (lockstep::detail::current_capture) [[unlikely]]  // before others know that it has come
+    lockstep::detail::current_capture->refuse(place.op, "replicas that wait for each other");
   const auto index = static_cast<std::size_t>(replica);
   const Stream stream = current_stream(mine.device());
   std::unique_lock lock(mutex_);

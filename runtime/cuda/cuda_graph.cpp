@@ -98,6 +98,7 @@ CudaGraph* end_capture(CudaStream& stream, bool discard) {
   {
     const detail::GrowthLock alone;  // it may load code, and allocates
     made = cudaGraphInstantiate(&graph.native, recorded, 0);
+    if (made != cudaSuccess) (void)cudaGetLastError();  // before the next call
   }
   if (cudaGraphDestroy(recorded) != cudaSuccess) (void)cudaGetLastError();
   check(made, device, "cudaGraphInstantiate");

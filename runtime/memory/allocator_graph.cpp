@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "lockstep/runtime/memory/allocator_state.h"
-#include "lockstep/runtime/order/order_checker.h"
 #include "lockstep/runtime/stream/capture.h"
 
 namespace lockstep::detail {
@@ -64,8 +63,11 @@ void DeviceAllocator::retire(StreamState* pool) noexcept {
     for (MemoryBlock*& bin : pool->bins) {
       while (MemoryBlock* const block = bin) {
         bin = block->next;
-        if (checked_) [[unlikely]]
-          OrderChecker::active()->settled(checked(*block));
+        if (checked_) [[unlikely]] {
+          // To the order checker the capture's work is done in its place on the stream: not before it comes to that.
+          block->next = std::exchange(pool->held, block);
+          continue;
+        }
         block->home = &ownerless_;
         put_back(block);
       }
