@@ -7,7 +7,7 @@ namespace {
 
 class CapturedStorages final : public Replayed {
  public:
-  void replayed() noexcept override {
+  void replayed(const Stream&) noexcept override {
     for (const Use& use : uses_)
       if (use.writes) use.storage->bump_version();
   }

@@ -12,6 +12,7 @@
 #include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/declare.h"
 #include "lockstep/runtime/stream/work_scope.h"
+#include "lockstep/tensor/captured_storages.h"
 
 namespace lockstep {
 namespace {
@@ -86,13 +87,19 @@ std::uint64_t& Communicator::number_of(const Collective& collective) {
 void Communicator::use_on(const Stream& stream, const char* name, std::span<const Tensor> inputs,
                           std::span<const Tensor> outputs) {
   std::vector<MemoryUse> uses;
+  const auto note = [](const Tensor& tensor, bool writes) {
+    if (lockstep::detail::current_capture) [[unlikely]]
+      lockstep::detail::note_use(tensor.storage(), writes);
+  };
   for (const Tensor& input : inputs) {
     if (!input.defined()) continue;
+    note(input, false);
     LOCKSTEP_EDGE(input.storage()->record_use(stream));
     if (stream.checked()) uses.push_back(MemoryUse::read(input.data(), input.bytes(), device_));
   }
   for (const Tensor& output : outputs) {
     if (!output.defined()) continue;
+    note(output, true);
     LOCKSTEP_EDGE(output.storage()->record_use(stream));
     LOCKSTEP_EDGE(output.storage()->before_write(stream));
     if (stream.checked()) uses.push_back(MemoryUse::write(output.data(), output.bytes(), device_));
@@ -101,11 +108,24 @@ void Communicator::use_on(const Stream& stream, const char* name, std::span<cons
   if (stream.checked()) declare(stream, name, uses);
 }
 
+std::string Communicator::why_not_captured() {
+  return cat("a collective over ", backend(), ", which no replay would make; those over nccl can be recorded");
+}
+
+void Communicator::check_capture(const char* name, const Stream& stream) {
+  lockstep::detail::Capture* const capture = lockstep::detail::current_capture;
+  if (!capture) [[likely]]
+    return;
+  if (const std::string why = why_not_captured(); !why.empty()) capture->refuse(name, why);
+  if (!capture->records(stream))
+    capture->refuse(name, cat("a collective on a stream of ", device_, " that is not captured"));
+}
+
 void Communicator::submit(Collective collective, const Tensor& input, const Tensor& output) {
   check();
   const char* name = to_string(collective.kind);
-  if (lockstep::detail::current_capture) [[unlikely]]
-    lockstep::detail::current_capture->refuse(name, "a collective");
+  const Stream stream = current_stream(device_);
+  check_capture(name, stream);
   if (collective.has_root() || collective.pairwise())
     LOCKSTEP_CHECK(collective.peer >= 0 && collective.peer < size_, "[", name, "] expected a rank from 0 to ",
                    size_ - 1, ", got ", collective.peer);
@@ -118,9 +138,9 @@ void Communicator::submit(Collective collective, const Tensor& input, const Tens
   collective.timeout = timeout_;
   collective.unit = lockstep::detail::CollectivesOfUnit::current();
 
-  const Stream stream = current_stream(device_);
   use_on(stream, name, {&input, 1}, {&output, 1});
-  collective.sequence = ++number_of(collective);
+  if (!lockstep::detail::current_capture) [[likely]]
+    collective.sequence = ++number_of(collective);
   if (trace::active()) [[unlikely]] {
     const trace::WorkScope scope(stream, {.name = name, .kind = trace::Kind::kernel});
     enqueue(collective, stream);

@@ -166,6 +166,9 @@ class LOCKSTEP_API Communicator {
   // Where the ranks can agree on who is left, without the communicator; see survivors.h. Throws NotSupported where
   // there is no such place, and unless it is overridden.
   virtual detail::RollCall roll_call();
+  // What a capture (runtime/graph/graph.h) in this thread says that it got where it cannot record a collective; "": it
+  // can, and enqueue and enqueue_batch record. Then collectives have no numbers: those of a replay count when it comes.
+  virtual std::string why_not_captured();
   // Wakes this rank's waits and tells the others. Called once, by the thread that broke the communicator.
   virtual void on_broken(const CommError& error) = 0;
 
@@ -177,6 +180,7 @@ class LOCKSTEP_API Communicator {
   void submit_batch(const char* name, std::vector<Collective> transfers, std::span<const Tensor> inputs,
                     std::span<const Tensor> outputs, const CopyArgs& own);
   void use_on(const Stream& stream, const char* name, std::span<const Tensor> inputs, std::span<const Tensor> outputs);
+  void check_capture(const char* name, const Stream& stream);
   std::uint64_t& number_of(const Collective& collective);
   std::unique_ptr<Communicator> make_part(const std::vector<int>& members, const std::string& id);
   std::vector<std::string> exchange_bytes(const std::string& mine);

@@ -5,6 +5,7 @@
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/comm/tensor_checks.h"
 #include "lockstep/runtime/copy/copy.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep {
@@ -143,10 +144,12 @@ void Communicator::submit_batch(const char* name, std::vector<Collective> transf
                                 std::span<const Tensor> outputs, const CopyArgs& own) {
   check();
   const Stream stream = current_stream(device_);
+  check_capture(name, stream);
   use_on(stream, name, inputs, outputs);
   for (Collective& each : transfers) {
     each.timeout = timeout_;
-    each.sequence = ++number_of(each);
+    if (!lockstep::detail::current_capture) [[likely]]
+      each.sequence = ++number_of(each);
   }
   std::optional<trace::WorkScope> scope;
   if (trace::active()) [[unlikely]]

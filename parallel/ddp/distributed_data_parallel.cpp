@@ -10,6 +10,7 @@
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/wrapped_members.h"
 #include "lockstep/parallel/sync_norm/convert_sync_batchnorm.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
 namespace lockstep::detail {
@@ -157,6 +158,9 @@ bool DdpCore::begin_forward(const ModuleBase& module) {
   shares_buffers_ = reduces && training && options_.broadcast_buffers && !members_->buffers().empty();
   if (!shares_buffers_) return reduces;
   if (buffer_hook_.call) {
+    if (current_capture)
+      current_capture->refuse("DistributedDataParallel", cat("the buffer hook '", buffer_hook_.name,
+                                                             "', which is the program's code on the host"));
     if (joined())
       refuse(cat("expected buffers that are broadcast, but the buffer hook '", buffer_hook_.name,
                  "' is registered, of which nobody knows what it does with fewer ranks"));

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "lockstep/runtime/edge.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/shape_ops.h"
@@ -100,6 +101,7 @@ void Reducer::build_buckets(std::vector<int> order) {
   }
   buckets_ = std::move(buckets);
   layout_ = std::move(order);
+  settled_ = false;
   pending_ = std::vector<Pending>(buckets_.size());
   labels_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -300,7 +302,10 @@ void Reducer::finalize() {
   }
   started_ = false;
   last_order_ = order_;
-  ++reductions_;
+  if (!current_capture) {  // else each replay is one
+    ++reductions_;
+    settled_ = true;
+  }
   timeline_.end_backward();
 }
 

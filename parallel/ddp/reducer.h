@@ -120,6 +120,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Reducer(std::vector<NamedParameter> parameters, Communicator& communicator,
           const DistributedDataParallelOptions& options, BucketLimits limits, Announce announce);
 
+  class InGraph;  // what a graph tells it
   // Called by the hooks and at the end of a backward.
   void on_gradient(std::size_t index);
   void on_backward_end(std::uint64_t number);
@@ -127,6 +128,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool goes_through_forward() const;
   void begin_backward(std::uint64_t number);
   void begin_iteration();
+  void check_capture(bool may_rebuild) const;
+  void join_capture();
+  void give_up_iteration();
   void find_unreached();
   void give_away_unreached(int device);
 
@@ -215,6 +219,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   int divisor_ = 1;                            // of this iteration's sums
   bool divisor_may_fall_ = false;
   std::uint64_t reductions_ = 0;  // iterations that are finished, on this rank or in its shadow
+  bool settled_ = false;          // one of them, with the buckets that there are
   bool learned_ = false;          // a static graph, in an iteration of this rank
   bool shadowing_ = false;        // others' steps, without gradients
   bool rebuilt_ = false, layout_changed_ = false;

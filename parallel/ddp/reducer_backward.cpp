@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/engine/engine.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 
@@ -15,6 +16,7 @@ void Reducer::begin_forward(bool reduces, bool training, bool holds_buckets) {
   const std::lock_guard lock(mutex_);
   if (reduces) holds_buckets_ = holds_buckets;
   communicator_.check();
+  if (reduces) check_capture(training);
   if (started_ && (reduces || !open_.empty())) {
     fail(
         cat("[DistributedDataParallel] expected the reduction of the last iteration to be finished before the next "
@@ -28,7 +30,7 @@ void Reducer::begin_forward(bool reduces, bool training, bool holds_buckets) {
     announce_(kStepOrder);
     rebuild_buckets();
   }
-  if (reduces && DdpTimeline::measures(reductions_ + 1)) {
+  if (reduces && !current_capture && DdpTimeline::measures(reductions_ + 1)) {
     timeline_.begin_forward(buckets_.size());
   } else {
     timeline_.stop();
@@ -130,6 +132,7 @@ void Reducer::begin_backward(std::uint64_t number) {
   const bool first = !started_;
   if (first) {
     last_local_ = number;  // when it throws: the rest of this backward
+    check_capture(false);
     const JoinTurn turn = announce_(kStepBegin);
     divisor_ = turn.divisor;
     divisor_may_fall_ = turn.by_active;
@@ -152,6 +155,8 @@ void Reducer::begin_iteration() {
   order_.clear();
   unreached_.clear();
   used_map_ = Tensor();
+  if (current_capture) [[unlikely]]
+    join_capture();
   for (std::size_t b = 0; b < buckets_.size(); ++b) pending_[b] = {.parts = buckets_[b].slots().size()};
   for (Variable& variable : variables_) {
     variable.ready = variable.unused = false;

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "lockstep/parallel/join/join_scope.h"
+#include "lockstep/runtime/stream/capture.h"
 
 namespace lockstep {
 
@@ -50,6 +51,7 @@ InputsExhausted::InputsExhausted(std::vector<int> which, int size)
       ranks(std::move(which)) {}
 
 JoinTurn Joinable::announce(std::string_view step) {
+  if (scope_ && detail::current_capture) detail::current_capture->refuse("join", "a step that the hosts agree on");
   if (scope_) return scope_->announce(index_, step);
   const int size = communicator().size();
   return {.active = size, .divisor = size, .root = 0};

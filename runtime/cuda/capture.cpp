@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -133,11 +134,11 @@ GraphHandle Recording::end(bool discard) {
       if (!error) error = std::current_exception();
     }
   };
-  if (!discard) {
-    attempt([&] {
-      for (StreamState* stream : streams_) origin_.wait_for(*stream);  // on CUDA alone
-    });
-  }
+  // Also where nothing is kept: a capture whose streams have not joined again does not end in order.
+  attempt([&] {
+    for (StreamState* stream : streams_) origin_.wait_for(*stream);  // on CUDA alone
+  });
+  if (discard) error = nullptr;  // there is another one to be told
   current_capture = nullptr;
   attempt([&] { handle = origin_.backend().end_capture(origin_.handle(), discard || error); });
   for (StreamState* stream : streams_) restore_memory(*stream);
@@ -265,17 +266,26 @@ RecordedWork::Pinned& RecordedWork::idle_pinned() {
 void RecordedWork::replay(const Stream& stream) {
   if (last_stream != &stream.body()) stream.wait(last);  // on CUDA alone
   Pinned* const filled = words.empty() ? nullptr : &idle_pinned();
-  for (const GraphValue& each : values) each.value->write(filled ? filled->memory + each.at : nullptr);
-  if (filled) {
-    for (const GraphWords& each : words)
-      backend.copy({each.block->data, device_, filled->memory + each.begin, Device::cpu(), each.end - each.begin},
-                   stream.handle());
-    filled->used.record(stream);  // on CUDA alone
+  std::size_t written = 0;
+  try {
+    for (const GraphValue& each : values) {
+      each.value->write(filled ? filled->memory + each.at : nullptr);
+      ++written;
+    }
+    if (filled) {
+      for (const GraphWords& each : words)
+        backend.copy({each.block->data, device_, filled->memory + each.begin, Device::cpu(), each.end - each.begin},
+                     stream.handle());
+      filled->used.record(stream);  // on CUDA alone
+    }
+    backend.launch_graph(handle, stream.handle());
+  } catch (...) {
+    for (const GraphValue& each : std::span(values).first(written)) each.value->given_up();
+    throw;
   }
-  backend.launch_graph(handle, stream.handle());
+  for (const GraphValue& each : values) each.value->replayed(stream);
   last.record(stream);  // on CUDA alone
   last_stream = &stream.body();
-  for (const GraphValue& each : values) each.value->replayed();
 }
 
 }  // namespace

@@ -33,7 +33,9 @@ class LOCKSTEP_API Graph {
   Device device() const;
   // Enqueues all of it on a stream of the device, after what is there, after what the work was recorded behind, and
   // after earlier replays, on whichever streams those are. Does not block the host. Throws InvalidArgument for a stream
-  // of another device or without a graph, Error in a capture, and DeviceError.
+  // of another device, without a graph, and when a communicator of its collectives has gone, NotSupported when the
+  // process has another communicator over NCCL by now, Error in a capture, DeviceError, and the CommError of a
+  // communicator that is broken.
   void replay(const Stream& stream);
   void replay();  // on the current stream
 
@@ -57,8 +59,8 @@ LOCKSTEP_API Graph capture(const Stream& stream, const std::function<void()>& f)
 // Throws InvalidArgument for a default stream, which other threads use too, and in a capture; NotSupported for a device
 // without graphs and, naming the call, when f does what cannot be recorded: a wait of the host (item(), synchronize(),
 // wait(), copies into host memory), a copy from host memory that is not pinned, work of another device or stream, a
-// collective. Also when f has caught that. What f throws comes through. In all these cases nothing is recorded, and
-// nothing has run; stream, memory and thread are as before.
+// collective other than NCCL's in a process with one GPU. Also when f has caught that. What f throws comes through. In
+// all these cases nothing is recorded, and nothing has run; stream, memory and thread are as before.
 template <class F>
 auto capture(const Stream& stream, F&& f) {
   detail::check_function("capture", f);

@@ -18,7 +18,8 @@ class Replayed {
   virtual void captured() noexcept {}  // the capture is over, or has come to nothing; in its thread
   // For the next replay, in the thread that replays. When one throws, it does not take place.
   virtual void write(std::byte* /*to*/) {}
-  virtual void replayed() noexcept {}  // it is enqueued
+  virtual void replayed(const Stream& /*on*/) noexcept {}  // it is enqueued
+  virtual void given_up() noexcept {}                      // after its write(): it does not take place
 };
 
 class Capture {

@@ -31,7 +31,7 @@ class Draws final : public detail::Replayed {
     context.random_stream = begin_.random_stream;
     context.random_counter = begin_.random_counter;
   }
-  void replayed() noexcept override { thread_context().random_counter += counted_; }
+  void replayed(const Stream&) noexcept override { thread_context().random_counter += counted_; }
 
   // Whether what is drawn next is drawn in another place by the next replay.
   bool continues(const ThreadContext& context) const {

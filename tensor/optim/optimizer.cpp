@@ -107,7 +107,7 @@ class OptimizerValues final : public detail::Replayed {
     if (!*optimizer_) throw Error("[replay] expected the optimizer whose step is in the graph, but it is gone");
     write_(**optimizer_, reinterpret_cast<double*>(to));
   }
-  void replayed() noexcept override {
+  void replayed(const Stream&) noexcept override {
     if (counted_) counted_(**optimizer_);
   }
 

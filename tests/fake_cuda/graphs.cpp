@@ -53,6 +53,11 @@ Capture* capture_of(const State& machine, const void* stream) {
   return found == machine.captures.end() ? nullptr : found->second.get();
 }
 
+bool captures(const Call& call) {
+  const std::map<const void*, std::shared_ptr<Capture>>& all = call.machine.captures;
+  return std::any_of(all.begin(), all.end(), [&](const auto& each) { return each.second->thread == &call.thread; });
+}
+
 cudaError_t end_capture_by(const Call& call, Capture* capture, const char* what, cudaError_t error) {
   if (!capture) return cudaSuccess;
   capture->valid = false;
@@ -136,11 +141,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
     const auto found = machine.captures.find(handle);
     if (found == machine.captures.end()) return cudaErrorIllegalState;
     const std::shared_ptr<Capture> capture = found->second;
+    Kept kept;
     if (capture->origin != handle)
       return end_capture_by(call, capture.get(), "ended on another stream", cudaErrorStreamCaptureUnmatched);
     if (capture->thread != &call.thread && capture->mode != cudaStreamCaptureModeRelaxed)
       return end_capture_by(call, capture.get(), "ended in another thread", cudaErrorStreamCaptureWrongThread);
     close(machine, *capture);
+    kept.swap(capture->kept);
     if (!capture->valid) return cudaErrorStreamCaptureInvalidated;
     for (const auto& [stream, seen] : capture->streams) {
       const auto own = seen.find(stream);
@@ -149,7 +156,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* graph) {
                               cudaErrorStreamCaptureUnjoined);
     }
     *graph = new_handle<cudaGraph_t>(machine, capture->device);
-    machine.graphs[*graph] = capture;
+    machine.graphs[*graph] = {capture, std::move(kept)};
     return cudaSuccess;
   });
 }
@@ -182,8 +189,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     if (found == machine.graphs.end())
       return call.fail(Rule::dead_handle, machine.dead.contains(graph) ? "the graph was destroyed" : "not a graph");
     if (flags != 0) return cudaErrorInvalidValue;
-    *exec = new_handle<cudaGraphExec_t>(machine, found->second->device);
-    machine.graph_execs[*exec] = {found->second};
+    *exec = new_handle<cudaGraphExec_t>(machine, found->second.recorded->device);
+    machine.graph_execs[*exec] = {found->second.recorded, found->second.kept};
     return cudaSuccess;
   });
 }
@@ -192,6 +199,14 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
   return run_call("cudaGraphLaunch", context, [&](Call& call) {
     State& machine = call.machine;
+    std::shared_ptr<const Capture> recorded;
+    {
+      std::lock_guard lock(machine.mutex);
+      const auto found = machine.graph_execs.find(exec);
+      if (found != machine.graph_execs.end()) recorded = found->second.recorded;
+    }
+    for (std::size_t i = 0; recorded && i < recorded->launches.size(); ++i)
+      if (!recorded->launches[i](call)) return cudaErrorInvalidValue;
     std::lock_guard lock(machine.mutex);
     Stream* const stream = find_stream(call, handle);
     if (!stream) return cudaErrorInvalidResourceHandle;
@@ -209,7 +224,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
                             cudaErrorStreamCaptureUnsupported);
     if (!check_operands(call, *graph.recorded)) return cudaErrorInvalidValue;
     if (graph.last) stream->host->wait_for(graph.last);
-    stream->host->run([recorded = graph.recorded] {
+    stream->host->run([recorded, kept = graph.kept] {
       for (const auto& node : recorded->nodes) node();
     });
     graph.last = std::make_shared<Completion>();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <utility>
 
@@ -132,15 +133,100 @@ Part join(Call& call, NcclCall issued) {
   return {*slot, part};
 }
 
+// To the order checker. Under the mutex.
+void judge_uses(Call& call, const NcclCall& issued) {
+  judge(call, [&](OrderChecker& checker) {
+    std::vector<lockstep::MemoryUse> uses;
+    const Device device = Device::cuda(issued.comm->device);
+    const std::size_t bytes = nccl_bytes(issued.type);
+    if (reads(issued)) uses.push_back(lockstep::MemoryUse::read(issued.in, elements(issued, false) * bytes, device));
+    if (writes(issued)) uses.push_back(lockstep::MemoryUse::write(issued.out, elements(issued, true) * bytes, device));
+    checker.use(order_handle(issued.stream), issued.name, uses, {});
+  });
+}
+
+std::function<void()> kernel(const ncclComm& comm, State& machine, std::uint64_t seed,
+                             std::function<std::vector<Part>()> parts) {
+  return [parts = std::move(parts), &machine, seed, device = comm.device, processes = comm.group->processes,
+          rank = comm.rank] {
+    if (processes)
+      spin_with_processes(parts(), machine, device, *processes, rank);
+    else
+      spin(parts(), machine, device, seed);
+  };
+}
+
+void forget_done(ncclComm& comm) {
+  std::erase_if(comm.on_the_way, [](const auto& each) {
+    const std::lock_guard lock(each.first->mutex);
+    return each.first->done;
+  });
+}
+
+// Into the graph: a launch is a call of its own. Under both mutexes; the calls are of one stream.
+void record(Call& call, Capture& capture, const std::vector<NcclCall>& calls) {
+  struct Launches {
+    std::mutex mutex;
+    std::deque<std::vector<Part>> parts;  // of those whose kernel has not begun
+  };
+  const auto launches = std::make_shared<Launches>();
+  ncclComm& comm = *calls[0].comm;
+  capture.kept.push_back(comm.in_graphs);
+  for (const NcclCall& each : calls) {
+    const std::size_t bytes = nccl_bytes(each.type);
+    const auto use = [&](const void* memory, std::size_t used) {
+      capture.operands[memory] = std::max(capture.operands[memory], used);
+    };
+    if (reads(each)) use(each.in, elements(each, false) * bytes);
+    if (writes(each)) use(each.out, elements(each, true) * bytes);
+  }
+  capture.launches.push_back([launches, calls](Call& launch) {
+    const std::lock_guard lock(nccl().mutex);
+    ncclComm& of = *calls[0].comm;
+    if (of.buried || of.finalized || of.pending != ncclComm::nothing) {
+      (void)launch.fail(of.buried || of.finalized ? Rule::nccl_dead : Rule::nccl_in_progress,
+                        "a graph with a collective of a communicator that does not stand it is launched");
+      return false;
+    }
+    forget_done(of);
+    std::vector<Part> parts;
+    for (const NcclCall& each : calls) parts.push_back(join(launch, each));
+    of.on_the_way.insert(of.on_the_way.end(), parts.begin(), parts.end());
+    const std::lock_guard launches_lock(launches->mutex);
+    launches->parts.push_back(std::move(parts));
+    const std::lock_guard machine_lock(launch.machine.mutex);
+    ++launch.machine.collectives;
+    return true;
+  });
+  const cudaStream_t handle = calls[0].stream;
+  (void)put(call, handle, *find_stream(call, handle), kernel(comm, call.machine, draw(nccl()), [launches] {
+              const std::lock_guard lock(launches->mutex);
+              std::vector<Part> parts = std::move(launches->parts.front());
+              launches->parts.pop_front();
+              return parts;
+            }));
+}
+
 // Onto the streams. Under the mutex of NCCL; of one communicator.
 void enqueue(Call& call, const std::vector<NcclCall>& calls) {
   if (calls.empty()) return;
   ncclComm& comm = *calls[0].comm;
   State& machine = call.machine;
-  std::erase_if(comm.on_the_way, [](const auto& each) {
-    const std::lock_guard lock(each.first->mutex);
-    return each.first->done;
-  });
+  std::map<cudaStream_t, std::vector<NcclCall>> by_stream;
+  {
+    const std::lock_guard lock(machine.mutex);
+    for (const NcclCall& issued : calls) {
+      machine.awaited.erase(issued.stream);
+      if (!find_stream(call, issued.stream)) return;
+      judge_uses(call, issued);
+      by_stream[issued.stream].push_back(issued);
+    }
+    if (capture_of(machine, calls[0].stream)) {
+      for (const auto& [handle, list] : by_stream) record(call, *capture_of(machine, handle), list);
+      return;
+    }
+  }
+  forget_done(comm);
   std::map<cudaStream_t, std::vector<Part>> parts;
   for (const NcclCall& issued : calls) {
     const Part part = join(call, issued);
@@ -148,29 +234,10 @@ void enqueue(Call& call, const std::vector<NcclCall>& calls) {
     parts[issued.stream].push_back(part);
   }
   const std::lock_guard lock(machine.mutex);
-  for (const NcclCall& issued : calls) machine.awaited.erase(issued.stream);
-  for (const NcclCall& issued : calls) {
-    if (!find_stream(call, issued.stream)) return;
-    judge(call, [&](OrderChecker& checker) {
-      std::vector<lockstep::MemoryUse> uses;
-      const Device device = Device::cuda(comm.device);
-      const std::size_t bytes = nccl_bytes(issued.type);
-      if (reads(issued)) uses.push_back(lockstep::MemoryUse::read(issued.in, elements(issued, false) * bytes, device));
-      if (writes(issued))
-        uses.push_back(lockstep::MemoryUse::write(issued.out, elements(issued, true) * bytes, device));
-      checker.use(order_handle(issued.stream), issued.name, uses, {});
-    });
-  }
   for (auto& [handle, list] : parts) {
     ++machine.collectives;
-    find_stream(call, handle)
-        ->host->run([list, &machine, device = comm.device, seed = draw(nccl()), processes = comm.group->processes,
-                     rank = comm.rank] {
-          if (processes)
-            spin_with_processes(list, machine, device, *processes, rank);
-          else
-            spin(list, machine, device, seed);
-        });
+    Stream* const stream = find_stream(call, handle);
+    if (stream) stream->host->run(kernel(comm, machine, draw(nccl()), [list] { return list; }));
   }
 }
 
@@ -178,6 +245,17 @@ void enqueue(Call& call, const std::vector<NcclCall>& calls) {
 
 // What the calls of one group, or one call, say.
 ncclResult_t issue(Call& call, const std::vector<NcclCall>& calls) {
+  {
+    const std::lock_guard lock(call.machine.mutex);
+    const auto differs = [&](const NcclCall& each) {
+      return capture_of(call.machine, each.stream) != capture_of(call.machine, calls[0].stream);
+    };
+    if (std::any_of(calls.begin(), calls.end(), differs)) {
+      for (const NcclCall& each : calls) call.machine.awaited.erase(each.stream);
+      (void)call.fail(Rule::during_capture, "the streams of a group are not all of one capture, nor all of none");
+      return ncclInvalidUsage;
+    }
+  }
   Nccl& all = nccl();
   std::unique_lock lock(all.mutex);
   std::map<ncclComm_t, std::vector<NcclCall>> by_comm;
@@ -224,6 +302,12 @@ ncclResult_t submit(const NcclCall& issued) {
                                                           stream == machine.streams.end()
                                                               ? std::string("no device")
                                                               : lockstep::cat("device ", stream->second.device)));
+      return ncclInvalidUsage;
+    }
+    Capture* const capture = capture_of(machine, issued.stream);
+    if (capture && !capture->valid) return ncclUnhandledCudaError;
+    if (!capture && captures(use.call)) {
+      (void)use.call.fail(Rule::during_capture, "the thread captures, and the stream is not part of it");
       return ncclInvalidUsage;
     }
     const std::size_t bytes = nccl_bytes(issued.type);

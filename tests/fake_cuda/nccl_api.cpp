@@ -121,6 +121,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     (void)use.call.fail(Rule::nccl_in_progress, "the communicator is not done with what it was asked before");
     return ncclInvalidUsage;
   }
+  if (comm->is_in_graphs())
+    (void)use.call.fail(Rule::nccl_dead, "it is ended while a graph has collectives of it: NCCL waits for the graph");
   comm->finalized = true;
   if (comm->blocking) return ncclSuccess;
   comm->pending = ncclComm::finalizing;
@@ -139,6 +141,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     (void)use.call.fail(Rule::nccl_dead, "it is destroyed with a collective on the way");
     break;
   }
+  if (comm->is_in_graphs()) (void)use.call.fail(Rule::nccl_dead, "it is destroyed while a graph has collectives of it");
   if (comm->pending != ncclComm::nothing)
     (void)use.call.fail(Rule::nccl_in_progress, "it is destroyed before it was done with what it was asked");
   ++all.counts.destroyed;
@@ -171,6 +174,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     (void)use.call.fail(Rule::nccl_dead, "the abort waits for ever for another collective on the device");
     break;
   }
+  while (comm->is_in_graphs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as NCCL does
   return ncclSuccess;
 }
 

@@ -2,6 +2,7 @@
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -241,5 +242,104 @@ TEST_CASE("NCCL: no raw memory call while a collective is on the way") {
   REQUIRE(cudaMalloc(&memory, 64) == cudaSuccess);
   CHECK(broken() == none());
   pair.abort_both();
+}
+
+namespace {
+
+cudaGraphExec_t captured(cudaStream_t stream, const std::function<bool()>& body) {
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  REQUIRE(body());
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  REQUIRE(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+  REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+  return exec;
+}
+
+}  // namespace
+
+TEST_CASE("NCCL: what is called on a captured stream runs at each launch of the graph, with the other ranks' calls") {
+  Pair pair;
+  cudaGraphExec_t execs[2];
+  for (int r = 0; r < 2; ++r) {
+    REQUIRE(cudaSetDevice(r) == cudaSuccess);
+    const Rank& rank = pair.ranks[r];
+    execs[r] = captured(rank.stream, [&] {
+      return rank.done(ncclAllReduce(rank.memory, rank.memory, kCount, ncclInt32, ncclSum, rank.comm, rank.stream));
+    });
+  }
+  CHECK(fake_cuda::spinning_collectives() == 0);
+  for (int i = 0; i < 2; ++i) {
+    for (int r = 0; r < 2; ++r) {
+      REQUIRE(cudaSetDevice(r) == cudaSuccess);
+      REQUIRE(cudaGraphLaunch(execs[r], pair.ranks[r].stream) == cudaSuccess);
+      CHECK(fake_cuda::spinning_collectives() >= 1 - r);
+    }
+    pair.finish_both();
+  }
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  int* const numbers = make_pinned();
+  REQUIRE(cudaMemcpyAsync(numbers, pair.ranks[0].memory, kCount * sizeof(int), cudaMemcpyDeviceToHost,
+                          pair.ranks[0].stream) == cudaSuccess);
+  finish(pair.ranks[0].stream);
+  CHECK(numbers[1] == 2 * (1 + 101));
+  for (const cudaGraphExec_t exec : execs) REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+  for (const Rank& rank : pair.ranks) rank.end();
+  CHECK(broken() == none());
+}
+
+TEST_CASE("NCCL: a thread that captures calls on the streams of its capture alone, all of a group on those") {
+  Pair pair;
+  const Rank& rank = pair.ranks[0];
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  const cudaStream_t aside = make_stream(0);
+  const auto sum_on = [&](cudaStream_t stream) {
+    return ncclAllReduce(rank.memory, rank.room(), kCount, ncclInt32, ncclSum, rank.comm, stream);
+  };
+  REQUIRE(cudaStreamBeginCapture(aside, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  CHECK(sum_on(rank.stream) == ncclInvalidUsage);
+  CHECK(broken() == only(Rule::during_capture));
+  std::thread([&] {  // another one is free, but for the streams of a group
+    (void)cudaSetDevice(0);
+    (void)ncclGroupStart();
+    (void)sum_on(rank.stream);
+    (void)sum_on(aside);
+    (void)ncclGroupEnd();
+  })
+      .join();
+  CHECK(broken() == only(Rule::during_capture));
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamEndCapture(aside, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphDestroy(graph) == cudaSuccess);
+  pair.abort_both();
+}
+
+TEST_CASE("NCCL: a communicator is not ended while a graph has its collectives, nor is its graph launched after that") {
+  Pair pair;
+  const Rank& rank = pair.ranks[0];
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  const cudaGraphExec_t exec = captured(rank.stream, [&] { return rank.sum(); });
+  SECTION("ended") {
+    rank.end();
+    CHECK(contains(broken(), Rule::nccl_dead));
+    CHECK(cudaGraphLaunch(exec, rank.stream) == cudaErrorInvalidValue);
+    (void)forget_error();
+    CHECK(broken() == only(Rule::nccl_dead));
+    REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+    (void)ncclCommAbort(pair.ranks[1].comm);
+  }
+  SECTION("aborted") {  // which returns when the graph has gone
+    std::atomic<bool> over{false};
+    std::thread abort([&] {
+      (void)ncclCommAbort(rank.comm);
+      over = true;
+    });
+    (void)ncclCommAbort(pair.ranks[1].comm);
+    CHECK(!over);
+    REQUIRE(cudaGraphExecDestroy(exec) == cudaSuccess);
+    abort.join();
+    CHECK(broken() == none());
+  }
 }
 #endif

@@ -75,6 +75,8 @@ struct ncclComm {
   std::vector<std::pair<std::shared_ptr<fake_cuda::NcclOperation>, std::size_t>> on_the_way;  // and which part is its
   std::shared_ptr<std::atomic<bool>> busy = std::make_shared<std::atomic<bool>>(false);
   bool finalized = false, buried = false;
+  std::shared_ptr<const char> in_graphs = std::make_shared<const char>();  // each graph with its collectives has it too
+  bool is_in_graphs() const { return in_graphs.use_count() > 1; }
 };
 
 namespace fake_cuda {

@@ -51,6 +51,10 @@ struct Stream {
 // How much of the work of each stream of a capture comes before something.
 using Seen = std::map<const void*, std::size_t>;
 
+// What is kept for a graph.
+using Kept = std::vector<std::shared_ptr<const void>>;
+
+struct Call;
 struct Capture {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   const void* thread = nullptr;  // that began it
@@ -60,6 +64,9 @@ struct Capture {
   std::map<const void*, Seen> streams = {};          // that record, each with its own work
   std::vector<std::function<void()>> nodes = {};     // in the order in which they came
   std::map<const void*, std::size_t> operands = {};  // bytes that they use, by address
+  // Called at each launch, before the nodes are enqueued; false: it fails. Without the mutex.
+  std::vector<std::function<bool(Call&)>> launches = {};
+  Kept kept = {};  // until the end of the capture, from when on the graphs have it
 };
 
 struct Event {
@@ -70,8 +77,14 @@ struct Event {
   Seen seen = {};
 };
 
+struct Graph {
+  std::shared_ptr<const Capture> recorded;
+  Kept kept;
+};
+
 struct GraphExec {
   std::shared_ptr<const Capture> recorded;
+  Kept kept;
   std::shared_ptr<Completion> last = {};  // launch
 };
 
@@ -118,7 +131,7 @@ struct State {
   std::map<const void*, Stream> streams;
   std::map<const void*, Event> events;
   std::map<const void*, std::shared_ptr<Capture>> captures;  // by stream
-  std::map<const void*, std::shared_ptr<const Capture>> graphs;
+  std::map<const void*, Graph> graphs;
   std::map<const void*, GraphExec> graph_execs;
   std::set<const void*> dead;          // streams, events, handles and pools that were destroyed
   std::map<const void*, int> handles;  // cublasLt: by device
@@ -213,6 +226,8 @@ bool check_operand(const Call& call, const void* memory, std::size_t bytes, int 
 // Whether `device` reaches a piece of a pool; records it if not. Under the mutex.
 bool check_pool_access(const Call& call, const Piece& piece, int device, const char* role);
 
+// Whether the calling thread captures. Under the mutex.
+bool captures(const Call& call);
 // The capture that the stream records for; null without. Under the mutex.
 Capture* capture_of(const State& machine, const void* stream);
 // Enqueues `task`, or records it. Without one: nothing to compute. Under the mutex.

@@ -2,6 +2,7 @@
 
 #include "lockstep/parallel/comm/nccl/nccl_rank.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream/capture.h"
 
 namespace lockstep {
 namespace {
@@ -34,6 +35,7 @@ class NcclCommunicator final : public Communicator {
  private:
   void enqueue(const Collective& collective, const Stream& stream) override {
     guarded(collective, [&] {
+      if (detail::current_capture) return rank_->record({&collective, 1}, stream);
       if (check_collectives_) rank_->check_agreement(collective);
       rank_->launch({&collective, 1}, stream);
     });
@@ -41,9 +43,16 @@ class NcclCommunicator final : public Communicator {
 
   void enqueue_batch(std::vector<Collective> transfers, const Stream& stream) override {
     guarded(transfers[0], [&] {
+      if (detail::current_capture) return rank_->record(transfers, stream);
       if (check_collectives_) rank_->check_pairs(transfers);
       rank_->launch(transfers, stream);
     });
+  }
+
+  std::string why_not_captured() override {
+    if (check_collectives_)
+      return "a collective that the ranks compare through the store (check_collectives), which no replay would do";
+    return rank_->why_not_recorded();
   }
 
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine) override {
@@ -80,6 +89,8 @@ class NcclCommunicator final : public Communicator {
       throw first;
     } catch (const InvalidArgument&) {
       throw;  // nothing was done
+    } catch (const NotSupported&) {
+      throw;  // a capture cannot record it
     } catch (...) {
       break_with(CommError(rank(), to_string(collective.kind), detail::describe(std::current_exception())));
       rank_->wait_for_abort();

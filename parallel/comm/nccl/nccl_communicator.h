@@ -12,6 +12,10 @@
 // NCCL adds in an order of its own: the same bits on all ranks, and for the same number of ranks and elements on the
 // same machine, but not those of other communicators. `avg` is NCCL's.
 //
+// Graphs (runtime/graph/graph.h). Captures record collectives where the process has one rank and no other communicator
+// over NCCL, and ranks compare nothing first; else they throw NotSupported. A replay is one piece of work on the way,
+// under the name and number of its first collective. NCCL's part of a communicator stays as long as such graphs.
+//
 // Ranks that are threads of one process meet on the host before every collective; ranks in processes do not. While a
 // communicator is made or destroyed, NCCL allocates and frees device memory: no collective of the process should be on
 // its way then.

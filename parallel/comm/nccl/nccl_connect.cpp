@@ -59,6 +59,7 @@ void Rank::connect(Milliseconds timeout) {
   std::copy(id_.begin(), id_.end(), id.internal);
 
   static auto* const places_of_process = new detail::SharedByName<detail::MeetingPlace>;
+  enter_process();
   place_ = places_of_process->get(id_, locals.size(), [&] { return std::make_shared<detail::MeetingPlace>(locals); });
 
   const auto init = [this, size, rank, id](Comm& made) {

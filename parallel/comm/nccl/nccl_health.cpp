@@ -169,6 +169,7 @@ void Rank::fail(const CommError& error, bool break_off_others) noexcept try {
     failed_.store(true, std::memory_order_release);
   }
   if (place_) place_->fail(error);
+  leave_process();
   abort_in_a_thread();
   {
     const std::lock_guard lock(owner_mutex_);
@@ -197,9 +198,10 @@ void Rank::tell(Device waiting) {
   throw *failure();
 }
 
+// The abort of a communicator that is in a graph returns when the graph has gone, but its kernels end at once.
 void Rank::wait_for_abort() {
   const Deadline deadline = Deadline::after(kAbortTime);
-  while (!aborted_.load(std::memory_order_acquire) && !deadline.passed()) rest();
+  while (!aborted_.load(std::memory_order_acquire) && !deadline.passed() && (graphs_ == 0 || !retire())) rest();
 }
 
 // Ending a communicator may wait for the kernels of others, so each is ended by a thread of its own.
@@ -224,6 +226,7 @@ void Rank::close() noexcept try {
     broken_ = nullptr;
   }
   closed_ = true;
+  leave_process();
   mark_reported();  // there is nobody any more
   if (place_) place_->leave(member_of_rank_[static_cast<std::size_t>(oob_.rank())]);
   static const int registered = std::atexit(let_them_finish);
@@ -231,6 +234,13 @@ void Rank::close() noexcept try {
   giving_back.fetch_add(1, std::memory_order_acq_rel);
   try {
     detail::start_service_thread("lockstep-close", [self = shared_from_this()] {
+      self->finish_pending();
+      if (self->graphs_ > 0) {  // they may live longer than the program waits
+        giving_back.fetch_sub(1, std::memory_order_acq_rel);
+        detail::remove_in_flight(self.get());
+        self->wait_for_graphs();
+        giving_back.fetch_add(1, std::memory_order_acq_rel);
+      }
       self->give_back();
       giving_back.fetch_sub(1, std::memory_order_acq_rel);
     });
@@ -243,7 +253,7 @@ void Rank::close() noexcept try {
 }
 
 // When what is on the way is through, or broken off.
-void Rank::give_back() noexcept {
+void Rank::finish_pending() noexcept {
   try {
     oob_.leave(last_number_);
   } catch (...) {  // the store is gone
@@ -252,6 +262,14 @@ void Rank::give_back() noexcept {
     poll();
     rest();
   }
+}
+
+// Which nobody replays any more.
+void Rank::wait_for_graphs() noexcept {
+  for (int graphs = graphs_; graphs > 0; graphs = graphs_) graphs_.wait(graphs);
+}
+
+void Rank::give_back() noexcept {
   try {
     const cuda::CurrentDevice current(device_);
     const std::lock_guard lock(use_);

@@ -168,31 +168,41 @@ struct Rank::BlockingCall {
   std::unique_lock<std::mutex>& use;
 };
 
+// Returns when NCCL is done with it.
+void Rank::issue_and_wait(std::span<const Collective> calls, const Stream& stream, const PendingWork& entry,
+                          Deadline deadline) {
+  const Collective& first = calls[0];
+  std::unique_lock lock(use_);
+  if (!comm_) check();
+  const Target to{comm_, native_stream(stream)};
+  std::optional<BlockingCall> call;
+  if (blocking_) call.emplace(*this, Issuing{entry.fingerprint, entry.deadline, entry.timeout}, lock);
+  const Result result = calls.size() == 1 ? issue(first, to) : issue_batch(calls, to);
+  call.reset();
+  check();
+  if (result != kSuccess && result != kInProgress) throw CommError(oob_.rank(), to_string(first.kind), explain(result));
+  wait_until_ready(lock, to_string(first.kind), deadline, first.timeout);
+}
+
 void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
   check();
   meet_locals(calls);
-  if (std::all_of(calls.begin(), calls.end(), [](const Collective& each) { return each.count == 0; })) return;
   const Collective& first = calls[0];
+  const std::uint64_t number = first.sequence + replayed_;
+  if (std::all_of(calls.begin(), calls.end(), [](const Collective& each) { return each.count == 0; })) {
+    const std::lock_guard lock(state_);
+    if (!first.pairwise()) last_number_ = number;
+    return;
+  }
   const Deadline deadline = Deadline::after(first.timeout);
   PendingWork entry{.fingerprint = fingerprint(first), .deadline = deadline.time(), .timeout = first.timeout};
+  if (!first.pairwise()) entry.fingerprint.sequence = number;
   for (const Collective& each : calls)
     if (each.pairwise()) entry.peers.push_back(each.peer);
   detail::begin_collective();
   try {
     const cuda::CurrentDevice current(device_);
-    {
-      std::unique_lock lock(use_);
-      if (!comm_) check();
-      const Target to{comm_, native_stream(stream)};
-      std::optional<BlockingCall> call;
-      if (blocking_) call.emplace(*this, Issuing{entry.fingerprint, entry.deadline, entry.timeout}, lock);
-      const Result result = calls.size() == 1 ? issue(first, to) : issue_batch(calls, to);
-      call.reset();
-      check();
-      if (result != kSuccess && result != kInProgress)
-        throw CommError(oob_.rank(), to_string(first.kind), explain(result));
-      wait_until_ready(lock, to_string(first.kind), deadline, first.timeout);
-    }
+    issue_and_wait(calls, stream, entry, deadline);
     entry.done.record(stream);
   } catch (...) {
     detail::end_collective();
@@ -200,7 +210,7 @@ void Rank::launch(std::span<const Collective> calls, const Stream& stream) {
   }
   const std::lock_guard lock(state_);
   last_enqueued_ = entry.fingerprint;
-  if (!first.pairwise()) last_number_ = first.sequence;
+  if (!first.pairwise()) last_number_ = number;
   pending_.push_back(std::move(entry));
 }
 

@@ -33,6 +33,10 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   // one process, all there are, that nobody else uses. When it throws, the communicators of all are broken.
   static void launch_together(std::span<const std::shared_ptr<Rank>> ranks,
                               std::span<const std::vector<Collective>> calls, std::span<const Stream> streams);
+  // Puts them into the graph that this thread captures; they are enqueued when it is replayed.
+  void record(std::span<const Collective> calls, const Stream& stream);
+  // "" when it can, else what there is instead.
+  std::string why_not_recorded() const;
   std::vector<std::string> exchange(const Collective& collective, const std::string& mine);
   // Compares with the other ranks through the store.
   void check_agreement(const Collective& collective);
@@ -76,6 +80,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
     Comm comm;
     NativeStream stream;
   };
+  void issue_and_wait(std::span<const Collective> calls, const Stream& stream, const PendingWork& entry,
+                      Deadline deadline);
   Result issue_batch(std::span<const Collective> calls, const Target& to);
   [[noreturn]] void differ(const Collective& mine, int rank, const std::string& theirs);
   Result issue(const Collective& collective, const Target& to);
@@ -85,6 +91,12 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   void wait_until_ready(std::unique_lock<std::mutex>& lock, const char* what, Deadline deadline, Milliseconds timeout);
   void abort_unowned(Comm comm) noexcept;
   void check_while_waiting(const char* what, Deadline deadline, Milliseconds timeout, Clock::time_point& next_check);
+  class InGraph;
+  void enter_process() const;
+  bool alone_in_process() const;
+  void leave_process() const noexcept;
+  void begin_replay();
+  void end_replay(const InGraph& graph, const Stream& stream) noexcept;
   static std::string not_ready(Milliseconds timeout);
   std::string explain(Result result) const;
   bool retire() noexcept;  // what is through; true when nothing is left
@@ -111,6 +123,8 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::optional<CommError> failure_of_others();
   void fail(const CommError& error, bool break_off_others) noexcept;
   void abort_in_a_thread() noexcept;
+  void finish_pending() noexcept;
+  void wait_for_graphs() noexcept;
   void give_back() noexcept;
 
   OutOfBand oob_;
@@ -122,6 +136,11 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::shared_ptr<detail::MeetingPlace> place_;  // of the ranks in this process
   std::vector<int> member_of_rank_;              // by rank; -1: in another process
   std::uint64_t meetings_ = 0, last_number_ = 0;
+
+  // Graphs have collectives of this rank: NCCL ends its communicator no sooner than the last of them.
+  std::atomic<int> graphs_{0};
+  InGraph* recording_ = nullptr;            // of the capture in progress
+  std::atomic<std::uint64_t> replayed_{0};  // collectives in replays, which the communicator has not numbered
 
   std::mutex owner_mutex_;
   OnBroken broken_;

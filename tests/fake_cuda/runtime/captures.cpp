@@ -55,6 +55,8 @@ TEST_CASE("what a capture cannot record throws, names the call, and leaves every
        [&] { fill(*block, 2, other); }},
       {"[enqueue] expected what a capture can record, got work on a stream of cuda:1 that is not captured",
        [&] { elsewhere.enqueue([] {}); }},
+      {"[synchronize] expected what a capture can record",  // after a stream has joined
+       [&] { other.wait_for(stream), fill(*block, 2, other), synchronize(other); }},
       {"[wait] expected what a capture can record, got a stream of cuda:1 that waits for one of cuda:2",
        [&] { elsewhere.wait_for(stream); }},
       {"[wait] expected what a capture can record, got the default stream of cuda:2",
