@@ -280,6 +280,8 @@ void RecordedWork::replay(const Stream& stream) {
     }
     backend.launch_graph(handle, stream.handle());
   } catch (...) {
+    // What is enqueued of the replay uses the graph, which may go now.
+    settle(backend, device_, stream.handle());
     for (const GraphValue& each : std::span(values).first(written)) each.value->given_up();
     throw;
   }

@@ -125,13 +125,14 @@ foreach(row IN LISTS rows)
 endforeach()
 # The host's arithmetic; ranks over copies, which the host's own tests go through; the same threads once more, with what
 # they do compared, or with calls that block; and counts of calls and of looks, which depend on how fast threads are
-# while each takes ten times as long.
+# while each takes ten times as long. Replays of kernels, which are left out under the sanitizers.
 if(LOCKSTEP_SANITIZE)
   list(APPEND left_out_of_tensor "golden*")
   list(APPEND left_out_of_parallel "ddp over peer copies*" "communicator: peers" "peer: *" "layers of every kind*"
        "backward in replicas*" "*every call compared through the store" "*with calls that block"
        "readers of packed sequences*" "sequence models in replicas*" "gradients come home in one sum*"
-       "the calls that a refresh makes*" "NCCL: who waits for a collective to be enqueued asks again*")
+       "the calls that a refresh makes*" "NCCL: who waits for a collective to be enqueued asks again*"
+       "graphs: *" "NCCL graphs*")
 endif()
 
 # Arithmetic, and races of callers' threads, which other names and other numbers of devices do not change.
