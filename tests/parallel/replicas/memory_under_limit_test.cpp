@@ -25,7 +25,7 @@ struct SmallImageNet : Module<SmallImageNet> {
   }
 };
 
-struct Training {
+struct LimitedTraining {
   std::vector<float> losses;
   std::uint64_t late_allocations = 0;  // raw ones, of the second half
   std::size_t most = 0;                // bytes in use at once on the device that had more, on top of what was before
@@ -38,7 +38,7 @@ std::uint64_t raw_calls(const std::vector<Device>& devices) {
 }
 
 // Each device may hold `room` bytes on top of what is in use; 0 for all there is.
-Training train_at_random_sizes(const std::vector<Device>& devices, double multiple, std::size_t room) {
+LimitedTraining train_at_random_sizes(const std::vector<Device>& devices, double multiple, std::size_t room) {
   std::vector<std::size_t> before;
   for (const Device device : devices) {
     empty_cache(device);
@@ -47,7 +47,7 @@ Training train_at_random_sizes(const std::vector<Device>& devices, double multip
     set_memory_sharing(device, multiple);
     set_memory_limit(device, room > 0 ? before.back() + room : 0);
   }
-  Training training;
+  LimitedTraining training;
   {
     constexpr int kSteps = 80;
     manual_seed(3);
@@ -82,15 +82,15 @@ Training train_at_random_sizes(const std::vector<Device>& devices, double multip
 
 TEST_CASE("images of any size train under a limit without raw memory, and with the same bits") {
   const std::vector<Device> devices = first_devices(2);
-  const Training free = train_at_random_sizes(devices, 2, 0);
+  const LimitedTraining free = train_at_random_sizes(devices, 2, 0);
   const std::size_t room = 3 * free.most;
 
-  const Training shared = train_at_random_sizes(devices, 0, room);
+  const LimitedTraining shared = train_at_random_sizes(devices, 0, room);
   CHECK(shared.losses == free.losses);
   CHECK(shared.late_allocations == 0);
 
   // That the limit is one: without sharing segments come and go all the time.
-  const Training apart = train_at_random_sizes(devices, kNever, room);
+  const LimitedTraining apart = train_at_random_sizes(devices, kNever, room);
   CHECK(apart.losses == free.losses);
   CHECK(apart.late_allocations > 0);
 }
