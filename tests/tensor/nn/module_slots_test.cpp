@@ -85,7 +85,7 @@ TEST_CASE("a raw write counts when it is announced") {
   ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
   slots.refresh(three_devices());
-  synchronize(three_devices()[0]);  // the host writes where the device's stream may still be writing
+  for (const Device device : three_devices()) synchronize(device);  // the host writes what copies may still be reading
   net.b.tensor().mutable_data<double>()[0] = 11;
   CHECK(slots.refresh(three_devices()).bytes == 2 * 8);
   CHECK(net.b.on(three_devices()[1]).item<double>() == 11);
