@@ -1,8 +1,12 @@
-// Convolution as matrix products: the windows of a few images become the columns of a matrix. Images are taken together
-// as far as their columns fit in a bounded piece of scratch memory; an image whose columns do not fit is cut.
+// Convolution by cuDNN, or as matrix products: the windows of a few images become the columns of a matrix. Images are
+// taken together as far as their columns fit in a bounded piece of scratch memory; an image whose columns do not fit is
+// cut.
+#include "lockstep/kernels/common/image_format.h"
 #include "lockstep/kernels/cuda/conv.cuh"
+#include "lockstep/kernels/cuda/cudnn_conv.h"
 #include "lockstep/kernels/cuda/gemm.h"
 #include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -163,6 +167,7 @@ void forward(const Stream& stream, const Conv2dArgs& args, const ConvSizes& s) {
   const T* bias = args.bias.view.present ? data<T>(args.bias) : nullptr;
   T* y = data<T>(args.y);
   const Chunk all{0, s.batch, 0, s.out_plane()};
+  const trace::WorkScope scope(stream, {.name = "convolution by products", .kind = trace::Kind::kernel});
   if (s.taps() == 0) return finish<T>(stream, s, nullptr, bias, y, all);
   const GemmMatrix w = weights<T>(s, args.w);
   if (s.pointwise()) {
@@ -206,6 +211,7 @@ void grad_input(const Stream& stream, const Conv2dGradInputArgs& args, const Con
   using C = Compute<T>;
   const char* op = Conv2dGradInputArgs::kName;
   T* dx = data<T>(args.dx);
+  const trace::WorkScope scope(stream, {.name = "convolution by products", .kind = trace::Kind::kernel});
   const GemmMatrix w = weights<T>(s, args.w);
   if (s.pointwise() && s.outputs > 0) {
     GemmMatrix transposed = w.transposed();
@@ -267,6 +273,7 @@ template <class T>
 void grad_weight(const Stream& stream, const Conv2dGradWeightArgs& args, const ConvSizes& s) {
   using C = Compute<T>;
   const char* op = Conv2dGradWeightArgs::kName;
+  const trace::WorkScope scope(stream, {.name = "convolution by products", .kind = trace::Kind::kernel});
   Scratch scratch(stream);
   // Sums over the chunks are kept in the type that computes.
   const bool direct = std::is_same_v<T, C>;
@@ -298,36 +305,106 @@ void grad_weight(const Stream& stream, const Conv2dGradWeightArgs& args, const C
 
 void fill_zero(const Stream& stream, const Out& out) { Kernels::enqueue(stream, FillArgs{.out = out, .value = 0}); }
 
+ConvSizes sizes_of(const View& x, const View& y, const Window2d& window, int groups, bool channels_last) {
+  ConvSizes s(x.shape, y.shape, window, groups);
+  s.channels_last = s.weights_channels_last = channels_last;
+  return s;
+}
+
+// An array of the same shape in scratch memory.
+View array_like(Scratch& scratch, const View& view, bool channels_last) {
+  View made = view;
+  made.strides = image_strides(view.shape, channels_last);
+  made.data = scratch.take_bytes(static_cast<std::size_t>(element_count(view.shape)) * size_of(view.dtype));
+  return made;
+}
+void copy(const Stream& stream, const View& from, const View& to) {
+  Kernels::enqueue(stream, CastArgs{.in = {from}, .out = {to}});
+}
+In in_format(const Stream& stream, Scratch& scratch, const In& in, bool channels_last) {
+  if (has_image_format(in.view, channels_last) || element_count(in.view.shape) == 0) return in;
+  const View made = array_like(scratch, in.view, channels_last);
+  copy(stream, in.view, made);
+  return {made};
+}
+
+// The bias is there first, and the convolution added to it: it is one of the dtype's numbers, so nothing is rounded
+// twice.
+bool forward_by_cudnn(const Stream& stream, const Conv2dArgs& a, const ConvSizes& s) {
+  const View &y = a.y.view, &bias = a.bias.view;
+  if (!goes_to_cudnn(s, y.dtype) || !lockstep::cudnn::library()) return false;
+  if (bias.present) {
+    View everywhere = y;
+    everywhere.data = bias.data;
+    everywhere.strides = {0, 1, 0, 0};
+    copy(stream, everywhere, y);
+  }
+  return conv_by_cudnn(stream, Conv2dArgs::kName, ConvKind::forward, s, a.x.view, a.w.view, y, bias.present);
+}
+
 }  // namespace
 
 void Kernels::enqueue(const Stream& stream, const Conv2dArgs& args) {
   check_floating(Conv2dArgs::kName, args.x.view.dtype, stream);
-  const ConvSizes s(args.x.view.shape, args.y.view.shape, args.window, args.groups);
   if (element_count(args.y.view.shape) == 0) return;
-  if (is_depthwise(s))
-    depthwise(stream, args, s);
-  else
-    dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, args, s); });
+  Scratch scratch(stream);
+  Conv2dArgs a = args;
+  const bool last = is_channels_last(a.x.view, a.y.view);
+  a.w = in_format(stream, scratch, a.w, last);
+  const ConvSizes s = sizes_of(a.x.view, a.y.view, a.window, a.groups, last);
+  if (is_depthwise(s)) {
+    depthwise(stream, a, s);
+  } else if (!forward_by_cudnn(stream, a, s)) {
+    // Products read planes.
+    a.x = in_format(stream, scratch, a.x, false), a.w = in_format(stream, scratch, a.w, false);
+    if (last) a.y = {array_like(scratch, args.y.view, false)};
+    dispatch_floating(a.x.view.dtype, [&]<class T>(Type<T>) { forward<T>(stream, a, s); });
+    if (last) copy(stream, a.y.view, args.y.view);
+  }
   if (args.relu) enqueue(stream, UnaryArgs{UnaryOp::relu, In{args.y.view}, args.y});
 }
 
 void Kernels::enqueue(const Stream& stream, const Conv2dGradInputArgs& args) {
   check_floating(Conv2dGradInputArgs::kName, args.dy.view.dtype, stream);
-  const ConvSizes s(args.dx.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dx.view.shape) == 0) return;
   if (element_count(args.dy.view.shape) == 0 || element_count(args.w.view.shape) == 0)
     return fill_zero(stream, args.dx);
-  if (is_depthwise(s)) return depthwise_grad_input(stream, args, s);
-  dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) { grad_input<T>(stream, args, s); });
+  Scratch scratch(stream);
+  Conv2dGradInputArgs a = args;
+  const bool last = is_channels_last(a.dx.view, a.dy.view);
+  a.w = in_format(stream, scratch, a.w, last);
+  const ConvSizes s = sizes_of(a.dx.view, a.dy.view, a.window, a.groups, last);
+  if (is_depthwise(s)) return depthwise_grad_input(stream, a, s);
+  if (conv_by_cudnn(stream, Conv2dGradInputArgs::kName, ConvKind::grad_input, s, a.dx.view, a.w.view, a.dy.view))
+    return;
+  a.dy = in_format(stream, scratch, a.dy, false), a.w = in_format(stream, scratch, a.w, false);
+  if (last) a.dx = {array_like(scratch, args.dx.view, false)};
+  dispatch_floating(a.dy.view.dtype, [&]<class T>(Type<T>) { grad_input<T>(stream, a, s); });
+  if (last) copy(stream, a.dx.view, args.dx.view);
 }
 
 void Kernels::enqueue(const Stream& stream, const Conv2dGradWeightArgs& args) {
   check_floating(Conv2dGradWeightArgs::kName, args.dy.view.dtype, stream);
-  const ConvSizes s(args.x.view.shape, args.dy.view.shape, args.window, args.groups);
   if (element_count(args.dw.view.shape) == 0) return;
   if (element_count(args.dy.view.shape) == 0) return fill_zero(stream, args.dw);
-  if (is_depthwise(s)) return depthwise_grad_weight(stream, args, s);
-  dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) { grad_weight<T>(stream, args, s); });
+  Scratch scratch(stream);
+  Conv2dGradWeightArgs a = args;
+  const bool last = is_channels_last(a.x.view, a.dy.view);
+  const ConvSizes s = sizes_of(a.x.view, a.dy.view, a.window, a.groups, last);
+  const auto result_in = [&](bool channels_last) {
+    a.dw =
+        has_image_format(args.dw.view, channels_last) ? args.dw : Out{array_like(scratch, args.dw.view, channels_last)};
+  };
+  result_in(last);
+  if (is_depthwise(s)) {
+    depthwise_grad_weight(stream, a, s);
+  } else if (!conv_by_cudnn(stream, Conv2dGradWeightArgs::kName, ConvKind::grad_weight, s, a.x.view, a.dw.view,
+                            a.dy.view)) {
+    a.x = in_format(stream, scratch, a.x, false), a.dy = in_format(stream, scratch, a.dy, false);
+    result_in(false);
+    dispatch_floating(a.dy.view.dtype, [&]<class T>(Type<T>) { grad_weight<T>(stream, a, s); });
+  }
+  if (a.dw.view.data != args.dw.view.data) copy(stream, a.dw.view, args.dw.view);
 }
 
 void list_conv(KernelList& list) {

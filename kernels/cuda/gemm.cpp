@@ -9,12 +9,12 @@
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
 #include "lockstep/kernels/cuda/kernels.h"
+#include "lockstep/kernels/cuda/workspace.h"
 #include "lockstep/kernels/functors.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/environment.h"
 #include "lockstep/runtime/error.h"
-#include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/stream/growth_lock.h"
 
@@ -40,7 +40,7 @@ Operand make_operand(const GemmMatrix& m) {
   return {m.data, m.columns, m.rows, m.rows == 1 ? m.columns : m.row_stride, m.batch_stride, true};
 }
 
-int alignment_of(const void* data) {
+int alignment_of(const void* data) {  // at most 256
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   for (int alignment = 256; alignment > 1; alignment /= 2)
     if (address % static_cast<std::uintptr_t>(alignment) == 0) return alignment;
@@ -58,11 +58,6 @@ cudaDataType_t type_of(DType dtype) {
     default:
       return CUDA_R_32F;
   }
-}
-
-bool tf32() {
-  static const bool allowed = lockstep::detail::environment_flag("LOCKSTEP_TF32");
-  return allowed;
 }
 
 cublasLtEpilogue_t epilogue_of(const Gemm& g) {
@@ -135,20 +130,6 @@ class Turn {
   std::unique_lock<std::mutex> lock_;
 };
 
-class Workspace {
- public:
-  Workspace(const Stream& stream, std::size_t bytes) : block_(bytes > 0 ? allocate(stream, bytes) : nullptr) {}
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (block_) release(block_);  // reused only by later work of the stream
-  }
-  void* data() const { return block_ ? block_->data : nullptr; }
-
- private:
-  MemoryBlock* block_;
-};
-
 struct Problem {
   Operand a, b;
   GemmMatrix c;  // column-major
@@ -169,9 +150,9 @@ std::unique_ptr<Plan> describe(const Problem& p, bool fused, Device device, cons
   auto plan = std::make_unique<Plan>(blas, fused);
   const Gemm& g = p.gemm;
   const bool wide = g.in == DType::f64;
-  const cublasComputeType_t compute = wide                           ? CUBLAS_COMPUTE_64F
-                                      : g.in == DType::f32 && tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                                                     : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = wide                                   ? CUBLAS_COMPUTE_64F
+                                      : g.in == DType::f32 && tf32_allowed() ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                                             : CUBLAS_COMPUTE_32F;
   check_blas(blas.desc_create(&plan->desc, compute, wide ? CUDA_R_64F : CUDA_R_32F), device, op,
              "cublasLtMatmulDescCreate");
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
@@ -288,8 +269,7 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
     const Turn turn(engine, key);
     bytes = find_plan().choice.workspaceSize;
   }
-  // A workspace of this stream: products on two streams of the device may run at the same time. Taken without the lock,
-  // since the allocator may have to wait for the device.
+  // Taken without the lock, since the allocator may have to wait for the device.
   const Workspace workspace(stream, bytes);
   const float alpha32 = static_cast<float>(g.alpha), beta32 = static_cast<float>(g.beta);
   const bool wide = g.in == DType::f64;
@@ -327,6 +307,11 @@ void finish(const Stream& stream, const Gemm& g) {
 }
 
 }  // namespace
+
+bool tf32_allowed() {
+  static const bool allowed = lockstep::detail::environment_flag("LOCKSTEP_TF32");
+  return allowed;
+}
 
 bool has_unit_stride(const GemmMatrix& m) {
   const bool row_major = (m.column_stride == 1 || m.columns == 1) && (m.rows == 1 || m.row_stride >= m.columns);

@@ -35,8 +35,11 @@ bool has_unit_stride(const GemmMatrix& matrix);
 bool can_add_bias(const Gemm& gemm);
 bool can_activate(const Gemm& gemm);
 
+// Whether f32 may go through tensor cores as TF32: LOCKSTEP_TF32=1.
+bool tf32_allowed();
+
 // c = activation(alpha * a @ b + beta * c + bias); with beta 0 c is not read. Matrices have unit strides, no size is 0.
-// Sums accumulate in f32 (f64 for f64); TF32 is used only with LOCKSTEP_TF32=1. Where cuBLASLt knows no algorithm it is
+// Sums accumulate in f32 (f64 for f64); TF32 only where tf32_allowed. Where cuBLASLt knows no algorithm it is
 // asked for less: without the bias and the activation, which are kernels then; for memory that is aligned as its
 // elements are; with parts of a sum added in the type of c. Throws NotSupported when it knows none at all.
 void gemm(const Stream& stream, const char* op, const Gemm& gemm);

@@ -1,17 +1,12 @@
 // Images in channels_last, [batch, pixels, channels] in memory.
 #pragma once
 
+#include "lockstep/kernels/common/image_format.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
 
 namespace lockstep::kernels::host {
-
-// Whether the images of a call are channels_last. All are of one format; what could be of both counts as contiguous.
-template <class... Views>
-bool is_channels_last(const Views&... images) {
-  return !(is_contiguous(images.shape, images.strides) && ...);
-}
 
 // to[batch, columns, rows] = from[batch, rows, columns], both without gaps.
 template <class T>

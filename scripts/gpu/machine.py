@@ -12,11 +12,11 @@ from gpu.run import printed_by
 # Of the toolkit, of the driver, and of profilers that are installed beside the toolkit.
 TOOL_FOLDERS = ["/usr/local/nvidia/bin", "/opt/nvidia/bin", "/usr/bin", "/usr/local/bin"]
 TOOL_PATTERNS = ["/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*"]
-# What is looked for, and the variable by which Lockstep is told. cuDNN is not used, only seen.
+# What is looked for, and the variable by which Lockstep is told.
 LIBRARIES = {
     "cublasLt": (["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], "LOCKSTEP_CUBLASLT_LIBRARY"),
     "nccl": (["libnccl.so.2", "libnccl.so"], "LOCKSTEP_NCCL_LIBRARY"),
-    "cudnn": (["libcudnn.so.9", "libcudnn.so"], None),
+    "cudnn": (["libcudnn.so.9", "libcudnn.so"], "LOCKSTEP_CUDNN_LIBRARY"),
 }
 PYTHONS = ["/usr/local/bin/python3", "/usr/bin/python3", "/opt/*/bin/python3", "/opt/*/.venv/bin/python3",
            "/opt/*/venv/bin/python3", "/opt/conda/bin/python3"]
@@ -29,6 +29,9 @@ try:
     if "cublasLt" in sys.argv[1]:
         library.cublasLtGetVersion.restype = ctypes.c_size_t
         version = library.cublasLtGetVersion()
+    elif "cudnn" in sys.argv[1]:
+        library.cudnnGetVersion.restype = ctypes.c_size_t
+        version = library.cudnnGetVersion()
     elif "nccl" in sys.argv[1]:
         number = ctypes.c_int()
         library.ncclGetVersion(ctypes.byref(number))

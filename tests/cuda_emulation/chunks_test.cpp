@@ -1,4 +1,5 @@
 // Convolutions whose columns do not fit in the scratch memory: images one by one, and images cut.
+#include "cudnn/stand_in.h"
 #include "lockstep/kernels/cuda/conv.cuh"
 #include "support/catch.h"
 #include "support/views.h"
@@ -22,6 +23,7 @@ std::string compare(const Args& args, TestTensor& out, double tolerance) {
 
 TEST_CASE("convolution in chunks", "[conv][chunks]") {
   const std::int64_t before = kernels::cuda::columns_bytes;
+  const cudnn_stand_in::Offering none({}, {});
   for (const int groups : {1, 2})
     for (const std::int64_t batch : {1, 5})
       for (const DType dtype : kFloatingDTypes)
@@ -29,7 +31,7 @@ TEST_CASE("convolution in chunks", "[conv][chunks]") {
           kernels::cuda::columns_bytes = bytes;
           const Window2d window{.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}};
           TestTensor x(dtype, {batch, 4, 12, 11}), w(dtype, {6, 4 / groups, 3, 3}), bias(dtype, {6}),
-              y(dtype, {batch, 6, 12, 11});
+              y(dtype, {batch, 6, 12, 11});  // sizes that cuDNN is not asked for elsewhere
           TestTensor dx(dtype, x.shape()), dw(dtype, w.shape());
           x.fill_random(1, -1, 1), w.fill_random(2, -1, 1), bias.fill_random(3);
           INFO(to_string(dtype) << " groups " << groups << " batch " << batch << " bytes " << bytes);

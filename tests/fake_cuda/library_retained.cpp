@@ -1,5 +1,6 @@
 #include "fake_cuda/library_retained.h"
 
+#include "lockstep/kernels/cuda/cudnn_conv.h"
 #include "lockstep/kernels/cuda/gemm.h"
 #include "lockstep/runtime/backend.h"
 #include "lockstep/runtime/cuda/cuda_check.h"
@@ -37,7 +38,7 @@ Alive library_retained() {
     all.streams += kept.streams;
     all.events += kept.events;
 #ifndef __SANITIZE_THREAD__  // whose build has no CUDA kernels
-    all.handles += kernels::cuda::retained_handles(device);
+    all.handles += kernels::cuda::retained_handles(device) + kernels::cuda::retained_cudnn(device);
 #endif
   }
   return all;

@@ -3,7 +3,7 @@
 set(here "${CMAKE_CURRENT_LIST_DIR}")
 file(GLOB fake_sources CONFIGURE_DEPENDS "${here}/*.cpp")
 list(FILTER fake_sources EXCLUDE REGEX "_test\\.cpp$|/main\\.cpp$|/checked_table\\.cpp$|/library_retained\\.cpp$|/setup.*\\.cpp$")
-add_library(lockstep_fake_cuda OBJECT ${fake_sources})
+add_library(lockstep_fake_cuda OBJECT ${fake_sources} "${CMAKE_CURRENT_SOURCE_DIR}/cudnn/stand_in.cpp")
 target_link_libraries(lockstep_fake_cuda PRIVATE lockstep_flags)
 target_include_directories(lockstep_fake_cuda PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
 target_include_directories(lockstep_fake_cuda SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})

@@ -21,8 +21,8 @@ bool spoiled = false;  // what is wrong with the process from then on, as with a
 // What a program is told by its environment.
 std::string told() {
   std::string text;
-  for (const char* name : {"LOCKSTEP_CUBLASLT_LIBRARY", "LOCKSTEP_NCCL_LIBRARY", "LOCKSTEP_CUDA_DEVICES",
-                           "LOCKSTEP_CACHE", "LOCKSTEP_GOLDEN_FOLDER", "TMPDIR"}) {
+  for (const char* name : {"LOCKSTEP_CUBLASLT_LIBRARY", "LOCKSTEP_CUDNN_LIBRARY", "LOCKSTEP_NCCL_LIBRARY",
+                           "LOCKSTEP_CUDA_DEVICES", "LOCKSTEP_CACHE", "LOCKSTEP_GOLDEN_FOLDER", "TMPDIR"}) {
     const char* value = std::getenv(name);
     text += std::string(" ") + name + "=" + (value != nullptr ? value : "");
   }

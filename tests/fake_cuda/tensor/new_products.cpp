@@ -1,4 +1,4 @@
-// Products of new sizes beside a collective that spins on the devices.
+// Products and convolutions of new sizes beside a collective that spins on the devices.
 #include <memory>
 #include <thread>
 
@@ -58,6 +58,23 @@ TEST_CASE("a product of new sizes waits until no collective spins, and later one
   CHECK(collective->ended() == 1);
   collective->begin();
   matmul(a, transpose(b, 0, 1));
+  CHECK(collective->ended() == 1);
+  detail::remove_in_flight(collective.get());
+  CHECK(fake_cuda::take_failures().empty());
+}
+
+TEST_CASE("a convolution of new sizes waits until no collective spins, and later ones do not") {
+  const Device device = support::device_at(1);
+  const Tensor w = ones({3, 2, 3, 3}, {.device = device});
+  const Tensor a = ones({1, 2, 7, 9}, {.device = device}), b = ones({1, 2, 9, 7}, {.device = device});
+  conv2d(a, w);  // handle, kernels and memory are there from here on
+  const auto collective = std::make_shared<Collective>();
+  detail::add_in_flight(collective);
+  conv2d(b, w);
+  CHECK(collective->ended() == 1);
+  collective->begin();
+  conv2d(b, w);
+  conv2d(a, w);
   CHECK(collective->ended() == 1);
   detail::remove_in_flight(collective.get());
   CHECK(fake_cuda::take_failures().empty());

@@ -1,0 +1,141 @@
+// What cuDNN itself answers, on a machine with or without a GPU: it makes plans for a GPU that is described to it (9.8
+// and later). For an H200: that every convolution here has an engine which keeps what the library promises, on tensor
+// cores where they are asked for, in the scratch memory that is allowed. Runs none of them.
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "lockstep/kernels/cuda/cudnn_conv.h"
+#include "lockstep/runtime/error.h"
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::kernels;
+using namespace lockstep::kernels::cuda;
+
+constexpr int kSkipped = 77;
+
+// As cuDNN writes one down: a compute capability of 9.0, and the H200's numbers.
+constexpr std::string_view kH200 = R"({"deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0,
+"totalGlobalMem": 150000000000, "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],
+"regsPerBlock": 65536, "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+"maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536,
+"maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0,
+"supportCoopLaunch": 1, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "l2CacheSize": 62914560,
+"deviceName": "NVIDIA H200"})";
+
+struct Layer {
+  const char* name;
+  std::int64_t batch, channels, size, outputs;
+  int kernel, stride, padding, groups = 1;
+
+  ConvSizes sizes(bool channels_last) const {
+    const std::int64_t out = (size + 2 * padding - kernel) / stride + 1;
+    const Window2d window{.kernel = {kernel, kernel}, .stride = {stride, stride}, .padding = {padding, padding}};
+    ConvSizes sizes({batch, channels, size, size}, {batch, outputs, out, out}, window, groups);
+    sizes.channels_last = channels_last;
+    return sizes;
+  }
+};
+
+// Of ResNet-50, ResNeXt and a small net.
+constexpr Layer kLayers[] = {
+    {"first, 7x7", 32, 3, 224, 64, 7, 2, 3},
+    {"3x3 of 64", 32, 64, 56, 64, 3, 1, 1},
+    {"3x3 of 128, steps of 2", 32, 128, 56, 128, 3, 2, 1},
+    {"3x3 of 512", 32, 512, 7, 512, 3, 1, 1},
+    {"1x1, steps of 2", 32, 256, 56, 512, 1, 2, 0},
+    {"1x1 of 49 pixels", 32, 2048, 7, 512, 1, 1, 0},
+    {"3x3 in 32 groups", 32, 128, 56, 128, 3, 1, 1, 32},
+    {"odd", 3, 5, 13, 7, 3, 1, 1},
+};
+
+int failures = 0;
+
+void expect(bool holds, const Layer& layer, const char* kind, const char* type, const char* what) {
+  if (holds) return;
+  ++failures;
+  std::printf("failed: %s, %s, %s: %s\n", layer.name, kind, type, what);
+}
+
+cudnn::Descriptor describe_gpu(const cudnn::Library& library) {
+  cudnn::Descriptor gpu = nullptr;
+  if (library.descriptor_create(cudnn::kDeviceProperties, &gpu) != cudnn::kSuccess ||
+      library.set(gpu, cudnn::kDeviceJson, cudnn::kTypeChar, static_cast<std::int64_t>(kH200.size()), kH200.data()) !=
+          cudnn::kSuccess ||
+      library.finalize(gpu) != cudnn::kSuccess)
+    return nullptr;
+  return gpu;
+}
+
+int make_plans() {
+  const cudnn::Library* library = cudnn::library();
+  if (!library || library->version() < 90800) {
+    std::printf("skipped: cuDNN 9.8 or later expected, %s found\n",
+                library ? std::to_string(library->version()).c_str() : "none");
+    return kSkipped;
+  }
+  std::printf("cuDNN %zu, for an H200\n\n", library->version());
+  const cudnn::Descriptor gpu = describe_gpu(*library);
+  if (!gpu) {
+    std::printf("failed: cuDNN takes no such description of a GPU\n");
+    return 1;
+  }
+  const struct {
+    const char* name;
+    DType dtype;
+    bool tf32;
+  } types[] = {
+      {"f32", DType::f32, false}, {"TF32", DType::f32, true}, {"f16", DType::f16, false}, {"bf16", DType::bf16, false}};
+  const std::pair<const char*, ConvKind> kinds[] = {
+      {"forward", ConvKind::forward}, {"grad input", ConvKind::grad_input}, {"grad weight", ConvKind::grad_weight}};
+  std::printf("%-24s %-11s %-5s %-9s %6s  %-12s %12s\n", "convolution", "", "dtype", "channels", "engine", "",
+              "scratch, KiB");
+  for (const Layer& layer : kLayers)
+    for (const auto& [kind_name, kind] : kinds)
+      for (const auto& type : types)
+        for (const bool last : {false, true}) {
+          const ConvSizes sizes = layer.sizes(last);
+          if (!goes_to_cudnn(sizes, type.dtype)) {
+            expect(false, layer, kind_name, type.name, "does not go to cuDNN");
+            continue;
+          }
+          const ConvProblem problem{.kind = kind,
+                                    .dtype = type.dtype,
+                                    .sizes = sizes,
+                                    .adds = kind == ConvKind::forward,
+                                    .tf32 = type.tf32,
+                                    .alignment = {16, 16, 16}};
+          const auto plan = ConvPlan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem);
+          expect(plan != nullptr, layer, kind_name, type.name, "no engine");
+          if (!plan) continue;
+          std::printf("%-24s %-11s %-5s %-9s %6lld  %-12s %12.1f\n", layer.name, kind_name, type.name,
+                      last ? "last" : "in planes", static_cast<long long>(plan->engine()),
+                      plan->tensor_cores() ? "tensor cores" : "", static_cast<double>(plan->workspace_bytes()) / 1024);
+          expect(plan->workspace_bytes() <= static_cast<std::size_t>(conv_workspace_limit(problem)), layer, kind_name,
+                 type.name, "more scratch memory than allowed");
+          const bool wide = layer.channels >= 64 && !(type.tf32 && layer.groups > 1);
+          if (type.dtype == DType::f32 && !type.tf32)
+            expect(!plan->tensor_cores(), layer, kind_name, type.name, "f32 on tensor cores");
+          else if (wide)
+            expect(plan->tensor_cores(), layer, kind_name, type.name, "not on tensor cores");
+          if (wide && last && size_of(type.dtype) == 2)
+            expect(plan->workspace_bytes() < static_cast<std::size_t>(2 * layer.batch * layer.channels * sizes.plane()),
+                   layer, kind_name, type.name, "turns arrays around that lie as tensor cores want them");
+        }
+  library->descriptor_destroy(gpu);
+  std::printf("\n%d failures\n", failures);
+  return failures > 0;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    return make_plans();
+  } catch (const Error& error) {
+    std::printf("failed: %s\n", error.what());
+    return 1;
+  }
+}
