@@ -113,6 +113,38 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The same of rows of channels, which channels_last images are: a pack is of neighbouring channels.
+template <class T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    apply_rows_kernel(const T* x, const T* dy, const Compute<T>* mean, T* out, std::int64_t packs,
+                      const Splitter by_channels, const Channels<T> channels) {
+  using P = Pack<T, kCount>;
+  using Coefficients = Pack<Compute<T>, kCount>;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
+    std::int64_t group;
+    by_channels.split(i, &group);
+    const auto centre = reinterpret_cast<const Coefficients*>(channels.centre)[group];
+    const auto scale = reinterpret_cast<const Coefficients*>(channels.scale)[group];
+    const auto shift = reinterpret_cast<const Coefficients*>(channels.shift)[group];
+    const P from = reinterpret_cast<const P*>(x)[i];
+    P to;
+    if (dy) {
+      const P grad = reinterpret_cast<const P*>(dy)[i];
+      const auto middle = reinterpret_cast<const Coefficients*>(mean)[group];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k)
+        to.element[k] = narrow<T>(scale.element[k] * widen(grad.element[k]) -
+                                  (widen(from.element[k]) - middle.element[k]) * shift.element[k] - centre.element[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k)
+        to.element[k] = narrow<T>((widen(from.element[k]) - centre.element[k]) * scale.element[k] + shift.element[k]);
+    }
+    reinterpret_cast<P*>(out)[i] = to;
+  }
+}
+
 template <class T>
 void apply(const Stream& stream, const char* op, const View& x, const T* dy, const Compute<T>* mean, T* out,
            const Channels<T>& channels) {
@@ -127,6 +159,13 @@ void apply(const Stream& stream, const char* op, const View& x, const T* dy, con
     return length % pack == 0 && aligned_for(x.data, x.dtype, pack) && aligned_for(out, x.dtype, pack) &&
            aligned_for(dy, x.dtype, pack);
   };
+  constexpr int kRow = kPack<T>;
+  if (length == 1 && x.shape[1] % kRow == 0 && aligned_for(x.data, x.dtype, kRow) && aligned_for(out, x.dtype, kRow) &&
+      aligned_for(dy, x.dtype, kRow) && aligned_for(mean, dtype_of<Compute<T>>(), kRow)) {
+    const std::int64_t packs = count / kRow;
+    return launch(stream, op, apply_rows_kernel<T, kRow>, grid_for(stream, packs), static_cast<const T*>(x.data), dy,
+                  mean, out, packs, Splitter(x.shape[1] / kRow, packs), channels);
+  }
   if (fits(kPack<T>)) return run.template operator()<kPack<T>>();
   if constexpr (kPack<T> == 8)  // planes of 14 x 14
     if (fits(4)) return run.template operator()<4>();
@@ -214,6 +253,7 @@ void list_batch_norm(KernelList& list) {
     list.add(apply_kernel<T, kPack<T>>);
     if constexpr (kPack<T> == 8) list.add(apply_kernel<T, 4>);
     list.add(apply_kernel<T, 1>);
+    list.add(apply_rows_kernel<T, kPack<T>>);
   });
 }
 

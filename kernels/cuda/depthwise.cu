@@ -1,5 +1,6 @@
 // Convolutions in which each group has one input channel, computed directly.
 #include "lockstep/kernels/cuda/conv.cuh"
+#include "lockstep/kernels/cuda/images.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/reduce.cuh"
 
@@ -9,16 +10,16 @@ namespace {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     depthwise_kernel(const T* x, const T* w, const T* bias, T* y, std::int64_t count, const ConvSizes s,
-                     const Splitter by_column, const Splitter by_row, const Splitter by_output,
-                     const Splitter by_group) {
+                     const ImageArray images, const ImageWalk walk, const Splitter by_group) {
   const int taps = s.window.kernel[0] * s.window.kernel[1];
   for_each_position(count, [&](std::int64_t i) {
-    std::int64_t ow, oh, o;
-    const std::int64_t n = by_output.split(by_row.split(by_column.split(i, &ow), &oh), &o);
+    const ImagePlace to = walk.at(i);
     std::int64_t ignored;
-    const T* from = x + (n * s.channels + by_group.split(o, &ignored)) * s.height * s.width;
-    Compute<T> sum = bias ? widen(bias[o]) : Compute<T>(0);
-    for_each_tap(s, oh, ow, [&](int tap, std::int64_t at) { sum += widen(w[o * taps + tap]) * widen(from[at]); });
+    const T* from = x + images.begin(to.image, by_group.split(to.channel, &ignored));
+    Compute<T> sum = bias ? widen(bias[to.channel]) : Compute<T>(0);
+    for_each_tap(s, to.row, to.column, [&](int tap, std::int64_t at) {
+      sum += widen(w[to.channel * taps + tap]) * widen(from[at * images.pixel_step]);
+    });
     y[i] = narrow<T>(sum);
   });
 }
@@ -27,16 +28,16 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     depthwise_grad_input_kernel(const T* dy, const T* w, T* dx, std::int64_t count, const Windows s,
-                                const Splitter by_column, const Splitter by_row, const Splitter by_channel) {
+                                const ImageArray images, const ImageWalk walk) {
   const int taps = s.window.kernel[0] * s.window.kernel[1];
   for_each_position(count, [&](std::int64_t i) {
-    std::int64_t column, h, c;
-    const std::int64_t n = by_channel.split(by_row.split(by_column.split(i, &column), &h), &c);
+    const ImagePlace to = walk.at(i);
     Compute<T> sum = 0;
-    for (std::int64_t o = c * s.group_outputs; o < (c + 1) * s.group_outputs; ++o) {
-      const T* from = dy + (n * s.outputs + o) * s.out_height * s.out_width;
-      for_each_window(s, h, column,
-                      [&](int tap, std::int64_t at) { sum += widen(w[o * taps + tap]) * widen(from[at]); });
+    for (std::int64_t o = to.channel * s.group_outputs; o < (to.channel + 1) * s.group_outputs; ++o) {
+      const T* from = dy + images.begin(to.image, o);
+      for_each_window(s, to.row, to.column, [&](int tap, std::int64_t at) {
+        sum += widen(w[o * taps + tap]) * widen(from[at * images.pixel_step]);
+      });
     }
     dx[i] = narrow<T>(sum);
   });
@@ -49,6 +50,7 @@ struct DepthwiseGradWeight {
   const T *dy, *x;
   T* dw;
   ConvSizes s;
+  ImageArray dy_images, x_images;
   Splitter by_plane, by_column, by_taps, by_group;  // of results: by_taps; of outputs: by_group
 
   __device__ Accumulator start() const { return 0; }
@@ -63,9 +65,10 @@ struct DepthwiseGradWeight {
     const std::int64_t h = oh * s.window.stride[0] - s.window.padding[0] + tap / width * s.window.dilation[0];
     const std::int64_t column = ow * s.window.stride[1] - s.window.padding[1] + tap % width * s.window.dilation[1];
     if (h < 0 || h >= s.height || column < 0 || column >= s.width) return 0;
-    return static_cast<Accumulator>(widen(dy[(n * s.outputs + o) * s.out_height * s.out_width + p])) *
-           static_cast<Accumulator>(
-               widen(x[((n * s.channels + by_group.split(o, &ignored)) * s.height + h) * s.width + column]));
+    const std::int64_t from =
+        x_images.begin(n, by_group.split(o, &ignored)) + (h * s.width + column) * x_images.pixel_step;
+    return static_cast<Accumulator>(widen(dy[dy_images.begin(n, o) + p * dy_images.pixel_step])) *
+           static_cast<Accumulator>(widen(x[from]));
   }
   __device__ void finish(std::int64_t result, std::int64_t, Accumulator total) const {
     dw[result] = narrow<T>(static_cast<Compute<T>>(total));
@@ -79,7 +82,7 @@ void depthwise(const Stream& stream, const Conv2dArgs& args, const ConvSizes& s)
   dispatch_floating(args.x.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dArgs::kName, depthwise_kernel<T>, grid_for(stream, count), data<T>(args.x), data<T>(args.w),
            args.bias.view.present ? data<T>(args.bias) : nullptr, data<T>(args.y), count, s,
-           Splitter(s.out_width, count), Splitter(s.out_height, count), Splitter(s.outputs, count),
+           ImageArray(args.x.view.shape, s.channels_last), ImageWalk(args.y.view.shape, s.channels_last),
            Splitter(s.group_outputs, s.outputs));
   });
 }
@@ -88,8 +91,8 @@ void depthwise_grad_input(const Stream& stream, const Conv2dGradInputArgs& args,
   const std::int64_t count = s.batch * s.channels * s.plane();
   dispatch_floating(args.dy.view.dtype, [&]<class T>(Type<T>) {
     launch(stream, Conv2dGradInputArgs::kName, depthwise_grad_input_kernel<T>, grid_for(stream, count),
-           data<T>(args.dy), data<T>(args.w), data<T>(args.dx), count, Windows(s), Splitter(s.width, count),
-           Splitter(s.height, count), Splitter(s.channels, count));
+           data<T>(args.dy), data<T>(args.w), data<T>(args.dx), count, Windows(s),
+           ImageArray(args.dy.view.shape, s.channels_last), ImageWalk(args.dx.view.shape, s.channels_last));
   });
 }
 
@@ -102,6 +105,8 @@ void depthwise_grad_weight(const Stream& stream, const Conv2dGradWeightArgs& arg
                                            data<T>(args.x),
                                            data<T>(args.dw),
                                            s,
+                                           ImageArray(args.dy.view.shape, s.channels_last),
+                                           ImageArray(args.x.view.shape, s.channels_last),
                                            Splitter(s.out_plane(), shape.elements),
                                            Splitter(s.out_width, s.out_plane()),
                                            Splitter(s.kernel(), shape.results),

@@ -6,6 +6,7 @@ const KernelTable& kernel_table() {
   static constexpr KernelTable kTable = [] {
     KernelTable table = table_of<Kernels>();
     table.prepare = prepare;
+    table.takes_channels_last = true;
     return table;
   }();
   return kTable;

@@ -1,5 +1,6 @@
 // Resampling: a thread for every element that is written. In the adjoint each element of the source collects from the
 // elements of the result that are made of it, in their order, so nothing is added by two threads.
+#include "lockstep/kernels/cuda/images.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
@@ -20,11 +21,11 @@ struct Axis : ResampleAxis {
 
 struct Resampling {
   Axis rows, columns;
-  Splitter by_row, by_column;  // of the planes that are written
+  ImageWalk walk;  // of what is written
+  ImageArray read;
 
   explicit Resampling(const Resample2dArgs& a)
-      : by_row(a.y.view.shape[2], element_count(a.y.view.shape)),
-        by_column(a.y.view.shape[3], element_count(a.y.view.shape)) {
+      : walk(a.y.view.shape, is_channels_last(a.x.view, a.y.view)), read(a.x.view.shape, walk.channels_last) {
     const Shape& source = a.adjoint ? a.y.view.shape : a.x.view.shape;
     const Shape& result = a.adjoint ? a.x.view.shape : a.y.view.shape;
     rows = Axis({source[2], result[2], a.kind, a.step[0], a.align_corners});
@@ -38,20 +39,19 @@ __global__ void __launch_bounds__(kThreads)
   using C = Compute<T>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) {
-    std::int64_t row, column;
-    const std::int64_t plane = s.by_row.split(s.by_column.split(i, &column), &row);
+    const auto [image, channel, row, column] = s.walk.at(i);
+    const T* from = x + s.read.begin(image, channel);
+    const std::int64_t between = s.read.pixel_step;
     C sum = 0;
     if (!adjoint) {
-      const T* from = x + plane * s.rows.source * s.columns.source;
       const Taps<C> r = taps_of<C>(s.rows, row), c = taps_of<C>(s.columns, column);
       for (std::int64_t h = 0; h < r.count; ++h) {
         C mixed = 0;
         for (std::int64_t w = 0; w < c.count; ++w)
-          mixed += c.weight(w) * widen(from[(r.first + h) * s.columns.source + c.first + w]);
+          mixed += c.weight(w) * widen(from[((r.first + h) * s.columns.source + c.first + w) * between]);
         sum += r.weight(h) * mixed;
       }
     } else {
-      const T* from = x + plane * s.rows.result * s.columns.result;
       const std::int64_t left = first_result_of<C>(s.columns, column);
       for (std::int64_t h = first_result_of<C>(s.rows, row); h < s.rows.result; ++h) {
         const Taps<C> r = taps_of<C>(s.rows, h);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
         for (std::int64_t w = left; w < s.columns.result; ++w) {
           const Taps<C> c = taps_of<C>(s.columns, w);
           if (c.first > column) break;
-          spread += c.weight(column - c.first) * widen(from[h * s.columns.result + w]);
+          spread += c.weight(column - c.first) * widen(from[(h * s.columns.result + w) * between]);
         }
         sum += r.weight(row - r.first) * spread;
       }
