@@ -1,8 +1,6 @@
 // The two ways in which images lie in memory: planes one after another, or channels_last, [batch, pixels, channels].
 #pragma once
 
-#include <array>
-
 #include "lockstep/kernels/args.h"
 
 namespace lockstep::kernels {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <optional>
 
+#include "lockstep/kernels/cuda/first_call.h"
 #include "lockstep/kernels/cuda/gemm.h"
 #include "lockstep/kernels/cuda/workspace.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
@@ -13,7 +13,6 @@
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/per_device.h"
 #include "lockstep/runtime/stream/capture.h"
-#include "lockstep/runtime/stream/growth_lock.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
@@ -63,32 +62,16 @@ bool refuses(dnn::Status status) {
 // Under the lock.
 void create_handle(Engine& engine, const dnn::Library& library, Device device, const char* op) {
   if (engine.handle || engine.unsupported) return;
-  const dnn::Status status = library.create(&engine.handle);
+  dnn::Handle made = nullptr;
+  const dnn::Status status = library.create(&made);
   if (refuses(status)) {
     engine.unsupported = true;
     return log(LogLevel::warning, cat("[", op, "] cuDNN ", library.version(), " refuses ", device, " (",
                                       library.error_string(status), "): convolutions are products there"));
   }
   dnn::check(library, status, device, op, "cudnnCreate");
+  engine.handle = made;
 }
-
-// The lock of the engine. cuDNN loads and compiles code when a plan is made and when it first runs: not beside a
-// collective.
-class Turn {
- public:
-  Turn(Engine& engine, const ConvProblem::Key& key) : lock_(engine.mutex) {
-    const auto found = engine.plans.find(key);
-    if (engine.unsupported || (found != engine.plans.end() && (!found->second || found->second->has_run))) [[likely]]
-      return;
-    lock_.unlock();
-    alone_.emplace();
-    lock_.lock();
-  }
-
- private:
-  std::optional<lockstep::detail::GrowthLock> alone_;
-  std::unique_lock<std::mutex> lock_;
-};
 
 }  // namespace
 
@@ -116,16 +99,20 @@ bool conv_by_cudnn(const Stream& stream, const char* op, ConvKind kind, const Co
     return engine.plans.emplace(key, ConvPlan::make(*library, {.handle = engine.handle}, device, op, problem))
         .first->second.get();
   };
+  const auto has_run = [&] {
+    const auto found = engine.plans.find(key);
+    return engine.unsupported || (found != engine.plans.end() && (!found->second || found->second->has_run));
+  };
   std::size_t bytes;
   {
-    const Turn turn(engine, key);
+    const FirstCallLock lock(engine.mutex, has_run);
     const ConvPlan* plan = find_plan();
     if (!plan) return false;
     bytes = plan->workspace_bytes();
   }
   // Taken without the lock, since the allocator may have to wait for the device.
   const Workspace workspace(stream, bytes);
-  const Turn turn(engine, key);
+  const FirstCallLock lock(engine.mutex, has_run);
   ConvPlan* plan = find_plan();  // again: another thread may have started over
   const trace::WorkScope scope(
       stream, {.name = plan->tensor_cores() ? "convolution by cuDNN, tensor cores" : "convolution by cuDNN",

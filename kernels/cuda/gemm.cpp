@@ -5,9 +5,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 #include "lockstep/kernels/cuda/cublas_lt.h"
+#include "lockstep/kernels/cuda/first_call.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/workspace.h"
 #include "lockstep/kernels/functors.h"
@@ -111,24 +111,6 @@ void create_handle(Engine& engine, Device device, const char* op) {
   if (engine.handle) return;
   check_blas(cublas_lt().create(&engine.handle), device, op, "cublasLtCreate");
 }
-
-// The lock of the engine. cuBLASLt loads the code of a product when it is first asked for it, and when it first runs:
-// not beside a collective.
-class Turn {
- public:
-  Turn(Engine& engine, const Key& key) : lock_(engine.mutex) {
-    const auto found = engine.plans.find(key);
-    if (found != engine.plans.end() && found->second && found->second->has_run) [[likely]]
-      return;
-    lock_.unlock();
-    alone_.emplace();
-    lock_.lock();
-  }
-
- private:
-  std::optional<lockstep::detail::GrowthLock> alone_;
-  std::unique_lock<std::mutex> lock_;
-};
 
 struct Problem {
   Operand a, b;
@@ -264,9 +246,13 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
     if (!plan) plan = make_plan(p, engine, device, op);
     return *plan;
   };
+  const auto has_run = [&] {
+    const auto found = engine.plans.find(key);
+    return found != engine.plans.end() && found->second && found->second->has_run;
+  };
   std::size_t bytes;
   {
-    const Turn turn(engine, key);
+    const FirstCallLock lock(engine.mutex, has_run);
     bytes = find_plan().choice.workspaceSize;
   }
   // Taken without the lock, since the allocator may have to wait for the device.
@@ -275,7 +261,7 @@ bool multiply(const Stream& stream, const char* op, const Problem& p) {
   const bool wide = g.in == DType::f64;
   const void* alpha = wide ? static_cast<const void*>(&g.alpha) : &alpha32;
   const void* beta = wide ? static_cast<const void*>(&g.beta) : &beta32;
-  const Turn turn(engine, key);
+  const FirstCallLock lock(engine.mutex, has_run);
   Plan& plan = find_plan();  // again: another thread may have started over
   if (plan.fused && g.bias)
     check_blas(plan.blas.desc_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias, sizeof g.bias), device, op,

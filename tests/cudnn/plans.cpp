@@ -51,6 +51,41 @@ constexpr Layer kLayers[] = {
     {"odd", 3, 5, 13, 7, 3, 1, 1},
 };
 
+// Geometries at the edges of what a convolution may be.
+struct Edge {
+  const char* name;
+  Shape x;
+  std::int64_t outputs;
+  Window2d window;
+  int groups = 1;
+
+  ConvSizes sizes(bool channels_last) const {
+    const auto out = [&](int d) {
+      const auto at = static_cast<std::size_t>(d);
+      return (x[2 + d] + 2 * window.padding[at] - window.dilation[at] * (window.kernel[at] - 1) - 1) /
+                 window.stride[at] +
+             1;
+    };
+    ConvSizes sizes(x, {x[0], outputs, out(0), out(1)}, window, groups);
+    sizes.channels_last = channels_last;
+    return sizes;
+  }
+};
+const Edge kEdges[] = {
+    {"padding beyond the window", {2, 4, 5, 5}, 6, {.kernel = {3, 3}, .padding = {5, 5}}},
+    {"a window as large as the image", {1, 4, 3, 3}, 8, {.kernel = {5, 5}, .padding = {1, 1}}},
+    {"steps beyond the window", {2, 4, 9, 9}, 6, {.kernel = {2, 2}, .stride = {5, 5}}},
+    {"dilated", {2, 4, 20, 20}, 6, {.kernel = {3, 3}, .dilation = {7, 6}}},
+    {"images of one pixel", {3, 5, 1, 1}, 7, {.kernel = {3, 3}, .padding = {1, 1}}},
+    {"pixels that no window has", {2, 4, 10, 10}, 6, {.kernel = {3, 3}, .stride = {4, 4}}},
+    {"one row", {2, 8, 1, 100}, 6, {.kernel = {1, 5}, .padding = {0, 2}}},
+    {"three groups of odd sizes", {2, 6, 9, 9}, 9, {.kernel = {3, 3}}, 3},
+    {"a window of 101 pixels", {1, 3, 300, 300}, 4, {.kernel = {101, 101}}},
+    {"steps of 1000", {1, 3, 2000, 7}, 4, {.kernel = {1, 3}, .stride = {1000, 1}}},
+    {"a dilation of 1500", {1, 3, 2000, 7}, 4, {.kernel = {2, 3}, .dilation = {1500, 1}}},
+    {"100,000 images", {100000, 2, 5, 5}, 3, {.kernel = {3, 3}}},
+};
+
 int failures = 0;
 
 void expect(bool holds, const Layer& layer, const char* kind, const char* type, const char* what) {
@@ -124,6 +159,20 @@ int make_plans() {
             expect(plan->workspace_bytes() < static_cast<std::size_t>(2 * layer.batch * layer.channels * sizes.plane()),
                    layer, kind_name, type.name, "turns arrays around that lie as tensor cores want them");
         }
+  for (const Edge& edge : kEdges)
+    for (const auto& [kind_name, kind] : kinds)
+      for (const auto& type : types)
+        for (const bool last : {false, true})
+          for (const int alignment : {static_cast<int>(size_of(type.dtype)), 16}) {
+            const ConvProblem problem{.kind = kind,
+                                      .dtype = type.dtype,
+                                      .sizes = edge.sizes(last),
+                                      .tf32 = type.tf32,
+                                      .alignment = {alignment, alignment, alignment}};
+            if (ConvPlan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem)) continue;
+            ++failures;
+            std::printf("failed: %s, %s, %s: no engine\n", edge.name, kind_name, type.name);
+          }
   library->descriptor_destroy(gpu);
   std::printf("\n%d failures\n", failures);
   return failures > 0;
