@@ -91,7 +91,7 @@ void max_pool(const MaxPool2dArgs& a) {
         Vector<C> best = kLowest - Vector<C>{};
         for (std::int64_t t = 0; t < taps.count; ++t) {
           const Vector<C> value = load(taps.values[t] + i);
-          best = ~(value <= best) & (best == best) ? value : best;  // see below
+          best = (~(value <= best) & (best == best)) ? value : best;  // see below
         }
         store_first<C>(best, p.out_width - i, y.data() + row + i);
       }

@@ -77,7 +77,7 @@ template <class Position>
   LOCKSTEP_INDEPENDENT
   for (std::int64_t i = 0; i < count; ++i) {
     const C value = from[i], before = best[i];
-    best[i] = !(value <= before) & (before == before) ? value : before;
+    best[i] = (!(value <= before) & (before == before)) ? value : before;
   }
 }
 

@@ -27,7 +27,7 @@ constexpr std::uint32_t kRound[64] = {
 
 void Sha256::block(const std::uint8_t* bytes) {
   std::uint32_t w[64];
-  for (int t = 0; t < 16; ++t)
+  for (std::size_t t = 0; t < 16; ++t)
     w[t] = std::uint32_t{bytes[4 * t]} << 24 | std::uint32_t{bytes[4 * t + 1]} << 16 |
            std::uint32_t{bytes[4 * t + 2]} << 8 | std::uint32_t{bytes[4 * t + 3]};
   for (int t = 16; t < 64; ++t) {

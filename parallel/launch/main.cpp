@@ -176,8 +176,8 @@ int main(int argc, char** argv) {
       return wrong(cat("expected --node-rank from 0 to ", most_node_rank, ", got ", options.node));
     if (options.nodes > 1 && options.master.empty()) return wrong("expected --master host:port along with --nnodes");
     if (!options.tee.empty() && options.log_dir.empty()) return wrong("expected --log-dir along with --tee");
-    Shown(options.tee, options.show, 3,
-          std::max(options.world_size(), options.max_ranks));  // throws for what does not fit
+    // Throws for what does not fit.
+    [[maybe_unused]] const Shown fits(options.tee, options.show, 3, std::max(options.world_size(), options.max_ranks));
     if (options.min_ranks > 0 && !options.keep_going && options.restarts == 0)
       return wrong("expected --keep-going or --restarts along with --min-ranks");
     if (options.keep_going && options.restarts > 0)

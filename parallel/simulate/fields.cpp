@@ -135,9 +135,9 @@ void Fields::list(const std::string& key, const std::function<void(Fields&)>& vi
 }
 
 void Fields::object(const std::string& key, const std::function<void(Fields&)>& visit) {
-  static const Json kEmpty = Json::object();
+  static const Json empty = Json::object();
   const Json* value = find(key);
-  Fields fields(value == nullptr ? kEmpty : *value, name_of(key));
+  Fields fields(value == nullptr ? empty : *value, name_of(key));
   visit(fields);
   fields.check_all_read();
 }

@@ -238,7 +238,7 @@ void ModuleBase::load_state_dict(const std::vector<NamedTensor>& state, bool str
 
 // ---- elements that are somebody else's
 
-void detail::adopt_all(std::vector<std::pair<Parameter, Tensor>> given) {
+void detail::adopt_all(std::vector<std::pair<Parameter, Tensor>>&& given) {
   const NoGrad no_grad;
   std::vector<Move> moves;
   for (auto& [parameter, value] : given) {
