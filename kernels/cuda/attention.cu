@@ -2,6 +2,7 @@
 #include "lockstep/kernels/cuda/attention.cuh"
 #include "lockstep/kernels/cuda/attention_way.h"
 #include "lockstep/kernels/cuda/cublas_lt.h"
+#include "lockstep/kernels/cuda/cudnn_attention.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
@@ -92,7 +93,8 @@ void Kernels::enqueue(const Stream& stream, const AttentionArgs& args) {
   const AttentionSizes sizes = attention_sizes(args.q.view, args.k.view, args.v.view, args.block_table.view);
   switch (attention_way(sizes, args.dropout.p > 0, false, has_cublas_lt())) {
     case AttentionWay::products:
-      return attention_by_products(stream, args);
+      if (!attention_by_cudnn(stream, args)) attention_by_products(stream, args);
+      return;
     case AttentionWay::few:
       return attention_of_few(stream, args);
     case AttentionWay::tiles:

@@ -4,6 +4,7 @@
 #include "lockstep/kernels/cuda/attention.cuh"
 #include "lockstep/kernels/cuda/attention_way.h"
 #include "lockstep/kernels/cuda/cublas_lt.h"
+#include "lockstep/kernels/cuda/cudnn_attention.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
@@ -149,8 +150,10 @@ void Kernels::enqueue(const Stream& stream, const AttentionGradArgs& args) {
   check_floating(kName, dtype, stream);
   check_head_size(args, stream);
   const AttentionSizes sizes = attention_sizes(args.q.view, args.k.view, args.v.view, View());
-  if (attention_way(sizes, args.dropout.p > 0, true, has_cublas_lt()) == AttentionWay::products)
-    return attention_grad_by_products(stream, args);
+  if (attention_way(sizes, args.dropout.p > 0, true, has_cublas_lt()) == AttentionWay::products) {
+    if (!attention_grad_by_cudnn(stream, args)) attention_grad_by_products(stream, args);
+    return;
+  }
   const trace::WorkScope scope(stream, {.name = "attention_grad by tiles", .kind = trace::Kind::kernel});
   dispatch_floating(dtype, [&]<class T>(Type<T>) {
     using P = AttentionProblem<T>;

@@ -1,5 +1,5 @@
 // Which of the ways to compute attention a call takes: a function of its sizes and arguments alone, and of whether
-// there is cuBLASLt. A trace names the way.
+// there is cuBLASLt; what is large may then go to cuDNN (cudnn_attention.h). A trace names the way.
 #pragma once
 
 #include "lockstep/kernels/common/attention.h"
@@ -9,7 +9,7 @@ namespace lockstep::kernels::cuda {
 
 enum class AttentionWay : std::uint8_t {
   tiles,     // one kernel that goes through tiles of keys: whatever the others do not take
-  products,  // cuBLASLt's products with a softmax between them: tensor cores
+  products,  // cuDNN's kernel where it takes the call, else cuBLASLt's products with a softmax between them
   few,       // a few queries for each head of keys, the keys divided among blocks: decoding
 };
 

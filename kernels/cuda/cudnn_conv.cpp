@@ -1,137 +1,136 @@
 #include "lockstep/kernels/cuda/cudnn_conv.h"
 
-#include <algorithm>
-#include <map>
-#include <mutex>
+#include <utility>
 
-#include "lockstep/kernels/cuda/first_call.h"
+#include "lockstep/kernels/common/image_format.h"
 #include "lockstep/kernels/cuda/gemm.h"
-#include "lockstep/kernels/cuda/workspace.h"
-#include "lockstep/runtime/cuda/cuda_stream.h"
-#include "lockstep/runtime/cuda/current_device.h"
-#include "lockstep/runtime/error.h"
-#include "lockstep/runtime/log.h"
-#include "lockstep/runtime/per_device.h"
-#include "lockstep/runtime/stream/capture.h"
-#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
 
 namespace dnn = lockstep::cudnn;
 
-// What a logical device has for convolutions. The lock is held while one is described and enqueued, never while
-// anything waits.
-struct Engine {
-  std::mutex mutex;
-  dnn::Handle handle = nullptr;
-  bool unsupported = false;  // the GPU or its driver is none of cuDNN's
-  using Plans = std::map<ConvProblem::Key, std::unique_ptr<ConvPlan>>;
-  Plans plans;     // null: no engine
-  Plans outgoing;  // of before it was full
-};
+// The identifiers of the arrays in a plan.
+constexpr std::int64_t kX = 1, kW = 2, kY = 3;
 
-Engine& engine_of(Device device) {
-  static constinit lockstep::detail::PerDevice<Engine> engines;
-  return engines[device];
+dnn::Descriptor image(dnn::GraphMaker& graph, std::int64_t id, const ConvProblem& p, const dnn::Dims& dims) {
+  const Strides lie = image_strides({dims[0], dims[1], dims[2], dims[3]}, p.sizes.channels_last);
+  return graph.array({.id = id,
+                      .type = dnn::type_of(p.dtype),
+                      .dims = dims,
+                      .strides = {lie[0], lie[1], lie[2], lie[3]},
+                      .alignment = p.alignment[static_cast<std::size_t>(id - kX)]});
 }
 
-// At most 16: engines gain nothing by more.
-int alignment_of(const void* data) {
-  const auto address = reinterpret_cast<std::uintptr_t>(data);
-  return static_cast<int>(std::min<std::uintptr_t>(16, address & (~address + 1)));
+dnn::Descriptor convolution(dnn::Maker& maker, const Window2d& w) {
+  const auto pair = [](const auto& values) { return std::array<std::int64_t, 2>{values[0], values[1]}; };
+  const auto dilation = pair(w.dilation), stride = pair(w.stride), padding = pair(w.padding);
+  const dnn::Descriptor made = maker.create(dnn::kConvolution);
+  maker.set(made, dnn::kConvolutionType, dnn::kTypeDataType, dnn::kFloat);
+  maker.set(made, dnn::kConvolutionMode, dnn::kTypeConvolutionMode, dnn::kCrossCorrelation);
+  maker.set(made, dnn::kConvolutionDimensions, dnn::kTypeInt64, std::int64_t{2});
+  maker.set(made, dnn::kConvolutionDilations, dnn::kTypeInt64, 2, dilation.data());
+  maker.set(made, dnn::kConvolutionStrides, dnn::kTypeInt64, 2, stride.data());
+  maker.set(made, dnn::kConvolutionPrePaddings, dnn::kTypeInt64, 2, padding.data());
+  maker.set(made, dnn::kConvolutionPostPaddings, dnn::kTypeInt64, 2, padding.data());
+  maker.finish(made);
+  return made;
 }
 
-// Under the lock. A full engine starts over, but for plans that graphs have recorded. A plan's code goes with it, and
-// may still run: so it goes when the engine is full again.
-void make_room(Engine& engine) {
-  engine.outgoing.clear();
-  for (auto it = engine.plans.begin(); it != engine.plans.end();) {
-    if (it->second && it->second->recorded)
-      ++it;
-    else
-      engine.outgoing.insert(engine.plans.extract(it++));
-  }
-}
-
-// Of a library that is not whole, or of a GPU or driver that is none of its own: that stays so.
-bool refuses(dnn::Status status) {
-  return dnn::unsupported(status) || (status >= dnn::kNotInitialized && status < dnn::kNotInitialized + 999);
-}
-
-// Under the lock.
-void create_handle(Engine& engine, const dnn::Library& library, Device device, const char* op) {
-  if (engine.handle || engine.unsupported) return;
-  dnn::Handle made = nullptr;
-  const dnn::Status status = library.create(&made);
-  if (refuses(status)) {
-    engine.unsupported = true;
-    return log(LogLevel::warning, cat("[", op, "] cuDNN ", library.version(), " refuses ", device, " (",
-                                      library.error_string(status), "): convolutions are products there"));
-  }
-  dnn::check(library, status, device, op, "cudnnCreate");
-  engine.handle = made;
+dnn::Descriptor operation(dnn::Maker& maker, const ConvProblem& p) {
+  const ConvSizes& s = p.sizes;
+  const Window2d& window = s.window;
+  dnn::GraphMaker graph(maker);
+  const dnn::Descriptor x = image(graph, kX, p, {s.batch, s.channels, s.height, s.width});
+  const dnn::Descriptor w = image(graph, kW, p, {s.outputs, s.group_channels, window.kernel[0], window.kernel[1]});
+  const dnn::Descriptor y = image(graph, kY, p, {s.batch, s.outputs, s.out_height, s.out_width});
+  const auto [kind, first] = p.kind == ConvKind::forward ? std::pair(dnn::kForward, dnn::kForwardAttributes)
+                             : p.kind == ConvKind::grad_input
+                                 ? std::pair(dnn::kBackwardData, dnn::kBackwardDataAttributes)
+                                 : std::pair(dnn::kBackwardFilter, dnn::kBackwardFilterAttributes);
+  const auto of = [first = first](dnn::OperationAttribute attribute) {
+    return static_cast<dnn::Attribute>(int{first} + attribute);
+  };
+  const dnn::Descriptor geometry = convolution(maker, window);
+  const dnn::Descriptor made = maker.create(kind);
+  maker.set(made, of(dnn::kAlpha), dnn::kTypeFloat, 1.0F);
+  maker.set(made, of(dnn::kBeta), dnn::kTypeFloat, p.adds ? 1.0F : 0.0F);
+  maker.set(made, of(dnn::kOfConvolution), dnn::kTypeDescriptor, geometry);
+  maker.set(made, of(dnn::kOfWeights), dnn::kTypeDescriptor, w);
+  maker.set(made, of(dnn::kOfInput), dnn::kTypeDescriptor, x);
+  maker.set(made, of(dnn::kOfOutput), dnn::kTypeDescriptor, y);
+  maker.finish(made);
+  return made;
 }
 
 }  // namespace
 
+bool goes_to_cudnn(const ConvSizes& s, DType dtype) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // elements
+  constexpr std::int64_t kRowAlignment = 16;             // bytes, of rows that products on tensor cores take
+  if (dtype == DType::f64 || s.taps() == 0) return false;
+  if (s.batch * s.channels * s.plane() >= kMost || s.batch * s.outputs * s.out_plane() >= kMost ||
+      s.outputs * s.taps() >= kMost)
+    return false;
+  return s.channels_last || !s.pointwise() ||
+         s.plane() * static_cast<std::int64_t>(size_of(dtype)) % kRowAlignment != 0;
+}
+
+PlanKey ConvProblem::key() const {
+  const Window2d& w = sizes.window;
+  return {static_cast<std::int64_t>(kind),
+          static_cast<std::int64_t>(dtype),
+          adds,
+          tf32,
+          alignment[0],
+          alignment[1],
+          alignment[2],
+          sizes.channels_last,
+          sizes.batch,
+          sizes.channels,
+          sizes.height,
+          sizes.width,
+          sizes.outputs,
+          sizes.groups,
+          w.kernel[0],
+          w.kernel[1],
+          w.stride[0],
+          w.stride[1],
+          w.padding[0],
+          w.padding[1],
+          w.dilation[0],
+          w.dilation[1],
+          sizes.out_height,
+          sizes.out_width};
+}
+
+dnn::PlanRequest ConvProblem::request() const {
+  constexpr std::int64_t kOfProduct = std::int64_t{32} << 20;
+  const ConvSizes& s = sizes;
+  const std::int64_t elements = s.batch * (s.channels * s.plane() + s.outputs * s.out_plane()) + s.outputs * s.taps();
+  return {.operations = [this](dnn::Maker& maker) { return std::vector{operation(maker, *this)}; },
+          .most_workspace = kOfProduct + elements * static_cast<std::int64_t>(size_of(dtype)),
+          .tensor_cores = dtype != DType::f32 || tf32};
+}
+
 bool conv_by_cudnn(const Stream& stream, const char* op, ConvKind kind, const ConvSizes& sizes, const View& x,
                    const View& w, const View& y, bool adds) {
-  if (!goes_to_cudnn(sizes, x.dtype)) return false;
-  const dnn::Library* library = dnn::library();
-  if (!library) return false;
-  const Device device = stream.device();
-  const lockstep::cuda::CurrentDevice current(device);
-  Engine& engine = engine_of(device);
+  if (!goes_to_cudnn(sizes, x.dtype) || !dnn::library()) return false;
   const ConvProblem problem{.kind = kind,
                             .dtype = x.dtype,
                             .sizes = sizes,
                             .adds = adds,
                             .tf32 = tf32_allowed(),
                             .alignment = {alignment_of(x.data), alignment_of(w.data), alignment_of(y.data)}};
-  const ConvProblem::Key key = problem.key();
-  // Null: no engine of cuDNN's.
-  const auto find_plan = [&]() -> ConvPlan* {
-    create_handle(engine, *library, device, op);
-    if (engine.unsupported) return nullptr;
-    if (const auto found = engine.plans.find(key); found != engine.plans.end()) return found->second.get();
-    if (engine.plans.size() >= most_conv_plans) make_room(engine);
-    return engine.plans.emplace(key, ConvPlan::make(*library, {.handle = engine.handle}, device, op, problem))
-        .first->second.get();
-  };
-  const auto has_run = [&] {
-    const auto found = engine.plans.find(key);
-    return engine.unsupported || (found != engine.plans.end() && (!found->second || found->second->has_run));
-  };
-  std::size_t bytes;
-  {
-    const FirstCallLock lock(engine.mutex, has_run);
-    const ConvPlan* plan = find_plan();
-    if (!plan) return false;
-    bytes = plan->workspace_bytes();
-  }
-  // Taken without the lock, since the allocator may have to wait for the device.
-  const Workspace workspace(stream, bytes);
-  const FirstCallLock lock(engine.mutex, has_run);
-  ConvPlan* plan = find_plan();  // again: another thread may have started over
-  const trace::WorkScope scope(
-      stream, {.name = plan->tensor_cores() ? "convolution by cuDNN, tensor cores" : "convolution by cuDNN",
-               .kind = trace::Kind::kernel});
-  dnn::check(*library, library->set_stream(engine.handle, lockstep::cuda::native(stream)), device, op,
-             "cudnnSetStream");
-  plan->run(engine.handle, device, op, x.data, w.data, y.data, workspace.data());
-  plan->has_run = true;
-  plan->recorded |= lockstep::detail::current_capture != nullptr;
-  return true;
-}
-
-int retained_cudnn(Device device) {
-  Engine& engine = engine_of(device);
-  const std::lock_guard lock(engine.mutex);
-  int count = engine.handle != nullptr;
-  for (const Engine::Plans* plans : {&engine.plans, &engine.outgoing})
-    for (const auto& [key, plan] : *plans) count += plan ? static_cast<int>(plan->descriptors()) : 0;
-  return count;
+  const std::array<dnn::Operand, 3> operands{{{kX, x.data}, {kW, w.data}, {kY, y.data}}};
+  return enqueue_cudnn(stream, {.op = op,
+                                .name = "convolution by cuDNN",
+                                .tensor_core_name = "convolution by cuDNN, tensor cores",
+                                .key = problem.key(),
+                                .family = {},
+                                .weight = 1,
+                                .request = problem.request(),
+                                .operands = operands});
 }
 
 }  // namespace lockstep::kernels::cuda

@@ -181,6 +181,13 @@ CudaDevice& cuda_device(Device device) { return *cuda_layout().devices[device.in
 
 Ordinal ordinal_of(Device device) { return cuda_device(device).ordinal; }
 
+int compute_capability_major(Device device) {
+  int major = 0;
+  LOCKSTEP_CUDA(
+      device, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, static_cast<int>(ordinal_of(device))));
+  return major;
+}
+
 KernelReport* kernel_report(Device device) {
   CudaDevice& found = cuda_device(device);
   found.start();

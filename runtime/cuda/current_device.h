@@ -10,6 +10,7 @@ namespace lockstep::cuda {
 enum class Ordinal : int {};
 
 Ordinal ordinal_of(Device device);
+int compute_capability_major(Device device);  // 9 of 9.0
 
 // Makes the GPU of `device` current until the scope ends, in its primary context, then the caller's GPU again, and a
 // context that a library around us has made itself. The caller's is left alone where it has no context: setting it

@@ -14,6 +14,8 @@ static_assert(sizeof(dnn::Descriptor) == sizeof(cudnnBackendDescriptor_t) &&
 static_assert(int{dnn::kSuccess} == CUDNN_STATUS_SUCCESS && int{dnn::kNotInitialized} == CUDNN_STATUS_NOT_INITIALIZED &&
               int{dnn::kBadParam} == CUDNN_STATUS_BAD_PARAM && int{dnn::kNotSupported} == CUDNN_STATUS_NOT_SUPPORTED &&
               int{dnn::kInternalError} == CUDNN_STATUS_INTERNAL_ERROR &&
+              int{dnn::kNoHostMemory} == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED &&
+              int{dnn::kNoDeviceMemory} == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED &&
               int{dnn::kExecutionFailed} == CUDNN_STATUS_EXECUTION_FAILED);
 static_assert(int{dnn::kConvolution} == CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR &&
               int{dnn::kEngine} == CUDNN_BACKEND_ENGINE_DESCRIPTOR &&
@@ -87,6 +89,52 @@ static_assert(int{dnn::kTensorCore} == CUDNN_NUMERICAL_NOTE_TENSOR_CORE &&
               int{dnn::kWinograd6} == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6 &&
               int{dnn::kWinograd13} == CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13 &&
               int{CUDNN_NUMERICAL_NOTE_TYPE_COUNT} <= dnn::kMostNotes);
+static_assert(int{dnn::kPointwise} == CUDNN_BACKEND_POINTWISE_DESCRIPTOR &&
+              int{dnn::kPointwiseOperation} == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR &&
+              int{dnn::kMatmul} == CUDNN_BACKEND_MATMUL_DESCRIPTOR &&
+              int{dnn::kMatmulOperation} == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR &&
+              int{dnn::kReduction} == CUDNN_BACKEND_REDUCTION_DESCRIPTOR &&
+              int{dnn::kReductionOperation} == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR &&
+              int{dnn::kReshapeOperation} == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+static_assert(int{dnn::kPointwiseMode} == CUDNN_ATTR_POINTWISE_MODE &&
+              int{dnn::kPointwiseType} == CUDNN_ATTR_POINTWISE_MATH_PREC &&
+              int{dnn::kPointwiseAxis} == CUDNN_ATTR_POINTWISE_AXIS &&
+              int{dnn::kOfPointwise} == CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR &&
+              int{dnn::kPointwiseX} == CUDNN_ATTR_OPERATION_POINTWISE_XDESC &&
+              int{dnn::kPointwiseB} == CUDNN_ATTR_OPERATION_POINTWISE_BDESC &&
+              int{dnn::kPointwiseY} == CUDNN_ATTR_OPERATION_POINTWISE_YDESC &&
+              int{dnn::kPointwiseT} == CUDNN_ATTR_OPERATION_POINTWISE_TDESC &&
+              int{dnn::kTensorIsVirtual} == CUDNN_ATTR_TENSOR_IS_VIRTUAL &&
+              int{dnn::kTensorIsByValue} == CUDNN_ATTR_TENSOR_IS_BY_VALUE);
+static_assert(int{dnn::kMatmulType} == CUDNN_ATTR_MATMUL_COMP_TYPE &&
+              int{dnn::kMatmulA} == CUDNN_ATTR_OPERATION_MATMUL_ADESC &&
+              int{dnn::kMatmulB} == CUDNN_ATTR_OPERATION_MATMUL_BDESC &&
+              int{dnn::kMatmulC} == CUDNN_ATTR_OPERATION_MATMUL_CDESC &&
+              int{dnn::kOfMatmul} == CUDNN_ATTR_OPERATION_MATMUL_DESC &&
+              int{dnn::kReductionOperator} == CUDNN_ATTR_REDUCTION_OPERATOR &&
+              int{dnn::kReductionType} == CUDNN_ATTR_REDUCTION_COMP_TYPE &&
+              int{dnn::kReductionX} == CUDNN_ATTR_OPERATION_REDUCTION_XDESC &&
+              int{dnn::kReductionY} == CUDNN_ATTR_OPERATION_REDUCTION_YDESC &&
+              int{dnn::kOfReduction} == CUDNN_ATTR_OPERATION_REDUCTION_DESC &&
+              int{dnn::kReshapeX} == CUDNN_ATTR_OPERATION_RESHAPE_XDESC &&
+              int{dnn::kReshapeY} == CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+static_assert(int{dnn::kTypeBoolean} == CUDNN_TYPE_BOOLEAN &&
+              int{dnn::kTypePointwiseMode} == CUDNN_TYPE_POINTWISE_MODE &&
+              int{dnn::kTypeReductionOperator} == CUDNN_TYPE_REDUCTION_OPERATOR_TYPE &&
+              int{dnn::kInt32} == CUDNN_DATA_INT32 && int{dnn::kBoolean} == CUDNN_DATA_BOOLEAN);
+static_assert(int{dnn::kAdd} == CUDNN_POINTWISE_ADD && int{dnn::kMul} == CUDNN_POINTWISE_MUL &&
+              int{dnn::kDiv} == CUDNN_POINTWISE_DIV && int{dnn::kSub} == CUDNN_POINTWISE_SUB &&
+              int{dnn::kExp} == CUDNN_POINTWISE_EXP && int{dnn::kLog} == CUDNN_POINTWISE_LOG &&
+              int{dnn::kGreaterEqual} == CUDNN_POINTWISE_CMP_GE &&
+              int{dnn::kGenerateIndex} == CUDNN_POINTWISE_GEN_INDEX &&
+              int{dnn::kSelect} == CUDNN_POINTWISE_BINARY_SELECT && int{dnn::kReduceAdd} == CUDNN_REDUCE_TENSOR_ADD &&
+              int{dnn::kReduceMax} == CUDNN_REDUCE_TENSOR_MAX);
+#if CUDNN_VERSION >= 90400
+static_assert(int{dnn::kKernelCache} == CUDNN_BACKEND_KERNEL_CACHE_DESCRIPTOR &&
+              int{dnn::kCacheGraph} == CUDNN_ATTR_KERNEL_CACHE_OPERATION_GRAPH &&
+              int{dnn::kPlanKernelCache} == CUDNN_ATTR_EXECUTION_PLAN_KERNEL_CACHE &&
+              int{dnn::kGraphIsDynamic} == CUDNN_ATTR_OPERATIONGRAPH_IS_DYNAMIC_SHAPE_ENABLED);
+#endif
 #if CUDNN_VERSION >= 90800
 static_assert(int{dnn::kDeviceProperties} == CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR &&
               int{dnn::kHeuristicDevice} == CUDNN_ATTR_ENGINEHEUR_DEVICEPROP &&

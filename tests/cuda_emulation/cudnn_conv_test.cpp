@@ -179,7 +179,7 @@ TEST_CASE("a plan of cuDNN is kept for arrays of its sizes and alignment", "[con
 }
 
 TEST_CASE("a full device makes plans of cuDNN anew, and keeps those in graphs", "[conv][cudnn]") {
-  using kernels::cuda::most_conv_plans;
+  using kernels::cuda::most_cudnn_plans;
   const Window2d window{.kernel = {3, 3}, .padding = {1, 1}};
   const auto asked = [&](std::int64_t width) {
     ConvArrays a({1, 2, 5, width, 3, window}, DType::f16);
@@ -189,10 +189,10 @@ TEST_CASE("a full device makes plans of cuDNN anew, and keeps those in graphs", 
   };
   const auto kept = [] { return kernels::cuda::retained_cudnn(test_device()); };
   asked(20);  // whatever earlier cases have left
-  const std::size_t before = std::exchange(most_conv_plans, 0);
+  const std::size_t before = std::exchange(most_cudnn_plans, 0);
   asked(21), asked(22);  // full each time: only the last two are left
   CHECK(kept() == 1 + 2 * 8);
-  most_conv_plans = 2;
+  most_cudnn_plans = 2;
   CHECK(asked(22) == 0);
   CHECK(asked(23) == 1);
   CHECK(asked(22) == 0);
@@ -203,14 +203,15 @@ TEST_CASE("a full device makes plans of cuDNN anew, and keeps those in graphs", 
   CHECK(kept() == 1 + 4 * 8);
   CHECK(asked(23) == 1);  // full again
   CHECK(kept() == 1 + 3 * 8);
-  most_conv_plans = before;
+  most_cudnn_plans = before;
 }
 
 TEST_CASE("an engine's scratch memory is bounded by sizes", "[conv][cudnn]") {
   const Window2d window{.kernel = {3, 3}, .padding = {1, 1}};
   const kernels::ConvSizes sizes({2, 4, 6, 15}, {2, 6, 6, 15}, window, 1);
-  const std::int64_t limit = kernels::cuda::conv_workspace_limit(
-      {.kind = kernels::cuda::ConvKind::forward, .dtype = DType::f16, .sizes = sizes});
+  const kernels::cuda::ConvProblem problem{
+      .kind = kernels::cuda::ConvKind::forward, .dtype = DType::f16, .sizes = sizes};
+  const std::int64_t limit = problem.request().most_workspace;
   CHECK(limit == (32 << 20) + 2 * (2 * 4 * 90 + 2 * 6 * 90 + 6 * 4 * 9));
   const cudnn_stand_in::Offering offer({{60, {}, limit + 1}, {61, {}, limit}}, {});
   CHECK(engines_of({2, 4, 6, 15, 6, window}, DType::f16) == Engines(4, 61));
@@ -247,7 +248,7 @@ TEST_CASE("a GPU that cuDNN refuses convolves by products, and is told of once",
   CHECK(engines_of(c, DType::bf16) == Engines(4, -1));
   REQUIRE(told.size() == 1);
   CHECK_THAT(told[0], Catch::Matchers::Contains("[conv2d] cuDNN 91900 refuses cpu") &&
-                          Catch::Matchers::Contains("convolutions are products there"));
+                          Catch::Matchers::Contains("convolutions and attention are products there"));
   set_log_sink(before);
   cudnn_stand_in::hooks().create = nullptr;
 }

@@ -138,6 +138,8 @@ void run(const char* op, const Grid& grid, void (*thread)(void* context), void* 
       }
 }
 
+int compute_capability_major = 9;
+
 void check_report(const char* op) {
   if (!report.reported) return;
   const auto bad = report;
@@ -154,6 +156,7 @@ namespace lockstep::cuda {
 CurrentDevice::CurrentDevice(Device) {}
 CurrentDevice::~CurrentDevice() {}
 cudaStream_t native(const Stream&) { return nullptr; }
+int compute_capability_major(Device) { return emulation::compute_capability_major; }
 KernelReport* kernel_report(Device) { return &emulation::report; }
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,7 @@
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <map>
 
 #include "cudnn/stand_in.h"
 #include "lockstep/kernels/half.h"
@@ -27,7 +30,114 @@ void write(const Array& a, std::int64_t at, double value) {
 
 std::int64_t count(const Array& a) { return a.dims[0] * a.dims[1] * a.dims[2] * a.dims[3]; }
 
+using Index = std::array<std::int64_t, 4>;
+
+// The place of an element in a smaller tensor, whose element or group goes with several.
+std::int64_t place(const Tensor& t, const Index& of, const std::array<std::int64_t, 4>& dims) {
+  std::int64_t at = 0;
+  for (std::size_t d = 0; d < 4; ++d) at += of[d] * t.dims[d] / dims[d] * t.strides[d];
+  return at;
+}
+template <class F>
+void for_each(const std::array<std::int64_t, 4>& dims, F&& f) {
+  Index i;
+  for (i[0] = 0; i[0] < dims[0]; ++i[0])
+    for (i[1] = 0; i[1] < dims[1]; ++i[1])
+      for (i[2] = 0; i[2] < dims[2]; ++i[2])
+        for (i[3] = 0; i[3] < dims[3]; ++i[3]) f(i);
+}
+
+// Runs operations one after another. What lies between them is as it would be in memory, rounded to its type.
+class Interpreter {
+ public:
+  void run(const Operation& o) {
+    switch (o.kind) {
+      case kPointwiseOperation:
+        for_each(o.y.dims, [&](const Index& i) { write(o.y, i, pointwise(o, i)); });
+        break;
+      case kMatmulOperation:
+        for_each(o.y.dims, [&](const Index& i) {
+          double sum = 0;
+          for (std::int64_t k = 0; k < o.x.dims[3]; ++k)
+            sum += read(o.x, {i[0], i[1], i[2], k}, {o.y.dims[0], o.y.dims[1], o.y.dims[2], o.x.dims[3]}) *
+                   read(o.b, {i[0], i[1], k, i[3]}, {o.y.dims[0], o.y.dims[1], o.b.dims[2], o.y.dims[3]});
+          write(o.y, i, sum);
+        });
+        break;
+      case kReductionOperation: {
+        std::vector<double> found(static_cast<std::size_t>(o.y.count()),
+                                  o.reduction == kReduceMax ? -std::numeric_limits<double>::infinity() : 0);
+        Tensor dense = o.y;
+        dense.strides = {o.y.dims[1] * o.y.dims[2] * o.y.dims[3], o.y.dims[2] * o.y.dims[3], o.y.dims[3], 1};
+        for_each(o.x.dims, [&](const Index& i) {
+          double& to = found[static_cast<std::size_t>(place(dense, i, o.x.dims))];
+          const double x = read(o.x, i, o.x.dims);
+          to = o.reduction == kReduceAdd ? to + x : std::max(to, x);
+        });
+        for_each(o.y.dims,
+                 [&](const Index& i) { write(o.y, i, found[static_cast<std::size_t>(place(dense, i, o.y.dims))]); });
+        break;
+      }
+      default: {  // a reshape: the memory as it is, with other sizes and strides
+        std::map<std::int64_t, double> memory;
+        for_each(o.x.dims, [&](const Index& i) { memory[place(o.x, i, o.x.dims)] = read(o.x, i, o.x.dims); });
+        for_each(o.y.dims, [&](const Index& i) { write(o.y, i, memory.at(place(o.y, i, o.y.dims))); });
+      }
+    }
+  }
+
+ private:
+  double pointwise(const Operation& o, const Index& i) const {
+    if (o.mode == kGenerateIndex) return static_cast<double>(i[static_cast<std::size_t>(o.axis)]);
+    const double x = read(o.x, i, o.y.dims), b = o.b.count() ? read(o.b, i, o.y.dims) : 0;
+    switch (o.mode) {
+      case kAdd:
+        return x + b;
+      case kMul:
+        return x * b;
+      case kDiv:
+        return x / b;
+      case kSub:
+        return x - b;
+      case kExp:
+        return std::exp(x);
+      case kLog:
+        return std::log(x);
+      case kGreaterEqual:
+        return x >= b;
+      default:
+        return read(o.t, i, o.y.dims) != 0 ? x : b;
+    }
+  }
+  double read(const Tensor& t, const Index& i, const std::array<std::int64_t, 4>& dims) const {
+    const std::int64_t at = place(t, i, dims);
+    if (t.is_virtual) return between_.at(t.id)[static_cast<std::size_t>(at)];
+    if (t.type == kInt32) return static_cast<const std::int32_t*>(t.data)[at];
+    return cudnn_stand_in::read(Array{t.data, t.type, {}, false, 0}, at);
+  }
+  void write(const Tensor& t, const Index& i, double value) {
+    const std::int64_t at = place(t, i, t.dims);
+    if (!t.is_virtual) return cudnn_stand_in::write(Array{t.data, t.type, {}, false, 0}, at, value);
+    std::vector<float>& values = between_[t.id];
+    std::int64_t last = 0;
+    for (std::size_t d = 0; d < 4; ++d) last += (t.dims[d] - 1) * t.strides[d];
+    values.resize(static_cast<std::size_t>(last) + 1);
+    const auto narrow = static_cast<float>(value);
+    values[static_cast<std::size_t>(at)] = t.type == kHalf       ? static_cast<float>(Half(narrow))
+                                           : t.type == kBfloat16 ? static_cast<float>(BFloat16(narrow))
+                                                                 : narrow;
+  }
+
+  std::map<std::int64_t, std::vector<float>> between_;
+};
+
 }  // namespace
+
+void compute(const Graph& graph) {
+  if (graph.workspace) std::memset(graph.workspace, 0xff, static_cast<std::size_t>(graph.workspace_bytes));
+  Interpreter interpreter;
+  for (const Operation& operation : graph.operations) interpreter.run(operation);
+}
 
 void compute(const Convolution& c) {
   if (c.workspace) std::memset(c.workspace, 0xff, static_cast<std::size_t>(c.workspace_bytes));

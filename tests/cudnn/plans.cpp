@@ -2,9 +2,8 @@
 // and later). For an H200: that every convolution here has an engine which keeps what the library promises, on tensor
 // cores where they are asked for, in the scratch memory that is allowed. Runs none of them.
 #include <cstdio>
-#include <string>
-#include <string_view>
 
+#include "cudnn/described_gpu.h"
 #include "lockstep/kernels/cuda/cudnn_conv.h"
 #include "lockstep/runtime/error.h"
 
@@ -13,17 +12,6 @@ namespace {
 using namespace lockstep;
 using namespace lockstep::kernels;
 using namespace lockstep::kernels::cuda;
-
-constexpr int kSkipped = 77;
-
-// As cuDNN writes one down: a compute capability of 9.0, and the H200's numbers.
-constexpr std::string_view kH200 = R"({"deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0,
-"totalGlobalMem": 150000000000, "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],
-"regsPerBlock": 65536, "multiProcessorCount": 132, "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
-"maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536,
-"maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0,
-"supportCoopLaunch": 1, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "l2CacheSize": 62914560,
-"deviceName": "NVIDIA H200"})";
 
 struct Layer {
   const char* name;
@@ -94,25 +82,11 @@ void expect(bool holds, const Layer& layer, const char* kind, const char* type, 
   std::printf("failed: %s, %s, %s: %s\n", layer.name, kind, type, what);
 }
 
-cudnn::Descriptor describe_gpu(const cudnn::Library& library) {
-  cudnn::Descriptor gpu = nullptr;
-  if (library.descriptor_create(cudnn::kDeviceProperties, &gpu) != cudnn::kSuccess ||
-      library.set(gpu, cudnn::kDeviceJson, cudnn::kTypeChar, static_cast<std::int64_t>(kH200.size()), kH200.data()) !=
-          cudnn::kSuccess ||
-      library.finalize(gpu) != cudnn::kSuccess)
-    return nullptr;
-  return gpu;
-}
-
 int make_plans() {
-  const cudnn::Library* library = cudnn::library();
-  if (!library || library->version() < 90800) {
-    std::printf("skipped: cuDNN 9.8 or later expected, %s found\n",
-                library ? std::to_string(library->version()).c_str() : "none");
-    return kSkipped;
-  }
+  const cudnn::Library* library = described_gpu::library_since(90800);
+  if (!library) return described_gpu::kSkipped;
   std::printf("cuDNN %zu, for an H200\n\n", library->version());
-  const cudnn::Descriptor gpu = describe_gpu(*library);
+  const cudnn::Descriptor gpu = described_gpu::describe(*library);
   if (!gpu) {
     std::printf("failed: cuDNN takes no such description of a GPU\n");
     return 1;
@@ -142,14 +116,15 @@ int make_plans() {
                                     .adds = kind == ConvKind::forward,
                                     .tf32 = type.tf32,
                                     .alignment = {16, 16, 16}};
-          const auto plan = ConvPlan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem);
+          const auto plan =
+              cudnn::Plan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem.request());
           expect(plan != nullptr, layer, kind_name, type.name, "no engine");
           if (!plan) continue;
           std::printf("%-24s %-11s %-5s %-9s %6lld  %-12s %12.1f\n", layer.name, kind_name, type.name,
                       last ? "last" : "in planes", static_cast<long long>(plan->engine()),
                       plan->tensor_cores() ? "tensor cores" : "", static_cast<double>(plan->workspace_bytes()) / 1024);
-          expect(plan->workspace_bytes() <= static_cast<std::size_t>(conv_workspace_limit(problem)), layer, kind_name,
-                 type.name, "more scratch memory than allowed");
+          expect(plan->workspace_bytes() <= static_cast<std::size_t>(problem.request().most_workspace), layer,
+                 kind_name, type.name, "more scratch memory than allowed");
           const bool wide = layer.channels >= 64 && !(type.tf32 && layer.groups > 1);
           if (type.dtype == DType::f32 && !type.tf32)
             expect(!plan->tensor_cores(), layer, kind_name, type.name, "f32 on tensor cores");
@@ -169,7 +144,8 @@ int make_plans() {
                                       .sizes = edge.sizes(last),
                                       .tf32 = type.tf32,
                                       .alignment = {alignment, alignment, alignment}};
-            if (ConvPlan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem)) continue;
+            if (cudnn::Plan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem.request()))
+              continue;
             ++failures;
             std::printf("failed: %s, %s, %s: no engine\n", edge.name, kind_name, type.name);
           }

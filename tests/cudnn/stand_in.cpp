@@ -13,7 +13,7 @@ Hooks& hooks() {
   static auto* const kept = new Hooks;
   return *kept;
 }
-int heuristics_asked = 0;
+int heuristics_asked = 0, kernel_caches_made = 0;
 
 std::vector<Engine> usual_engines() {
   constexpr std::int64_t kHuge = std::int64_t{1} << 50;
@@ -23,11 +23,15 @@ std::vector<Engine> usual_engines() {
           {53, {kTensorCore, kDownConverts}},
           {54, {kTensorCore, kReducedReduction}},
           {55, {kTensorCore}, kHuge},
-          {56, {kTensorCore}, 64, false},
+          {56, {kTensorCore}, 64, kNotSupported},
           {57, {kTensorCore}},
           {58, {}}};
 }
 std::vector<Engine> first_engines = usual_engines(), fallback_engines = {{1, {}, 0}};
+std::vector<Engine>& graph_engines() {
+  static auto* const kept = new std::vector<Engine>{{5, {kTensorCore, kNondeterministic}}, {6, {kTensorCore}, 256}};
+  return *kept;
+}
 
 namespace {
 
@@ -55,6 +59,7 @@ std::size_t size_of(AttributeType type) {
     case kTypeDescriptor:
       return 8;
     case kTypeChar:
+    case kTypeBoolean:
       return 1;
     default:
       return 4;
@@ -119,7 +124,7 @@ bool read_array(const std::map<int, Value>& operation, int attribute, Array& to,
   const auto* name = values<std::int64_t>(tensor->values, kTensorId, kTypeInt64);
   if (!dims || !type || !alignment || !name) return false;
   const auto* strides = values<std::int64_t>(tensor->values, kTensorStrides, kTypeInt64, 4);
-  if (!strides) return false;
+  if (!strides || (!lie(dims, strides, kPlanes) && !lie(dims, strides, kChannelsLast))) return false;
   to = {nullptr, *type, {dims[0], dims[1], dims[2], dims[3]}, !lie(dims, strides, kPlanes), *alignment};
   id = *name;
   return true;
@@ -163,6 +168,15 @@ bool read(DescriptorKind kind, const std::map<int, Value>& operation, Convolutio
   return std::set<std::int64_t>(ids.begin(), ids.end()).size() == 3;
 }
 
+std::int64_t count_of(const std::map<int, Value>& of, int attribute) {
+  const auto found = of.find(attribute);
+  return found == of.end() ? 0 : found->second.count;
+}
+bool flag(const std::map<int, Value>& of, int attribute) {
+  const auto* value = values<bool>(of, attribute, kTypeBoolean);
+  return value && *value;
+}
+
 Status finish_tensor(const Description& d) {
   const auto* dims = values<std::int64_t>(d.values, kTensorDimensions, kTypeInt64, 4);
   const auto* strides = values<std::int64_t>(d.values, kTensorStrides, kTypeInt64, 4);
@@ -170,10 +184,123 @@ Status finish_tensor(const Description& d) {
   const auto* alignment = values<std::int64_t>(d.values, kTensorAlignment, kTypeInt64);
   if (!dims || !strides || !type || !alignment || !values<std::int64_t>(d.values, kTensorId, kTypeInt64))
     return kBadParam;
-  const std::int64_t bytes = *type == kFloat ? 4 : 2;
+  const std::int64_t bytes = *type == kBoolean ? 1 : *type == kFloat || *type == kInt32 ? 4 : 2;
   if (*alignment < bytes || *alignment % bytes != 0) return kBadParam;
   if (std::any_of(dims, dims + 4, [](std::int64_t size) { return size <= 0; })) return kBadParam;
-  return lie(dims, strides, kPlanes) || lie(dims, strides, kChannelsLast) ? kSuccess : kBadParam;
+  return std::any_of(strides, strides + 4, [](std::int64_t stride) { return stride <= 0; }) ? kBadParam : kSuccess;
+}
+
+// A tensor of a graph's operation. Absent: of no dimensions.
+bool read_tensor(const std::map<int, Value>& operation, int attribute, Tensor& to) {
+  to = {};
+  if (!count_of(operation, attribute)) return true;
+  const Description* tensor = part(operation, attribute, kTensor);
+  if (!tensor) return false;
+  const auto* dims = values<std::int64_t>(tensor->values, kTensorDimensions, kTypeInt64, 4);
+  const auto* strides = values<std::int64_t>(tensor->values, kTensorStrides, kTypeInt64, 4);
+  to = {.id = *values<std::int64_t>(tensor->values, kTensorId, kTypeInt64),
+        .type = *values<DataType>(tensor->values, kTensorType, kTypeDataType),
+        .dims = {dims[0], dims[1], dims[2], dims[3]},
+        .strides = {strides[0], strides[1], strides[2], strides[3]},
+        .alignment = *values<std::int64_t>(tensor->values, kTensorAlignment, kTypeInt64),
+        .is_virtual = flag(tensor->values, kTensorIsVirtual),
+        .by_value = flag(tensor->values, kTensorIsByValue),
+        .data = nullptr};
+  return !(to.is_virtual && to.by_value) && (!to.by_value || to.count() == 1);
+}
+
+bool divides(const Tensor& small, const Tensor& large, std::size_t d) {
+  return small.dims[d] > 0 && large.dims[d] % small.dims[d] == 0;
+}
+bool spreads_to(const Tensor& x, const Tensor& y) {
+  for (std::size_t d = 0; d < 4; ++d)
+    if (x.dims[d] != 1 && x.dims[d] != y.dims[d]) return false;
+  return x.count() > 0;
+}
+
+// An operation of a graph, whose sizes agree.
+bool read_operation(const Description& d, Operation& o) {
+  o = {};
+  o.kind = d.kind;
+  const auto all = [&](int x, int b, int t, int y) {
+    return read_tensor(d.values, x, o.x) && read_tensor(d.values, b, o.b) && read_tensor(d.values, t, o.t) &&
+           read_tensor(d.values, y, o.y) && o.x.count() > 0 && o.y.count() > 0 && !o.y.by_value;
+  };
+  constexpr int kNone = -1;
+  switch (d.kind) {
+    case kPointwiseOperation: {
+      const Description* what = part(d.values, kOfPointwise, kPointwise);
+      if (!what || !all(kPointwiseX, kPointwiseB, kPointwiseT, kPointwiseY)) return false;
+      const auto* mode = values<PointwiseMode>(what->values, kPointwiseMode, kTypePointwiseMode);
+      const auto* axis = values<std::int64_t>(what->values, kPointwiseAxis, kTypeInt64);
+      if (!mode || !values<DataType>(what->values, kPointwiseType, kTypeDataType)) return false;
+      o.mode = *mode;
+      o.axis = axis ? *axis : -1;
+      const bool alone = o.mode == kExp || o.mode == kLog || o.mode == kGenerateIndex;
+      if (alone != (o.b.count() == 0) || (o.mode == kSelect) != (o.t.count() > 0)) return false;
+      if (o.mode == kGenerateIndex && (o.axis < 0 || o.axis > 3 || o.y.type != kInt32)) return false;
+      if (o.mode == kGreaterEqual && o.y.type != kBoolean) return false;
+      if (o.mode == kSelect && (o.t.type != kBoolean || !spreads_to(o.t, o.y))) return false;
+      return spreads_to(o.x, o.y) && (alone || spreads_to(o.b, o.y));
+    }
+    case kMatmulOperation: {
+      const Description* what = part(d.values, kOfMatmul, kMatmul);
+      if (!what || !all(kMatmulA, kMatmulB, kNone, kMatmulC) || o.b.count() == 0) return false;
+      const auto* type = values<DataType>(what->values, kMatmulType, kTypeDataType);
+      if (!type || *type != kFloat) return false;
+      for (const std::size_t outer : {0, 1})
+        if (!divides(o.x, o.y, outer) || !divides(o.b, o.y, outer)) return false;
+      return (o.x.is_virtual || o.x.type == o.b.type) && o.x.dims[2] == o.y.dims[2] && o.b.dims[3] == o.y.dims[3] &&
+             o.x.dims[3] == o.b.dims[2];
+    }
+    case kReductionOperation: {
+      const Description* what = part(d.values, kOfReduction, kReduction);
+      if (!what || !all(kReductionX, kNone, kNone, kReductionY)) return false;
+      const auto* op = values<ReductionOperator>(what->values, kReductionOperator, kTypeReductionOperator);
+      if (!op || !values<DataType>(what->values, kReductionType, kTypeDataType)) return false;
+      o.reduction = *op;
+      for (std::size_t i = 0; i < 4; ++i)
+        if (!divides(o.y, o.x, i)) return false;
+      return true;
+    }
+    case kReshapeOperation:
+      return all(kReshapeX, kNone, kNone, kReshapeY) && o.x.count() == o.y.count();
+    default:
+      return false;
+  }
+}
+
+constexpr DescriptorKind kGraphKinds[] = {kPointwiseOperation, kMatmulOperation, kReductionOperation,
+                                          kReshapeOperation};
+
+// The graph, if each of its operations has what it takes, and what lies between two of them is made once, and before it
+// is used.
+bool read_graph(const std::map<int, Value>& values_of_graph, Graph& graph) {
+  graph = {};
+  graph.dynamic = flag(values_of_graph, kGraphIsDynamic);
+  const std::int64_t count = count_of(values_of_graph, kGraphOperations);
+  const auto* operations = values<Descriptor>(values_of_graph, kGraphOperations, kTypeDescriptor, count);
+  if (!operations) return false;
+  std::set<std::int64_t> made;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto found = said().find(operations[i]);
+    Operation o;
+    if (found == said().end() || !found->second.finished ||
+        std::ranges::find(kGraphKinds, found->second.kind) == std::end(kGraphKinds) ||
+        !read_operation(found->second, o))
+      return false;
+    for (const Tensor* input : {&o.x, &o.b, &o.t}) {
+      if (input->count() == 0) continue;
+      if (input->is_virtual && !made.contains(input->id)) return false;
+      if (!input->is_virtual && !made.contains(input->id) &&
+          std::ranges::none_of(graph.arrays, [&](const Tensor& a) { return a.id == input->id; }))
+        graph.arrays.push_back(*input);
+    }
+    if (!made.insert(o.y.id).second) return false;
+    if (!o.y.is_virtual) graph.arrays.push_back(o.y);
+    graph.operations.push_back(o);
+  }
+  return !graph.operations.empty();
 }
 
 // The operation of a graph.
@@ -198,8 +325,27 @@ Status finish(Description& d) {
       std::array<std::int64_t, 3> ids;
       return read(d.kind, d.values, c, ids) ? kSuccess : kBadParam;
     }
+    case kPointwise:
+    case kMatmul:
+    case kReduction:
+      return kSuccess;  // asked by the operations
+    case kPointwiseOperation:
+    case kMatmulOperation:
+    case kReductionOperation:
+    case kReshapeOperation: {
+      Operation o;
+      return read_operation(d, o) ? kSuccess : kBadParam;
+    }
+    case kKernelCache: {
+      const Description* graph = part(d.values, kCacheGraph, kGraph);
+      if (!graph || !flag(graph->values, kGraphIsDynamic)) return kBadParam;
+      ++kernel_caches_made;
+      return kSuccess;
+    }
     case kGraph: {
       const Description* operation = operation_of(d.values);
+      Graph graph;
+      if (!operation) return read_graph(d.values, graph) ? kSuccess : kBadParam;
       Convolution c{};
       std::array<std::int64_t, 3> ids;
       if (!operation || !read(operation->kind, operation->values, c, ids)) return kBadParam;
@@ -212,20 +358,32 @@ Status finish(Description& d) {
       const auto* mode = values<int>(d.values, kHeuristicMode, kTypeHeuristicMode);
       if (!graph || !mode) return kBadParam;
       ++heuristics_asked;
-      d.engines = *mode == kFallback ? fallback_engines : first_engines;
       d.graph = graph->values;
+      if (operation_of(d.graph)) {
+        d.engines = *mode == kFallback ? fallback_engines : first_engines;
+      } else {
+        // As in cuDNN 9.19: kernels for all sizes there are of graphs with two products alone.
+        const auto products = [&] {
+          Graph of;
+          (void)read_graph(d.graph, of);
+          return std::ranges::count_if(of.operations, [](const Operation& o) { return o.kind == kMatmulOperation; });
+        };
+        d.engines = *mode == kFallback || (flag(d.graph, kGraphIsDynamic) && products() > 2) ? std::vector<Engine>()
+                                                                                             : graph_engines();
+      }
       return d.engines.empty() ? kNotSupported : kSuccess;
     }
     case kPlan: {
       const Description* config = part(d.values, kPlanConfig, kEngineConfig);
       if (!config || !values<Handle>(d.values, kPlanHandle, kTypeHandle)) return kBadParam;
+      if (flag(config->graph, kGraphIsDynamic) != (part(d.values, kPlanKernelCache, kKernelCache) != nullptr))
+        return kBadParam;
       d.engines = config->engines;
       d.graph = config->graph;
-      return d.engines.front().has_plan ? kSuccess : kNotSupported;
+      return d.engines.front().status_of_plan;
     }
     case kVariantPack:
-      return values<std::int64_t>(d.values, kPackIds, kTypeInt64, 3) &&
-                     values<void*>(d.values, kPackPointers, kTypePointer, 3)
+      return count_of(d.values, kPackIds) > 0 && count_of(d.values, kPackIds) == count_of(d.values, kPackPointers)
                  ? kSuccess
                  : kBadParam;
     default:
@@ -278,6 +436,7 @@ Status read_call(Description& plan, const Description& pack, Convolution& c) {
   if (!operation || !read(operation->kind, operation->values, c, ids)) return kBadParam;
   const auto* names = values<std::int64_t>(pack.values, kPackIds, kTypeInt64, 3);
   const auto* data = values<const void*>(pack.values, kPackPointers, kTypePointer, 3);
+  if (!names || !data) return kBadParam;
   const auto* workspace = values<void*>(pack.values, kPackWorkspace, kTypePointer);
   Array* arrays[] = {&c.x, &c.w, &c.y};
   for (std::size_t i = 0; i < 3; ++i)
@@ -291,6 +450,36 @@ Status read_call(Description& plan, const Description& pack, Convolution& c) {
   c.workspace = workspace ? *workspace : nullptr;
   if (c.workspace_bytes > 0 && !c.workspace) return kBadParam;
   c.first = !plan.has_run;
+  plan.has_run = true;
+  return kSuccess;
+}
+
+// Under the lock.
+Status read_call(Description& plan, const Description& pack, Graph& graph) {
+  if (!read_graph(plan.graph, graph)) return kBadParam;
+  const std::int64_t count = count_of(pack.values, kPackIds);
+  const auto* names = values<std::int64_t>(pack.values, kPackIds, kTypeInt64, count);
+  const auto* data = values<const void*>(pack.values, kPackPointers, kTypePointer, count);
+  if (!names || !data || count != static_cast<std::int64_t>(graph.arrays.size())) return kBadParam;
+  std::map<std::int64_t, const void*> where;
+  for (std::int64_t i = 0; i < count; ++i) where[names[i]] = data[i];
+  const auto place = [&](Tensor& tensor) {
+    if (tensor.count() == 0 || tensor.is_virtual) return true;
+    tensor.data = where[tensor.id];
+    return tensor.data &&
+           (tensor.by_value ||
+            reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(tensor.alignment) == 0);
+  };
+  for (Tensor& array : graph.arrays)
+    if (!place(array)) return kBadParam;
+  for (Operation& o : graph.operations)
+    for (Tensor* tensor : {&o.x, &o.b, &o.t, &o.y}) (void)place(*tensor);
+  const auto* workspace = values<void*>(pack.values, kPackWorkspace, kTypePointer);
+  graph.engine = plan.engines.front().number;
+  graph.workspace_bytes = plan.engines.front().workspace_bytes;
+  graph.workspace = workspace ? *workspace : nullptr;
+  if (graph.workspace_bytes > 0 && !graph.workspace) return kBadParam;
+  graph.first = !plan.has_run;
   plan.has_run = true;
   return kSuccess;
 }
@@ -376,14 +565,18 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, Attribute attribute, Attr
 
 Status cudnnBackendExecute(Handle handle, Descriptor plan, Descriptor pack) {
   Convolution call{};
+  Graph graph{};
+  bool convolves = false;
   {
     std::lock_guard lock(cudnn_stand_in::mutex);
     Description* p = find(plan);
     const Description* arrays = find(pack);
     if (!p || !arrays || !p->finished || !arrays->finished || p->kind != kPlan) return kBadParam;
-    const Status status = read_call(*p, *arrays, call);
+    convolves = operation_of(p->graph) != nullptr;
+    const Status status = convolves ? read_call(*p, *arrays, call) : read_call(*p, *arrays, graph);
     if (status != kSuccess) return status;
   }
+  if (!convolves) return hooks().execute_graph ? hooks().execute_graph(handle, graph) : kSuccess;
   return hooks().execute ? hooks().execute(handle, call) : kSuccess;
 }
 

@@ -1,5 +1,6 @@
-// A stand-in for cuDNN's graph API, as far as convolutions go: it checks what it is told, and offers engines of every
-// kind. The library finds it by name, so programs that link it export its functions.
+// A stand-in for cuDNN's graph API: of convolutions, and of graphs of products, reductions and pointwise operations. It
+// checks what it is told, and offers engines of every kind. The library finds it by name, so programs that link it
+// export its functions.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@ struct Engine {
   std::int64_t number;
   std::vector<Note> notes;
   std::int64_t workspace_bytes = 64;
-  bool has_plan = true;
+  Status status_of_plan = kSuccess;
 };
 
 struct Array {
@@ -44,19 +45,51 @@ struct Convolution {
   bool first;  // the first time of this plan
 };
 
+// Of a graph. What is virtual lies between two operations, and in no memory.
+struct Tensor {
+  std::int64_t id;
+  DataType type;
+  std::array<std::int64_t, 4> dims, strides;
+  std::int64_t alignment;
+  bool is_virtual, by_value;
+  const void* data;
+
+  std::int64_t count() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
+};
+
+struct Operation {
+  DescriptorKind kind;
+  Tensor x, b, t, y;  // of a product a, b, -, c; of dimensions 0 where there is none
+  PointwiseMode mode;
+  ReductionOperator reduction;
+  std::int64_t axis;
+};
+
+struct Graph {
+  std::vector<Operation> operations;
+  std::vector<Tensor> arrays;  // in memory, each once
+  bool dynamic;
+  std::int64_t engine;
+  void* workspace;
+  std::int64_t workspace_bytes;
+  bool first;  // the first time of this plan
+};
+
 // What each program puts in its place. Empty ones succeed, and do nothing.
 struct Hooks {
   std::function<Status(Handle*)> create;
   std::function<Status(Handle, NativeStream)> set_stream;
   std::function<Status(Handle, const Convolution&)> execute;
+  std::function<Status(Handle, const Graph&)> execute_graph;
   std::function<void(const void*)> made, ended;  // descriptors
 };
 Hooks& hooks();  // made when it is first asked for, be it before main
 
-// What the two heuristics answer, of any convolution.
+// What the two heuristics answer of any convolution.
 extern std::vector<Engine> first_engines, fallback_engines;
 std::vector<Engine> usual_engines();
-extern int heuristics_asked;
+std::vector<Engine>& graph_engines();  // of the first heuristic; the other one knows nothing of graphs
+extern int heuristics_asked, kernel_caches_made;
 
 // These instead, for as long as one lives. Plans that the library has made stay what they are.
 struct Offering {
@@ -71,7 +104,8 @@ struct Offering {
   }
 };
 
-// Writes the result as plain loops.
+// Writes the results as plain loops.
 void compute(const Convolution& convolution);
+void compute(const Graph& graph);
 
 }  // namespace cudnn_stand_in

@@ -1,4 +1,4 @@
-// cuDNN: handles belong to a device, a convolution is checked and computes nothing.
+// cuDNN: handles belong to a device, a call is checked and computes nothing.
 #include "cudnn/stand_in.h"
 #include "fake_cuda/state.h"
 #include "lockstep/runtime/strings.h"
@@ -42,8 +42,19 @@ std::size_t bytes_of(const dnn::Array& array) {
   for (const std::int64_t dim : array.dims) bytes *= static_cast<std::size_t>(dim);
   return bytes;
 }
+std::size_t bytes_of(const dnn::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < 4; ++d) last += (tensor.dims[d] - 1) * tensor.strides[d];
+  return static_cast<std::size_t>(last + 1) * (tensor.type == dnn::kFloat ? 4 : 2);
+}
 
-dnn::Status execute(dnn::Handle handle, const dnn::Convolution& convolution) {
+struct Operand {
+  const void* data;
+  std::size_t bytes;
+  const char* what;
+};
+
+dnn::Status execute(dnn::Handle handle, const std::vector<Operand>& operands, bool first) {
   State& machine = state();
   Call call{"cudnnBackendExecute", machine, this_thread(machine)};
   if (enter(call, context) != cudaSuccess) return dnn::kExecutionFailed;
@@ -61,21 +72,38 @@ dnn::Status execute(dnn::Handle handle, const dnn::Convolution& convolution) {
                                   " current, on a stream of device ", stream->device));
     return dnn::kExecutionFailed;
   }
-  for (const dnn::Array* array : {&convolution.x, &convolution.w, &convolution.y})
-    if (!check_operand(call, array->data, bytes_of(*array), stream->device, "an operand")) return dnn::kBadParam;
-  if (convolution.workspace_bytes > 0 &&
-      !check_operand(call, convolution.workspace, static_cast<std::size_t>(convolution.workspace_bytes), stream->device,
-                     "the workspace"))
-    return dnn::kBadParam;
-  if (convolution.first && machine.collectives > 0)
-    (void)call.fail(Rule::during_collective, "the first convolution of a plan loads its code");
+  for (const Operand& operand : operands)
+    if (!check_operand(call, operand.data, operand.bytes, stream->device, operand.what)) return dnn::kBadParam;
+  if (first && machine.collectives > 0)
+    (void)call.fail(Rule::during_collective, "the first call of a plan loads its code");
   return put(call, stream_handle, *stream) == cudaSuccess ? dnn::kSuccess : dnn::kExecutionFailed;
+}
+
+void add_workspace(std::vector<Operand>& operands, const void* data, std::int64_t bytes) {
+  if (bytes > 0) operands.push_back({data, static_cast<std::size_t>(bytes), "the workspace"});
+}
+
+dnn::Status convolve(dnn::Handle handle, const dnn::Convolution& convolution) {
+  std::vector<Operand> operands;
+  for (const dnn::Array* array : {&convolution.x, &convolution.w, &convolution.y})
+    operands.push_back({array->data, bytes_of(*array), "an operand"});
+  add_workspace(operands, convolution.workspace, convolution.workspace_bytes);
+  return execute(handle, operands, convolution.first);
+}
+
+dnn::Status execute_graph(dnn::Handle handle, const dnn::Graph& graph) {
+  std::vector<Operand> operands;
+  for (const dnn::Tensor& array : graph.arrays)
+    if (!array.by_value) operands.push_back({array.data, bytes_of(array), "an operand"});
+  add_workspace(operands, graph.workspace, graph.workspace_bytes);
+  return execute(handle, operands, graph.first);
 }
 
 [[maybe_unused]] const bool in_place = [] {
   dnn::hooks() = {.create = create,
                   .set_stream = set_stream,
-                  .execute = execute,
+                  .execute = convolve,
+                  .execute_graph = execute_graph,
                   .made =
                       [](const void* descriptor) {
                         std::lock_guard lock(state().mutex);

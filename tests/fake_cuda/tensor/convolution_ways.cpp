@@ -61,9 +61,9 @@ TEST_CASE("a convolution that cuDNN has not planned before is captured, and repl
   Tensor x = zeros({1, 3, 11, 5}, {.device = device});
   const Tensor w = randn({4, 3, 3, 3}).to(device);
   auto [graph, y] = capture(stream, [&] { return conv2d(x, w, {}, {.padding = 1}); });
-  const std::size_t before = std::exchange(kernels::cuda::most_conv_plans, 0);
+  const std::size_t before = std::exchange(kernels::cuda::most_cudnn_plans, 0);
   for (const std::int64_t width : {6, 7}) conv2d(zeros({1, 3, 11, width}, {.device = device}), w);
-  kernels::cuda::most_conv_plans = before;
+  kernels::cuda::most_cudnn_plans = before;
   cudnn_stand_in::heuristics_asked = 0;
   for (int i = 0; i < 3; ++i) {
     x.copy_(randn({1, 3, 11, 5}));
