@@ -290,3 +290,12 @@ TEST_CASE("that there is no memory for a plan of cuDNN is an error, and not kept
   REQUIRE(graphs.size() == 1);
   CHECK(graphs[0].engine == 6);
 }
+
+TEST_CASE("attention does not go to a cuDNN that is too old for it", "[attention][ways][cudnn]") {
+  const Offered engines(kEngines);
+  for (const auto& [version, by] : {std::pair(std::size_t{91501}, "products;"), {91600, "cuDNN;"}}) {
+    const std::size_t before = std::exchange(cudnn_stand_in::version, version);
+    check({1, 2, 2, 70, 65, 8, 8}, DType::bf16, cat("attention by ", by), cat("attention_grad by ", by));
+    cudnn_stand_in::version = before;
+  }
+}

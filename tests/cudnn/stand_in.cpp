@@ -14,6 +14,7 @@ Hooks& hooks() {
   return *kept;
 }
 int heuristics_asked = 0, kernel_caches_made = 0;
+std::size_t version = 91900;
 
 std::vector<Engine> usual_engines() {
   constexpr std::int64_t kHuge = std::int64_t{1} << 50;
@@ -491,7 +492,7 @@ using namespace cudnn_stand_in;  // NOLINT
 
 extern "C" {
 
-std::size_t cudnnGetVersion() { return 91900; }
+std::size_t cudnnGetVersion() { return version; }
 
 const char* cudnnGetErrorString(Status status) {
   return status == kSuccess        ? "CUDNN_STATUS_SUCCESS"

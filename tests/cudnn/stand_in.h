@@ -90,6 +90,7 @@ extern std::vector<Engine> first_engines, fallback_engines;
 std::vector<Engine> usual_engines();
 std::vector<Engine>& graph_engines();  // of the first heuristic; the other one knows nothing of graphs
 extern int heuristics_asked, kernel_caches_made;
+extern std::size_t version;  // what it says it is
 
 // These instead, for as long as one lives. Plans that the library has made stay what they are.
 struct Offering {

@@ -187,6 +187,7 @@ fake_cuda_test(logical runtime "[.logical]" "LOCKSTEP_FAKE_CUDA=devices=2|LOCKST
 fake_cuda_test(shared_gpu parallel "[.shared_gpu]" "LOCKSTEP_FAKE_CUDA=devices=1|LOCKSTEP_CUDA_DEVICES=2")
 fake_cuda_test(no_nccl parallel "[.no_nccl]" "LOCKSTEP_NCCL_LIBRARY=libnowhere.so")
 if(NOT LOCKSTEP_SANITIZE)
+  fake_cuda_test(no_cudnn tensor "[.no_cudnn]" "LOCKSTEP_CUDNN_LIBRARY=none")
   fake_cuda_test(small_shared tensor "[.small_shared]" "LOCKSTEP_FAKE_CUDA=shared=99K")
   # As scripts/gpu_check runs them: logical devices of one GPU, fewer than the tests know of.
   foreach(layer tensor parallel)

@@ -1,5 +1,7 @@
 // Every launch, product and call of cuDNN of the ways to compute attention, and of a copy that transposes, is one that
 // CUDA takes.
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "cudnn/stand_in.h"
@@ -113,4 +115,18 @@ TEST_CASE("an attention that cuDNN has not planned before is captured, and repla
   }
   CHECK(cudnn_stand_in::heuristics_asked == 1);  // the plan that the graph holds is the one that calls take
   CHECK(fake_cuda::take_failures().empty());
+}
+
+// In a process of its own, whose environment wants no cuDNN.
+TEST_CASE("LOCKSTEP_CUDNN_LIBRARY=none leaves attention and convolutions to products", "[.no_cudnn]") {
+  const TensorOptions options{.dtype = DType::bf16, .device = support::device_at(1)};
+  Tensor q = ones({1, 2, 77, 8}, options), x = ones({1, 3, 9, 9}, options), w = ones({4, 3, 3, 3}, options);
+  for (Tensor* t : {&q, &w}) t->set_requires_grad(true);
+  trace::start();
+  const Tensor out = scaled_dot_product_attention(q, q, q, {.causal = true}), y = conv2d(x, w);
+  (sum(out * out) + sum(y * y)).backward();
+  CHECK(ways() == std::vector<std::string>{"attention by products", "attention_grad by products"});
+  CHECK(std::ranges::none_of(trace::spans(), [](const trace::Span& span) {
+    return std::string_view(span.work.name).find("cuDNN") != std::string_view::npos;
+  }));
 }
