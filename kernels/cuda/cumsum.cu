@@ -1,5 +1,9 @@
 // Running sums over the middle of [outer, size, inner]. Where there are too few lines to occupy the device they are
-// split into chunks: the sums of the chunks come first, then what is before each of them, then the elements.
+// split into chunks: the sums of the chunks come first, then what is before each of them, then the elements. One line
+// of integers goes to CUB.
+#include <limits>
+
+#include "lockstep/kernels/cuda/cub.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/lines.cuh"
 
@@ -101,7 +105,14 @@ void run(const Stream& stream, const CumsumArgs& args) {
 
 void Kernels::enqueue(const Stream& stream, const CumsumArgs& args) {
   const DType dtype = args.x.view.dtype;
-  if (dtype == DType::i64) return run<std::int64_t>(stream, args);
+  if (dtype == DType::i64) {
+    const std::int64_t count = element_count(args.x.view.shape);
+    const bool one_line = count > 0 && count == args.x.view.shape[1];
+    if (one_line && !args.reverse && count <= std::numeric_limits<std::int32_t>::max())
+      return running_sums(stream, CumsumArgs::kName, data<std::int64_t>(args.x), data<std::int64_t>(args.y),
+                          static_cast<std::int32_t>(count));
+    return run<std::int64_t>(stream, args);
+  }
   check_floating(CumsumArgs::kName, dtype, stream);
   dispatch_floating(dtype, [&]<class T>(Type<T>) { run<T>(stream, args); });
 }

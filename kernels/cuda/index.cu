@@ -1,10 +1,11 @@
 // Indexing. An index out of range is reported, and its element is skipped (or zero, where it would have been read).
 // Additions happen in index order and no two threads add to one element: either one thread walks a line, or the indices
 // are sorted and one thread walks the entries of one target.
+#include "lockstep/kernels/cuda/cub.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/numbers.cuh"
 #include "lockstep/kernels/cuda/report.cuh"
-#include "lockstep/kernels/cuda/sort.cuh"
+#include "lockstep/runtime/stream/work_scope.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
@@ -92,34 +93,35 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// keys[i]: to what entry i of index is added, in steps of the target; `limit` for a bad index. offsets: of out (without
-// the indexed dimension) and index, row-major.
+// The number of key i: to what entry i of index is added, in steps of the target; `limit` for a bad index. offsets: of
+// out (without the indexed dimension) and index, row-major.
 __global__ void __launch_bounds__(kThreads)
-    keys_kernel(const std::int64_t* index, std::int64_t* keys, const Offsets<2> offsets, std::int64_t limit,
+    keys_kernel(const std::int64_t* index, const Tagged keys, const Offsets<2> offsets, std::int64_t limit,
                 const Target target) {
   for_each_position(offsets.count, [&](std::int64_t i) {
     const At<2> at = offsets.at(i);
     const std::int64_t to = index[at.view[1]];
-    keys[i] = checked(target, to) ? at.view[0] + to * target.stride : limit;
+    const auto number = static_cast<std::uint64_t>(checked(target, to) ? at.view[0] + to * target.stride : limit);
+    keys.keys[i] = number << keys.position_bits | static_cast<std::uint64_t>(i);
   });
 }
 
-// A key times `step` is an offset in out. entries: where an entry lies in `in`; slices: the elements of one entry, in
-// out and in.
+// A number times `step` is an offset in out. entries: where an entry lies in `in`; slices: the elements of one entry,
+// in out and in.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    add_sorted_kernel(const T* in, T* out, const Sorted sorted, std::int64_t count, std::int64_t limit,
+    add_sorted_kernel(const T* in, T* out, const Tagged sorted, std::int64_t count, std::int64_t limit,
                       std::int64_t step, const Offsets<1> entries, const Offsets<2> slices, const Splitter by_slice) {
   for_each_position(count * slices.count, [&](std::int64_t i) {
     std::int64_t element;
     std::int64_t entry = by_slice.split(i, &element);
-    const std::int64_t key = sorted.keys[entry];
-    if (key == limit || (entry > 0 && sorted.keys[entry - 1] == key)) return;
+    const std::uint64_t number = sorted.number(entry);
+    if (number == static_cast<std::uint64_t>(limit) || (entry > 0 && sorted.number(entry - 1) == number)) return;
     const At<2> at = slices.at(element);
-    T& to = out[key * step + at.view[0]];
+    T& to = out[static_cast<std::int64_t>(number) * step + at.view[0]];
     T total = to;
-    for (; entry < count && sorted.keys[entry] == key; ++entry)
-      total = sum(total, in[entries.at(sorted.positions[entry]).view[0] + at.view[1]]);
+    for (; entry < count && sorted.number(entry) == number; ++entry)
+      total = sum(total, in[entries.at(sorted.position(entry)).view[0] + at.view[1]]);
     to = total;
   });
 }
@@ -192,6 +194,7 @@ bool gather_rows(const Stream& stream, const IndexSelectArgs& args, const Target
 template <class T>
 void add_lines(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
                const Target& target, int dim) {
+  const trace::WorkScope scope(stream, {.name = "additions by lines", .kind = trace::Kind::kernel});
   Shape lines = in.shape;
   const std::int64_t size = lines[dim];
   lines[dim] = 1;
@@ -206,19 +209,24 @@ template <class T>
 void add_sorted(const Stream& stream, const char* op, const View& in, const View& index, const View& out,
                 const Target& target, std::int64_t limit, std::int64_t step, const Offsets<2>& key_offsets,
                 const Offsets<1>& entries, const Offsets<2>& slices) {
+  const trace::WorkScope scope(stream, {.name = "additions by sorted indices", .kind = trace::Kind::kernel});
   Scratch scratch(stream);
   const std::int64_t count = key_offsets.count;
-  auto* keys = scratch.take<std::int64_t>(count);
+  Tagged keys{scratch.take<std::uint64_t>(count), bits_below(count)};
   launch(stream, op, keys_kernel, grid_for(stream, count), static_cast<const std::int64_t*>(index.data), keys,
          key_offsets, limit, target);
-  const Sorted sorted = sort_keys(stream, op, keys, count, limit + 1, scratch);
+  auto* spare = scratch.take<std::uint64_t>(count);
+  sort(stream, op, keys, spare, count, bits_below(limit + 1), scratch);
   const std::int64_t threads = count * slices.count;
   launch(stream, op, add_sorted_kernel<T>, grid_for(stream, threads), static_cast<const T*>(in.data),
-         static_cast<T*>(out.data), sorted, count, limit, step, entries, slices, Splitter(slices.count, threads));
+         static_cast<T*>(out.data), keys, count, limit, step, entries, slices, Splitter(slices.count, threads));
 }
 
-// A thread that walks a line does well when lines are short or there are many.
-bool prefers_lines(std::int64_t lines, std::int64_t size) { return size <= 16 || (lines >= 16384 && size <= 4096); }
+// A thread that walks a line does well when lines are short or there are many. It also takes what is too large for a
+// key: `count` positions beside `limit` numbers.
+bool prefers_lines(std::int64_t lines, std::int64_t size, std::int64_t count, std::int64_t limit) {
+  return size <= 16 || (lines >= 16384 && size <= 4096) || bits_below(count) + bits_below(limit + 1) > 64;
+}
 
 template <class Args>
 void check_addable(const Args& args, const Stream& stream) {
@@ -257,10 +265,11 @@ void Kernels::enqueue(const Stream& stream, const ScatterAddArgs& args) {
   in.shape = index.shape;
   const std::int64_t size = index.shape[args.dim];
   dispatch_addable(out.dtype, [&]<class T>(Type<T>) {
-    if (prefers_lines(count / size, size))
+    const std::int64_t limit = extent(out);
+    if (prefers_lines(count / size, size, count, limit))
       return add_lines<T>(stream, ScatterAddArgs::kName, in, index, out, target, args.dim);
     const View rest = without(out, args.dim, index.shape);
-    add_sorted<T>(stream, ScatterAddArgs::kName, in, index, out, target, extent(out), 1,
+    add_sorted<T>(stream, ScatterAddArgs::kName, in, index, out, target, limit, 1,
                   row_major_offsets<2>(index.shape, {&rest, &index}), row_major_offsets<1>(index.shape, {&in}),
                   Offsets<2>());
   });
@@ -276,7 +285,7 @@ void Kernels::enqueue(const Stream& stream, const IndexAddArgs& args) {
   const Target target = target_of(out, args.dim, lockstep::cuda::report_index_add, stream);
   const std::int64_t size = in.shape[args.dim];
   dispatch_addable(out.dtype, [&]<class T>(Type<T>) {
-    if (prefers_lines(count / size, size))
+    if (prefers_lines(count / size, size, size, target.size))
       return add_lines<T>(stream, IndexAddArgs::kName, in, spread(index, in.shape, args.dim), out, target, args.dim);
     Shape slice = in.shape;
     slice[args.dim] = 1;

@@ -6,6 +6,7 @@
 #include "lockstep/kernels/api.h"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
+#include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/cuda/kernel_report.h"
@@ -151,8 +152,13 @@ void check_report(const char* op) {
 
 }  // namespace emulation
 
+extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }
+
 namespace lockstep::cuda {
 
+void check(cudaError_t result, Device device, const char* call) {
+  if (result != cudaSuccess) throw DeviceError(device, static_cast<int>(result), call);
+}
 CurrentDevice::CurrentDevice(Device) {}
 CurrentDevice::~CurrentDevice() {}
 cudaStream_t native(const Stream&) { return nullptr; }

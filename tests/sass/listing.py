@@ -121,6 +121,8 @@ def short_name(demangled):
     name = demangled.replace("(anonymous namespace)::", "").removeprefix("void ")
     name = re.sub(r"\b(lockstep::)?(kernels::)?(cuda::)?(?=\w)", "", name)
     name = re.sub(r"\((?:\w+::)*\w+\)(\d+)", r"\1", name)  # (Join)0: an enumerator
+    if library := re.match(r"cub::(?:\w+::)*(\w+)", name):  # whose namespaces and arguments have its version in them
+        return f"cub::{library.group(1)}"
     depth = 0
     for at, letter in enumerate(name):
         depth += (letter == "<") - (letter == ">")

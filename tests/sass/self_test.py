@@ -154,6 +154,9 @@ class Names(unittest.TestCase):
                 "(lockstep::BFloat16 const*, lockstep::BFloat16*, lockstep::kernels::cuda::Lines, bool)": "softmax_kernel<bf16>",
                 "void lockstep::kernels::cuda::fold_kernel<lockstep::kernels::cuda::(anonymous namespace)::Reduce<float, "
                 "(lockstep::kernels::cuda::(anonymous namespace)::Join)3> >(float)": "fold_kernel<Reduce<f32, 3>>",
+                "void cub::CUB_300001_SM_900::detail::radix_sort::DeviceRadixSortExclusiveSumKernel<cub::CUB_300001_SM_900::"
+                "detail::radix::policy_hub<unsigned long, cub::CUB_300001_SM_900::NullType, unsigned long long>::Policy1000, "
+                "unsigned long long>(unsigned long long*)": "cub::DeviceRadixSortExclusiveSumKernel",
                 "lockstep::kernels::cuda::scan_kernel(long*, long)": "scan_kernel"}.items():
             self.assertEqual(listing.short_name(long), short)
 
