@@ -13,6 +13,7 @@ from gpu.run import end_of, run
 REWRITE_SECONDS = 5
 # Without the script's folder on Python's path: its other files have names that packages may have too.
 RUN_FILE = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[1], 'exec'))"
+SHARED_GPU_NCCL = 23000  # 2.30
 # The phases of the two calls with what they run and the seconds that each may take where all of them are wanted.
 CALLS = {
     1: {"probe": ("the GPU, the programs, CUDA's libraries and tools", 20),
@@ -23,6 +24,7 @@ CALLS = {
         "digits": ("an example that trains a network", 30),
         "tensor": ("tests of the tensor layer on one device", 70),
         "nccl": ("NCCL with one rank", 30),
+        "ranks": ("NCCL with two processes on one GPU, from 2.30 on", 30),
         "races": ("racecheck, synccheck and initcheck on kernels with shared memory", 90)},
     2: {"parallel": ("tests of the parallel layer on one device", 60),
         "models": ("tests of models and generation on one device", 30),
@@ -31,7 +33,8 @@ CALLS = {
 }
 PHASES = {phase: of for call in CALLS.values() for phase, of in call.items()}
 NEEDS = {"probe": [], "contract": ["contract"], "kernels": ["kernels"], "memcheck": ["kernels"], "bench": ["bench"],
-         "digits": ["digits"], "tensor": ["tensor"], "nccl": ["parallel"], "races": ["kernels"],
+         "digits": ["digits"], "tensor": ["tensor"], "nccl": ["parallel"], "ranks": ["run", "bench"],
+         "races": ["kernels"],
          "parallel": ["parallel"], "models": ["models"],
          "logical": ["kernels", "digits", "tensor", "parallel"], "engine": ["bench"]}
 
@@ -247,6 +250,25 @@ def tensor(session):
 
 def nccl(session):
     session.cases("NCCL, one rank", "parallel", ["NCCL alone: *"], devices(1), 30)
+
+
+def ranks(session):
+    """Two ranks on one GPU, which only a new NCCL takes, and only where it is told so: a launcher as a user has it."""
+    name = "all_reduce of two ranks"
+    version = session.record.data["libraries"]["nccl"].get("version") or 0
+    if int(version) < SHARED_GPU_NCCL:
+        session.finish(session.row(name, detail=f"needs NCCL {SHARED_GPU_NCCL} or later, got {version or 'none'}"))
+        return
+    if session.missing(name, *NEEDS["ranks"]):
+        return
+    sizes = ["-b", "8", "-e", "4K" if session.small else "64M", "-f", "8", "-T", "20"]
+    text = session.command(name, "run", ["-n", "2", session.programs["bench"], "allreduce", *sizes],
+                           {**devices(1), "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, 30)
+    if text:
+        row = session.record.data["phases"][session.phase][-1]
+        row["shown"] = f"```\n{text}\n```"
+        if "# backend nccl" not in text:
+            row.update(result="fail", detail="the ranks did not go over NCCL")
 
 
 def parallel(session):

@@ -19,6 +19,7 @@ PROGRAMS = {
     "digits": ("train_digits", "an example that trains a network"),
     "tensor": ("lockstep-cuda-tensor", "tests of the tensor layer on the GPU"),
     "parallel": ("lockstep-cuda-parallel", "tests of the parallel layer on the GPU, NCCL with one rank"),
+    "run": ("lockstep-run", "starts two ranks on one GPU"),
     "models": ("lockstep-cuda-models", "tests of models and generation on the GPU"),
 }
 ARCHIVE, MANIFEST, HEADERS = "programs.tar.xz", "manifest.json", "headers"

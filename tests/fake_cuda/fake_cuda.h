@@ -64,7 +64,7 @@ struct NvLink {
 };
 
 // How the devices are laid out. LOCKSTEP_FAKE_CUDA says the same in text:
-// "devices=4,driver=12040,shared=99K,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,nvlink=0-1-0,only=2,pools=0,fail=cudaMalloc:3,…"
+// "devices=4,driver=12040,shared=99K,seed=3,memory=1G/512M,multiprocessors=132/114,order=2/0/1/3,deny=0-1,lose=1-0,nvlink=0-1-0,only=2,nccl=23000,pools=0,fail=cudaMalloc:3,…"
 struct Options {
   int devices = 8;         // 0 to 16
   int driver = -1;         // the CUDA version it is for, as 12040; 0: there is none; -1: the runtime's
@@ -79,6 +79,7 @@ struct Options {
   std::vector<NvLink> nvlinks = {};
   std::vector<int> only = {};   // the devices that may have a context; empty: all
   bool check_order = true;      // with the order checker
+  int nccl = 0;                 // the version that NCCL says it is; 0: that of its header
   bool pools = true;            // memory pools
   bool allow_pageable = false;  // copies from and to pageable memory (they block, as they do in CUDA)
 };

@@ -17,7 +17,7 @@ using namespace fake_cuda;  // NOLINT
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = state().options.nccl > 0 ? state().options.nccl : NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 

@@ -122,6 +122,8 @@ void reset_from_environment(Options options) {
       options.only = numbers<int>(value);
     else if (name == "check_order")
       options.check_order = small(value) != 0;
+    else if (name == "nccl")
+      options.nccl = small(value);
     else if (name == "pools")
       options.pools = small(value) != 0;
     else if (name == "pageable")

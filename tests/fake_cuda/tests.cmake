@@ -226,6 +226,19 @@ foreach(program digits bench)
   endif()
 endforeach()
 
+# Two processes on one GPU: NCCL takes them from 2.30 on, where it is told to.
+if(TARGET lockstep-fake-bench AND TARGET lockstep-run)
+  foreach(version IN ITEMS 22900 23000)
+    add_test(NAME fake_cuda/ranks_of_one_gpu/${version} COMMAND lockstep-run -n 2 --timeout 60
+             $<TARGET_FILE:lockstep-fake-bench> allreduce -b 1K -e 1K -n 2 -T 30)
+    set_tests_properties(fake_cuda/ranks_of_one_gpu/${version} PROPERTIES LABELS fake_cuda TIMEOUT 120 ENVIRONMENT
+      "LOCKSTEP_FAKE_CUDA=devices=1,nccl=${version};LOCKSTEP_CUDA_DEVICES=1;NCCL_MULTI_RANK_GPU_ENABLE=1")
+  endforeach()
+  set_tests_properties(fake_cuda/ranks_of_one_gpu/22900 PROPERTIES
+                       PASS_REGULAR_EXPRESSION "nccl needs a GPU for every rank, and ranks 0 and 1 share one")
+  set_tests_properties(fake_cuda/ranks_of_one_gpu/23000 PROPERTIES PASS_REGULAR_EXPRESSION "# backend nccl.*Out of bounds values : 0 OK")
+endif()
+
 # The drill with CUDA devices; scripts/drill --cuda runs more of it.
 file(GLOB sources CONFIGURE_DEPENDS "${here}/drill/*.cpp")
 set(fake_drill ${drill})

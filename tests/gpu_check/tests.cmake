@@ -14,6 +14,7 @@ if(TARGET lockstep-fake-digits AND TARGET lockstep-fake-bench AND TARGET lockste
            $<TARGET_FILE:lockstep-fake-nvtx> contract=$<TARGET_FILE:lockstep-fake-cuda-contract>
            kernels=$<TARGET_FILE:lockstep-tests-cuda-emulation> bench=$<TARGET_FILE:lockstep-fake-bench>
            digits=$<TARGET_FILE:lockstep-fake-digits> tensor=$<TARGET_FILE:lockstep-fake-tensor>
-           parallel=$<TARGET_FILE:lockstep-fake-parallel> models=$<TARGET_FILE:lockstep-fake-models>)
+           run=$<TARGET_FILE:lockstep-run> parallel=$<TARGET_FILE:lockstep-fake-parallel>
+           models=$<TARGET_FILE:lockstep-fake-models>)
   set_tests_properties(gpu_check/rehearsal PROPERTIES LABELS "user;gpu_check" TIMEOUT 1800)
 endif()

@@ -6,6 +6,7 @@
 #include "lockstep/parallel/comm/loopback/loopback_communicator.h"
 #include "lockstep/parallel/comm/machine_id.h"
 #include "lockstep/parallel/comm/meeting_place.h"
+#include "lockstep/parallel/comm/nccl/nccl_version.h"
 #include "lockstep/parallel/comm/ranks/launcher_protocol.h"
 #include "lockstep/parallel/comm/recorded/recorded_communicator.h"
 #include "lockstep/runtime/backend.h"
@@ -26,6 +27,7 @@ RankTraits describe_rank(const RankInfo& rank, Device device, const std::string&
   // Not its ordinal: where every process sees one GPU alone, all of them are number 0.
   const std::string hardware = lockstep::backend(device).hardware(device.index());
   if (!hardware.empty()) traits.gpu = cat(traits.machine, '#', hardware);
+  if (!hardware.empty() && detail::nccl_shares_gpus()) traits.shares_gpu = "1";
   for (const CommunicatorBackend& each : detail::communicator_backends()) {
     if (!each.why_not_here || !detail::may_be_chosen(each, traits.kind, backend)) continue;
     if (std::string why = each.why_not_here(rank); !why.empty()) traits.why_not[each.name] = std::move(why);

@@ -8,8 +8,8 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr std::string RankTraits::*kFields[] = {&RankTraits::machine, &RankTraits::process, &RankTraits::gpu,
-                                                &RankTraits::kind, &RankTraits::backend};
+constexpr std::string RankTraits::*kFields[] = {&RankTraits::machine,    &RankTraits::process, &RankTraits::gpu,
+                                                &RankTraits::shares_gpu, &RankTraits::kind,    &RankTraits::backend};
 
 std::string packed(const std::string& text) { return cat(text.size(), ':', text); }
 
@@ -49,13 +49,19 @@ RankTraits unpack(std::string_view text) {
 RankTopology topology_of(const std::vector<RankTraits>& ranks) {
   RankTopology topology{.ranks = ranks.size()};
   std::set<std::string> machines, processes;
-  std::map<std::string, std::size_t> gpus;  // the first rank on each
+  std::map<std::string, std::vector<std::size_t>> gpus;  // the ranks on each
+  const auto in_the_way = [&](std::size_t a, std::size_t b) {
+    const bool may = !ranks[a].shares_gpu.empty() && !ranks[b].shares_gpu.empty();
+    return !may || ranks[a].process == ranks[b].process;
+  };
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     machines.insert(ranks[r].machine);
     processes.insert(cat(ranks[r].machine, '#', ranks[r].process));
     if (ranks[r].gpu.empty()) continue;
-    const auto [at, is_new] = gpus.emplace(ranks[r].gpu, r);
-    if (!is_new && !topology.sharing_a_gpu) topology.sharing_a_gpu = {at->second, r};
+    std::vector<std::size_t>& others = gpus[ranks[r].gpu];
+    for (const std::size_t other : others)
+      if (!topology.sharing_a_gpu && in_the_way(other, r)) topology.sharing_a_gpu = {other, r};
+    others.push_back(r);
   }
   topology.machines = machines.size();
   topology.processes = processes.size();

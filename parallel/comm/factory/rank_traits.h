@@ -18,6 +18,7 @@ struct RankTraits {
   std::string machine;  // ranks with the same one can hand over memory
   std::string process;
   std::string gpu;                             // "" on devices that share no hardware (Backend::hardware)
+  std::string shares_gpu;                      // "1": the GPU may be another process's as well (nccl_shares_gpus)
   std::string kind;                            // of device: "host", "cuda"
   std::string backend;                         // that it asks for; "": what suits
   std::map<std::string, std::string> why_not;  // by backend: why it cannot; absent: it can
@@ -30,7 +31,8 @@ LOCKSTEP_API RankTraits unpack(std::string_view text);
 // What all of them together are.
 struct RankTopology {
   std::size_t ranks = 0, processes = 0, machines = 0;
-  std::optional<std::pair<std::size_t, std::size_t>> sharing_a_gpu;  // the first two ranks that are on one GPU
+  // The first two ranks that are on one GPU, but for processes that both say that they may.
+  std::optional<std::pair<std::size_t, std::size_t>> sharing_a_gpu;
 };
 RankTopology topology_of(const std::vector<RankTraits>& ranks);
 

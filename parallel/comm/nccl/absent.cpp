@@ -7,6 +7,7 @@
 namespace lockstep {
 
 std::string detail::nccl_version() { return ""; }
+bool detail::nccl_shares_gpus() { return false; }
 std::string why_no_nccl() { return "[nccl] expected a build with CUDA, got one without"; }
 
 std::unique_ptr<Communicator> make_nccl_communicator(const std::shared_ptr<Store>&, int, int, Device,

@@ -41,6 +41,7 @@ TEST_CASE("rank choice: what a rank says of itself comes back as it was") {
     const RankTraits traits{.machine = text(0),
                             .process = text(1),
                             .gpu = text(2),
+                            .shares_gpu = text(5),
                             .kind = text(3),
                             .backend = text(4),
                             .why_not = {{"x" + text(5), text(6)}, {"y", text(0)}}};
@@ -68,7 +69,14 @@ TEST_CASE("rank choice: what suits is chosen, and the reason says what did not")
   ranks[2].gpu = ranks[0].gpu;
   CHECK(chosen(ranks) == "peer");
   CHECK(missing(choose(ranks).reason, {"ranks 0 and 2 share one"}) == "");
+  for (RankTraits& rank : ranks) rank.shares_gpu = "1";
+  CHECK(chosen(ranks) == "peer");  // of one process
   for (RankTraits& rank : ranks) rank.process = cat("p", &rank - ranks.data());
+  CHECK(chosen(ranks) == "nccl");
+  ranks[1].gpu = ranks[0].gpu, ranks[2].process = ranks[1].process;
+  CHECK(missing(message_of<Error>([&] { choose(ranks); }), {"ranks 1 and 2 share one"}) == "");
+  ranks[1].gpu = "m#7", ranks[2].process = "p2";
+  ranks[2].shares_gpu.clear();  // both have to say so
   CHECK_THROWS_AS(choose(ranks), NotSupported);
   CHECK(missing(message_of<Error>([&] { choose(ranks); }), {"peer needs ranks that are threads of one process"}) == "");
   // The same GPU number on two machines is two GPUs.
