@@ -1,8 +1,14 @@
 """Speeds of Lockstep's kernels beside those of PyTorch and beside the ceilings of the same run."""
 import json
 
-# Which ceiling bounds a kernel, by what its name says; else a copy.
-CEILINGS = {"matmul bf16": "matmul bf16", "matmul f16": "matmul f16", "matmul": "matmul f32", "conv": "matmul f32"}
+# What is bounded by arithmetic, by how its name begins; all else by a copy.
+ARITHMETIC = ("matmul", "conv2d", "attention", "causal attention")
+
+
+def ceiling_of(name):
+    if not name.startswith(ARITHMETIC) or "of one query" in name:
+        return "copy"
+    return "matmul " + next((dtype for dtype in ("bf16", "f16") if dtype in name.replace(",", " ").split()), "f32")
 
 
 def microseconds_of(row):
@@ -37,7 +43,7 @@ def rows_of(text):
 
 
 def compare(ours, theirs):
-    """One row per kernel: both times, what the ratio is, and the share of the ceiling where the work is known."""
+    """One row per kernel: the times, what the ratios are, and the share of the ceiling where the work is known."""
     theirs = theirs or {"rows": [], "ceilings": {}}
     by_name = {row["name"]: row for row in theirs["rows"]}
     rows = []
@@ -46,8 +52,11 @@ def compare(ours, theirs):
         if other:
             result["pytorch_us"] = round(other["microseconds"], 2)
             result["times_as_fast"] = round(other["microseconds"] / row["microseconds"], 3)
-            bound = next((ceiling for sign, ceiling in CEILINGS.items() if row["name"].startswith(sign)), "copy")
-            if bound in theirs["ceilings"]:
+            if "library_microseconds" in other:
+                result["library_us"] = round(other["library_microseconds"], 2)
+                result["of_library"] = round(other["library_microseconds"] / row["microseconds"], 3)
+            bound = ceiling_of(row["name"])
+            if other["work"] is not None and bound in theirs["ceilings"]:
                 rate = other["work"] / (row["microseconds"] * 1e-6)
                 result["share"], result["of"] = round(rate / theirs["ceilings"][bound], 3), bound
         rows.append(result)
@@ -59,9 +68,13 @@ def table(rows, theirs):
     text = ""
     for name, value in (theirs or {}).get("ceilings", {}).items():
         text += f"ceiling: {name} {value / 1e12:.4g} {'TB/s' if name == 'copy' else 'TFLOP/s'}\n\n"
-    text += "| kernel | Lockstep, us | PyTorch, us | times as fast | share of the ceiling |\n|---|---|---|---|---|\n"
+    text += "The library alone: cuBLAS or cuDNN as PyTorch calls it, in a CUDA graph.\n\n"
+    heads = ["kernel", "Lockstep, us", "PyTorch, us", "times as fast", "library alone, us", "times as fast",
+             "share of the ceiling"]
+    text += f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n"
     for row in rows:
-        share = f"{row['share']:.3g} of {row['of']}" if "share" in row else ""
-        text += f"| {row['name']} | {row['lockstep_us']} | {row.get('pytorch_us', '')} | " \
-                f"{row.get('times_as_fast', '')} | {share} |\n"
+        cells = [row.get(key, "") for key in ("name", "lockstep_us", "pytorch_us", "times_as_fast", "library_us",
+                                              "of_library")]
+        cells.append(f"{row['share']:.3g} of {row['of']}" if "share" in row else "")
+        text += f"| {' | '.join(map(str, cells))} |\n"
     return text

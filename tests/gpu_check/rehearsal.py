@@ -41,13 +41,16 @@ class Rehearsal(unittest.TestCase):
         self.assertNotIn("## Failed", page)
         for call in CALLS.values():
             for phase in call:
-                if phase == "nccl":  # the fake's is no file
+                if phase in ("nccl", "ranks"):  # the fake's is no file
                     continue
                 found = cases_of(record, phase)
                 self.assertTrue({case["result"] for case in found.values()} & {"pass", "skipped"}, f"{phase}: {found}")
         self.assertEqual(len(cases_of(record, "contract")), 2)
         nccl = cases_of(record, "nccl")
         self.assertEqual({case["result"] for case in nccl.values()}, {"skipped"})
+        ranks = record["phases"]["ranks"]
+        self.assertEqual([row["result"] for row in ranks], ["not run"])
+        self.assertIn("needs NCCL 23000 or later", ranks[0]["detail"])
         sanitized = {row["name"]: row["result"] for phase in ("memcheck", "races") for row in record["phases"][phase]}
         self.assertEqual(sanitized, {"memcheck": "pass", "memcheck, without the cache": "pass", "racecheck": "pass",
                                      "synccheck": "pass", "initcheck": "pass"})
@@ -56,10 +59,16 @@ class Rehearsal(unittest.TestCase):
 
         # Every kernel of the benchmark stands beside PyTorch's, and beside a ceiling.
         rows = record["phases"]["bench"][1]["speeds"]
-        self.assertGreaterEqual(len(rows), 10)
+        self.assertGreaterEqual(len(rows), 50)
         for row in rows:
             self.assertIn("times_as_fast", row)
-            self.assertIn("share", row)
+            bounded = not row["name"].startswith("call of ") and "the host" not in row["name"]
+            self.assertEqual("share" in row, bounded, row)
+        ceilings = {"layer norm bf16": "copy", "matmul f16": "matmul f16", "conv2d 3x3": "matmul f32",
+                    "conv2d 3x3 gradient bf16, channels last": "matmul bf16", "causal attention bf16": "matmul bf16",
+                    "attention of one query bf16": "copy"}
+        self.assertEqual({row["name"]: row["of"] for row in rows if row["name"] in ceilings}, ceilings)
+        self.assertEqual(sum("library_us" in row for row in rows), 12)
         self.assertIn("| matmul f32 |", page)
         self.assertIn("ceiling: copy", page)
         self.assertIn("test accuracy", self.machine.log())
