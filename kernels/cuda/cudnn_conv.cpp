@@ -1,5 +1,6 @@
 #include "lockstep/kernels/cuda/cudnn_conv.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/kernels/common/image_format.h"
@@ -11,14 +12,18 @@ namespace {
 namespace dnn = lockstep::cudnn;
 
 // The identifiers of the arrays in a plan.
-constexpr std::int64_t kX = 1, kW = 2, kY = 3;
+constexpr std::int64_t kX = 1, kW = 2, kY = 3, kBias = 4;
+
+dnn::Dims strides_of(const ConvProblem& p, const dnn::Dims& dims) {
+  const Strides lie = image_strides({dims[0], dims[1], dims[2], dims[3]}, p.sizes.channels_last);
+  return {lie[0], lie[1], lie[2], lie[3]};
+}
 
 dnn::Descriptor image(dnn::GraphMaker& graph, std::int64_t id, const ConvProblem& p, const dnn::Dims& dims) {
-  const Strides lie = image_strides({dims[0], dims[1], dims[2], dims[3]}, p.sizes.channels_last);
   return graph.array({.id = id,
                       .type = dnn::type_of(p.dtype),
                       .dims = dims,
-                      .strides = {lie[0], lie[1], lie[2], lie[3]},
+                      .strides = strides_of(p, dims),
                       .alignment = p.alignment[static_cast<std::size_t>(id - kX)]});
 }
 
@@ -37,13 +42,15 @@ dnn::Descriptor convolution(dnn::Maker& maker, const Window2d& w) {
   return made;
 }
 
-dnn::Descriptor operation(dnn::Maker& maker, const ConvProblem& p) {
+std::vector<dnn::Descriptor> operations(dnn::Maker& maker, const ConvProblem& p) {
   const ConvSizes& s = p.sizes;
   const Window2d& window = s.window;
   dnn::GraphMaker graph(maker);
   const dnn::Descriptor x = image(graph, kX, p, {s.batch, s.channels, s.height, s.width});
   const dnn::Descriptor w = image(graph, kW, p, {s.outputs, s.group_channels, window.kernel[0], window.kernel[1]});
-  const dnn::Descriptor y = image(graph, kY, p, {s.batch, s.outputs, s.out_height, s.out_width});
+  const dnn::Dims y_dims{s.batch, s.outputs, s.out_height, s.out_width};
+  const dnn::Descriptor y = image(graph, kY, p, y_dims);
+  const dnn::Descriptor result = p.bias ? graph.between(y_dims, strides_of(p, y_dims), dnn::kFloat) : y;
   const auto [kind, first] = p.kind == ConvKind::forward ? std::pair(dnn::kForward, dnn::kForwardAttributes)
                              : p.kind == ConvKind::grad_input
                                  ? std::pair(dnn::kBackwardData, dnn::kBackwardDataAttributes)
@@ -58,9 +65,23 @@ dnn::Descriptor operation(dnn::Maker& maker, const ConvProblem& p) {
   maker.set(made, of(dnn::kOfConvolution), dnn::kTypeDescriptor, geometry);
   maker.set(made, of(dnn::kOfWeights), dnn::kTypeDescriptor, w);
   maker.set(made, of(dnn::kOfInput), dnn::kTypeDescriptor, x);
-  maker.set(made, of(dnn::kOfOutput), dnn::kTypeDescriptor, y);
+  maker.set(made, of(dnn::kOfOutput), dnn::kTypeDescriptor, result);
   maker.finish(made);
-  return made;
+  if (!p.bias) return {made};
+  graph.pointwise(dnn::kAdd, result, image(graph, kBias, p, {1, s.outputs, 1, 1}), y);
+  return {made, graph.operations().front()};
+}
+
+bool enqueue(const Stream& stream, const char* op, const ConvProblem& problem, std::span<const dnn::Operand> operands) {
+  return enqueue_cudnn(stream, {.op = op,
+                                .name = problem.bias ? "convolution and bias by cuDNN" : "convolution by cuDNN",
+                                .tensor_core_name = problem.bias ? "convolution and bias by cuDNN, tensor cores"
+                                                                 : "convolution by cuDNN, tensor cores",
+                                .key = problem.key(),
+                                .family = {},
+                                .weight = problem.bias ? 2U : 1U,  // 93 KB
+                                .request = problem.request(),
+                                .operands = operands});
 }
 
 }  // namespace
@@ -81,10 +102,12 @@ PlanKey ConvProblem::key() const {
   return {static_cast<std::int64_t>(kind),
           static_cast<std::int64_t>(dtype),
           adds,
+          bias,
           tf32,
           alignment[0],
           alignment[1],
           alignment[2],
+          alignment[3],
           sizes.channels_last,
           sizes.batch,
           sizes.channels,
@@ -108,9 +131,11 @@ dnn::PlanRequest ConvProblem::request() const {
   constexpr std::int64_t kOfProduct = std::int64_t{32} << 20;
   const ConvSizes& s = sizes;
   const std::int64_t elements = s.batch * (s.channels * s.plane() + s.outputs * s.out_plane()) + s.outputs * s.taps();
-  return {.operations = [this](dnn::Maker& maker) { return std::vector{operation(maker, *this)}; },
+  const bool tensor_cores = dtype != DType::f32 || tf32;
+  return {.operations = [this](dnn::Maker& maker) { return operations(maker, *this); },
           .most_workspace = kOfProduct + elements * static_cast<std::int64_t>(size_of(dtype)),
-          .tensor_cores = dtype != DType::f32 || tf32};
+          .tensor_cores = tensor_cores,
+          .only_tensor_cores = bias && tensor_cores};
 }
 
 bool conv_by_cudnn(const Stream& stream, const char* op, ConvKind kind, const ConvSizes& sizes, const View& x,
@@ -121,16 +146,25 @@ bool conv_by_cudnn(const Stream& stream, const char* op, ConvKind kind, const Co
                             .sizes = sizes,
                             .adds = adds,
                             .tf32 = tf32_allowed(),
-                            .alignment = {alignment_of(x.data), alignment_of(w.data), alignment_of(y.data)}};
+                            .alignment = {alignment_of(x.data), alignment_of(w.data), alignment_of(y.data), 1}};
   const std::array<dnn::Operand, 3> operands{{{kX, x.data}, {kW, w.data}, {kY, y.data}}};
-  return enqueue_cudnn(stream, {.op = op,
-                                .name = "convolution by cuDNN",
-                                .tensor_core_name = "convolution by cuDNN, tensor cores",
-                                .key = problem.key(),
-                                .family = {},
-                                .weight = 1,
-                                .request = problem.request(),
-                                .operands = operands});
+  return enqueue(stream, op, problem, operands);
+}
+
+bool conv_and_bias_by_cudnn(const Stream& stream, const char* op, const ConvSizes& sizes, const View& x, const View& w,
+                            const View& bias, const View& y) {
+  constexpr int kAlignment = 16;
+  if (!goes_to_cudnn(sizes, x.dtype) || !dnn::library()) return false;
+  const ConvProblem problem{
+      .kind = ConvKind::forward,
+      .dtype = x.dtype,
+      .sizes = sizes,
+      .bias = true,
+      .tf32 = tf32_allowed(),
+      .alignment = {alignment_of(x.data), alignment_of(w.data), alignment_of(y.data), alignment_of(bias.data)}};
+  if (std::ranges::min(problem.alignment) < kAlignment) return false;
+  const std::array<dnn::Operand, 4> operands{{{kX, x.data}, {kW, w.data}, {kY, y.data}, {kBias, bias.data}}};
+  return enqueue(stream, op, problem, operands);
 }
 
 }  // namespace lockstep::kernels::cuda

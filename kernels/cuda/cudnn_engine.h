@@ -18,7 +18,7 @@ struct CudnnCall {
   PlanKey key;
   // Calls of one family differ in sizes alone, and their plans share compiled kernels. Empty: none does.
   PlanKey family;
-  std::size_t weight;  // of its plan, in plans of convolutions
+  std::size_t weight;  // of its plan, in plans of convolutions without a bias
   cudnn::PlanRequest request;
   std::span<const cudnn::Operand> operands;
 };
@@ -27,8 +27,8 @@ struct CudnnCall {
 // none of its own. Throws DeviceError where cuDNN fails. The plan is made at the first call with its key and kept.
 bool enqueue_cudnn(const Stream& stream, const CudnnCall& call);
 
-// How many plans of convolutions a device keeps, or others of their weight; those in graphs beyond. They have 42 KB of
-// host memory each in cuDNN 9.19. Tests lower it.
+// How many plans of convolutions without a bias a device keeps, or others of their weight; those in graphs beyond. They
+// have 42 KB of host memory each in cuDNN 9.19. Tests lower it.
 inline std::size_t most_cudnn_plans = 4096;
 
 // At most 16: engines gain nothing by more.

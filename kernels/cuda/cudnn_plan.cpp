@@ -106,6 +106,7 @@ std::unique_ptr<Plan> Plan::make(const Library& library, const PlanTarget& targe
       std::int64_t count = 0, bytes = 0;
       maker.check(library.get(plan, kPlanWorkspace, kTypeInt64, 1, &count, &bytes), "cudnnBackendGetAttribute");
       if (bytes > request.most_workspace) continue;
+      if (request.only_tensor_cores && !engine.has(kTensorCore)) return nullptr;
       made->plan_ = plan;
       made->workspace_bytes_ = bytes;
       made->engine_ = engine.number;

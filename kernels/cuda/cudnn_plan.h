@@ -22,6 +22,7 @@ struct PlanRequest {
   // Bytes of scratch memory that the engine may ask for: a function of sizes, never of how much memory is free.
   std::int64_t most_workspace = 0;
   bool tensor_cores = true;
+  bool only_tensor_cores = false;  // no plan at all rather than an engine without them
 };
 
 // Kernels that were compiled for a graph, and take other sizes too: plans of the same graph need not compile again.

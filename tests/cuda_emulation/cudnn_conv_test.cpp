@@ -85,6 +85,22 @@ std::vector<std::int64_t> engines_of(const ConvCase& c, DType dtype, Layout imag
 
 using Engines = std::vector<std::int64_t>;
 
+// Where cuDNN offers what it usually does.
+Engines usual(DType dtype) { return dtype == DType::f32 ? Engines{58, 58, 58, 33} : Engines{57, 57, 57, 32}; }
+
+// What the calls of one forward convolution were: empty when there was one that added the bias itself.
+std::string how(const Conv2dArgs& args, TestTensor& y) {
+  calls.clear();
+  std::string found = differs(args, y);
+  if (calls.size() != 1) return cat(found, calls.size(), " calls");
+  const cudnn_stand_in::Convolution& call = calls[0];
+  if (call.bias.count() == 0) found += call.beta == 0 ? "plain" : "added to the bias";
+  if (call.bias.count() > 0 && (call.beta != 0 || call.bias.data != args.bias.view.data)) found += "another bias";
+  return found;
+}
+
+const Window2d kOfNine{.kernel = {3, 3}, .padding = {1, 1}};
+
 }  // namespace
 
 TEST_CASE("convolutions go to the first engine of cuDNN that keeps what is promised", "[conv][cudnn]") {
@@ -98,8 +114,7 @@ TEST_CASE("convolutions go to the first engine of cuDNN that keeps what is promi
   for (const ConvCase& c : cases)
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       CAPTURE(to_string(dtype), c.channels, c.height, c.window.kernel[1]);
-      const std::int64_t expected = dtype == DType::f32 ? 58 : 57;
-      CHECK(engines_of(c, dtype) == Engines(4, expected));
+      CHECK(engines_of(c, dtype) == usual(dtype));
     }
 }
 
@@ -113,9 +128,9 @@ TEST_CASE("cuDNN gets images as they lie, and weights that lie otherwise as imag
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
       for (const Layout weights : {Layout::contiguous, Layout::channels_last}) {
         CAPTURE(to_string(dtype), c.channels, c.height, name_of(weights));
-        CHECK(engines_of(c, dtype, Layout::channels_last, weights) == Engines(4, dtype == DType::f32 ? 58 : 57));
+        CHECK(engines_of(c, dtype, Layout::channels_last, weights) == usual(dtype));
       }
-  CHECK(engines_of(cases[0], DType::f16, Layout::contiguous, Layout::channels_last) == Engines(4, 57));
+  CHECK(engines_of(cases[0], DType::f16, Layout::contiguous, Layout::channels_last) == usual(DType::f16));
 }
 
 TEST_CASE("images in channels_last for which cuDNN has no engine go through planes", "[conv][cudnn]") {
@@ -158,6 +173,134 @@ TEST_CASE("convolutions without an engine of the first heuristic take the other'
   CHECK(cudnn_stand_in::heuristics_asked == 0);
 }
 
+TEST_CASE("cuDNN adds the bias in the kernel that convolves, and a ReLU comes after it", "[conv][cudnn]") {
+  const std::vector<ConvCase> cases = {
+      {2, 4, 9, 12, 6, kOfNine},
+      {3, 6, 7, 11, 4, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}}, 2},
+      {1, 3, 8, 8, 5, {.kernel = {1, 1}, .stride = {2, 2}}},
+      {2, 3, 7, 7, 1, kOfNine},
+  };
+  for (const ConvCase& c : cases)
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+      for (const Layout layout : {Layout::contiguous, Layout::channels_last})
+        for (const bool relu : {false, true}) {
+          CAPTURE(to_string(dtype), c.channels, c.outputs, name_of(layout), relu);
+          ConvArrays a(c, dtype, layout, layout);
+          a.y.fill([](std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
+          const int groups = c.groups;
+          CHECK(how({a.x.in(), a.w.in(), a.bias.in(), a.y.out(), c.window, groups, relu}, a.y) == "");
+          CHECK(calls[0].bias.alignment == 16);
+          CHECK(how({a.x.in(), a.w.in(), {}, a.y.out(), c.window, groups, relu}, a.y) == "plain");
+        }
+}
+
+TEST_CASE("NaN and infinities come through a convolution with its bias, and through a ReLU", "[conv][cudnn]") {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool relu : {false, true}) {
+      CAPTURE(to_string(dtype), relu);
+      ConvArrays a({1, 2, 6, 14, 5, kOfNine}, dtype);
+      a.x.set(17, nan);
+      a.bias.set(1, kInfinity), a.bias.set(2, -kInfinity), a.bias.set(3, nan), a.bias.set(4, -0.0);
+      CHECK(how({a.x.in(), a.w.in(), a.bias.in(), a.y.out(), kOfNine, 1, relu}, a.y) == "");
+      CHECK(std::isnan(a.y[17]));
+      CHECK(a.y[6 * 14] == kInfinity);
+      CHECK(a.y[2 * 6 * 14] == (relu ? 0 : -kInfinity));
+      CHECK(std::isnan(a.y[3 * 6 * 14]));
+    }
+}
+
+TEST_CASE("a convolution with a bias is rounded once, whoever adds it", "[conv][cudnn]") {
+  const Window2d window{.kernel = {1, 1}, .stride = {1, 2}};
+  TestTensor x(DType::f16, {1, 2, 1, 3}), w(DType::f16, {1, 2, 1, 1}), bias(DType::f16, {1}),
+      y(DType::f16, {1, 1, 1, 2});
+  x.fill([](std::int64_t i) { return i < 3 ? 2048 : 1; });  // 2049 lies between two numbers of the type
+  w.fill([](std::int64_t) { return 1; }), bias.fill([](std::int64_t) { return 1; });
+  const Conv2dArgs args{x.in(), w.in(), bias.in(), y.out(), window, 1};
+  CHECK(how(args, y) == "");
+  run(args);
+  CHECK(y[1] == 2050);
+  TestTensor elsewhere(DType::f16, {1}, Layout::shifted);
+  elsewhere.set(0, 1);
+  CHECK(how({x.in(), w.in(), elsewhere.in(), y.out(), window, 1}, y) == "added to the bias");
+  run(args);
+  CHECK(y[1] == 2050);
+}
+
+TEST_CASE("where cuDNN has no engine for both, the bias is there first, and it is not asked again", "[conv][cudnn]") {
+  const auto asked = [](const ConvCase& c, DType dtype) {
+    ConvArrays a(c, dtype);
+    cudnn_stand_in::heuristics_asked = 0;
+    std::string way = how({a.x.in(), a.w.in(), a.bias.in(), a.y.out(), c.window, 1, true}, a.y);
+    return cat(way, ", asked ", cudnn_stand_in::heuristics_asked);
+  };
+  const ConvCase c{2, 4, 5, 15, 6, kOfNine}, of_both{2, 4, 5, 16, 6, kOfNine};
+  {
+    const cudnn_stand_in::Offering plain({{57, {cudnn::kTensorCore}}, {58, {}}}, {{1, {}, 0}});
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      CHECK(asked(c, dtype) == "added to the bias, asked 3");
+      CHECK(asked(c, dtype) == "added to the bias, asked 0");
+    }
+  }
+  CHECK(asked(c, DType::f16) == "added to the bias, asked 0");
+  {
+    // Also where the engine for both is without tensor cores that may be used, be there a later one with them.
+    const cudnn_stand_in::Offering slow({{57, {cudnn::kTensorCore}}, {58, {}}}, {},
+                                        {{34, {cudnn::kWinograd}}, {35, {}}, {36, {cudnn::kTensorCore}}});
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      CHECK(asked(of_both, dtype) == "added to the bias, asked 2");
+      CHECK(asked(of_both, dtype) == "added to the bias, asked 0");
+    }
+    CHECK(asked(of_both, DType::f32) == ", asked 1");
+    CHECK(asked(of_both, DType::f32) == ", asked 0");
+    CHECK(calls[0].engine == 35);
+  }
+}
+
+TEST_CASE("cuDNN adds the bias of arrays that begin at 16 bytes", "[conv][cudnn]") {
+  const ConvCase c{2, 4, 6, 18, 6, kOfNine};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    ConvArrays a(c, dtype);
+    CHECK(how({a.x.in(), a.w.in(), a.bias.in(), a.y.out(), kOfNine, 1}, a.y) == "");
+    TestTensor* const arrays[] = {&a.x, &a.w, &a.bias, &a.y};
+    for (TestTensor* array : arrays) {
+      TestTensor shifted(dtype, array->shape(), Layout::shifted);
+      shifted.fill([&](std::int64_t i) { return (*array)[i]; });
+      std::swap(*array, shifted);
+      cudnn_stand_in::heuristics_asked = 0;
+      CHECK(how({a.x.in(), a.w.in(), a.bias.in(), a.y.out(), kOfNine, 1}, a.y) == "added to the bias");
+      CHECK(cudnn_stand_in::heuristics_asked <= 1);  // of the plain one; where the bias begins is nothing to that
+      std::swap(*array, shifted);
+    }
+    // At 8 bytes.
+    const auto more = 8 / static_cast<std::int64_t>(size_of(dtype));
+    TestTensor longer(dtype, {c.outputs + more});
+    longer.fill_random(5, -1, 1);
+    View part = longer.view();
+    part.shape = {c.outputs};
+    part.data = static_cast<std::byte*>(part.data) + 8;
+    CHECK(how({a.x.in(), a.w.in(), In{part}, a.y.out(), kOfNine, 1}, a.y) == "added to the bias");
+  }
+}
+
+TEST_CASE("plans of convolutions differ by the bias and where it begins", "[conv][cudnn]") {
+  const kernels::ConvSizes sizes({2, 4, 6, 15}, {2, 6, 6, 15}, kOfNine, 1);
+  kernels::cuda::ConvProblem p{.kind = kernels::cuda::ConvKind::forward, .dtype = DType::f32, .sizes = sizes};
+  const kernels::cuda::PlanKey plain = p.key();
+  p.bias = true;
+  const kernels::cuda::PlanKey with_bias = p.key();
+  CHECK(with_bias != plain);
+  CHECK_FALSE(p.request().only_tensor_cores);
+  p.alignment[3] = 4;
+  CHECK(p.key() != with_bias);
+  p.tf32 = true;
+  CHECK(p.request().only_tensor_cores);
+  p.bias = false;
+  CHECK_FALSE(p.request().only_tensor_cores);
+  CHECK(p.request().tensor_cores);
+}
+
 TEST_CASE("a plan of cuDNN is kept for arrays of its sizes and alignment", "[conv][cudnn]") {
   const Window2d window{.kernel = {3, 3}, .padding = {1, 1}};
   ConvArrays a({2, 4, 6, 13, 6, window}, DType::bf16);
@@ -181,10 +324,10 @@ TEST_CASE("a plan of cuDNN is kept for arrays of its sizes and alignment", "[con
 TEST_CASE("a full device makes plans of cuDNN anew, and keeps those in graphs", "[conv][cudnn]") {
   using kernels::cuda::most_cudnn_plans;
   const Window2d window{.kernel = {3, 3}, .padding = {1, 1}};
-  const auto asked = [&](std::int64_t width) {
+  const auto asked = [&](std::int64_t width, bool bias = false) {
     ConvArrays a({1, 2, 5, width, 3, window}, DType::f16);
     cudnn_stand_in::heuristics_asked = 0;
-    CHECK(differs(Conv2dArgs{a.x.in(), a.w.in(), {}, a.y.out(), window, 1}, a.y) == "");
+    CHECK(differs(Conv2dArgs{a.x.in(), a.w.in(), bias ? a.bias.in() : In(), a.y.out(), window, 1}, a.y) == "");
     return cudnn_stand_in::heuristics_asked;
   };
   const auto kept = [] { return kernels::cuda::retained_cudnn(test_device()); };
@@ -203,6 +346,11 @@ TEST_CASE("a full device makes plans of cuDNN anew, and keeps those in graphs", 
   CHECK(kept() == 1 + 4 * 8);
   CHECK(asked(23) == 1);  // full again
   CHECK(kept() == 1 + 3 * 8);
+  most_cudnn_plans = 3;
+  CHECK(asked(25, true) == 1);  // one with a bias counts as two
+  CHECK(kept() == 1 + 3 * 8 + 12);
+  CHECK(asked(26) == 1);  // full
+  CHECK(kept() == 1 + 2 * 8 + 12);
   most_cudnn_plans = before;
 }
 

@@ -28,8 +28,6 @@ void write(const Array& a, std::int64_t at, double value) {
     static_cast<float*>(to)[at] = rounded;
 }
 
-std::int64_t count(const Array& a) { return a.dims[0] * a.dims[1] * a.dims[2] * a.dims[3]; }
-
 using Index = std::array<std::int64_t, 4>;
 
 // The place of an element in a smaller tensor, whose element or group goes with several.
@@ -142,7 +140,7 @@ void compute(const Graph& graph) {
 void compute(const Convolution& c) {
   if (c.workspace) std::memset(c.workspace, 0xff, static_cast<std::size_t>(c.workspace_bytes));
   const Array& result = c.kind == kForward ? c.y : c.kind == kBackwardData ? c.x : c.w;
-  std::vector<double> sums(static_cast<std::size_t>(count(result)));
+  std::vector<double> sums(static_cast<std::size_t>(result.count()));
   const std::int64_t groups = c.x.dims[1] / c.w.dims[1], group_outputs = c.y.dims[1] / groups;
   for (std::int64_t n = 0; n < c.y.dims[0]; ++n)
     for (std::int64_t o = 0; o < c.y.dims[1]; ++o)
@@ -163,9 +161,13 @@ void compute(const Convolution& c) {
                 else
                   sums[static_cast<std::size_t>(w)] += read(c.x, x) * read(c.y, y);
               }
-  for (std::int64_t i = 0; i < count(result); ++i) {
+  const auto channel_of = [&](std::int64_t i) {
+    return (result.channels_last ? i : i / (result.dims[2] * result.dims[3])) % result.dims[1];
+  };
+  for (std::int64_t i = 0; i < result.count(); ++i) {
     const double held = c.beta == 0 ? 0 : c.beta * read(result, i);
-    write(result, i, c.alpha * sums[static_cast<std::size_t>(i)] + held);
+    const double bias = c.bias.count() == 0 ? 0 : read(c.bias, channel_of(i));
+    write(result, i, c.alpha * sums[static_cast<std::size_t>(i)] + held + bias);
   }
 }
 

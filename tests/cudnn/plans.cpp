@@ -1,7 +1,9 @@
 // What cuDNN itself answers, on a machine with or without a GPU: it makes plans for a GPU that is described to it (9.8
 // and later). For an H200: that every convolution here has an engine which keeps what the library promises, on tensor
-// cores where they are asked for, in the scratch memory that is allowed. Runs none of them.
+// cores where they are asked for, in the scratch memory that is allowed; and that what adds the bias too is no worse.
+// Runs none of them.
 #include <cstdio>
+#include <memory>
 
 #include "cudnn/described_gpu.h"
 #include "lockstep/kernels/cuda/cudnn_conv.h"
@@ -27,7 +29,7 @@ struct Layer {
   }
 };
 
-// Of ResNet-50, ResNeXt and a small net.
+// Of ResNet-50, ResNeXt, a vision transformer and small nets.
 constexpr Layer kLayers[] = {
     {"first, 7x7", 32, 3, 224, 64, 7, 2, 3},
     {"3x3 of 64", 32, 64, 56, 64, 3, 1, 1},
@@ -36,8 +38,36 @@ constexpr Layer kLayers[] = {
     {"1x1, steps of 2", 32, 256, 56, 512, 1, 2, 0},
     {"1x1 of 49 pixels", 32, 2048, 7, 512, 1, 1, 0},
     {"3x3 in 32 groups", 32, 128, 56, 128, 3, 1, 1, 32},
+    {"patches, 16x16", 32, 3, 224, 768, 16, 16, 0},
+    {"first, 3x3", 32, 3, 32, 64, 3, 1, 1},
     {"odd", 3, 5, 13, 7, 3, 1, 1},
 };
+
+struct Kind {
+  const char* name;
+  ConvKind kind;
+  bool bias = false;
+};
+constexpr Kind kKinds[] = {{"forward", ConvKind::forward},
+                           {"with bias", ConvKind::forward, true},
+                           {"grad input", ConvKind::grad_input},
+                           {"grad weight", ConvKind::grad_weight}};
+struct Type {
+  const char* name;
+  DType dtype;
+  bool tf32;
+};
+constexpr Type kTypes[] = {
+    {"f32", DType::f32, false}, {"TF32", DType::f32, true}, {"f16", DType::f16, false}, {"bf16", DType::bf16, false}};
+
+ConvProblem problem_of(const Kind& kind, const Type& type, const ConvSizes& sizes, int alignment) {
+  return {.kind = kind.kind,
+          .dtype = type.dtype,
+          .sizes = sizes,
+          .bias = kind.bias,
+          .tf32 = type.tf32,
+          .alignment = {alignment, alignment, alignment, alignment}};
+}
 
 // Geometries at the edges of what a convolution may be.
 struct Edge {
@@ -76,10 +106,31 @@ const Edge kEdges[] = {
 
 int failures = 0;
 
-void expect(bool holds, const Layer& layer, const char* kind, const char* type, const char* what) {
+void expect(bool holds, const char* name, const Kind& kind, const Type& type, const char* what) {
   if (holds) return;
   ++failures;
-  std::printf("failed: %s, %s, %s: %s\n", layer.name, kind, type, what);
+  std::printf("failed: %s, %s, %s: %s\n", name, kind.name, type.name, what);
+}
+
+void print(const Layer& layer, const Kind& kind, const Type& type, bool last, const cudnn::Plan* plan) {
+  std::printf("%-24s %-11s %-5s %-9s ", layer.name, kind.name, type.name, last ? "last" : "in planes");
+  if (plan)
+    std::printf("%6lld  %-12s %12.1f\n", static_cast<long long>(plan->engine()),
+                plan->tensor_cores() ? "tensor cores" : "", static_cast<double>(plan->workspace_bytes()) / 1024);
+  else
+    std::printf("%6s\n", "none");
+}
+
+// With a bias: there is none, and a kernel of the library's adds it, or it is at least as good as the plain one.
+void check_bias(const Layer& layer, const Type& type, const cudnn::Plan& plain, const cudnn::Plan* plan) {
+  constexpr std::size_t kLittle = 1 << 20;
+  const Kind& kind = kKinds[1];
+  const bool tensor_cores = type.dtype != DType::f32 || type.tf32;
+  if (!tensor_cores || layer.channels >= 64) expect(plan != nullptr, layer.name, kind, type, "no engine");
+  if (!plan) return;
+  expect(plan->tensor_cores() == tensor_cores, layer.name, kind, type, "the wrong cores");
+  expect(plan->workspace_bytes() <= plain.workspace_bytes() + kLittle, layer.name, kind, type,
+         "more scratch memory than without the bias");
 }
 
 int make_plans() {
@@ -91,63 +142,48 @@ int make_plans() {
     std::printf("failed: cuDNN takes no such description of a GPU\n");
     return 1;
   }
-  const struct {
-    const char* name;
-    DType dtype;
-    bool tf32;
-  } types[] = {
-      {"f32", DType::f32, false}, {"TF32", DType::f32, true}, {"f16", DType::f16, false}, {"bf16", DType::bf16, false}};
-  const std::pair<const char*, ConvKind> kinds[] = {
-      {"forward", ConvKind::forward}, {"grad input", ConvKind::grad_input}, {"grad weight", ConvKind::grad_weight}};
+  const auto plan_of = [&](const ConvProblem& problem) {
+    return cudnn::Plan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem.request());
+  };
   std::printf("%-24s %-11s %-5s %-9s %6s  %-12s %12s\n", "convolution", "", "dtype", "channels", "engine", "",
               "scratch, KiB");
   for (const Layer& layer : kLayers)
-    for (const auto& [kind_name, kind] : kinds)
-      for (const auto& type : types)
+    for (const Kind& kind : kKinds)
+      for (const Type& type : kTypes)
         for (const bool last : {false, true}) {
           const ConvSizes sizes = layer.sizes(last);
           if (!goes_to_cudnn(sizes, type.dtype)) {
-            expect(false, layer, kind_name, type.name, "does not go to cuDNN");
+            expect(false, layer.name, kind, type, "does not go to cuDNN");
             continue;
           }
-          const ConvProblem problem{.kind = kind,
-                                    .dtype = type.dtype,
-                                    .sizes = sizes,
-                                    .adds = kind == ConvKind::forward,
-                                    .tf32 = type.tf32,
-                                    .alignment = {16, 16, 16}};
-          const auto plan =
-              cudnn::Plan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem.request());
-          expect(plan != nullptr, layer, kind_name, type.name, "no engine");
+          ConvProblem problem = problem_of(kind, type, sizes, 16);
+          problem.adds = kind.kind == ConvKind::forward && !kind.bias;
+          const auto plan = plan_of(problem);
+          if (!kind.bias) expect(plan != nullptr, layer.name, kind, type, "no engine");
+          print(layer, kind, type, last, plan.get());
+          if (kind.bias)
+            if (const auto plain = plan_of(problem_of(kKinds[0], type, sizes, 16)))
+              check_bias(layer, type, *plain, plan.get());
           if (!plan) continue;
-          std::printf("%-24s %-11s %-5s %-9s %6lld  %-12s %12.1f\n", layer.name, kind_name, type.name,
-                      last ? "last" : "in planes", static_cast<long long>(plan->engine()),
-                      plan->tensor_cores() ? "tensor cores" : "", static_cast<double>(plan->workspace_bytes()) / 1024);
-          expect(plan->workspace_bytes() <= static_cast<std::size_t>(problem.request().most_workspace), layer,
-                 kind_name, type.name, "more scratch memory than allowed");
+          expect(plan->workspace_bytes() <= static_cast<std::size_t>(problem.request().most_workspace), layer.name,
+                 kind, type, "more scratch memory than allowed");
           const bool wide = layer.channels >= 64 && !(type.tf32 && layer.groups > 1);
           if (type.dtype == DType::f32 && !type.tf32)
-            expect(!plan->tensor_cores(), layer, kind_name, type.name, "f32 on tensor cores");
+            expect(!plan->tensor_cores(), layer.name, kind, type, "f32 on tensor cores");
           else if (wide)
-            expect(plan->tensor_cores(), layer, kind_name, type.name, "not on tensor cores");
+            expect(plan->tensor_cores(), layer.name, kind, type, "not on tensor cores");
           if (wide && last && size_of(type.dtype) == 2)
             expect(plan->workspace_bytes() < static_cast<std::size_t>(2 * layer.batch * layer.channels * sizes.plane()),
-                   layer, kind_name, type.name, "turns arrays around that lie as tensor cores want them");
+                   layer.name, kind, type, "turns arrays around that lie as tensor cores want them");
         }
   for (const Edge& edge : kEdges)
-    for (const auto& [kind_name, kind] : kinds)
-      for (const auto& type : types)
+    for (const Kind& kind : kKinds)
+      for (const Type& type : kTypes)
         for (const bool last : {false, true})
           for (const int alignment : {static_cast<int>(size_of(type.dtype)), 16}) {
-            const ConvProblem problem{.kind = kind,
-                                      .dtype = type.dtype,
-                                      .sizes = edge.sizes(last),
-                                      .tf32 = type.tf32,
-                                      .alignment = {alignment, alignment, alignment}};
-            if (cudnn::Plan::make(*library, {.device_properties = gpu}, Device::cpu(), "plan", problem.request()))
-              continue;
-            ++failures;
-            std::printf("failed: %s, %s, %s: no engine\n", edge.name, kind_name, type.name);
+            if (kind.bias && (alignment < 16 || type.dtype != DType::f32 || type.tf32)) continue;  // or added before
+            expect(plan_of(problem_of(kind, type, edge.sizes(last), alignment)) != nullptr, edge.name, kind, type,
+                   "no engine");
           }
   library->descriptor_destroy(gpu);
   std::printf("\n%d failures\n", failures);

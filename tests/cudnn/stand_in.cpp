@@ -28,7 +28,11 @@ std::vector<Engine> usual_engines() {
           {57, {kTensorCore}},
           {58, {}}};
 }
-std::vector<Engine> first_engines = usual_engines(), fallback_engines = {{1, {}, 0}};
+std::vector<Engine> usual_engines_with_bias() {
+  return {{31, {kTensorCore, kNondeterministic}}, {32, {kTensorCore}}, {33, {}}};
+}
+std::vector<Engine> first_engines = usual_engines(), fallback_engines = {{1, {}, 0}},
+                    engines_with_bias = usual_engines_with_bias();
 std::vector<Engine>& graph_engines() {
   static auto* const kept = new std::vector<Engine>{{5, {kTensorCore, kNondeterministic}}, {6, {kTensorCore}, 256}};
   return *kept;
@@ -48,7 +52,7 @@ struct Description {
   std::map<int, Value> values;
   // What it answers.
   std::vector<Engine> engines;  // a heuristic's, or the one of a configuration, an engine or a plan
-  std::map<int, Value> graph;   // the operation, of a configuration or plan
+  std::map<int, Value> graph;   // of a configuration or plan
   bool has_run = false;
 };
 
@@ -131,9 +135,15 @@ bool read_array(const std::map<int, Value>& operation, int attribute, Array& to,
   return true;
 }
 
-// Whether an operation is a convolution whose sizes agree.
-bool read(DescriptorKind kind, const std::map<int, Value>& operation, Convolution& c,
-          std::array<std::int64_t, 3>& ids) {
+bool flag(const std::map<int, Value>& of, int attribute) {
+  const auto* value = values<bool>(of, attribute, kTypeBoolean);
+  return value && *value;
+}
+
+using Ids = std::array<std::int64_t, 4>;  // of x, w, y and a bias
+
+// Whether an operation is a convolution whose sizes agree. y may lie in no memory.
+bool read(DescriptorKind kind, const std::map<int, Value>& operation, Convolution& c, Ids& ids) {
   const int first = first_attribute(kind);
   const Description* geometry = part(operation, first + kOfConvolution, kConvolution);
   const auto* alpha = values<float>(operation, first + kAlpha, kTypeFloat);
@@ -157,7 +167,8 @@ bool read(DescriptorKind kind, const std::map<int, Value>& operation, Convolutio
   c.kind = kind;
   c.alpha = *alpha;
   c.beta = *beta;
-  if (c.x.type != c.w.type || c.x.type != c.y.type) return false;
+  const bool between = flag(part(operation, first + kOfOutput, kTensor)->values, kTensorIsVirtual);
+  if (c.x.type != c.w.type || c.y.type != (between ? kFloat : c.x.type)) return false;
   if (c.x.dims[0] != c.y.dims[0] || c.w.dims[0] != c.y.dims[1]) return false;
   if (c.w.dims[1] == 0 || c.x.dims[1] % c.w.dims[1] != 0) return false;
   const std::int64_t groups = c.x.dims[1] / c.w.dims[1];
@@ -166,18 +177,13 @@ bool read(DescriptorKind kind, const std::map<int, Value>& operation, Convolutio
     const std::int64_t window = c.dilation[d] * (c.w.dims[2 + d] - 1) + 1;
     if ((c.x.dims[2 + d] + 2 * c.padding[d] - window) / c.stride[d] + 1 != c.y.dims[2 + d]) return false;
   }
-  return std::set<std::int64_t>(ids.begin(), ids.end()).size() == 3;
+  return std::set<std::int64_t>(ids.begin(), ids.begin() + 3).size() == 3;
 }
 
 std::int64_t count_of(const std::map<int, Value>& of, int attribute) {
   const auto found = of.find(attribute);
   return found == of.end() ? 0 : found->second.count;
 }
-bool flag(const std::map<int, Value>& of, int attribute) {
-  const auto* value = values<bool>(of, attribute, kTypeBoolean);
-  return value && *value;
-}
-
 Status finish_tensor(const Description& d) {
   const auto* dims = values<std::int64_t>(d.values, kTensorDimensions, kTypeInt64, 4);
   const auto* strides = values<std::int64_t>(d.values, kTensorStrides, kTypeInt64, 4);
@@ -304,11 +310,43 @@ bool read_graph(const std::map<int, Value>& values_of_graph, Graph& graph) {
   return !graph.operations.empty();
 }
 
-// The operation of a graph.
-const Description* operation_of(const std::map<int, Value>& graph) {
-  for (const DescriptorKind kind : {kForward, kBackwardData, kBackwardFilter})
-    if (const Description* found = part(graph, kGraphOperations, kind)) return found;
-  return nullptr;
+// An operation of a graph, or null.
+const Description* operation_of(const std::map<int, Value>& graph, std::int64_t i) {
+  const std::int64_t count = count_of(graph, kGraphOperations);
+  const auto* operations = values<Descriptor>(graph, kGraphOperations, kTypeDescriptor, count);
+  if (!operations || i >= count) return nullptr;
+  const auto found = said().find(operations[i]);
+  return found != said().end() && found->second.finished ? &found->second : nullptr;
+}
+
+bool convolves(const std::map<int, Value>& graph) {
+  const Description* first = operation_of(graph, 0);
+  return first && (first->kind == kForward || first->kind == kBackwardData || first->kind == kBackwardFilter);
+}
+
+// Whether a graph is one convolution, or one whose result lies in no memory until a bias is added.
+bool read_convolution(const std::map<int, Value>& graph, Convolution& c, Ids& ids) {
+  const Description* convolution = operation_of(graph, 0);
+  Tensor result;
+  if (!convolves(graph) || !read(convolution->kind, convolution->values, c, ids) ||
+      !read_tensor(convolution->values, first_attribute(convolution->kind) + kOfOutput, result))
+    return false;
+  if (count_of(graph, kGraphOperations) == 1) return !result.is_virtual;
+  const Description* second = operation_of(graph, 1);
+  Operation add;
+  if (count_of(graph, kGraphOperations) != 2 || convolution->kind != kForward || c.beta != 0 || !result.is_virtual ||
+      !second || second->kind != kPointwiseOperation || !read_operation(*second, add) || add.mode != kAdd)
+    return false;
+  const std::array<std::int64_t, 4> one_per_channel{1, result.dims[1], 1, 1};
+  if (add.x.id != result.id || add.x.strides != result.strides || add.b.dims != one_per_channel ||
+      add.b.strides[1] != 1 || add.y.dims != result.dims || add.y.strides != result.strides)
+    return false;
+  for (const Tensor* array : {&add.b, &add.y})
+    if (array->is_virtual || array->by_value || array->type != c.x.type) return false;
+  ids[2] = add.y.id, ids[3] = add.b.id;
+  c.y.type = add.y.type, c.y.alignment = add.y.alignment;
+  c.bias = {nullptr, add.b.type, add.b.dims, false, add.b.alignment};
+  return std::set<std::int64_t>(ids.begin(), ids.end()).size() == 4;
 }
 
 Status finish(Description& d) {
@@ -323,7 +361,7 @@ Status finish(Description& d) {
     case kBackwardData:
     case kBackwardFilter: {
       Convolution c{};
-      std::array<std::int64_t, 3> ids;
+      Ids ids;
       return read(d.kind, d.values, c, ids) ? kSuccess : kBadParam;
     }
     case kPointwise:
@@ -344,12 +382,11 @@ Status finish(Description& d) {
       return kSuccess;
     }
     case kGraph: {
-      const Description* operation = operation_of(d.values);
       Graph graph;
-      if (!operation) return read_graph(d.values, graph) ? kSuccess : kBadParam;
+      if (!convolves(d.values)) return read_graph(d.values, graph) ? kSuccess : kBadParam;
       Convolution c{};
-      std::array<std::int64_t, 3> ids;
-      if (!operation || !read(operation->kind, operation->values, c, ids)) return kBadParam;
+      Ids ids;
+      if (!read_convolution(d.values, c, ids)) return kBadParam;
       // Which mixtures of formats the real one takes is not known here.
       return c.x.channels_last == c.w.channels_last && c.x.channels_last == c.y.channels_last ? kSuccess
                                                                                               : kNotSupported;
@@ -360,8 +397,11 @@ Status finish(Description& d) {
       if (!graph || !mode) return kBadParam;
       ++heuristics_asked;
       d.graph = graph->values;
-      if (operation_of(d.graph)) {
-        d.engines = *mode == kFallback ? fallback_engines : first_engines;
+      const bool has_bias = count_of(d.graph, kGraphOperations) == 2;
+      if (convolves(d.graph)) {
+        d.engines = has_bias             ? (*mode == kFallback ? std::vector<Engine>() : engines_with_bias)
+                    : *mode == kFallback ? fallback_engines
+                                         : first_engines;
       } else {
         // As in cuDNN 9.19: kernels for all sizes there are of graphs with two products alone.
         const auto products = [&] {
@@ -432,20 +472,21 @@ Status answer(const Description& d, Attribute attribute, AttributeType type, std
 
 // Under the lock.
 Status read_call(Description& plan, const Description& pack, Convolution& c) {
-  std::array<std::int64_t, 3> ids;
-  const Description* operation = operation_of(plan.graph);
-  if (!operation || !read(operation->kind, operation->values, c, ids)) return kBadParam;
-  const auto* names = values<std::int64_t>(pack.values, kPackIds, kTypeInt64, 3);
-  const auto* data = values<const void*>(pack.values, kPackPointers, kTypePointer, 3);
+  Ids ids;
+  if (!read_convolution(plan.graph, c, ids)) return kBadParam;
+  const std::size_t count = c.bias.count() > 0 ? 4 : 3;
+  const auto* names = values<std::int64_t>(pack.values, kPackIds, kTypeInt64, static_cast<std::int64_t>(count));
+  const auto* data = values<const void*>(pack.values, kPackPointers, kTypePointer, static_cast<std::int64_t>(count));
   if (!names || !data) return kBadParam;
   const auto* workspace = values<void*>(pack.values, kPackWorkspace, kTypePointer);
-  Array* arrays[] = {&c.x, &c.w, &c.y};
-  for (std::size_t i = 0; i < 3; ++i)
-    for (std::size_t j = 0; j < 3; ++j)
+  Array* arrays[] = {&c.x, &c.w, &c.y, &c.bias};
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t j = 0; j < count; ++j)
       if (names[j] == ids[i]) arrays[i]->data = data[j];
-  for (const Array* array : arrays)
-    if (!array->data || reinterpret_cast<std::uintptr_t>(array->data) % static_cast<std::uintptr_t>(array->alignment))
+    if (!arrays[i]->data ||
+        reinterpret_cast<std::uintptr_t>(arrays[i]->data) % static_cast<std::uintptr_t>(arrays[i]->alignment))
       return kBadParam;
+  }
   c.engine = plan.engines.front().number;
   c.workspace_bytes = plan.engines.front().workspace_bytes;
   c.workspace = workspace ? *workspace : nullptr;
@@ -567,17 +608,17 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, Attribute attribute, Attr
 Status cudnnBackendExecute(Handle handle, Descriptor plan, Descriptor pack) {
   Convolution call{};
   Graph graph{};
-  bool convolves = false;
+  bool convolution = false;
   {
     std::lock_guard lock(cudnn_stand_in::mutex);
     Description* p = find(plan);
     const Description* arrays = find(pack);
     if (!p || !arrays || !p->finished || !arrays->finished || p->kind != kPlan) return kBadParam;
-    convolves = operation_of(p->graph) != nullptr;
-    const Status status = convolves ? read_call(*p, *arrays, call) : read_call(*p, *arrays, graph);
+    convolution = convolves(p->graph);
+    const Status status = convolution ? read_call(*p, *arrays, call) : read_call(*p, *arrays, graph);
     if (status != kSuccess) return status;
   }
-  if (!convolves) return hooks().execute_graph ? hooks().execute_graph(handle, graph) : kSuccess;
+  if (!convolution) return hooks().execute_graph ? hooks().execute_graph(handle, graph) : kSuccess;
   return hooks().execute ? hooks().execute(handle, call) : kSuccess;
 }
 

@@ -1,6 +1,6 @@
-// A stand-in for cuDNN's graph API: of convolutions, and of graphs of products, reductions and pointwise operations. It
-// checks what it is told, and offers engines of every kind. The library finds it by name, so programs that link it
-// export its functions.
+// A stand-in for cuDNN's graph API: of convolutions, with or without a bias, and of graphs of products, reductions and
+// pointwise operations. It checks what it is told, and offers engines of every kind. The library finds it by name, so
+// programs that link it export its functions.
 #pragma once
 
 #include <array>
@@ -27,6 +27,7 @@ struct Array {
   bool channels_last;
   std::int64_t alignment;
 
+  std::int64_t count() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
   std::int64_t at(std::int64_t n, std::int64_t c, std::int64_t row, std::int64_t column) const {
     return channels_last ? ((n * dims[2] + row) * dims[3] + column) * dims[1] + c
                          : ((n * dims[1] + c) * dims[2] + row) * dims[3] + column;
@@ -36,7 +37,7 @@ struct Array {
 // What a plan is executed for.
 struct Convolution {
   DescriptorKind kind;
-  Array x, w, y;
+  Array x, w, y, bias;  // a bias of no dimensions: there is none
   std::array<std::int64_t, 2> padding, stride, dilation;
   float alpha, beta;
   std::int64_t engine;
@@ -85,23 +86,24 @@ struct Hooks {
 };
 Hooks& hooks();  // made when it is first asked for, be it before main
 
-// What the two heuristics answer of any convolution.
-extern std::vector<Engine> first_engines, fallback_engines;
-std::vector<Engine> usual_engines();
+// What the two heuristics answer of any convolution, and the first one of one with a bias.
+extern std::vector<Engine> first_engines, fallback_engines, engines_with_bias;
+std::vector<Engine> usual_engines(), usual_engines_with_bias();
 std::vector<Engine>& graph_engines();  // of the first heuristic; the other one knows nothing of graphs
 extern int heuristics_asked, kernel_caches_made;
 extern std::size_t version;  // what it says it is
 
 // These instead, for as long as one lives. Plans that the library has made stay what they are.
 struct Offering {
-  Offering(std::vector<Engine> first, std::vector<Engine> fallback) {
-    first_engines.swap(first), fallback_engines.swap(fallback);
+  Offering(std::vector<Engine> first, std::vector<Engine> fallback, std::vector<Engine> with_bias = {}) {
+    first_engines.swap(first), fallback_engines.swap(fallback), engines_with_bias.swap(with_bias);
   }
   Offering(const Offering&) = delete;
   Offering& operator=(const Offering&) = delete;
   ~Offering() {
     first_engines = usual_engines();
     fallback_engines = {{1, {}, 0}};
+    engines_with_bias = usual_engines_with_bias();
   }
 };
 

@@ -85,8 +85,8 @@ void add_workspace(std::vector<Operand>& operands, const void* data, std::int64_
 
 dnn::Status convolve(dnn::Handle handle, const dnn::Convolution& convolution) {
   std::vector<Operand> operands;
-  for (const dnn::Array* array : {&convolution.x, &convolution.w, &convolution.y})
-    operands.push_back({array->data, bytes_of(*array), "an operand"});
+  for (const dnn::Array* array : {&convolution.x, &convolution.w, &convolution.y, &convolution.bias})
+    if (array->count() > 0) operands.push_back({array->data, bytes_of(*array), "an operand"});
   add_workspace(operands, convolution.workspace, convolution.workspace_bytes);
   return execute(handle, operands, convolution.first);
 }

@@ -7,6 +7,8 @@
 #include "lockstep/runtime/graph/graph.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/context.h"
+#include "lockstep/tensor/nn/layers.h"
+#include "lockstep/tensor/nn/prepare.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
 #include "lockstep/tensor/ops/random.h"
@@ -30,10 +32,12 @@ std::vector<std::string> convolution_ways() {
 
 TEST_CASE("a trace names the way that a convolution took on CUDA") {
   const Device device = support::device_at(1);
-  const std::string plain = "convolution by cuDNN", wide = "convolution by cuDNN, tensor cores";
-  const std::string products = "convolution by products";
-  const std::pair<DType, std::string> ways[] = {
-      {DType::f32, plain}, {DType::f16, wide}, {DType::bf16, wide}, {DType::f64, products}};
+  const std::string plain = "convolution by cuDNN", with_bias = "convolution and bias by cuDNN";
+  const std::string products = "convolution by products", wide = ", tensor cores";
+  const std::vector<std::string> of_f32{with_bias, plain, plain};
+  const std::vector<std::string> of_halves{with_bias + wide, plain + wide, plain + wide};
+  const std::pair<DType, std::vector<std::string>> ways[] = {
+      {DType::f32, of_f32}, {DType::f16, of_halves}, {DType::bf16, of_halves}, {DType::f64, {3, products}}};
   for (const auto& [dtype, way] : ways) {
     CAPTURE(to_string(dtype));
     const TensorOptions options{.dtype = dtype, .device = device};
@@ -45,11 +49,28 @@ TEST_CASE("a trace names the way that a convolution took on CUDA") {
       sum(conv2d(x, w, bias, {.padding = 1, .groups = groups})).backward();
       return convolution_ways();
     };
-    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}) == std::vector<std::string>(3, way));
-    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}) == std::vector<std::string>(3, way));
-    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}, 1, MemoryFormat::channels_last) == std::vector<std::string>(3, way));
+    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}) == way);
+    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}) == way);
+    CHECK(convolve({2, 4, 9, 7}, {6, 4, 3, 3}, 1, MemoryFormat::channels_last) == way);
     CHECK(convolve({2, 4, 9, 7}, {4, 1, 3, 3}, 4).empty());  // by kernels of its own
   }
+}
+
+TEST_CASE("a norm and a relu that are folded into a convolution are its bias, for cuDNN, and part of its call") {
+  const Device device = support::device_at(1);
+  Sequential net(Conv2d(4, 6, 3, {.bias = false}), BatchNorm2d(6), ReLU());
+  net.to(device);
+  const auto prepared = prepare(net);
+  const Tensor x = ones({2, 4, 9, 7}, {.device = device});
+  prepared(x);  // learns what folds
+  trace::start();
+  prepared(x);
+  synchronize(device);
+  trace::stop();
+  std::vector<std::string> kernels;
+  for (const trace::Span& span : trace::spans())
+    if (span.work.kind == trace::Kind::kernel) kernels.emplace_back(span.work.name);
+  CHECK(kernels == std::vector<std::string>{"conv2d", "convolution and bias by cuDNN"});
 }
 
 TEST_CASE("a convolution that cuDNN has not planned before is captured, and replayed with new images") {
