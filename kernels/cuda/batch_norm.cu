@@ -16,7 +16,7 @@ struct Channels {
 
 template <class T>
 struct Parameters {
-  const T *x, *weight, *bias;
+  const T *weight, *bias;
   T *running_mean, *running_var;
   Compute<T>*mean, *inv_std;
   std::int64_t length;
@@ -34,13 +34,16 @@ struct Parameters {
 };
 
 template <class T>
-struct Statistics : AddTwo {
+struct Statistics : AddTwo, Anywhere {
+  static constexpr int kInputs = 1;
+  using Element = T;
+  std::array<const T*, 1> in;
   Parameters<T> p;
 
   // What distances are taken from. An empty batch has no first element, and statistics that are not a number.
-  __device__ double pivot(std::int64_t c) const { return p.count > 0 ? number(p.x, c * p.length) : 0; }
-  __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
-    const double distance = number(p.x, offset) - pivot(c);
+  __device__ double pivot(std::int64_t c) const { return p.count > 0 ? number(in[0], c * p.length) : 0; }
+  __device__ Two load(std::int64_t c, std::int64_t, std::int64_t, T x) const {
+    const double distance = number(x) - pivot(c);
     return {distance, distance * distance};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
@@ -63,16 +66,19 @@ __global__ void __launch_bounds__(kThreads) evaluation_kernel(const Parameters<T
 }
 
 template <class T>
-struct GradSums : AddTwo {
-  const T *dy, *x, *weight;
+struct GradSums : AddTwo, Anywhere {
+  static constexpr int kInputs = 2;
+  using Element = T;
+  std::array<const T*, 2> in;  // dy, x
+  const T* weight;
   const Compute<T>*mean, *inv_std;
   T *dweight, *dbias;
   double count;
   Channels<T> channels;  // centre: offset; scale: of dy; shift: slope, of x - mean
 
-  __device__ Two load(std::int64_t c, std::int64_t offset, std::int64_t) const {
-    const double d = number(dy, offset);
-    return {d, d * (number(x, offset) - number(mean, c))};
+  __device__ Two load(std::int64_t c, std::int64_t, std::int64_t, T dy, T x) const {
+    const double d = number(dy);
+    return {d, d * (number(x) - number(mean, c))};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
     const double inverse = number(inv_std, c);
@@ -188,8 +194,8 @@ void forward(const Stream& stream, const BatchNormArgs& a) {
   const auto statistic = [](const View& v) { return v.present ? static_cast<Compute<T>*>(v.data) : nullptr; };
   Scratch scratch(stream);
   Statistics<T> s;
-  s.p = {data<T>(a.x),
-         input(a.weight.view),
+  s.in = {data<T>(a.x)};
+  s.p = {input(a.weight.view),
          input(a.bias.view),
          input(a.running_mean.view),
          input(a.running_var.view),
@@ -202,7 +208,7 @@ void forward(const Stream& stream, const BatchNormArgs& a) {
          take_channels<T>(scratch, channels)};
   if (a.training) {
     bool lanes_adjacent;
-    const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
+    const FoldShape fold_shape = channel_shape<T>(shape, &lanes_adjacent);
     fold(stream, BatchNormArgs::kName, s, fold_shape, lanes_adjacent);
   } else {
     const Grid grid{dim3(static_cast<unsigned>((channels + kThreads - 1) / kThreads)), dim3(kThreads), 0};
@@ -218,15 +224,15 @@ void backward(const Stream& stream, const BatchNormGradArgs& a) {
   const auto input = [](const View& v) { return v.present ? static_cast<T*>(v.data) : nullptr; };
   Scratch scratch(stream);
   GradSums<T> sums;
-  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x), sums.weight = input(a.weight.view);
+  sums.in = {data<T>(a.dy), data<T>(a.x)}, sums.weight = input(a.weight.view);
   sums.mean = data<Compute<T>>(a.mean), sums.inv_std = data<Compute<T>>(a.inv_std);
   sums.dweight = input(a.dweight.view), sums.dbias = input(a.dbias.view);
   sums.count = static_cast<double>(shape[0] * shape[2]);
   sums.channels = take_channels<T>(scratch, shape[1]);
   bool lanes_adjacent;
-  const FoldShape fold_shape = channel_shape(shape, &lanes_adjacent);
+  const FoldShape fold_shape = channel_shape<T>(shape, &lanes_adjacent);
   fold(stream, BatchNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
-  apply<T>(stream, BatchNormGradArgs::kName, a.x.view, sums.dy, sums.mean, data<T>(a.dx), sums.channels);
+  apply<T>(stream, BatchNormGradArgs::kName, a.x.view, sums.in[0], sums.mean, data<T>(a.dx), sums.channels);
 }
 
 }  // namespace
@@ -247,8 +253,8 @@ void Kernels::enqueue(const Stream& stream, const BatchNormGradArgs& args) {
 
 void list_batch_norm(KernelList& list) {
   for_floating([&]<class T>(Type<T>) {
-    list.add(fold_kernel<Statistics<T>>);
-    list.add(fold_kernel<GradSums<T>>);
+    list_fold<Statistics<T>>(list);
+    list_fold<GradSums<T>>(list);
     list.add(evaluation_kernel<T>);
     list.add(apply_kernel<T, kPack<T>>);
     if constexpr (kPack<T> == 8) list.add(apply_kernel<T, 4>);

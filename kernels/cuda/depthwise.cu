@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 // A result is one weight; its elements are the positions of y in all images.
 template <class T>
 struct DepthwiseGradWeight {
+  static constexpr int kInputs = 0;
   using Accumulator = std::conditional_t<sizeof(T) == 2, float, double>;
   const T *dy, *x;
   T* dw;
@@ -55,7 +56,7 @@ struct DepthwiseGradWeight {
 
   __device__ Accumulator start() const { return 0; }
   __device__ Accumulator join(Accumulator a, Accumulator b) const { return a + b; }
-  __device__ Accumulator load(std::int64_t result, std::int64_t, std::int64_t position) const {
+  __device__ Accumulator load(std::int64_t result, std::int64_t position) const {
     const int width = s.window.kernel[1];
     std::int64_t p, ow, at, ignored;
     const std::int64_t o = by_taps.split(result, &at);
@@ -119,7 +120,7 @@ void list_depthwise(KernelList& list) {
   for_floating([&]<class T>(Type<T>) {
     list.add(depthwise_kernel<T>);
     list.add(depthwise_grad_input_kernel<T>);
-    list.add(fold_kernel<DepthwiseGradWeight<T>>);
+    list_fold<DepthwiseGradWeight<T>>(list);
   });
 }
 

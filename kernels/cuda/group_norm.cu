@@ -111,16 +111,20 @@ __global__ void __launch_bounds__(kThreads)
 // Results are the channels of all groups; first: the sum of dy, second: of dy * x'.
 template <class T>
 struct ParameterSums : AddTwo {
-  const T *dy, *x;
+  static constexpr int kInputs = 2;
+  using Element = T;
+  std::array<const T*, 2> in;  // dy, x
   const Compute<T>*mean, *inv_std;
   T *dweight, *dbias;
   Splitter by_line;  // offsets in x
 
-  __device__ Two load(std::int64_t, std::int64_t offset, std::int64_t) const {
+  __device__ std::int64_t place(std::int64_t offset) const {
     std::int64_t ignored;
-    const std::int64_t line = by_line.split(offset, &ignored);
-    const double d = number(dy, offset);
-    return {d, d * (number(x, offset) - static_cast<double>(mean[line])) * static_cast<double>(inv_std[line])};
+    return by_line.split(offset, &ignored);
+  }
+  __device__ Two load(std::int64_t, std::int64_t line, std::int64_t, T dy, T x) const {
+    const double d = number(dy);
+    return {d, d * (number(x) - static_cast<double>(mean[line])) * static_cast<double>(inv_std[line])};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
     if (dweight) dweight[c] = rounded<T>(total.second);
@@ -152,12 +156,13 @@ void backward(const Stream& stream, const GroupNormGradArgs& a) {
   }
   if (!a.dweight.view.present && !a.dbias.view.present) return;
   ParameterSums<T> sums;
-  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x);
+  sums.in = {data<T>(a.dy), data<T>(a.x)};
   sums.mean = data<C>(a.mean), sums.inv_std = data<C>(a.inv_std);
   sums.dweight = or_null<T>(a.dweight), sums.dbias = or_null<T>(a.dbias);
   sums.by_line = Splitter(shape[2] * shape[3], element_count(shape));
   bool lanes_adjacent;
-  const FoldShape fold_shape = channel_shape({shape[0], shape[1] * shape[2], shape[3]}, &lanes_adjacent);
+  FoldShape fold_shape = channel_shape<T>({shape[0], shape[1] * shape[2], shape[3]}, &lanes_adjacent);
+  fold_shape.packs &= sums.by_line.size % kPack<T> == 0;  // within a line
   fold(stream, GroupNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
 }
 
@@ -178,7 +183,7 @@ void list_group_norm(KernelList& list) {
     list.add(group_norm_kernel<T, false>);
     list.add(group_norm_grad_kernel<T, true>);
     list.add(group_norm_grad_kernel<T, false>);
-    list.add(fold_kernel<ParameterSums<T>>);
+    list_fold<ParameterSums<T>>(list);
   });
 }
 

@@ -15,8 +15,12 @@ struct AddTwo {
 };
 
 template <class T>
+__device__ double number(T value) {
+  return static_cast<double>(widen(value));
+}
+template <class T>
 __device__ double number(const T* values, std::int64_t at) {
-  return static_cast<double>(widen(values[at]));
+  return number(values[at]);
 }
 template <class T>
 __device__ T rounded(double value) {
@@ -24,7 +28,8 @@ __device__ T rounded(double value) {
 }
 
 // As a fold: results are channels, elements are the positions of a channel in all images.
-inline FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
+template <class T>
+FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
   const std::int64_t batch = x[0], channels = x[1], length = x[2];
   LoopNest<2> kept;
   if (channels != 1) kept.rank = 1, kept.sizes[0] = channels, kept.strides[0][0] = length, kept.strides[0][1] = 1;
@@ -44,6 +49,7 @@ inline FoldShape channel_shape(const Shape& x, bool* lanes_adjacent) {
   shape.results = shape.kept.count;
   shape.elements = shape.reduced.count;
   *lanes_adjacent = length >= 16 || channels == 1;
+  shape.packs = length == 1 || (*lanes_adjacent && length % kPack<T> == 0);
   return shape;
 }
 

@@ -15,12 +15,14 @@ using Wide = std::conditional_t<std::is_same_v<T, float> || std::is_same_v<T, do
 enum class Join { add, add_squares, multiply, larger, smaller };
 
 template <class T, Join kJoin>
-struct Reduce {
+struct Reduce : Anywhere {
   static constexpr bool kAdds = kJoin == Join::add || kJoin == Join::add_squares;
   static constexpr bool kWide = kAdds || kJoin == Join::multiply;
+  static constexpr int kInputs = 1;
   using Accumulator = std::conditional_t<kWide, Wide<T>, Compute<T>>;
+  using Element = T;
   using Limits = std::numeric_limits<Accumulator>;
-  const T* in;
+  std::array<const T*, 1> in;
   T* out;
   bool mean;
   std::int64_t elements;  // of one result
@@ -35,8 +37,8 @@ struct Reduce {
     else
       return Limits::has_infinity ? Limits::infinity() : Limits::max();
   }
-  __device__ Accumulator load(std::int64_t, std::int64_t offset, std::int64_t) const {
-    const auto x = static_cast<Accumulator>(widen(in[offset]));
+  __device__ Accumulator load(std::int64_t, std::int64_t, std::int64_t, T value) const {
+    const auto x = static_cast<Accumulator>(widen(value));
     return kJoin == Join::add_squares ? x * x : x;
   }
   __device__ Accumulator join(Accumulator a, Accumulator b) const {
@@ -63,15 +65,17 @@ struct Found {
   std::int64_t position;  // negative: nothing yet
 };
 template <class T>
-struct ArgReduce {
+struct ArgReduce : Anywhere {
+  static constexpr int kInputs = 1;
   using Accumulator = Found<T>;
-  const T* in;
+  using Element = T;
+  std::array<const T*, 1> in;
   std::int64_t* out;
   bool max;
 
   __device__ Accumulator start() const { return {Compute<T>(0), -1}; }
-  __device__ Accumulator load(std::int64_t, std::int64_t offset, std::int64_t position) const {
-    return {widen(in[offset]), position};
+  __device__ Accumulator load(std::int64_t, std::int64_t, std::int64_t position, T value) const {
+    return {widen(value), position};
   }
   __device__ Accumulator join(Accumulator a, Accumulator b) const {
     if (a.position < 0) return b;
@@ -107,7 +111,8 @@ template <class T, Join kJoin>
 void run(const Stream& stream, const ReduceArgs& args) {
   bool lanes_adjacent;
   const FoldShape shape = make_shape(args.in.view, args.out.view, &lanes_adjacent);
-  const Reduce<T, kJoin> operation{data<T>(args.in), data<T>(args.out), args.op == ReduceOp::mean, shape.elements};
+  const Reduce<T, kJoin> operation{
+      {}, {data<T>(args.in)}, data<T>(args.out), args.op == ReduceOp::mean, shape.elements};
   fold(stream, ReduceArgs::kName, operation, shape, lanes_adjacent);
 }
 
@@ -153,20 +158,20 @@ void Kernels::enqueue(const Stream& stream, const ArgReduceArgs& args) {
   shape.elements = shape.reduced.count;
   const bool columns = shape.kept.rank > 0 && shape.results > 1 && shape.kept.strides[0][0] < in.strides[args.dim];
   dispatch(in.dtype, [&]<class T>(Type<T>) {
-    const ArgReduce<T> operation{data<T>(args.in), data<std::int64_t>(args.out), args.op == ArgReduceOp::max};
+    const ArgReduce<T> operation{{}, {data<T>(args.in)}, data<std::int64_t>(args.out), args.op == ArgReduceOp::max};
     fold(stream, ArgReduceArgs::kName, operation, shape, !columns);
   });
 }
 
 void list_reduce(KernelList& list) {
   for_all([&]<class T>(Type<T>) {
-    list.add(fold_kernel<Reduce<T, Join::larger>>);
-    list.add(fold_kernel<Reduce<T, Join::smaller>>);
-    list.add(fold_kernel<ArgReduce<T>>);
+    list_fold<Reduce<T, Join::larger>>(list);
+    list_fold<Reduce<T, Join::smaller>>(list);
+    list_fold<ArgReduce<T>>(list);
     if constexpr (!std::is_same_v<T, bool>) {
-      list.add(fold_kernel<Reduce<T, Join::add>>);
-      list.add(fold_kernel<Reduce<T, Join::multiply>>);
-      if constexpr (is_floating(dtype_of<T>())) list.add(fold_kernel<Reduce<T, Join::add_squares>>);
+      list_fold<Reduce<T, Join::add>>(list);
+      list_fold<Reduce<T, Join::multiply>>(list);
+      if constexpr (is_floating(dtype_of<T>())) list_fold<Reduce<T, Join::add_squares>>(list);
     }
   });
 }

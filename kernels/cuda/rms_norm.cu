@@ -48,16 +48,20 @@ __global__ void __launch_bounds__(kThreads)
 // Results are the columns: the sums of dy * x'.
 template <class T>
 struct WeightSums : Add {
-  const T *dy, *x;
+  static constexpr int kInputs = 2;
+  using Element = T;
+  std::array<const T*, 2> in;  // dy, x
   const Compute<T>* inv_rms;
   T* dweight;
   Splitter by_line;  // offsets in x
 
   __device__ double start() const { return 0; }
-  __device__ double load(std::int64_t, std::int64_t offset, std::int64_t) const {
+  __device__ std::int64_t place(std::int64_t offset) const {
     std::int64_t ignored;
-    const std::int64_t line = by_line.split(offset, &ignored);
-    return number(dy, offset) * number(x, offset) * static_cast<double>(inv_rms[line]);
+    return by_line.split(offset, &ignored);
+  }
+  __device__ double load(std::int64_t, std::int64_t line, std::int64_t, T dy, T x) const {
+    return number(dy) * number(x) * static_cast<double>(inv_rms[line]);
   }
   __device__ void finish(std::int64_t column, std::int64_t, double total) const { dweight[column] = rounded<T>(total); }
 };
@@ -85,11 +89,12 @@ void backward(const Stream& stream, const RmsNormGradArgs& a) {
   }
   if (!a.dweight.view.present) return;
   WeightSums<T> sums;
-  sums.dy = data<T>(a.dy), sums.x = data<T>(a.x);
+  sums.in = {data<T>(a.dy), data<T>(a.x)};
   sums.inv_rms = data<C>(a.inv_rms), sums.dweight = data<T>(a.dweight);
   sums.by_line = Splitter(shape[1], element_count(shape));
   bool lanes_adjacent;
-  const FoldShape fold_shape = channel_shape({shape[0], shape[1], 1}, &lanes_adjacent);
+  FoldShape fold_shape = channel_shape<T>({shape[0], shape[1], 1}, &lanes_adjacent);
+  fold_shape.packs = shape[1] % kPack<T> == 0;  // within a line
   fold(stream, RmsNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
 }
 
@@ -110,7 +115,7 @@ void list_rms_norm(KernelList& list) {
     list.add(rms_norm_kernel<T, false>);
     list.add(rms_norm_grad_kernel<T, true>);
     list.add(rms_norm_grad_kernel<T, false>);
-    list.add(fold_kernel<WeightSums<T>>);
+    list_fold<WeightSums<T>>(list);
   });
 }
 

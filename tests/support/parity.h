@@ -121,6 +121,31 @@ std::string compare_with_host(const Args& args, std::initializer_list<TestTensor
   return {};
 }
 
+// Runs the kernel on the device: one of its results.
+template <class Args>
+TestTensor on_device(Args args, std::initializer_list<TestTensor*> tensors, const TestTensor* result) {
+  const Stream stream = current_stream(*parity_device());
+  std::vector<std::unique_ptr<Mirror>> mirrors;
+  const Mirror* chosen = nullptr;
+  for (TestTensor* t : tensors) {
+    mirrors.push_back(std::make_unique<Mirror>(*t, stream));
+    if (t == result) chosen = mirrors.back().get();
+  }
+  args.views([&](const auto& use) {
+    View& view = const_cast<View&>(use.view);
+    if (!view.present) return;
+    view.device = *parity_device();
+    for (const auto& mirror : mirrors)
+      if (mirror->holds(view.data)) {
+        view.data = mirror->translate(view.data);
+        return;
+      }
+  });
+  kernels::launch(stream, args);
+  if (!stream.synchronous()) synchronize(stream);
+  return chosen->download(stream);
+}
+
 inline void check_parity(const std::string& error, const std::string& what) {
   if (!error.empty()) FAIL_CHECK(what << ": " << error);
 }
