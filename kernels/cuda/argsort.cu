@@ -5,6 +5,7 @@
 #include "lockstep/kernels/cuda/cub.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/positions.cuh"
 #include "lockstep/kernels/sort_key.h"
 #include "lockstep/runtime/stream/work_scope.h"
 
@@ -32,12 +33,6 @@ inline constexpr int kLowest = std::is_same_v<T, BFloat16> ? 16
                                                            : 0;
 template <class T>
 inline constexpr int kHighest = kSortKeyBits<Compute<T>>;
-
-template <class F>
-__device__ void for_each_position(std::int64_t count, F&& f) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
-}
 
 constexpr std::int64_t kRanked = 256;
 

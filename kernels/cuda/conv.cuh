@@ -4,14 +4,9 @@
 #include "lockstep/kernels/common/conv.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/positions.cuh"
 
 namespace lockstep::kernels::cuda {
-
-template <class F>
-__device__ void for_each_position(std::int64_t count, F&& f) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
-}
 
 // Calls f(tap, position in the plane of x) for every tap of the window at (oh, ow) that is not in the padding.
 template <class F>

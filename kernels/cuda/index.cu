@@ -4,6 +4,7 @@
 #include "lockstep/kernels/cuda/cub.cuh"
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/positions.cuh"
 #include "lockstep/kernels/cuda/report.cuh"
 #include "lockstep/runtime/stream/work_scope.h"
 
@@ -22,12 +23,6 @@ __device__ bool checked(const Target& t, std::int64_t index) {
   if (is_inside(index, t.size)) return true;
   report_index(t.report, t.op, index, t.size);
   return false;
-}
-
-template <class F>
-__device__ void for_each_position(std::int64_t count, F&& f) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
 }
 
 // offsets: of out, index, in (without the indexed dimension).

@@ -4,6 +4,7 @@
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/launch.cuh"
 #include "lockstep/kernels/cuda/numbers.cuh"
+#include "lockstep/kernels/cuda/positions.cuh"
 #include "lockstep/kernels/cuda/report.cuh"
 
 namespace lockstep::kernels::cuda {
@@ -27,12 +28,6 @@ struct Planes {
         read(other.shape, is_channels_last(x, y)),
         by_stride{Splitter(w.stride[0], height + w.padding[0]), Splitter(w.stride[1], width + w.padding[1])} {}
 };
-
-template <class F>
-__device__ void for_each_position(std::int64_t count, F&& f) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += step) f(i);
-}
 
 // Calls f(offset in the plane of x) for every tap of the window at (oh, ow) that is not in the padding.
 template <class F>

@@ -267,6 +267,7 @@ void run(bench::Session& session) {
   const bool gpu = device.type() == DeviceType::cuda;
   if (elements == 0) elements = std::int64_t{1} << (gpu ? 26 : 22);
   if (size == 0) size = gpu ? 4096 : 512;
+  if (session.settings().list) elements = 1024, size = 32;  // names take no memory
   elements = std::max<std::int64_t>(elements / 1024, 1) * 1024;
   measure_memory(session, device);
   measure_arithmetic(session, device);

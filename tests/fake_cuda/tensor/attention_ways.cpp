@@ -6,6 +6,7 @@
 
 #include "cudnn/stand_in.h"
 #include "fake_cuda/fake_cuda.h"
+#include "fake_cuda/tensor/ways.h"
 #include "lockstep/kernels/cuda/cudnn_attention.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/graph/graph.h"
@@ -22,16 +23,7 @@ using namespace lockstep;
 
 namespace {
 
-std::vector<std::string> ways() {
-  synchronize(support::device_at(1));
-  trace::stop();
-  std::vector<std::string> found;
-  for (const trace::Span& span : trace::spans()) {
-    const std::string name = span.work.name;
-    if (name.starts_with("attention ") || name.starts_with("attention_grad ")) found.push_back(name);
-  }
-  return found;
-}
+std::vector<std::string> ways() { return traced_ways(support::device_at(1), {"attention ", "attention_grad "}); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 
 #include "cudnn/stand_in.h"
 #include "fake_cuda/fake_cuda.h"
+#include "fake_cuda/tensor/ways.h"
 #include "lockstep/kernels/cuda/cudnn_conv.h"
 #include "lockstep/runtime/graph/graph.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -19,14 +20,7 @@ using namespace lockstep;
 
 namespace {
 
-std::vector<std::string> convolution_ways() {
-  synchronize(support::device_at(1));
-  trace::stop();
-  std::vector<std::string> found;
-  for (const trace::Span& span : trace::spans())
-    if (std::string(span.work.name).starts_with("convolution ")) found.push_back(span.work.name);
-  return found;
-}
+std::vector<std::string> convolution_ways() { return traced_ways(support::device_at(1), {"convolution "}); }
 
 }  // namespace
 

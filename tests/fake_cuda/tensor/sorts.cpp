@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "fake_cuda/fake_cuda.h"
+#include "fake_cuda/tensor/ways.h"
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/graph/graph.h"
 #include "lockstep/runtime/trace/trace.h"
@@ -22,15 +23,7 @@ template <class F>
 std::vector<std::string> ways_of(Device device, F&& f) {
   trace::start();
   f();
-  synchronize(device);
-  trace::stop();
-  std::vector<std::string> found;
-  for (const trace::Span& span : trace::spans()) {
-    const std::string name = span.work.name;
-    if (name.starts_with("argsort ") || name.starts_with("additions ") || name.starts_with("running sums "))
-      found.push_back(name);
-  }
-  return found;
+  return traced_ways(device, {"argsort ", "additions ", "running sums "});
 }
 
 using Names = std::vector<std::string>;
