@@ -22,31 +22,32 @@ struct Softmax {
   }
   // Scores become exponentials; `shrink` is what earlier ones are to be multiplied with.
   void step(const Block<C>& x) {
-    Vector<C> top0 = load(top), top1 = load(top + kWidth<C>);
+    constexpr std::int64_t kHalf = kTileWidth<C>;
+    TileVector<C> top0 = load_tile(top), top1 = load_tile(top + kHalf);
     for (std::int64_t c = 0; c < x.count; ++c) {
       // NaN is passed over here, and comes back as the exponential of NaN.
-      const Vector<C> x0 = load(x.data + c * x.stride), x1 = load(x.data + c * x.stride + kWidth<C>);
+      const TileVector<C> x0 = load_tile(x.data + c * x.stride), x1 = load_tile(x.data + c * x.stride + kHalf);
       top0 = x0 > top0 ? x0 : top0;
       top1 = x1 > top1 ? x1 : top1;
     }
     C next[kLanes<C>], shift[kLanes<C>], sums[kLanes<C>];
-    store<C>(top0, next);
-    store<C>(top1, next + kWidth<C>);
+    store_tile<C>(top0, next);
+    store_tile<C>(top1, next + kHalf);
     for (std::int64_t l = 0; l < kLanes<C>; ++l) {
       shift[l] = next[l] == -kInfinity<C> ? C(0) : next[l];  // no key so far
       shrink[l] = math::exp_of_negative(top[l] - shift[l]);
       top[l] = next[l];
     }
-    Vector<C> sum0 = {}, sum1 = {};
+    TileVector<C> sum0 = {}, sum1 = {};
     for (std::int64_t c = 0; c < x.count; ++c) {
       C* row = x.data + c * x.stride;
       LOCKSTEP_INDEPENDENT
       for (std::int64_t l = 0; l < kLanes<C>; ++l) row[l] = math::exp_of_negative(row[l] - shift[l]);
-      sum0 += load(row);
-      sum1 += load(row + kWidth<C>);
+      sum0 += load_tile(row);
+      sum1 += load_tile(row + kHalf);
     }
-    store<C>(sum0, sums);
-    store<C>(sum1, sums + kWidth<C>);
+    store_tile<C>(sum0, sums);
+    store_tile<C>(sum1, sums + kHalf);
     for (std::int64_t l = 0; l < kLanes<C>; ++l)
       total[l] = total[l] * static_cast<double>(shrink[l]) + static_cast<double>(sums[l]);
   }

@@ -26,7 +26,7 @@ Vector<C> add_pairs(const Vector<C>& a, const Vector<C>& b) {
   (std::make_integer_sequence<int, kWidth<C>>{});
 }
 
-// scores[j] = q . k[j] for `size` elements, a multiple of kLanes.
+// scores[j] = q . k[j] for `size` elements, a multiple of kColumns.
 template <class C>
 void dot_rows(const C* q, Rows<C> k, std::int64_t count, std::int64_t size, C* scores) {
   constexpr int kTogether = kGroup<C>;
@@ -70,7 +70,8 @@ template <class C>
 void add_values(const C* p, Rows<C> v, std::int64_t count, std::int64_t size, C* sums, C keep) {
   constexpr std::int64_t kWide = 8 * kWidth<C>;
   for (; size >= kWide; size -= kWide, v.data += kWide, sums += kWide) add_columns<8>(p, v, count, sums, keep);
-  for (; size > 0; size -= kLanes<C>, v.data += kLanes<C>, sums += kLanes<C>) add_columns<2>(p, v, count, sums, keep);
+  for (; size > 0; size -= kColumns<C>, v.data += kColumns<C>, sums += kColumns<C>)
+    add_columns<2>(p, v, count, sums, keep);
 }
 
 // One query and what it has summed so far.

@@ -52,7 +52,7 @@ struct Queries {
   }
 };
 
-// The gradient of one head of keys or values, in rows of whole tiles.
+// The gradient of one head of keys or values, in rows of whole registers.
 template <class C>
 struct Sums {
   const View& view;
@@ -100,7 +100,7 @@ struct Backward {
     for (std::int64_t j = 0; j < limit; j += kKeys) {
       const std::int64_t n = std::min(kKeys, limit - j);
       std::int64_t first = kQueries;  // the first query of the first strip that sees one of the keys
-      const std::int64_t strips_end = padded<C>(count);
+      const std::int64_t strips_end = (count + kLanes<C> - 1) / kLanes<C> * kLanes<C>;
       for (std::int64_t r = 0; r < strips_end; r += kLanes<C>) {
         const Lanes<C> lanes(p, b, h, i + r, count - r);
         const std::int64_t seen = std::min(n, lanes.most - j);

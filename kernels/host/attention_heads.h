@@ -88,8 +88,8 @@ void read_row(const View& x, std::int64_t b, std::int64_t h, std::int64_t i, C* 
   read_rows(x, b * x.strides[0] + h * x.strides[1] + i * x.strides[2], 1, to, stride);
 }
 
-// The rows of the heads of one operand, padded to whole tiles: in place where they are that already, else in memory of
-// our own.
+// The rows of the heads of one operand, padded to whole registers: in place where they are that already, else in memory
+// of our own.
 template <class C>
 class Heads {
  public:

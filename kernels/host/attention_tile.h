@@ -1,5 +1,5 @@
-// The products of attention: tiles of numbers that stay in registers. Rows are padded to whole tiles, so there are no
-// remainders but those of rows.
+// The products of attention: tiles of numbers that stay in registers. Rows are padded to whole registers, so there are
+// no remainders but those of rows.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,18 @@ Vector<C> multiply_add_each(const Vector<C>& a, const Vector<C>& b, const Vector
   return a * b + c;
 }
 
-// Columns of a register tile, and queries that are worked on side by side. (GCC exports variables of templates that are
-// not hidden one by one.)
+// Queries that are worked on side by side: as many as a register tile has columns. (GCC exports variables of templates
+// that are not hidden one by one.)
 template <class C>
-[[gnu::visibility("hidden")]] inline constexpr std::int64_t kLanes = 2 * kWidth<C>;
+[[gnu::visibility("hidden")]] inline constexpr std::int64_t kLanes = 2 * kTileWidth<C>;
+
+// Rows of keys and values have a multiple of so many columns, which is one register of a tile at least.
+template <class C>
+[[gnu::visibility("hidden")]] inline constexpr std::int64_t kColumns = 2 * kWidth<C>;
 
 template <class C>
 std::int64_t padded(std::int64_t columns) {
-  return (columns + kLanes<C> - 1) / kLanes<C> * kLanes<C>;
+  return (columns + kColumns<C> - 1) / kColumns<C> * kColumns<C>;
 }
 
 // What a product does with the numbers that it finds: row i is multiplied with factors[i * stride] before the product
@@ -51,81 +55,79 @@ struct Left {  // element [i, k] is at i * row + k * column
   std::int64_t row, column;
 };
 template <class C>
-struct Right {  // rows of kLanes neighbours at least
+struct Right {  // rows of a tile's columns at least
   const C* data;
   std::int64_t stride;
 };
 
-// c [Rows, kLanes] = keep * c + a @ b for `tiles` tiles below each other.
-template <int Rows, class C>
+// c [Rows, Vectors] = keep * c + a @ b for `tiles` tiles below each other.
+template <int Rows, int Vectors, class C>
 [[gnu::noinline]] void multiply_tiles(std::int64_t tiles, std::int64_t depth, const Left<C>& a, const Right<C>& b, C* c,
                                       std::int64_t c_stride, const Keep<C>& keep) {
   // Unrolled by hand: the sums must be registers, and registers have no index.
-  const auto for_rows = [](auto&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
-    (std::make_integer_sequence<int, Rows>{});
+  const auto for_each = []<int... I>(std::integer_sequence<int, I...>, auto&& f) {
+    (f(std::integral_constant<int, I>{}), ...);
   };
+  constexpr std::make_integer_sequence<int, Rows> kRows;
+  constexpr std::make_integer_sequence<int, Vectors> kVectors;
   const C *left_tile = a.data, *factors = keep.factors;
   for (std::int64_t t = 0; t < tiles; ++t, left_tile += Rows * a.row, c += Rows * c_stride) {
-    Vector<C> sums[std::size_t{Rows}][2] = {};
+    TileVector<C> sums[std::size_t{Rows}][std::size_t{Vectors}] = {};
     const C *left = left_tile, *right = b.data;
     for (std::int64_t k = 0; k < depth; ++k, left += a.column, right += b.stride) {
-      const Vector<C> b0 = load(right), b1 = load(right + kWidth<C>);
-      for_rows([&](auto i) {
+      TileVector<C> row[std::size_t{Vectors}];
+      for_each(kVectors, [&](auto v) { row[v] = load_tile(right + v * kTileWidth<C>); });
+      for_each(kRows, [&](auto i) {
         const C factor = left[i * a.row];
-        sums[i][0] = multiply_add(factor, b0, sums[i][0]);
-        sums[i][1] = multiply_add(factor, b1, sums[i][1]);
+        for_each(kVectors, [&](auto v) { sums[i][v] = multiply_add(factor, row[v], sums[i][v]); });
       });
     }
-    if (factors == nullptr) {
-      for_rows([&](auto i) {
-        store<C>(sums[i][0], c + i * c_stride);
-        store<C>(sums[i][1], c + i * c_stride + kWidth<C>);
-      });
-      continue;
-    }
-    for_rows([&](auto i) {
+    for_each(kRows, [&](auto i) {
       C* to = c + i * c_stride;
-      const C factor = factors[i * keep.stride];
-      store<C>(multiply_add(factor, load(to), sums[i][0]), to);
-      store<C>(multiply_add(factor, load(to + kWidth<C>), sums[i][1]), to + kWidth<C>);
+      for_each(kVectors, [&](auto v) {
+        C* const at = to + v * kTileWidth<C>;
+        if (factors)
+          store_tile<C>(multiply_add(factors[i * keep.stride], load_tile(at), sums[i][v]), at);
+        else
+          store_tile<C>(sums[i][v], at);
+      });
     });
-    factors += Rows * keep.stride;
+    if (factors) factors += Rows * keep.stride;
   }
 }
 
-// c [rows, columns] = keep * c + a @ b for a number of columns that is a multiple of kLanes. An element is one chain of
-// additions in the order of k.
 template <class C>
-void multiply(std::int64_t rows, std::int64_t columns, std::int64_t depth, const Left<C>& a, const Right<C>& b, C* c,
-              std::int64_t c_stride, const Keep<C>& keep) {
+using MultiplyTiles = void (*)(std::int64_t, std::int64_t, const Left<C>&, const Right<C>&, C*, std::int64_t,
+                               const Keep<C>&);
+
+// c [rows, columns] = keep * c + a @ b for a number of columns that is a multiple of kColumns. An element is one chain
+// of additions in the order of k.
+template <class C>
+[[gnu::noinline]] void multiply(std::int64_t rows, std::int64_t columns, std::int64_t depth, const Left<C>& a,
+                                const Right<C>& b, C* c, std::int64_t c_stride, const Keep<C>& keep) {
   if (rows == 0) return;
-  // Tiles of nearly one height, at most 6: a low one has too few sums to keep the multipliers busy.
-  const std::int64_t tiles = (rows + 5) / 6, low = rows / tiles, high_tiles = rows % tiles;
-  const auto below = [&](std::int64_t height, std::int64_t first, std::int64_t count, std::int64_t j) {
-    const Left<C> left{a.data + first * a.row, a.row, a.column};
-    const Right<C> right{b.data + j, b.stride};
-    const Keep<C> kept{keep.factors ? keep.factors + first * keep.stride : nullptr, keep.stride};
-    C* to = c + first * c_stride + j;
-    switch (height) {
-      case 1:
-        return multiply_tiles<1>(count, depth, left, right, to, c_stride, kept);
-      case 2:
-        return multiply_tiles<2>(count, depth, left, right, to, c_stride, kept);
-      case 3:
-        return multiply_tiles<3>(count, depth, left, right, to, c_stride, kept);
-      case 4:
-        return multiply_tiles<4>(count, depth, left, right, to, c_stride, kept);
-      case 5:
-        return multiply_tiles<5>(count, depth, left, right, to, c_stride, kept);
-      default:
-        return multiply_tiles<6>(count, depth, left, right, to, c_stride, kept);
-    }
+  // Tiles of nearly one height: a low one has too few sums to keep the multipliers busy.
+  constexpr int kMostRows = 6;
+  const auto tiles_of = []<int Vectors, int... Less>(std::integer_sequence<int, Vectors>,
+                                                     std::integer_sequence<int, Less...>, std::int64_t height) {
+    static constexpr MultiplyTiles<C> kHeights[] = {multiply_tiles<Less + 1, Vectors, C>...};
+    return kHeights[height - 1];
   };
-  for (std::int64_t j = 0; j < columns; j += kLanes<C>) {
-    if (high_tiles > 0) below(low + 1, 0, high_tiles, j);
-    below(low, high_tiles * (low + 1), tiles - high_tiles, j);
-  }
+  const std::int64_t tiles = (rows + kMostRows - 1) / kMostRows, low = rows / tiles, high_tiles = rows % tiles;
+  const auto strip = [&](auto vectors, std::int64_t j) {
+    const auto below = [&](std::int64_t height, std::int64_t first, std::int64_t count) {
+      if (count == 0) return;
+      tiles_of(vectors, std::make_integer_sequence<int, kMostRows>(), height)(
+          count, depth, {a.data + first * a.row, a.row, a.column}, {b.data + j, b.stride}, c + first * c_stride + j,
+          c_stride, {keep.factors ? keep.factors + first * keep.stride : nullptr, keep.stride});
+    };
+    below(low + 1, 0, high_tiles);
+    below(low, high_tiles * (low + 1), tiles - high_tiles);
+  };
+  std::int64_t j = 0;
+  for (; j + 2 * kTileWidth<C> <= columns; j += 2 * kTileWidth<C>) strip(std::integer_sequence<int, 2>(), j);
+  if constexpr (kColumns<C> < 2 * kTileWidth<C>)
+    if (j < columns) strip(std::integer_sequence<int, 1>(), j);
 }
 
 // to [columns, kLanes] = factor * the transpose of `rows` rows, zeros behind the last one.

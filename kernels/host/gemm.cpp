@@ -14,9 +14,9 @@
 namespace lockstep::kernels::host {
 namespace {
 
-constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 of b and 1 of a: 15 of 16 vector registers
+constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 of b and 1 of a: 15 of the 16 vector registers before AVX-512
 template <class T>
-constexpr std::int64_t kTileColumns = 2 * kWidth<T>;
+constexpr std::int64_t kTileColumns = 2 * kTileWidth<T>;
 // Products up to this many multiplications are done before oneDNN has looked at its arguments.
 constexpr std::int64_t kSmallFloat = std::int64_t{32} * 32 * 32;
 // Of the blocks: kDepth x kColumns of b and kRows x kDepth of a fit a second-level cache of 1 MiB in double.
@@ -29,19 +29,32 @@ struct Target {  // where a tile goes: c = alpha * tile + keep * c
   T alpha, keep;
 };
 
+// Of a tile at the right edge.
+template <class T>
+[[gnu::noinline]] void store_part(const T* tile, std::int64_t rows, const Target<T>& target, std::int64_t width) {
+  for (std::int64_t i = 0; i < rows; ++i, tile += kTileColumns<T>) {
+    T* to = target.c + i * target.stride;
+    for (std::int64_t j = 0; j < width; ++j) {
+      const T product = target.alpha * tile[j];
+      to[j] = target.keep == T(0) ? product : product + target.keep * to[j];  // as in whole tiles, -0 too
+    }
+  }
+}
+
 // c += a @ b for a tile of Rows x 2 vectors, of which `width` columns exist. Row k of b is at b + k * b_stride and has
 // two full vectors.
 template <int Rows, class T>
 [[gnu::noinline]] void multiply_tile(std::int64_t depth, const T* a, std::int64_t a_row, std::int64_t a_column,
                                      const T* b, std::int64_t b_stride, const Target<T>& target, std::int64_t width) {
-  Vector<T> sums[std::size_t{Rows}][2] = {};
+  constexpr std::int64_t kHalf = kTileWidth<T>;
+  TileVector<T> sums[std::size_t{Rows}][2] = {};
   // Unrolled by hand, here and below: the accumulators must be registers, and registers have no index.
   const auto for_rows = [](auto&& f) {
     [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
     (std::make_integer_sequence<int, Rows>{});
   };
   for (std::int64_t k = 0; k < depth; ++k, a += a_column, b += b_stride) {
-    const Vector<T> b0 = load(b), b1 = load(b + kWidth<T>);
+    const TileVector<T> b0 = load_tile(b), b1 = load_tile(b + kHalf);
     for_rows([&](auto i) {
       const T factor = a[i * a_row];
       sums[i][0] = multiply_add(factor, b0, sums[i][0]);
@@ -52,19 +65,18 @@ template <int Rows, class T>
   if (width == kTileColumns<T>) {
     for_rows([&](auto i) {
       T* to = target.c + i * target.stride;
-      const Vector<T> product0 = alpha * sums[i][0], product1 = alpha * sums[i][1];
-      store<T>(keep == T(0) ? product0 : product0 + keep * load(to), to);
-      store<T>(keep == T(0) ? product1 : product1 + keep * load(to + kWidth<T>), to + kWidth<T>);
+      const TileVector<T> product0 = alpha * sums[i][0], product1 = alpha * sums[i][1];
+      store_tile<T>(keep == T(0) ? product0 : product0 + keep * load_tile(to), to);
+      store_tile<T>(keep == T(0) ? product1 : product1 + keep * load_tile(to + kHalf), to + kHalf);
     });
     return;
   }
+  T tile[std::size_t{Rows}][kTileColumns<T>];
   for_rows([&](auto i) {
-    T tile[kTileColumns<T>];
-    store(sums[i][0], tile);
-    store(sums[i][1], tile + kWidth<T>);
-    T* to = target.c + i * target.stride;
-    for (std::int64_t j = 0; j < width; ++j) to[j] = alpha * tile[j] + (keep == T(0) ? T(0) : keep * to[j]);
+    store_tile(sums[i][0], tile[i]);
+    store_tile(sums[i][1], tile[i] + kHalf);
   });
+  store_part(tile[0], Rows, target, width);
 }
 
 // As multiply_tile with a number of rows that is known at run time.
@@ -93,10 +105,10 @@ void pack_strip(const T* from, std::int64_t row_stride, std::int64_t column_stri
                 std::int64_t width, T* to) {
   constexpr std::int64_t kTile = kTileColumns<T>;
   if (column_stride == 1) {
-    const std::int64_t low = std::min<std::int64_t>(width, kWidth<T>), high = width - low;
+    const std::int64_t low = std::min<std::int64_t>(width, kTileWidth<T>), high = width - low;
     for (std::int64_t k = 0; k < depth; ++k, from += row_stride, to += kTile) {
-      store(load_first(from, low), to);
-      store(load_first(from + low, high), to + kWidth<T>);
+      store_tile(load_first_tile(from, low), to);
+      store_tile(load_first_tile(from + low, high), to + kTileWidth<T>);
     }
     return;
   }
@@ -117,14 +129,25 @@ void for_each_tile(std::int64_t rows, F&& f) {
   }
 }
 
-// The tiles of for_each_tile, each column after column.
+// A tile of for_each_tile, column after column.
 template <class T>
-void pack_rows(const T* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
-               std::int64_t rows, T* to) {
+void pack_tile(const T* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+               std::int64_t height, T* to) {
+  for (std::int64_t k = 0; k < depth; ++k, from += column_stride, to += height)
+    for (std::int64_t r = 0; r < height; ++r) to[r] = from[r * row_stride];
+}
+template <class T>
+[[gnu::noinline]] void pack_rows(const T* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                                 std::int64_t rows, T* to) {
   for_each_tile(rows, [&](std::int64_t i, std::int64_t height) {
-    for (std::int64_t r = 0; r < height; ++r)
-      for (std::int64_t k = 0; k < depth; ++k)
-        to[i * depth + k * height + r] = from[(i + r) * row_stride + k * column_stride];
+    const T* tile = from + i * row_stride;
+    // The usual heights as constants: their loops are unrolled.
+    if (height == kTileRows)
+      pack_tile(tile, row_stride, column_stride, depth, kTileRows, to + i * depth);
+    else if (height == kTileRows - 1)
+      pack_tile(tile, row_stride, column_stride, depth, kTileRows - 1, to + i * depth);
+    else
+      pack_tile(tile, row_stride, column_stride, depth, height, to + i * depth);
   });
 }
 
@@ -164,7 +187,7 @@ template <class T>
 void small_gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T alpha, T beta) {
   constexpr std::int64_t kTile = kTileColumns<T>;
   const std::int64_t m = a.rows, n = b.columns, depth = a.columns;
-  alignas(kVectorBytes) T strip[std::size_t{kDepth * kTile}];
+  alignas(kTileBytes) T strip[std::size_t{kDepth * kTile}];
   for (std::int64_t j = 0; j < n; j += kTile) {
     const std::int64_t width = std::min(kTile, n - j);
     for (std::int64_t k = 0; k < depth || k == 0; k += kDepth) {

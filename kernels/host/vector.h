@@ -58,6 +58,33 @@ inline Vector<double> load_first(const double* from, long count) {
 #endif
 }
 
+// The widest registers there are, for products: an element is a chain of additions of its own there, so their width
+// does not change its bits.
+#if defined(__AVX512F__)
+inline constexpr int kTileBytes = 64;
+#else
+inline constexpr int kTileBytes = kVectorBytes;
+#endif
+template <class T>
+struct TileVectorOf {
+  typedef T type __attribute__((vector_size(kTileBytes)));
+};
+template <class T>
+using TileVector = typename TileVectorOf<T>::type;
+template <class T>
+inline constexpr int kTileWidth = kTileBytes / sizeof(T);
+
+template <class T>
+TileVector<T> load_tile(const T* from) {
+  TileVector<T> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class T>
+void store_tile(const TileVector<T>& v, T* to) {
+  std::memcpy(to, &v, sizeof v);
+}
+
 // a * b + c; fused where the processor can.
 inline Vector<float> multiply_add(float a, const Vector<float>& b, const Vector<float>& c) {
 #if defined(__AVX2__) && defined(__FMA__)
@@ -73,5 +100,29 @@ inline Vector<double> multiply_add(double a, const Vector<double>& b, const Vect
   return a * b + c;
 #endif
 }
+
+// The first `count` numbers and zeros, as load_first.
+#if defined(__AVX512F__)
+inline TileVector<float> load_first_tile(const float* from, long count) {
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), from);
+}
+inline TileVector<double> load_first_tile(const double* from, long count) {
+  return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1U << count) - 1), from);
+}
+#else
+template <class T>
+TileVector<T> load_first_tile(const T* from, long count) {
+  return load_first(from, count);
+}
+#endif
+
+#if defined(__AVX512F__)
+inline TileVector<float> multiply_add(float a, const TileVector<float>& b, const TileVector<float>& c) {
+  return _mm512_fmadd_ps(_mm512_set1_ps(a), b, c);
+}
+inline TileVector<double> multiply_add(double a, const TileVector<double>& b, const TileVector<double>& c) {
+  return _mm512_fmadd_pd(_mm512_set1_pd(a), b, c);
+}
+#endif
 
 }  // namespace lockstep::kernels::host

@@ -2,7 +2,7 @@
 # one object of them in which only their table has a name: no inline function of a header, compiled with instructions that
 # the processor may lack, can take the place of the same function elsewhere. What the object lacks (the other kernels,
 # working memory) it has from the rest of the library. What memory bounds is not in it: it gains nothing, or loses.
-set(wide_sources attention cells cross_entropy elementwise few_rows gather group_norm kernels matmul quantized rms_norm softmax strip_gemm unary widen)
+set(wide_sources attention cells cross_entropy elementwise few_rows gather gemm group_norm kernels matmul quantized rms_norm softmax strip_gemm unary widen)
 
 set(why_not "")
 if(NOT LOCKSTEP_MARCH STREQUAL "x86-64-v3")

@@ -122,6 +122,21 @@ TEST_CASE("a product applies an activation before it is stored", "[matmul]") {
             }
 }
 
+TEST_CASE("the sign of a zero does not depend on the column, on the host", "[matmul]") {
+  if (!test_device().is_cpu()) return;
+  for (const DType dtype : {DType::f32, DType::f64})
+    for (const std::int64_t rows : {1, 5, 20})
+      for (std::int64_t columns = 1; columns <= 40; ++columns) {
+        TestTensor a(dtype, {1, rows, 3}), b(dtype, {1, 3, columns}), out(dtype, {1, rows, columns});
+        a.fill([](std::int64_t) { return 0.0; }), b.fill([](std::int64_t) { return 1.0; });
+        run(MatmulArgs{.a = a.in(), .b = b.in(), .out = out.inout(), .alpha = -1});
+        CAPTURE(dtype, rows, columns);
+        std::int64_t negative = 0;
+        for (std::int64_t i = 0; i < out.count(); ++i) negative += std::signbit(out[i]);
+        CHECK(negative == out.count());
+      }
+}
+
 TEST_CASE("a product's activation hands NaN on", "[matmul]") {
   for (const Activation activation : {Activation::relu, Activation::gelu, Activation::gelu_tanh})
     for (const DType dtype : kFloatingDTypes)
