@@ -16,13 +16,32 @@
 
 namespace lockstep::kernels::host {
 
-// How an operation joins accumulators, and takes an element x into one.
+// How an operation joins accumulators, and takes an element x into one: numbers, or registers of them. What it starts
+// with changes nothing.
+template <class V>
+V larger(V a, V b) {
+  if constexpr (std::is_arithmetic_v<V>)
+    return functors::larger(a, b);
+  else
+    return ((a > b) | (a != a)) ? a : b;
+}
+template <class V>
+V smaller(V a, V b) {
+  if constexpr (std::is_arithmetic_v<V>)
+    return functors::smaller(a, b);
+  else
+    return ((a < b) | (a != a)) ? a : b;
+}
+
 template <class A>
 struct Add {
   static constexpr bool kSums = true;
   static constexpr A start() { return 0; }
-  static A join(A a, A b) { return functors::plus(a, b); }
-  template <class V>  // A, or a register of them
+  template <class V>
+  static V join(V a, V b) {
+    return functors::plus(a, b);
+  }
+  template <class V>
   static V take(V a, V x) {
     return functors::plus(a, x);
   }
@@ -37,22 +56,40 @@ struct AddSquares : Add<A> {
 template <class A>
 struct Multiply {
   static constexpr A start() { return 1; }
-  static A join(A a, A b) { return functors::times(a, b); }
-  static A take(A a, A x) { return join(a, x); }
+  template <class V>
+  static V join(V a, V b) {
+    return functors::times(a, b);
+  }
+  template <class V>
+  static V take(V a, V x) {
+    return join(a, x);
+  }
 };
 template <class A>
 struct Larger {
   using Limits = std::numeric_limits<A>;
   static constexpr A start() { return Limits::has_infinity ? -Limits::infinity() : Limits::min(); }
-  static A join(A a, A b) { return functors::larger(a, b); }
-  static A take(A a, A x) { return join(a, x); }
+  template <class V>
+  static V join(V a, V b) {
+    return larger(a, b);
+  }
+  template <class V>
+  static V take(V a, V x) {
+    return larger(a, x);
+  }
 };
 template <class A>
 struct Smaller {
   using Limits = std::numeric_limits<A>;
   static constexpr A start() { return Limits::has_infinity ? Limits::infinity() : Limits::max(); }
-  static A join(A a, A b) { return functors::smaller(a, b); }
-  static A take(A a, A x) { return join(a, x); }
+  template <class V>
+  static V join(V a, V b) {
+    return smaller(a, b);
+  }
+  template <class V>
+  static V take(V a, V x) {
+    return smaller(a, x);
+  }
 };
 
 constexpr std::int64_t kRun = 4096;  // elements of a fold, at most, for the accuracy of long sums
@@ -74,43 +111,68 @@ inline Vector<double> widened(const float* x) {
 #endif
 }
 
-// Takes groups of kLanes elements, and returns how many that were. The sums of floats in double, which keep up with
-// memory only when every register is used, are written out: compilers leave the accumulators in memory.
-template <class J, class L, class A, std::size_t kCount>
-std::int64_t take_groups(const L* x, std::int64_t count, A (&lanes)[kCount]) {
-  constexpr auto kLanes = static_cast<std::int64_t>(kCount);
-  std::int64_t i = 0;
-  if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
-    constexpr std::int64_t kAtOnce = kWidth<double>, kRegisters = kLanes / kAtOnce;
-    Vector<double> sums[std::size_t{kRegisters}];
-    for (std::int64_t r = 0; r < kRegisters; ++r) sums[r] = load(lanes + r * kAtOnce);
-    for (; i + kLanes <= count; i += kLanes) {
+// As many elements as a register of A has.
+inline Vector<float> in_register(const float* x, float) { return load(x); }
+inline Vector<double> in_register(const double* x, double) { return load(x); }
+inline Vector<double> in_register(const float* x, double) { return widened(x); }
+
+// The first `count` of them, and behind these `other`. Memory behind them is not touched.
+template <class L, class A>
+Vector<A> first_in_register(const L* x, std::int64_t count, A other) {
+  Vector<A> numbers, places;
+  for (int j = 0; j < kWidth<A>; ++j) places[j] = static_cast<A>(j);
+  if constexpr (std::is_same_v<L, A>) {
+    numbers = load_first(x, count);
+  } else {
+    float few[kWidth<float>];
+    store<float>(load_first(x, count), few);
+    numbers = widened(few);
+  }
+  return places < static_cast<A>(count) ? numbers : Vector<A>{} + other;
+}
+
+// The fold of `count` elements in kLanes accumulators, which are then joined as a tree.
+template <class J, class L, class A>
+A fold(const L* x, std::int64_t count) {
+  constexpr std::int64_t kLanes = 256 / sizeof(A);
+  const std::int64_t rest = count % kLanes, whole = count - rest;
+  A lanes[std::size_t{kLanes}];
+  std::int64_t width = kLanes;
+  // Written out for registers: compilers leave the accumulators in memory, and then sums do not keep up with it.
+  if constexpr (std::is_floating_point_v<L> && std::is_floating_point_v<A>) {
+    constexpr std::int64_t kAtOnce = kWidth<A>, kRegisters = kLanes / kAtOnce;
+    Vector<A> all[std::size_t{kRegisters}];
+    for (auto& each : all) each = Vector<A>{} + J::start();
+    for (std::int64_t i = 0; i < whole; i += kLanes) {
       // One stream of loads alone does not keep memory busy.
       __builtin_prefetch(x + i + 1024);
       __builtin_prefetch(x + i + 1040);
 #pragma GCC unroll 16
-      for (std::int64_t r = 0; r < kRegisters; ++r) {
-        sums[r] = J::take(sums[r], widened(x + i + r * kAtOnce));
-      }
+      for (std::int64_t r = 0; r < kRegisters; ++r) all[r] = J::take(all[r], in_register(x + i + r * kAtOnce, A()));
     }
-    for (std::int64_t r = 0; r < kRegisters; ++r) store<double>(sums[r], lanes + r * kAtOnce);
+    if (rest > 0) {  // made a whole group by elements that change nothing
+      Vector<A> last[std::size_t{kRegisters}];
+      const std::int64_t full = rest / kAtOnce;
+      for (std::int64_t r = 0; r < kRegisters; ++r)
+        last[r] = r < full ? in_register(x + whole + r * kAtOnce, A()) : Vector<A>{} + J::start();
+      if (rest % kAtOnce > 0)
+        last[full] = first_in_register<L, A>(x + whole + full * kAtOnce, rest % kAtOnce, J::start());
+#pragma GCC unroll 16
+      for (std::int64_t r = 0; r < kRegisters; ++r) all[r] = J::take(all[r], last[r]);
+    }
+#pragma GCC unroll 4
+    for (std::int64_t half = kRegisters / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+      for (std::int64_t r = 0; r < half; ++r) all[r] = J::join(all[r], all[r + half]);
+    store<A>(all[0], lanes);
+    width = kAtOnce;
   } else {
-    for (; i + kLanes <= count; i += kLanes)
+    for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
+    for (std::int64_t i = 0; i < whole; i += kLanes)
       for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
+    for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[whole + j]));
+    while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
   }
-  return i;
-}
-
-template <class J, class L, class A>
-A fold(const L* x, std::int64_t count) {
-  constexpr std::int64_t kLanes = 256 / sizeof(A);
-  A lanes[std::size_t{kLanes}];
-  for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
-  const std::int64_t i = take_groups<J, L, A>(x, count, lanes);
-  const std::int64_t rest = count - i;
-  for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
-  std::int64_t width = kLanes;
-  while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
   for (width /= 2; width > 0; width /= 2)
     for (std::int64_t j = 0; j < width; ++j) lanes[j] = J::join(lanes[j], lanes[j + width]);
   return lanes[0];

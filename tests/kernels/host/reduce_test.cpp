@@ -194,6 +194,44 @@ TEST_CASE("max and min propagate NaN from every position", "[reduce]") {
       }
 }
 
+TEST_CASE("rows of every length", "[reduce]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (std::int64_t count = 1; count <= 200; ++count) {
+      TestTensor x(dtype, {2, count}), y(dtype, {2, 1});
+      const auto reduced = [&](ReduceOp op) {
+        run(ReduceArgs{.op = op, .in = x.in(), .out = y.out()});
+        return std::pair{y[0], y[1]};
+      };
+      CAPTURE(dtype, count);
+      const auto n = static_cast<double>(count);
+      // The extreme, and what makes the product, at a place that moves.
+      x.fill([&](std::int64_t i) { return i % count == count * 2 / 3 ? -1.0 : -2.0; });
+      CHECK(reduced(ReduceOp::max) == std::pair{-1.0, -1.0});
+      CHECK(reduced(ReduceOp::norm).second == Approx(std::sqrt(4 * n - 3)).epsilon(dtype == DType::bf16 ? 1e-2 : 1e-3));
+      CHECK(reduced(ReduceOp::sum).first == Approx(1 - 2 * n).epsilon(dtype == DType::bf16 ? 1e-2 : 1e-3));
+      x.fill([&](std::int64_t i) { return i % count >= count - 3 ? 3.0 : i % count == count / 3 ? 2.0 : 1.0; });
+      CHECK(reduced(ReduceOp::prod).second == (count == 1 ? 3 : count == 2 ? 9 : count <= 4 ? 27 : 54));
+      x.fill([&](std::int64_t i) { return i % count == count - 1 ? 1.0 : 2.0; });
+      CHECK(reduced(ReduceOp::min) == std::pair{1.0, 1.0});
+    }
+}
+
+TEST_CASE("max and min propagate NaN from every position of a row", "[reduce]") {
+  for (const DType dtype : kFloatingDTypes)
+    for (const std::int64_t count : {17, 64, 77, 200})
+      for (std::int64_t at = 0; at < count; ++at) {
+        TestTensor x(dtype, {2, count}), y(dtype, {2, 1});
+        x.fill_random(8);
+        x.set(at, std::numeric_limits<double>::quiet_NaN());
+        CAPTURE(dtype, count, at);
+        for (const ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
+          run(ReduceArgs{.op = op, .in = x.in(), .out = y.out()});
+          CHECK(std::isnan(y[0]));
+          CHECK_FALSE(std::isnan(y[1]));
+        }
+      }
+}
+
 TEST_CASE("integer sums wrap to the dtype", "[reduce]") {
   TestTensor x(DType::i32, {4}), y(DType::i32, {1});
   x.fill([](std::int64_t) { return std::numeric_limits<std::int32_t>::max(); });
