@@ -49,7 +49,10 @@ Two sum_pieces(std::int64_t count, AddVector&& vector, AddScalar&& scalar) {
     first += (add_parts<C>(a[0]) + add_parts<C>(a[1])) + (add_parts<C>(a[2]) + add_parts<C>(a[3]));
     second += (add_parts<C>(b[0]) + add_parts<C>(b[1])) + (add_parts<C>(b[2]) + add_parts<C>(b[3]));
   }
-  Two total{add_lanes(first), add_lanes(second)};
+  // Behind the last whole step; short rows, which have none, are summed in double alone.
+  Vector<C> a = {}, b = {};
+  for (; whole > 0 && i + kWidth<C> <= count; i += kWidth<C>) vector(i, a, b);
+  Two total{add_lanes(first + add_parts<C>(a)), add_lanes(second + add_parts<C>(b))};
   for (; i < count; ++i) scalar(i, total);
   return total;
 }

@@ -95,6 +95,19 @@ TEST_CASE("rms_norm adds many squares without losing digits", "[rms_norm]") {
             p.inv_rms, [&](std::int64_t) { return want; }, 2) == "");
 }
 
+TEST_CASE("rms_norm of short rows has the range of double on the host", "[rms_norm]") {
+  if (!test_device().is_cpu()) return;
+  for (const std::int64_t size : {1, 8, 31})
+    for (const double value : {1e25, 1e-25}) {
+      RmsNormProblem p(DType::f32, {2, size}, false);
+      p.x.fill([&](std::int64_t i) { return i % 2 ? -value : value; });
+      p.args.eps = 0;
+      run(p.args);
+      CAPTURE(size, value);
+      for (std::int64_t i = 0; i < p.y.count(); ++i) CHECK(std::fabs(p.y[i]) == Approx(1));
+    }
+}
+
 TEST_CASE("rms_norm refuses integers", "[rms_norm]") {
   TestTensor i(DType::i64, {2, 3});
   const auto refuses = [](const auto& args, const char* op) {

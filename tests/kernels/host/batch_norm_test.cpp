@@ -161,6 +161,111 @@ TEST_CASE("batch_norm statistics survive a large mean", "[batch_norm]") {
   CHECK(inv_std[0] == 4);
 }
 
+TEST_CASE("batch_norm statistics survive whatever comes first, on the host", "[batch_norm]") {
+  if (!test_device().is_cpu()) return;  // CUDA devices take the distances from the first element alone
+  const auto run_on = [](const Shape& shape, auto value) {
+    TestTensor x(DType::f64, shape), y(DType::f64, shape), mean(DType::f64, {shape[1]}),
+        inv_std(DType::f64, {shape[1]});
+    x.fill([&](std::int64_t i) { return value(i, i / shape[2] % shape[1]); });
+    run(BatchNormArgs{.x = x.in(),
+                      .y = y.out(),
+                      .mean = mean.out(),
+                      .inv_std = inv_std.out(),
+                      .training = true,
+                      .momentum = 0,
+                      .eps = 0});
+    for (std::int64_t c = 0; c < shape[1]; ++c) {
+      CAPTURE(shape, c);
+      const Statistics want = statistics(x, c);
+      // The error may be that of a second pass times the number of elements, over those that come first.
+      CHECK(std::fabs(mean[c] - want.mean) <= 1e-14 * (std::fabs(want.mean) + std::sqrt(want.variance)));
+      CHECK(std::fabs(inv_std[c] * std::sqrt(want.variance) - 1) <= 1e-13);
+    }
+  };
+  const auto wave = [](std::int64_t i) { return std::sin(static_cast<double>(i) * 0.7); };
+  for (const Shape& shape : {Shape{900, 3, 1}, Shape{30, 3, 100}}) {
+    const std::int64_t last = shape[0] * shape[1] * shape[2] - 1;
+    run_on(shape, [&](std::int64_t i, std::int64_t) { return 1e6 + wave(i); });  // far from 0
+    run_on(shape, [&](std::int64_t i, std::int64_t c) { return i < 64 * (c + 1) ? 1e6 : wave(i); });
+    run_on(shape, [&](std::int64_t i, std::int64_t) { return i == 0 || i == last ? -1e8 : wave(i); });
+    run_on(shape, [&](std::int64_t i, std::int64_t) { return static_cast<double>(i * i); });  // in order
+  }
+}
+
+TEST_CASE("batch_norm of channels of one number has no variance", "[batch_norm]") {
+  for (const Shape& shape : {Shape{333, 5, 1}, Shape{7, 5, 50}}) {
+    TestTensor x(DType::f32, shape), y(DType::f32, shape), mean(DType::f32, {5}), inv_std(DType::f32, {5});
+    x.fill([&](std::int64_t i) { return 0.1 * static_cast<double>(i / shape[2] % 5 + 1); });
+    run(BatchNormArgs{.x = x.in(),
+                      .y = y.out(),
+                      .mean = mean.out(),
+                      .inv_std = inv_std.out(),
+                      .training = true,
+                      .momentum = 0,
+                      .eps = 0x1p-20});
+    for (std::int64_t c = 0; c < 5; ++c) {
+      CHECK(mean[c] == x.at({0, c, 0}));
+      CHECK(inv_std[c] == 1024);
+    }
+  }
+}
+
+TEST_CASE("batch_norm of channels of one number in f64 has no variance below 0", "[batch_norm]") {
+  constexpr std::int64_t kChannels = 40;
+  for (const Shape& shape : {Shape{333, kChannels, 1}, Shape{7, kChannels, 77}}) {
+    const DType dtype = DType::f64;
+    const Shape channels{kChannels};
+    TestTensor x(dtype, shape), y(dtype, shape), mean(dtype, channels), inv_std(dtype, channels),
+        running_mean(dtype, channels), running_var(dtype, channels);
+    x.fill([&](std::int64_t i) { return 0.1 * static_cast<double>(i / shape[2] % kChannels + 1); });
+    run(BatchNormArgs{.x = x.in(),
+                      .running_mean = running_mean.inout(),
+                      .running_var = running_var.inout(),
+                      .y = y.out(),
+                      .mean = mean.out(),
+                      .inv_std = inv_std.out(),
+                      .training = true,
+                      .momentum = 1,
+                      .eps = 0});
+    for (std::int64_t c = 0; c < kChannels; ++c) {
+      CHECK(running_var[c] >= 0);
+      CHECK(running_var[c] <= 1e-30);
+    }
+  }
+}
+
+TEST_CASE("batch_norm takes infinity, NaN and squares that overflow as they come, on the host", "[batch_norm]") {
+  if (!test_device().is_cpu()) return;
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const Shape channels{2};
+  for (const Shape& shape : {Shape{300, 2, 1}, Shape{3, 2, 100}})
+    for (const std::int64_t place : {0, 150, 299}) {  // among the elements that come first, and behind them
+      const auto mean_and_scale = [&](DType dtype, double odd, double others) {
+        TestTensor x(dtype, shape), y(dtype, shape), mean(dtype, channels), inv_std(dtype, channels);
+        x.fill([&](std::int64_t i) {
+          const std::int64_t c = i / shape[2] % 2, n = i / shape[2] / 2 * shape[2] + i % shape[2];
+          return c == 1 && n == place ? odd : others * static_cast<double>(i % 3);
+        });
+        run(BatchNormArgs{.x = x.in(),
+                          .y = y.out(),
+                          .mean = mean.out(),
+                          .inv_std = inv_std.out(),
+                          .training = true,
+                          .momentum = 0,
+                          .eps = 1});
+        CHECK(std::isfinite(mean[0]));  // the other channel
+        return std::pair{mean[1], inv_std[1]};
+      };
+      CAPTURE(shape, place);
+      CHECK(mean_and_scale(DType::f32, inf, 1).first == inf);
+      CHECK(mean_and_scale(DType::f64, -inf, 1).first == -inf);
+      CHECK(std::isnan(mean_and_scale(DType::f32, inf, 1).second));
+      CHECK(std::isnan(mean_and_scale(DType::f32, nan, 1).first));
+      CHECK(std::isfinite(mean_and_scale(DType::f64, 1e200, 0).first));
+      CHECK(mean_and_scale(DType::f64, 1e200, 0).second == 0);
+    }
+}
+
 TEST_CASE("batch_norm refuses what has no statistics", "[batch_norm]") {
   TestTensor x(DType::f32, {2, 3, 4}), y(DType::f32, {2, 3, 4}), one(DType::f32, {1, 3, 1});
   BatchNormArgs args{.x = x.in(), .y = y.out(), .training = false, .momentum = 0, .eps = 0};
