@@ -58,6 +58,14 @@ void reverse_row(const Bits<T>* from, Bits<T>* to, std::int64_t count) {
   for (; c < count; ++c) to[c] = from[-c];
 }
 
+// Of a long row that is gathered in blocks: asks for the block after the next one. The processor sees no stream where
+// operands take turns, a block of each.
+template <class T>
+void prefetch_behind(const T* block, std::int64_t count) {
+  constexpr std::int64_t kLine = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < count; i += kLine) __builtin_prefetch(block + 2 * count + i);
+}
+
 template <class From, class To>
 void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void* to, Tile tile) {
   const auto* source = static_cast<const From*>(from);
@@ -77,6 +85,8 @@ void gather(const void* from, std::int64_t stride, std::int64_t row_stride, void
       const To value = static_cast<To>(*source);  // std::fill_n would fear that it is one of those it overwrites
       for (std::int64_t c = 0; c < tile.columns; ++c) target[c] = value;
     } else if (stride == 1) {
+      if constexpr (!std::is_same_v<From, To>)
+        if (tile.rows == 1) prefetch_behind(source, tile.columns);
       convert_row(source, target, tile.columns);
     } else {
       if constexpr (std::is_same_v<From, To>)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "lockstep/kernels/host/mul_add.h"
 #include "lockstep/kernels/scalar_math.h"
 
 namespace lockstep::kernels::host {
@@ -40,14 +41,6 @@ inline float expm1(float x) {
   const float half = std::bit_cast<float>((std::bit_cast<std::uint32_t>(rounded) - 0x4b400000u + 126u) << 23);
   const float result = 2.0f * math::mul_add(half, p, half - 0.5f);
   return math::select(std::fabs(x) < 0x1p-25f, x, result);  // with zero's sign, and no numbers below the normal ones
-}
-
-inline double mul_add(double a, double b, double c) {
-#if defined(__FP_FAST_FMA) || defined(__FMA__)
-  return std::fma(a, b, c);
-#else
-  return a * b + c;
-#endif
 }
 
 // The logarithm to the base 2 of positive finite x, not below the normal numbers: a polynomial that meets it at

@@ -1,6 +1,7 @@
 #include "lockstep/kernels/functors.h"
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/error_function.h"
+#include "lockstep/kernels/host/exponentials.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
@@ -17,6 +18,10 @@ void loop(const std::array<const void*, 1>& in, void* out, std::int64_t count, c
   [[maybe_unused]] const T a = functors::convert<T>(scalars.a), b = functors::convert<T>(scalars.b);
   if constexpr (std::is_same_v<T, float> && (op == UnaryOp::sin || op == UnaryOp::cos)) {
     sines<op>(x, y, count);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::exp) {
+    exponentials(x, y, count);
+  } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::log) {
+    logarithms(x, y, count);
   } else if constexpr (std::is_same_v<T, float> && op == UnaryOp::erf) {
     LOCKSTEP_INDEPENDENT
     for (std::int64_t i = 0; i < count; ++i) y[i] = error_function(x[i]);
