@@ -325,7 +325,7 @@ LOCKSTEP_HD inline auto binary(T x, T y, [[maybe_unused]] T alpha) {
     const T s = math::sigmoid(y);
     return x * (s * (T(1) + y * (T(1) - s)));
   } else if constexpr (op == BinaryOp::gelu_grad) {
-    return x * (math::normal_cdf(y) + y * math::normal_density(y));
+    return x * math::gelu_slope(y);
   } else if constexpr (op == BinaryOp::gelu_tanh_grad) {
     const T s = math::sigmoid(kGeluScale<T> * (y + kGeluCubic<T> * y * y * y));
     // The slope comes last: it grows without bound where the factor before it is 0 long since.

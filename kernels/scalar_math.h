@@ -50,7 +50,10 @@ LOCKSTEP_HD inline void sin_cos_turns(double turns, double* sine, double* cosine
   *cosine = std::cos(angle);
 }
 LOCKSTEP_HD inline double normal_cdf(double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }
-LOCKSTEP_HD inline double normal_density(double x) { return 0.39894228040143267794 * std::exp(-0.5 * (x * x)); }
+// The derivative of x * normal_cdf(x).
+LOCKSTEP_HD inline double gelu_slope(double x) {
+  return normal_cdf(x) + x * (0.39894228040143267794 * std::exp(-0.5 * (x * x)));
+}
 
 #if defined(__CUDA_ARCH__)
 
@@ -61,7 +64,7 @@ LOCKSTEP_HD inline float log1p(float x) { return ::log1pf(x); }
 LOCKSTEP_HD inline float tanh(float x) { return ::tanhf(x); }
 LOCKSTEP_HD inline void sin_cos_turns(float turns, float* sine, float* cosine) { ::sincospif(2 * turns, sine, cosine); }
 LOCKSTEP_HD inline float normal_cdf(float x) { return 0.5f * ::erfcf(x * -0.70710678f); }
-LOCKSTEP_HD inline float normal_density(float x) { return 0.398942280f * ::expf(-0.5f * (x * x)); }
+LOCKSTEP_HD inline float gelu_slope(float x) { return normal_cdf(x) + x * (0.398942280f * ::expf(-0.5f * (x * x))); }
 
 #else
 
@@ -194,19 +197,16 @@ inline float bell(float a) {
   return exp_of_negative(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
 }
 
-inline float normal_density(float x) {
-  const float a = std::fabs(x);
-  return 0.398942280f * bell(select(a > 15.0f, 15.0f, a));  // 0 from here on; NaN passes
+// The bell at x. It is 0 beyond 15, and that of NaN is too. As integers, because that is one instruction: floats that
+// are not negative have the order of their bits.
+inline float bell_of_number(float x) {
+  return bell(std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(std::fabs(x)), 0x41700000u)));
 }
 
-// The bell times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
-// 1 + erf it keeps its digits for negative x.
-inline float normal_cdf(float x) {
-  const float magnitude = std::fabs(x);
-  // The result is 0 or 1 beyond 15. As integers, because that is one instruction: floats that are not negative have the
-  // order of their bits. NaN becomes 15 here, but stays NaN in t.
-  const float a = std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(magnitude), 0x41700000u));
-  const float t = 1.0f / mul_add(magnitude, 0.24f, 1.0f);
+// The bell at x times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
+// 1 + erf it keeps its digits for negative x. NaN passes, in t.
+inline float normal_cdf(float x, float bell_at_x) {
+  const float t = 1.0f / mul_add(std::fabs(x), 0.24f, 1.0f);
   const float u = t - 0.625f;  // the middle of the range: the terms of the polynomial do not cancel there
   float p = 2.5693751722e-02f;
   p = mul_add(p, u, 1.8923298062e-02f);
@@ -218,8 +218,14 @@ inline float normal_cdf(float x) {
   p = mul_add(p, u, 5.7234713757e-01f);
   p = mul_add(p, u, 4.1666991070e-01f);
   p = mul_add(p, u, 2.2613012938e-01f);
-  const float below = bell(a) * (p * t);
+  const float below = bell_at_x * (p * t);
   return select(x > 0.0f, 1.0f - below, below);
+}
+inline float normal_cdf(float x) { return normal_cdf(x, bell_of_number(x)); }
+
+inline float gelu_slope(float x) {
+  const float shared = bell_of_number(x);
+  return normal_cdf(x, shared) + x * (0.398942280f * shared);
 }
 
 #endif
