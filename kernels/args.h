@@ -260,6 +260,7 @@ struct BatchNormArgs {
   Out mean, inv_std;  // [C]: what was used, f64 for f64, else f32; absent in evaluation
   bool training;
   double momentum, eps;
+  bool relu = false;  // of the result, before it is rounded to 16 bits
   static constexpr const char* kName = "batch_norm";
   void views(auto&& f) const {
     f(x), f(weight), f(bias), f(y), f(mean), f(inv_std);
@@ -272,8 +273,10 @@ struct BatchNormArgs {
 struct BatchNormGradArgs {  // of the training form
   In dy, x, weight, mean, inv_std;
   Out dx, dweight, dbias;  // dweight, dbias may be absent
+  bool relu = false;       // dy is of the relu of the result, which was computed with `bias`
+  In bias = {};            // may be absent
   static constexpr const char* kName = "batch_norm_grad";
-  void views(auto&& f) const { f(dy), f(x), f(weight), f(mean), f(inv_std), f(dx), f(dweight), f(dbias); }
+  void views(auto&& f) const { f(dy), f(x), f(weight), f(mean), f(inv_std), f(dx), f(dweight), f(dbias), f(bias); }
 };
 
 // x, y: [outer, size, inner] (rank 3), along the middle dimension; contiguous.

@@ -1,5 +1,5 @@
 // Batch normalisation. Statistics are one pass in double, of the distances from the channel's first element: as exact
-// as two passes unless that element is far outside.
+// as two passes unless that element is far outside. Where it is no number, the distances are from 0.
 #include <cmath>
 
 #include "lockstep/kernels/cuda/kernels.h"
@@ -12,7 +12,14 @@ namespace {
 template <class T>
 struct Channels {
   Compute<T>*centre, *scale, *shift;
+  Compute<T>* bias;  // of gradients behind a relu alone
 };
+
+// The result before its relu: one function, so that the gradient cuts where the result was cut.
+template <class C>
+__device__ C affine(C x, C centre, C scale, C shift) {
+  return (x - centre) * scale + shift;
+}
 
 template <class T>
 struct Parameters {
@@ -24,7 +31,8 @@ struct Parameters {
   Channels<T> channels;
 
   __device__ void finish(std::int64_t c, double average, double variance) const {
-    const double inverse = 1 / std::sqrt(variance + eps);
+    double inverse = 1 / std::sqrt(variance + eps);
+    if (inv_std) inverse = static_cast<Compute<T>>(inverse);  // as the gradient has it
     channels.centre[c] = static_cast<Compute<T>>(average);
     channels.scale[c] = static_cast<Compute<T>>(weight ? inverse * number(weight, c) : inverse);
     channels.shift[c] = bias ? widen(bias[c]) : Compute<T>(0);
@@ -41,15 +49,20 @@ struct Statistics : AddTwo, Anywhere {
   Parameters<T> p;
 
   // What distances are taken from. An empty batch has no first element, and statistics that are not a number.
-  __device__ double pivot(std::int64_t c) const { return p.count > 0 ? number(in[0], c * p.length) : 0; }
+  __device__ double pivot(std::int64_t c) const {
+    const double first = p.count > 0 ? number(in[0], c * p.length) : 0;
+    return std::isfinite(first) ? first : 0;
+  }
   __device__ Two load(std::int64_t c, std::int64_t, std::int64_t, T x) const {
     const double distance = number(x) - pivot(c);
     return {distance, distance * distance};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
     const double shift = total.first / p.count, average = pivot(c) + shift;
-    // Of the distances from the mean; rounding may leave less than nothing. NaN stays.
-    double squares = total.second - (p.count > 0 ? total.first * shift : 0);
+    // Of the distances from the mean; rounding may leave less than nothing. NaN stays. Squares of f64 that are too
+    // large for it give infinity, and not NaN.
+    double squares = total.second;
+    if (p.count > 0 && (!std::isinf(squares) || !std::isfinite(shift))) squares -= total.first * shift;
     if (squares < 0) squares = 0;
     if (p.running_mean)
       p.running_mean[c] = rounded<T>((1 - p.momentum) * number(p.running_mean, c) + p.momentum * average);
@@ -70,14 +83,19 @@ struct GradSums : AddTwo, Anywhere {
   static constexpr int kInputs = 2;
   using Element = T;
   std::array<const T*, 2> in;  // dy, x
-  const T* weight;
+  const T *weight, *bias;
   const Compute<T>*mean, *inv_std;
   T *dweight, *dbias;
   double count;
-  Channels<T> channels;  // centre: offset; scale: of dy; shift: slope, of x - mean
+  bool relu;
+  Channels<T> channels;  // centre: offset; scale: of dy, and of x in the result; shift: slope, of x - mean
 
   __device__ Two load(std::int64_t c, std::int64_t, std::int64_t, T dy, T x) const {
-    const double d = number(dy);
+    double d = number(dy);
+    if (relu) {
+      const Compute<T> scale = weight ? inv_std[c] * widen(weight[c]) : inv_std[c];
+      if (affine(widen(x), mean[c], scale, bias ? widen(bias[c]) : Compute<T>(0)) <= 0) d = 0;  // NaN passes
+    }
     return {d, d * (number(x) - number(mean, c))};
   }
   __device__ void finish(std::int64_t c, std::int64_t, Two total) const {
@@ -86,17 +104,32 @@ struct GradSums : AddTwo, Anywhere {
     channels.scale[c] = static_cast<Compute<T>>(factor);
     channels.shift[c] = static_cast<Compute<T>>(factor * inverse * inverse * total.second / count);
     channels.centre[c] = static_cast<Compute<T>>(factor * total.first / count);
+    if (relu) channels.bias[c] = bias ? widen(bias[c]) : Compute<T>(0);
     if (dweight) dweight[c] = rounded<T>(total.second * inverse);
     if (dbias) dbias[c] = rounded<T>(total.first);
   }
 };
 
-// y = (x - centre) * scale + shift, or, with a mean, dx = scale * dy - (x - mean) * slope - offset. Packs lie within
-// one channel.
+template <class T>
+__device__ T result(T x, Compute<T> centre, Compute<T> scale, Compute<T> shift, bool relu) {
+  const Compute<T> y = affine(widen(x), centre, scale, shift);
+  return narrow<T>(relu && y < 0 ? Compute<T>(0) : y);  // NaN stays
+}
+
+template <class T>
+__device__ T gradient(T dy, T x, Compute<T> mean, Compute<T> scale, Compute<T> slope, Compute<T> offset,
+                      Compute<T> bias, bool relu) {
+  const Compute<T> wide = widen(x);
+  const bool cut = relu && affine(wide, mean, scale, bias) <= 0;  // NaN passes
+  return narrow<T>(scale * (cut ? Compute<T>(0) : widen(dy)) - (wide - mean) * slope - offset);
+}
+
+// y = (x - centre) * scale + shift, rectified if asked, or, with a dy, dx = scale * dy - (x - mean) * slope - offset,
+// where dy is 0 where the relu cut. Packs lie within one channel.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(const T* x, const T* dy, const Compute<T>* mean, T* out, std::int64_t packs, const Splitter by_length,
-                 const Splitter by_channels, const Channels<T> channels) {
+                 const Splitter by_channels, const Channels<T> channels, bool relu) {
   using P = Pack<T, kCount>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < packs; i += step) {
@@ -107,13 +140,13 @@ __global__ void __launch_bounds__(kThreads)
     P to;
     if (dy) {
       const P grad = reinterpret_cast<const P*>(dy)[i];
-      const Compute<T> middle = mean[c];
+      const Compute<T> middle = mean[c], bias = relu ? channels.bias[c] : 0;
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
-        to.element[k] = narrow<T>(scale * widen(grad.element[k]) - (widen(from.element[k]) - middle) * shift - centre);
+        to.element[k] = gradient<T>(grad.element[k], from.element[k], middle, scale, shift, centre, bias, relu);
     } else {
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) to.element[k] = narrow<T>((widen(from.element[k]) - centre) * scale + shift);
+      for (int k = 0; k < kCount; ++k) to.element[k] = result<T>(from.element[k], centre, scale, shift, relu);
     }
     reinterpret_cast<P*>(out)[i] = to;
   }
@@ -123,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     apply_rows_kernel(const T* x, const T* dy, const Compute<T>* mean, T* out, std::int64_t packs,
-                      const Splitter by_channels, const Channels<T> channels) {
+                      const Splitter by_channels, const Channels<T> channels, bool relu) {
   using P = Pack<T, kCount>;
   using Coefficients = Pack<Compute<T>, kCount>;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
@@ -138,14 +171,16 @@ __global__ void __launch_bounds__(kThreads)
     if (dy) {
       const P grad = reinterpret_cast<const P*>(dy)[i];
       const auto middle = reinterpret_cast<const Coefficients*>(mean)[group];
+      Coefficients bias = {};
+      if (relu) bias = reinterpret_cast<const Coefficients*>(channels.bias)[group];
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
-        to.element[k] = narrow<T>(scale.element[k] * widen(grad.element[k]) -
-                                  (widen(from.element[k]) - middle.element[k]) * shift.element[k] - centre.element[k]);
+        to.element[k] = gradient<T>(grad.element[k], from.element[k], middle.element[k], scale.element[k],
+                                    shift.element[k], centre.element[k], bias.element[k], relu);
     } else {
 #pragma unroll
       for (int k = 0; k < kCount; ++k)
-        to.element[k] = narrow<T>((widen(from.element[k]) - centre.element[k]) * scale.element[k] + shift.element[k]);
+        to.element[k] = result<T>(from.element[k], centre.element[k], scale.element[k], shift.element[k], relu);
     }
     reinterpret_cast<P*>(out)[i] = to;
   }
@@ -153,13 +188,13 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 void apply(const Stream& stream, const char* op, const View& x, const T* dy, const Compute<T>* mean, T* out,
-           const Channels<T>& channels) {
+           const Channels<T>& channels, bool relu) {
   const std::int64_t count = element_count(x.shape), length = x.shape[2];
   if (count == 0) return;
   const auto run = [&]<int kCount>() {
     const std::int64_t packs = count / kCount;
     launch(stream, op, apply_kernel<T, kCount>, grid_for(stream, packs), static_cast<const T*>(x.data), dy, mean, out,
-           packs, Splitter(length / kCount, packs), Splitter(x.shape[1], packs), channels);
+           packs, Splitter(length / kCount, packs), Splitter(x.shape[1], packs), channels, relu);
   };
   const auto fits = [&](int pack) {
     return length % pack == 0 && aligned_for(x.data, x.dtype, pack) && aligned_for(out, x.dtype, pack) &&
@@ -170,7 +205,7 @@ void apply(const Stream& stream, const char* op, const View& x, const T* dy, con
       aligned_for(dy, x.dtype, kRow) && aligned_for(mean, dtype_of<Compute<T>>(), kRow)) {
     const std::int64_t packs = count / kRow;
     return launch(stream, op, apply_rows_kernel<T, kRow>, grid_for(stream, packs), static_cast<const T*>(x.data), dy,
-                  mean, out, packs, Splitter(x.shape[1] / kRow, packs), channels);
+                  mean, out, packs, Splitter(x.shape[1] / kRow, packs), channels, relu);
   }
   if (fits(kPack<T>)) return run.template operator()<kPack<T>>();
   if constexpr (kPack<T> == 8)  // planes of 14 x 14
@@ -181,8 +216,8 @@ void apply(const Stream& stream, const char* op, const View& x, const T* dy, con
 template <class T>
 Channels<T> take_channels(Scratch& scratch, std::int64_t count) {
   using C = Compute<T>;
-  C* all = scratch.take<C>(3 * count);
-  return {all, all + count, all + 2 * count};
+  C* all = scratch.take<C>(4 * count);
+  return {all, all + count, all + 2 * count, all + 3 * count};
 }
 
 template <class T>
@@ -214,7 +249,7 @@ void forward(const Stream& stream, const BatchNormArgs& a) {
     const Grid grid{dim3(static_cast<unsigned>((channels + kThreads - 1) / kThreads)), dim3(kThreads), 0};
     launch(stream, BatchNormArgs::kName, evaluation_kernel<T>, grid, s.p, channels);
   }
-  apply<T>(stream, BatchNormArgs::kName, a.x.view, nullptr, nullptr, data<T>(a.y), s.p.channels);
+  apply<T>(stream, BatchNormArgs::kName, a.x.view, nullptr, nullptr, data<T>(a.y), s.p.channels, a.relu);
 }
 
 template <class T>
@@ -225,6 +260,7 @@ void backward(const Stream& stream, const BatchNormGradArgs& a) {
   Scratch scratch(stream);
   GradSums<T> sums;
   sums.in = {data<T>(a.dy), data<T>(a.x)}, sums.weight = input(a.weight.view);
+  sums.bias = input(a.bias.view), sums.relu = a.relu;
   sums.mean = data<Compute<T>>(a.mean), sums.inv_std = data<Compute<T>>(a.inv_std);
   sums.dweight = input(a.dweight.view), sums.dbias = input(a.dbias.view);
   sums.count = static_cast<double>(shape[0] * shape[2]);
@@ -232,7 +268,7 @@ void backward(const Stream& stream, const BatchNormGradArgs& a) {
   bool lanes_adjacent;
   const FoldShape fold_shape = channel_shape<T>(shape, &lanes_adjacent);
   fold(stream, BatchNormGradArgs::kName, sums, fold_shape, lanes_adjacent);
-  apply<T>(stream, BatchNormGradArgs::kName, a.x.view, sums.in[0], sums.mean, data<T>(a.dx), sums.channels);
+  apply<T>(stream, BatchNormGradArgs::kName, a.x.view, sums.in[0], sums.mean, data<T>(a.dx), sums.channels, a.relu);
 }
 
 }  // namespace

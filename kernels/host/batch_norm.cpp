@@ -11,6 +11,7 @@
 #include "lockstep/kernels/host/norm.h"
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/widen.h"
+#include "lockstep/kernels/scalar_math.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -37,31 +38,79 @@ void for_each_plane(const Sizes& s, std::int64_t element_bytes, F&& f) {
 
 constexpr std::int64_t kDoubles = kWidth<double>;
 
-// The two sums of term(i, c) over the elements i of a plane. Terms are pairs of numbers, or of registers of them, of
-// the elements from i on.
+// Compiled once: what is done for a channel would be unrolled and vectorised wherever it is called, which gains
+// nothing.
+#define LOCKSTEP_APART __attribute__((noinline))
+
+// How a term of a sum reads its numbers: `elements` are those of a tensor, `channel` is what belongs to their channels.
+struct Number {
+  template <class C>
+  static C elements(const C* from) {
+    return *from;
+  }
+  template <class T>
+  static T channel(const T* from) {
+    return *from;
+  }
+  template <class C>
+  static double wide(C x) {
+    return static_cast<double>(x);
+  }
+  template <class C>
+  static C where_above(C y, C edge, C x) {
+    return math::select(y <= edge, C(0), x);  // NaN passes
+  }
+};
+struct InPlane : Number {  // a few, of one channel
+  template <class C>
+  static Few<C> elements(const C* from) {
+    return load_few(from);
+  }
+  static Vector<double> wide(const Few<double>& x) { return x; }
+  static Vector<double> wide(const Few<float>& x) { return widened(x); }
+  template <class F, class C>
+  static F where_above(const F& y, C edge, const F& x) {
+    return y <= edge ? F{} : x;
+  }
+};
+struct InRow : InPlane {  // a few, of a channel each
+  template <class T>
+  static Few<T> channel(const T* from) {
+    return load_few(from);
+  }
+};
+
+struct TwoRegisters {
+  Vector<double> first, second;
+};
+Two both(double first, double second) { return {first, second}; }
+TwoRegisters both(const Vector<double>& first, const Vector<double>& second) { return {first, second}; }
+
+// The two sums of term(i, c) over the elements i of a plane.
 template <class Term>
-Two sum_plane(std::int64_t begin, std::int64_t count, std::int64_t c, Term&& term) {
+LOCKSTEP_APART Two sum_plane(std::int64_t begin, std::int64_t count, std::int64_t c, const Term& term) {
   constexpr std::int64_t kRegisters = 4, kStep = kRegisters * kDoubles;
   Vector<double> first[std::size_t{kRegisters}] = {}, second[std::size_t{kRegisters}] = {};
   std::int64_t i = 0;
   for (; i + kStep <= count; i += kStep)
 #pragma GCC unroll 4
     for (std::int64_t r = 0; r < kRegisters; ++r) {
-      const auto [one, two] = term.registers(begin + i + r * kDoubles, c);
-      first[r] += one, second[r] += two;
+      const TwoRegisters of = term(InPlane(), begin + i + r * kDoubles, c);
+      first[r] += of.first, second[r] += of.second;
     }
   Two total{add_lanes((first[0] + first[1]) + (first[2] + first[3])),
             add_lanes((second[0] + second[1]) + (second[2] + second[3]))};
   for (; i < count; ++i) {
-    const auto [one, two] = term.number(begin + i, c);
-    total.first += one, total.second += two;
+    const Two of = term(Number(), begin + i, c);
+    total.first += of.first, total.second += of.second;
   }
   return total;
 }
 
 // The same of some rows of channels, added to what each channel has.
 template <class Term>
-void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, double* first, double* second, Term&& term) {
+void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, double* first, double* second,
+              const Term& term) {
   constexpr std::int64_t kRows = 8;  // sums are taken from memory and brought back once for so many
   for (std::int64_t n = begin; n < end; n += kRows) {
     const std::int64_t stop = std::min(n + kRows, end);
@@ -69,16 +118,16 @@ void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, doubl
     for (; c + kDoubles <= channels; c += kDoubles) {
       Vector<double> all = load(first + c), other = load(second + c);
       for (std::int64_t row = n; row < stop; ++row) {
-        const auto [one, two] = term.registers_of_row(row * channels + c, c);
-        all += one, other += two;
+        const TwoRegisters of = term(InRow(), row * channels + c, c);
+        all += of.first, other += of.second;
       }
       store<double>(all, first + c);
       store<double>(other, second + c);
     }
     for (; c < channels; ++c)
       for (std::int64_t row = n; row < stop; ++row) {
-        const auto [one, two] = term.number(row * channels + c, c);
-        first[c] += one, second[c] += two;
+        const Two of = term(Number(), row * channels + c, c);
+        first[c] += of.first, second[c] += of.second;
       }
   }
 }
@@ -86,7 +135,7 @@ void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, doubl
 // The two sums of term(i, c) over the elements i of each channel c. Walks memory in order; where a channel has one
 // element per image, the channels are what is vector code. `element_bytes`: that a term reads.
 template <class Term>
-void sum_channels(const Sizes& s, std::int64_t element_bytes, double* first, double* second, Term&& term) {
+void sum_channels(const Sizes& s, std::int64_t element_bytes, double* first, double* second, const Term& term) {
   Scratch scratch;
   if (s.length == 1) {
     const PieceSums one(scratch, s.batch, s.channels * element_bytes, s.channels);
@@ -112,73 +161,113 @@ void sum_channels(const Sizes& s, std::int64_t element_bytes, double* first, dou
     }
 }
 
-struct TwoRegisters {
-  Vector<double> first, second;
-};
-
 // Distances from a pivot, and their squares.
 template <class C>
 struct Distances {
   const C* x;
   const double* pivots;
 
-  TwoRegisters registers(std::int64_t i, std::int64_t c) const {
-    const Vector<double> distance = in_register(x + i, 0.0) - pivots[c];
-    return {distance, distance * distance};
-  }
-  TwoRegisters registers_of_row(std::int64_t i, std::int64_t c) const {
-    const Vector<double> distance = in_register(x + i, 0.0) - load(pivots + c);
-    return {distance, distance * distance};
-  }
-  Two number(std::int64_t i, std::int64_t c) const {
-    const double distance = static_cast<double>(x[i]) - pivots[c];
-    return {distance, distance * distance};
+  template <class As>
+  auto operator()(As, std::int64_t i, std::int64_t c) const {
+    const auto distance = As::wide(As::elements(x + i)) - As::channel(pivots + c);
+    return both(distance, distance * distance);
   }
 };
 
-// Gradients, and their products with distances from the mean.
+// The result, from x.
 template <class C>
+struct Affine {
+  const C *centre, *scale, *shift;
+
+  template <class As>
+  auto operator()(As, const C* x, std::int64_t c) const {
+    return (As::elements(x) - As::channel(centre + c)) * As::channel(scale + c) + As::channel(shift + c);
+  }
+};
+
+// Below which a result is 0, and passes no gradient: no number has a place below NaN.
+template <class C>
+C edge_of(bool relu) {
+  return relu ? C(0) : std::numeric_limits<C>::quiet_NaN();
+}
+
+// Gradients, and their products with distances from the mean.
+template <class C, bool kCuts>
 struct GradientProducts {
   const C *dy, *x;
   const double* means;
+  Affine<C> y;
+  C edge;
 
-  TwoRegisters registers(std::int64_t i, std::int64_t c) const {
-    const Vector<double> d = in_register(dy + i, 0.0);
-    return {d, d * (in_register(x + i, 0.0) - means[c])};
-  }
-  TwoRegisters registers_of_row(std::int64_t i, std::int64_t c) const {
-    const Vector<double> d = in_register(dy + i, 0.0);
-    return {d, d * (in_register(x + i, 0.0) - load(means + c))};
-  }
-  Two number(std::int64_t i, std::int64_t c) const {
-    const auto d = static_cast<double>(dy[i]);
-    return {d, d * (static_cast<double>(x[i]) - means[c])};
+  template <class As>
+  auto operator()(As as, std::int64_t i, std::int64_t c) const {
+    auto gradient = As::elements(dy + i);
+    if constexpr (kCuts) gradient = As::where_above(y(as, x + i, c), edge, gradient);
+    const auto wide = As::wide(gradient);
+    return both(wide, wide * (As::wide(As::elements(x + i)) - As::channel(means + c)));
   }
 };
 
-// out[i] = f(i, c) for every element i of every channel c.
+// out[i] = f(i, c) for every element i of plane.
 template <class C, class F>
-void for_each_element(const Sizes& s, C* out, F&& f) {
+LOCKSTEP_APART void write_plane(std::int64_t plane, std::int64_t length, std::int64_t c, C* out, const F& f) {
+  const std::int64_t begin = plane * length;
+  LOCKSTEP_INDEPENDENT
+  for (std::int64_t i = begin; i < begin + length; ++i) out[i] = f(i, c);
+}
+
+// The same for every element of every channel c. The last rows come first: what has just been read lies in the cache.
+template <class C, class F>
+void for_each_element(const Sizes& s, C* out, const F& f) {
   constexpr std::int64_t kBytes = 3 * sizeof(C);
   if (s.length == 1) {
     for_pieces(s.batch, piece_rows(s.batch, s.channels * kBytes, kPieceBytes),
                [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t n = begin; n < end; ++n) {
+                 for (std::int64_t n = s.batch - 1 - begin; n >= s.batch - end; --n) {
                    LOCKSTEP_INDEPENDENT
                    for (std::int64_t c = 0; c < s.channels; ++c) out[n * s.channels + c] = f(n * s.channels + c, c);
                  }
                });
     return;
   }
-  for_each_plane(s, kBytes, [&](std::int64_t plane, std::int64_t c) {
-    const std::int64_t begin = plane * s.length;
-    LOCKSTEP_INDEPENDENT
-    for (std::int64_t i = begin; i < begin + s.length; ++i) out[i] = f(i, c);
+  for_each_plane(s, kBytes, [&](std::int64_t plane, std::int64_t c) { write_plane(plane, s.length, c, out, f); });
+}
+
+// The two sums of term(i, c) over each channel c, then finish(c), then out[i] = f(i, c). Where planes are long enough
+// and there are many channels, a few channels at a time, which are in the cache when they are read
+// once more. The sums have the same bits either way. `element_bytes`: that a term reads.
+template <class C, class Term, class Finish, class F>
+void sum_and_write(const Sizes& s, std::int64_t element_bytes, double* first, double* second, const Term& term,
+                   const Finish& finish, C* out, const F& f) {
+  constexpr std::int64_t kRunBytes = 4096;   // memory is read in runs of so many
+  constexpr std::int64_t kLeastGroups = 32;  // for as many threads
+  const std::int64_t plane_bytes = std::max<std::int64_t>(s.length * std::int64_t{sizeof(C)}, 1);
+  const std::int64_t run = std::clamp<std::int64_t>(kRunBytes / plane_bytes, 1, std::max<std::int64_t>(s.channels, 1));
+  const std::int64_t groups = (s.channels + run - 1) / run, group_bytes = s.batch * run * s.length * element_bytes;
+  if (s.length == 1 || (groups < kLeastGroups && groups * group_bytes > kPieceBytes)) {
+    sum_channels(s, element_bytes, first, second, term);
+    for (std::int64_t c = 0; c < s.channels; ++c) finish(c);
+    for_each_element(s, out, f);
+    return;
+  }
+  for_pieces(groups, piece_rows(groups, group_bytes, kPieceBytes), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t group = begin; group < end; ++group) {
+      const std::int64_t from = group * run, to = std::min(from + run, s.channels);
+      for (std::int64_t c = from; c < to; ++c) first[c] = 0, second[c] = 0;
+      for (std::int64_t n = 0; n < s.batch; ++n)
+        for (std::int64_t c = from; c < to; ++c) {
+          const Two of = sum_plane((n * s.channels + c) * s.length, s.length, c, term);
+          first[c] += of.first, second[c] += of.second;
+        }
+      for (std::int64_t c = from; c < to; ++c) finish(c);
+      for (std::int64_t n = s.batch - 1; n >= 0; --n)
+        for (std::int64_t c = from; c < to; ++c) write_plane(n * s.channels + c, s.length, c, out, f);
+    }
   });
 }
 
 template <class C>
-void find_pivots(const Sizes& s, const C* x, double* pivots) {
+LOCKSTEP_APART void find_pivots(const Sizes& s, const C* x, double* pivots) {
   constexpr std::int64_t kElements = 64;
   const std::int64_t rows = s.length == 1 ? std::min(s.batch, kElements) : std::min<std::int64_t>(s.batch, 1);
   const std::int64_t columns = std::min(s.length, kElements);
@@ -204,89 +293,104 @@ void forward(const BatchNormArgs& a) {
   const C* bias = read<C>(scratch, a.bias);
   const Writer<C> y(scratch, a.y), mean(scratch, a.mean), inv_std(scratch, a.inv_std);
   const Writer<C> running_mean(scratch, a.running_mean), running_var(scratch, a.running_var);
-  auto* means = scratch.take<double>(s.channels);
-  auto* variances = scratch.take<double>(s.channels);
-  if (a.training) {
-    const double count = s.count();
-    auto* pivots = scratch.take<double>(s.channels);
-    find_pivots(s, x, pivots);
-    sum_channels(s, sizeof(C), means, variances, Distances<C>{x, pivots});
-    for (std::int64_t c = 0; c < s.channels; ++c) {
-      const double shift = means[c] / count;
-      // Of the distances from the mean. Squares of f64 that are too large for it give infinity, and not NaN; nothing
-      // gives a variance of 0.
-      if (count > 0 && (!std::isinf(variances[c]) || !std::isfinite(shift))) variances[c] -= means[c] * shift;
-      means[c] = pivots[c] + shift;
-    }
-    for (std::int64_t c = 0; c < s.channels; ++c) {
-      if (running_mean.data()) {
-        C& kept = running_mean.data()[c];
-        kept = static_cast<C>((1 - a.momentum) * kept + a.momentum * means[c]);
-      }
-      if (running_var.data()) {
-        C& kept = running_var.data()[c];
-        kept = static_cast<C>((1 - a.momentum) * kept + a.momentum * variances[c] / (count - 1));
-      }
-      variances[c] /= count;
-    }
-    running_mean.finish();
-    running_var.finish();
-  } else {
-    std::copy_n(running_mean.data(), s.channels, means);
-    std::copy_n(running_var.data(), s.channels, variances);
-  }
   C* centre = scratch.take<C>(s.channels);
   C* scale = scratch.take<C>(s.channels);
   C* shift = scratch.take<C>(s.channels);
-  for (std::int64_t c = 0; c < s.channels; ++c) {
-    const double inverse = 1 / std::sqrt(variances[c] + a.eps);
-    centre[c] = static_cast<C>(means[c]);
+  const auto use = [&](std::int64_t c, double average, double variance) LOCKSTEP_APART {
+    double inverse = 1 / std::sqrt(variance + a.eps);
+    if (inv_std.data())
+      inverse = static_cast<C>(inverse);  // as the gradient has it, whose relu cuts where this one does
+    centre[c] = static_cast<C>(average);
     scale[c] = static_cast<C>(weight ? inverse * weight[c] : inverse);
     shift[c] = bias ? bias[c] : C(0);
-    if (mean.data()) mean.data()[c] = static_cast<C>(means[c]);
+    if (mean.data()) mean.data()[c] = static_cast<C>(average);
     if (inv_std.data()) inv_std.data()[c] = static_cast<C>(inverse);
+  };
+  const Affine<C> affine{centre, scale, shift};
+  const auto result = [=, edge = edge_of<C>(a.relu)](std::int64_t i, std::int64_t c) {
+    const C before = affine(Number(), x + i, c);
+    return math::select(before < edge, C(0), before);  // NaN stays
+  };
+  if (a.training) {
+    const double count = s.count();
+    auto* pivots = scratch.take<double>(s.channels);
+    auto* distances = scratch.take<double>(s.channels);  // their sums
+    auto* squares = scratch.take<double>(s.channels);
+    find_pivots(s, x, pivots);
+    const auto finish = [&](std::int64_t c) LOCKSTEP_APART {
+      const double shift_of_mean = distances[c] / count, average = pivots[c] + shift_of_mean;
+      // Of the distances from the mean. Squares of f64 that are too large for it give infinity, and not NaN; nothing
+      // gives a variance of 0.
+      double variance = squares[c];
+      if (count > 0 && (!std::isinf(variance) || !std::isfinite(shift_of_mean)))
+        variance -= distances[c] * shift_of_mean;
+      if (running_mean.data()) {
+        C& kept = running_mean.data()[c];
+        kept = static_cast<C>((1 - a.momentum) * kept + a.momentum * average);
+      }
+      if (running_var.data()) {
+        C& kept = running_var.data()[c];
+        kept = static_cast<C>((1 - a.momentum) * kept + a.momentum * variance / (count - 1));
+      }
+      use(c, average, variance / count);
+    };
+    sum_and_write(s, sizeof(C), distances, squares, Distances<C>{x, pivots}, finish, y.data(), result);
+    running_mean.finish();
+    running_var.finish();
+  } else {
+    for (std::int64_t c = 0; c < s.channels; ++c) use(c, running_mean.data()[c], running_var.data()[c]);
+    for_each_element(s, y.data(), result);
   }
   mean.finish();
   inv_std.finish();
-  for_each_element(s, y.data(),
-                   [=](std::int64_t i, std::int64_t c) { return (x[i] - centre[c]) * scale[c] + shift[c]; });
   y.finish();
 }
 
 // With x' = (x - mean) * inv_std and sums over a channel:
 // dbias = sum(dy), dweight = sum(dy * x'), dx = weight * inv_std * (dy - dbias / n - x' * dweight / n).
-template <class C>
+// Behind a relu, dy is that of the result, of which no more is known than x: it is computed once more.
+template <class C, bool kCuts>
 void backward(const BatchNormGradArgs& a) {
   const Sizes s(a.x.view.shape);
   Scratch scratch;
   const C* dy = read<C>(scratch, a.dy);
   const C* x = read<C>(scratch, a.x);
   const C* weight = read<C>(scratch, a.weight);
+  const C* bias = read<C>(scratch, a.bias);
   const C* mean = read<C>(scratch, a.mean);
   const C* inv_std = read<C>(scratch, a.inv_std);
   const Writer<C> dx(scratch, a.dx), dweight(scratch, a.dweight), dbias(scratch, a.dbias);
   auto* sums = scratch.take<double>(s.channels);
   auto* products = scratch.take<double>(s.channels);  // of dy and x - mean
   auto* means = scratch.take<double>(s.channels);
-  for (std::int64_t c = 0; c < s.channels; ++c) means[c] = static_cast<double>(mean[c]);
-  sum_channels(s, 2 * sizeof(C), sums, products, GradientProducts<C>{dy, x, means});
-  C* scale = scratch.take<C>(s.channels);  // of dy
+  C* scale = scratch.take<C>(s.channels);  // of dy, and of x in the result
+  C* shift = scratch.take<C>(s.channels);
+  const auto begin = [&](std::int64_t c) LOCKSTEP_APART {
+    const double inverse = inv_std[c];
+    means[c] = static_cast<double>(mean[c]);
+    scale[c] = static_cast<C>(weight ? inverse * weight[c] : inverse);
+    shift[c] = bias ? bias[c] : C(0);
+  };
+  for (std::int64_t c = 0; c < s.channels; ++c) begin(c);
+  const Affine<C> result{mean, scale, shift};
   C* slope = scratch.take<C>(s.channels);  // of x - mean
   C* offset = scratch.take<C>(s.channels);
-  for (std::int64_t c = 0; c < s.channels; ++c) {
+  const auto finish = [&](std::int64_t c) LOCKSTEP_APART {
     const double inverse = inv_std[c];
     const double factor = weight ? inverse * weight[c] : inverse;
-    scale[c] = static_cast<C>(factor);
     slope[c] = static_cast<C>(factor * inverse * inverse * products[c] / s.count());
     offset[c] = static_cast<C>(factor * sums[c] / s.count());
     if (dweight.data()) dweight.data()[c] = static_cast<C>(products[c] * inverse);
     if (dbias.data()) dbias.data()[c] = static_cast<C>(sums[c]);
-  }
+  };
+  const C edge = edge_of<C>(a.relu);
+  sum_and_write(s, 2 * sizeof(C), sums, products, GradientProducts<C, kCuts>{dy, x, means, result, edge}, finish,
+                dx.data(), [=](std::int64_t i, std::int64_t c) {
+                  const C gradient = kCuts ? Number::where_above(result(Number(), x + i, c), edge, dy[i]) : dy[i];
+                  return scale[c] * gradient - (x[i] - mean[c]) * slope[c] - offset[c];
+                });
   dweight.finish();
   dbias.finish();
-  for_each_element(s, dx.data(), [=](std::int64_t i, std::int64_t c) {
-    return scale[c] * dy[i] - (x[i] - mean[c]) * slope[c] - offset[c];
-  });
   dx.finish();
 }
 
@@ -303,7 +407,10 @@ void Kernels::enqueue(const Stream& stream, const BatchNormArgs& args) {
 }
 void Kernels::enqueue(const Stream& stream, const BatchNormGradArgs& args) {
   check_floating(BatchNormGradArgs::kName, args.x.view.dtype, stream);
-  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
+  dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) {
+    constexpr bool kAlways = std::is_same_v<C, double>;  // one kernel is small, and nobody waits for f64
+    launch(stream, args, kAlways || args.relu ? backward<C, true> : backward<C, kAlways>);
+  });
 }
 
 }  // namespace lockstep::kernels::host

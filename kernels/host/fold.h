@@ -99,17 +99,27 @@ concept Sums = requires {
   J::kSums;
 };
 
-// As many floats as a register has doubles.
-inline Vector<double> widened(const float* x) {
+// As many numbers as a register has doubles.
+template <class T>
+struct FewOf {
+  typedef T type __attribute__((vector_size(kWidth<double> * sizeof(T))));
+};
+template <class T>
+using Few = typename FewOf<T>::type;
+template <class T>
+Few<T> load_few(const T* from) {
+  Few<T> few;
+  std::memcpy(&few, from, sizeof few);
+  return few;
+}
+inline Vector<double> widened(const Few<float>& x) {
 #ifdef __AVX__
-  return _mm256_cvtps_pd(_mm_loadu_ps(x));  // g++ 12 makes three instructions, through memory, of what stands below
+  return _mm256_cvtps_pd(x);  // g++ 12 makes three instructions, through memory, of what stands below
 #else
-  typedef float Floats __attribute__((vector_size(kVectorBytes / 2)));
-  Floats floats;
-  std::memcpy(&floats, x, sizeof floats);
-  return __builtin_convertvector(floats, Vector<double>);
+  return __builtin_convertvector(x, Vector<double>);
 #endif
 }
+inline Vector<double> widened(const float* x) { return widened(load_few(x)); }
 
 // As many elements as a register of A has.
 inline Vector<float> in_register(const float* x, float) { return load(x); }

@@ -52,8 +52,8 @@ ResNetBlock::ResNetBlock(bool bottleneck, std::int64_t inputs, std::int64_t chan
 }
 
 Tensor ResNetBlock::forward(const Tensor& x) const {
-  Tensor y = bn2(conv2(relu(bn1(conv1(x)))));
-  if (conv3) y = (*bn3)((*conv3)(relu(y)));
+  Tensor y = conv2(bn1.activated(conv1(x), Activation::relu));
+  y = conv3 ? (*bn3)((*conv3)(bn2.activated(y, Activation::relu))) : bn2(y);
   return relu(y + (downsample ? (*downsample)(x) : x));
 }
 
@@ -93,7 +93,7 @@ ResNet ResNet::named(const std::string& name, std::int64_t classes) {
 }
 
 Tensor ResNet::forward(const Tensor& images) const {
-  Tensor x = max_pool2d(relu(bn1(conv1(images))), 3, {.stride = 2, .padding = 1});
+  Tensor x = max_pool2d(bn1.activated(conv1(images), Activation::relu), 3, {.stride = 2, .padding = 1});
   for (const auto* blocks : {&layer1, &layer2, &layer3, &layer4})
     for (const ResNetBlock& block : *blocks) x = block(x);
   return fc(adaptive_avg_pool2d(x, 1).flatten(1));

@@ -1,5 +1,6 @@
 #include "lockstep/tensor/nn/folding.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/kernels/packed_weights.h"
@@ -152,6 +153,11 @@ Tensor FoldingCall::norm(const FoldedNorm& norm) {
     return left.normed;
   }
   return {};
+}
+
+bool FoldingCall::sees(const Tensor& x) const {
+  return std::any_of(seen_.begin(), seen_.end(),
+                     [&](const Seen& seen) { return seen.result.identity() == x.identity(); });
 }
 
 void FoldingCall::normed(const Tensor& x, const Tensor& y) {

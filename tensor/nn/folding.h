@@ -94,7 +94,8 @@ class LOCKSTEP_API FoldingCall {
 
   Tensor layer(const FoldedLayer& layer);
   Tensor norm(const FoldedNorm& norm);            // undefined: the norm computes by itself
-  void normed(const Tensor& x, const Tensor& y);  // what it then gave
+  bool sees(const Tensor& x) const;               // whether x is the result of a layer that is not known yet
+  void normed(const Tensor& x, const Tensor& y);  // what the norm of such a result then gave
   Tensor relu(const Tensor& x);                   // undefined: relu computes by itself
 
   // Of a result of the module: it must have its elements.

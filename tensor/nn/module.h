@@ -177,6 +177,7 @@ class LOCKSTEP_API ModuleBase {
     return add_backward_hook(BackwardHook(std::forward<F>(hook)));
   }
   void remove_hook(std::uint64_t id);
+  bool has_hooks() const { return state_->has_hooks.load(std::memory_order_acquire); }
 
  protected:
   std::shared_ptr<ModuleState> state_;
@@ -221,7 +222,7 @@ class Module : public ModuleBase {
  private:
   template <class... Args>
   auto call_forward(const Derived& self, Args&&... args) const {
-    if (!state_->has_hooks.load(std::memory_order_acquire)) [[likely]]
+    if (!has_hooks()) [[likely]]
       return self.forward(std::forward<Args>(args)...);
     std::vector<Tensor> inputs;
     [[maybe_unused]] auto collect = [&](const Tensor& tensor) { inputs.push_back(tensor); };

@@ -5,6 +5,7 @@
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
 namespace {
@@ -13,7 +14,8 @@ Tensor on(const Parameter& parameter, Device device) { return parameter.defined(
 Tensor in(DType dtype, const Tensor& x) { return x.defined() ? x.to(dtype) : x; }
 
 // Like the operation, of floating dtypes that differ, as in mixed precision: computed in the widest, at least f32.
-Tensor batch_norm_of_any(const Tensor& x, const Tensor& weight, const Tensor& bias, BatchNormState state) {
+Tensor batch_norm_of_any(const Tensor& x, const Tensor& weight, const Tensor& bias, BatchNormState state,
+                         Activation activation) {
   DType widest = x.dtype();
   bool same = true;
   for (const Tensor& each : {weight, bias, state.running_mean, state.running_var}) {
@@ -21,14 +23,16 @@ Tensor batch_norm_of_any(const Tensor& x, const Tensor& weight, const Tensor& bi
     same = same && each.dtype() == x.dtype();
     widest = promote_types(widest, each.dtype());
   }
-  if (same || !is_floating(x.dtype()) || detail::widens(x)) return batch_norm(x, weight, bias, state);
+  if (same || !is_floating(x.dtype()) || detail::widens(x)) return batch_norm(x, weight, bias, state, activation);
   widest = promote_types(widest, DType::f32);
   const Tensor mean = state.running_mean, var = state.running_var;
   state.running_mean = in(widest, mean), state.running_var = in(widest, var);
-  const Tensor y = batch_norm(in(widest, x), in(widest, weight), in(widest, bias), state);
+  const bool rectified = activation == Activation::relu;
+  const Tensor y =
+      batch_norm(in(widest, x), in(widest, weight), in(widest, bias), state, rectified ? activation : Activation::none);
   for (auto [kept, now] : {std::pair{mean, state.running_mean}, std::pair{var, state.running_var}})
     if (state.training && kept.defined() && kept.dtype() != widest) kept.copy_(now);
-  return y.to(x.dtype());
+  return rectified ? y.to(x.dtype()) : detail::activated(y.to(x.dtype()), activation);
 }
 
 }  // namespace
@@ -61,24 +65,35 @@ void BatchNorm::check_rank(const Tensor& x) const {
                  least_rank_, " to ", largest_rank_, ", got ", x);
 }
 
-Tensor BatchNorm::forward(const Tensor& x) const {
+Tensor BatchNorm::activated(const Tensor& x, Activation activation) const {
+  if (has_hooks()) return detail::activated((*this)(x), activation);
+  const CallScope scope(*this);
+  try {
+    return normalize(x, activation);
+  } catch (const InvalidArgument&) {
+    rethrow_named();
+  }
+}
+
+Tensor BatchNorm::normalize(const Tensor& x, Activation activation) const {
   const bool training = is_training();
-  if (training && shared_ && shared_->shares(x.device())) return forward_shared(x);
+  if (training && shared_ && shared_->shares(x.device())) return detail::activated(forward_shared(x), activation);
   check_rank(x);
   const Device device = x.device();
   const Tensor w = on(weight, device), b = on(bias, device);
   Tensor mean = on(running_mean, device), var = on(running_var, device);
-  if (detail::FoldingCall* const call = detail::folding_call(); call && !training && mean.defined()) [[unlikely]]
-    if (Tensor y = call->norm({.norm = this,
-                               .x = x,
-                               .weight = w,
-                               .bias = b,
-                               .mean = mean,
-                               .var = var,
-                               .eps = options_.eps,
-                               .folds = !state_->has_hooks});
+  detail::FoldingCall* const folding = detail::folding_call();
+  if (folding && !training && mean.defined()) [[unlikely]]
+    if (Tensor y = folding->norm({.norm = this,
+                                  .x = x,
+                                  .weight = w,
+                                  .bias = b,
+                                  .mean = mean,
+                                  .var = var,
+                                  .eps = options_.eps,
+                                  .folds = !state_->has_hooks});
         y.defined())
-      return y;
+      return detail::activated(y, activation);
   BatchNormState state{.running_mean = mean,
                        .running_var = var,
                        .training = training,
@@ -89,9 +104,12 @@ Tensor BatchNorm::forward(const Tensor& x) const {
     state.running_mean = zeros_like(mean);
     state.running_var = zeros_like(var);
   }
-  Tensor y = batch_norm_of_any(x, w, b, state);
-  if (detail::FoldingCall* const call = detail::folding_call()) [[unlikely]]
-    call->normed(x, y);
+  const bool seen = folding && folding->sees(x);
+  Tensor y = batch_norm_of_any(x, w, b, state, seen ? Activation::none : activation);
+  if (seen) [[unlikely]] {
+    folding->normed(x, y);
+    y = detail::activated(y, activation);
+  }
   if (!tracks) return y;
   Tensor batches = num_batches_tracked.on(device);
   batches.add_(1);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/nn/shared_statistics.h"
 
@@ -29,7 +30,10 @@ class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
  public:
   // Throws InvalidArgument unless the rank of x is one of the layer's, and, in training, each channel has more than one
   // value.
-  Tensor forward(const Tensor& x) const;
+  Tensor forward(const Tensor& x) const { return normalize(x, Activation::none); }
+  // A call of the module and then the activation. A relu is computed with the norm (see batch_norm), unless the norm
+  // has hooks, which see its result, or shares its statistics.
+  Tensor activated(const Tensor& x, Activation activation) const;
   void members(Members& m) override;
   const BatchNormOptions& options() const { return options_; }
 
@@ -46,6 +50,7 @@ class LOCKSTEP_API BatchNorm : public Module<BatchNorm> {
 
  private:
   void check_rank(const Tensor& x) const;
+  Tensor normalize(const Tensor& x, Activation activation) const;
   Tensor forward_shared(const Tensor& x) const;
   Tensor normalize_shared(const Tensor& x) const;
 

@@ -17,7 +17,15 @@ Sequential& Sequential::operator=(Sequential other) noexcept {
 
 Tensor Sequential::forward(const Tensor& x) const {
   Tensor y = x;
-  for (const auto& item : items_) y = item->call(y);
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    if (i + 1 < items_.size() && items_[i + 1]->is_relu() && !items_[i + 1]->module().has_hooks())
+      if (const std::optional<Tensor> rectified = items_[i]->call_with_relu(y)) {
+        y = *rectified;
+        ++i;
+        continue;
+      }
+    y = items_[i]->call(y);
+  }
   return y;
 }
 

@@ -1,14 +1,21 @@
 // A chain of modules, each of which maps one tensor to one tensor.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/kernels/activation.h"
 #include "lockstep/tensor/nn/module.h"
 
 namespace lockstep {
+
+class BatchNorm1d;
+class BatchNorm2d;
+class ReLU;
 
 // What can stand in a chain.
 template <class M>
@@ -17,7 +24,8 @@ concept UnaryModule = IsModule<M> && std::copy_constructible<M> && requires(cons
 };
 
 // Holds its modules by value, under the names "0", "1", …. A copy shares their parameters, as a copy of any module
-// does.
+// does. A BatchNorm1d or BatchNorm2d and the ReLU behind it are computed as one (BatchNorm::activated), unless one of
+// them has hooks.
 class LOCKSTEP_API Sequential : public Module<Sequential> {
  public:
   Sequential() = default;
@@ -58,6 +66,9 @@ class LOCKSTEP_API Sequential : public Module<Sequential> {
   struct Holder {
     virtual ~Holder() = default;
     virtual Tensor call(const Tensor& x) const = 0;
+    // The relu of its result, by a norm that computes it by the way; none from others.
+    virtual std::optional<Tensor> call_with_relu(const Tensor& x) const = 0;
+    virtual bool is_relu() const = 0;
     virtual ModuleBase& module() = 0;
     virtual const void* type() const = 0;
     virtual std::unique_ptr<Holder> clone() const = 0;
@@ -72,6 +83,12 @@ class LOCKSTEP_API Sequential : public Module<Sequential> {
   struct HolderOf final : Holder {
     explicit HolderOf(M module) : held(std::move(module)) {}
     Tensor call(const Tensor& x) const override { return held(x); }
+    std::optional<Tensor> call_with_relu(const Tensor& x) const override {
+      if constexpr (std::same_as<M, BatchNorm1d> || std::same_as<M, BatchNorm2d>)
+        if (!held.has_hooks()) return held.activated(x, Activation::relu);
+      return std::nullopt;
+    }
+    bool is_relu() const override { return std::same_as<M, ReLU>; }
     ModuleBase& module() override { return held; }
     const void* type() const override { return type_tag<M>(); }
     std::unique_ptr<Holder> clone() const override { return std::make_unique<HolderOf>(held); }

@@ -153,7 +153,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   }
   const bool is_gelu = activation == Activation::gelu || activation == Activation::gelu_tanh;
   if (is_gelu && GradMode::enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
-    return gelu(linear(x, weight, bias), activation == Activation::gelu ? GeluForm::exact : GeluForm::tanh);
+    return detail::activated(linear(x, weight, bias), activation);
   Tensor y = detail::fresh({x.shape()[0], outputs}, x.dtype(), x.device());
   View transposed = stacked(weight);
   std::swap(transposed.shape[1], transposed.shape[2]);

@@ -110,8 +110,11 @@ struct BatchNormState {
   double eps = 1e-5;
 };
 // Over all dimensions but the second: x [batch, channels, ..], weight and bias [channels] or undefined. Training
-// normalises by the batch's own statistics, and so does evaluation without running ones.
-LOCKSTEP_API Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state);
+// normalises by the batch's own statistics, and so does evaluation without running ones. The activation is that of the
+// result. A relu is computed with it, before it is rounded to 16 bits; so is its gradient with that of a norm by the
+// batch's own statistics, which keeps no tensor between the two.
+LOCKSTEP_API Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const BatchNormState& state,
+                               Activation activation = Activation::none);
 // Over the last dimensions, whose sizes are `normalized`; weight and bias of that shape, or undefined.
 LOCKSTEP_API Tensor layer_norm(const Tensor& x, const Shape& normalized, const Tensor& weight = {},
                                const Tensor& bias = {}, double eps = 1e-5);

@@ -161,8 +161,8 @@ Tensor quantized_linear(const Tensor& x, const QuantizedWeight& weight, const Te
   }
   const bool is_gelu = options.activation == Activation::gelu || options.activation == Activation::gelu_tanh;
   if (is_gelu && GradMode::enabled() && (x.requires_grad() || bias.requires_grad()))
-    return gelu(quantized_linear(x, weight, bias, {.int8_activations = options.int8_activations}),
-                options.activation == Activation::gelu ? GeluForm::exact : GeluForm::tanh);
+    return detail::activated(quantized_linear(x, weight, bias, {.int8_activations = options.int8_activations}),
+                             options.activation);
   Tensor y;
   if (x.dtype() == DType::f64 || kernels::table(x.device().type()).entry<QuantizedMatmulArgs>() == nullptr) {
     const NoGrad no_grad;

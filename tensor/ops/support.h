@@ -143,6 +143,8 @@ struct BinaryRule {
 LOCKSTEP_API Tensor apply(const BinaryRule& rule, const Tensor& a, const Tensor& b, double alpha = 1);
 // The derivative of relu in one kernel: gradient where `saved`, the operand or the result, is positive, else 0.
 LOCKSTEP_API Tensor relu_backward(const Tensor& gradient, const Tensor& saved);
+// By an operation of its own.
+LOCKSTEP_API Tensor activated(const Tensor& x, Activation activation);
 // Broadcasts and computes operands of one dtype, without a graph.
 LOCKSTEP_API Tensor elementwise(const char* name, BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1);
 

@@ -125,6 +125,12 @@ Tensor detail::relu_backward(const Tensor& gradient, const Tensor& saved) {
   return y;
 }
 
+Tensor detail::activated(const Tensor& x, Activation activation) {
+  if (activation == Activation::none) return x;
+  if (activation == Activation::relu) return relu(x);
+  return gelu(x, activation == Activation::gelu ? GeluForm::exact : GeluForm::tanh);
+}
+
 Tensor operator-(const Tensor& x) { return apply(kNeg, x); }
 Tensor abs(const Tensor& x) { return apply(kAbs, x); }
 Tensor sign(const Tensor& x) { return apply(kSign, x); }

@@ -19,7 +19,7 @@ Bottleneck::Bottleneck(std::int64_t inputs, std::int64_t width, int stride)
 
 Tensor Bottleneck::forward(const Tensor& x) const {
   const Tensor way = down.count() == 0 ? x : down_norm[0](down[0](x));
-  return relu(bn3(conv3(relu(bn2(conv2(relu(bn1(conv1(x)))))))) + way);
+  return relu(bn3(conv3(bn2.activated(conv2(bn1.activated(conv1(x), Activation::relu)), Activation::relu))) + way);
 }
 
 void Bottleneck::members(Members& m) {
@@ -39,7 +39,7 @@ ResNet50::ResNet50() : conv1(3, 64, 7, {.stride = 2, .padding = 3, .bias = false
 }
 
 Tensor ResNet50::forward(const Tensor& images, const Tensor& targets) const {
-  Tensor x = max_pool2d(relu(bn1(conv1(images))), 3, {.stride = 2, .padding = 1});
+  Tensor x = max_pool2d(bn1.activated(conv1(images), Activation::relu), 3, {.stride = 2, .padding = 1});
   for (std::size_t i = 0; i < blocks.count(); ++i) x = blocks[i](x);
   return cross_entropy(fc(flatten(adaptive_avg_pool2d(x, 1), 1)), targets).reshape({1});
 }

@@ -31,7 +31,7 @@ struct Basic : Module<Basic> {
     down.push_back(BatchNorm2d(width));
   }
   Tensor forward(const Tensor& x) const {
-    return relu(bn2(conv2(relu(bn1(conv1(x))))) + (down.count() == 0 ? x : down(x)));
+    return relu(bn2(conv2(bn1.activated(conv1(x), Activation::relu))) + (down.count() == 0 ? x : down(x)));
   }
   void members(Members& m) override {
     m("conv1", conv1), m("bn1", bn1), m("conv2", conv2), m("bn2", bn2), m("down", down);

@@ -36,24 +36,29 @@ TEST_CASE("batch norm of rows of channels", "[batch_norm]") {
       TestTensor running_mean(dtype, {channels}), running_var(dtype, {channels});
       x.fill_random(1), dy.fill_random(2), weight.fill_random(3), bias.fill_random(4);
       running_mean.fill_random(5, -1, 1), running_var.fill_random(6, 0.5, 2);
-      check_rows(BatchNormArgs{.x = x.in(),
-                               .weight = weight.in(),
-                               .bias = bias.in(),
-                               .y = y.out(),
-                               .mean = mean.out(),
-                               .inv_std = inv_std.out(),
-                               .training = true,
-                               .eps = 1e-5},
-                 {&y, &mean, &inv_std});
-      check_rows(BatchNormGradArgs{.dy = dy.in(),
-                                   .x = x.in(),
-                                   .weight = weight.in(),
-                                   .mean = mean.in(),
-                                   .inv_std = inv_std.in(),
-                                   .dx = dx.out(),
-                                   .dweight = dweight.out(),
-                                   .dbias = dbias.out()},
-                 {&dx, &dweight, &dbias});
+      for (const bool relu : {true, false})
+        check_rows(BatchNormArgs{.x = x.in(),
+                                 .weight = weight.in(),
+                                 .bias = bias.in(),
+                                 .y = y.out(),
+                                 .mean = mean.out(),
+                                 .inv_std = inv_std.out(),
+                                 .training = true,
+                                 .eps = 1e-5,
+                                 .relu = relu},
+                   {&y, &mean, &inv_std});
+      for (const bool relu : {false, true})
+        check_rows(BatchNormGradArgs{.dy = dy.in(),
+                                     .x = x.in(),
+                                     .weight = weight.in(),
+                                     .mean = mean.in(),
+                                     .inv_std = inv_std.in(),
+                                     .dx = dx.out(),
+                                     .dweight = dweight.out(),
+                                     .dbias = dbias.out(),
+                                     .relu = relu,
+                                     .bias = bias.in()},
+                   {&dx, &dweight, &dbias});
       check_rows(BatchNormArgs{.x = x.in(),
                                .weight = weight.in(),
                                .bias = bias.in(),

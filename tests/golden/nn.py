@@ -146,3 +146,9 @@ case("rms_norm", lambda a, weight, shape, eps: F.rms_norm(a, shape, weight, eps)
 case("rms_norm_plain", lambda a, shape: F.rms_norm(a, shape), x(5, 33), loose=3, shape=[33])
 case("rms_norm_plain", lambda a, shape: F.rms_norm(a, shape), x(5, 33, low=-5e-4, high=5e-4), dtypes=("f32",), loose=3,
      shape=[33])
+
+for training in [True, False]:
+    case("batch_norm_relu", lambda a, weight, bias, mean, var, training, momentum, eps: F.relu(F.batch_norm(
+             a, mean.clone(), var.clone(), weight, bias, training, momentum, eps)),
+         x(3, 4, 5, 3), x(4), x(4), x(4, grad=False), x(4, low=0.5, high=2, grad=False), dtypes=FLOATING, loose=3,
+         training=training, momentum=0.1, eps=1e-5)

@@ -147,11 +147,17 @@ TEST_CASE("CUDA parity: batch_norm and softmax", "[cuda][parity]") {
         check_parity(
             compare_with_host(args, {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
             what);
-        if (!training) continue;
-        const BatchNormGradArgs grad{y.in(),       x.in(),   weight.in(),   mean.in(),
-                                     inv_std.in(), dx.out(), dweight.out(), dbias.out()};
-        check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
-                     what + " grad");
+        if (training) {
+          const BatchNormGradArgs grad{y.in(),       x.in(),   weight.in(),   mean.in(),
+                                       inv_std.in(), dx.out(), dweight.out(), dbias.out()};
+          check_parity(compare_with_host(grad, {&y, &x, &weight, &mean, &inv_std, &dx, &dweight, &dbias}, 8, 8),
+                       what + " grad");
+        }
+        // With a relu. The two may disagree on which side of 0 a result is, so the gradient has a test of its own.
+        args.relu = true;
+        check_parity(
+            compare_with_host(args, {&x, &weight, &bias, &running_mean, &running_var, &y, &mean, &inv_std}, 4, 4),
+            what + " relu");
       }
   for (const Shape& shape :
        {Shape{1, 1, 1}, Shape{70, 10, 1}, Shape{3, 5000, 1}, Shape{2, 33, 40}, Shape{4, 0, 2}, Shape{1, 3, 1000}})

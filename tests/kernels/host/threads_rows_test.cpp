@@ -14,17 +14,19 @@ std::size_t row_place(std::int64_t i) { return static_cast<std::size_t>(i); }
 // The mean of f(i) over the positions of a tensor that key(i) sends to each of `count` groups.
 template <class Key, class F>
 std::vector<double> means_by(std::int64_t count, std::int64_t positions, Key&& key, F&& f) {
-  std::vector<double> sums(row_place(count));
+  std::vector<long double> sums(row_place(count));  // more digits than the kernels have in f64
   for (std::int64_t i = 0; i < positions; ++i) sums[row_place(key(i))] += f(i);
-  for (double& sum : sums) sum *= static_cast<double>(count) / static_cast<double>(positions);
-  return sums;
+  std::vector<double> means;
+  for (const long double sum : sums) means.push_back(static_cast<double>(sum * count / positions));
+  return means;
 }
 
 }  // namespace
 
 TEST_CASE("batch_norm with several threads", "[threads]") {
   if (!test_device().is_cpu()) return;
-  for (const Shape& shape : {Shape{7, 33, 601}, Shape{1501, 129, 1}})
+  // A few channels at a time; too few for that; rows of channels.
+  for (const Shape& shape : {Shape{7, 33, 601}, Shape{7, 5, 2401}, Shape{1501, 129, 1}})
     for (const DType dtype : kRowThreadDTypes) {
       INFO(cat(dtype, shape));
       const std::int64_t channels = shape[1], length = shape[2], n = shape[0] * length;
@@ -33,17 +35,17 @@ TEST_CASE("batch_norm with several threads", "[threads]") {
           kept_var(dtype, parameters), y(dtype, shape), mean(wide(dtype), parameters), inv_std(wide(dtype), parameters);
       x.fill_random(1, 0, 4), weight.fill_random(2), bias.fill_random(3), kept_mean.fill_random(4),
           kept_var.fill_random(5, 0, 1);
-      const BatchNormArgs args{.x = x.in(),
-                               .weight = weight.in(),
-                               .bias = bias.in(),
-                               .running_mean = kept_mean.inout(),
-                               .running_var = kept_var.inout(),
-                               .y = y.out(),
-                               .mean = mean.out(),
-                               .inv_std = inv_std.out(),
-                               .training = true,
-                               .momentum = 0.1,
-                               .eps = 1e-3};
+      BatchNormArgs args{.x = x.in(),
+                         .weight = weight.in(),
+                         .bias = bias.in(),
+                         .running_mean = kept_mean.inout(),
+                         .running_var = kept_var.inout(),
+                         .y = y.out(),
+                         .mean = mean.out(),
+                         .inv_std = inv_std.out(),
+                         .training = true,
+                         .momentum = 0.1,
+                         .eps = 1e-3};
       CHECK(differs_with_threads(args, {&y, &mean, &inv_std, &kept_mean, &kept_var}) == "");
       const auto channel = [&](std::int64_t i) { return i / length % channels; };
       const auto means = means_by(channels, x.count(), channel, [&](std::int64_t i) { return x[i]; });
@@ -60,14 +62,14 @@ TEST_CASE("batch_norm with several threads", "[threads]") {
                 y, [&](std::int64_t i) { return normal(i) * weight[channel(i)] + bias[channel(i)]; }, 4, 32) == "");
       TestTensor dy(dtype, shape), dx(dtype, shape), dweight(dtype, parameters), dbias(dtype, parameters);
       dy.fill_random(6, -1, 2);
-      const BatchNormGradArgs grad{.dy = dy.in(),
-                                   .x = x.in(),
-                                   .weight = weight.in(),
-                                   .mean = mean.in(),
-                                   .inv_std = inv_std.in(),
-                                   .dx = dx.out(),
-                                   .dweight = dweight.out(),
-                                   .dbias = dbias.out()};
+      BatchNormGradArgs grad{.dy = dy.in(),
+                             .x = x.in(),
+                             .weight = weight.in(),
+                             .mean = mean.in(),
+                             .inv_std = inv_std.in(),
+                             .dx = dx.out(),
+                             .dweight = dweight.out(),
+                             .dbias = dbias.out()};
       CHECK(differs_with_threads(grad, {&dx, &dweight, &dbias}) == "");
       const auto of_dy = means_by(channels, x.count(), channel, [&](std::int64_t i) { return dy[i]; });
       const auto products = means_by(channels, x.count(), channel, [&](std::int64_t i) { return dy[i] * normal(i); });
@@ -81,6 +83,9 @@ TEST_CASE("batch_norm with several threads", "[threads]") {
         return weight[channel(i)] / std::sqrt(variances[c] + 1e-3) * (dy[i] - of_dy[c] - normal(i) * products[c]);
       };
       CHECK(mismatch(dx, want, 8, 32) == "");
+      args.relu = grad.relu = true, grad.bias = bias.in();
+      CHECK(differs_with_threads(args, {&y, &mean, &inv_std, &kept_mean, &kept_var}) == "");
+      CHECK(differs_with_threads(grad, {&dx, &dweight, &dbias}) == "");
     }
 }
 

@@ -108,8 +108,8 @@ Doubles train_sharded(Communicator& communicator, M module, Optimize make, int c
   return values_of(net.whole_state_dict());
 }
 
-inline auto adam() {
-  return [](std::vector<Parameter> parameters) { return Adam(std::move(parameters), {.lr = 0.01}); };
+inline auto adam(double eps = 1e-8) {
+  return [eps](std::vector<Parameter> parameters) { return Adam(std::move(parameters), {.lr = 0.01, .eps = eps}); };
 }
 
 using MakeRanks = decltype(RunRanksOptions::make);

@@ -35,11 +35,13 @@ TEST_CASE("fully sharded ranks end with the bits of replicated ones") {
 }
 
 TEST_CASE("sharded trainings with clipped gradients are those of replicated ones but for rounding") {
+  // A bias before a norm has a gradient of rounding alone, which Adam must not divide by its own size.
+  constexpr double kEps = 0.01;
   for (const double limit : {0.01, 100.0}) {
     const auto expected =
-        run_ranks(4, [&](Communicator& c) { return train_replicated(c, Tower(), adam(), steps(), limit); });
+        run_ranks(4, [&](Communicator& c) { return train_replicated(c, Tower(), adam(kEps), steps(), limit); });
     const auto result = run_ranks(4, [&](Communicator& c) {
-      return train_sharded(c, Tower(), adam(), steps(), {.wrap = wrap_modules<Block>()}, limit);
+      return train_sharded(c, Tower(), adam(kEps), steps(), {.wrap = wrap_modules<Block>()}, limit);
     });
     for (std::size_t r = 0; r < 4; ++r) CHECK(largest_difference(result[r], expected[r]) <= 1e-6);
   }

@@ -86,6 +86,22 @@ TEST_CASE("replicas normalise by the statistics of all of them") {
   }
 }
 
+TEST_CASE("a norm that shares statistics rectifies what it computes by them") {
+  const auto rectified = [](const TwoNorms& net, const Tensor& x) {
+    return net.second(net.norm.activated(net.first(x), Activation::relu));
+  };
+  TwoNorms one, module;
+  one.call = module.call = rectified;
+  DataParallel<TwoNorms> net(module, {.devices = first_devices(3)});
+  convert_replica_batchnorm(net);
+  const Tensor x = noise({7, kChannels}, 10) * 4.0 + 3.0;
+  Tensor mine = x.clone().set_requires_grad(), whole = x.clone().set_requires_grad();
+  sum(square(net(mine))).backward();
+  sum(square(one(whole))).backward();
+  CHECK(largest_difference(mine.grad(), whole.grad()) < 1e-10);
+  CHECK(distance_of(state_and_gradients(net), state_and_gradients(one)) < 1e-9);
+}
+
 TEST_CASE("replicas share statistics on streams of their own") {
   // In mode strict the order checker sees a stream that nobody waits for.
   for (const std::vector<Device>& devices : device_sets()) {

@@ -23,14 +23,16 @@ Results conv2d_of(GoldenCase& c) {
                   .dilation = c.size2("dilation"),
                   .groups = c.get<int>("groups")})};
 }
-Results batch_norm_of(GoldenCase& c) {
+Results normalised(GoldenCase& c, Activation activation) {
   return {batch_norm(c[0], c[1], c[2],
                      {.running_mean = c[3].clone(),
                       .running_var = c[4].clone(),
                       .training = c.get<bool>("training"),
                       .momentum = c.get("momentum"),
-                      .eps = c.get("eps")})};
+                      .eps = c.get("eps")},
+                     activation)};
 }
+Results batch_norm_of(GoldenCase& c) { return normalised(c, Activation::none); }
 
 }  // namespace
 
@@ -90,6 +92,7 @@ TEST_CASE("golden: the functions of neural networks") {
           return Results{avg_pool2d(c[0], c.size2("kernel"), geometry)};
         }},
        {"batch_norm", batch_norm_of},
+       {"batch_norm_relu", [](GoldenCase& c) { return normalised(c, Activation::relu); }},
        {"layer_norm",
         [](GoldenCase& c) { return Results{layer_norm(c[0], Shape(c.integers("shape")), c[1], c[2], c.get("eps"))}; }},
        {"layer_norm_plain",

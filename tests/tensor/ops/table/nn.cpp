@@ -210,6 +210,10 @@ void norms(std::vector<Row>& rows) {
     const std::string of = "of " + to_string(shape);
     rows.push_back(of_all("batch_norm", "in training " + of,
                           [](Inputs in) { return batch_norm(in[0], in[1], in[2], {}); }, {all}));
+    rows.push_back(of_all(
+        "batch_norm", "with a relu " + of,
+        [](Inputs in) { return batch_norm(in[0], in[1], in[2], {}, Activation::relu); }, {all},
+        [](Inputs in) { return relu(batch_norm(in[0], in[1], in[2], {})); }));
     rows.push_back(of_all("batch_norm", "without weight " + of, [](Inputs in) { return batch_norm(in[0], {}, {}, {}); },
                           {{all[0]}}));
     rows.push_back(of_all("batch_norm", "in evaluation " + of,
