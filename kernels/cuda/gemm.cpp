@@ -11,6 +11,7 @@
 #include "lockstep/kernels/cuda/kernels.h"
 #include "lockstep/kernels/cuda/workspace.h"
 #include "lockstep/kernels/functors.h"
+#include "lockstep/runtime/cuda/cuda_check.h"
 #include "lockstep/runtime/cuda/cuda_stream.h"
 #include "lockstep/runtime/cuda/current_device.h"
 #include "lockstep/runtime/environment.h"
@@ -207,6 +208,9 @@ std::unique_ptr<Plan> make_plan(const Problem& p, const Engine& engine, Device d
     std::unique_ptr<Plan> plan = describe(p, wish.fused, device, op);
     if (choose(*plan, p, wish, engine, device, op)) return plan;
   }
+  // Of a device that is lost it says the same. This call says what befell it, and asks for nothing.
+  std::size_t free = 0, total = 0;
+  LOCKSTEP_CUDA(device, cudaMemGetInfo(&free, &total));
   const Gemm& g = p.gemm;
   throw NotSupported(cat("[", op, "] expected a product that cuBLASLt has an algorithm for, got ", g.batches, " of ",
                          g.a.rows, " x ", g.a.columns, " by ", g.b.rows, " x ", g.b.columns, " in ", g.in, " (", device,

@@ -153,6 +153,7 @@ void check_report(const char* op) {
 }  // namespace emulation
 
 extern "C" cudaError_t cudaGetLastError() { return cudaSuccess; }
+extern "C" cudaError_t cudaMemGetInfo(std::size_t*, std::size_t*) { return cudaSuccess; }
 
 namespace lockstep::cuda {
 

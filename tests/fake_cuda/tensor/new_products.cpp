@@ -1,4 +1,6 @@
 // Products and convolutions of new sizes beside a collective that spins on the devices.
+#include <cuda_runtime_api.h>
+
 #include <memory>
 #include <thread>
 
@@ -61,6 +63,22 @@ TEST_CASE("a product of new sizes waits until no collective spins, and later one
   CHECK(collective->ended() == 1);
   detail::remove_in_flight(collective.get());
   CHECK(fake_cuda::take_failures().empty());
+}
+
+// Alone in its program (ctest: fake_cuda/lost_product): the device is of no use afterwards.
+TEST_CASE("a product of new sizes on a device that was lost names the loss, not the sizes", "[.lost_product]") {
+  const Device device = support::device_at(1);
+  const Tensor a = ones({6, 6}, {.device = device});
+  fake_cuda::inject({.call = "cublasLtMatmulAlgoGetHeuristic",
+                     .error = cudaErrorIllegalAddress,
+                     .breaks_device = cudaErrorIllegalAddress});
+  try {
+    matmul(a, a);
+    FAIL("nothing was thrown");
+  } catch (const DeviceError& error) {
+    CHECK(error.device == device);
+    CHECK_THAT(error.what(), Catch::Matchers::Contains("cudaErrorIllegalAddress"));
+  }
 }
 
 TEST_CASE("a convolution of new sizes waits until no collective spins, and later ones do not") {
