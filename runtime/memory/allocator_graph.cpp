@@ -13,6 +13,7 @@ StreamState* DeviceAllocator::redirect(StreamState& stream) {
   pool->device = device_;
   pool->allocator = this;
   pool->graph = StreamState::Graph::captured;
+  pool->captured = &stream;
   const Lock lock(mutex_);
   const std::lock_guard marking(stream.marking);
   stream.pool.store(pool.get(), std::memory_order_relaxed);
@@ -26,10 +27,13 @@ void DeviceAllocator::restore(StreamState& stream) noexcept {
     pool->graph = StreamState::Graph::kept;
 }
 
-// What was done with it after the capture was done on the stream that it is for, or is noted already.
+// What was done with it after the capture was done on the stream that it is for, or is noted already. Nobody may have
+// had it: what was left of a full segment, or was cut off, is in no stream's name, or in an earlier one's.
 void DeviceAllocator::leave_graph(MemoryBlock* block) {
+  StreamState* const stream = block->home->captured;
   if (!block->uses) block->uses = new BlockUses;
-  block->uses->list.push_back({&state_of(*block->stream), nullptr});
+  block->uses->list.push_back({stream, nullptr});
+  block->stream = stream;
   block->home = &ownerless_;
 }
 

@@ -257,6 +257,7 @@ void DeviceAllocator::suspend(StreamState& stream) noexcept {
     } catch (...) {
       return false;
     }
+    block->stream = &stream;  // where nobody has had it, in no stream's name
     block->home = &ownerless_;
     return true;
   };

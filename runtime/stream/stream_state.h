@@ -37,8 +37,9 @@ struct StreamState : StreamBody {
   bool suspended = false;  // a foreign stream that no handle holds: its owner may have destroyed it
   // No stream, but the memory of a graph: what is free inside it while it is captured is in the bins.
   enum class Graph : std::uint8_t { none, captured, kept, retired } graph = Graph::none;
-  int handed_out = 0;           // of its blocks
-  MemoryBlock* held = nullptr;  // free blocks that only the graph's end makes anybody's
+  StreamState* captured = nullptr;  // what it is the memory for
+  int handed_out = 0;               // of its blocks
+  MemoryBlock* held = nullptr;      // free blocks that only the graph's end makes anybody's
 };
 inline StreamState& state_of(StreamBody& body) { return static_cast<StreamState&>(body); }
 inline StreamState& state_of(const Stream& stream) { return state_of(stream.body()); }

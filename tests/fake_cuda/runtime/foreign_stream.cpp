@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "fake_cuda/fake_cuda.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/cuda/native_stream.h"
 #include "lockstep/runtime/error.h"
@@ -51,6 +52,27 @@ TEST_CASE("a foreign stream is the same Stream each time, and enqueues on the st
   synchronize(stream);
   CHECK(ran == 1);
   CHECK(stream.query());
+}
+
+// Nobody has ever had some of what is left of a segment that cannot hold the next block.
+TEST_CASE("what is left of full segments goes with a foreign stream too") {
+  const Device device = Device::cuda(3);
+  constexpr std::size_t kBytes = std::size_t{256} << 10;
+  empty_cache(device);
+  const std::uint64_t before = memory_stats(device).raw_allocations;
+  {
+    const Native native(device);
+    const Stream stream = Stream::foreign(device, native.stream);
+    std::vector<Owned> blocks;
+    blocks.emplace_back(allocate(stream, 1));
+    while (memory_stats(device).raw_allocations < before + 3) blocks.emplace_back(allocate(stream, kBytes));
+    for (const Owned& block : blocks) backend(device).fill_bytes(block->data, 1, block->bytes, stream.handle());
+    synchronize(stream);
+  }
+  empty_cache(device);
+  CHECK(memory_stats(device).in_use_bytes == 0);
+  CHECK(memory_stats(device).cached_bytes == 0);
+  CHECK(fake_cuda::take_failures().empty());
 }
 
 TEST_CASE("a foreign stream may go once its last handle is gone, and its memory serves others") {

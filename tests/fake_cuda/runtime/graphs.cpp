@@ -113,6 +113,28 @@ TEST_CASE("the memory of a graph is its own until it goes") {
   CHECK(broken_rules() == "");
 }
 
+// Nobody has ever had some of what is left of a segment that cannot hold the next block.
+TEST_CASE("what is left of full segments while a stream is captured goes with the graph's memory") {
+  const Device device = Device::cuda(4);
+  constexpr std::size_t kBytes = std::size_t{256} << 10;
+  const Stream stream(device);
+  empty_cache(device);
+  const std::uint64_t before = memory_stats(device).raw_allocations;
+  Graph graph = capture(stream, [&] {
+    std::vector<Owned> blocks;
+    blocks.emplace_back(allocate(stream, 1));
+    while (memory_stats(device).raw_allocations < before + 3) blocks.emplace_back(allocate(stream, kBytes));
+    for (const Owned& block : blocks) fill(*block, 1, stream);
+  });
+  graph.replay(stream);
+  graph = Graph();
+  synchronize(stream);
+  empty_cache(device);
+  CHECK(memory_stats(device).in_use_bytes == 0);
+  CHECK(memory_stats(device).cached_bytes == 0);
+  CHECK(broken_rules() == "");
+}
+
 TEST_CASE("many graphs, one after the other, need no more memory than one") {
   const Device device = Device::cuda(4);
   const Stream stream(device);
