@@ -152,7 +152,7 @@ TEST_CASE("a chain computes a norm and the relu behind it as one") {
   Counts counts = kernels_within([&] { net(x).sum().backward(); });
   CHECK(counts["batch_norm"] == 3);
   CHECK(counts["batch_norm_grad"] == 3);
-  CHECK(counts["relu"] + counts["relu_backward"] == 0);
+  CHECK(counts["relu"] + counts["relu_grad"] == 0);
   const auto step_by_step = [&] {
     Tensor y = x;
     for (std::size_t i = 0; i < net.count(); ++i) {
