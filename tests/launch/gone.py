@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 
 from coming_nodes import HOLD, SILENT, ComingNodes
 from launcher import RANK, SOON, main, wait_until
@@ -30,10 +31,20 @@ class Way:
                 near = self.listener.accept()[0]
             except OSError:  # it was closed
                 return
-            far = socket.create_connection(self.target)
+            far = self.reach()
             self.connections.append((near, far))
             for ends in ((near, far), (far, near)):
                 threading.Thread(target=self.pass_on, args=ends, daemon=True).start()
+
+    def reach(self):
+        end = time.monotonic() + SOON
+        while True:
+            try:
+                return socket.create_connection(self.target)
+            except ConnectionRefusedError:  # the launcher there does not listen yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
 
     @staticmethod
     def pass_on(source, sink):
