@@ -44,10 +44,11 @@ std::vector<int> failures_of(const char* call, Device from, Device to) {
   std::vector<unsigned char> sent(kBytes), received(kBytes);
   std::vector<int> bad;
   for (int nth = 1; nth <= 16; ++nth) {
-    // New values each time, others in each stretch: whole stretches at once, since sanitizers look at each access.
+    // New values each time, others in each stretch and at its place in each piece of staging: whole stretches at once,
+    // since sanitizers look at each access.
     constexpr std::size_t kStretch = 1 << 12;
     for (std::size_t i = 0; i < kBytes; i += kStretch)
-      std::memset(&sent[i], static_cast<int>(i / kStretch * 7) + nth, kStretch);
+      std::memset(&sent[i], static_cast<int>(i / kStretch % 251) + nth, kStretch);
     fake_cuda::inject({.call = call, .nth = nth, .error = cudaErrorInvalidValue});
     const auto before = fake_cuda::calls_of(call);
     bool told = true;
