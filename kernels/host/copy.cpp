@@ -10,6 +10,7 @@
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/parts.h"
+#include "lockstep/kernels/host/streaming.h"
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -72,8 +73,6 @@ Loop<1> find_cast(DType from, DType to) {
   });
 }
 
-constexpr std::int64_t kCacheLine = 64;
-
 // By vectors where source and destination lie differently in their cache lines: memcpy() leaves long rows to the
 // processor's own instruction for strings, which then takes several times as long.
 void copy_row(const std::byte* from, std::byte* to, std::size_t bytes) {
@@ -114,32 +113,22 @@ auto find_copy_rows(std::size_t bytes) {
   }
 }
 
-// Of whole cache lines, around the caches: memory is not read before it is written.
-#if defined(__AVX__)
+// Of whole cache lines.
 void stream_rows(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step, std::int64_t rows,
                  std::size_t bytes) {
-  for (std::int64_t r = 0; r < rows; ++r, from += from_step, to += to_step)
-    for (std::size_t i = 0; i < bytes; i += sizeof(__m256i))
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i)));
-  _mm_sfence();  // before another thread is told that the rows are there
+  for (std::int64_t r = 0; r < rows; ++r, from += from_step, to += to_step) stream_lines(from, to, bytes);
+  end_streaming();
 }
-#else
-constexpr auto* stream_rows = copy_rows<0>;
-#endif
 
-// Whether rows of the output are to be written around the caches: they are whole cache lines, and so many that those
-// written first have left the caches when the last ones are.
+// Whether rows of the output are to be written around the caches: they are many, and whole cache lines.
 bool is_streamed(const LoopNest<2>& nest, const View& out) {
-  constexpr std::int64_t kLeastBytes = std::int64_t{32} << 20;
   const auto element_bytes = static_cast<std::int64_t>(size_of(out.dtype));
   std::int64_t bytes = nest.inner_size() * element_bytes, offsets = bytes;  // all combined by or: multiples of a line?
   for (int d = 1; d < nest.rank; ++d) {
     bytes *= nest.sizes[d];
     offsets |= nest.strides[d][0] * element_bytes;
   }
-  offsets |= static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out.data));
-  return bytes >= kLeastBytes && offsets % kCacheLine == 0;
+  return outgrows_caches(bytes) && offsets % kCacheLine == 0 && is_at_line(out.data);
 }
 
 // Copies between views of one dtype whose rows have no gaps; false: they have.

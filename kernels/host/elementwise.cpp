@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lockstep/kernels/host/parts.h"
+#include "lockstep/kernels/host/streaming.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -51,15 +52,70 @@ int dimension_across(const LoopNest<N>& nest) {
   return 0;
 }
 
+constexpr std::int64_t kFarBlock = 256;  // elements
+
+// Rows of far operands, in blocks that stay in the first-level cache. The next blocks are fetched while one is
+// computed: loops read a block more than once, some with much arithmetic, so that the processor does not see a stream
+// by itself. Whole cache lines of the output are written around the caches where it is `streamed`.
+template <std::size_t Inputs>
+class FarRows {
+ public:
+  FarRows(const std::array<const View*, Inputs + 1>& views, HalfAs half, Loop<Inputs> loop, const Scalars& scalars,
+          bool streamed)
+      : loop_(loop), scalars_(scalars), streamed_(streamed) {
+    for (std::size_t v = 0; v <= Inputs; ++v) {
+      movers_[v] = find_mover(views[v]->dtype, half);
+      bytes_[v] = static_cast<std::int64_t>(size_of(views[v]->dtype));
+    }
+  }
+
+  void run(const std::array<const void*, Inputs>& from, std::byte* to, std::int64_t count) {
+    for (std::int64_t begin = 0; begin < count; begin += kFarBlock) {
+      const std::int64_t size = std::min(kFarBlock, count - begin), bytes = size * bytes_[0];
+      std::array<const void*, Inputs> sources;
+      for (std::size_t v = 0; v < Inputs; ++v) sources[v] = block(v + 1, from[v], begin, size, count);
+      std::byte* const target = to + begin * bytes_[0];
+      const bool whole = streamed_ && is_at_line(target) && bytes % kCacheLine == 0;
+      std::byte* const written = whole ? lines_ : target;
+      std::byte* const computed = converts(0) ? buffers_[0] : written;
+      loop_(sources, computed, size, scalars_);
+      if (converts(0)) movers_[0].scatter(computed, written, 1, size, {1, size});
+      if (whole) stream_lines(lines_, target, static_cast<std::size_t>(bytes));
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kAhead = 4;  // blocks
+
+  bool converts(std::size_t v) const { return static_cast<std::int64_t>(movers_[v].buffer_bytes) != bytes_[v]; }
+
+  const void* block(std::size_t v, const void* from, std::int64_t begin, std::int64_t size, std::int64_t count) {
+    const auto* row = static_cast<const std::byte*>(from);
+    const std::int64_t ahead = begin + kAhead * kFarBlock, end = std::min(ahead + kFarBlock, count);
+    for (std::int64_t i = ahead * bytes_[v]; i < end * bytes_[v]; i += kCacheLine) __builtin_prefetch(row + i);
+    row += begin * bytes_[v];
+    if (!converts(v)) return row;
+    movers_[v].gather(row, 1, size, buffers_[v], {1, size});
+    return buffers_[v];
+  }
+
+  const Loop<Inputs> loop_;
+  const Scalars& scalars_;
+  const bool streamed_;
+  std::array<Mover, Inputs + 1> movers_;  // the output's first
+  std::array<std::int64_t, Inputs + 1> bytes_;
+  alignas(kCacheLine) std::byte buffers_[Inputs + 1][kFarBlock * sizeof(float)], lines_[kFarBlock * 8];
+};
+
 template <std::size_t Inputs>
 class Blocks {
  public:
   using Offsets = std::array<std::int64_t, Inputs + 1>;
 
-  // `begin`: of the nest in each view; `across`: see dimension_across().
+  // `begin`: of the nest in each view; `across`: see dimension_across(); `streamed`: see far_row().
   Blocks(const LoopNest<Inputs + 1>& nest, const Offsets& begin, const std::array<const View*, Inputs + 1>& views,
-         HalfAs half, Loop<Inputs> loop, const Scalars& scalars, int across)
-      : nest_(nest), loop_(loop), scalars_(scalars), transposed_(across > 0) {
+         HalfAs half, Loop<Inputs> loop, const Scalars& scalars, int across, bool streamed)
+      : nest_(nest), loop_(loop), scalars_(scalars), transposed_(across > 0), streamed_(streamed) {
     if (transposed_) {
       std::swap(nest_.sizes[1], nest_.sizes[across]);
       std::swap(nest_.strides[1], nest_.strides[across]);
@@ -132,10 +188,13 @@ class Blocks {
         o.mover.gather(from, o.stride, o.row_stride, buffers_[v], tile);
       }
     }
-    std::byte* target = output_.direct ? to : buffers_[Inputs];
-    const std::int64_t target_step = output_.direct
-                                         ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
-                                         : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
+    const auto bytes = static_cast<std::size_t>(tile.rows * tile.columns) * output_.element_bytes;
+    const bool in_lines = streamed_ && output_.direct && (tile.rows == 1 || output_.row_stride == tile.columns) &&
+                          is_at_line(to) && bytes % kCacheLine == 0;
+    const bool direct = output_.direct && !in_lines;
+    std::byte* target = direct ? to : buffers_[Inputs];
+    const std::int64_t target_step = direct ? output_.row_stride * static_cast<std::int64_t>(output_.element_bytes)
+                                            : tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
     bool one_run = target_step == tile.columns * static_cast<std::int64_t>(output_.mover.buffer_bytes);
     for (std::size_t v = 0; v < Inputs; ++v)
       one_run &= steps[v] == tile.columns * static_cast<std::int64_t>(inputs_[v].mover.buffer_bytes);
@@ -145,17 +204,19 @@ class Blocks {
       for (std::size_t v = 0; v < Inputs; ++v) arguments[v] = sources[v] + r * steps[v];
       loop_(arguments, target, calls.columns, scalars_);
     }
-    if (!output_.direct) output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
+    if (direct) return;
+    if (!in_lines) return output_.mover.scatter(buffers_[Inputs], to, output_.stride, output_.row_stride, tile);
+    stream_lines(buffers_[Inputs], to, bytes);
   }
 
   LoopNest<Inputs + 1> nest_;
   const Loop<Inputs> loop_;
   const Scalars& scalars_;
-  const bool transposed_;
+  const bool transposed_, streamed_;
   std::array<Operand, Inputs> inputs_;
   Operand output_;
   std::array<const std::byte*, Inputs> repeated_{};  // the element that a buffer is full of
-  alignas(64) std::byte buffers_[Inputs + 1][kBlock * 8];
+  alignas(kCacheLine) std::byte buffers_[Inputs + 1][kBlock * 8];
 };
 
 }  // namespace
@@ -166,26 +227,43 @@ void elementwise(const std::array<const View*, Inputs>& in, const View& out, Hal
   std::array<const View*, Inputs + 1> views{&out};
   std::copy(in.begin(), in.end(), views.begin() + 1);
   const LoopNest<Inputs + 1> nest = make_loop_nest<Inputs + 1>(out.shape, views);
-  bool direct = nest.rank < 2 || nest.inner_size() >= kShortRow;
+  bool rows = nest.rank < 2 || nest.inner_size() >= kShortRow;  // of which no operand has gaps
+  bool converted = false;
   std::array<std::int64_t, Inputs + 1> element_bytes;
   std::int64_t bytes = 0;
+  const std::int64_t count = element_count(out.shape);
+  bool streamed = outgrows_caches(count * static_cast<std::int64_t>(size_of(out.dtype)));
   for (std::size_t v = 0; v <= Inputs; ++v) {
-    direct &= nest.inner_stride(v) == 1;
-    if (half == HalfAs::floats) direct &= views[v]->dtype != DType::f16 && views[v]->dtype != DType::bf16;
+    if (v > 0 && views[v]->data == out.data) streamed = false;  // its lines are in the caches already
+    rows &= nest.inner_stride(v) == 1;
+    if (half == HalfAs::floats) converted |= views[v]->dtype == DType::f16 || views[v]->dtype == DType::bf16;
     bytes += element_bytes[v] = static_cast<std::int64_t>(size_of(views[v]->dtype));
   }
   using Offsets = std::array<std::int64_t, Inputs + 1>;
-  const int across = direct ? 0 : dimension_across(nest);
+  const bool far = is_far(count * bytes), in_blocks = !rows || (converted && (!far || nest.inner_size() < kFarBlock));
+  const int across = in_blocks ? dimension_across(nest) : 0;
   const auto compute = [&](const LoopNest<Inputs + 1>& part, const Offsets& begin) {
-    if (!direct) return Blocks<Inputs>(part, begin, views, half, loop, scalars, across).run();
-    std::array<const void*, Inputs> sources;
-    for_each_row(part, [&](const Offsets& row) {
-      const auto at = [&](std::size_t v) {
-        return static_cast<std::byte*>(views[v]->data) + (begin[v] + row[v]) * element_bytes[v];
+    if (in_blocks) {
+      Blocks<Inputs>(part, begin, views, half, loop, scalars, across, streamed).run();
+    } else {
+      const auto each_row = [&](auto&& run) {
+        std::array<const void*, Inputs> sources;
+        for_each_row(part, [&](const Offsets& row) {
+          const auto at = [&](std::size_t v) {
+            return static_cast<std::byte*>(views[v]->data) + (begin[v] + row[v]) * element_bytes[v];
+          };
+          for (std::size_t v = 0; v < Inputs; ++v) sources[v] = at(v + 1);
+          run(sources, at(0));
+        });
       };
-      for (std::size_t v = 0; v < Inputs; ++v) sources[v] = at(v + 1);
-      loop(sources, at(0), part.inner_size(), scalars);
-    });
+      if (far) {
+        FarRows<Inputs> far_rows(views, half, loop, scalars, streamed);
+        each_row([&](const auto& sources, std::byte* to) { far_rows.run(sources, to, part.inner_size()); });
+      } else {
+        each_row([&](const auto& sources, std::byte* to) { loop(sources, to, part.inner_size(), scalars); });
+      }
+    }
+    if (streamed) end_streaming();
   };
   for_parts(nest, bytes, compute, across);
 }

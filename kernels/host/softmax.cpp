@@ -11,6 +11,7 @@
 #include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/maximum.h"
 #include "lockstep/kernels/host/powers.h"
+#include "lockstep/kernels/host/streaming.h"
 #include "lockstep/kernels/host/sums.h"
 #include "lockstep/kernels/host/widen.h"
 
@@ -140,10 +141,30 @@ void forward(const SoftmaxArgs& a) {
   const std::int64_t outer = shape[0], size = shape[1], inner = shape[2];
   const C* x = read<C>(scratch, a.x);
   const Writer<C> y(scratch, a.y);
+  const auto element_bytes = static_cast<std::int64_t>(sizeof(C));
+  constexpr std::int64_t kMostStreamed = 2048;  // elements
+  const std::int64_t row_bytes = size * element_bytes;
+  const bool streamed = inner == 1 && y.data() == a.y.view.data && outgrows_caches(outer * row_bytes) &&
+                        (size <= kShort ? kSideBySide * size : size) <= kMostStreamed;
+  // Where memory is far, rows are computed in a block in the first-level cache, while the next ones are fetched.
   const auto rows = [&](std::int64_t o, std::int64_t end) {
-    for (; size <= kShort && o + kSideBySide <= end; o += kSideBySide)
-      softmax_short_rows(x + o * size, y.data() + o * size, size, a.log);
-    for (; o < end; ++o) softmax_row(x + o * size, y.data() + o * size, size, a.log);
+    alignas(kCacheLine) C block[kMostStreamed];
+    while (o < end) {
+      const bool side_by_side = size <= kShort && o + kSideBySide <= end;
+      const std::int64_t count = side_by_side ? kSideBySide : 1, bytes = count * row_bytes;
+      const C* const from = x + o * size;
+      C* const to = y.data() + o * size;
+      if (streamed && o + 2 * count <= end)
+        for (std::int64_t i = 0; i < count * size; i += kCacheLine / element_bytes)
+          __builtin_prefetch(from + count * size + i);
+      const bool whole = streamed && is_at_line(to) && bytes % kCacheLine == 0;
+      (side_by_side ? softmax_short_rows<C> : softmax_row<C>)(from, whole ? block : to, size, a.log);
+      if (whole)
+        stream_lines(reinterpret_cast<const std::byte*>(block), reinterpret_cast<std::byte*>(to),
+                     static_cast<std::size_t>(bytes));
+      o += count;
+    }
+    if (streamed) end_streaming();
   };
   const std::int64_t line_bytes = 2 * size * static_cast<std::int64_t>(sizeof(C));
   for_lines(outer, inner, line_bytes, kSideBySide,
