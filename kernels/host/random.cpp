@@ -1,16 +1,17 @@
 // Random numbers; kernels/philox.h has the mapping from counters to elements.
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/each.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/launch.h"
+#include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/philox.h"
 
 namespace lockstep::kernels::host {
@@ -64,29 +65,27 @@ void make_words(std::uint64_t first, std::int64_t blocks, const RandomArgs& args
 #endif
 }
 
-// f(0), f(1), … as separate statements: a loop in a loop would not become vector code.
-template <int kCount, class F>
-void each(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
-  (std::make_integer_sequence<int, kCount>{});
-}
-
 // make(words, block, out) computes the kPerBlock elements of one block.
 template <int kPerBlock, class T, class Make>
 void for_each_block(const RandomArgs& a, Make&& make) {
-  const std::int64_t count = element_count(a.out.view.shape);
+  constexpr std::int64_t kBatchElements = kBatch * kPerBlock;
+  constexpr std::int64_t kElementCost = 16;  // of bytes: it is much arithmetic
+  const std::int64_t count = element_count(a.out.view.shape), batches = (count + kBatchElements - 1) / kBatchElements;
   T* y = data<T>(a.out);
-  Words words;
-  T rest[std::size_t{kBatch * kPerBlock}];
-  for (std::int64_t first = 0; first < count; first += kBatch * kPerBlock) {
-    const std::int64_t elements = std::min(kBatch * kPerBlock, count - first);
-    const std::int64_t blocks = (elements + kPerBlock - 1) / kPerBlock;
-    make_words(static_cast<std::uint64_t>(first / kPerBlock), blocks, a, words);
-    T* to = elements == blocks * kPerBlock ? y + first : rest;
-    LOCKSTEP_INDEPENDENT
-    for (std::int64_t b = 0; b < blocks; ++b) make(words, b, to + b * kPerBlock);
-    if (to == rest) std::copy_n(rest, elements, y + first);
-  }
+  for_pieces(batches, piece_rows(batches, kBatchElements * kElementCost, kPieceBytes),
+             [&](std::int64_t batch, std::int64_t end) {
+               Words words;
+               T rest[std::size_t{kBatchElements}];
+               for (; batch < end; ++batch) {
+                 const std::int64_t first = batch * kBatchElements, elements = std::min(kBatchElements, count - first);
+                 const std::int64_t blocks = (elements + kPerBlock - 1) / kPerBlock;
+                 make_words(static_cast<std::uint64_t>(batch * kBatch), blocks, a, words);
+                 T* to = elements == blocks * kPerBlock ? y + first : rest;
+                 LOCKSTEP_INDEPENDENT
+                 for (std::int64_t b = 0; b < blocks; ++b) make(words, b, to + b * kPerBlock);
+                 if (to == rest) std::copy_n(rest, elements, y + first);
+               }
+             });
 }
 
 template <class T>

@@ -168,10 +168,11 @@ Tensor one_hot(const Tensor& indices, std::int64_t classes) {
   LOCKSTEP_CHECK(classes > 0, "[one_hot] expected at least one class, got ", classes);
   Shape shape = positions.shape();
   shape.push_back(classes);
-  Tensor zeros = detail::fresh_zeros(shape, DType::i64, positions.device());
+  Tensor y = detail::fresh_zeros(shape, DType::i64, positions.device());
   const Tensor at = positions.unsqueeze(-1);
   const Tensor one = detail::fresh_scalar(1, DType::i64, positions.device()).expand(at.shape());
-  return scatter_add(zeros, -1, at, one);
+  detail::launch(y.device(), ScatterAddArgs{one.in(), at.in(), y.in_out(), at.rank() - 1});
+  return y;
 }
 
 Tensor flip(const Tensor& x, const Dims& dims) {

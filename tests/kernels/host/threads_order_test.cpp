@@ -149,10 +149,24 @@ TEST_CASE("the first of several wrong indices is named, whatever the threads", "
   for (const std::int64_t i : {70'003, 200'003, 300'000}) index.set_integer(i, i);
   for (const int threads : {1, 2, 7}) {
     const Threads set(threads);
-    const std::vector<std::byte> before = y.bytes();
     CHECK_THROWS_WITH(run(GatherArgs{x.in(), index.in(), y.out(), 0}),
+                      Catch::Matchers::Contains("[gather] expected indices in [0, 10), got 70003 at position 70003"));
+    CHECK_THROWS_WITH(
+        run(ScatterAddArgs{y.in(), index.in(), x.inout(), 0}),
+        Catch::Matchers::Contains("[scatter_add] expected indices in [0, 10), got 70003 at position 70003"));
+    const std::vector<std::byte> before = y.bytes(), x_before = x.bytes();
+    CHECK_THROWS_WITH(run(IndexSelectArgs{x.in(), index.in(), y.out(), 0}),
+                      Catch::Matchers::Contains("got 70003 at position 70003"));
+    CHECK_THROWS_WITH(run(IndexAddArgs{y.in(), index.in(), x.inout(), 0}),
                       Catch::Matchers::Contains("got 70003 at position 70003"));
     CHECK(y.bytes() == before);
+    CHECK(x.bytes() == x_before);
+    // The first in row-major order, which is not in the first piece: column 3 has a wrong one in the last row.
+    View rows = index.in().view;
+    rows.shape = {3, 100'000}, rows.strides = {100'000, 1};
+    TestTensor wide_x(DType::f32, {10, 100'000}), wide_y(DType::f32, {3, 100'000});
+    CHECK_THROWS_WITH(run(GatherArgs{wide_x.in(), In{rows}, wide_y.out(), 0}),
+                      Catch::Matchers::Contains("got 70003 at position 70003"));
   }
 }
 

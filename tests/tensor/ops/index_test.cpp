@@ -20,6 +20,9 @@ TEST_CASE("indexing") {
   CHECK(ints(one_hot(from_data({1, 0, 2}, {3}), 3)) == std::vector<int>{0, 1, 0, 1, 0, 0, 0, 0, 1});
   CHECK(one_hot(from_data({1, 0}, {2, 1}), 4).shape() == Shape{2, 1, 4});
   CHECK(one_hot(tensor(1), 2).dtype() == DType::i64);
+  CHECK(ints(one_hot(tensor(1), 2)) == std::vector<int>{0, 1});
+  CHECK(one_hot(zeros({0}, {.dtype = DType::i64}), 2).shape() == Shape{0, 2});
+  CHECK_THROWS_WITH(one_hot(from_data({0, 5, 1}, {3}), 5), Contains("expected indices in [0, 5), got 5 at position 1"));
   CHECK(ints(flip(x, {1})) == std::vector<int>{2, 1, 0, 5, 4, 3});
   CHECK(ints(flip(x, {0, 1})) == std::vector<int>{5, 4, 3, 2, 1, 0});
   CHECK(ints(flip(x, {})) == ints(x));
