@@ -10,8 +10,10 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/kernels/functors.h"
+#include "lockstep/kernels/host/each.h"
 #include "lockstep/kernels/host/vector.h"
 
 namespace lockstep::kernels::host {
@@ -134,11 +136,26 @@ Vector<A> first_in_register(const L* x, std::int64_t count, A other) {
   if constexpr (std::is_same_v<L, A>) {
     numbers = load_first(x, count);
   } else {
+#if defined(__AVX2__)
+    const __m128i among = _mm_cmpgt_epi32(_mm_set1_epi32(static_cast<int>(count)), _mm_setr_epi32(0, 1, 2, 3));
+    numbers = _mm256_cvtps_pd(_mm_maskload_ps(x, among));
+#else
     float few[kWidth<float>];
     store<float>(load_first(x, count), few);
     numbers = widened(few);
+#endif
   }
   return places < static_cast<A>(count) ? numbers : Vector<A>{} + other;
+}
+
+// The lanes of a register as a tree, the upper half with the lower.
+template <class J, class A, int... I>
+A join_lanes(Vector<A> v, std::integer_sequence<int, I...>) {
+  constexpr int kLanes = kWidth<A>;
+  if constexpr (kLanes >= 8) v = J::join(v, __builtin_shufflevector(v, v, (I + 4) % kLanes...));
+  if constexpr (kLanes >= 4) v = J::join(v, __builtin_shufflevector(v, v, (I + 2) % kLanes...));
+  v = J::join(v, __builtin_shufflevector(v, v, (I + 1) % kLanes...));
+  return v[0];
 }
 
 // The fold of `count` elements in kLanes accumulators, which are then joined as a tree.
@@ -146,46 +163,44 @@ template <class J, class L, class A>
 A fold(const L* x, std::int64_t count) {
   constexpr std::int64_t kLanes = 256 / sizeof(A);
   const std::int64_t rest = count % kLanes, whole = count - rest;
-  A lanes[std::size_t{kLanes}];
-  std::int64_t width = kLanes;
   // Written out for registers: compilers leave the accumulators in memory, and then sums do not keep up with it.
   if constexpr (std::is_floating_point_v<L> && std::is_floating_point_v<A>) {
     constexpr std::int64_t kAtOnce = kWidth<A>, kRegisters = kLanes / kAtOnce;
     Vector<A> all[std::size_t{kRegisters}];
-    for (auto& each : all) each = Vector<A>{} + J::start();
+    each<kRegisters>([&](auto r) { all[r] = Vector<A>{} + J::start(); });
     for (std::int64_t i = 0; i < whole; i += kLanes) {
       // One stream of loads alone does not keep memory busy.
       __builtin_prefetch(x + i + 1024);
       __builtin_prefetch(x + i + 1040);
-#pragma GCC unroll 16
-      for (std::int64_t r = 0; r < kRegisters; ++r) all[r] = J::take(all[r], in_register(x + i + r * kAtOnce, A()));
+      each<kRegisters>([&](auto r) { all[r] = J::take(all[r], in_register(x + i + r * kAtOnce, A())); });
     }
-    if (rest > 0) {  // made a whole group by elements that change nothing
-      Vector<A> last[std::size_t{kRegisters}];
-      const std::int64_t full = rest / kAtOnce;
-      for (std::int64_t r = 0; r < kRegisters; ++r)
-        last[r] = r < full ? in_register(x + whole + r * kAtOnce, A()) : Vector<A>{} + J::start();
-      if (rest % kAtOnce > 0)
-        last[full] = first_in_register<L, A>(x + whole + full * kAtOnce, rest % kAtOnce, J::start());
-#pragma GCC unroll 16
-      for (std::int64_t r = 0; r < kRegisters; ++r) all[r] = J::take(all[r], last[r]);
-    }
-#pragma GCC unroll 4
-    for (std::int64_t half = kRegisters / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-      for (std::int64_t r = 0; r < half; ++r) all[r] = J::join(all[r], all[r + half]);
-    store<A>(all[0], lanes);
-    width = kAtOnce;
+    if (rest > 0)
+      each<kRegisters>([&](auto r) {
+        const std::int64_t left = rest - r * kAtOnce;
+        if (left >= kAtOnce)
+          all[r] = J::take(all[r], in_register(x + whole + r * kAtOnce, A()));
+        else if (left > 0)  // made whole by elements that change nothing
+          all[r] = J::take(all[r], first_in_register<L, A>(x + whole + r * kAtOnce, left, J::start()));
+      });
+    const auto join_halves = [&](auto half) { each<half>([&](auto r) { all[r] = J::join(all[r], all[r + half]); }); };
+    static_assert(kRegisters == 8 || kRegisters == 16);
+    if constexpr (kRegisters == 16) join_halves(std::integral_constant<int, 8>());
+    join_halves(std::integral_constant<int, 4>());
+    join_halves(std::integral_constant<int, 2>());
+    join_halves(std::integral_constant<int, 1>());
+    return join_lanes<J, A>(all[0], std::make_integer_sequence<int, kWidth<A>>());
   } else {
+    A lanes[std::size_t{kLanes}];
+    std::int64_t width = kLanes;
     for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::start();
     for (std::int64_t i = 0; i < whole; i += kLanes)
       for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[i + j]));
     for (std::int64_t j = 0; j < rest; ++j) lanes[j] = J::take(lanes[j], static_cast<A>(x[whole + j]));
     while (width / 2 >= count && width > 1) width /= 2;  // a short run has not touched the upper lanes
+    for (width /= 2; width > 0; width /= 2)
+      for (std::int64_t j = 0; j < width; ++j) lanes[j] = J::join(lanes[j], lanes[j + width]);
+    return lanes[0];
   }
-  for (width /= 2; width > 0; width /= 2)
-    for (std::int64_t j = 0; j < width; ++j) lanes[j] = J::join(lanes[j], lanes[j + width]);
-  return lanes[0];
 }
 
 }  // namespace lockstep::kernels::host

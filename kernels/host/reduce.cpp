@@ -18,6 +18,7 @@
 #include "lockstep/kernels/host/lines.h"
 #include "lockstep/kernels/host/pieces.h"
 #include "lockstep/kernels/host/scratch.h"
+#include "lockstep/kernels/host/streaming.h"
 #include "lockstep/kernels/host/vector.h"
 
 namespace lockstep::kernels::host {
@@ -39,9 +40,12 @@ constexpr std::int64_t kFewResults = 16, kLeastColumns = 1024, kPart = std::int6
 // The functions of an operation J on elements L (float for f16 and bf16) with accumulators A and results T.
 struct Reduction {
   void (*start)(void* accumulators, std::int64_t count);
-  void (*run)(const void* x, std::int64_t count, void* accumulator);                  // at most kRun elements
-  void (*add_row)(const void* const* row, std::int64_t count, void* accumulators);    // one element to each
-  void (*add_rows)(const void* const* rows, std::int64_t count, void* accumulators);  // one of each of kRows rows
+  // Of rows of `count` elements, at most kRun, that begin `step` elements apart.
+  void (*run)(const void* x, std::int64_t count, std::int64_t step, std::int64_t rows, void* accumulators);
+  // One element to each accumulator of a row, of each of kRows rows. `ahead`: how many elements behind them there are
+  // others to fetch; 0: none.
+  void (*add_row)(const void* const* row, std::int64_t count, std::ptrdiff_t ahead, void* accumulators);
+  void (*add_rows)(const void* const* rows, std::int64_t count, std::ptrdiff_t ahead, void* accumulators);
   void (*join)(const void* from, std::int64_t count, void* accumulators);
   void (*finish)(const void* accumulators, std::int64_t count, std::int64_t elements, void* out, std::int64_t stride);
   std::int64_t accumulator_bytes;
@@ -60,18 +64,23 @@ void join(const void* from, std::int64_t count, void* accumulators) {
 }
 
 template <class J, class L, class A>
-void run(const void* x, std::int64_t count, void* accumulator) {
-  *static_cast<A*>(accumulator) = fold<J, L, A>(static_cast<const L*>(x), count);
+void run(const void* x, std::int64_t count, std::int64_t step, std::int64_t rows, void* accumulators) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    static_cast<A*>(accumulators)[r] = fold<J, L, A>(static_cast<const L*>(x) + r * step, count);
 }
 
 template <class J, class L, class A, std::int64_t kCount>
-void add_rows(const void* const* rows, std::int64_t count, void* accumulators) {
+void add_rows(const void* const* rows, std::int64_t count, [[maybe_unused]] std::ptrdiff_t ahead, void* accumulators) {
   auto* a = static_cast<A*>(accumulators);
   const L* x[std::size_t{kCount}];
   for (std::int64_t r = 0; r < kCount; ++r) x[r] = static_cast<const L*>(rows[r]);
   std::int64_t i = 0;
   if constexpr (Sums<J> && std::is_same_v<L, float> && std::is_same_v<A, double>) {
+    constexpr std::int64_t kLine = 64 / sizeof(float);
     for (; i + kWidth<double> <= count; i += kWidth<double>) {
+      // Each row is a new stream to the processor, which would have to wait for its first lines.
+      if (ahead != 0 && i % kLine == 0)
+        for (std::int64_t r = 0; r < kCount; ++r) __builtin_prefetch(x[r] + i + ahead);
       Vector<double> total = load(a + i);
       for (std::int64_t r = 0; r < kCount; ++r) total = J::take(total, widened(x[r] + i));
       store<double>(total, a + i);
@@ -149,11 +158,13 @@ class Elements {
   explicit Elements(const View& in) : in_(in), mover_(find_mover(in.dtype, HalfAs::floats)) {}
 
   const void* contiguous(std::int64_t offset, std::int64_t stride, std::int64_t count) {
-    const std::byte* x =
-        static_cast<const std::byte*>(in_.data) + offset * static_cast<std::int64_t>(size_of(in_.dtype));
-    if (stride == 1 && mover_.buffer_bytes == size_of(in_.dtype)) return x;
-    mover_.gather(x, stride, 0, gathered_, {1, count});
+    if (in_place(stride)) return at(offset);
+    mover_.gather(at(offset), stride, 0, gathered_, {1, count});
     return gathered_;
+  }
+  bool in_place(std::int64_t stride) const { return stride == 1 && mover_.buffer_bytes == size_of(in_.dtype); }
+  const void* at(std::int64_t offset) const {
+    return static_cast<const std::byte*>(in_.data) + offset * static_cast<std::int64_t>(size_of(in_.dtype));
   }
   // Whether the next call may overwrite what the last one returned.
   bool gathered(const void* elements) const { return elements == gathered_; }
@@ -212,7 +223,7 @@ class Reducer {
   static std::int64_t first_half(std::int64_t count) { return (count / 2 + 127) / 128 * 128; }
 
   void reduce_row(Elements& elements, std::int64_t offset, std::int64_t stride, std::int64_t count, void* accumulator) {
-    if (count <= kRun) return reduction_.run(elements.contiguous(offset, stride, count), count, accumulator);
+    if (count <= kRun) return reduction_.run(elements.contiguous(offset, stride, count), count, 0, 1, accumulator);
     const std::int64_t first = first_half(count);
     alignas(kWidest) std::byte other[kWidest];
     reduce_row(elements, offset, stride, first, accumulator);
@@ -287,13 +298,19 @@ class Reducer {
   void reduce_rows(std::int64_t begin, std::int64_t end) {
     const std::int64_t size = reduced_.inner_size(), stride = reduced_.inner_stride(0);
     const bool one_row = reduced_.rank <= 1 && !reduced_.empty;
-    const std::int64_t most = takes_turns() ? kSideBySide : 1;
     Elements elements(in_);
     alignas(64) std::byte totals[kSideBySide][kWidest];
+    const bool at_once = one_row && size <= kRun && elements.in_place(stride);
+    const std::int64_t most = at_once || takes_turns() ? kSideBySide : 1;
     for_each_run(kept_, begin, end, [&](const std::array<std::int64_t, 2>& run, std::int64_t from, std::int64_t to) {
       for (; from < to; from += most) {
         const std::int64_t count = std::min(most, to - from), step = kept_.inner_stride(0);
         const std::int64_t in = run[0] + from * step, out = run[1] + from * kept_.inner_stride(1);
+        if (at_once) {
+          reduction_.run(elements.at(in), size, step, count, totals);
+          store(totals, count, out, kept_.inner_stride(1));
+          continue;
+        }
         if (one_row) {
           reduce_row(elements, in, stride, size, totals[0]);
         } else {
@@ -323,7 +340,7 @@ class Reducer {
         for (std::int64_t i = 0; i < size; ++i) {
           const void* x = elements.contiguous(run[0] + begin * stride + i * along, stride, count);
           reduction_.start(lanes[i], count);
-          reduction_.add_row(&x, count, lanes[i]);
+          reduction_.add_row(&x, count, 0, lanes[i]);
         }
         for (auto width = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(size))) / 2; width > 0;
              width /= 2)
@@ -347,20 +364,21 @@ class Reducer {
   void take_rows(Elements& elements, std::int64_t offset, std::int64_t width, std::int64_t begin, std::int64_t end,
                  void* strip) const {
     const std::int64_t stride = kept_.inner_stride(0), along = reduced_.inner_stride(0);
+    const bool far = is_far(results_ * elements_ * element_bytes_);
     const void* rows[kRows];
     std::int64_t held = 0;
     for_each_run(reduced_, begin, end, [&](const auto& run, std::int64_t from, std::int64_t to) {
       for (std::int64_t i = from; i < to; ++i) {
         rows[held] = elements.contiguous(offset + run[0] + i * along, stride, width);
         if (elements.gathered(rows[held])) {
-          reduction_.add_row(rows, width, strip);
+          reduction_.add_row(rows, width, 0, strip);
         } else if (++held == kRows) {
-          reduction_.add_rows(rows, width, strip);
+          reduction_.add_rows(rows, width, far ? kRows * along : 0, strip);
           held = 0;
         }
       }
     });
-    for (std::int64_t r = 0; r < held; ++r) reduction_.add_row(rows + r, width, strip);
+    for (std::int64_t r = 0; r < held; ++r) reduction_.add_row(rows + r, width, 0, strip);
   }
 
   // A strip of columns at a time, row by row.
