@@ -190,17 +190,22 @@ inline void sin_cos_turns(float turns, float* sine, float* cosine) {
   *cosine = sign_of_cosine * select(odd, s, c);
 }
 
-// exp(-a^2 / 2) for a in [0, 15], or NaN.
+// exp(-a^2 / 2) for a in [0, kEndOfBell]. At the end it is 0 as a float, and the exponent is still one that needs no
+// bound as in exp_of_negative.
+inline constexpr float kEndOfBell = 14.46f;
 inline float bell(float a) {
   const float square = a * a;
   const float lost = mul_add(a, a, -square);  // what rounding took from the square; exp would magnify it
-  return exp_of_negative(-0.5f * square) * mul_add(lost, -0.5f, 1.0f);
+  const auto [mantissa, power] = exp_parts(-0.5f * square);
+  const float shifted = std::bit_cast<float>(static_cast<std::uint32_t>(power + 24 + 127) << 23);
+  return mantissa * shifted * 0x1p-24f * mul_add(lost, -0.5f, 1.0f);
 }
 
-// The bell at x. It is 0 beyond 15, and that of NaN is too. As integers, because that is one instruction: floats that
-// are not negative have the order of their bits.
+// The bell at x. It is 0 beyond its end, and that of NaN is too. As integers, because that is one instruction: floats
+// that are not negative have the order of their bits.
 inline float bell_of_number(float x) {
-  return bell(std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(std::fabs(x)), 0x41700000u)));
+  constexpr auto kEnd = std::bit_cast<std::uint32_t>(kEndOfBell);
+  return bell(std::bit_cast<float>(std::min(std::bit_cast<std::uint32_t>(std::fabs(x)), kEnd)));
 }
 
 // The bell at x times a polynomial in 1 / (1 + 0.24 |x|), a Chebyshev fit whose relative error is 4e-9: unlike
@@ -219,7 +224,7 @@ inline float normal_cdf(float x, float bell_at_x) {
   p = mul_add(p, u, 4.1666991070e-01f);
   p = mul_add(p, u, 2.2613012938e-01f);
   const float below = bell_at_x * (p * t);
-  return select(x > 0.0f, 1.0f - below, below);
+  return std::fabs(select(x > 0.0f, 1.0f, 0.0f) - below);
 }
 inline float normal_cdf(float x) { return normal_cdf(x, bell_of_number(x)); }
 

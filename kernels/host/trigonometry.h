@@ -13,26 +13,23 @@
 
 namespace lockstep::kernels::host {
 
-// pi/2 in two parts; the first has 33 bits.
-inline constexpr double kHalfPi0 = 0x1.921fb544p+0, kHalfPi1 = 0x1.0b4611a626331p-34;
+// Adding it to a number that is smaller than 2^22 rounds to an integer and leaves that integer in the low bits.
+inline constexpr float kToInteger = 0x1.8p23f;
 
-// Up to here the multiples of pi/2 that are taken off have so few bits that their product with kHalfPi0 is exact, and
-// the nearest one is found in float, at most 0.03 too far off.
-inline constexpr float kOrdinaryAngle = 1 << 20;
-
-// For |x| <= kOrdinaryAngle, within 1 ulp. The argument is reduced in double, in two steps (Cody and Waite, "Software
-// Manual for the Elementary Functions", 1980), so that it keeps its digits beside the zeros, and goes on as a float and
-// what rounding took from it. A function of x alone, however a loop of it is vectorised.
+// x is nearest to n times pi/2; `quarter` has n, for the cosine n + 1, in its two low bits.
+struct Quarter {
+  float n;
+  std::uint32_t quarter;
+};
 template <UnaryOp op>
-[[gnu::always_inline]] inline float ordinary_sine(float x) {
+[[gnu::always_inline]] inline Quarter quarter_of(float x) {
   static_assert(op == UnaryOp::sin || op == UnaryOp::cos);
-  // Adding 1.5 * 2^23 rounds to an integer and leaves that integer in the low bits.
-  constexpr float kRound = 0x1.8p23f;
-  const float rounded = math::mul_add(x, 0.636619772367581343f, kRound);
-  const std::uint32_t quarter = std::bit_cast<std::uint32_t>(rounded) + (op == UnaryOp::cos ? 1 : 0);
-  const double n = rounded - kRound;
-  const double rest = mul_add(n, -kHalfPi1, mul_add(n, -kHalfPi0, static_cast<double>(x)));
-  const auto r = static_cast<float>(rest), beyond = static_cast<float>(static_cast<double>(r) - rest);
+  const float rounded = math::mul_add(x, 0.636619772367581343f, kToInteger);
+  return {rounded - kToInteger, std::bit_cast<std::uint32_t>(rounded) + (op == UnaryOp::cos ? 1 : 0)};
+}
+
+// The sine of r - beyond and that many quarters, |r| being pi/4 and a little more at most, and beyond far smaller.
+[[gnu::always_inline]] inline float sine_of_rest(float r, float beyond, std::uint32_t quarter) {
   const float z = r * r, half = 0.5f * z, nearly = 1.0f - half;
   float s = 1.9515295891e-4f;
   s = math::mul_add(s, z, -8.3321608736e-3f);
@@ -48,21 +45,64 @@ template <UnaryOp op>
   return std::bit_cast<float>(magnitude ^ sign);
 }
 
+// Both within 1 ulp; the argument is reduced in steps (Cody and Waite, "Software Manual for the Elementary Functions",
+// 1980), so that it keeps its digits beside the zeros, and goes on as a float and what rounding took from it.
+
+// For |x| <= kSmallAngle: in float. x less n times the first part of pi/2 is exact, and so is the product of n and the
+// second, which has 11 bits; their difference is exact where it is small, and leaves a remainder that is a float
+// elsewhere (Dekker, "A floating-point technique for extending the available precision", 1971). No part is above what
+// is left of pi/2: of -0 a negative one would make 0.
+inline constexpr float kSmallAngle = 1 << 12;
+template <UnaryOp op>
+[[gnu::always_inline]] inline float small_sine(float x) {
+  constexpr float kHalfPi0 = 0x1.921fb4p+0f, kHalfPi1 = 0x1.444p-24f, kHalfPi2 = 0x1.68c234p-39f;
+  const auto [n, quarter] = quarter_of<op>(x);
+  const float first = math::mul_add(n, -kHalfPi0, x), r = math::mul_add(n, -kHalfPi1, first);
+  const float lost = math::mul_add(n, kHalfPi1, r - first);
+  return sine_of_rest(r, math::mul_add(n, kHalfPi2, lost), quarter);
+}
+
+// For |x| <= kOrdinaryAngle: in double. Up to here the multiples of pi/2 that are taken off have so few bits that their
+// product with its first part, of 33 bits, is exact, and the nearest one is found in float, at most 0.03 too far off.
+inline constexpr float kOrdinaryAngle = 1 << 20;
+template <UnaryOp op>
+[[gnu::always_inline]] inline float ordinary_sine(float x) {
+  constexpr double kHalfPi0 = 0x1.921fb544p+0, kHalfPi1 = 0x1.0b4611a626331p-34;
+  const auto [whole, quarter] = quarter_of<op>(x);
+  const double n = whole;
+  const double rest = mul_add(n, -kHalfPi1, mul_add(n, -kHalfPi0, static_cast<double>(x)));
+  const auto r = static_cast<float>(rest), beyond = static_cast<float>(static_cast<double>(r) - rest);
+  return sine_of_rest(r, beyond, quarter);
+}
+
 template <UnaryOp op>
 void sines(const float* x, float* y, std::int64_t count) {
   constexpr std::int64_t kBlock = 256;
+#if defined(__FMA__)
+  constexpr float kSmall = kSmallAngle;
+#else
+  constexpr float kSmall = -1;  // products that are rounded would not do
+#endif
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t size = std::min(kBlock, count - begin);
     float in[kBlock];  // y may be x
-    int others = 0;    // larger ones, infinity, NaN
+    int not_small = 0;
     for (std::int64_t i = 0; i < size; ++i) {
       in[i] = x[begin + i];
-      others += !(std::fabs(in[i]) <= kOrdinaryAngle);
+      not_small += !(std::fabs(in[i]) <= kSmall);
     }
     float* const out = y + begin;
+    if (not_small < size) {
+      LOCKSTEP_INDEPENDENT
+      for (std::int64_t i = 0; i < size; ++i) out[i] = small_sine<op>(in[i]);
+    }
+    if (not_small == 0) continue;
+    float larger[kBlock];  // what is too large for these, infinite or NaN comes from the C library
     LOCKSTEP_INDEPENDENT
-    for (std::int64_t i = 0; i < size; ++i) out[i] = ordinary_sine<op>(in[i]);
-    for (std::int64_t i = 0; others > 0 && i < size; ++i)
+    for (std::int64_t i = 0; i < size; ++i) larger[i] = ordinary_sine<op>(in[i]);
+    for (std::int64_t i = 0; i < size; ++i)
+      if (!(std::fabs(in[i]) <= kSmall)) out[i] = larger[i];
+    for (std::int64_t i = 0; i < size; ++i)
       if (!(std::fabs(in[i]) <= kOrdinaryAngle)) out[i] = op == UnaryOp::sin ? std::sin(in[i]) : std::cos(in[i]);
   }
 }

@@ -231,7 +231,7 @@ TEST_CASE("sine and cosine of rows are right at every size and length", "[scalar
     x.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
   for (int k = -40'000; k <= 40'000; ++k)
     x.push_back(static_cast<float>(k * 1.5707963267948966));  // where one is near 0
-  for (const float edge : {kernels::host::kOrdinaryAngle, 0.0f})
+  for (const float edge : {kernels::host::kOrdinaryAngle, kernels::host::kSmallAngle, 0.0f})
     for (const float angle : {std::nextafter(edge, kFloatInf), edge}) x.insert(x.end(), {-angle, angle});
   std::vector<float> sine(x.size()), cosine(x.size());
   sines<UnaryOp::sin>(x.data(), sine.data(), std::ssize(x));
