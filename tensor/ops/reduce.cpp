@@ -4,6 +4,7 @@
 
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops/math_ops.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
@@ -204,6 +205,52 @@ class NormNode final : public NodeOf<1> {
   Shape kept;
 };
 
+// The dimensions that a reduction removes, as the middle one of [outer, elements, inner].
+class Lines {
+ public:
+  Lines(const Tensor& x, const Reduced& shapes) {
+    const Shape& shape = x.shape();
+    const auto is_reduced = [&](int d) { return shapes.kept[d] != shape[d]; };
+    int first = 0, end = x.rank();
+    while (first < end && !is_reduced(first)) ++first;
+    while (end > first && !is_reduced(end - 1)) --end;
+    const auto take = [&](int from, int to, bool reduced) {
+      for (int d = from; d < to; ++d)
+        if (is_reduced(d) == reduced) order_.push_back(d);
+    };
+    take(0, end, false), take(first, end, true), take(end, x.rank(), false);
+    for (const std::int64_t d : order_) permuted_.push_back(shape[static_cast<int>(d)]);
+    std::int64_t inner = 1;
+    for (int d = end; d < x.rank(); ++d) inner *= shape[d];
+    std::int64_t outer = 1;
+    for (int d = 0; d < end; ++d) outer *= is_reduced(d) ? 1 : shape[d];
+    lines_ = {outer, shapes.count, inner};
+  }
+  Tensor of(const Tensor& x) const { return x.permute(order_).reshape(lines_); }
+  Tensor back(const Tensor& lines) const {
+    Dims inverse = order_;
+    for (int d = 0; d < order_.rank(); ++d) inverse[static_cast<int>(order_[d])] = d;
+    return lines.reshape(permuted_).permute(inverse);
+  }
+
+ private:
+  Dims order_;
+  Shape permuted_, lines_;
+};
+
+class LogSumExpNode final : public NodeOf<1> {
+ public:
+  const char* name() const override { return "logsumexp"; }
+  // By softmax, and not by exp(x - y): an error of y would be one of the whole gradient.
+  void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
+    const Tensor values = x.get(*this);
+    const Lines lines(values, shapes);
+    grad_inputs[0] = grad_outputs[0].reshape(shapes.kept) * lines.back(softmax(lines.of(values), 1));
+  }
+  Saved x{*this};
+  Reduced shapes;
+};
+
 }  // namespace
 
 Tensor sum(const Tensor& x, const Dims& dims, bool keep_dims) {
@@ -247,9 +294,21 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keep_dims) {
   if (size_of(x.dtype()) == 2) return logsumexp(x.to(DType::f32), dims, keep_dims).to(x.dtype());
   const Reduced shapes = reduced("logsumexp", x, dims);
   if (shapes.count == 0) return log(sum(x, dims, keep_dims));
-  Tensor largest = amax(x.detach(), dims, true);
-  largest = where(isfinite(largest), largest, 0.0);
-  return log(sum(exp(x - largest), dims, keep_dims)) + (keep_dims ? largest : largest.reshape(shapes.dropped));
+  Tensor y;
+  {
+    // log_softmax of the largest element is 0 - log(sum(exp(x - largest))), and makes one pass of the exponentials.
+    NoGrad no_grad;
+    const Tensor lines = Lines(x, shapes).of(x);
+    const Tensor largest = amax(lines, {1});
+    y = where(isfinite(largest), largest - amax(log_softmax(lines, 1), {1}), largest)
+            .reshape(keep_dims ? shapes.kept : shapes.dropped);
+    if (keep_dims) y = y.to(x.memory_format());
+  }
+  if (auto* node = record<LogSumExpNode>(y, x)) {
+    node->x.save(x);
+    node->shapes = shapes;
+  }
+  return y;
 }
 
 Tensor norm(const Tensor& x, const Dims& dims, bool keep_dims) {

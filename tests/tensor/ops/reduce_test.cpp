@@ -110,6 +110,27 @@ TEST_CASE("a variance of too few elements is no number") {
   CHECK(var(reals({1, 3}), {0}, 5).item<double>() == kInf);
 }
 
+TEST_CASE("logsumexp at the edges") {
+  const Doubles rows = values(logsumexp(f64({-kInf, -kInf, kInf, 1, NAN, 1, -kInf, 2}, {4, 2}), {1}));
+  CHECK(rows[0] == -kInf);
+  CHECK(rows[1] == kInf);
+  CHECK(std::isnan(rows[2]));
+  CHECK(rows[3] == 2);
+  CHECK(logsumexp(f64({3}, {}), {}).item<double>() == 3);
+  CHECK(logsumexp(f64({3}, {}), {0}, true).item<double>() == 3);
+  CHECK(values(logsumexp(zeros({2, 0}), {1})) == Doubles{-kInf, -kInf});
+  CHECK(logsumexp(zeros({0, 2}), {1}).shape() == Shape{0});
+  CHECK(logsumexp(zeros({2, 3, 0}), {1}, true).shape() == Shape{2, 1, 0});
+  const Tensor images = rand({2, 3, 4, 5}).contiguous(MemoryFormat::channels_last);
+  CHECK(logsumexp(images, {1}, true).memory_format() == sum(images, {1}, true).memory_format());
+  CHECK(logsumexp(images, {2, 3}, true).memory_format() == sum(images, {2, 3}, true).memory_format());
+  // What lies far from 0 has few digits behind the point; its gradient has all of them.
+  const Tensor far = full({10}, 1e6, {.dtype = DType::f32}).set_requires_grad();
+  const Tensor y = logsumexp(far, {0});
+  y.backward();
+  for (const double g : values(far.grad())) CHECK(g == Approx(0.1).epsilon(1e-6));
+}
+
 TEST_CASE("a power norm has the gradient 0 at 0") {
   Tensor x = reals({0, 3, -4}).set_requires_grad();
   for (const double p : {0.5, -1.0, 1.0, 1.5, 3.0}) {

@@ -163,6 +163,12 @@ std::vector<Row> reduce_rows() {
           },
           {{3, 2, 2}}, over({0, 2}, false, logsumexp_of)),
       of_one(
+          "logsumexp", "among others",
+          [](const Tensor& x) {
+            return logsumexp(x, {2, 0}, true);
+          },
+          {{2, 3, 2, 2}}, over({0, 2}, true, logsumexp_of)),
+      of_one(
           "logsumexp", "kept", [](const Tensor& x) { return logsumexp(x, {1}, true); }, {{3, 2}},
           over({1}, true, logsumexp_of)),
       of_one(
