@@ -112,7 +112,7 @@ class Blocks {
  public:
   using Offsets = std::array<std::int64_t, Inputs + 1>;
 
-  // `begin`: of the nest in each view; `across`: see dimension_across(); `streamed`: see far_row().
+  // `begin`: of the nest in each view; `across`: see dimension_across(); `streamed`: see FarRows.
   Blocks(const LoopNest<Inputs + 1>& nest, const Offsets& begin, const std::array<const View*, Inputs + 1>& views,
          HalfAs half, Loop<Inputs> loop, const Scalars& scalars, int across, bool streamed)
       : nest_(nest), loop_(loop), scalars_(scalars), transposed_(across > 0), streamed_(streamed) {

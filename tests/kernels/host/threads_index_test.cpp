@@ -34,6 +34,25 @@ struct IndexLayouts {
 constexpr IndexLayouts kIndexLayouts[] = {{DType::f32, Layout::contiguous, Layout::contiguous},
                                           {DType::i64, Layout::transposed, Layout::slice}};
 
+// Numbers that are added at `place(i)` each, by the kernel of these arguments.
+template <class Args, class Place>
+void check_sums(const LargeIndexProblem& p, const IndexLayouts& how, const TestTensor& index, Place&& place) {
+  Shape other = p.index;
+  other[p.dim] = p.along;
+  TestTensor add(how.dtype, p.index, how.in), sums(how.dtype, other, how.out);
+  add.fill([](std::int64_t i) { return static_cast<double>(i % 5); });
+  sums.fill([](std::int64_t i) { return static_cast<double>(i % 3); });
+  std::vector<double> want = sums.values();
+  for (std::int64_t i = 0; i < add.count(); ++i) want[static_cast<std::size_t>(place(i))] += add[i];
+  const Args args{add.in(), index.in(), sums.inout(), p.dim};
+  if (p.divided_sums)
+    CHECK(differs_with_threads(args, {&sums}) == "");
+  else
+    run(args);
+  CHECK(mismatch(
+            sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0) == "");
+}
+
 }  // namespace
 
 TEST_CASE("gather and scatter_add with several threads", "[threads]") {
@@ -52,19 +71,7 @@ TEST_CASE("gather and scatter_add with several threads", "[threads]") {
       const auto place = [&](std::int64_t i) { return moved(p.index, p.dim, i, index.integer(i), p.along); };
       CHECK(mismatch(
                 y, [&](std::int64_t i) { return x[place(i)]; }, 0) == "");
-
-      TestTensor add(dtype, p.index, layout), sums(dtype, other, out_layout);
-      add.fill([](std::int64_t i) { return static_cast<double>(i % 5); });
-      sums.fill([](std::int64_t i) { return static_cast<double>(i % 3); });
-      std::vector<double> want = sums.values();
-      for (std::int64_t i = 0; i < add.count(); ++i) want[static_cast<std::size_t>(place(i))] += add[i];
-      const ScatterAddArgs args{add.in(), index.in(), sums.inout(), p.dim};
-      if (p.divided_sums)
-        CHECK(differs_with_threads(args, {&sums}) == "");
-      else
-        run(args);
-      CHECK(mismatch(
-                sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0) == "");
+      check_sums<ScatterAddArgs>(p, {dtype, layout, out_layout}, index, place);
     }
 }
 
@@ -112,19 +119,7 @@ TEST_CASE("index_select and index_add with several threads", "[threads]") {
       };
       CHECK(mismatch(
                 y, [&](std::int64_t i) { return x[place(i)]; }, 0) == "");
-
-      TestTensor add(dtype, p.index, layout), sums(dtype, other, out_layout);
-      add.fill([](std::int64_t i) { return static_cast<double>(i % 5); });
-      sums.fill([](std::int64_t i) { return static_cast<double>(i % 3); });
-      std::vector<double> want = sums.values();
-      for (std::int64_t i = 0; i < add.count(); ++i) want[static_cast<std::size_t>(place(i))] += add[i];
-      const IndexAddArgs args{add.in(), index.in(), sums.inout(), p.dim};
-      if (p.divided_sums)
-        CHECK(differs_with_threads(args, {&sums}) == "");
-      else
-        run(args);
-      CHECK(mismatch(
-                sums, [&](std::int64_t i) { return want[static_cast<std::size_t>(i)]; }, 0) == "");
+      check_sums<IndexAddArgs>(p, {dtype, layout, out_layout}, index, place);
     }
 }
 
