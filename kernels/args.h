@@ -176,6 +176,7 @@ struct MatmulArgs {
   InOut out;
   double alpha = 1, beta = 0;
   Activation activation = Activation::none;
+  std::shared_ptr<PackedWeights> packed = {};  // forms of b that kernels may keep; null: b may change
   static constexpr const char* kName = "matmul";
   void views(auto&& f) const { f(a), f(b), f(bias), f(out); }
 };

@@ -14,7 +14,8 @@ struct Matrix {  // strides in elements
 };
 
 // c = alpha * a @ b + beta * c. `c` is row-major with `c_stride` elements from row to row and does not overlap a or b;
-// with beta 0 it is not read. The terms of an element are added in the order of k, whatever the other sizes.
+// with beta 0 it is not read. The terms of an element are added in the order of k, whatever the other sizes: to c
+// where alpha and beta are 1.
 template <class T>
 void gemm(const Matrix<T>& a, const Matrix<T>& b, T* c, std::int64_t c_stride, T alpha, T beta);
 

@@ -1,6 +1,8 @@
 #include "lockstep/kernels/host/matmul.h"
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "lockstep/kernels/host/elementwise.h"
 #include "lockstep/kernels/host/few_rows.h"
@@ -9,8 +11,10 @@
 #include "lockstep/kernels/host/launch.h"
 #include "lockstep/kernels/host/onednn.h"
 #include "lockstep/kernels/host/product.h"
+#include "lockstep/kernels/host/product_tile.h"
 #include "lockstep/kernels/host/scratch.h"
 #include "lockstep/kernels/host/strip_gemm.h"
+#include "lockstep/kernels/packed_weights.h"
 
 namespace lockstep::kernels::host {
 namespace {
@@ -22,7 +26,6 @@ constexpr std::int64_t kAll = std::int64_t{1} << 40;
 constexpr Blocks::Size kFloat[] = {{256, 512}, {256, 192}, {128, 192}};
 // Where b has few columns and rows, packing it once more costs less than packing a for each block of columns.
 constexpr Blocks::Size kFewFloats[] = {{128, 512}, {64, 512}, {128, 192}};
-// The kernel of gemm.cpp packs its rows for every 256 columns anyway.
 constexpr Blocks::Size kDouble[] = {{kAll, 256}, {256, 256}, {256, 128}};
 // Blocks of fewer rows cost more, since each packs all of b; oneDNN's best code for bf16 wants rows that follow each
 // other without gaps, so columns are divided last.
@@ -88,7 +91,16 @@ bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, c
       b.row_stride != kStripColumns || b.batch_stride != b.rows * kStripColumns || out.column_stride != 1 ||
       out.batch_stride != kStripColumns || alpha != 1 || (beta != 0 && beta != 1))
     return false;
-  strip_gemm({a.data, b.data, out.data, a.rows, a.columns, out.batches, a.row_stride, out.row_stride, beta == 1});
+  strip_gemm({.a = a.data,
+              .strips = b.data,
+              .c = out.data,
+              .rows = a.rows,
+              .depth = a.columns,
+              .columns = out.batches * kStripColumns,
+              .a_stride = a.row_stride,
+              .c_stride = out.row_stride,
+              .start = beta == 1 ? out.data : nullptr,
+              .start_stride = out.row_stride});
   return true;
 }
 
@@ -104,12 +116,13 @@ void multiply(const Batch<const T>& a, const Batch<const T>& b, const Batch<T>& 
       gemm<T>(a.matrix(i), b.matrix(i), &out.at(i, 0, 0), out.row_stride, alpha, beta);
       continue;
     }
-    gemm<T>(a.matrix(i), b.matrix(i), packed, out.columns, alpha, T(0));
-    for (std::int64_t r = 0; r < out.rows; ++r)
-      for (std::int64_t c = 0; c < out.columns; ++c) {
-        T& x = out.at(i, r, c);
-        x = packed[r * out.columns + c] + (beta == T(0) ? T(0) : beta * x);
-      }
+    const auto each = [&](auto&& f) {
+      for (std::int64_t r = 0; r < out.rows; ++r)
+        for (std::int64_t c = 0; c < out.columns; ++c) f(packed[r * out.columns + c], out.at(i, r, c));
+    };
+    if (beta != T(0)) each([](T& mine, T x) { mine = x; });
+    gemm<T>(a.matrix(i), b.matrix(i), packed, out.columns, alpha, beta);
+    each([](T mine, T& x) { x = mine; });
   }
 }
 
@@ -279,6 +292,55 @@ Product<float, float> with_rows_of_b(Scratch& scratch, const Product<float, floa
   return copied;
 }
 
+struct alignas(64) Line {
+  float columns[kStripColumns];
+};
+using Strips = std::vector<Line>;
+
+std::shared_ptr<const Strips> strips_of(const Batch<const float>& b, PackedWeights& forms) {
+  constexpr std::int64_t kStripsOfMatrix = -1;  // no kind of convolution
+  const std::int64_t key[] = {kStripsOfMatrix, b.rows, b.columns, b.row_stride, b.column_stride};
+  if (auto found = forms.find(key)) return std::static_pointer_cast<const Strips>(found);
+  const std::int64_t count = (b.columns + kStripColumns - 1) / kStripColumns;
+  auto made = std::make_shared<Strips>(static_cast<std::size_t>(count * b.rows));
+  for_pieces(made->empty() ? 0 : count,
+             piece_rows(count, b.rows * static_cast<std::int64_t>(sizeof(Line)), kPieceBytes),
+             [&](std::int64_t begin, std::int64_t end) {
+               const std::int64_t first = begin * kStripColumns;
+               const Range columns{first, std::min(b.columns, end * kStripColumns) - first};
+               pack_strips(b.part({0, 1}, b.all_rows(), columns).matrix(0),
+                           (*made)[static_cast<std::size_t>(begin * b.rows)].columns);
+             });
+  forms.keep(key, made);
+  return made;
+}
+
+// By strips of b that are kept; false where they have no use.
+bool multiply_kept(const Product<float, float>& p, const View& b, PackedWeights& forms) {
+  // Measured: a single row gains nothing by them, and of many rows packing the matrix anew costs less than packing
+  // them.
+  constexpr std::int64_t kFewestRows = 2, kMostRows = 256;
+  if (p.out.rows < kFewestRows || p.out.rows > kMostRows) return false;
+  const bool row_of_bias = !p.bias.data || p.bias.column_stride == 1 || p.out.columns == 1;
+  if (p.out.batches != 1 || p.b.data != b.data || p.alpha != 1 || p.beta != 0 || !row_of_bias ||
+      (p.a.column_stride != 1 && p.a.columns != 1) || (p.out.column_stride != 1 && p.out.columns != 1))
+    return false;
+  const std::shared_ptr<const Strips> strips = strips_of(p.b, forms);
+  strip_gemm({.a = p.a.data,
+              .strips = strips->empty() ? nullptr : strips->front().columns,
+              .c = p.out.data,
+              .rows = p.out.rows,
+              .depth = p.a.columns,
+              .columns = p.out.columns,
+              .a_stride = p.a.row_stride,
+              .c_stride = p.out.row_stride,
+              .start = p.bias.data,
+              .activation = p.activation == Activation::none
+                                ? nullptr
+                                : unary_loop(functors::unary_op(p.activation), DType::f32)});
+  return true;
+}
+
 template <class T>
 void matmul_views(const MatmulArgs& args) {
   if (element_count(args.out.view.shape) == 0) return;
@@ -286,10 +348,13 @@ void matmul_views(const MatmulArgs& args) {
   if constexpr (!std::is_same_v<T, double>)
     if (is_for_few_rows(p)) return compute_few_rows(p);
   if constexpr (std::is_same_v<T, float>) {
+    if (args.packed && multiply_kept(p, args.b.view, *args.packed)) return;
     Scratch scratch;
     const Product<T, T> in_rows = with_rows_of_b(scratch, p);
     for_blocks(in_rows, blocks_for(p), compute<T>);
   } else if constexpr (std::is_same_v<T, double>) {
+    // An element has the same bits in any block: to a single thread they would be work for nothing.
+    if (lockstep::detail::computes_alone()) return compute<T>(p);
     for_blocks(p, blocks_for(p), compute<T>);
   } else if (p.multiplications() > kSmallHalf && onednn_multiplies(dtype_of<T>())) {
     for_blocks(p, {p.multiplications() < kSmall ? std::span(kFewHalf) : std::span(kHalf), 64}, compute_half<T>);

@@ -2,8 +2,8 @@
 
 #include "lockstep/tensor/nn/folding.h"
 #include "lockstep/tensor/nn/init.h"
-#include "lockstep/tensor/ops/conv_shape.h"
 #include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/prepared_ops.h"
 
 namespace lockstep {
 

@@ -52,13 +52,13 @@ Folding::Fate Folding::fate(const void* layer) const {
   return found == fates_.end() ? Fate::unknown : found->second;
 }
 
-bool Folding::decide(const void* layer, Fate fate) {
+Folding::Fate Folding::decide(const void* layer, Fate fate) {
   const std::lock_guard lock(mutex_);
   Fate& now = fates_[layer];
   const auto has_norm = [](Fate of) { return of == Fate::with_norm || of == Fate::with_both; };
   Fate next = fate;
   if (now != Fate::unknown && now != fate) next = has_norm(now) && has_norm(fate) ? Fate::with_norm : Fate::alone;
-  return std::exchange(now, next) != next;
+  return now = next;
 }
 
 Folding::Fold& Folding::kept(const void* norm, double eps, const FoldedLayer& layer,
@@ -88,6 +88,12 @@ LayerWeights Folding::packed(const FoldedLayer& layer) {
   LayerWeights& own = kept(nullptr, 0, layer, {&layer.weight}).weights;
   if (!own.packed) own = {layer.weight.contiguous(), {}, std::make_shared<PackedWeights>()};
   return {own.weight, layer.bias, own.packed};
+}
+
+void Folding::forget() {
+  const std::lock_guard lock(mutex_);
+  fates_.clear();
+  folds_.clear();
 }
 
 // ---- FoldingCall
@@ -204,12 +210,12 @@ bool FoldingCall::again_after_throw() {
 
 bool FoldingCall::again_after_return() {
   if (again_after_throw()) return true;  // of something that the module has caught
-  bool news = false;
+  // Not only what this call has decided: another thread may have been the first to, and this one has folded nothing.
+  bool folds = false;
   for (const Seen& seen : seen_) {
-    const Folding::Fate fate = seen.fate();
-    news |= folding_.decide(seen.layer, fate) && fate != Folding::Fate::alone;
+    folds |= folding_.decide(seen.layer, seen.fate()) != Folding::Fate::alone;
   }
-  return news;
+  return folds;
 }
 
 }  // namespace lockstep::detail

@@ -54,12 +54,14 @@ class Folding {
   enum class Fate : std::uint8_t { unknown, alone, with_norm, with_relu, with_both };  // the norm first
 
   Fate fate(const void* layer) const;
-  // What both its fate so far and this one have: no less than before is computed by the layer itself. False where it
-  // has that fate.
-  bool decide(const void* layer, Fate fate);
+  // What both its fate so far and this one have, and from now on is: no less than before is computed by the layer
+  // itself.
+  Fate decide(const void* layer, Fate fate);
   // For the device and its current stream: made anew when an origin has changed since.
   LayerWeights folded(const FoldedLayer& layer, const FoldedNorm& norm);
   LayerWeights packed(const FoldedLayer& layer);  // its own
+  // Everything: the layers may be others afterwards.
+  LOCKSTEP_API void forget();
 
  private:
   struct Origin {

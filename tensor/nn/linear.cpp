@@ -4,6 +4,7 @@
 #include "lockstep/tensor/nn/init.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
+#include "lockstep/tensor/ops/prepared_ops.h"
 
 namespace lockstep {
 
@@ -27,15 +28,16 @@ Tensor Linear::forward(const Tensor& x) const {
          .weight = w,
          .bias = b,
          .folds = !state_->has_hooks && activation_ == Activation::none && x.rank() == 2 && x.size(1) == w.size(1),
-         .packs = false,
+         .packs = true,
          .shape =
              [](const detail::FoldedLayer& l) {
                return Shape{l.x.size(0), l.weight.size(0)};
              },
          .compute =
              [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
-               return linear(l.x, weights.weight, weights.bias,
-                             with_relu ? Activation::relu : static_cast<const Linear*>(l.layer)->activation_);
+               return detail::linear(l.x, weights.weight, weights.bias,
+                                     with_relu ? Activation::relu : static_cast<const Linear*>(l.layer)->activation_,
+                                     weights.packed);
              }});
   return linear(x, w, b, activation_);
 }

@@ -14,6 +14,30 @@
 
 namespace lockstep {
 
+namespace detail {
+// Calls the module in this thread, where gradients must be off, and again until what it folds is right.
+template <class M, class... Args>
+auto call_folded(Folding& folding, const M& module, const Args&... args) {
+  const std::uint64_t random_counter = thread_context().random_counter;
+  for (;;) {
+    FoldingCall call(folding);
+    try {
+      if constexpr (std::is_void_v<decltype(module(args...))>) {
+        module(args...);
+        if (!call.again_after_return()) return;
+      } else {
+        auto result = module(args...);
+        for_each_tensor(result, [&](const Tensor& tensor) { call.check_result(tensor); });
+        if (!call.again_after_return()) return result;
+      }
+    } catch (...) {
+      if (!call.again_after_throw()) throw;
+    }
+    thread_context().random_counter = random_counter;
+  }
+}
+}  // namespace detail
+
 // Is called as the module is, and gives what that gives in evaluation mode (whatever its own mode is) without
 // gradients: in f32 equal to some 1e-5 of the largest element, in f64 to 1e-12. The bits are the same for any number of
 // threads, and again and again.
@@ -24,12 +48,12 @@ namespace lockstep {
 // its first call, which runs `forward` twice, is seen where results go, and whenever one goes elsewhere after all, the
 // call begins anew with that layer as ever. So `forward` must not change its arguments, and not take the bare pointer
 // Tensor::data() of such a result before the norm or the relu has it. Not folded: layers and norms with hooks, norms
-// without running statistics, all in the scope of a substitute() or an Autocast, and what runs in other threads, as in
-// a DataParallel.
+// without running statistics, all in the scope of a substitute() or an Autocast, and what runs in other threads: a
+// DataParallel has an option of its own.
 //
-// Kernels keep the weights of convolutions in the form that they compute in (oneDNN's blocks, in f32 on host devices),
-// of the last four shapes of images for each convolution: as much memory again as the weights, outside of what the
-// device's allocator counts.
+// Kernels keep weights in the form that they compute in, in f32 on host devices: those of convolutions in oneDNN's
+// blocks, of the last four shapes of images for each convolution, those of linear layers in strips of columns. That is
+// as much memory again as the weights, outside of what the device's allocator counts.
 //
 // Shares the parameters of the module. Folded and packed weights belong to the versions of their parameters and
 // buffers: after an optimizer's step, a load, set_data(), to(), a refresh of a replica, or a write the next call folds
@@ -49,23 +73,7 @@ class Prepared {
   auto operator()(const Args&... args) const {
     const InferenceMode no_gradients;
     const TrainingScope evaluation(false);
-    const std::uint64_t random_counter = thread_context().random_counter;
-    for (;;) {
-      detail::FoldingCall call(state_->folding);
-      try {
-        if constexpr (std::is_void_v<decltype(state_->module(args...))>) {
-          state_->module(args...);
-          if (!call.again_after_return()) return;
-        } else {
-          auto result = state_->module(args...);
-          for_each_tensor(result, [&](const Tensor& tensor) { call.check_result(tensor); });
-          if (!call.again_after_return()) return result;
-        }
-      } catch (...) {
-        if (!call.again_after_throw()) throw;
-      }
-      thread_context().random_counter = random_counter;
-    }
+    return detail::call_folded(state_->folding, state_->module, args...);
   }
 
   const M& module() const { return state_->module; }

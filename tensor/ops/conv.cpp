@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "lockstep/tensor/autograd/autocast.h"
-#include "lockstep/tensor/ops/conv_shape.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/prepared_ops.h"
 #include "lockstep/tensor/ops/shape_ops.h"
 #include "lockstep/tensor/ops/support.h"
 

@@ -2,6 +2,7 @@
 #include "lockstep/tensor/autograd/autocast.h"
 #include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/nn_ops.h"
+#include "lockstep/tensor/ops/prepared_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
@@ -45,8 +46,9 @@ View stacked(const Tensor& x) {
 }
 
 void multiply(const View& a, const View& b, const View& bias, const View& out, Device device,
-              Activation activation = Activation::none) {
-  detail::launch(device, MatmulArgs{.a = {a}, .b = {b}, .bias = {bias}, .out = {out}, .activation = activation});
+              Activation activation = Activation::none, const std::shared_ptr<PackedWeights>& packed = {}) {
+  detail::launch(
+      device, MatmulArgs{.a = {a}, .b = {b}, .bias = {bias}, .out = {out}, .activation = activation, .packed = packed});
 }
 
 // [M, K] @ [K, N], or [B, M, K] @ [B, K, N]. Shapes have been checked.
@@ -134,8 +136,13 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
+  return detail::linear(x, weight, bias, activation, nullptr);
+}
+
+Tensor detail::linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation,
+                      const std::shared_ptr<PackedWeights>& packed) {
   if (detail::narrows(x, weight, bias)) [[unlikely]]
-    return linear(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), activation);
+    return linear(detail::narrowed(x), detail::narrowed(weight), detail::narrowed(bias), activation, nullptr);
   detail::check_floating_alike("linear", x, weight);
   LOCKSTEP_CHECK(weight.rank() == 2 && x.rank() > 0 && x.size(-1) == weight.shape()[1],
                  "[linear] expected an input [.., in] and a weight [out, in], got ", x, " and ", weight);
@@ -149,16 +156,16 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
     Shape shape = leading(x, 1);
     const std::int64_t rows = element_count(shape);
     shape.push_back(outputs);
-    return linear(x.reshape({rows, x.size(-1)}), weight, bias, activation).reshape(shape);
+    return linear(x.reshape({rows, x.size(-1)}), weight, bias, activation, packed).reshape(shape);
   }
   const bool is_gelu = activation == Activation::gelu || activation == Activation::gelu_tanh;
   if (is_gelu && GradMode::enabled() && (x.requires_grad() || weight.requires_grad() || bias.requires_grad()))
-    return detail::activated(linear(x, weight, bias), activation);
+    return detail::activated(linear(x, weight, bias, Activation::none, packed), activation);
   Tensor y = detail::fresh({x.shape()[0], outputs}, x.dtype(), x.device());
   View transposed = stacked(weight);
   std::swap(transposed.shape[1], transposed.shape[2]);
   std::swap(transposed.strides[1], transposed.strides[2]);
-  multiply(stacked(x), transposed, bias.view(), stacked(y), x.device(), activation);
+  multiply(stacked(x), transposed, bias.view(), stacked(y), x.device(), activation, packed);
   if (auto* node = record<LinearNode>(y, x, weight, bias)) {
     if (node->needs(0)) node->weight.save(weight);
     if (node->needs(1)) node->x.save(x);

@@ -314,6 +314,27 @@ TEST_CASE("prepared convolutions keep packed weights until they change, with a n
   }
 }
 
+TEST_CASE("linear layers of a prepared module keep their weights in strips, by version") {
+  if (support::device_type() != DeviceType::host) return;  // strips are the host's
+  auto net = used(Sequential(Linear(40, 70, {.activation = Activation::relu}), Linear(70, 33)), DType::f32);
+  const auto fast = prepare(net);
+  const Tensor x = input({4, 5, 40}, DType::f32);
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < 1e-5);
+  CHECK(relative_difference(fast(x.narrow(0, 0, 1)), evaluated(net, x.narrow(0, 0, 1))) < 1e-5);
+  const Tensor weight = net.at<Linear>(1).weight.tensor();
+  const Alias alias(to_dlpack(weight));
+  const auto before = fast(x).to_vector<double>();
+  write<float>(alias.get(), 0.25F);
+  CHECK(fast(x).to_vector<double>() == before);
+  weight.mark_changed();
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < 1e-5);
+  CHECK(fast(x).to_vector<double>() != before);
+  SGD optimizer(net.parameters(), {.lr = 0.1});
+  net(x).sum().backward();
+  optimizer.step();
+  CHECK(relative_difference(fast(x), evaluated(net, x)) < 1e-5);
+}
+
 TEST_CASE("a prepared module sees what others have written through DLPack, once they say so") {
   auto net = used(Sequential(Conv2d(3, 4, 3), BatchNorm2d(4)));
   net.to(Device::cpu());

@@ -4,6 +4,7 @@
 #include "lockstep/tensor/nn/layers.h"
 #include "lockstep/tensor/nn/module_slots.h"
 #include "lockstep/tensor/nn/prepare.h"
+#include "lockstep/tensor/ops/random.h"
 #include "support/devices.h"
 
 namespace prepare_tests {

@@ -1,4 +1,4 @@
-// Convolution for layers that are prepared for inference (nn/folding.h). Private to the library.
+// Operations for layers that are prepared for inference (nn/folding.h). Private to the library.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,10 @@ Shape conv2d_shape(const Tensor& x, const Tensor& weight, const ConvGeometry& ge
 // As lockstep::conv2d, or its relu, of which there is no gradient. `packed`, which may be null, keeps forms of `weight`
 // for the next call with the same elements.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvGeometry& geometry, bool with_relu,
+              const std::shared_ptr<PackedWeights>& packed);
+
+// As lockstep::linear, with forms of `weight` kept in the same way.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation,
               const std::shared_ptr<PackedWeights>& packed);
 
 }  // namespace lockstep::detail
