@@ -84,6 +84,15 @@ void check_options(const DataParallelOptions& options) {
                  options.timeout.count(), " ms");
   LOCKSTEP_CHECK(options.graphs >= 0, "[DataParallel] expected a number of graphs, or 0 for none, got ",
                  options.graphs);
+  LOCKSTEP_CHECK(options.graphs == 0 || !options.prepared, "[DataParallel] expected graphs or a prepared module, got ",
+                 options.graphs, " graphs and prepared = true");
+}
+
+void check_function_options(const DataParallelOptions& options) {
+  LOCKSTEP_CHECK(
+      !options.prepared,
+      "[data_parallel] expected options for a single call, got prepared = true: what a call folds is kept by a "
+      "DataParallel");
 }
 
 // What kernels need is made before the first step: in the middle of one it might wait for what is in flight.
@@ -98,6 +107,10 @@ std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& opti
 
 std::shared_ptr<ReplicaGraphs> make_graphs(const DataParallelOptions& options) {
   return options.graphs > 0 ? std::make_shared<ReplicaGraphs>(options.graphs) : nullptr;
+}
+
+std::shared_ptr<ReplicaFolding> make_folding(const DataParallelOptions& options) {
+  return options.prepared ? std::make_shared<ReplicaFolding>() : nullptr;
 }
 
 void check_balance(const std::vector<Device>& devices) {

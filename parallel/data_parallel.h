@@ -17,7 +17,9 @@
 
 #include "lockstep/parallel/data_parallel_options.h"
 #include "lockstep/parallel/data_parallel_stats.h"
+#include "lockstep/parallel/data_parallel_support.h"
 #include "lockstep/parallel/parallel_apply.h"
+#include "lockstep/parallel/replicas/prepared_replica.h"
 #include "lockstep/parallel/replicas/replica_graphs.h"
 #include "lockstep/parallel/replicate.h"
 #include "lockstep/parallel/scatter_beside.h"
@@ -27,31 +29,6 @@
 namespace lockstep {
 
 namespace detail {
-LOCKSTEP_API void check_options(const DataParallelOptions& options);
-// Warns once when the devices differ by more than a quarter in memory, else in multiprocessors.
-LOCKSTEP_API void check_balance(const std::vector<Device>& devices);
-LOCKSTEP_API void prepare_devices(const std::vector<Device>& devices);
-// Null for copies, and where there are no mirrors. Throws NotSupported and InvalidArgument where NCCL cannot be used.
-LOCKSTEP_API std::shared_ptr<ReplicaTransport> make_transport(const DataParallelOptions& options);
-LOCKSTEP_API std::shared_ptr<ReplicaGraphs> make_graphs(const DataParallelOptions& options);  // null: none
-LOCKSTEP_API bool any_requires_grad(const ModuleSlots& slots);
-[[noreturn]] LOCKSTEP_API void fail_piece_count(std::size_t inputs, std::size_t targets);
-// The losses of the replicas, weighted by the sizes of their pieces, as one scalar on `device`.
-LOCKSTEP_API Tensor weighted_sum(const std::vector<Tensor>& losses, const std::vector<std::int64_t>& sizes,
-                                 Device device);
-
-// The loss of a replica's output, computed where the output is.
-template <class Loss>
-struct LossOn {
-  Device on;
-  std::shared_ptr<const Loss> loss;
-  Device device() const { return on; }
-  template <class Output, class Targets>
-  Tensor operator()(const Output& output, const Targets& targets) const {
-    return std::apply([&](const auto&... target) { return (*loss)(output, target...); }, targets);
-  }
-};
-
 struct FunctionForm {};  // chooses the constructor that does not warn
 }  // namespace detail
 
@@ -94,6 +71,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
         options_(other.options_),
         transport_(other.transport_),
         graphs_(detail::make_graphs(options_)),
+        folding_(detail::make_folding(options_)),
         module_(std::make_shared<M>(*other.module_)) {}
   DataParallel& operator=(const DataParallel& other) {
     if (this == &other) return *this;
@@ -103,6 +81,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     options_ = std::move(copy.options_);
     transport_ = std::move(copy.transport_);
     graphs_ = std::move(copy.graphs_);
+    folding_ = std::move(copy.folding_);
     module_ = std::move(copy.module_);
     const std::lock_guard lock(mutex_);
     source_.reset();
@@ -116,10 +95,11 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   std::int64_t dim() const { return options_.dim; }
   Milliseconds timeout() const { return options_.timeout; }
   const M& module() const { return *module_; }
-  // Parameters that are replaced (rather than changed) through this must be so before the next call. Graphs are
-  // dropped, since whatever forward does may change.
+  // Parameters that are replaced (rather than changed) through this must be so before the next call. Graphs and
+  // what is folded are dropped, since whatever forward does may change; who only looks asks a const DataParallel.
   M& module() {
     if (graphs_) graphs_->forget(), graphs_->show();
+    if (folding_) folding_->forget(), folding_->show();
     const std::lock_guard lock(mutex_);
     source_.reset();
     return *module_;
@@ -166,6 +146,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
 
   void members(Members& m) override {
     if (graphs_) graphs_->show();
+    if (folding_) folding_->show();
     m("module", *module_);
   }
   const ModuleBase* wrapped_module() const override { return module_.get(); }
@@ -184,6 +165,8 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   }
   virtual std::vector<Output> parallel_apply(const std::vector<Replica<M>>& replicas,
                                              std::vector<Inputs> inputs) const {
+    if (folding_ && folding_->folds(*module_))
+      return apply(detail::with_folding(replicas, folding_), std::move(inputs));
     if (!graphs_) return apply(replicas, std::move(inputs));
     graphs_->watch(*module_);
     return apply(detail::with_graphs(replicas, graphs_), std::move(inputs));
@@ -222,6 +205,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
       : options_((detail::check_options(options), std::move(options))),
         transport_(detail::make_transport(options_)),
         graphs_(detail::make_graphs(options_)),
+        folding_(detail::make_folding(options_)),
         module_(std::make_shared<M>(std::move(module))) {
     if (!options_.devices.empty()) module_->to(options_.devices[0]);
     current_source();
@@ -277,6 +261,13 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     return detail::apply_all(replicas, std::move(inputs), devices, options_.timeout);
   }
 
+  std::decay_t<R> call_here(const Inputs& inputs) const {
+    const M& module = *module_;
+    if (!folding_ || !folding_->folds(module)) return std::apply(module, inputs);
+    return std::apply([&](const auto&... each) { return detail::call_folded(folding_->folding(), module, each...); },
+                      inputs);
+  }
+
   // What a call claims and checks before it moves anything.
   class Guard {
    public:
@@ -305,10 +296,10 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
     if (options_.devices.empty()) {
       detail::PhaseTimer timer("forward");
       if constexpr (std::is_void_v<R>) {
-        std::apply(std::as_const(*module_), without_devices(inputs));
+        call_here(without_devices(inputs));
         outputs.emplace_back();
       } else {
-        outputs.push_back(std::apply(std::as_const(*module_), without_devices(inputs)));
+        outputs.push_back(call_here(without_devices(inputs)));
       }
       timer.finish(stats.apply);
       return outputs;
@@ -319,7 +310,7 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   template <class Loss, class Targets>
   Tensor compute_loss(const Loss& loss, const Inputs& inputs, const Targets& targets, CallStats& stats) const {
     if (options_.devices.empty()) {
-      auto output = std::apply(std::as_const(*module_), without_devices(inputs));
+      auto output = call_here(without_devices(inputs));
       const Tensor whole =
           std::apply([&](const auto&... one) { return loss(output, one...); }, without_devices(targets));
       return detail::weighted_sum({whole}, {1}, target().device.value_or(whole.device()));
@@ -373,8 +364,9 @@ class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   void finish_call(const CallStats& stats) const { recorder_.add(stats, current_source()->slots); }
 
   DataParallelOptions options_;
-  std::shared_ptr<ReplicaTransport> transport_;    // null: copies
-  std::shared_ptr<detail::ReplicaGraphs> graphs_;  // null: none
+  std::shared_ptr<ReplicaTransport> transport_;      // null: copies
+  std::shared_ptr<detail::ReplicaGraphs> graphs_;    // null: none
+  std::shared_ptr<detail::ReplicaFolding> folding_;  // null: not prepared
   std::shared_ptr<M> module_;
   mutable std::mutex mutex_;  // source_, in_slabs_
   mutable std::shared_ptr<const Source> source_;
@@ -388,9 +380,11 @@ template <class M>
 DataParallel(M, DataParallelOptions) -> DataParallel<M>;
 
 // The function form: one call of `module` as a DataParallel would make it. `inputs` are a std::tuple of arguments or
-// the only argument. Moves the module to devices[0]; what the slots hold is kept for the next call.
+// the only argument. Moves the module to devices[0]; what the slots hold is kept for the next call. What a prepared
+// module folds is not: that is an InvalidArgument.
 template <class N, class In>
 auto data_parallel(const N& module, const In& inputs, DataParallelOptions options = {}) {
+  detail::check_function_options(options);
   const DataParallel<N> net(detail::FunctionForm{}, module, std::move(options));
   return std::apply(net, detail::as_tuple(inputs));
 }

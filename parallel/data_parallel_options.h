@@ -35,6 +35,10 @@ struct DataParallelOptions {
   // are one launch, with the same bits. Others, and what cannot be captured, are made in the ordinary way; stats() says
   // how many, and why. Each graph keeps the memory of a forward. docs/cuda-graphs.md has the rules for forward.
   std::int64_t graphs = 0;
+  // Calls outside of gradients, of a module in evaluation mode, compute as prepare(module) does: norms and relus
+  // folded, weights packed, equal to the ordinary results up to rounding, and not with graphs. Others are made in the
+  // ordinary way. tensor/nn/prepare.h has the rules for forward, and what it costs in memory on each device.
+  bool prepared = false;
 };
 
 }  // namespace lockstep

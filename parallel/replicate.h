@@ -37,8 +37,13 @@ class Replica {
   // refreshed.
   template <class... Args>
   auto operator()(Args&&... args) const {
+    return visit([&](const M& of) { return of(std::forward<Args>(args)...); });
+  }
+  // f(module()), likewise.
+  template <class F>
+  auto visit(F&& f) const {
     const ModuleSlots::ReadLease lease(source_->slots, device_);
-    return module()(std::forward<Args>(args)...);
+    return f(module());
   }
 
   // For who has several of them called: no load of new elements comes between those calls.

@@ -111,8 +111,7 @@ class ReplicaModel final : public ServingModel {
   R call(int replica, const Inputs& inputs) const {
     const Replica<M>& of = replicas_[static_cast<std::size_t>(replica)];
     if (!prepared_) return std::apply(of, inputs);
-    const ModuleSlots::ReadLease lease(source_->slots, of.device());
-    return std::apply(*prepared_, inputs);
+    return of.visit([&](const M&) { return std::apply(*prepared_, inputs); });
   }
   // On the replica's own stream, without gradients, in evaluation mode. Waits for the stream.
   template <class F>
