@@ -21,10 +21,11 @@ class Lost(Exception):
 
 
 def environment(threads, **more):
-    """Allocators keep what is freed, and all sides have as many threads."""
+    """Allocators keep what is freed, and all sides have as many threads. Lockstep divides the cores that it may use among
+    its devices by itself: a number of threads would be each device's."""
     count = str(threads)
     kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "OMP_NUM_THREADS": count,
-            "MKL_NUM_THREADS": count, "LOCKSTEP_HOST_DEVICES": count, "LOCKSTEP_HOST_THREADS": count}
+            "MKL_NUM_THREADS": count, "LOCKSTEP_HOST_DEVICES": count}
     base = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
     return base | kept | more
 

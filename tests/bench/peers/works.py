@@ -194,7 +194,10 @@ def network(name, batch, kind, **more):
     targets = index(batch, 128, below=256) if text else index(batch, below=10)
     devices = more.get("devices", 1)
     title = f"{kind} {name}, batch {batch}" + (f", {devices} devices" if devices > 1 else "")
-    return work(title, name, [x, targets], "network", kind=kind, tolerance=2e-3 if kind == "train" else 1e-3, **more)
+    # Norms in training see the batch of their device alone: the losses are near each other, not the same.
+    apart = kind == "train" and devices > 1 and name in ("cnn", "resnet", "mobile")
+    tolerance = 3e-2 if apart else 2e-3 if kind == "train" else 1e-3
+    return work(title, name, [x, targets], "network", kind=kind, tolerance=tolerance, **more)
 
 
 BATCHES = {"mlp": 256, "cnn": 64, "resnet": 32, "mobile": 32, "gpt": 16, "lstm": 32}

@@ -63,10 +63,18 @@ Ways training(const Net& made_net, const Options& options, const Json& work, con
   }
   const auto all = accelerators();
   if (static_cast<int>(all.size()) < devices) throw Unsupported(cat("needs ", devices, " devices"));
-  return {{"DataParallel", way([&]() -> std::function<Tensor()> {
-             return prepared(DataParallel(deep_copy(made_net), {.devices = {all.begin(), all.begin() + devices}}),
-                             [x, targets](const auto& net) { return net.reduce_with(loss_of, x, targets); });
-           })}};
+  const auto with = [&](const Tensor& images, MemoryFormat format) {
+    return way([&, images, format]() -> std::function<Tensor()> {
+      Net net = deep_copy(made_net);
+      net.to(format);
+      return prepared(DataParallel(std::move(net), {.devices = {all.begin(), all.begin() + devices}}),
+                      [images, targets](const auto& of) { return of.reduce_with(loss_of, images, targets); });
+    });
+  };
+  Ways ways{{"DataParallel", with(x, MemoryFormat::contiguous)}};
+  if (x.rank() == 4)
+    ways.emplace("DataParallel, channels_last", with(x.to(MemoryFormat::channels_last), MemoryFormat::channels_last));
+  return ways;
 }
 
 template <class Net>
@@ -102,7 +110,20 @@ Ways inference(const Net& made_net, const Json& work, const Tensors& inputs, con
   }
   const auto all = accelerators();
   if (static_cast<int>(all.size()) < devices) throw Unsupported(cat("needs ", devices, " devices"));
-  return {{"DataParallel", way(DataParallel(net, {.devices = {all.begin(), all.begin() + devices}}))}};
+  const std::vector<Device> some(all.begin(), all.begin() + devices);
+  Ways ways{{"DataParallel", way(DataParallel(net, {.devices = some}))}};
+  const auto prepared = [&](const std::string& name, const Net& module) {
+    const DataParallel fast(module, {.devices = some, .prepared = true});
+    LOCKSTEP_CHECK(allclose(fast(x), result, 1e-3, 1e-4), "expected what evaluation gives from ", name);
+    ways.emplace(name, way(fast));
+  };
+  prepared("DataParallel, prepared", net);
+  if (x.rank() == 4) {
+    Net pixels = deep_copy(net);
+    pixels.to(MemoryFormat::channels_last);
+    prepared("DataParallel, prepared, channels_last", pixels);
+  }
+  return ways;
 }
 
 template <class Net>
