@@ -25,7 +25,7 @@ template <class T>
 inline constexpr std::int64_t kStrip = 64 / sizeof(T);  // columns
 template <class T>
 inline constexpr int kStripVectors = 64 / kTileBytes;
-// Sums of up to so many terms are added up before they meet what is in the result: so much of two strips stays in the
+// After so many terms sums go to the result, from where the next ones take them up: so much of two strips stays in the
 // first-level cache.
 inline constexpr std::int64_t kTileDepth = 256;
 
@@ -43,8 +43,10 @@ constexpr int strips_beside(int rows) {
   return fitting >= 4 ? 4 : fitting >= 2 ? 2 : 1;
 }
 static_assert([] {
-  for (int rows = 1; rows <= kTileRows; ++rows)
-    if (rows * strips_beside(rows) * kStripVectors < float >> kRegisters) return false;
+  for (int rows = 1; rows <= kTileRows; ++rows) {
+    const int sums = rows * strips_beside(rows) * kStripVectors<float>;
+    if (sums > kRegisters) return false;
+  }
   return true;
 }());
 template <class T>
