@@ -81,29 +81,63 @@ struct Entry {
   }
 };
 
+constexpr int kDigitBits = 8;
+constexpr std::int64_t kDigits = std::int64_t{1} << kDigitBits;
+template <class E>
+std::int64_t digit_of(const E& entry, int shift) {
+  return static_cast<std::int64_t>(entry.key >> shift) & (kDigits - 1);
+}
+
 // Sorts by the last `key_bits` bits of the keys, stably: by one digit after the other, the least significant first
 // (Knuth, "The Art of Computer Programming", volume 3, 5.2.5). Returns where the result is: in one of the two buffers.
 template <class E>
-E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
-  // Of many, the fewer passes over memory are worth the longer tables.
-  const int digit_bits = count < std::int64_t{1} << 15 ? 8 : 11;
-  const int passes = (key_bits + digit_bits - 1) / digit_bits;
-  const std::int64_t digits = std::int64_t{1} << digit_bits;
-  const auto digit = [=](const E& entry, int pass) {
-    return static_cast<std::int64_t>(entry.key >> (pass * digit_bits)) & (digits - 1);
-  };
+E* sort_from_last_digit(E* from, E* to, std::int64_t count, int key_bits) {
+  const int passes = (key_bits + kDigitBits - 1) / kDigitBits;
   Scratch scratch;
-  auto* places = scratch.take<std::int64_t>(passes * digits);  // how many have a digit, then where the next one goes
-  std::fill_n(places, passes * digits, std::int64_t{0});
+  auto* places = scratch.take<std::int64_t>(passes * kDigits);  // how many have a digit, then where the next one goes
+  std::fill_n(places, passes * kDigits, std::int64_t{0});
   for (std::int64_t i = 0; i < count; ++i)
-    for (int pass = 0; pass < passes; ++pass) ++places[pass * digits + digit(from[i], pass)];
-  for (int pass = 0; pass < passes; ++pass, places += digits) {
-    if (places[digit(from[0], pass)] == count) continue;  // all have the same one
-    std::exclusive_scan(places, places + digits, places, std::int64_t{0});
-    for (std::int64_t i = 0; i < count; ++i) to[places[digit(from[i], pass)]++] = from[i];
+    for (int pass = 0; pass < passes; ++pass) ++places[pass * kDigits + digit_of(from[i], pass * kDigitBits)];
+  for (int pass = 0; pass < passes; ++pass, places += kDigits) {
+    const int shift = pass * kDigitBits;
+    if (places[digit_of(from[0], shift)] == count) continue;  // all have the same one
+    std::exclusive_scan(places, places + kDigits, places, std::int64_t{0});
+    for (std::int64_t i = 0; i < count; ++i) to[places[digit_of(from[i], shift)]++] = from[i];
     std::swap(from, to);
   }
   return from;
+}
+
+// How many of the last bits of the keys differ from entry to entry.
+template <class E>
+int differing_bits(const E* entries, std::int64_t count) {
+  auto bits = entries[0].key ^ entries[0].key;
+  for (std::int64_t i = 1; i < count; ++i) bits |= entries[i].key ^ entries[0].key;
+  return static_cast<int>(std::bit_width(bits));
+}
+
+// The same. More entries than stay in the cache are divided by their first digits until they do, unless few passes are
+// all they need: each pass over all of them fetches them anew.
+template <class E>
+E* radix_sort(E* from, E* to, std::int64_t count, int key_bits) {
+  constexpr std::int64_t kCached = (std::int64_t{1} << 18) / sizeof(E), kLeast = 48;
+  constexpr int kFewBits = 2 * kDigitBits;
+  if (count <= kCached) return sort_from_last_digit(from, to, count, key_bits);
+  const int bits = std::min(key_bits, differing_bits(from, count));
+  if (bits <= kFewBits) return sort_from_last_digit(from, to, count, bits);
+  const int shift = bits - kDigitBits;
+  std::int64_t ends[kDigits] = {};  // how many have a digit, then where they begin, and at last where they end
+  for (std::int64_t i = 0; i < count; ++i) ++ends[digit_of(from[i], shift)];
+  std::exclusive_scan(ends, ends + kDigits, ends, std::int64_t{0});
+  for (std::int64_t i = 0; i < count; ++i) to[ends[digit_of(from[i], shift)]++] = from[i];
+  for_pieces(kDigits, 1, [&](std::int64_t d, std::int64_t) {
+    const std::int64_t begin = d > 0 ? ends[d - 1] : 0, size = ends[d] - begin;
+    E* const alike = to + begin;
+    if (size < kLeast) return std::sort(alike, alike + size);
+    const E* const sorted = radix_sort(alike, from + begin, size, shift);
+    if (sorted != alike) std::copy_n(sorted, size, alike);
+  });
+  return to;
 }
 
 // The first `wanted` in order; `buffer` is as large as the entries. Compiled once for all dtypes with such entries.

@@ -83,8 +83,49 @@ TEST_CASE("argsort of the ends of the integers", "[argsort]") {
   CHECK(indices.values() == std::vector<double>{0, 2, 1, 3});
 }
 
+TEST_CASE("argsort keeps the order of elements that are alike, however many", "[argsort]") {
+  constexpr std::int64_t kCount = 70'001, kOther = 51;  // one of so many is less
+  for (const DType dtype : {DType::boolean, DType::i32, DType::f64}) {
+    TestTensor x(dtype, {1, kCount, 1}), indices(DType::i64, {1, kCount, 1});
+    for (std::int64_t i = 0; i < kCount; ++i) x.set(i, i % kOther != 7);
+    run(ArgsortArgs{x.in(), indices.out(), false});
+    std::vector<double> order;
+    for (std::int64_t i = 7; i < kCount; i += kOther) order.push_back(static_cast<double>(i));
+    for (std::int64_t i = 0; i < kCount; ++i)
+      if (i % kOther != 7) order.push_back(static_cast<double>(i));
+    INFO(to_string(dtype));
+    CHECK(indices.values() == order);
+  }
+}
+
+TEST_CASE("argsort divides parts again that are too large for the cache, stably", "[argsort]") {
+  constexpr std::int64_t kCount = 150'001;
+  // Most have one exponent; bits in the middle that are alike; two digits, which are not worth a division.
+  const std::function<double(std::int64_t)> elements[] = {
+      [](std::int64_t i) {
+        return i % 10 == 0 ? std::ldexp(1.0, static_cast<int>(i % 100)) : 1 + i * 7919 % 65'537 / 65'537.0;
+      },
+      [](std::int64_t i) { return static_cast<double>(i * 7919 % 2 * 16'777'216 + i * 31 % 199); },
+      [](std::int64_t i) { return static_cast<double>(i * 7919 % 10'007); },
+  };
+  for (const auto& element : elements)
+    for (const DType dtype : {DType::f32, DType::f64, DType::i32}) {
+      if (dtype == DType::i32 && &element == &elements[0]) continue;
+      TestTensor x(dtype, {1, kCount, 1}), indices(DType::i64, {1, kCount, 1});
+      x.fill(element);
+      const std::vector<double> values = x.values();
+      std::vector<double> order(values.size());
+      std::iota(order.begin(), order.end(), 0.0);
+      std::stable_sort(order.begin(), order.end(), [&](double a, double b) {
+        return values[static_cast<std::size_t>(a)] < values[static_cast<std::size_t>(b)];
+      });
+      run(ArgsortArgs{x.in(), indices.out(), false});
+      INFO(&element - &elements[0] << " " << to_string(dtype));
+      CHECK(indices.values() == order);
+    }
+}
+
 TEST_CASE("argsort of 64-bit elements tells all bits apart, wherever they are", "[argsort]") {
-  constexpr std::int64_t kCount = 1700;
   // Bits from `shift` on, of `groups` numbers that are far apart: equal in the upper bits, in the lower ones, in none.
   for (const auto& [shift, groups, apart] : {std::tuple{0, 1, 8},
                                              {7, 3, 15},
@@ -99,10 +140,11 @@ TEST_CASE("argsort of 64-bit elements tells all bits apart, wherever they are", 
                                              {20, 3, 50},
                                              {24, 1, 58},
                                              {31, 3, 60}})
-    for (const bool descending : {false, true}) {
-      TestTensor x(DType::i64, {1, kCount, 1}), indices(DType::i64, {1, kCount, 1});
-      std::vector<std::int64_t> values, order(std::size_t{kCount});
-      for (std::int64_t i = 0; i < kCount; ++i) {
+    // Few, and more than are sorted in the cache: these are divided by their first digits.
+    for (const auto& [count, descending] : {std::pair{1'700, false}, {1'700, true}, {33'001, false}, {33'001, true}}) {
+      TestTensor x(DType::i64, {1, count, 1}), indices(DType::i64, {1, count, 1});
+      std::vector<std::int64_t> values, order(static_cast<std::size_t>(count));
+      for (std::int64_t i = 0; i < count; ++i) {
         const std::uint64_t low = static_cast<std::uint64_t>(i * 7919 % 251 / (i % 3 + 1));
         const std::uint64_t high = static_cast<std::uint64_t>(i % groups) << apart;
         values.push_back(static_cast<std::int64_t>((low << shift) + high - (std::uint64_t{1} << 62)));
@@ -114,7 +156,7 @@ TEST_CASE("argsort of 64-bit elements tells all bits apart, wherever they are", 
         return descending ? left > right : left < right;
       });
       run(ArgsortArgs{x.in(), indices.out(), descending});
-      INFO(shift << " " << groups << " " << apart << " " << descending);
+      INFO(shift << " " << groups << " " << apart << " " << count << " " << descending);
       CHECK(mismatch(
                 indices, [&](std::int64_t i) { return static_cast<double>(order[static_cast<std::size_t>(i)]); }, 0) ==
             "");

@@ -117,8 +117,8 @@ TEST_CASE("cumsum and argsort with several threads", "[threads]") {
         CHECK(mismatch(
                   y, [&](std::int64_t i) { return sums[place(i)]; }, 0) == "");
       }
-  for (const auto& [shape, wanted] :
-       {std::pair{Shape{31, 1003, 1}, 1003}, std::pair{Shape{5, 101, 43}, 101}, std::pair{Shape{5, 301, 43}, 5}})
+  for (const auto& [shape, wanted] : {std::pair{Shape{31, 1003, 1}, 1003}, std::pair{Shape{5, 101, 43}, 101},
+                                      std::pair{Shape{5, 301, 43}, 5}, std::pair{Shape{1, 40'003, 1}, 40'003}})
     for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i32}) {
       if (!chosen(turn)) continue;
       INFO(cat(dtype, shape));
