@@ -84,12 +84,14 @@ void add_bias(const Batch<T>& out, const Batch<const T>& bias, T beta) {
     }
 }
 
-// One left-hand side, and strips of the right-hand side whose products lie side by side: see strip_gemm.
-bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, const Batch<float>& out, float alpha,
-                     float beta) {
+// One left-hand side, and strips of the right-hand side whose products lie side by side: see strip_gemm. Whole, since
+// each part would pack the left-hand side anew; false where it is no such product.
+bool multiply_strips(const Product<float, float>& p) {
+  const auto& [a, b, bias, out, alpha, beta, activation] = p;
   if (out.columns != kStripColumns || a.batch_stride != 0 || a.column_stride != 1 || b.column_stride != 1 ||
       b.row_stride != kStripColumns || b.batch_stride != b.rows * kStripColumns || out.column_stride != 1 ||
-      out.batch_stride != kStripColumns || alpha != 1 || (beta != 0 && beta != 1))
+      out.batch_stride != kStripColumns || alpha != 1 || (beta != 0 && beta != 1) || bias.data ||
+      activation != Activation::none)
     return false;
   strip_gemm({.a = a.data,
               .strips = b.data,
@@ -106,8 +108,6 @@ bool multiply_strips(const Batch<const float>& a, const Batch<const float>& b, c
 
 template <class T>
 void multiply(const Batch<const T>& a, const Batch<const T>& b, const Batch<T>& out, T alpha, T beta) {
-  if constexpr (std::is_same_v<T, float>)
-    if (multiply_strips(a, b, out, alpha, beta)) return;
   const bool row_major = (out.column_stride == 1 || out.columns == 1) && out.row_stride >= out.columns;
   Scratch scratch;
   T* packed = row_major ? nullptr : scratch.take<T>(out.rows * out.columns);
@@ -349,6 +349,7 @@ void matmul_views(const MatmulArgs& args) {
     if (is_for_few_rows(p)) return compute_few_rows(p);
   if constexpr (std::is_same_v<T, float>) {
     if (args.packed && multiply_kept(p, args.b.view, *args.packed)) return;
+    if (multiply_strips(p)) return;
     Scratch scratch;
     const Product<T, T> in_rows = with_rows_of_b(scratch, p);
     for_blocks(in_rows, blocks_for(p), compute<T>);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "lockstep/kernels/host/strip_gemm.h"
-
 namespace lockstep::kernels::host {
 namespace {
 
@@ -37,9 +35,7 @@ Piece piece_of_product(std::int64_t batches, std::int64_t rows, std::int64_t col
   const std::int64_t one = cost(rows, columns, depth);
   if (batches * one < 2 * kPieceCost) return {batches, rows, columns};
   if (one < 2 * kPieceCost) {
-    // Strips are multiplied faster side by side: two at least where there are many.
-    const std::int64_t least = columns == kStripColumns && batches >= 8 ? 2 : 1;
-    return {std::max(piece_rows(batches, one, kPieceCost), least), rows, columns};
+    return {piece_rows(batches, one, kPieceCost), rows, columns};
   }
   Piece piece{1, rows, columns};
   std::int64_t pieces = batches;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -127,38 +128,46 @@ struct TileRows {
   std::int64_t rows, count;
 };
 
-// x[i] has what was element i of each.
-template <class T>
-[[gnu::always_inline]] inline void transpose(std::array<TileVector<T>, std::size_t{kTileWidth<T>}>& x) {
-  constexpr int kWide = kTileWidth<T>;
+// Of Count vectors, a power of two, the elements one after the other as columns have them: after all of the first come
+// all of the second. A register has as many columns as it has room for.
+template <class T, std::size_t Count>
+[[gnu::always_inline]] inline void transpose(std::array<TileVector<T>, Count>& x) {
+  constexpr int kWide = kTileWidth<T>, kCount = static_cast<int>(Count);
   // Two halves, element by element in turn, as often as there are bits in a position.
   const auto merged =
       []<int... I>(std::integer_sequence<int, I...>, const TileVector<T>& a, const TileVector<T>& b, auto half) {
     return __builtin_shufflevector(a, b, (half * kWide / 2 + I / 2 + I % 2 * kWide)...);
   };
   constexpr auto kEach = std::make_integer_sequence<int, kWide>{};
-  unrolled<std::countr_zero(static_cast<unsigned>(kWide))>([&](auto) {
-    std::array<TileVector<T>, std::size_t{kWide}> y;
-    unrolled<kWide / 2>([&](auto i) {
-      y[2 * i] = merged(kEach, x[i], x[i + kWide / 2], std::integral_constant<int, 0>{});
-      y[2 * i + 1] = merged(kEach, x[i], x[i + kWide / 2], std::integral_constant<int, 1>{});
+  unrolled<std::countr_zero(Count)>([&](auto) {
+    std::array<TileVector<T>, Count> y;
+    unrolled<kCount / 2>([&](auto i) {
+      y[2 * i] = merged(kEach, x[i], x[i + kCount / 2], std::integral_constant<int, 0>{});
+      y[2 * i + 1] = merged(kEach, x[i], x[i + kCount / 2], std::integral_constant<int, 1>{});
     });
     x = y;
   });
 }
 
-// Up to kTileWidth rows of `from`, which lie `stride` apart, as columns: element k of row i goes to to[k * to_stride +
-// i]. What is beyond `rows` is no number that anybody reads.
-template <class T>
+// Up to Most rows of `from`, which lie `stride` apart, as columns: element k of row i goes to to[k * to_stride + i].
+// What is beyond `rows` is no number that anybody reads.
+template <class T, int Most = kTileWidth<T>>
 void pack_transposed(const T* from, std::int64_t stride, std::int64_t rows, std::int64_t depth, T* to,
                      std::int64_t to_stride) {
   constexpr int kWide = kTileWidth<T>;
   std::int64_t k = 0;
   for (; k + kWide <= depth; k += kWide) {
-    std::array<TileVector<T>, std::size_t{kWide}> x;
-    unrolled<kWide>([&](auto i) { x[i] = load_tile(from + std::min<std::int64_t>(i, rows - 1) * stride + k); });
+    std::array<TileVector<T>, std::size_t{Most}> x;
+    unrolled<Most>([&](auto i) { x[i] = load_tile(from + std::min<std::int64_t>(i, rows - 1) * stride + k); });
     transpose<T>(x);
-    unrolled<kWide>([&](auto i) { store_tile<T>(x[i], to + (k + i) * to_stride); });
+    unrolled<kWide>([&](auto i) {
+      constexpr int kColumns = kWide / Most;
+      [&]<int... I>(std::integer_sequence<int, I...>) {
+        const auto column = __builtin_shufflevector(x[i / kColumns], x[i / kColumns], (i % kColumns * Most + I)...);
+        std::memcpy(to + (k + i) * to_stride, &column, sizeof column);
+      }
+      (std::make_integer_sequence<int, Most>{});
+    });
   }
   for (; k < depth; ++k)
     for (std::int64_t i = 0; i < rows; ++i) to[k * to_stride + i] = from[i * stride + k];
@@ -170,9 +179,11 @@ template <class T>
   constexpr int kWide = kTileWidth<T>;
   const std::int64_t depth = a.columns;
   if (a.column_stride == 1) {
-    for (std::int64_t i = 0; i < height; i += kWide)
-      pack_transposed(a.data + i * a.row_stride, a.row_stride, std::min<std::int64_t>(height - i, kWide), depth, to + i,
-                      kTileStride);
+    for (std::int64_t i = 0; i < height; i += kWide) {
+      const std::int64_t rows = std::min<std::int64_t>(height - i, kWide);
+      const auto pack = rows > kWide / 2 ? pack_transposed<T> : pack_transposed<T, kWide / 2>;
+      pack(a.data + i * a.row_stride, a.row_stride, rows, depth, to + i, kTileStride);
+    }
     return;
   }
   if (a.row_stride == 1) {

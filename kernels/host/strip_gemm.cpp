@@ -32,12 +32,19 @@ class Block {
 
   void multiply() const {
     constexpr std::int64_t kPieceTerms = std::int64_t{1} << 20;  // multiplications: some 20 microseconds
+    constexpr std::int64_t kManyGroups = 8;
     const std::int64_t width = beside_ * kStripColumns, groups = (p_.columns + width - 1) / width,
-                       rows = tiles_.begin(end_) - tiles_.begin(begin_);
-    for_pieces(groups, piece_rows(groups, rows * p_.depth * width, kPieceTerms),
+                       rows = tiles_.begin(end_) - tiles_.begin(begin_), terms = rows * p_.depth * width,
+                       count = end_ - begin_;
+    // Where there are few columns, the tiles are divided as well.
+    const std::int64_t parts = groups < kManyGroups ? std::clamp<std::int64_t>(terms / kPieceTerms, 1, count) : 1;
+    for_pieces(groups * parts, piece_rows(groups * parts, terms / parts, kPieceTerms),
                [&](std::int64_t from, std::int64_t to) {
-                 for (std::int64_t g = from; g < to; ++g)
-                   multiply_columns(g * width, std::min(p_.columns, (g + 1) * width));
+                 for (std::int64_t i = from; i < to; ++i) {
+                   const std::int64_t g = i / parts, part = i % parts;
+                   multiply_part(begin_ + count * part / parts, begin_ + count * (part + 1) / parts, g * width,
+                                 std::min(p_.columns, (g + 1) * width));
+                 }
                });
   }
 
@@ -45,9 +52,10 @@ class Block {
   float* tile(std::int64_t t) const { return packed_ + t * p_.depth * kTileStride; }
   std::int64_t beside_of(std::int64_t t) const { return strips_beside(static_cast<int>(tiles_.height(t))); }
 
-  void multiply_columns(std::int64_t begin, std::int64_t end) const {
+  // Tiles times columns.
+  void multiply_part(std::int64_t first, std::int64_t last, std::int64_t begin, std::int64_t end) const {
     for (std::int64_t k = 0; k < p_.depth; k += kTileDepth)
-      for (std::int64_t t = begin_; t < end_; ++t) {
+      for (std::int64_t t = first; t < last; ++t) {
         const std::int64_t row = tiles_.begin(t), most = beside_of(t) * kStripColumns;
         for (std::int64_t j = begin; j < end; j += most) {
           float* const c = p_.c + row * p_.c_stride + j;
@@ -66,7 +74,7 @@ class Block {
         }
       }
     if (!p_.activation) return;
-    for (std::int64_t row = tiles_.begin(begin_); row < tiles_.begin(end_); ++row) {
+    for (std::int64_t row = tiles_.begin(first); row < tiles_.begin(last); ++row) {
       float* const c = p_.c + row * p_.c_stride + begin;
       p_.activation({c}, c, end - begin, {});
     }

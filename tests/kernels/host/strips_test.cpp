@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/runtime/host/compute_threads.h"
 #include "support/catch.h"
+#include "support/set_threads.h"
 #include "support/views.h"
 
 using namespace lockstep;
@@ -39,7 +41,7 @@ TEST_CASE("products with strips agree with the sum over k", "[matmul]") {
   for (std::int64_t rows = 1; rows <= 20; ++rows) problems.push_back({rows, 9, 5});
   for (const std::int64_t depth : {1, 255, 256, 257, 600}) problems.push_back({7, depth, 3});
   for (const std::int64_t strips : {1, 2, 4, 7}) problems.push_back({3, 40, strips});
-  problems.insert(problems.end(), {{33, 256, 64}, {4, 0, 2}, {0, 4, 2}});
+  problems.insert(problems.end(), {{33, 256, 64}, {4, 0, 2}, {0, 4, 2}, {203, 70, 2}});
   for (const StripProblem& p : problems)
     for (const DType dtype : {DType::f32, DType::f64}) {
       INFO(to_string(dtype) << " " << p.rows << " rows, depth " << p.depth << ", " << p.strips << " strips");
@@ -68,6 +70,48 @@ TEST_CASE("products with strips agree with the sum over k", "[matmul]") {
           CHECK(error == "");
         }
     }
+}
+
+TEST_CASE("products with strips have biases and activations as others do", "[matmul]") {
+  constexpr std::int64_t kRows = 5, kDepth = 20, kStrips = 3, kColumns = 16 * kStrips;
+  TestTensor a(DType::f32, {kRows, kDepth}), strips(DType::f32, {kStrips, kDepth, 16}), bias(DType::f32, {16});
+  a.fill_random(1, -1, 1), strips.fill_random(2, -1, 1), bias.fill_random(3, -1, 1);
+  for (const bool biased : {false, true})
+    for (const Activation activation : {Activation::none, Activation::relu}) {
+      TestTensor out(DType::f32, {kRows, kColumns});
+      MatmulArgs args{.a = {batch_of(a.view(), kStrips, kDepth, 0)},
+                      .b = {strips.view()},
+                      .bias = {},
+                      .out = {batch_of(out.view(), kStrips, 16, 16)},
+                      .activation = activation};
+      if (biased) args.bias = bias.in();
+      run(args);
+      const auto expected = [&](std::int64_t i) {
+        const std::int64_t row = i / kColumns, column = i % kColumns;
+        double sum = biased ? bias[column % 16] : 0;
+        for (std::int64_t k = 0; k < kDepth; ++k)
+          sum += a[row * kDepth + k] * strips[(column / 16 * kDepth + k) * 16 + column % 16];
+        return activation == Activation::relu ? std::max(sum, 0.0) : sum;
+      };
+      INFO(biased << " " << (activation == Activation::relu));
+      CHECK(mismatch(out, expected, 16, 16) == "");
+    }
+}
+
+TEST_CASE("many rows of few strips are divided among threads, with the same bits, on the host", "[matmul]") {
+  constexpr std::int64_t kRows = 999, kDepth = 128, kColumns = 32;
+  TestTensor a(DType::f32, {kRows, kDepth}), strips(DType::f32, {2, kDepth, 16});
+  a.fill_random(1, -1, 1), strips.fill_random(2, -1, 1);
+  std::vector<double> by_one;
+  for (const int threads : {1, 3}) {
+    const Threads set(threads);
+    TestTensor out(DType::f32, {kRows, kColumns});
+    const std::uint32_t divided = lockstep::detail::divided_calls();
+    multiply(a.view(), strips.view(), out.view(), 0);
+    CHECK(lockstep::detail::divided_calls() - divided == (threads > 1 ? 2 : 0));  // packing, and the product
+    if (threads == 1) by_one = out.values();
+    CHECK(out.values() == by_one);
+  }
 }
 
 TEST_CASE("a row of a product with strips has the same bits whatever rows are beside it", "[matmul]") {
