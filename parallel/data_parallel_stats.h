@@ -20,7 +20,9 @@ struct PhaseStats {
 };
 struct CallStats {
   PhaseStats scatter, replicate, apply, gather;
-  PhaseStats reduce;  // summing gradients, in the backward passes since the call
+  // Summing gradients, in the backward passes since the call. Its bytes count those that home reads where they are,
+  // too.
+  PhaseStats reduce;
 };
 struct DataParallelStats {
   std::uint64_t calls = 0;

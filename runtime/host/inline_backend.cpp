@@ -1,13 +1,21 @@
 #include "lockstep/runtime/host/inline_backend.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/compute_threads.h"
+#include "lockstep/runtime/host/host_options.h"
 #include "lockstep/runtime/trace/trace.h"
 
 namespace lockstep::detail {
 namespace {
+
+// Of a copy, at least: what takes several times as long as to hand it to a thread.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 18;
 
 struct InlineStream {
   int index;
@@ -90,11 +98,22 @@ void InlineBackend::copy(const CopyArgs& args, StreamHandle stream) {
   if (args.bytes == 0 || args.destination == args.source) return;
   const TraceSpan span(*this, stream,
                        {.name = "copy", .kind = trace::Kind::copy, .bytes = args.bytes, .source = args.source_device});
-  if (args.destination_device == args.source_device) {
-    std::memmove(args.destination, args.source, args.bytes);  // pieces of one memory may overlap
-  } else {
-    std::memcpy(args.destination, args.source, args.bytes);
+  auto* const to = static_cast<std::byte*>(args.destination);
+  const auto* const from = static_cast<const std::byte*>(args.source);
+  const auto distance = reinterpret_cast<std::uintptr_t>(to) - reinterpret_cast<std::uintptr_t>(from);
+  if (distance < args.bytes || 0 - distance < args.bytes) {
+    std::memmove(to, from, args.bytes);  // within one memory
+    return;
   }
+  // One piece per thread: memcpy writes large ones around the caches. An embedder's loop may run anything of its own
+  // meanwhile, and callers hold locks.
+  const std::size_t threads =
+      computes_alone() || configured_host().parallel_for ? 1 : static_cast<std::size_t>(get_threads());
+  const std::size_t piece = std::max(kPieceBytes, (args.bytes + threads - 1) / threads);
+  run_pieces(static_cast<std::int64_t>((args.bytes + piece - 1) / piece), [&](std::int64_t i) {
+    const std::size_t begin = static_cast<std::size_t>(i) * piece;
+    std::memcpy(to + begin, from + begin, std::min(piece, args.bytes - begin));
+  });
 }
 
 void InlineBackend::fill_bytes(void* memory, int value, std::size_t bytes, StreamHandle stream) {

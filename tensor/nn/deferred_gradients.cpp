@@ -106,13 +106,14 @@ void DeferredGradients::add_all(std::span<DeferredGradients* const> replicas) {
   const Claims claims(all);
 
   std::vector<OwnedGradient> stored;
-  for (const OwnedGradient& gradient : all) {
+  for (OwnedGradient& gradient : all) {
     if (!gradient.replicated) continue;
     const Device device = gradient.stream->device;
     const Stream here = current_stream(device);
     LOCKSTEP_EDGE(here.wait_for(*gradient.stream));
     if (gradient.matrix.defined()) LOCKSTEP_EDGE(gradient.matrix.storage()->record_use(here));
     stored.push_back(gradient);
+    gradient.matrix = {};  // it has one owner
   }
   if (!stored.empty()) reduce_replica_gradients(std::move(stored));
 

@@ -1,8 +1,9 @@
 // Summing the gradients of replicas into the home parameters, in replica order: small runs at home, larger ones by the
-// devices, a share each, and the largest along a chain of them. The bits are the same either way, and do not depend on
-// who was faster.
+// devices, a share each, and the largest along a chain of them; where home can read all of them where they are, from
+// there. The bits are the same either way, and do not depend on who was faster.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "lockstep/kernels/api.h"
@@ -47,6 +48,20 @@ std::shared_ptr<SlabSet> slabs_of(const ParameterBody& body) {
   return set;
 }
 
+// Host devices whose work is over when a call returns read each other's memory: nothing need be copied for a sum.
+bool in_one_memory(Device home, Device other) {
+  const auto open = [](const DeviceProperties& of) { return of.host_memory && of.synchronous && !of.checked; };
+  return open(properties(home)) && open(properties(other)) && kernels::table(home.type()).entry<OrderedSumArgs>();
+}
+
+// Whether home can read the gradient where it is, and nobody else writes there before.
+bool readable_in_place(const OwnedGradient& gradient) {
+  const Tensor& home = body_of(*gradient.leaf)->home;
+  const Tensor& matrix = gradient.matrix;
+  return matrix.defined() && in_one_memory(home.device(), gradient.stream->device) &&
+         matrix.contiguous_layout(home.memory_format()) && matrix.sole_owner();
+}
+
 struct Run {
   std::size_t slab;
   std::size_t begin, end;  // positions in slab.entries
@@ -63,19 +78,48 @@ class SlabReduction {
     for (std::size_t i = run.begin; i < run.end; ++i) finish(run, i, sum);
   }
 
+  // The gradients of the one parameter of the run, each in the parameter's layout, where home can read it.
+  void reduce(const Run& run, const std::vector<Tensor>& matrices) { finish(run, run.begin, sum_of(run, matrices)); }
+
  private:
-  // Of the run's range, at home. Undefined when there are no elements.
+  // Of the run's range, at home.
+  struct Range {
+    std::size_t begin, end;  // bytes of the slab
+    Tensor sum;              // to be written; undefined when there are no elements
+  };
+  Range range_of(SlabSet::Slab& slab, const Run& run) {
+    const auto& first = entry(slab, run.begin);
+    const auto& last = entry(slab, run.end - 1);
+    Range range{first.offset_bytes, last.offset_bytes + last.bytes, {}};
+    const std::size_t bytes = range.end - range.begin;
+    if (bytes == 0) return range;
+    range.sum = becomes_grads(slab, run) ? detail::slab_range(slab.grads, slab.dtype, range.begin, bytes)
+                                         : Tensor::over(Storage::allocate(home_, bytes), slab.dtype,
+                                                        {static_cast<std::int64_t>(bytes / size_of(slab.dtype))}, {1});
+    return range;
+  }
+
+  Tensor sum_of(const Run& run, const std::vector<Tensor>& matrices) {
+    const std::lock_guard lock(set_.reduce_mutex);
+    Tensor sum = range_of(set_.slabs[run.slab], run).sum;
+    if (!sum.defined()) return sum;
+    OrderedSumArgs args{{}, sum.out()};
+    for (const Tensor& matrix : matrices) {
+      View view = sum.view();
+      view.data = matrix.view().data;  // which home can read, as if it were its own
+      args.terms.push_back({view});
+    }
+    detail::launch(home_, args);
+    for (const Device device : run.devices)
+      if (device != home_) count(sum.bytes());
+    return sum;
+  }
+
   Tensor sum_of(const Run& run) {
     const std::lock_guard lock(set_.reduce_mutex);
     SlabSet::Slab& slab = set_.slabs[run.slab];
-    const auto& first = entry(slab, run.begin);
-    const auto& last = entry(slab, run.end - 1);
-    const std::size_t begin = first.offset_bytes, end = last.offset_bytes + last.bytes;
-    if (begin == end) return {};
-    Tensor sum = becomes_grads(slab, run)
-                     ? detail::slab_range(slab.grads, slab.dtype, begin, end - begin)
-                     : Tensor::over(Storage::allocate(home_, end - begin), slab.dtype,
-                                    {static_cast<std::int64_t>((end - begin) / size_of(slab.dtype))}, {1});
+    auto [begin, end, sum] = range_of(slab, run);
+    if (!sum.defined()) return sum;
     std::vector<Tensor> parts;  // in replica order
     for (const Device device : run.devices)
       parts.push_back(
@@ -232,17 +276,16 @@ Tensor place_for_gradient(const ParameterBody& body, Device device) {
 }
 
 // Stores the matrices that were kept, in one launch per device.
-void store_matrices(std::vector<OwnedGradient>& gradients) {
+void store_matrices(const std::vector<OwnedGradient*>& gradients) {
   struct Copies {
     CopyManyArgs args;
     std::vector<Tensor> tensors;  // which the views point into
   };
   std::map<Device, Copies> by_device;
-  for (OwnedGradient& gradient : gradients) {
-    if (!gradient.matrix.defined()) continue;
-    const Device device = gradient.stream->device;
-    const ParameterBody& body = *body_of(*gradient.leaf);
-    const Tensor matrix = std::exchange(gradient.matrix, {}).contiguous(body.home.memory_format());
+  for (OwnedGradient* gradient : gradients) {
+    const Device device = gradient->stream->device;
+    const ParameterBody& body = *body_of(*gradient->leaf);
+    const Tensor matrix = std::exchange(gradient->matrix, {}).contiguous(body.home.memory_format());
     check_like(body, matrix);
     LOCKSTEP_EDGE(matrix.storage()->record_use(current_stream(device)));
     const Tensor place = place_for_gradient(body, device);
@@ -264,11 +307,83 @@ void store_replica_gradient(ParameterBody& body, Device device, const Tensor& gr
   place_for_gradient(body, device).copy_(gradient);
 }
 
+namespace {
+
+// How the gradients of a slab set are summed, by entry.
+struct Found {
+  std::vector<const std::vector<OwnedGradient>*> rows_alone;
+  std::map<int, std::vector<Device>> in_slabs;  // there, or about to be stored there
+  std::set<int> in_place;                       // matrices that home reads where they are
+};
+
+// Each entry's gradients come into replica order. Matrices for the slabs are added to `to_store`.
+Found sort_by_way(ByEntry& gradients_by_entry, std::vector<OwnedGradient*>& to_store) {
+  Found found;
+  for (auto& of_entry : gradients_by_entry) {
+    const int index = of_entry.first;
+    std::vector<OwnedGradient>& gradients = of_entry.second;
+    std::sort(gradients.begin(), gradients.end(),
+              [](const OwnedGradient& a, const OwnedGradient& b) { return replica_of(a) < replica_of(b); });
+    const auto all = [&](auto&& which) { return std::all_of(gradients.begin(), gradients.end(), which); };
+    if (all([](const OwnedGradient& gradient) { return gradient.rows.defined(); })) {
+      found.rows_alone.push_back(&gradients);
+    } else if (all(readable_in_place)) {
+      for (const OwnedGradient& gradient : gradients) check_like(*body_of(*gradient.leaf), gradient.matrix);
+      found.in_place.insert(index);
+    } else {
+      for (OwnedGradient& gradient : gradients) {
+        if (gradient.rows.defined())
+          store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.rows.to_dense());
+        if (gradient.matrix.defined()) to_store.push_back(&gradient);
+        found.in_slabs[index].push_back(gradient.stream->device);
+      }
+    }
+  }
+  return found;
+}
+
+void reduce_set(SlabSet& set, ByEntry& gradients_by_entry, const Found& found) {
+  for (const std::vector<OwnedGradient>* gradients : found.rows_alone) append_rows(set, *gradients);
+  SlabReduction reduction(set);
+  for (std::size_t s = 0; s < set.slabs.size(); ++s) {
+    const std::vector<int>& order = set.slabs[s].entries;
+    for (std::size_t i = 0; i < order.size();) {
+      Run run{s, i, i, {}, {}};
+      if (found.in_place.contains(order[i])) {
+        std::vector<OwnedGradient>& gradients = gradients_by_entry[order[i]];
+        run.bodies.push_back(body_of(*gradients.front().leaf));
+        std::vector<Tensor> matrices;
+        for (OwnedGradient& gradient : gradients) {
+          run.devices.push_back(gradient.stream->device);
+          matrices.push_back(std::exchange(gradient.matrix, {}));
+        }
+        i = ++run.end;
+        reduction.reduce(run, matrices);
+        continue;
+      }
+      const auto first = found.in_slabs.find(order[i]);
+      if (first == found.in_slabs.end()) {
+        ++i;
+        continue;
+      }
+      run.devices = first->second;
+      for (; run.end < order.size(); ++run.end) {
+        const auto next = found.in_slabs.find(order[run.end]);
+        if (next == found.in_slabs.end() || next->second != run.devices) break;
+        run.bodies.push_back(body_of(*gradients_by_entry[order[run.end]].front().leaf));
+      }
+      i = run.end;
+      reduction.reduce(run);
+    }
+  }
+}
+
+}  // namespace
+
 void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
   const trace::Scope span("reduce");
   NoGrad no_grad;
   const auto begin = Clock::now();
-  store_matrices(arrived);
   std::map<std::shared_ptr<SlabSet>, ByEntry> by_set;
   for (OwnedGradient& gradient : arrived) {
     for (const Tensor& part : {gradient.rows.indices, gradient.rows.values})
@@ -276,43 +391,13 @@ void reduce_replica_gradients(std::vector<OwnedGradient> arrived) {
     const ParameterBody& body = *body_of(*gradient.leaf);
     by_set[slabs_of(body)][body.slab_entry].push_back(std::move(gradient));
   }
-  for (auto& [set, gradients_by_entry] : by_set) {
-    std::map<int, std::vector<Device>> by_entry;  // of what is in the slabs
-    std::vector<const std::vector<OwnedGradient>*> rows_alone;
-    for (auto& [index, gradients] : gradients_by_entry) {
-      std::sort(gradients.begin(), gradients.end(),
-                [](const OwnedGradient& a, const OwnedGradient& b) { return replica_of(a) < replica_of(b); });
-      const auto has_rows = [](const OwnedGradient& gradient) { return gradient.rows.defined(); };
-      if (std::all_of(gradients.begin(), gradients.end(), has_rows)) {
-        rows_alone.push_back(&gradients);
-        continue;
-      }
-      for (const OwnedGradient& gradient : gradients) {
-        if (has_rows(gradient))
-          store_replica_gradient(*body_of(*gradient.leaf), gradient.stream->device, gradient.rows.to_dense());
-        by_entry[index].push_back(gradient.stream->device);
-      }
-    }
-    for (const std::vector<OwnedGradient>* gradients : rows_alone) append_rows(*set, *gradients);
-    SlabReduction reduction(*set);
-    for (std::size_t s = 0; s < set->slabs.size(); ++s) {
-      const std::vector<int>& order = set->slabs[s].entries;
-      for (std::size_t i = 0; i < order.size();) {
-        const auto found = by_entry.find(order[i]);
-        if (found == by_entry.end()) {
-          ++i;
-          continue;
-        }
-        Run run{s, i, i, found->second, {}};
-        for (; run.end < order.size(); ++run.end) {
-          const auto next = by_entry.find(order[run.end]);
-          if (next == by_entry.end() || next->second != run.devices) break;
-          run.bodies.push_back(body_of(*gradients_by_entry[order[run.end]].front().leaf));
-        }
-        reduction.reduce(run);
-        i = run.end;
-      }
-    }
+  std::vector<Found> found;
+  std::vector<OwnedGradient*> to_store;
+  for (auto& [set, gradients] : by_set) found.push_back(sort_by_way(gradients, to_store));
+  store_matrices(to_store);
+  auto of_set = found.begin();
+  for (auto& [set, gradients] : by_set) {
+    reduce_set(*set, gradients, *of_set++);
     const std::lock_guard lock(set->reduce_mutex);
     set->reduced.nanoseconds += static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now() - begin).count());
   }
@@ -326,6 +411,7 @@ class ReplicaGradients final : public GradientSink {
     const Tensor& matrix = gradient.matrix;
     if (!matrix.defined()) return;
     check_like(*body_of(*gradient.leaf), matrix);
+    if (readable_in_place(gradient)) return;
     // Small ones are stored together at the end, unless somebody else may write their elements before.
     const MemoryFormat format = body_of(*gradient.leaf)->home.memory_format();
     if (matrix.bytes() <= kKeptBytes && matrix.contiguous_layout(format) && matrix.sole_owner()) return;

@@ -53,6 +53,57 @@ TEST_CASE("gradients are summed exactly, for every device set and batch size, st
   }
 }
 
+TEST_CASE("gradients of layers are the sums of what each piece of the batch gives, in replica order, to the bit") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& devices : device_sets()) {
+      CAPTURE(to_string(dtype), devices.size());
+      // Below and beyond what a device keeps until the end of a backward, and what is summed by one thread.
+      Sequential net(Linear(200, 201), Tanh(), Linear(201, 400), Tanh(), Linear(400, 3));
+      net.to(devices[0]);
+      net.to(dtype);
+      auto parallel = DataParallel(net, {.devices = devices});
+      const std::int64_t rows = 3 * static_cast<std::int64_t>(devices.size());
+      for (int step = 0; step < 3; ++step) {  // into nothing, onto a gradient, into nothing
+        const Tensor x = noise({rows, 200}, 7 + static_cast<std::uint64_t>(step), devices[0]).to(dtype);
+        if (step == 2) parallel.zero_grad();
+        std::vector<Tensor> before;
+        for (const Parameter& parameter : net.parameters())
+          before.push_back(parameter.grad().defined() ? parameter.grad().clone() : Tensor());
+        parallel(x).sum().backward();
+        std::vector<Tensor> sums(before.size());
+        for (std::int64_t r = 0; r < rows; r += 3) {
+          Sequential alone = deep_copy(net);
+          alone.zero_grad();
+          alone(x.narrow(0, r, 3)).sum().backward();
+          for (std::size_t p = 0; p < sums.size(); ++p) {
+            const Tensor gradient = alone.parameters()[p].grad().detach();
+            sums[p] = sums[p].defined() ? sums[p] + gradient : gradient;
+          }
+        }
+        for (std::size_t p = 0; p < sums.size(); ++p) {
+          const Tensor expected = before[p].defined() ? before[p] + sums[p] : sums[p];
+          CHECK(values(net.parameters()[p].grad()) == values(expected));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("where home reads gradients in place, replicas keep no memory for them") {
+  const auto devices = first_devices(3);
+  const auto in_use = [&](Device device) {
+    synchronize(device);
+    return memory_stats(device).in_use_bytes;
+  };
+  auto net = DataParallel(Linear(700, 500), {.devices = devices});
+  const Tensor x = noise({6, 700}, 1).to(DType::f32);
+  net(x).detach();
+  const std::size_t bytes = net.module().weight.tensor().bytes(), before = in_use(devices[1]);
+  for (int step = 0; step < 2; ++step) net(x).sum().backward();
+  CHECK(net.module().weight.grad().defined());
+  CHECK((in_use(devices[1]) < before + bytes / 2) == sums_in_place(devices[0]));
+}
+
 TEST_CASE("the sum over the replicas is formed in replica order, home first") {
   support::needs_devices(8);
   const float big = 1e8f;

@@ -30,6 +30,11 @@ using support::first_devices;
 using support::message_of;
 using support::missing;
 
+// Whether gradients of replicas are summed where they are, since home reads the memory of all.
+inline bool sums_in_place(Device home) {
+  return properties(home).host_memory && properties(home).synchronous && !properties(home).checked;
+}
+
 // f64 values first, first + 1, … : distinct, and exact under + and * while they are small.
 inline Tensor counting(const Shape& shape, Device device = Device::cpu(), double first = 1) {
   std::vector<double> values(static_cast<std::size_t>(element_count(shape)));

@@ -5,9 +5,11 @@
 #include <vector>
 
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/host/compute_threads.h"
 #include "lockstep/runtime/memory/allocator.h"
 #include "support/catch.h"
 #include "support/devices.h"
+#include "support/set_threads.h"
 
 using namespace lockstep;
 using support::device_at;
@@ -72,6 +74,34 @@ TEST_CASE("pieces of one memory may overlap") {
     copy_bytes({memory.data() + to, device, memory.data() + from, device, kMoved}, stream, stream);
     const Bytes got = memory.get(kBytes);
     CHECK(std::equal(got.begin() + to, got.begin() + to + kMoved, bytes.begin() + from));
+  }
+}
+
+TEST_CASE("large copies arrive whole, whoever helps, also where the memories overlap") {
+  support::needs_devices(2);
+  const support::Threads set(3);
+  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  for (const std::size_t bytes : {kPiece - 1, kPiece, kPiece + 1, 5 * kPiece, 3 * kPiece + 77}) {
+    for (const std::size_t distance : {std::size_t{0}, std::size_t{4096}, kPiece, bytes}) {  // 0: another device's
+      for (const bool upwards : {true, false}) {
+        CAPTURE(bytes, distance, upwards);
+        const Device from = device_at(0), to = device_at(distance == 0 ? 1 : 0);
+        Bytes sent(bytes + distance);
+        for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<unsigned char>(i % 251 + i / kPiece);
+        const Memory source(from, sent.size()), elsewhere(to, bytes);
+        source.put(sent);
+        const std::size_t first = upwards ? 0 : distance, second = distance - first;
+        unsigned char* const there = distance == 0 ? elsewhere.data() : source.data() + second;
+        const std::uint32_t divided = detail::divided_calls();
+        copy_bytes({there, to, source.data() + first, from, bytes}, current_stream(from), current_stream(to));
+        const bool apart = distance == 0 || distance >= bytes;
+        if (properties(from).synchronous) CHECK((detail::divided_calls() != divided) == (apart && bytes > kPiece));
+        const Bytes got = distance == 0 ? elsewhere.get(bytes) : source.get(sent.size());
+        const auto begin = got.begin() + static_cast<std::ptrdiff_t>(distance == 0 ? 0 : second);
+        CHECK(std::equal(begin, begin + static_cast<std::ptrdiff_t>(bytes),
+                         sent.begin() + static_cast<std::ptrdiff_t>(first)));
+      }
+    }
   }
 }
 

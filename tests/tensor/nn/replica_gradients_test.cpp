@@ -112,6 +112,47 @@ TEST_CASE("gradients of any size are summed over any number of devices") {
   }
 }
 
+TEST_CASE("a gradient that two parameters share, and one in another layout, are summed as any") {
+  struct Odd : Module<Odd> {
+    Parameter a{zeros({300, 301}, {.dtype = DType::f32})}, b{zeros({300, 301}, {.dtype = DType::f32})};
+    Parameter image{zeros({90, 90, 3, 3}, {.dtype = DType::f32}).to(MemoryFormat::channels_last)};
+    void members(Members& m) override { m("a", a), m("b", b), m("image", image); }
+  };
+  const std::vector<Device> devices = GENERATE(from_range(support::device_sets()));
+  CAPTURE(devices.size());
+  Odd net;
+  net.to(devices[0]);
+  ModuleSlots slots(net);
+  slots.refresh(devices);
+  const auto numbers = [](const Shape& shape, Device device, MemoryFormat format = MemoryFormat::contiguous) {
+    return arange(0, static_cast<double>(element_count(shape)), 1, {.dtype = DType::f32, .device = device})
+        .reshape(shape)
+        .to(format);
+  };
+  for (int round = 1; round <= 2; ++round) {
+    Tensor total;
+    double factor = 0, factors = 0;
+    for (const Device device : devices) {
+      factor += 1, factors += factor;
+      const Tensor x = numbers({300, 301}, device) * factor;
+      const MemoryFormat format = round == 1 ? MemoryFormat::contiguous : MemoryFormat::channels_last;
+      const Tensor part = (((net.a.on(device) + net.b.on(device)) * x).sum() +
+                           (net.image.on(device) * (numbers({90, 90, 3, 3}, device, format) * factor)).sum())
+                              .to(devices[0]);
+      total = total.defined() ? total + part : part;
+    }
+    net.zero_grad();
+    total.backward();
+    for (const Parameter& parameter : net.parameters()) {
+      const Doubles got = parameter.grad().to_vector<double>(),
+                    plain = numbers(parameter.shape(), devices[0]).to_vector<double>();
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < plain.size(); ++i) wrong += got[i] != plain[i] * factors;
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("neighbours that different replicas use are summed each over its own") {
   ReplicatedNet net = net_on(three_devices()[0]);
   ModuleSlots slots(net);
