@@ -229,10 +229,14 @@ ThreadTable& backward_threads() {
   static ThreadTable* const table = new ThreadTable("lsb");
   return *table;
 }
+ThreadTable& sum_threads() {
+  static ThreadTable* const table = new ThreadTable("lss");
+  return *table;
+}
 
 template <class F>
 void for_each_thread(F&& f) {
-  for (ThreadTable* table : {&replica_threads(), &backward_threads()})
+  for (ThreadTable* table : {&replica_threads(), &backward_threads(), &sum_threads()})
     for (const auto& slot : table->threads)
       if (DeviceThread* const thread = slot.load(std::memory_order_acquire)) f(*table, *thread);
 }
@@ -242,6 +246,8 @@ void for_each_thread(F&& f) {
 DeviceThread& device_thread(Device device) { return replica_threads().at(device); }
 
 DeviceThread& backward_thread(Device device) { return backward_threads().at(device); }
+
+DeviceThread& sum_thread(Device device) { return sum_threads().at(device); }
 
 bool DeviceThread::idle() const {
   const std::lock_guard lock(state_->mutex);
@@ -269,8 +275,10 @@ std::string detail::wait_for_device_threads(Deadline deadline) {
     std::string running;
     for_each_thread([&](const ThreadTable& table, const DeviceThread& thread) {
       if (thread.idle()) return;
-      running += cat(running.empty() ? "" : ", ", &table == &backward_threads() ? "a backward on " : "a replica on ",
-                     thread.device());
+      const char* const what = &table == &backward_threads() ? "a backward on "
+                               : &table == &sum_threads()    ? "sums of gradients on "
+                                                             : "a replica on ";
+      running += cat(running.empty() ? "" : ", ", what, thread.device());
     });
     // One that was idle when it was looked at may have been given work since, by one that is idle now.
     if (running.empty() && posts() != before) running = "replicas that give each other work";

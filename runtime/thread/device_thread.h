@@ -47,9 +47,11 @@ class LOCKSTEP_API DeviceThread {
   State* state_;  // never freed: the thread outlives main
 };
 
-// The thread that runs replicas on `device`, and the one that runs backward nodes there (never user tasks).
+// The thread that runs replicas on `device`, the one that runs backward nodes there, and one that enqueues sums of
+// gradients meanwhile (the last two never run user tasks).
 LOCKSTEP_API DeviceThread& device_thread(Device device);
 LOCKSTEP_API DeviceThread& backward_thread(Device device);
+LOCKSTEP_API DeviceThread& sum_thread(Device device);
 
 // Counts finished tasks; one thread waits for them. Spins for a few microseconds (yielding), then sleeps.
 // Tasks hold it by shared_ptr, so that a task that finishes after the deadline has something to report to.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,23 @@ struct OwnedGradient {
   SparseGradient rows;  // or this
 };
 
+// A gradient of one replica of several that a backward may bring: of a node that it will run, on that stream. It is
+// whole after the operation that was the first in the forward: later operations come first, each on its device.
+struct ExpectedGradient {
+  LeafNode* leaf;
+  detail::StreamBody* stream;
+  std::uint64_t first_use;  // the operation's number
+};
+
 // Takes the gradients of owned leaves in place of the leaves' grad. Must outlive the backward.
 class LOCKSTEP_API GradientSink {
  public:
+  virtual ~GradientSink() = default;
+  // A sink in this one's place for one backward that runs in several threads; null: this one. Called before the first
+  // node runs, in the thread that called the backward.
+  virtual std::shared_ptr<GradientSink> for_one_backward([[maybe_unused]] std::span<const ExpectedGradient> expected) {
+    return nullptr;
+  }
   // Whether it also takes what comes to `leaf` by an ordinary edge.
   virtual bool wants(const LeafNode& leaf) const = 0;
   // A gradient has arrived; its stream is the current one. Several threads may call at once. What it leaves in
@@ -31,9 +46,8 @@ class LOCKSTEP_API GradientSink {
   virtual void arrive(OwnedGradient& gradient) = 0;
   // All that arrived in one backward, after its last node, in the thread that called it. Not called when it failed.
   virtual void finish(std::vector<OwnedGradient> gradients) = 0;
-
- protected:
-  ~GradientSink() = default;
+  // Of a sink for one backward, last, in that thread too: when it has finished or failed.
+  virtual void end() noexcept {}
 };
 
 // Owns a leaf. It may give the leaf other memory, and have mirrors of it on other devices.

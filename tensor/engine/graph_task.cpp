@@ -11,7 +11,8 @@
 namespace lockstep::detail {
 
 namespace {
-constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};  // leaves free their gradients as soon as they are complete
+// Leaves and mirrors that end here free their gradients as soon as they are complete, and begin their way home.
+constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};
 }  // namespace
 
 void hand_over_gradient(const Tensor& gradient, const Stream& receiver) {
@@ -69,12 +70,21 @@ std::vector<Tensor> GraphTask::run() {
   }
   {
     ContextScope context(context_);
-    start();
+    expect_gradients();
+    try {
+      start();
+    } catch (...) {
+      if (own_sink_) own_sink_->end();
+      throw;
+    }
     wait_for_workers();
     struct Release {
-      Claims& claims;
-      ~Release() { claims.release(); }
-    } release{claims_};
+      GraphTask& task;
+      ~Release() {
+        if (task.own_sink_) task.own_sink_->end();
+        task.claims_.release();
+      }
+    } release{*this};
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
     if (!owned_.empty()) sink_->finish(std::move(owned_));
@@ -107,6 +117,29 @@ void GraphTask::forget() noexcept {
   rows_.clear();
   captures_.clear();
   roots_.clear();
+  own_sink_.reset();
+}
+
+void GraphTask::expect_gradients() {
+  if (!sink_ || workers_.size() == 1) return;
+  std::vector<std::uint64_t> first_use(states_.size(), ~std::uint64_t{0});
+  for (const State& state : states_) {
+    for (std::uint32_t e = 0; e < state.node->edges().size(); ++e)
+      if (const std::int32_t target = targets_[state.first_edge + e]; target >= 0) {
+        std::uint64_t& first = first_use[static_cast<std::size_t>(target)];
+        first = std::min(first, state.node->sequence);
+      }
+  }
+  std::vector<ExpectedGradient> expected;
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const State& state = states_[i];
+    if (!state.owner) continue;
+    Node* leaf = state.node->is_leaf() ? state.node : state.node->edges()[0].node.get();
+    expected.push_back({static_cast<LeafNode*>(leaf), &stream_of(*state.node), first_use[i]});
+  }
+  if (expected.empty()) return;
+  own_sink_ = sink_->for_one_backward(expected);
+  if (own_sink_) sink_ = own_sink_.get();
 }
 
 // Nothing runs yet, so what throws here leaves nothing behind.
@@ -350,7 +383,8 @@ void GraphTask::arrived(std::uint32_t target) noexcept {
 void GraphTask::make_ready(std::uint32_t index) noexcept {
   const State& state = states_[index];
   auto& ready = workers_[state.worker]->ready;  // there is room for all nodes of the worker
-  ready.emplace_back(state.node->is_leaf() ? kRunsFirst : state.node->sequence, index);
+  const bool ends_here = state.node->is_leaf() || state.owner;
+  ready.emplace_back(ends_here ? kRunsFirst : state.node->sequence, index);
   std::push_heap(ready.begin(), ready.end());
 }
 

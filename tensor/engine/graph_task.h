@@ -103,6 +103,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void traverse();
   void mark_needed();
   void assign_workers();
+  void expect_gradients();
   void wait_for_workers();
   void start();
   void run_worker(Worker& worker);
@@ -138,7 +139,8 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   std::vector<std::pair<Node*, std::uint32_t>> index_;  // open addressing
   std::vector<std::unique_ptr<Worker>> workers_;
   Claims claims_;
-  GradientSink* sink_ = nullptr;  // the thread's, or that of the mirrors' owners
+  GradientSink* sink_ = nullptr;  // the thread's, or that of the mirrors' owners, or own_sink_
+  std::shared_ptr<GradientSink> own_sink_;
   std::atomic<std::size_t> remaining_{0};
   std::atomic<bool> failed_{false};
   std::atomic<std::uint32_t> refused_{0};  // counts what became ready on workers that were

@@ -28,13 +28,14 @@ constexpr std::size_t kMostCopies = 400;
 
 // A device of the chain, or home at its end, or one that only passes on what two others have no way for.
 struct Stop {
-  Tensor part;  // what it adds, where the sum so far is formed; undefined for home at the end, and for who passes on
-  Tensor room;  // for what arrives: a piece for each turn, or the whole sum at the end
+  std::size_t place;  // of its part among all, where it adds one; or one of the other two
+  Tensor room;        // for what arrives: a piece for each turn; undefined at the end
   Stream stream;
   std::array<Stream, kTurns> copies;
   std::array<Event, kTurns> there;      // the piece, with the stop's part
   std::array<Event, kTurns> passed_on;  // of who only passes on
 };
+constexpr std::size_t kHome = ~std::size_t{0}, kPassesOn = kHome - 1;
 
 struct Piece {
   std::int64_t begin, length;  // elements
@@ -43,49 +44,65 @@ struct Piece {
 // One of the ways from the first device over all others to home, and the pieces that take it.
 class SumLane {
  public:
-  SumLane(const std::vector<Tensor>& parts, const Tensor& sum, const HopLane* over, std::size_t streams_of_each,
+  SumLane(const std::vector<Device>& devices, Device home, const HopLane* over, std::size_t streams_of_each,
           std::map<Device, std::size_t>& used)
       : streams_(streams_of_each) {
-    for (std::size_t i = 0; i <= parts.size(); ++i) {
-      const std::optional<std::size_t> place = over && i > 0 ? over->over[i - 1] : std::nullopt;
-      if (place) add_stop(parts[*place].device(), used);
-      const bool last = i == parts.size();
-      Stop& stop = add_stop(last ? sum.device() : parts[i].device(), used);
-      (last ? stop.room : stop.part) = last ? sum : parts[i];
+    for (std::size_t i = 0; i <= devices.size(); ++i) {
+      const std::optional<std::size_t> by = over && i > 0 ? over->over[i - 1] : std::nullopt;
+      if (by) add_stop(devices[*by], kPassesOn, used);
+      const bool last = i == devices.size();
+      add_stop(last ? home : devices[i], last ? kHome : i, used);
     }
   }
 
   std::size_t hops() const { return stops_.size() - 1; }
   std::int64_t load() const { return load_; }
-  std::size_t pieces() const { return pieces_.size(); }
   void take(Piece piece) {
     pieces_.push_back(piece);
     load_ += piece.length;
   }
+  std::size_t waiting() const { return pieces_.size() - passed_; }
 
-  void begin(DType dtype) {
-    longest_ = 0;
-    for (const Piece& piece : pieces_) longest_ = std::max(longest_, piece.length);
-    streams_ = std::min(streams_, pieces_.size());
-    const auto room = static_cast<std::int64_t>(std::min(kTurns, pieces_.size())) * longest_;
+  // Room for `pieces` at a time.
+  void begin(DType dtype, std::int64_t longest, std::size_t pieces) {
+    longest_ = longest;
+    streams_ = std::min(streams_, pieces);
+    const auto room = static_cast<std::int64_t>(std::min(kTurns, pieces)) * longest_;
     for (std::size_t i = 1; i < stops_.size(); ++i) {
       Stop& stop = stops_[i];
-      if (i + 1 < stops_.size())
-        stop.room =
-            Tensor::over(Storage::allocate(stop.stream.device(), static_cast<std::size_t>(room) * size_of(dtype)),
-                         dtype, {room}, {1});
-      for (std::size_t each = 0; each < streams_; ++each) {
-        LOCKSTEP_EDGE(stop.copies[each].wait_for(stop.stream));
-        if (i == 1) LOCKSTEP_EDGE(stop.copies[each].wait_for(stops_[0].stream));
-      }
+      if (stop.place == kHome) continue;  // it needs no room, and waits in section()
+      stop.room = Tensor::over(Storage::allocate(stop.stream.device(), static_cast<std::size_t>(room) * size_of(dtype)),
+                               dtype, {room}, {1});
+      Event now;
+      LOCKSTEP_EDGE(now.record(stop.stream));
+      for (std::size_t each = 0; each < streams_; ++each) LOCKSTEP_EDGE(stop.copies[each].wait(now));
     }
   }
 
-  // Brings as many pieces as there are turns, from piece k, to home: device by device, so that the host changes the
-  // device once for all of them.
-  void pass(std::size_t k) {
+  // What comes next, and where its sum goes.
+  void section(const std::vector<Tensor>& parts, const Tensor& sum, const std::vector<const Event*>& ready) {
+    if (waiting() == 0) return;
+    parts_ = &parts;
+    sum_ = sum;
+    Event free;
+    LOCKSTEP_EDGE(free.record(stops_.back().stream));
     for (std::size_t i = 1; i < stops_.size(); ++i)
-      for (std::size_t each = k; each < std::min(k + kTurns, pieces_.size()); ++each) pass(each, i);
+      for (std::size_t each = 0; each < streams_; ++each) {
+        const Stream& copies = stops_[i].copies[each];
+        if (i == 1 && ready.empty()) LOCKSTEP_EDGE(copies.wait_for(stops_[0].stream));
+        if (i == 1 && !ready.empty()) LOCKSTEP_EDGE(copies.wait(*ready[0]));
+        if (stops_[i].place < ready.size()) LOCKSTEP_EDGE(copies.wait(*ready[stops_[i].place]));
+        if (stops_[i].place == kHome) LOCKSTEP_EDGE(copies.wait(free));
+      }
+  }
+
+  // Brings as many pieces as there are turns to home, if so many wait: device by device, so that the host changes the
+  // device once for all of them.
+  void pass() {
+    const std::size_t end = std::min(passed_ + kTurns, pieces_.size());
+    for (std::size_t i = 1; i < stops_.size(); ++i)
+      for (std::size_t each = passed_; each < end; ++each) pass(each, i);
+    passed_ = end;
   }
 
   void end() {
@@ -104,11 +121,11 @@ class SumLane {
 
  private:
   // Each has streams of its own: copies of other hops into the same device may wait for what comes after these.
-  Stop& add_stop(Device device, std::map<Device, std::size_t>& used) {
+  void add_stop(Device device, std::size_t place, std::map<Device, std::size_t>& used) {
     Stop& stop = stops_.emplace_back();
+    stop.place = place;
     stop.stream = current_stream(device);
     for (std::size_t each = 0; each < streams_; ++each) stop.copies[each] = lane_copies_of(stop.stream, used[device]++);
-    return stop;
   }
 
   // Brings piece k to the stop i, which adds its own.
@@ -119,20 +136,21 @@ class SumLane {
     Stop &from = stops_[i - 1], &to = stops_[i];
     const bool last = i + 1 == stops_.size();
     const Stream& copies = to.copies[k % streams_];
-    const Tensor here = from.part.defined() ? from.part.narrow(0, begin, length) : from.room.narrow(0, in_room, length);
-    const Tensor there = to.room.narrow(0, last ? begin : in_room, length);
+    const Tensor here =
+        from.place == kPassesOn ? from.room.narrow(0, in_room, length) : (*parts_)[from.place].narrow(0, begin, length);
+    const Tensor there = last ? sum_.narrow(0, begin, length) : to.room.narrow(0, in_room, length);
     if (i > 1) LOCKSTEP_EDGE(copies.wait(from.there[turn]));
-    if (!last && !to.part.defined()) LOCKSTEP_EDGE(copies.wait(to.passed_on[turn]));
+    if (to.place == kPassesOn) LOCKSTEP_EDGE(copies.wait(to.passed_on[turn]));
     copy_on(copies, {.destination = there.view().data,
                      .destination_device = there.device(),
                      .source = here.data(),
                      .source_device = here.device(),
                      .bytes = here.bytes()});
-    if (!from.part.defined()) LOCKSTEP_EDGE(from.passed_on[turn].record(copies));
+    if (from.place == kPassesOn) LOCKSTEP_EDGE(from.passed_on[turn].record(copies));
     if (last) return;
-    if (to.part.defined()) {
+    if (to.place != kPassesOn) {
       LOCKSTEP_EDGE_SCOPE(StreamScope, adding, copies);
-      const Tensor own = to.part.narrow(0, begin, length);
+      const Tensor own = (*parts_)[to.place].narrow(0, begin, length);
       add_in_order({there, own}, own);
     }
     LOCKSTEP_EDGE(to.there[turn].record(copies));
@@ -141,44 +159,68 @@ class SumLane {
   std::size_t streams_;
   std::vector<Stop> stops_;
   std::vector<Piece> pieces_;
+  std::size_t passed_ = 0;               // of the pieces
   std::int64_t load_ = 0, longest_ = 0;  // elements
+  const std::vector<Tensor>* parts_ = nullptr;
+  Tensor sum_;
 };
 
 // By which third devices pieces go where the straight way is slow, and on how many lanes; empty for straight ways.
-std::vector<HopLane> ways(const std::vector<Tensor>& parts, Device home) {
-  std::vector<Device> devices;
-  for (const Tensor& part : parts) devices.push_back(part.device());
-  std::vector<std::size_t> stops(parts.size());
+std::vector<HopLane> ways(const std::vector<Device>& devices, Device home) {
+  std::vector<std::size_t> stops(devices.size());
   for (std::size_t i = 0; i < stops.size(); ++i) stops[i] = i;
   if (devices[0] == home) stops.push_back(0);
   std::vector<HopLane> found = hop_lanes(topology(devices)->links, stops);
-  for (HopLane& lane : found) lane.over.resize(parts.size());
+  for (HopLane& lane : found) lane.over.resize(devices.size());
   return found;
 }
 
-std::vector<SumLane> make_lanes(const std::vector<Tensor>& parts, const Tensor& sum) {
-  std::vector<SumLane> lanes;
-  std::map<Device, std::size_t> streams;
-  const bool at_once = current_stream(sum.device()).synchronous();
-  if (at_once) {
-    lanes.emplace_back(parts, sum, nullptr, kTurns, streams);
-  } else {
-    const std::vector<HopLane> all = ways(parts, sum.device());
-    for (const HopLane& lane : all) lanes.emplace_back(parts, sum, &lane, all.size() > 1 ? 1 : kTurns, streams);
+class ChainSum final : public SectionSum {
+ public:
+  ChainSum(const std::vector<Device>& devices, Device home, DType dtype, std::int64_t count) {
+    std::map<Device, std::size_t> streams;
+    const bool at_once = current_stream(home).synchronous();
+    if (at_once) {
+      lanes_.emplace_back(devices, home, nullptr, kTurns, streams);
+    } else {
+      const std::vector<HopLane> all = ways(devices, home);
+      for (const HopLane& lane : all) lanes_.emplace_back(devices, home, &lane, all.size() > 1 ? 1 : kTurns, streams);
+    }
+    std::size_t hops = 1;
+    for (const SumLane& lane : lanes_) hops = std::max(hops, lane.hops());
+    const std::size_t most = std::max<std::size_t>(1, kMostCopies / hops);
+    // A line of a pair's own is slow beside the host: shorter pieces start soon enough.
+    const std::size_t all_bytes = static_cast<std::size_t>(count) * size_of(dtype);
+    const std::size_t bytes =
+        at_once ? kCachedPieceBytes : piece_of(chain_piece_bytes(all_bytes / lanes_.size(), hops, most), lanes_.size());
+    length_ = static_cast<std::int64_t>(std::max<std::size_t>(1, bytes / size_of(dtype)));
+    const std::int64_t pieces = (count + length_ - 1) / length_, lanes = static_cast<std::int64_t>(lanes_.size());
+    for (SumLane& lane : lanes_)
+      lane.begin(dtype, std::min(length_, count), static_cast<std::size_t>((pieces + lanes - 1) / lanes));
   }
-  std::size_t hops = 1;
-  for (const SumLane& lane : lanes) hops = std::max(hops, lane.hops());
-  const std::size_t most = std::max<std::size_t>(1, kMostCopies / hops);
-  // A line of a pair's own is slow beside the host: shorter pieces start soon enough.
-  const std::size_t bytes =
-      at_once ? kCachedPieceBytes : piece_of(chain_piece_bytes(sum.bytes() / lanes.size(), hops, most), lanes.size());
-  const auto length = static_cast<std::int64_t>(std::max<std::size_t>(1, bytes / size_of(sum.dtype())));
-  for (std::int64_t begin = 0; begin < sum.count(); begin += length)
-    std::min_element(lanes.begin(), lanes.end(), [](const SumLane& a, const SumLane& b) {
-      return a.load() < b.load();
-    })->take({begin, std::min(length, sum.count() - begin)});
-  return lanes;
-}
+
+  void add(const std::vector<Tensor>& parts, const Tensor& sum, const std::vector<const Event*>& ready) override {
+    for (std::int64_t begin = 0; begin < sum.count(); begin += length_)
+      std::min_element(lanes_.begin(), lanes_.end(), [](const SumLane& a, const SumLane& b) {
+        return a.load() < b.load();
+      })->take({begin, std::min(length_, sum.count() - begin)});
+    for (SumLane& lane : lanes_) lane.section(parts, sum, ready);
+    while (std::any_of(lanes_.begin(), lanes_.end(), [](const SumLane& lane) { return lane.waiting() > 0; }))
+      for (SumLane& lane : lanes_) lane.pass();
+  }
+
+  void end() override {
+    for (SumLane& lane : lanes_) lane.end();
+  }
+
+  void settle() noexcept override {
+    for (const SumLane& lane : lanes_) lane.settle_all();
+  }
+
+ private:
+  std::vector<SumLane> lanes_;
+  std::int64_t length_ = 0;  // of a piece
+};
 
 }  // namespace
 
@@ -190,19 +232,18 @@ bool sums_along_chain(const std::vector<Tensor>& parts, Device home) {
   return parts.size() > 1;
 }
 
+std::unique_ptr<SectionSum> chain_sum(const std::vector<Device>& devices, Device home, DType dtype,
+                                      std::int64_t count) {
+  return std::make_unique<ChainSum>(devices, home, dtype, count);
+}
+
 void sum_along_chain(const std::vector<Tensor>& parts, const Tensor& sum) {
   NoGrad off;
   const KeepDevice turns;
-  std::vector<SumLane> lanes = make_lanes(parts, sum);
-  try {
-    for (SumLane& lane : lanes) lane.begin(sum.dtype());
-    for (std::size_t k = 0; k < lanes[0].pieces(); k += kTurns)
-      for (SumLane& lane : lanes) lane.pass(k);
-    for (SumLane& lane : lanes) lane.end();
-  } catch (...) {
-    for (const SumLane& lane : lanes) lane.settle_all();
-    throw;
-  }
+  std::vector<Device> devices;
+  for (const Tensor& part : parts) devices.push_back(part.device());
+  ChainSum by(devices, sum.device(), sum.dtype(), sum.count());
+  sum_one(by, parts, sum);
 }
 
 }  // namespace lockstep::detail

@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
-#include "lockstep/tensor/tensor.h"
+#include "lockstep/tensor/nn/section_sum.h"
 
 namespace lockstep::detail {
 
@@ -16,13 +17,15 @@ bool sums_by_owners(const std::vector<Tensor>& parts, Device home);
 // least 1.
 std::size_t owner_rounds(std::size_t bytes, std::size_t places);
 
-// Writes ((parts[0] + parts[1]) + …) to `sum`, with the bits of separate additions. Each part lies on a device of its
-// own; all are flat, contiguous, of one dtype and as long as `sum`. The devices besides home own a share each: in every
-// round an owner receives a piece of all other parts, sums them, and home takes the sum. So every link carries the
-// bytes once in each direction. Of two devices home owns all, and sums what arrives. What the parts of owners hold
-// afterwards is not specified. `rounds` is a request, 0 for owner_rounds: pieces are whole units of memory, and of a
-// fixed size where work is done at once. Does not block; work that is enqueued later on the current streams of the
-// devices comes after it.
+// Of sections of `longest` elements at most. The devices besides home own a share of each: in every round an owner
+// receives a piece of all other parts, sums them, and home takes the sum. So every link carries the bytes once in each
+// direction. A section is a round (a longer one several), and home takes its sum while the owners receive the next. Of
+// two devices home owns all, and sums what arrives.
+std::unique_ptr<SectionSum> owner_sum(const std::vector<Device>& devices, Device home, DType dtype,
+                                      std::int64_t longest);
+
+// The sum of one section, in `rounds` rounds: a request, 0 for owner_rounds; pieces are whole units of memory, and of a
+// fixed size where work is done at once.
 void sum_by_owners(const std::vector<Tensor>& parts, const Tensor& sum, std::size_t rounds = 0);
 
 }  // namespace lockstep::detail

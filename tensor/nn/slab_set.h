@@ -22,8 +22,9 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
     ParameterBody* body;  // null when it is gone or has left
     int slab;
     std::size_t offset_bytes, bytes;
-    Ref<Storage> home;  // its slice at home
-    Ref<Storage> grad;  // its slice of the summed gradients, once there are any
+    Ref<Storage> home;        // its slice at home
+    Ref<Storage> grad;        // its slice of the summed gradients, once there are any
+    bool in_section = false;  // a backward that runs sums its gradients meanwhile; under reduce_mutex
   };
   struct Slab {
     DType dtype;
@@ -65,6 +66,9 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
   std::vector<Entry> entries;
   std::vector<Slab> slabs;
   TransferStats reduced;  // under reduce_mutex
+  // Streams on which sums go beside a backward; one backward at a time has them. Under reduce_mutex.
+  std::map<Device, Stream> sum_streams;
+  bool sums_beside = false;
 
   // What the last refresh was asked to use, and gradients go by; null: copies. Under reduce_mutex; for who has no lock,
   // which one it is.

@@ -110,8 +110,8 @@ Seconds predicted(const simulate::Machine& machine, const std::vector<Device>& d
 
 TEST_CASE("8 GPUs on a switch: a refresh and the gradients take little more than the bytes over one port") {
   const double port = static_cast<double>(kGigabyte) / 396e9;
-  // Of the gradients' time the backward itself is 0.18 and 0.35: filling 1 GB, and the host's calls for the parameters.
-  for (const auto& [parameters, most] : {std::pair(16, 1.5), std::pair(161, 1.68)}) {
+  // Of the gradients' time 0.08 are until the first ones are there, since home's thread enqueues copies to all others.
+  for (const auto& [parameters, most] : {std::pair(16, 1.57), std::pair(161, 1.55)}) {
     const Seconds found = predicted(machine_of("8xh200-nvswitch"), first_devices(8), parameters, kGigabyte);
     CAPTURE(parameters, found.refresh / port, found.gradients / port);
     CHECK(found.refresh >= port);
@@ -151,8 +151,9 @@ TEST_CASE("8 GPUs on a switch: a sum along a chain takes the bytes over one port
   CHECK(found <= 1.42 * port);
 }
 
-// The backward itself and the calls of the host are in it, which weigh more the fewer bytes there are. Along a chain,
-// where each of 8 devices waits for the calls of the others, these were 52, 19.6 and 5.3; of two devices 1.6.
+// The backward itself and the calls of the host are in it, which weigh more the fewer bytes there are: this backward
+// has one kernel for each parameter, while a section of 8 devices takes the host 0.4 ms. All at once after the backward
+// 64, 250 and 500 MB took 5.5, 2.3 and 1.85, 1 GB of two devices 1.2.
 TEST_CASE("GPUs on a switch: gradients of middling size come home by owners, or along short chains") {
   struct Row {
     int devices;
@@ -160,8 +161,8 @@ TEST_CASE("GPUs on a switch: gradients of middling size come home by owners, or 
     double most;
   };
   for (const Row& row :
-       {Row{8, 16'000'000, 20}, Row{8, 64'000'000, 5.5}, Row{8, 250'000'000, 2.3}, Row{8, 500'000'000, 1.85},
-        Row{6, 600'000'000, 1.56}, Row{4, 250'000'000, 1.72}, Row{3, 100'000'000, 2.1}, Row{2, kGigabyte, 1.2}}) {
+       {Row{8, 16'000'000, 20}, Row{8, 64'000'000, 6.8}, Row{8, 250'000'000, 3.8}, Row{8, 500'000'000, 1.95},
+        Row{6, 600'000'000, 1.68}, Row{4, 250'000'000, 1.84}, Row{3, 100'000'000, 2.2}, Row{2, kGigabyte, 1.1}}) {
     const double port = static_cast<double>(row.bytes) / 396e9;
     const double gradients =
         predicted(machine_of("8xh200-nvswitch"), first_devices(row.devices), 16, row.bytes).gradients;
@@ -169,6 +170,46 @@ TEST_CASE("GPUs on a switch: gradients of middling size come home by owners, or 
     CHECK(gradients >= port);
     CHECK(gradients <= row.most * port);
   }
+}
+
+// Layers of which each computes for longer than its gradient is on its way. After the backward one section is left to
+// be summed, a ninth of all. Were all summed after the backward, 1.63 would not be hidden.
+TEST_CASE("8 GPUs on a switch: the gradients of all but the first layers come home while the backward computes") {
+  struct Layers : Module<Layers> {
+    std::vector<Linear> all;
+    Layers() {
+      for (int i = 0; i < 20; ++i) all.emplace_back(Linear(2048, 2048));
+    }
+    Tensor forward(const Tensor& x) const {
+      Tensor y = x;
+      for (const Linear& layer : all) y = relu(layer(y));
+      return sum(y, {1});
+    }
+    void members(Members& m) override { m("all", all); }
+  };
+  const simulate::Machine machine = machine_of("8xh200-nvswitch");
+  const LinkedAs linked(machine);
+  const std::vector<Device> devices = first_devices(8);
+  Layers layers;
+  std::size_t bytes = 0;
+  for (const Parameter& parameter : layers.parameters()) bytes += parameter.tensor().bytes();
+  DataParallel model(std::move(layers), {.devices = devices});
+  const Tensor x = zeros({8 * 2048, 2048}, {.device = devices[0]});
+  simulate::Nanoseconds exposed = 0;
+  for (int round = 0; round < 3; ++round) {
+    const Tensor loss = sum(model(x));
+    model.zero_grad();
+    for (const Device device : devices) synchronize(device);
+    record::restart();
+    record::mark("step");
+    loss.backward();
+    for (const Device device : devices) synchronize(device);
+    record::mark("step");
+    exposed = simulate::simulate(simulate::parse_recording(record::text(), "layers"), machine).exposed();
+  }
+  const double port = static_cast<double>(bytes) / 396e9;
+  CAPTURE(static_cast<double>(exposed) * 1e-9 / port);
+  CHECK(static_cast<double>(exposed) * 1e-9 <= 0.5 * port);
 }
 
 // A mirror that passes on what it receives has 1.43 of a slot's rate for both: 2 / 1.43 = 1.40 of the time of one way.
@@ -180,7 +221,7 @@ TEST_CASE("4 GPUs on PCIe: the same against a slot's rate, which copies both way
   CHECK(found.refresh >= slot);
   CHECK(found.refresh <= 1.45 * slot);
   CHECK(found.gradients >= slot);
-  CHECK(found.gradients <= 1.1 * 2 / 1.43 * slot);
+  CHECK(found.gradients <= 1.07 * 2 / 1.43 * slot);
 }
 
 // Gradients go from neighbour to neighbour in the list. From 3 to 4 and from 7 to 0 there is no line, and the ways over
@@ -193,7 +234,7 @@ TEST_CASE("a hybrid mesh: a refresh takes all lines out of home, gradients two o
   CHECK(found.refresh >= ports);
   CHECK(found.refresh <= 1.45 * ports);
   CHECK(found.gradients >= ports);
-  CHECK(found.gradients <= 4.1 * ports);  // 0.2 of it the backward, on memory that is slow beside six lines
+  CHECK(found.gradients <= 3.8 * ports);
 }
 
 // Each way between two switches, and the one between the sockets, carries the bytes once, whatever the list looks like.
