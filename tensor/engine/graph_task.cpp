@@ -122,6 +122,9 @@ void GraphTask::forget() noexcept {
 
 void GraphTask::expect_gradients() {
   if (!sink_ || workers_.size() == 1) return;
+  // Where the work of replicas is over when a call returns there is nothing to do beside it.
+  if (std::ranges::any_of(states_, [](const State& state) { return state.owner && state.node->stream->synchronous; }))
+    return;
   std::vector<std::uint64_t> first_use(states_.size(), ~std::uint64_t{0});
   for (const State& state : states_) {
     for (std::uint32_t e = 0; e < state.node->edges().size(); ++e)

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <memory>
 #include <thread>
 
 #include "lockstep/runtime/memory/allocator.h"
@@ -32,6 +33,18 @@ struct SectionedNet : Module<SectionedNet> {
     }
   }
   void members(Members& m) override { m("all", all); }
+};
+
+// One on three devices, each with its copy.
+struct OnThree {
+  const std::vector<Device>& devices = (support::needs_devices(3), three_devices());
+  SectionedNet net;
+  std::unique_ptr<const ModuleSlots> slots;
+  OnThree() {
+    net.to(devices[0]);
+    slots = std::make_unique<const ModuleSlots>(net);
+    slots->refresh(devices);
+  }
 };
 
 struct Uses {
@@ -123,7 +136,9 @@ TEST_CASE("a sum over the replicas begins while their backwards still run, and h
         };
         std::vector<Tensor> expected;
         net.zero_grad();
-        total_over(net, devices, uses, expected).backward();
+        Tensor total = total_over(net, devices, uses, expected);
+        if (round == 1) total = total.to(Device::cpu());  // whose nodes the calling thread runs
+        total.backward();
         CHECK(begun == (asynchronous() ? static_cast<int>(devices.size()) : 0));
         CHECK(wrong(net, expected) == 0);
         CHECK(slots.reduced().bytes > 0);
@@ -133,12 +148,9 @@ TEST_CASE("a sum over the replicas begins while their backwards still run, and h
 }
 
 TEST_CASE("sections come on top of what is there, leave what somebody holds, and show hooks the sum") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   std::vector<Tensor> first, second, third;
   total_over(net, devices, {.seed = 1}, first).backward();
   const Tensor held = net.all[4].grad();
@@ -168,12 +180,9 @@ TEST_CASE("sections come on top of what is there, leave what somebody holds, and
 }
 
 TEST_CASE("parameters that some replicas do not use, or that get no gradient, leave the others' sections as they are") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   std::vector<Tensor> expected;
   Uses uses{.seed = 4};
   uses.used = [](std::size_t device, std::size_t parameter) {
@@ -197,20 +206,17 @@ TEST_CASE("parameters that some replicas do not use, or that get no gradient, le
 }
 
 TEST_CASE("a backward that fails when sums have begun leaves nothing behind") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   for (int round = 0; round < 2; ++round) {
     std::vector<Tensor> expected;
-    const std::uint64_t before = slots.reduced().copies;
+    const std::uint64_t before = on.slots->reduced().copies;
     std::atomic<bool> begun{false};
     Uses failing{.seed = round};
     failing.last = [&](std::size_t device) {
       if (device != 1) return;
-      begun = !asynchronous() || eventually([&] { return slots.reduced().copies > before; });
+      begun = !asynchronous() || eventually([&] { return on.slots->reduced().copies > before; });
       throw InvalidArgument("enough");
     };
     CHECK_THROWS_AS(total_over(net, devices, failing, expected).backward(), InvalidArgument);
@@ -223,12 +229,9 @@ TEST_CASE("a backward that fails when sums have begun leaves nothing behind") {
 }
 
 TEST_CASE("sums go on streams of their own, not behind what a device computes") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   std::vector<Tensor> expected;
   const Tensor total = total_over(net, devices, {}, expected);
   finish(devices);
@@ -248,12 +251,9 @@ TEST_CASE("sums go on streams of their own, not behind what a device computes") 
 }
 
 TEST_CASE("the sum waits for who reads at home, also where home takes no part in the backward") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   std::vector<Tensor> first, second;
   total_over(net, devices, {.seed = 1}, first).backward();
   Tensor total;
@@ -295,12 +295,9 @@ TEST_CASE("parameters without elements are in a section like others, wherever th
 }
 
 TEST_CASE("a section for which there is no memory while the backward runs is summed after it") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   std::vector<Tensor> expected;
   total_over(net, devices, {.seed = 1}, expected).backward();
   net.zero_grad();
@@ -318,22 +315,19 @@ TEST_CASE("a section for which there is no memory while the backward runs is sum
   empty_cache(devices[1]);
   if (asynchronous())
     set_memory_limit(devices[1], memory_stats(devices[1]).in_use_bytes + (4 << 20));  // a section takes more
-  const std::uint64_t before = slots.reduced().copies;
+  const std::uint64_t before = on.slots->reduced().copies;
   trace::start();
   total.backward();
   trace::stop();
   CHECK(tried);
-  CHECK(slots.reduced().copies > before);
+  CHECK(on.slots->reduced().copies > before);
   CHECK(wrong(net, expected) == 0);
 }
 
 TEST_CASE("a hook's backward over parameters whose gradients are being summed is refused, and nothing is left behind") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   if (!asynchronous()) return;
   std::vector<Tensor> expected, inner;
   const Tensor again = total_over(net, devices, {.seed = 2}, inner);
@@ -348,12 +342,9 @@ TEST_CASE("a hook's backward over parameters whose gradients are being summed is
 }
 
 TEST_CASE("two backwards at once, over different parameters of one module, have sections in one of them at most") {
-  support::needs_devices(3);
-  const std::vector<Device>& devices = three_devices();
-  SectionedNet net;
-  net.to(devices[0]);
-  const ModuleSlots slots(net);
-  slots.refresh(devices);
+  OnThree on;
+  const std::vector<Device>& devices = on.devices;
+  SectionedNet& net = on.net;
   for (int round = 0; round < 3; ++round) {
     std::vector<Tensor> expected[2];
     Tensor totals[2];
