@@ -20,6 +20,7 @@ struct OwnedGradient {
   bool differentiable;  // of a backward with create_graph
   Tensor matrix;        // either this
   SparseGradient rows;  // or this
+  bool nested = false;  // another backward over the leaf is not over: this one runs in a hook of it
 };
 
 // A gradient of one replica of several that a backward may bring: of a node that it will run, on that stream. It is
@@ -57,9 +58,10 @@ class LOCKSTEP_API LeafOwner {
   // Keeps the owner while a backward runs; null when it is being destroyed. Throws InvalidArgument when the leaf must
   // not be trained.
   virtual std::shared_ptr<LeafOwner> hold() = 0;
-  // One call at a time trains a leaf (a call may claim it again): Error when another one does.
-  virtual void claim(std::uint64_t call) = 0;
-  virtual void unclaim() = 0;
+  // One call at a time trains a leaf: Error when another one does. Of several backwards of a call that are under way at
+  // once, one in a hook of the other, false for all but the first. Each begin that did not throw has one end.
+  virtual bool begin_backward(std::uint64_t call, const void* backward) = 0;
+  virtual void end_backward(const void* backward) = 0;
   // Of a backward that reaches mirrors, outside of replicas. All owners in one graph have one sink.
   virtual GradientSink& sink() = 0;
 

@@ -46,11 +46,17 @@ LeafOwner* GraphTask::Claims::hold(LeafOwner* owner) {
 }
 
 void GraphTask::Claims::claim(std::uint64_t call) {
-  for (; claimed < owners.size(); ++claimed) owners[claimed]->claim(call);
+  while (claimed < owners.size()) {
+    LeafOwner* const owner = owners[claimed].get();
+    const bool first = owner->begin_backward(call, this);
+    ++claimed;
+    if (!first) nested.push_back(owner);
+  }
+  std::ranges::sort(nested);
 }
 
 void GraphTask::Claims::release() {
-  while (claimed > 0) owners[--claimed]->unclaim();
+  while (claimed > 0) owners[--claimed]->end_backward(this);
   owners.clear();
 }
 
@@ -136,7 +142,7 @@ void GraphTask::expect_gradients() {
   std::vector<ExpectedGradient> expected;
   for (std::size_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
-    if (!state.owner) continue;
+    if (!state.owner || claims_.has_nested(state.owner)) continue;
     Node* leaf = state.node->is_leaf() ? state.node : state.node->edges()[0].node.get();
     expected.push_back({static_cast<LeafNode*>(leaf), &stream_of(*state.node), first_use[i]});
   }
@@ -308,7 +314,8 @@ void GraphTask::give_to_sink(const State& state, Tensor matrix, SparseGradient r
                          state.owner != nullptr,
                          mode_.create_graph,
                          std::move(matrix),
-                         std::move(rows)};
+                         std::move(rows),
+                         claims_.has_nested(state.owner)};
   sink_->arrive(gradient);
   std::lock_guard lock(mutex_);
   owned_.push_back(std::move(gradient));

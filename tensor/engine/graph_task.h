@@ -1,6 +1,7 @@
 // One backward: which nodes take part, what each still waits for, and who runs them.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -90,9 +91,11 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   // The owners of the leaves this backward trains. Until it ends they stay, whatever becomes of their modules.
   struct Claims {
     std::vector<std::shared_ptr<LeafOwner>> owners;
-    std::size_t claimed = 0;            // the first so many
-    LeafOwner* hold(LeafOwner* owner);  // null when there is none, or it is going
+    std::vector<const LeafOwner*> nested;  // of those: another backward trains them already; sorted
+    std::size_t claimed = 0;               // the first so many
+    LeafOwner* hold(LeafOwner* owner);     // null when there is none, or it is going
     void claim(std::uint64_t call);
+    bool has_nested(const LeafOwner* owner) const { return std::ranges::binary_search(nested, owner); }
     void release();
     ~Claims() { release(); }
   };

@@ -29,15 +29,16 @@ Tensor matrix_of(const OwnedGradient& gradient) {
 // The training of the parameters, as by a backward.
 class Claims {
  public:
-  explicit Claims(const std::vector<OwnedGradient>& gradients) {
+  explicit Claims(std::vector<OwnedGradient>& gradients) {
     const std::uint64_t call = thread_context().training_call;
     const std::uint64_t mine = call ? call : next_training_call();
     bodies_.reserve(gradients.size());
     try {
-      for (const OwnedGradient& gradient : gradients) {
-        if (!body_of(gradient)) continue;
-        body_of(gradient)->claim(mine);
-        bodies_.push_back(body_of(gradient));
+      for (OwnedGradient& gradient : gradients) {
+        ParameterBody* const body = body_of(gradient);
+        if (!body) continue;
+        gradient.nested = !body->begin_backward(mine, this);
+        bodies_.push_back(body);
       }
     } catch (...) {
       release();
@@ -50,7 +51,7 @@ class Claims {
 
  private:
   void release() {
-    for (ParameterBody* body : bodies_) body->unclaim();
+    for (ParameterBody* body : bodies_) body->end_backward(this);
   }
   std::vector<ParameterBody*> bodies_;
 };

@@ -181,8 +181,6 @@ bool GradientSections::take_streams() {
     }
     section->in_place_of_grads = SlabReduction(*set).becomes_grads(section->run);
     const std::lock_guard lock(set->reduce_mutex);
-    for (std::size_t i = section->run.begin; i < section->run.end; ++i)
-      set->entries[static_cast<std::size_t>(set->slabs[section->run.slab].entries[i])].in_section = true;
     std::vector<Device> devices = section->run.devices;
     devices.push_back(set->home());
     for (const Device device : devices)
@@ -195,7 +193,6 @@ bool GradientSections::take_streams() {
 void GradientSections::give_streams_back() {
   for (const auto& set : sets_) {
     const std::lock_guard lock(set->reduce_mutex);
-    for (SlabSet::Entry& entry : set->entries) entry.in_section = false;
     set->sums_beside = false;
   }
   sets_.clear();

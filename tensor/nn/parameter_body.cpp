@@ -183,4 +183,19 @@ void ParameterBody::unclaim() {
   --claims_;
 }
 
+bool ParameterBody::begin_backward(std::uint64_t call, const void* backward) {
+  claim(call);
+  std::lock_guard lock(claim_mutex_);
+  if (backward_ && backward_ != backward) return false;
+  backward_ = backward;
+  ++begins_;
+  return true;
+}
+
+void ParameterBody::end_backward(const void* backward) {
+  unclaim();
+  std::lock_guard lock(claim_mutex_);
+  if (backward_ == backward && --begins_ == 0) backward_ = nullptr;
+}
+
 }  // namespace lockstep

@@ -123,8 +123,11 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
 
   std::string describe() const override;  // "parameter 'conv.weight'"
   std::shared_ptr<LeafOwner> hold() override;
-  void claim(std::uint64_t call) override;
-  void unclaim() override;
+  bool begin_backward(std::uint64_t call, const void* backward) override;
+  void end_backward(const void* backward) override;
+  // Of a call that trains it, for longer than a backward.
+  void claim(std::uint64_t call);
+  void unclaim();
   GradientSink& sink() override { return replica_gradients(); }
 
   // Of those who read its elements at home; null until a module that has it is used. Set once (detail::share_gate).
@@ -144,6 +147,8 @@ class ParameterBody final : public LeafOwner, public std::enable_shared_from_thi
   std::mutex claim_mutex_;
   std::uint64_t claimed_by_ = 0;
   int claims_ = 0;
+  const void* backward_ = nullptr;  // the first of those under way
+  int begins_ = 0;                  // of that one
 };
 
 // Of the parameter whose leaf this is; null when it is nobody's any more.

@@ -62,19 +62,37 @@ bool readable_in_place(const OwnedGradient& gradient) {
 // By entry, in replica order.
 using ByEntry = std::map<int, std::vector<OwnedGradient>>;
 
+void count_copies(SlabSet& set, std::size_t bytes, std::size_t copies) {
+  const std::lock_guard lock(set.reduce_mutex);
+  set.reduced.bytes += bytes;
+  set.reduced.copies += copies;
+}
+
 // The rows of a parameter that got nothing but rows go to its grad, replica by replica.
 void append_rows(SlabSet& set, const std::vector<OwnedGradient>& gradients) {
   std::vector<SparseGradient> pieces;
   for (const OwnedGradient& gradient : gradients) {
     const SparseGradient& rows = gradient.rows;
     pieces.push_back({rows.indices.to(set.home()), rows.values.to(set.home()), rows.shape});
-    if (gradient.stream->device == set.home()) continue;
-    const std::lock_guard lock(set.reduce_mutex);
-    set.reduced.bytes += rows.indices.bytes() + rows.values.bytes();
-    set.reduced.copies += 2;
+    if (gradient.stream->device != set.home()) count_copies(set, rows.indices.bytes() + rows.values.bytes(), 2);
   }
   LeafNode& leaf = *gradients.front().leaf;
   leaf.accumulate_rows(leaf.brought_home(detail::join_rows(pieces)));
+}
+
+// Of a nested backward: the slabs are another one's. In replica order, as everywhere.
+void add_beside_slabs(SlabSet& set, std::vector<OwnedGradient>& gradients) {
+  std::vector<Tensor> here;  // all copies are under way before the first is waited for
+  for (OwnedGradient& gradient : gradients) {
+    const Tensor matrix = gradient.rows.defined() ? gradient.rows.to_dense() : std::exchange(gradient.matrix, {});
+    if (gradient.stream->device != set.home()) count_copies(set, matrix.bytes(), 1);
+    here.push_back(matrix.to(set.home()));
+  }
+  Tensor sum = std::exchange(here[0], {});
+  for (std::size_t i = 1; i < here.size(); ++i) sum.add_(here[i]);
+  LeafNode& leaf = *gradients.front().leaf;
+  if (leaf.hooks) detail::run_gradient_hooks(leaf, {&sum, 1});
+  leaf.accumulate(leaf.brought_home(sum));
 }
 
 }  // namespace
@@ -84,17 +102,6 @@ void check_like(const ParameterBody& body, const Tensor& gradient) {
                  "[backward] expected an operation that gives ", body.describe(), " a gradient like it, got ",
                  gradient.describe());
 }
-
-namespace {
-// A hook may call backward: while another one sums the gradients of a parameter, there is no place for more.
-void check_no_section(const ParameterBody& body) {
-  const std::shared_ptr<SlabSet> set = slabs_of(body);
-  const std::lock_guard lock(set->reduce_mutex);
-  if (set->entries[static_cast<std::size_t>(body.slab_entry)].in_section)
-    throw Error(cat("[backward] expected no backward over ", body.describe(),
-                    " in a hook of one that sums its gradients over the replicas"));
-}
-}  // namespace
 
 bool may_be_kept(const ParameterBody& body, const Tensor& matrix) {
   return matrix.bytes() <= kKeptBytes && matrix.contiguous_layout(body.home.memory_format()) && matrix.sole_owner();
@@ -158,6 +165,7 @@ int replica_of(const OwnedGradient& gradient) {
 struct Found {
   std::map<int, const BegunSum*> begun;  // by its first entry
   std::vector<const std::vector<OwnedGradient>*> rows_alone;
+  std::vector<std::vector<OwnedGradient>*> nested;
   std::map<int, std::vector<Device>> in_slabs;  // there, or about to be stored there
   std::set<int> in_place;                       // matrices that home reads where they are
 };
@@ -183,6 +191,8 @@ Found sort_by_way(const std::shared_ptr<SlabSet>& set, ByEntry& gradients_by_ent
     const auto all = [&](auto&& which) { return std::all_of(gradients.begin(), gradients.end(), which); };
     if (all([](const OwnedGradient& gradient) { return gradient.rows.defined(); })) {
       found.rows_alone.push_back(&gradients);
+    } else if (gradients.front().nested) {
+      found.nested.push_back(&gradients);
     } else if (all(readable_in_place)) {
       for (const OwnedGradient& gradient : gradients) check_like(*body_of(*gradient.leaf), gradient.matrix);
       found.in_place.insert(index);
@@ -200,6 +210,7 @@ Found sort_by_way(const std::shared_ptr<SlabSet>& set, ByEntry& gradients_by_ent
 
 void reduce_set(SlabSet& set, ByEntry& gradients_by_entry, const Found& found) {
   for (const std::vector<OwnedGradient>* gradients : found.rows_alone) append_rows(set, *gradients);
+  for (std::vector<OwnedGradient>* gradients : found.nested) add_beside_slabs(set, *gradients);
   SlabReduction reduction(set);
   for (std::size_t s = 0; s < set.slabs.size(); ++s) {
     const std::vector<int>& order = set.slabs[s].entries;
@@ -282,7 +293,10 @@ class ReplicaGradients final : public GradientSink {
     const Tensor& matrix = gradient.matrix;
     if (!matrix.defined()) return;
     check_like(*body_of(*gradient.leaf), matrix);
-    check_no_section(*body_of(*gradient.leaf));
+    if (gradient.nested) {  // another backward has its gradients where these would go
+      if (!matrix.sole_owner()) gradient.matrix = matrix.clone();
+      return;
+    }
     if (readable_in_place(gradient)) return;
     // Small ones are stored together at the end.
     if (may_be_kept(*body_of(*gradient.leaf), matrix)) return;

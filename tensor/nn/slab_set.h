@@ -22,9 +22,8 @@ class SlabSet : public std::enable_shared_from_this<SlabSet> {
     ParameterBody* body;  // null when it is gone or has left
     int slab;
     std::size_t offset_bytes, bytes;
-    Ref<Storage> home;        // its slice at home
-    Ref<Storage> grad;        // its slice of the summed gradients, once there are any
-    bool in_section = false;  // a backward that runs sums its gradients meanwhile; under reduce_mutex
+    Ref<Storage> home;  // its slice at home
+    Ref<Storage> grad;  // its slice of the summed gradients, once there are any
   };
   struct Slab {
     DType dtype;
