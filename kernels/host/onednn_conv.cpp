@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "lockstep/kernels/host/one_thread.h"
@@ -80,7 +81,6 @@ class Parts {
   ConvSizes sizes_;
   std::list<Convolution> convolutions_;
   std::vector<Part> parts_;
-  std::optional<Execution> alone_;     // of the only part
   std::optional<std::size_t> shared_;  // an input that all parts have as a whole is converted once
   std::size_t output_;
   std::int64_t output_elements_;
@@ -113,10 +113,7 @@ Parts::Parts(Kind kind, const ConvSizes& sizes, bool has_bias) : sizes_(sizes) {
   const std::vector<Operand>& first = convolutions_.front().operands;
   output_ = first.size() - 1;
   output_elements_ = sizes.outputs * sizes.taps();
-  if (parts_.size() == 1) {
-    alone_.emplace(convolutions_.front());
-    return;
-  }
+  if (parts_.size() == 1) return;
   const Layouts whole = plain_layouts(sizes, sizes, has_bias);
   const memory::desc& whole0 = kind == Kind::forward ? whole.x : whole.y;
   const memory::desc& whole1 = kind == Kind::grad_weight ? whole.x : whole.w;
@@ -149,22 +146,22 @@ std::shared_ptr<const PackedParts> Parts::pack(float* weights) const {
 
 void Parts::relu_of(const ConvSizes& part, float* y) const {
   const bool pixels = sizes_.channels_last;
-  const std::int64_t runs = pixels ? part.out_plane() : part.outputs;
-  const std::int64_t step = pixels ? sizes_.outputs : sizes_.out_plane(),
-                     length = pixels ? part.outputs : part.out_plane();
+  std::int64_t runs = pixels ? part.out_plane() : part.outputs, length = pixels ? part.outputs : part.out_plane();
+  const std::int64_t step = pixels ? sizes_.outputs : sizes_.out_plane();
+  if (length == step) length *= std::exchange(runs, 1);
   for (std::int64_t n = 0; n < part.batch; ++n)
     for (std::int64_t i = 0; i < runs; ++i)
       relu_in_place(y + n * sizes_.outputs * sizes_.out_plane() + i * step, length);
 }
 
 bool Parts::run(const Pointers& pointers, bool relu, const PackedParts* packed) {
-  if (alone_) {
+  if (parts_.size() == 1) {
     const lockstep::detail::ForeignCall call;
     if (!call) return false;
     const OneThread one_thread;
     Pointers ready{};
     if (packed) ready[kWeights] = packed->of_part.front();
-    if (!alone_->run(pointers, ready, relu)) relu_of(sizes_, pointers[output_]);
+    if (!Execution::of(convolutions_.front()).run(pointers, ready, relu)) relu_of(sizes_, pointers[output_]);
     return true;
   }
   Scratch scratch;
@@ -210,7 +207,7 @@ bool Parts::run_parts(const Pointers& pointers, float* converted, bool relu, con
     Pointers ready{};
     if (part.takes_shared) ready[*shared_] = converted;
     if (packed) ready[kWeights] = packed->of_part[static_cast<std::size_t>(i)];
-    if (!Execution(*part.convolution).run(at, ready, relu)) relu_of(part.sizes, at[output_]);
+    if (!Execution::of(*part.convolution).run(at, ready, relu)) relu_of(part.sizes, at[output_]);
   });
   return done;
 }

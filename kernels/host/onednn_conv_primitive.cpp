@@ -2,6 +2,7 @@
 
 #if defined(LOCKSTEP_HAVE_ONEDNN)
 
+#include <atomic>
 #include <cstring>
 
 namespace lockstep::kernels::host::onednn {
@@ -49,6 +50,11 @@ typename Primitive::primitive_desc describe_backward(const dnnl::primitive_attr&
 }
 #endif
 
+std::uint64_t next_number() {
+  static std::atomic<std::uint64_t> next{0};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
 bool is_reference(const char* implementation) { return std::strstr(implementation, "ref") != nullptr; }
 
 }  // namespace
@@ -93,7 +99,8 @@ void Operand::convert(float* from, float* to) const {
   stream().wait();
 }
 
-Convolution::Convolution(ConvKind kind, const ConvSizes& whole, const ConvSizes& s, bool has_bias, bool in_place) {
+Convolution::Convolution(ConvKind kind, const ConvSizes& whole, const ConvSizes& s, bool has_bias, bool in_place)
+    : number(next_number()) {
   using tag = memory::format_tag;
   const Layouts plain = plain_layouts(whole, s, has_bias);
   const Layouts any{in_place ? plain.x : layout({s.batch, s.channels, s.height, s.width}, tag::any),
@@ -143,6 +150,14 @@ Convolution::Convolution(ConvKind kind, const ConvSizes& whole, const ConvSizes&
     reference = is_reference(backward.impl_info_str());
     scratchpad = backward.scratchpad_desc();
   }
+}
+
+Execution& Execution::of(const Convolution& convolution) {
+  static thread_local std::unordered_map<std::uint64_t, Execution> kept;
+  constexpr std::size_t kMost = 512;
+  if (const auto found = kept.find(convolution.number); found != kept.end()) return found->second;
+  if (kept.size() >= kMost) kept.clear();
+  return kept.emplace(convolution.number, Execution(convolution)).first->second;
 }
 
 Execution::Execution(const Convolution& convolution) : convolution_(convolution) {

@@ -45,21 +45,27 @@ struct Operand {
 struct Convolution {
   Convolution(ConvKind kind, const ConvSizes& whole, const ConvSizes& part, bool has_bias, bool in_place);
 
+  std::uint64_t number;    // no other one has it, now or later
   bool reference = false;  // oneDNN has only plain loops for it
   dnnl::primitive primitive;
   std::vector<Operand> operands;
   memory::desc scratchpad;
 };
 
-// The memory objects of one execution at a time: to make them costs as much as a tiny convolution.
+// The memory objects of one execution at a time: to make them costs as much as a tiny convolution, so a thread keeps
+// those that it has used.
 class Execution {
  public:
-  explicit Execution(const Convolution& convolution);
+  // The calling thread's. Until its next call.
+  static Execution& of(const Convolution& convolution);
+
   // `ready` has the operands that are there in their inner layouts already; null: not so. False: `relu` is left to do,
   // where the result is.
   bool run(const Pointers& pointers, const Pointers& ready, bool relu);
 
  private:
+  explicit Execution(const Convolution& convolution);
+
   const Convolution& convolution_;
   std::vector<memory> plain_;
   std::unordered_map<int, memory> inner_;
