@@ -25,6 +25,8 @@ GatheredRows::GatheredRows(Communicator& communicator, const SparseGradient& min
   my_indices_ = zeros({most}, numbers);
   my_values_ = zeros(part, like);
   if (count > 0) {
+    for (const Tensor& own : {mine.indices, mine.values})
+      LOCKSTEP_EDGE(own.storage()->record_use(current_stream(own.device())));
     my_indices_.narrow(0, 0, count).copy_(mine.indices);
     my_values_.narrow(0, 0, count).copy_(mine.values);
     my_values_.mul_(1.0 / divisor);

@@ -189,6 +189,7 @@ Tensor ShardedFlat::pack(std::span<Tensor> gradients, int divisor) {
     Tensor gradient = gradients.empty() ? Tensor() : std::exchange(gradients[i], Tensor());
     if (gradient.defined()) gradient = gradient.detach().to(dtype_);
     if (member.local_gradient.defined()) {
+      LOCKSTEP_EDGE(member.local_gradient.storage()->record_use(current_stream(device)));
       if (gradient.defined()) member.local_gradient.add_(gradient);
       gradient = std::exchange(member.local_gradient, Tensor());
     }
@@ -220,6 +221,7 @@ bool ShardedFlat::has_local_gradients() const {
 }
 
 void ShardedFlat::take_gradient(const Tensor& reduced) {
+  LOCKSTEP_EDGE(reduced.storage()->record_use(current_stream(reduced.device())));
   const Tensor gradient = reduced.to(dtype_);
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& leaf = static_cast<LeafNode&>(*members_[i].parameter.body()->leaf);

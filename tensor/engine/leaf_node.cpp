@@ -22,6 +22,12 @@ Ref<Node> make_leaf(const Tensor& tensor) {
 }
 
 namespace {
+// Before rows that another stream may have written are read for the last time.
+void keep_for_current_stream(const SparseGradient& rows) {
+  for (const Tensor& part : {rows.indices, rows.values})
+    LOCKSTEP_EDGE(part.storage()->record_use(current_stream(part.device())));
+}
+
 std::string origin_of(const Node& node) {
   if (!node.is_leaf()) return cat("a result of '", node.name(), "'");
   const LeafOwner* owner = static_cast<const LeafNode&>(node).owner();
@@ -79,7 +85,10 @@ void LeafNode::accumulate(Tensor gradient) {
                  gradient.describe());
   {
     std::lock_guard lock(mutex);
-    if (sparse.defined()) grad = std::exchange(sparse, {}).to_dense();
+    if (sparse.defined()) {
+      detail::keep_for_current_stream(sparse);
+      grad = std::exchange(sparse, {}).to_dense();
+    }
     if (grad.defined()) {
       // Differentiable gradients must not be written over; others are, which keeps views of slabs in place.
       if (GradMode::enabled())
@@ -103,6 +112,7 @@ void LeafNode::accumulate_rows(SparseGradient rows) {
     if (grad.defined()) {
       detail::add_rows(grad, rows.indices, rows.values);
     } else if (sparse.defined()) {
+      detail::keep_for_current_stream(sparse);
       sparse = detail::join_rows(std::array{sparse, rows});
     } else {
       sparse = std::move(rows);

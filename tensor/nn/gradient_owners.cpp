@@ -61,10 +61,16 @@ class OwnerSum final : public SectionSum {
       places_[o].room =
           Tensor::over(Storage::allocate(places_[o].stream.device(), static_cast<std::size_t>(held) * size_of(dtype)),
                        dtype, {held}, {1});
+    // The memory may be what an earlier sum on these streams has left. Home owns alone when it stands first.
+    for (std::size_t o = first_; o < first_ + owners_; ++o) {
+      Owner& owner = places_[o];
+      LOCKSTEP_EDGE(owner.arrived.record(owner.stream));
+      LOCKSTEP_EDGE(owner.copies.wait(owner.arrived));
+    }
   }
 
   void add(const std::vector<Tensor>& parts, const Tensor& sum, const std::vector<const Event*>& ready) override {
-    // An owner reads every part, so that one event for all of them is enough; its room is from before the parts.
+    // An owner reads every part, so that one event for all of them is enough.
     const Stream& gate = first_ > 0 ? places_[0].stream : places_[0].copies;
     for (const Event* event : ready) LOCKSTEP_EDGE(gate.wait(*event));
     if (ready.empty())

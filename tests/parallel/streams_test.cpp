@@ -204,3 +204,28 @@ TEST_CASE("sparse gradients on streams of one's own") {
     nothing_to_report(devices);
   }
 }
+
+TEST_CASE("rows that are added to on another stream stay until they have been read") {
+  for (const auto& devices : device_sets()) {
+    for (const bool dense : {false, true}) {
+      Embedding table(9, 2, {.sparse = true});
+      table.to(DType::f64);
+      table.to(devices[0]);
+      const DataParallel net(table, {.devices = devices});
+      const Tensor words = from_data(std::vector<std::int64_t>{1, 2, 3, 4}, {4});
+      net(words).sum().backward();
+      Tensor again = net(words).sum();
+      if (dense) again = again + table.weight.on(devices[0]).sum();
+      {
+        const Aside aside(devices);
+        again.backward();
+      }
+      if (dense) {
+        CHECK(values(table.weight.grad()) == Doubles{1, 1, 3, 3, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1});
+      } else {
+        CHECK(values(table.weight.sparse_grad().values) == Doubles(16, 1));
+      }
+      nothing_to_report(devices);
+    }
+  }
+}

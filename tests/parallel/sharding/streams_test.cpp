@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -150,4 +151,42 @@ TEST_CASE("what is gathered ahead and not used is read before a step writes it")
     return values_of(net.whole_state_dict());
   });
   CHECK(different(ends) == 0);
+}
+
+TEST_CASE("gradients that add up over backwards on several streams are those of one") {
+  const auto train = [](Communicator& c, bool aside, DType reduced) {
+    FullyShardedOptions options;
+    options.mixed_precision.reduce_dtype = reduced;
+    FullyShardedDataParallel<Layer> net(Layer(3, 4, 1), c, options);
+    const Stream here = current_stream(c.device()), side(c.device());
+    for (int i = 0; i < 5; ++i) {
+      const Tensor x = noise({3, 3}, static_cast<std::uint64_t>(i + 4 * c.rank())).to(DType::f32).to(c.device());
+      const Tensor loss = loss_of(net(x));
+      std::optional<NoSync> local;
+      if (i >= 3) local.emplace(net.no_sync());  // kept by the rank until the next one
+      if (aside && i % 2 == 1) {
+        side.wait_for(here);
+        {
+          const StreamScope scope(side);
+          loss.backward();
+        }
+        here.wait_for(side);
+      } else {
+        loss.backward();
+      }
+    }
+    loss_of(net(noise({3, 3}, 20).to(DType::f32).to(c.device()))).backward();
+    synchronize(c.device());
+    Doubles all;
+    for (const Parameter& part : net.parameters()) {
+      const Doubles of = values(part.grad());
+      all.insert(all.end(), of.begin(), of.end());
+    }
+    return all;
+  };
+  for (const DType reduced : {DType::f32, DType::bf16}) {
+    const auto expected = run_ranks(2, [&](Communicator& c) { return train(c, false, reduced); });
+    const auto result = run_ranks(2, [&](Communicator& c) { return train(c, true, reduced); });
+    CHECK(result == expected);
+  }
 }

@@ -324,6 +324,29 @@ TEST_CASE("a section for which there is no memory while the backward runs is sum
   CHECK(wrong(net, expected) == 0);
 }
 
+TEST_CASE("sections of several runs share streams, and no memory") {
+  OnThree on;
+  SectionedNet& net = on.net;
+  // A parameter that is not used divides the others.
+  for (const std::vector<Device>& devices : {devices_at({0, 1}), devices_at({1, 0})}) {
+    CAPTURE(devices[0]);
+    net.to(devices[0]);
+    const ModuleSlots slots(net);
+    slots.refresh(devices);
+    const std::uint64_t before = slots.reduced().copies;
+    std::atomic<int> begun{0};
+    Uses uses{.seed = 4, .used = [](std::size_t, std::size_t parameter) { return parameter != kSectionedLayers; }};
+    uses.last = [&](std::size_t) {
+      if (asynchronous() && eventually([&] { return slots.reduced().copies > before + 1; })) ++begun;
+    };
+    std::vector<Tensor> expected;
+    net.zero_grad();
+    total_over(net, devices, uses, expected).backward();
+    CHECK(begun == (asynchronous() ? 2 : 0));
+    CHECK(wrong(net, expected) == 0);
+  }
+}
+
 TEST_CASE("a hook's backward over parameters whose gradients are on their way comes on top, in sections or not") {
   OnThree on;
   const std::vector<Device>& devices = on.devices;
