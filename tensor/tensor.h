@@ -7,6 +7,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lockstep/kernels/memory_format.h"
@@ -159,9 +161,18 @@ class LOCKSTEP_API Tensor {
   // Computes the gradients of this tensor (with respect to `gradient`, default 1 for a single element) and adds them
   // to the leaves' grad. Blocks until every node has been enqueued; the caller's current streams wait for the rest.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
-  // Runs when the gradient of this tensor is complete, before it flows on (a leaf: before it is added to grad).
-  // Must be called before the tensor is used; returns a number for remove_hook.
+  // Runs when the gradient of this tensor is complete, before it flows on (a leaf: before it is added to grad). To
+  // replace the gradient, assign to it: `x.register_hook([](Tensor& g) { g = g * 0.5; })`. Must be called before the
+  // tensor is used; returns a number for remove_hook.
   std::uint64_t register_hook(TensorHook hook) const;
+  template <class F>
+  requires(!std::is_same_v<std::remove_cvref_t<F>, TensorHook> && std::is_invocable_v<F&, Tensor&>) std::uint64_t
+      register_hook(F&& hook)
+  const {
+    static_assert(std::is_void_v<std::invoke_result_t<F&, Tensor&>>,
+                  "a hook replaces the gradient by assigning to its argument, a Tensor&: it must return void");
+    return register_hook(TensorHook(std::forward<F>(hook)));
+  }
   // Runs after the gradient of a backward has been added to this leaf's grad, in the thread that added it, once per
   // backward that reached the leaf. Returns a number for remove_hook.
   std::uint64_t register_post_accumulate_hook(std::function<void()> hook) const;
