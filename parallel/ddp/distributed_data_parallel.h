@@ -31,7 +31,19 @@
 
 namespace lockstep {
 
+template <class M, class Signature>
+class DataParallel;
+template <IsModule M>
+class DistributedDataParallel;
+
 namespace detail {
+
+template <class M>
+inline constexpr bool kSumsGradients = false;  // over replicas or ranks
+template <class M, class Signature>
+inline constexpr bool kSumsGradients<DataParallel<M, Signature>> = true;
+template <IsModule M>
+inline constexpr bool kSumsGradients<DistributedDataParallel<M>> = true;
 
 class Reducer;
 class WrappedMembers;
@@ -98,6 +110,8 @@ class LOCKSTEP_API DdpCore final : public Joinable {
 // may be replaced by another of its dtype, shape and device.
 template <IsModule M>
 class DistributedDataParallel : public Module<DistributedDataParallel<M>> {
+  static_assert(!detail::kSumsGradients<M>, "DistributedDataParallel takes a module, not one that is wrapped already");
+
  public:
   // Moves the module to the communicator's device, unless it is spread over several devices of this rank, and takes
   // over the parameters and buffers of rank 0. Throws, on every rank, InvalidArgument for a module without trainable

@@ -54,6 +54,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, Communicator& communica
 }
 
 Reducer::~Reducer() {
+  forget_shared_leaves();
   for (const Variable& variable : variables_)
     std::erase_if(leaf(variable).post_accumulate_hooks, [&](const auto& hook) { return hook.id == variable.hook; });
 }

@@ -124,6 +124,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // Called by the hooks and at the end of a backward.
   void on_gradient(std::size_t index);
   void on_backward_end(std::uint64_t number);
+  void check_only_reducer(const Variable& variable);
+  void forget_shared_leaves();
   bool reduces_backward();
   bool goes_through_forward() const;
   void begin_backward(std::uint64_t number);
@@ -220,6 +222,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool divisor_may_fall_ = false;
   std::uint64_t reductions_ = 0;  // iterations that are finished, on this rank or in its shadow
   bool settled_ = false;          // one of them, with the buckets that there are
+  bool shares_leaves_ = false;    // with another reducer, or a hook of the program's
   bool learned_ = false;          // a static graph, in an iteration of this rank
   bool shadowing_ = false;        // others' steps, without gradients
   bool rebuilt_ = false, layout_changed_ = false;

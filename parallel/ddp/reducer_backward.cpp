@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
+#include <unordered_map>
 
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/runtime/stream/capture.h"
@@ -83,6 +84,7 @@ void Reducer::on_gradient(std::size_t index) {
     fail(cat("[DistributedDataParallel] expected a static graph, but it has changed: parameter '", variable.name,
              "' (number ", index, ") was unused in the first iteration and gets a gradient now"));
   if (!reduces) return;
+  check_only_reducer(variable);
   if (!unreached_.empty()) give_away_unreached(variable.entry.device);
   ++variable.arrivals;
   if (learns_graph() || backwards_ < options_.backwards_per_forward) return;
@@ -95,6 +97,43 @@ void Reducer::on_gradient(std::size_t index) {
     if (variable.arrivals < variable.expected) return;
   }
   mark_ready(index, false);
+}
+
+namespace {
+// The leaves that several hooks wait for, by the reducer that was the last to reduce them, and in which backward.
+struct LastReduced {
+  const Reducer* by;
+  std::uint64_t backward;
+};
+struct ReducedLeaves {
+  std::mutex mutex;
+  std::unordered_map<const LeafNode*, LastReduced> all;
+};
+ReducedLeaves& reduced_leaves() {
+  static auto& leaves = *new ReducedLeaves;  // never destroyed: a reducer may outlive main
+  return leaves;
+}
+}  // namespace
+
+// Each of two would average what the other one is averaging just then.
+void Reducer::check_only_reducer(const Variable& variable) {
+  const LeafNode& node = leaf(variable);
+  if (node.post_accumulate_hooks.size() < 2) [[likely]]
+    return;
+  const std::uint64_t number = backward_number();
+  const std::lock_guard lock(reduced_leaves().mutex);
+  LastReduced& last = reduced_leaves().all.try_emplace(&node, LastReduced{this, number}).first->second;
+  if (last.backward == number && last.by != this)
+    fail(cat("[DistributedDataParallel] expected the gradient of '", variable.name,
+             "' to be reduced by one wrapper in a backward, got a loss of two wrappers of one module"));
+  last = {this, number};
+  shares_leaves_ = true;
+}
+
+void Reducer::forget_shared_leaves() {
+  if (!shares_leaves_) return;
+  const std::lock_guard lock(reduced_leaves().mutex);
+  std::erase_if(reduced_leaves().all, [&](const auto& entry) { return entry.second.by == this; });
 }
 
 // Of the backward in progress; looked for once in each.

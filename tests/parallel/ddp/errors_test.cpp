@@ -204,6 +204,30 @@ TEST_CASE("a backward that fails half way is noticed at the next forward") {
   CHECK(noticed >= 1);
 }
 
+TEST_CASE("a backward that has failed on all ranks alike leaves the communicator to the next wrapper") {
+  const auto result = run_ranks(2, [](Communicator& communicator) {
+    TwoLayers module;
+    module.to(communicator.device());
+    const Tensor x = counting({2}, communicator.device());
+    {
+      DistributedDataParallel<TwoLayers> net(module, communicator, small_buckets());
+      const auto hook = module.a.tensor().register_hook([](Tensor&) { throw Error("a hook fails"); });
+      try {
+        net(x, true).backward();
+        throw Error("the hook did not fail");
+      } catch (const Error& error) {
+        if (std::string(error.what()) != "a hook fails") throw;
+      }
+      module.a.tensor().remove_hook(hook);
+    }
+    module.zero_grad();
+    DistributedDataParallel<TwoLayers> again(module, communicator, small_buckets());
+    again(x, true).backward();
+    return values(module.b.grad());
+  });
+  for (const Doubles& gradient : result) CHECK(gradient == Doubles{1, 1, 1});
+}
+
 TEST_CASE("after an error the module can be wrapped again") {
   const auto result = run_ranks(2, [](Communicator& communicator) {
     TwoLayers module;

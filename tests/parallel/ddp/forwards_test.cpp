@@ -330,3 +330,51 @@ TEST_CASE("ranks whose gradients become ready in another order average the same 
   CHECK(different(result) == 0);
   CHECK(largest_difference(result[0], all_parameters(whole)) <= 1e-10);
 }
+
+TEST_CASE("two wrappers of one module: each backward for itself, and no loss of both") {
+  const auto grads = run_ranks(2, [](Communicator& c) {
+    Linear layer(4, 2);
+    layer.to(DType::f64);
+    layer.to(c.device());
+    const Tensor x = full({3, 4}, c.rank() + 1.0, {.dtype = DType::f64, .device = c.device()});
+    const DistributedDataParallel<Linear> a(layer, c);
+    const DistributedDataParallel<Linear> b(layer, c);
+    a(x).sum().backward();
+    b(x).sum().backward();
+    return values(layer.weight.grad());
+  });
+  for (const Doubles& grad : grads) CHECK(grad == Doubles(8, 9));  // (3 + 6) / 2, twice
+  for (const std::string& message : messages_of_ranks(2, [](Communicator& c) {
+         Linear layer(4, 2);
+         layer.to(c.device());
+         const Tensor x = ones({3, 4}, {.device = c.device()});
+         const DistributedDataParallel<Linear> a(layer, c);
+         const DistributedDataParallel<Linear> b(layer, c);
+         (a(x).sum() + b(x).sum()).backward();
+       }))
+    CHECK_THAT(message, Catch::Matchers::Contains("a loss of two wrappers of one module"));
+}
+
+TEST_CASE("rows of a backward on another stream stay until they have been gathered") {
+  const auto rows = run_ranks(2, [](Communicator& c) {
+    Embedding table(9, 2, {.sparse = true});
+    table.to(c.device());
+    const DistributedDataParallel<Embedding> net(table, c);
+    const Stream here = current_stream(c.device()), side(c.device());
+    Doubles seen;
+    for (std::int64_t i = 0; i < 3; ++i) {
+      table.zero_grad();
+      const Tensor loss = net(from_data(std::vector<std::int64_t>{i, i + c.rank()}, {2}).to(c.device())).sum();
+      side.wait_for(here);
+      {
+        const StreamScope scope(side);
+        loss.backward();
+      }
+      here.wait_for(side);
+      for (const double value : values(table.weight.sparse_grad().to_dense().sum({1}))) seen.push_back(value);
+    }
+    return seen;
+  });
+  const Doubles expected{3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0};
+  for (const Doubles& of_rank : rows) CHECK(of_rank == expected);
+}
