@@ -111,7 +111,7 @@ lockstep_status lockstep_tensor_read(const lockstep_tensor* tensor, void* data, 
   return guarded([&] {
     const NoGrad no_grad;
     const Tensor& of = needed(tensor, "tensor").tensor;
-    detail::check_given(data, "data");
+    if (bytes > 0) detail::check_given(data, "data");
     LOCKSTEP_CHECK(bytes == of.bytes(), "[C] expected room for the ", of.bytes(), " bytes of ", of, ", got ", bytes);
     const Tensor here = of.detach().to(Device::cpu()).contiguous();
     if (bytes > 0) std::memcpy(data, here.view().data, bytes);

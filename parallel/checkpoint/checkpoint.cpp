@@ -125,10 +125,10 @@ Tensor Checkpoint::load(const std::string& name) const {
 
 Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, std::int64_t count) const {
   const CheckpointIndex::Entry& entry = entry_of(*index_, name);
-  LOCKSTEP_CHECK(
-      dim >= 0 && dim < entry.shape.rank() && offset >= 0 && count >= 0 && offset + count <= entry.shape[dim],
-      "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ", offset,
-      " along dimension ", dim);
+  LOCKSTEP_CHECK(dim >= 0 && dim < entry.shape.rank() && offset >= 0 && offset <= entry.shape[dim] && count >= 0 &&
+                     count <= entry.shape[dim] - offset,
+                 "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ",
+                 offset, " along dimension ", dim);
   const NoGrad no_grad;
   if (entry.is_whole())
     return parts_->find(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
@@ -152,7 +152,8 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
 Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, std::int64_t count,
                                  MemoryFormat format) const {
   const CheckpointIndex::Entry& entry = entry_of(*index_, name);
-  LOCKSTEP_CHECK(offset >= 0 && count >= 0 && offset + count <= element_count(entry.shape),
+  const std::int64_t all = element_count(entry.shape);
+  LOCKSTEP_CHECK(offset >= 0 && offset <= all && count >= 0 && count <= all - offset,
                  "[Checkpoint] expected a run of the elements of ", entry.shape, " for ", quote_name(name), ", got ",
                  count, " from ", offset);
   const NoGrad no_grad;

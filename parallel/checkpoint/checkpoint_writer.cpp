@@ -11,6 +11,7 @@
 #include "lockstep/parallel/checkpoint/write_step.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/service_thread.h"
+#include "lockstep/runtime/utf8.h"
 
 namespace lockstep {
 
@@ -60,6 +61,10 @@ class CheckpointWriter::Writing {
     try {
       LOCKSTEP_CHECK(step >= 0, "[", kWriterName, "] expected a step, got ", step);
       detail::check_entries(entries);
+      for (const auto& [key, value] : values)
+        LOCKSTEP_CHECK(detail::is_utf8(key) && detail::is_utf8(value), "[", kWriterName,
+                       "] expected values in UTF-8, got '", detail::replaced_utf8(key), "': '",
+                       detail::replaced_utf8(value), '\'');
     } catch (const InvalidArgument& error) {  // thrown below: the other ranks save, and their threads hear of it
       next.refusal = detail::reason_of(error);
       refusal = std::current_exception();

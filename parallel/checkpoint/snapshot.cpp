@@ -7,6 +7,7 @@
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/order/order.h"
+#include "lockstep/runtime/utf8.h"
 #include "lockstep/tensor/io/safetensors_header.h"
 
 namespace lockstep::detail {
@@ -23,20 +24,24 @@ void check_entries(const std::vector<CheckpointEntry>& entries) {
   std::set<std::string> names;
   for (const CheckpointEntry& each : entries) {
     const std::string name = quote_name(each.name);
+    LOCKSTEP_CHECK(is_utf8(each.name), "[CheckpointWriter] expected names in UTF-8, got '", replaced_utf8(each.name),
+                   '\'');
     LOCKSTEP_CHECK(each.tensor.defined(), "[CheckpointWriter] expected a tensor for ", name, ", got an undefined one");
     LOCKSTEP_CHECK(names.insert(each.name).second, "[CheckpointWriter] expected every name once, got ", name, " twice");
     if (!each.shard) continue;
     const TensorShard& shard = *each.shard;
     const Shape& part = each.tensor.shape();
     if (shard.dim == TensorShard::kElements) {
-      LOCKSTEP_CHECK(part.rank() == 1 && shard.offset >= 0 && shard.offset + part[0] <= element_count(shard.shape) &&
+      LOCKSTEP_CHECK(part.rank() == 1 && shard.offset >= 0 && part[0] <= element_count(shard.shape) &&
+                         shard.offset <= element_count(shard.shape) - part[0] &&
                          (shard.format == MemoryFormat::contiguous || shard.shape.rank() == 4),
                      "[CheckpointWriter] expected a run of the elements of ", shard.shape, " from ", shard.offset,
                      " for ", name, ", got ", part);
       continue;
     }
     bool fits = shard.dim >= 0 && shard.dim < shard.shape.rank() && part.rank() == shard.shape.rank() &&
-                shard.offset >= 0 && shard.offset + part[shard.dim] <= shard.shape[shard.dim];
+                shard.offset >= 0 && part[shard.dim] <= shard.shape[shard.dim] &&
+                shard.offset <= shard.shape[shard.dim] - part[shard.dim];
     for (int dim = 0; fits && dim < part.rank(); ++dim) fits = dim == shard.dim || part[dim] == shard.shape[dim];
     LOCKSTEP_CHECK(fits, "[CheckpointWriter] expected a part of ", shard.shape, " along dimension ", shard.dim,
                    " from ", shard.offset, " for ", name, ", got ", part);

@@ -10,7 +10,7 @@ std::vector<std::string> compare_notes(Communicator& communicator, const std::st
   for (std::size_t r = 0; r < all.size(); ++r) {
     const char kind = all[r].empty() ? '\0' : all[r][0];
     LOCKSTEP_CHECK(kind == kText || kind == kProblem, "[", op, "] expected every rank to make this call, but rank ", r,
-                   " does something else, and says '", all[r], "'");
+                   " makes another one", all[r].empty() ? "" : cat(", with '", all[r], "'"));
     all[r].erase(0, 1);
     LOCKSTEP_CHECK(kind == kText, "[", op, "] rank ", r, ": ", all[r]);
   }

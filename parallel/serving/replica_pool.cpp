@@ -60,9 +60,12 @@ void check_serving(const ReplicaPoolOptions& options) {
   const Padding& padding = *options.padding;
   LOCKSTEP_CHECK(padding.dim > 0, "[ReplicaPool] expected padding of a dimension from 1 on, got ", padding.dim);
   LOCKSTEP_CHECK(!padding.tensors.empty(), "[ReplicaPool] expected padding of at least one tensor, got none");
-  LOCKSTEP_CHECK(std::is_sorted(padding.sizes.begin(), padding.sizes.end()) &&
-                     (padding.sizes.empty() || padding.sizes.front() > 0),
-                 "[ReplicaPool] expected sizes to pad to in ascending order, above 0");
+  std::int64_t before = 0;
+  for (const std::int64_t size : padding.sizes) {
+    LOCKSTEP_CHECK(size > 0 && size >= before,
+                   "[ReplicaPool] expected sizes to pad to in ascending order, above 0, got ", size, " after ", before);
+    before = size;
+  }
 }
 
 void prepare_serving(const std::vector<Device>& devices) {

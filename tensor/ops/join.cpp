@@ -67,7 +67,12 @@ Out part_of(const Tensor& whole, const Dims& starts, const Shape& shape) {
 // Counts before and after by dimension.
 Tensor padded(const Tensor& x, const Dims& before, const Dims& after, double value) {
   Shape shape = x.shape();
-  for (int i = 0; i < shape.rank(); ++i) shape[i] += before[i] + after[i];
+  bool fits = true;
+  for (int i = 0; i < shape.rank(); ++i)
+    fits = fits && !__builtin_add_overflow(shape[i], before[i], &shape[i]) &&
+           !__builtin_add_overflow(shape[i], after[i], &shape[i]);
+  LOCKSTEP_CHECK(fits, "[pad] expected sizes of at most 2^63 - 1, got ", x, " with ", before, " before and ", after,
+                 " after");
   if (shape == x.shape()) return x;
   Tensor y = detail::fresh(shape, x.dtype(), x.device(), x.memory_format());
   detail::fill(y, value);
@@ -94,7 +99,8 @@ Tensor join(std::span<const Tensor> tensors, std::int64_t dim) {
     for (int i = 0; fits && i < shape.rank(); ++i) fits = i == along || tensor.shape()[i] == shape[i];
     LOCKSTEP_CHECK(fits, "[cat] expected tensors that differ along dimension ", along, " only, got ", first, " and ",
                    tensor);
-    shape[along] += tensor.shape()[along];
+    LOCKSTEP_CHECK(!__builtin_add_overflow(shape[along], tensor.shape()[along], &shape[along]),
+                   "[cat] expected a size of at most 2^63 - 1 along dimension ", along, ", got tensors like ", tensor);
     promotes |= tensor.dtype() != dtype;
     dtype = promote_types(dtype, tensor.dtype());
   }

@@ -203,6 +203,8 @@ Tensor Tensor::squeeze() const {
 }
 
 Tensor Tensor::unsqueeze(std::int64_t dim) const {
+  LOCKSTEP_CHECK(dim >= -rank() - 1 && dim <= rank(), "[unsqueeze] expected a place in [", -rank() - 1, ", ",
+                 rank() + 1, ") for a dimension beside those of ", *this, ", got ", dim);
   const int at = normalize_dim("unsqueeze", dim, rank() + 1);
   Shape shape = this->shape();
   Strides strides = this->strides();

@@ -141,8 +141,8 @@ void Optimizer::append_group(const std::vector<Parameter>& parameters) {
     LOCKSTEP_CHECK(parameters[i].defined(), "[", name_, "] expected parameters, got an absent one at index ", i,
                    " of group ", groups_);
     const auto [known, added] = seen.emplace(parameters[i].body(), groups_);
-    LOCKSTEP_CHECK(added, "[", name_, "] expected each parameter once, got '", parameters[i].name(),
-                   "' again at index ", i, " of group ", groups_, "; it is in group ", known->second);
+    LOCKSTEP_CHECK(added, "[", name_, "] expected each parameter once, got ", parameters[i].body()->describe(),
+                   " again at index ", i, " of group ", groups_, "; it is in group ", known->second);
   }
   const std::size_t count = parameters_.size() + parameters.size();
   std::vector<State> states(parameters.size());

@@ -1,6 +1,8 @@
 // What is saved is loaded, by as many ranks as it may be.
 #include "lockstep/parallel/checkpoint/checkpoint.h"
 
+#include <limits>
+
 #include "lockstep/parallel/checkpoint/checkpoint_writer.h"
 #include "lockstep/parallel/checkpoint/crc32.h"
 #include "lockstep/tensor/io/safetensors.h"
@@ -78,6 +80,10 @@ TEST_CASE("a checkpoint has whole tensors once and shards from their owners, and
       }
     CHECK(values(found->load("model.w", 1, 1, 1)) == values(counting({4, 2}).narrow(1, 1, 1)));
     CHECK_THROWS_AS(found->load("rows", 0, 8, 3), InvalidArgument);
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    CHECK_THROWS_AS(found->load("rows", 0, kMost, 1), InvalidArgument);
+    CHECK_THROWS_AS(found->load("rows", 0, 1, kMost), InvalidArgument);
+    CHECK_THROWS_AS(found->load_elements("rows", kMost, 5), InvalidArgument);
     CHECK_THROWS_AS(found->load("other"), InvalidArgument);
     // Every file is one of the format; whole tensors are in that of rank 0.
     int with_w = 0;

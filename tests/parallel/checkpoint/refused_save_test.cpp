@@ -1,5 +1,6 @@
 // A save that one rank alone refuses: the others hear of it, and all go on with the same steps.
 #include <functional>
+#include <limits>
 
 #include "lockstep/parallel/checkpoint/checkpoint_writer.h"
 #include "parallel/checkpoint/seen.h"
@@ -42,7 +43,10 @@ const std::vector<Mistake>& mistakes() {
       {[](auto&, Entries& entries) { entries[0].tensor = Tensor(); },
        "expected a tensor for 'w', got an undefined one"},
       {[](auto&, Entries& entries) { entries[1].name = "w"; }, "expected every name once, got 'w' twice"},
+      {[](auto&, Entries& entries) { entries[1].name = "a\xff"; }, "expected names in UTF-8, got 'a\xef\xbf\xbd'"},
       {[](auto&, Entries& entries) { entries[1].shard->offset += 1000; }, "expected a part of ["},
+      {[](auto&, Entries& entries) { entries[1].shard->offset = std::numeric_limits<std::int64_t>::max(); },
+       "expected a part of ["},
       {[](std::int64_t& step, Entries&) { step = -7; }, "expected a step, got -7"}};
   return all;
 }

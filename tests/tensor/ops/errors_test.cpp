@@ -1,4 +1,6 @@
 // What does not fit is an InvalidArgument that names the operation and both sides, thrown before anything is computed.
+#include <limits>
+
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/tensor/ops/factory.h"
 #include "lockstep/tensor/ops/ops.h"
@@ -65,6 +67,12 @@ TEST_CASE("shapes that do not fit") {
   check_refused([&] { sum_to(a, {2}); }, {"[sum_to]", "[2, 3]", "[2]"});
   check_refused([&] { pad(a, 0, -1, 0); }, {"[pad]", "-1"});
   check_refused([&] { pad(a, {1, 0, -1, 2}); }, {"[pad]", "[1, 0, -1, 2]", "f32[2, 3]"});
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  check_refused([&] { pad(a, 1, kMost, kMost); }, {"[pad]", "2^63", "f32[2, 3]", "9223372036854775807"});
+  check_refused([&] { pad(a, {kMost, 0}); }, {"[pad]", "2^63", "f32[2, 3]"});
+  const Tensor long_one = zeros({1}).expand({kMost});
+  check_refused([&] { cat({long_one, long_one}); }, {"[cat]", "2^63", "9223372036854775807"});
+  check_refused([&] { v.unsqueeze(3); }, {"[unsqueeze]", "[-2, 2)", "f32[7]", "3"});
   check_refused([&] { pad(v, {1, 0, 1}); }, {"[pad]", "[1, 0, 1]"});
   check_refused([&] { pad(v, {1, 0, 1, 0}); }, {"[pad]", "[1, 0, 1, 0]", "f32[7]"});
   check_refused([&] { repeat(a, {2}); }, {"[repeat]", "[2]", "f32[2, 3]"});
