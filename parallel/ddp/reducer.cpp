@@ -95,6 +95,7 @@ void Reducer::build_buckets(std::vector<int> order) {
       variables_[index].bucket = static_cast<int>(b);
       variables_[index].slot = s;
       if (!moving[index].defined()) continue;
+      LOCKSTEP_EDGE(moving[index].storage()->record_use(current_stream(moving[index].device())));
       Tensor place = buckets[b].gradient(s);
       place.copy_(moving[index]);
       leaf(variables_[index]).grad = place;
@@ -202,6 +203,7 @@ void Reducer::store(Variable& variable) {
       fail(cat("[DistributedDataParallel] expected the gradient of '", variable.name, "' to be as it was wrapped, ",
                place, ", got ", held, ": the module was moved between forward and backward"));
     if (variable.unused && in_bucket(variable)) variable.kept = place.clone();
+    LOCKSTEP_EDGE(held.storage()->record_use(current_stream(held.device())));
     const Tensor gradient = held.detach();
     const double factor = hooked() ? 1.0 : 1.0 / divisor_;
     const bool in_place = gradient.storage().get() == place.storage().get() && gradient.strides() == place.strides();
@@ -331,7 +333,10 @@ void Reducer::finalize_unused() {
     if (!variable.unused || variable.entry.sparse) continue;
     Tensor place = part(variable);
     if (!variable.used_anywhere) {
-      if (variable.kept.defined()) place.copy_(variable.kept);
+      if (variable.kept.defined()) {
+        LOCKSTEP_EDGE(variable.kept.storage()->record_use(current_stream(place.device())));
+        place.copy_(variable.kept);
+      }
       continue;
     }
     LeafNode& leaf = Reducer::leaf(variable);

@@ -94,6 +94,7 @@ std::vector<Tensor> GraphTask::run() {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     join_streams();
     if (!owned_.empty()) sink_->finish(std::move(owned_));
+    if (GraphTask* const outer = current()) outer->join_too(*this);
     context_.sequence = thread_context().sequence;
   }
   thread_context().sequence = context_.sequence;
@@ -428,6 +429,21 @@ void GraphTask::fail(std::exception_ptr error) noexcept {
   std::lock_guard lock(mutex_);
   if (!error_) error_ = std::move(error);
   failed_ = true;
+}
+
+// Of a task that has run in a hook of this one, where other streams may be current than where this one was called. What
+// comes after this one comes after that one, too.
+void GraphTask::join_too(const GraphTask& inner) {
+  const auto join = [&](Device device) {
+    StreamBody* stream = nullptr;
+    LOCKSTEP_EDGE(stream = &current_stream(device).body());
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  };
+  const std::lock_guard lock(mutex_);
+  for (const StreamBody* stream : inner.streams_) join(stream->device);
+  for (const State& state : inner.states_)
+    if (state.owner && state.node->kind() == Node::Kind::mirror)
+      join(static_cast<const LeafNode&>(*state.node->edges()[0].node).stream->device);
 }
 
 void GraphTask::join_streams() {

@@ -129,6 +129,7 @@ class GraphTask : public std::enable_shared_from_this<GraphTask> {
   void finish_node() noexcept;
   void fail(std::exception_ptr error) noexcept;
   void join_streams();
+  void join_too(const GraphTask& inner);
   void forget() noexcept;
 
   std::vector<Root> roots_;

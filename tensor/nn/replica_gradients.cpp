@@ -85,14 +85,18 @@ void add_beside_slabs(SlabSet& set, std::vector<OwnedGradient>& gradients) {
   std::vector<Tensor> here;  // all copies are under way before the first is waited for
   for (OwnedGradient& gradient : gradients) {
     const Tensor matrix = gradient.rows.defined() ? gradient.rows.to_dense() : std::exchange(gradient.matrix, {});
-    if (gradient.stream->device != set.home()) count_copies(set, matrix.bytes(), 1);
+    const Device device = gradient.stream->device;
+    check_like(*body_of(*gradient.leaf), matrix);
+    LOCKSTEP_EDGE(matrix.storage()->record_use(current_stream(matrix.device())));
+    if (device != set.home()) count_copies(set, matrix.bytes(), 1);
     here.push_back(matrix.to(set.home()));
   }
   Tensor sum = std::exchange(here[0], {});
   for (std::size_t i = 1; i < here.size(); ++i) sum.add_(here[i]);
   LeafNode& leaf = *gradients.front().leaf;
   if (leaf.hooks) detail::run_gradient_hooks(leaf, {&sum, 1});
-  leaf.accumulate(leaf.brought_home(sum));
+  sum = leaf.brought_home(sum);
+  leaf.accumulate(std::move(sum));
 }
 
 }  // namespace
@@ -294,7 +298,8 @@ class ReplicaGradients final : public GradientSink {
     if (!matrix.defined()) return;
     check_like(*body_of(*gradient.leaf), matrix);
     if (gradient.nested) {  // another backward has its gradients where these would go
-      if (!matrix.sole_owner()) gradient.matrix = matrix.clone();
+      const MemoryFormat format = body_of(*gradient.leaf)->home.memory_format();
+      if (!(matrix.contiguous_layout(format) && matrix.sole_owner())) gradient.matrix = matrix.clone();
       return;
     }
     if (readable_in_place(gradient)) return;

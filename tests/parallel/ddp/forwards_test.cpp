@@ -378,3 +378,47 @@ TEST_CASE("rows of a backward on another stream stay until they have been gather
   const Doubles expected{3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0, 0, 0, 0, 0};
   for (const Doubles& of_rank : rows) CHECK(of_rank == expected);
 }
+
+TEST_CASE("a backward on another stream reduces what it would on the forward's") {
+  struct Three : Module<Three> {
+    Parameter a{counting({64})}, b{counting({64})}, c{counting({64})};
+    Tensor forward(const Tensor& x, bool with_c) const {
+      const Tensor y = sum(square(x * a.on(x.device()))) + sum(x * b.on(x.device()));
+      return with_c ? y + sum(c.on(x.device()) * x) : y;
+    }
+    void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+  };
+  const auto train = [](Communicator& communicator, DistributedDataParallelOptions options, bool aside) {
+    options.bucket_cap_mb = options.first_bucket_mb = 0.0005;
+    const DistributedDataParallel<Three> net(Three(), communicator, options);
+    const Device device = communicator.device();
+    const Stream here = current_stream(device), side(device);
+    Doubles seen;
+    for (int i = 0; i < 8; ++i) {
+      const Tensor x = full({64}, 1.0 + i + communicator.rank(), {.dtype = DType::f64, .device = device});
+      // The graph is the same where it is to be; gradients stay from step to step. The second forward lays out buckets.
+      const auto forward = [&] { return net(x, !options.find_unused_parameters || i == 0); };
+      Tensor loss;
+      if (i % 3 != 1) loss = forward();
+      const Stream& there = aside && i % 3 != 2 ? side : here;
+      there.wait_for(here);
+      {
+        const StreamScope scope(there);
+        if (i % 3 == 1) loss = forward();
+        loss.backward();
+      }
+      here.wait_for(there);
+      for (const Parameter& parameter : net.parameters()) seen.push_back(values(parameter.grad())[7]);
+    }
+    return seen;
+  };
+  std::vector<DistributedDataParallelOptions> all(4);
+  all[1].static_graph = true;
+  all[2].find_unused_parameters = true;
+  all[3].gradient_as_bucket_view = false;
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    CAPTURE(k);
+    const auto expected = run_ranks(2, [&](Communicator& c) { return train(c, all[k], false); });
+    CHECK(run_ranks(2, [&](Communicator& c) { return train(c, all[k], true); }) == expected);
+  }
+}

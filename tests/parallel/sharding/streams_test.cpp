@@ -161,19 +161,18 @@ TEST_CASE("gradients that add up over backwards on several streams are those of 
     const Stream here = current_stream(c.device()), side(c.device());
     for (int i = 0; i < 5; ++i) {
       const Tensor x = noise({3, 3}, static_cast<std::uint64_t>(i + 4 * c.rank())).to(DType::f32).to(c.device());
-      const Tensor loss = loss_of(net(x));
       std::optional<NoSync> local;
       if (i >= 3) local.emplace(net.no_sync());  // kept by the rank until the next one
-      if (aside && i % 2 == 1) {
-        side.wait_for(here);
-        {
-          const StreamScope scope(side);
-          loss.backward();
-        }
-        here.wait_for(side);
-      } else {
+      const Stream& there = aside && i % 2 == 1 ? side : here;
+      Tensor loss;
+      if (i != 3) loss = loss_of(net(x));
+      there.wait_for(here);
+      {
+        const StreamScope scope(there);
+        if (i == 3) loss = loss_of(net(x));
         loss.backward();
       }
+      here.wait_for(there);
     }
     loss_of(net(noise({3, 3}, 20).to(DType::f32).to(c.device()))).backward();
     synchronize(c.device());

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "lockstep/runtime/memory/allocator.h"
 #include "lockstep/runtime/topology.h"
@@ -354,15 +355,20 @@ TEST_CASE("a hook's backward over parameters whose gradients are on their way co
   for (const std::size_t parameters : {net.all.size(), std::size_t{4}}) {  // the latter are too few for sections
     for (std::size_t where = 0; where < devices.size(); ++where) {
       CAPTURE(parameters, where);
+      const std::uint64_t before = on.slots->reduced().copies;
+      std::atomic<bool> begun{false};
       const auto used = [&](std::size_t, std::size_t parameter) { return parameter < parameters; };
       std::vector<Tensor> expected, inner, later;
       const Tensor again = total_over(net, devices, {.seed = 2, .used = used}, inner);
       Uses uses{.seed = 1, .used = used};
       uses.last = [&](std::size_t device) {
-        if (device == where) again.backward();
+        if (device != where) return;
+        begun = parameters == 4 || !asynchronous() || eventually([&] { return on.slots->reduced().copies > before; });
+        again.backward();
       };
       net.zero_grad();
       total_over(net, devices, uses, expected).backward();
+      CHECK(begun);
       for (std::size_t p = 0; p < parameters; ++p) expected[p] = inner[p] + expected[p];
       CHECK(wrong(net, expected) == 0);
       net.zero_grad();
@@ -370,6 +376,46 @@ TEST_CASE("a hook's backward over parameters whose gradients are on their way co
       CHECK(wrong(net, later) == 0);
     }
   }
+}
+
+TEST_CASE("a hook's backward on streams of one's own is in order, and takes gradients of any layout") {
+  support::needs_devices(3);
+  const std::vector<Device> devices = devices_at({0, 1, 2});
+  std::vector<std::unique_ptr<StreamScope>> scopes;  // the last one ends first
+  for (const Device device : devices) scopes.push_back(std::make_unique<StreamScope>(Stream(device)));
+  {
+    SectionedNet net;
+    net.to(devices[0]);
+    const ModuleSlots slots(net);
+    slots.refresh(devices);
+    const auto inner = [&] {  // elements that lie on each other
+      Tensor total;
+      for (const Device device : devices) {
+        const Tensor here = (net.all[0].on(device).mean() + net.all[1].on(device).mean()).to(devices[0]);
+        total = total.defined() ? total + here : here;
+      }
+      return total;
+    };
+    inner().backward();
+    const Tensor first = net.all[0].grad().clone(), second = net.all[1].grad().clone();
+    for (std::size_t where = 0; where < devices.size(); ++where) {
+      CAPTURE(where);
+      const Tensor before[] = {net.all[0].grad().clone(), net.all[1].grad().clone()};
+      for (const std::size_t p : {2, 3}) net.all[p].zero_grad();
+      const auto used = [&](std::size_t, std::size_t parameter) { return parameter < 4; };
+      std::vector<Tensor> expected;
+      Tensor again = inner();
+      Uses uses{.seed = 1, .used = used};
+      uses.last = [&](std::size_t device) {
+        if (device == where) std::exchange(again, {}).backward();
+      };
+      total_over(net, devices, uses, expected).backward();
+      expected[0] = before[0] + first + expected[0], expected[1] = before[1] + second + expected[1];
+      CHECK(wrong(net, expected) == 0);
+    }
+  }
+  while (!scopes.empty()) scopes.pop_back();
+  finish(devices);
 }
 
 TEST_CASE("two backwards at once, over different parameters of one module, have sections in one of them at most") {
