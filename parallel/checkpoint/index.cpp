@@ -66,6 +66,9 @@ void check_pieces(const std::string& path, const std::string& name, CheckpointIn
     if (each.offset != end)
       reject(path, cat(quote_name(name), ": expected a part from ", end, along(entry), ", got one from ", each.offset,
                        " of rank ", each.rank));
+    if (each.count < 0 || each.count > entry.size() - end)
+      reject(path, cat(quote_name(name), ": expected a part of at most ", entry.size() - end, along(entry), " from ",
+                       end, ", got one of ", each.count));
     end += each.count;
   }
   if (end != entry.size())
@@ -150,7 +153,15 @@ void read_parts(CheckpointIndex& index) {
         const auto name = each.at("name").get<std::string>();
         CheckpointIndex::Entry entry;
         entry.dtype = dtype_of_name(file, each.at("dtype").get<std::string>());
-        for (const Json& size : each.at("shape")) entry.shape.push_back(size.get<std::int64_t>());
+        const Json& shape = each.at("shape");
+        std::int64_t elements = 1;
+        bool valid = shape.size() <= static_cast<std::size_t>(kMaxRank);
+        for (std::size_t i = 0; valid && i < shape.size(); ++i) {
+          const auto size = shape[i].get<std::int64_t>();
+          valid = size >= 0 && !__builtin_mul_overflow(elements, size, &elements);
+          entry.shape.push_back(size);
+        }
+        if (!valid) reject(file, cat(quote_name(name), ": expected a shape of a tensor, got ", shape.dump()));
         if (each.contains("elements")) {
           entry.dim = TensorShard::kElements;
           if (each.at("elements") == kChannelsLast) entry.format = MemoryFormat::channels_last;

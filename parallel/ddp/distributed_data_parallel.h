@@ -35,15 +35,21 @@ template <class M, class Signature>
 class DataParallel;
 template <IsModule M>
 class DistributedDataParallel;
+template <IsModule M>
+class FullyShardedDataParallel;
 
 namespace detail {
 
-template <class M>
-inline constexpr bool kSumsGradients = false;  // over replicas or ranks
+// Whether M, or what it derives from, sums gradients over replicas or ranks.
 template <class M, class Signature>
-inline constexpr bool kSumsGradients<DataParallel<M, Signature>> = true;
+std::true_type sums_gradients(const DataParallel<M, Signature>*);
 template <IsModule M>
-inline constexpr bool kSumsGradients<DistributedDataParallel<M>> = true;
+std::true_type sums_gradients(const DistributedDataParallel<M>*);
+template <IsModule M>
+std::true_type sums_gradients(const FullyShardedDataParallel<M>*);
+std::false_type sums_gradients(const void*);
+template <class M>
+inline constexpr bool kSumsGradients = decltype(sums_gradients(std::declval<const M*>()))::value;
 
 class Reducer;
 class WrappedMembers;

@@ -120,14 +120,16 @@ void Reducer::check_only_reducer(const Variable& variable) {
   const LeafNode& node = leaf(variable);
   if (node.post_accumulate_hooks.size() < 2) [[likely]]
     return;
-  const std::uint64_t number = backward_number();
-  const std::lock_guard lock(reduced_leaves().mutex);
-  LastReduced& last = reduced_leaves().all.try_emplace(&node, LastReduced{this, number}).first->second;
-  if (last.backward == number && last.by != this)
+  const LastReduced now{this, backward_number()};
+  LastReduced last = now;
+  {
+    const std::lock_guard lock(reduced_leaves().mutex);
+    std::swap(last, reduced_leaves().all.try_emplace(&node, now).first->second);
+  }
+  shares_leaves_ = true;
+  if (last.backward == now.backward && last.by != this)
     fail(cat("[DistributedDataParallel] expected the gradient of '", variable.name,
              "' to be reduced by one wrapper in a backward, got a loss of two wrappers of one module"));
-  last = {this, number};
-  shares_leaves_ = true;
 }
 
 void Reducer::forget_shared_leaves() {

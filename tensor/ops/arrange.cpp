@@ -63,7 +63,8 @@ Tensor repeat(const Tensor& x, const Dims& times) {
     // As a dimension before the repeated one, which a copy merges with it.
     Shape shape = y.shape(), merged = y.shape();
     shape.insert(i, times[i]);
-    merged[i] *= times[i];
+    LOCKSTEP_CHECK(!__builtin_mul_overflow(merged[i], times[i], &merged[i]),
+                   "[repeat] expected sizes of at most 2^63 - 1, got ", x, " times ", times);
     y = y.unsqueeze(i).expand(shape).reshape(merged);
   }
   return y.storage() == x.storage() ? y.clone() : y;
@@ -75,7 +76,8 @@ Tensor repeat_interleave(const Tensor& x, std::int64_t times, std::int64_t dim) 
   if (x.rank() == 0) return repeat(x, {times});
   Shape shape = x.shape(), merged = x.shape();
   shape.insert(along + 1, times);
-  merged[along] *= times;
+  LOCKSTEP_CHECK(!__builtin_mul_overflow(merged[along], times, &merged[along]),
+                 "[repeat_interleave] expected sizes of at most 2^63 - 1, got ", x, " times ", times);
   const Tensor y = x.unsqueeze(along + 1).expand(shape).reshape(merged);
   return y.storage() == x.storage() ? y.clone() : y;
 }

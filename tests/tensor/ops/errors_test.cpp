@@ -70,6 +70,8 @@ TEST_CASE("shapes that do not fit") {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   check_refused([&] { pad(a, 1, kMost, kMost); }, {"[pad]", "2^63", "f32[2, 3]", "9223372036854775807"});
   check_refused([&] { pad(a, {kMost, 0}); }, {"[pad]", "2^63", "f32[2, 3]"});
+  check_refused([&] { repeat(v, {kMost}); }, {"[repeat]", "2^63", "f32[7]"});
+  check_refused([&] { repeat_interleave(v, kMost, 0); }, {"[repeat_interleave]", "2^63", "f32[7]"});
   const Tensor long_one = zeros({1}).expand({kMost});
   check_refused([&] { cat({long_one, long_one}); }, {"[cat]", "2^63", "9223372036854775807"});
   check_refused([&] { v.unsqueeze(3); }, {"[unsqueeze]", "[-2, 2)", "f32[7]", "3"});
