@@ -112,7 +112,7 @@ template <class Term>
 void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, double* first, double* second,
               const Term& term) {
   constexpr std::int64_t kRows = 8;  // sums are taken from memory and brought back once for so many
-  // The processor does not see what comes next to who walks across rows. Measured: up to 1.7 times as fast.
+  // The processor does not see what comes next to who walks across rows. Measured: up to 1.6 times as fast.
   constexpr std::int64_t kRowsAhead = 2 * kRows, kLine = 64 / sizeof(typename Term::Element);
   for (std::int64_t n = begin; n < end; n += kRows) {
     const std::int64_t stop = std::min(n + kRows, end);
