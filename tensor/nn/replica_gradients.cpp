@@ -12,6 +12,7 @@
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/gradient_sections.h"
+#include "lockstep/tensor/ops/math_ops.h"
 #include "lockstep/tensor/ops/support.h"
 
 namespace lockstep {
@@ -92,7 +93,8 @@ void add_beside_slabs(SlabSet& set, std::vector<OwnedGradient>& gradients) {
     here.push_back(matrix.to(set.home()));
   }
   Tensor sum = std::exchange(here[0], {});
-  for (std::size_t i = 1; i < here.size(); ++i) sum.add_(here[i]);
+  // Not in place: those of a backward with create_graph may have been kept as they came.
+  for (std::size_t i = 1; i < here.size(); ++i) sum = sum + here[i];
   LeafNode& leaf = *gradients.front().leaf;
   if (leaf.hooks) detail::run_gradient_hooks(leaf, {&sum, 1});
   sum = leaf.brought_home(sum);
