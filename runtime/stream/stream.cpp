@@ -59,7 +59,7 @@ struct StreamTable {
     std::lock_guard lock(mutex);
     StreamBody* stream = slot.load(std::memory_order_acquire);
     if (!stream) {
-      stream = &StreamPool::take_or_make(device, StreamPriority::normal);
+      stream = &StreamPool::make(device, StreamPriority::normal);
       name_stream(*stream, label);
       slot.store(stream, std::memory_order_release);
     }
@@ -150,8 +150,9 @@ Stream copies_of(const Stream& stream, CopyDirection direction) {
   if (StreamBody* const found = slot.load(std::memory_order_acquire)) [[likely]]
     return *found;
   // A stream belongs to one thread at a time, but the source of a copy is asked by whoever reads it. Making one may
-  // have to wait for the device, so not under a lock.
-  StreamState& made = StreamPool::take_or_make(device, stream.priority());
+  // have to wait for the device, so not under a lock. Not one of the pool: `stream` may lie there itself, with a graph
+  // that still works on it, and so may one that has it for its copies.
+  StreamState& made = StreamPool::make(device, stream.priority());
   StreamBody* first = nullptr;
   if (!slot.compare_exchange_strong(first, &made, std::memory_order_acq_rel)) {
     StreamPool::of(device).give(made);

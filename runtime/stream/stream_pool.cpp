@@ -89,7 +89,11 @@ StreamState& StreamPool::take_or_make(Device device, StreamPriority priority) {
   Shelf& shelf = pool.shelf(priority);
   StreamState* stream = pool.take(shelf);
   if (!stream) stream = pool.take_retired(shelf);
-  return stream ? *stream : make(device, backend(device).create_stream(device.index(), priority), priority);
+  return stream ? *stream : make(device, priority);
+}
+
+StreamState& StreamPool::make(Device device, StreamPriority priority) {
+  return make(device, backend(device).create_stream(device.index(), priority), priority);
 }
 
 StreamState& StreamPool::make(Device device, StreamHandle handle, StreamPriority priority) {

@@ -14,6 +14,8 @@ class StreamPool {
 
   // One that has nothing to do, so that nobody inherits another's work or errors; else a new one.
   static StreamState& take_or_make(Device device, StreamPriority priority);
+  // A new one, whichever lie here.
+  static StreamState& make(Device device, StreamPriority priority);
   // A body for a stream of the backend, which is destroyed when this throws.
   static StreamState& make(Device device, StreamHandle handle, StreamPriority priority = StreamPriority::normal);
 

@@ -143,6 +143,22 @@ TEST_CASE("a stream that comes back has the priority that is asked for, as those
   CHECK(copy_stream(device).priority() == StreamPriority::normal);
 }
 
+TEST_CASE("streams that nobody holds, but a graph still works on, have others than each other for their copies") {
+  const Device device = device_at(4);
+  std::vector<Stream> gone;
+  {
+    const std::vector<Stream> held{Stream(device), Stream(device), Stream(device)};
+    for (const Stream& stream : held) gone.emplace_back(stream.body());
+  }
+  for (const Stream& stream : gone)
+    for (const auto direction : {detail::CopyDirection::in, detail::CopyDirection::out}) {
+      const Stream copies = detail::copies_of(stream, direction);
+      for (const Stream& other : gone) CHECK(copies != other);
+      CHECK(copies == detail::copies_of(stream, direction));
+    }
+  synchronize(device);
+}
+
 TEST_CASE("waiting for an event is what orders two threads on host devices") {
   support::needs_devices(2);
   // The flag is relaxed: only the event makes the value visible, and ThreadSanitizer knows.
