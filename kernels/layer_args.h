@@ -10,7 +10,9 @@
 namespace lockstep {
 
 // x, y: [batch, groups, channels, length] contiguous, normalised by the statistics of each [channels, length]; weight,
-// bias: [groups * channels] in the dtype of x, or absent. Layer normalisation has one group and the length 1.
+// bias: [groups * channels] in the dtype of x, or absent. Layer normalisation has one group and the length 1. In f32,
+// where the table says that its kernels take them so, all of them may be images in channels_last: [batch, length,
+// groups, channels] in memory.
 struct GroupNormArgs {
   In x, weight, bias;
   Out y;

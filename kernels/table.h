@@ -53,6 +53,8 @@ class KernelTable {
   // Whether the kernels of convolutions, pooling and resampling take images in channels_last too (args.h). Where not,
   // the tensor layer gives them contiguous ones.
   bool takes_channels_last = false;
+  // The same of group normalisation, in f32 (layer_args.h).
+  bool normalizes_channels_last = false;
 
  private:
   template <class... Args>

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/kernels/host/image_group_norm.h"
 #include "lockstep/kernels/host/independent.h"
 #include "lockstep/kernels/host/kernels.h"
 #include "lockstep/kernels/host/norm.h"
@@ -244,10 +245,12 @@ void backward(const GroupNormGradArgs& a) {
 
 void Kernels::enqueue(const Stream& stream, const GroupNormArgs& args) {
   check_floating(GroupNormArgs::kName, args.x.view.dtype, stream);
+  if (has_pixels(args.x.view)) return launch(stream, args, [](const GroupNormArgs& a) { group_norm_of_pixels(a); });
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, forward<C>); });
 }
 void Kernels::enqueue(const Stream& stream, const GroupNormGradArgs& args) {
   check_floating(GroupNormGradArgs::kName, args.x.view.dtype, stream);
+  if (has_pixels(args.x.view)) return launch(stream, args, [](const GroupNormGradArgs& a) { group_norm_of_pixels(a); });
   dispatch_compute(args.x.view.dtype, [&]<class C>(Type<C>) { launch(stream, args, backward<C>); });
 }
 

@@ -12,6 +12,7 @@ const KernelTable& LOCKSTEP_HOST_TABLE() {
   static constexpr KernelTable kTable = [] {
     KernelTable table = table_of<Kernels>();
     table.takes_channels_last = true;
+    table.normalizes_channels_last = true;
     return table;
   }();
   return kTable;

@@ -12,20 +12,29 @@
 namespace lockstep {
 namespace {
 
+// Images of [batch, groups, channels, length] as the kernel sees them.
+View of_groups(const Tensor& x, const Shape& groups) {
+  View view = detail::view_reshaped(x, groups);
+  if (x.memory_format() == MemoryFormat::channels_last) {
+    const std::int64_t channels = groups[1] * groups[2];
+    view.strides = {channels * groups[3], groups[2], 1, channels};
+  }
+  return view;
+}
+
 class GroupNormNode final : public NodeOf<3> {
  public:
   const char* name() const override { return op; }
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor in = x.get(*this), scale = weight.get(*this);
     if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], in, scale, grad_inputs);
-    const Tensor dy = grad_outputs[0].contiguous();
+    const Tensor dy = grad_outputs[0].contiguous(in.memory_format());
     Tensor dx = detail::fresh_like(dy), dweight, dbias;
     if (needs(1)) dweight = detail::fresh(parameters, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(parameters, in.dtype(), in.device());
-    detail::launch(in.device(),
-                   GroupNormGradArgs{In{detail::view_reshaped(dy, groups)}, In{detail::view_reshaped(in, groups)},
-                                     scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
-                                     Out{detail::view_reshaped(dx, groups)}, dweight.out(), dbias.out()});
+    detail::launch(in.device(), GroupNormGradArgs{In{of_groups(dy, groups)}, In{of_groups(in, groups)}, scale.in(),
+                                                  mean.get(*this).in(), inv_std.get(*this).in(),
+                                                  Out{of_groups(dx, groups)}, dweight.out(), dbias.out()});
     grad_inputs[0] = dx;
     grad_inputs[1] = dweight;
     grad_inputs[2] = dbias;
@@ -65,9 +74,9 @@ void detail::check_affine(const char* op, const Tensor& x, const Shape& paramete
 }
 
 Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters,
-                                const Tensor& weight, const Tensor& bias, double eps) {
+                                const Tensor& weight, const Tensor& bias, double eps, MemoryFormat format) {
   check_affine(op, x, parameters, weight, bias);
-  const Tensor in = x.contiguous();
+  const Tensor in = x.contiguous(format);
   const Tensor scale = weight.defined() ? weight.contiguous() : weight,
                shift = bias.defined() ? bias.contiguous() : bias;
   Tensor y = detail::fresh_like(in), mean, inv_std;
@@ -77,8 +86,8 @@ Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& gr
     mean = detail::fresh({groups[0], groups[1]}, dtype, x.device());
     inv_std = detail::fresh({groups[0], groups[1]}, dtype, x.device());
   }
-  detail::launch(x.device(), GroupNormArgs{In{detail::view_reshaped(in, groups)}, scale.in(), shift.in(),
-                                           Out{detail::view_reshaped(y, groups)}, mean.out(), inv_std.out(), eps});
+  detail::launch(x.device(), GroupNormArgs{In{of_groups(in, groups)}, scale.in(), shift.in(), Out{of_groups(y, groups)},
+                                           mean.out(), inv_std.out(), eps});
   if (node) {
     node->op = op;
     node->x.save(in);
@@ -101,8 +110,9 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, co
                  " groups divide, got ", x);
   const std::int64_t batch = x.shape()[0], channels = x.shape()[1];
   const std::int64_t images = std::max<std::int64_t>(batch * channels, 1);
+  const bool in_pixels = x.dtype() == DType::f32 && kernels::table(x.device().type()).normalizes_channels_last;
   return detail::normalize_groups("group_norm", x, {batch, groups, channels / groups, x.count() / images}, {channels},
-                                  weight, bias, eps);
+                                  weight, bias, eps, in_pixels ? x.memory_format() : MemoryFormat::contiguous);
 }
 
 }  // namespace lockstep

@@ -7,8 +7,10 @@ namespace lockstep::detail {
 
 // x, read as `groups` [batch, groups, channels, length], normalised over the last two dimensions, times `weight` plus
 // `bias` (of the shape `parameters`; both may be undefined). `op` names the operation in messages and in the graph.
+// `format`: in which the kernel is to compute; in channels_last x is [batch, groups * channels, height, width].
 LOCKSTEP_API Tensor normalize_groups(const char* op, const Tensor& x, const Shape& groups, const Shape& parameters,
-                                     const Tensor& weight, const Tensor& bias, double eps);
+                                     const Tensor& weight, const Tensor& bias, double eps,
+                                     MemoryFormat format = MemoryFormat::contiguous);
 
 // x as rows of the elements that are normalised together: [rows, length]. Throws unless x is floating and its last
 // sizes are `normalized`.

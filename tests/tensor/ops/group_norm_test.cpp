@@ -1,8 +1,44 @@
 // Group and layer normalisation.
+#include <limits>
+
+#include "lockstep/kernels/api.h"
+#include "lockstep/kernels/host/kernels.h"
 #include "lockstep/tensor/nn/layers.h"
+#include "support/set_threads.h"
 #include "tensor/ops/support.h"
 
 using namespace op_tests;
+
+namespace {
+
+// Counts the calls of group_norm and its gradient that compute in channels_last, for a scope.
+class PixelCalls {
+ public:
+  PixelCalls() : before_(kernels::table(DeviceType::cpu)) {
+    static KernelTable table;
+    table = before_;
+    forward = backward = 0;
+    table.entry<GroupNormArgs>() = [](const Stream& stream, const GroupNormArgs& args) {
+      if (args.x.view.strides[3] > 1) ++forward;
+      kernels::host::kernel_table().entry<GroupNormArgs>()(stream, args);
+    };
+    table.entry<GroupNormGradArgs>() = [](const Stream& stream, const GroupNormGradArgs& args) {
+      if (args.dy.view.strides[3] > 1 && args.dx.view.strides[3] > 1) ++backward;
+      kernels::host::kernel_table().entry<GroupNormGradArgs>()(stream, args);
+    };
+    kernels::detail::install_table(DeviceType::cpu, table);
+  }
+  PixelCalls(const PixelCalls&) = delete;
+  PixelCalls& operator=(const PixelCalls&) = delete;
+  ~PixelCalls() { kernels::detail::install_table(DeviceType::cpu, before_); }
+
+  static inline int forward = 0, backward = 0;
+
+ private:
+  const KernelTable& before_;
+};
+
+}  // namespace
 
 TEST_CASE("group normalisation") {
   manual_seed(2);
@@ -33,4 +69,74 @@ TEST_CASE("group normalisation") {
   CHECK_THROWS_WITH(layer(zeros({1, 4})), Contains("[GroupNorm]") && Contains("[1, 4]"));
   CHECK_THROWS_WITH(GroupNorm(4, 6), Contains("4 groups") && Contains("6"));
   manual_seed(0);
+}
+
+TEST_CASE("group normalisation of images in channels_last is computed as they lie") {
+  manual_seed(5);
+  const auto close = [](const Tensor& x, const Tensor& wide) {
+    const double scale = 1 + max(abs(wide)).item<double>();
+    return max(abs(x.to(DType::f64) - wide)).item<double>() < 2e-6 * scale;
+  };
+  // Many images and few, blocks of pixels with rows left over, vectors of channels with some left over, groups of one.
+  struct Case {
+    Shape shape;
+    std::int64_t groups;
+  };
+  for (const auto& [shape, groups] : {Case{{2, 6, 5, 2}, 3}, Case{{3, 7, 1, 9}, 7}, Case{{1, 40, 67, 41}, 8},
+                                      Case{{19, 33, 9, 9}, 11}, Case{{17, 96, 33, 37}, 1}, Case{{2, 5000, 1, 19}, 4}})
+    for (const int affine : {0, 1, 2, 3}) {
+      INFO(to_string(shape) << " in " << groups << " groups, " << affine);
+      const std::int64_t channels = shape[1];
+      const auto images = [&] { return randn(shape).to(MemoryFormat::channels_last); };
+      const auto leaf = [](const Tensor& x) { return x.clone().set_requires_grad(); };
+      const Tensor values = images() * 3 + 2, gradient = images();
+      Tensor x = leaf(values), wide_x = leaf(values.to(DType::f64).contiguous());
+      Tensor weight, bias, wide_weight, wide_bias;
+      if (affine & 1) weight = leaf(randn({channels})), wide_weight = leaf(weight.detach().to(DType::f64));
+      if (affine & 2) bias = leaf(randn({channels})), wide_bias = leaf(bias.detach().to(DType::f64));
+      const PixelCalls calls;
+      const Tensor y = group_norm(x, groups, weight, bias, 1e-3);
+      const Tensor expected = group_norm(wide_x, groups, wide_weight, wide_bias, 1e-3);
+      CHECK(y.memory_format() == MemoryFormat::channels_last);
+      CHECK(close(y, expected));
+      y.backward(gradient, {.retain_graph = true});
+      expected.backward(gradient.to(DType::f64));
+      CHECK(x.grad().memory_format() == MemoryFormat::channels_last);
+      CHECK(close(x.grad(), wide_x.grad()));
+      if (weight.defined()) CHECK(close(weight.grad(), wide_weight.grad()));
+      if (bias.defined()) CHECK(close(bias.grad(), wide_bias.grad()));
+      const Tensor dx = x.grad().clone();
+      {
+        const support::Threads threads(3);
+        x.zero_grad();
+        CHECK(equal(group_norm(x, groups, weight, bias, 1e-3), y));
+        y.backward(gradient, {.retain_graph = true});
+        CHECK(equal(x.grad(), dx));
+      }
+      // A gradient in planes, and one with gaps.
+      for (const Tensor& other : {gradient.contiguous(), cat({gradient, gradient}, 1).narrow(1, 0, channels)}) {
+        x.zero_grad();
+        y.backward(other, {.retain_graph = true});
+        CHECK(equal(x.grad(), dx));
+      }
+      const InferenceMode mode;
+      CHECK(equal(group_norm(cat({values, values}, 1).narrow(1, 0, channels), groups, weight, bias, 1e-3), y.detach()));
+      CHECK(PixelCalls::forward == 3);
+      CHECK(PixelCalls::backward == 4);
+    }
+  manual_seed(0);
+}
+
+TEST_CASE("group normalisation in channels_last survives a large mean, and keeps what is not finite to its group") {
+  const InferenceMode mode;
+  const Tensor signs = repeat(stack({full({}, -1), full({}, 1)}), {200}).reshape({2, 50, 1, 4});
+  const Tensor x = (10000 + 0.25 * signs).permute({0, 3, 1, 2});
+  REQUIRE(x.memory_format() == MemoryFormat::channels_last);
+  CHECK(equal(group_norm(x, 2, {}, {}, 0), signs.permute({0, 3, 1, 2})));
+  Tensor odd = x.clone();
+  odd.select(0, 1).select(0, 2).select(0, 7).fill_(std::numeric_limits<double>::infinity());
+  const Tensor y = group_norm(odd, 2, {}, {}, 0);
+  CHECK(equal(y.select(0, 0), signs.permute({0, 3, 1, 2}).select(0, 0)));
+  CHECK(equal(y.select(0, 1).narrow(0, 0, 2), signs.permute({0, 3, 1, 2}).select(0, 1).narrow(0, 0, 2)));
+  CHECK(all(isnan(y.select(0, 1).narrow(0, 2, 2))).item<bool>());
 }
