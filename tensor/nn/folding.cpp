@@ -208,14 +208,12 @@ bool FoldingCall::again_after_throw() {
   return false;
 }
 
-bool FoldingCall::again_after_return() {
+bool FoldingCall::again_after_return(bool& learned) {
   if (again_after_throw()) return true;  // of something that the module has caught
-  // Not only what this call has decided: another thread may have been the first to, and this one has folded nothing.
-  bool folds = false;
-  for (const Seen& seen : seen_) {
-    folds |= folding_.decide(seen.layer, seen.fate()) != Folding::Fate::alone;
-  }
-  return folds;
+  for (const Seen& seen : seen_) folding_.decide(seen.layer, seen.fate());
+  // A layer that is folded, or computes with packed weights, gives other bits than one that is not known yet. Once is
+  // enough, also for layers that are new in every call.
+  return !seen_.empty() && !std::exchange(learned, true);
 }
 
 }  // namespace lockstep::detail

@@ -102,8 +102,9 @@ class LOCKSTEP_API FoldingCall {
 
   // Of a result of the module: it must have its elements.
   void check_result(const Tensor& result) const;
-  // After the module has returned, or thrown: whether it is to be called again, which goes another way.
-  bool again_after_return();
+  // After the module has returned, or thrown: whether it is to be called again, which goes another way. `learned`:
+  // false in the first of these calls.
+  bool again_after_return(bool& learned);
   bool again_after_throw();
 
  private:

@@ -19,16 +19,17 @@ namespace detail {
 template <class M, class... Args>
 auto call_folded(Folding& folding, const M& module, const Args&... args) {
   const std::uint64_t random_counter = thread_context().random_counter;
+  bool learned = false;
   for (;;) {
     FoldingCall call(folding);
     try {
       if constexpr (std::is_void_v<decltype(module(args...))>) {
         module(args...);
-        if (!call.again_after_return()) return;
+        if (!call.again_after_return(learned)) return;
       } else {
         auto result = module(args...);
         for_each_tensor(result, [&](const Tensor& tensor) { call.check_result(tensor); });
-        if (!call.again_after_return()) return result;
+        if (!call.again_after_return(learned)) return result;
       }
     } catch (...) {
       if (!call.again_after_throw()) throw;

@@ -84,6 +84,47 @@ TEST_CASE("a prepared chain in f32 is within 1e-5 of its evaluation") {
   CHECK(relative_difference(prepare(net)(x), expected) < 1e-5);
 }
 
+TEST_CASE("a prepared module without norms gives the same bits from its first call on") {
+  const auto bits_of = [](const auto& net, const Tensor& x) {
+    const auto fast = prepare(net);
+    const std::vector<float> first = fast(x).template to_vector<float>();
+    for (int call = 0; call < 3; ++call) CHECK(fast(x).template to_vector<float>() == first);
+    return first;
+  };
+  const Device device = support::device_at(0);
+  const auto on_device = [&](auto net) {
+    net.to(device);
+    return net;
+  };
+  const auto images = [&](const Shape& shape) { return randn(shape).to(device); };
+  const auto chain = on_device(Sequential(Linear(300, 200, {.activation = Activation::relu}), Linear(200, 10)));
+  const auto layer = on_device(Linear(784, 33));
+  const auto image_layer = on_device(Conv2d(20, 40, 3));
+  for (const std::int64_t batch : {1, 5, 64, 256}) {
+    CAPTURE(batch);
+    (void)bits_of(chain, images({batch, 300}));
+    (void)bits_of(layer, images({batch, 784}));
+    if (batch <= 5) (void)bits_of(image_layer, images({batch, 20, 12, 12}));
+  }
+}
+
+TEST_CASE("a prepared module that makes a layer anew in every call is called twice by each, not for ever") {
+  struct Anew : Module<Anew> {
+    Tensor forward(const Tensor& x) const {
+      ++calls;
+      made.push_back(std::make_shared<Conv2d>(3, 4, 3));  // each at another place
+      return relu((*made.back())(x));
+    }
+    mutable std::vector<std::shared_ptr<Conv2d>> made;
+    mutable int calls = 0;
+  };
+  const auto fast = prepare(Anew());
+  for (int call = 1; call <= 3; ++call) {
+    (void)fast(randn({2, 3, 6, 6}));
+    CHECK(fast.module().calls == 2 * call);
+  }
+}
+
 TEST_CASE("a written forward is folded too, and called twice the first time alone") {
   const auto net = used(PreparedBlock());
   const auto fast = prepare(net);
