@@ -62,7 +62,7 @@ T whole(const T* given, void (*init)(T*), const char* name) {
   T options;
   init(&options);
   if (!given) return options;
-  LOCKSTEP_CHECK(given->size > 0 && given->size <= sizeof(T), "[C] expected ", name,
+  LOCKSTEP_CHECK(given->size > 0 && given->size <= sizeof(T) && given->size % alignof(T) == 0, "[C] expected ", name,
                  " that were made by their init function, of at most ", sizeof(T), " bytes, got ", given->size);
   std::memcpy(&options, given, given->size);
   return options;

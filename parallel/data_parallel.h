@@ -25,6 +25,7 @@
 #include "lockstep/parallel/scatter_beside.h"
 #include "lockstep/parallel/scatter_gather.h"
 #include "lockstep/parallel/signature.h"
+#include "lockstep/parallel/sums_gradients.h"
 
 namespace lockstep {
 
@@ -50,6 +51,7 @@ class DataParallel;
 template <class M, class R, class... Args>
 class DataParallel<M, R(Args...)> : public Module<DataParallel<M, R(Args...)>> {
   static_assert(std::derived_from<M, ModuleBase>, "DataParallel wraps modules");
+  static_assert(!detail::kSumsGradients<M>, "DataParallel takes a module, not one that is wrapped already");
   static_assert((detail::IsValueArgument<std::decay_t<Args>> && ...),
                 "a span does not own its elements: let forward take a std::vector");
 

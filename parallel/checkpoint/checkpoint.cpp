@@ -16,6 +16,22 @@
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
+namespace {
+
+// Of what the file of a rank has of the entry.
+Shape shape_in(const detail::CheckpointIndex::Entry& entry, int rank) {
+  Shape shape = entry.shape;
+  for (const detail::CheckpointIndex::Piece& piece : entry.pieces) {
+    if (piece.rank != rank || entry.is_whole()) continue;
+    if (entry.is_elements())
+      shape = {piece.count};
+    else
+      shape[entry.dim] = piece.count;
+  }
+  return shape;
+}
+
+}  // namespace
 
 // Tensors over the pages of the ranks' files. Each file is opened when it is first needed, and read through once,
 // however many tensors it has.
@@ -34,6 +50,12 @@ class detail::MappedParts {
     const auto found = file->second.find(name);
     if (found == file->second.end())
       throw FormatError(path, 0, cat("expected a tensor ", quote_name(name), ", there is none"));
+    const CheckpointIndex::Entry& entry = index.entries.at(name);
+    const Shape shape = shape_in(entry, rank);
+    if (const Tensor& there = found->second; there.dtype() != entry.dtype || there.shape() != shape)
+      throw FormatError(path, 0,
+                        cat("expected ", quote_name(name), " to be ", entry.dtype, shape,
+                            ", as the rank says beside it, got ", there.dtype(), there.shape()));
     return found->second;
   }
 

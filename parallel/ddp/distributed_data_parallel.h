@@ -25,31 +25,14 @@
 #include "lockstep/parallel/ddp/no_sync.h"
 #include "lockstep/parallel/ddp/options.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/sums_gradients.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/nn/module.h"
 #include "lockstep/tensor/tree.h"
 
 namespace lockstep {
 
-template <class M, class Signature>
-class DataParallel;
-template <IsModule M>
-class DistributedDataParallel;
-template <IsModule M>
-class FullyShardedDataParallel;
-
 namespace detail {
-
-// Whether M, or what it derives from, sums gradients over replicas or ranks.
-template <class M, class Signature>
-std::true_type sums_gradients(const DataParallel<M, Signature>*);
-template <IsModule M>
-std::true_type sums_gradients(const DistributedDataParallel<M>*);
-template <IsModule M>
-std::true_type sums_gradients(const FullyShardedDataParallel<M>*);
-std::false_type sums_gradients(const void*);
-template <class M>
-inline constexpr bool kSumsGradients = decltype(sums_gradients(std::declval<const M*>()))::value;
 
 class Reducer;
 class WrappedMembers;

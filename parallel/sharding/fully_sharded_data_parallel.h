@@ -25,6 +25,7 @@
 #include "lockstep/parallel/comm/communicator.h"
 #include "lockstep/parallel/sharding/options.h"
 #include "lockstep/parallel/sharding/sharded_core.h"
+#include "lockstep/parallel/sums_gradients.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/tree.h"
 
@@ -65,6 +66,8 @@ class WholeParameters {
 // and are trained or frozen as they were.
 template <IsModule M>
 class FullyShardedDataParallel : public Module<FullyShardedDataParallel<M>> {
+  static_assert(!detail::kSumsGradients<M>, "FullyShardedDataParallel takes a module, not one that is wrapped already");
+
  public:
   // Moves the module's buffers to the communicator's device, and its parts there unit by unit: the whole model is never
   // on it. Gradients of before are dropped. Throws, on every rank, InvalidArgument for a module without trainable

@@ -1,6 +1,7 @@
 // What optimizers have in common: parameters in groups, a learning rate per group, state that can be saved.
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -172,7 +173,12 @@ class GroupedOptimizer : public Optimizer {
     std::vector<Options> fresh = options_;
     for (std::size_t i = 0; i < fresh.size(); ++i) {
       auto next = groups[i].begin();
-      Options::fields(fresh[i], [&]<class T>(const char*, T& value) { value = static_cast<T>(*next++); });
+      Options::fields(fresh[i], [&]<class T>(const char* field, T& value) {
+        const double given = *next++;
+        LOCKSTEP_CHECK((!std::same_as<T, bool> || given == 0 || given == 1), "[", name(), "] expected 0 or 1 for ",
+                       field, ", got ", given);
+        value = static_cast<T>(given);
+      });
       fresh[i].check(name());
     }
     options_ = std::move(fresh);

@@ -204,6 +204,37 @@ TEST_CASE("a checkpoint is opened by its own name too, and what is short or miss
   }
 }
 
+TEST_CASE("a file that has other tensors than its rank says beside it is an error that names both") {
+  const TemporaryFolder folder;
+  check_ranks(2, [&](Communicator& c, Seen&) {
+    CheckpointWriter writer(folder.path().string(), c);
+    const TensorShard shard{{4, 3}, 0, 2 * c.rank()};
+    writer.save(10, {{"whole", ones({2, 3})}, {"part", ones({2, 3}), shard}});
+    writer.close();
+  });
+  const std::string step = folder / "step-00000010";
+  for (const char* rank : {"rank-00000", "rank-00001"}) {
+    const std::string path = step + '/' + rank + ".safetensors", bytes = lockstep::test::read_bytes(path);
+    for (const auto& [from, to] : {std::pair{"\"F32\"", "\"I32\""}, std::pair{"[2,3]", "[3,2]"}}) {
+      std::string changed = bytes;  // as many bytes as before
+      for (std::size_t at = 0; (at = changed.find(from, at)) != std::string::npos; ++at)
+        changed.replace(at, std::string(from).size(), to);
+      REQUIRE(changed != bytes);
+      write_bytes(path, changed);
+      const Checkpoint checkpoint(step);
+      int refused = 0;
+      for (const char* name : {"whole", "part"}) {
+        const std::string message = message_of<FormatError>([&] { (void)checkpoint.load(name); });
+        if (message == "no error") continue;
+        ++refused;
+        CHECK(missing(message, {rank, name, "f32[2, 3]", from[0] == '[' ? "f32[3, 2]" : "i32[2, 3]"}) == "");
+      }
+      CHECK(refused == (rank == std::string("rank-00000") ? 2 : 1));
+    }
+    write_bytes(path, bytes);
+  }
+}
+
 TEST_CASE("a folder with the checkpoint of another step is passed over") {
   const TemporaryFolder folder;
   const std::string root = folder.path().string();

@@ -194,6 +194,7 @@ TEST_CASE("a state that does not fit changes nothing") {
   refuses(with("state.bias.step", tensor(1.0, f64)), Contains("expected i64[], got f64[]"));
   refuses(with("groups.1.lr", tensor(-1.0, f64)), Contains("learning rate"));
   refuses(with("groups.1.beta2", tensor(1.0, f64)), Contains("betas"));
+  refuses(with("groups.0.maximize", tensor(0.5, f64)), Contains("0 or 1 for maximize, got 0.5"));
   refuses(with("groups.0.lr", Tensor()), Contains("groups.0.lr") && Contains("undefined"));
   refuses(without("state.weight.exp_avg_sq"), Contains("missing: state.weight.exp_avg_sq;"));
   refuses(without("state.weight.step"), Contains("state.weight.exp_avg (without a step)"));

@@ -1,0 +1,7 @@
+// DataParallel takes a module, not one that is wrapped already
+#include "lockstep/parallel/data_parallel.h"
+#include "lockstep/tensor/nn/linear.h"
+
+using namespace lockstep;
+
+void wrap(const DataParallel<Linear>& replicas) { const DataParallel<DataParallel<Linear>> net(replicas); }
