@@ -162,6 +162,7 @@ void ShardedFlat::hide(bool write_back) {
     ShardedMember& member = members_[i];
     ParameterBody& body = *member.parameter.body();
     const ShardRange kept = layout_.kept(i, rank_);
+    LOCKSTEP_EDGE(body.home.storage()->record_use(current_stream(shard_.device())));
     if (write_back && kept.count > 0)
       member.part.copy_(in_memory_order(body.home, member.format).narrow(0, kept.begin, kept.count));
     become(body, member.part);

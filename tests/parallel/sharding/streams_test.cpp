@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <set>
 #include <thread>
@@ -151,6 +152,33 @@ TEST_CASE("what is gathered ahead and not used is read before a step writes it")
     return values_of(net.whole_state_dict());
   });
   CHECK(different(ends) == 0);
+}
+
+TEST_CASE("whole parameters that are given back on another stream keep their memory until their parts are written") {
+  const auto change = [](Communicator& c, bool aside, bool write_back) {
+    FullyShardedDataParallel<Layer> net(Layer(30, 40, 1), c);
+    const Stream here = current_stream(c.device()), side(c.device());
+    const NoGrad no_grad;
+    for (int i = 0; i < 3; ++i) {
+      std::unique_ptr<WholeParameters> whole(new WholeParameters(net.summon(write_back)));
+      const Stream& there = aside ? side : here;
+      there.wait_for(here);
+      {
+        const StreamScope scope(there);
+        for (const Parameter& parameter : net.parameters()) parameter.tensor().mul_(i + 2);
+        whole.reset();
+      }
+      // What was given back too early is written over.
+      for (int taker = 0; taker < 4; ++taker) (void)full({30 * 40 + 40}, 1e30, {.device = c.device()});
+      here.wait_for(there);
+    }
+    return values_of(net.whole_state_dict());
+  };
+  for (const bool write_back : {true, false}) {
+    const auto expected = run_ranks(2, [&](Communicator& c) { return change(c, false, write_back); });
+    const auto result = run_ranks(2, [&](Communicator& c) { return change(c, true, write_back); });
+    CHECK(result == expected);
+  }
 }
 
 TEST_CASE("gradients that add up over backwards on several streams are those of one") {
