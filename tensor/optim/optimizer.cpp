@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/stream/capture.h"
 #include "lockstep/tensor/nn/parameter_body.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -346,6 +347,9 @@ void Optimizer::load(const std::vector<NamedTensor>& state, const std::vector<st
     for (Tensor& slot : fresh[i].slots)
       if (slot.defined()) slot = slot.detach().to(parameters_[i].device()).clone();
   take_option_values(options);
+  for (const State& old : states_)  // which may have been made on another stream
+    for (const Tensor& slot : old.slots)
+      if (slot.defined()) LOCKSTEP_EDGE(slot.storage()->record_use(current_stream(slot.device())));
   states_ = std::move(fresh);
 }
 

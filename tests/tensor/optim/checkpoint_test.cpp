@@ -9,6 +9,7 @@
 #include "lockstep/tensor/optim/grad_scaler.h"
 #include "lockstep/tensor/optim/lr_schedule.h"
 #include "lockstep/tensor/optim/sgd.h"
+#include "support/devices.h"
 #include "support/temporary_folder.h"
 #include "tensor/optim/optim_support.h"
 
@@ -157,6 +158,44 @@ TEST_CASE("a state has names, copies, and nothing of parameters that never moved
   CHECK(names(optimizer.state_dict()) == names(state));
   optimizer.step();
   CHECK(values(entry(state, "state.0.exp_avg").tensor) == moment);
+}
+
+TEST_CASE("a state that is loaded on another stream leaves the old one its memory until it has been read") {
+  const Device device = support::device_at(0);
+  const auto trained = [&](bool aside) {
+    manual_seed(3);
+    Linear net(30, 20);
+    net.to(device);
+    SGD optimizer(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+    const Stream here = current_stream(device), side(device);
+    const Stream& there = aside ? side : here;
+    const auto step = [&] {
+      for (const Parameter& parameter : net.parameters())
+        parameter.set_grad(ones(parameter.shape(), {.device = device}));
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    step();
+    there.wait_for(here);
+    {
+      const StreamScope scope(there);
+      const auto state = optimizer.state_dict();
+      optimizer.load_state_dict(state);
+    }
+    // What was given back too early is written over.
+    for (int taker = 0; taker < 4; ++taker) (void)full({20, 30}, 1e30, {.device = device});
+    here.wait_for(there);
+    step();
+    Doubles all;
+    for (const Parameter& parameter : net.parameters()) {
+      const Doubles of = values(parameter.tensor());
+      all.insert(all.end(), of.begin(), of.end());
+    }
+    side.wait_for(here);
+    synchronize(device);
+    return all;
+  };
+  CHECK(trained(true) == trained(false));
 }
 
 TEST_CASE("a state that does not fit changes nothing") {
