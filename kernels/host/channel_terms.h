@@ -131,11 +131,14 @@ void sum_rows(std::int64_t begin, std::int64_t end, std::int64_t channels, doubl
       store<double>(all, first + c);
       store<double>(other, second + c);
     }
-    for (; c < channels; ++c)
+    for (; c < channels; ++c) {
+      Two sums{first[c], second[c]};
       for (std::int64_t row = n; row < stop; ++row) {
         const Two of = term(Number(), row * channels + c, c);
-        first[c] += of.first, second[c] += of.second;
+        sums.first += of.first, sums.second += of.second;
       }
+      first[c] = sums.first, second[c] = sums.second;
+    }
   }
 }
 
