@@ -18,16 +18,12 @@
 namespace lockstep {
 namespace {
 
-// Of what the file of a rank has of the entry.
-Shape shape_in(const detail::CheckpointIndex::Entry& entry, int rank) {
+// Of a piece, as it lies in the file of its rank.
+Shape shape_of(const detail::CheckpointIndex::Piece& piece, const detail::CheckpointIndex::Entry& entry) {
+  if (entry.is_whole()) return entry.shape;
+  if (entry.is_elements()) return {piece.count};
   Shape shape = entry.shape;
-  for (const detail::CheckpointIndex::Piece& piece : entry.pieces) {
-    if (piece.rank != rank || entry.is_whole()) continue;
-    if (entry.is_elements())
-      shape = {piece.count};
-    else
-      shape[entry.dim] = piece.count;
-  }
+  shape[entry.dim] = piece.count;
   return shape;
 }
 
@@ -37,7 +33,8 @@ Shape shape_in(const detail::CheckpointIndex::Entry& entry, int rank) {
 // however many tensors it has.
 class detail::MappedParts {
  public:
-  Tensor find(const CheckpointIndex& index, int rank, const std::string& name) {
+  Tensor find(const CheckpointIndex& index, const CheckpointIndex::Piece& piece, const std::string& name) {
+    const int rank = piece.rank;
     const std::string path = join_path(index.path, part_file(rank, "safetensors"));
     const std::lock_guard lock(mutex_);
     auto file = files_.find(rank);
@@ -51,7 +48,7 @@ class detail::MappedParts {
     if (found == file->second.end())
       throw FormatError(path, 0, cat("expected a tensor ", quote_name(name), ", there is none"));
     const CheckpointIndex::Entry& entry = index.entries.at(name);
-    const Shape shape = shape_in(entry, rank);
+    const Shape shape = shape_of(piece, entry);
     if (const Tensor& there = found->second; there.dtype() != entry.dtype || there.shape() != shape)
       throw FormatError(path, 0,
                         cat("expected ", quote_name(name), " to be ", entry.dtype, shape,
@@ -138,7 +135,7 @@ DType Checkpoint::dtype(const std::string& name) const { return entry_of(*index_
 
 Tensor Checkpoint::load(const std::string& name) const {
   const CheckpointIndex::Entry& entry = entry_of(*index_, name);
-  if (entry.is_whole()) return parts_->find(*index_, entry.pieces.front().rank, name).clone();
+  if (entry.is_whole()) return parts_->find(*index_, entry.pieces.front(), name).clone();
   if (!entry.is_elements()) return load(name, entry.dim, 0, entry.shape[entry.dim]);
   const Tensor elements = load_elements(name, 0, entry.size(), entry.format);
   return Tensor::over(elements.storage(), entry.dtype, entry.shape, format_strides(entry.shape, entry.format))
@@ -152,8 +149,7 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
                  "[Checkpoint] expected a part of ", entry.shape, " for ", quote_name(name), ", got ", count, " from ",
                  offset, " along dimension ", dim);
   const NoGrad no_grad;
-  if (entry.is_whole())
-    return parts_->find(*index_, entry.pieces.front().rank, name).narrow(dim, offset, count).clone();
+  if (entry.is_whole()) return parts_->find(*index_, entry.pieces.front(), name).narrow(dim, offset, count).clone();
   if (entry.is_elements()) return load(name).narrow(dim, offset, count).clone();
   Shape shape = entry.shape;
   shape[dim] = count;
@@ -164,7 +160,7 @@ Tensor Checkpoint::load(const std::string& name, int dim, std::int64_t offset, s
     const std::int64_t begin = std::max(each.offset, same ? offset : 0);
     const std::int64_t end = std::min(each.offset + each.count, same ? offset + count : entry.shape[entry.dim]);
     if (begin >= end || element_count(shape) == 0) continue;
-    Tensor from = parts_->find(*index_, each.rank, name).narrow(entry.dim, begin - each.offset, end - begin);
+    Tensor from = parts_->find(*index_, each, name).narrow(entry.dim, begin - each.offset, end - begin);
     if (!same) from = from.narrow(dim, offset, count);
     out.narrow(entry.dim, same ? begin - offset : begin, end - begin).copy_(from);
   }
@@ -180,7 +176,7 @@ Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, s
                  count, " from ", offset);
   const NoGrad no_grad;
   if (!entry.is_elements() || entry.format != format) {
-    const Tensor whole = entry.is_whole() ? parts_->find(*index_, entry.pieces.front().rank, name) : load(name);
+    const Tensor whole = entry.is_whole() ? parts_->find(*index_, entry.pieces.front(), name) : load(name);
     const Tensor dense = whole.contiguous(format);
     return Tensor::over(dense.storage(), entry.dtype, {dense.count()}, {1}, dense.storage_offset())
         .narrow(0, offset, count)
@@ -191,7 +187,7 @@ Tensor Checkpoint::load_elements(const std::string& name, std::int64_t offset, s
     const std::int64_t begin = std::max(each.offset, offset), end = std::min(each.offset + each.count, offset + count);
     if (begin >= end) continue;
     out.narrow(0, begin - offset, end - begin)
-        .copy_(parts_->find(*index_, each.rank, name).narrow(0, begin - each.offset, end - begin));
+        .copy_(parts_->find(*index_, each, name).narrow(0, begin - each.offset, end - begin));
   }
   return out;
 }
