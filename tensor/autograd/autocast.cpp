@@ -4,27 +4,30 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/runtime/stream/stream.h"
+#include "lockstep/tensor/elements.h"
+
 namespace lockstep {
 
-// By the leaf or mirror, which is one for all handles to a slot, the dtype, and whether the cast has a graph.
+// By the leaf or mirror, which is one for all handles to a slot, the dtype, whether the cast has a graph, and the
+// stream that computes it: on another one it would be read too early, and be gone too early.
 class AutocastCache {
  public:
   Tensor cast(const Tensor& x, DType dtype) {
-    Entry& entry = entries_[{x.edge().node.get(), dtype, GradMode::enabled()}];
-    if (!entry.cast.defined() || entry.version != x.version() || entry.source.storage() != x.storage()) {
+    Entry& entry = entries_[{x.edge().node.get(), dtype, GradMode::enabled(), &current_stream(x.device()).body()}];
+    if (detail::Elements elements(x); !entry.cast.defined() || entry.elements != elements) {
       entry.cast = x.to(dtype);
-      entry.source = x;
-      entry.version = x.version();
+      entry.elements = std::move(elements);
     }
     return entry.cast;
   }
 
  private:
   struct Entry {
-    Tensor source, cast;
-    std::uint64_t version = 0;
+    detail::Elements elements;  // of which it was made
+    Tensor cast;
   };
-  std::map<std::tuple<const Node*, DType, bool>, Entry> entries_;
+  std::map<std::tuple<const Node*, DType, bool, const detail::StreamBody*>, Entry> entries_;
 };
 
 Autocast::Autocast(DType dtype, bool enabled) {

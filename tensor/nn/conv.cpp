@@ -38,16 +38,14 @@ Tensor Conv2d::forward(const Tensor& x) const {
          .bias = b,
          .folds = !state_->has_hooks,
          .packs = true,
-         .shape =
-             [](const detail::FoldedLayer& l) {
-               return detail::conv2d_shape(l.x, l.weight, static_cast<const Conv2d*>(l.layer)->geometry_);
-             },
+         .geometry = geometry_,
+         .shape = [](const detail::FoldedLayer& l) { return detail::conv2d_shape(l.x, l.weight, l.geometry); },
          .compute =
              [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
                // The weights here are contiguous; a channels_last one makes the result so.
                const bool pixels = l.weight.memory_format() == MemoryFormat::channels_last;
                return detail::conv2d(pixels ? l.x.to(MemoryFormat::channels_last) : l.x, weights.weight, weights.bias,
-                                     static_cast<const Conv2d*>(l.layer)->geometry_, with_relu, weights.packed);
+                                     l.geometry, with_relu, weights.packed);
              }});
   return conv2d(x, w, b, geometry_);
 }

@@ -39,13 +39,6 @@ FoldingCall* folding_call() { return current; }
 
 // ---- Folding
 
-Folding::Origin::Origin(const Tensor& tensor) {
-  if (!tensor.defined()) return;
-  storage = tensor.storage();
-  version = tensor.version();
-  offset = tensor.storage_offset();
-}
-
 Folding::Fate Folding::fate(const void* layer) const {
   const std::lock_guard lock(mutex_);
   const auto found = fates_.find(layer);
@@ -63,7 +56,7 @@ Folding::Fate Folding::decide(const void* layer, Fate fate) {
 
 Folding::Fold& Folding::kept(const void* norm, double eps, const FoldedLayer& layer,
                              std::initializer_list<const Tensor*> tensors) {
-  std::vector<Origin> origins;
+  std::vector<Elements> origins;
   for (const Tensor* tensor : tensors) origins.emplace_back(*tensor);
   Fold& entry = folds_[{layer.layer, norm, &current_stream(layer.x.device()).body()}];
   if (entry.origins != origins || entry.eps != eps) entry = {.origins = std::move(origins), .eps = eps, .weights = {}};
@@ -115,6 +108,11 @@ Folding::Fate FoldingCall::Seen::fate() const {
   return norms == 0 && relus == 1 ? with_relu : alone;
 }
 
+bool FoldingCall::Left::can(bool first) const {
+  return first && !done && layer.x.version() == x_version && Elements(layer.weight) == weight &&
+         Elements(layer.bias) == bias && &current_stream(result.device()).body() == called_on;
+}
+
 Tensor FoldingCall::Left::compute(const LayerWeights& of, bool with_relu) {
   done = true;
   Tensor y = layer.compute(layer, of, with_relu);
@@ -130,12 +128,19 @@ Tensor FoldingCall::layer(const FoldedLayer& layer) {
   if (fate == Folding::Fate::alone) return alone();
   if (fate == Folding::Fate::unknown) {
     Tensor result = layer.compute(layer, {layer.weight, layer.bias}, false);
-    seen_.push_back({layer.layer, result, result.version()});
+    seen_.push_back({layer.layer, result, result.version(), layer.packs && result.dtype() == DType::f32});
     return result;
   }
   const Shape shape = layer.shape(layer);
   if (element_count(shape) == 0) return alone();
-  left_.push_back({layer, layer.x.version(), fate, absent(shape, layer.x.dtype(), layer.x.device())});
+  const Device device = layer.x.device();
+  left_.push_back({.layer = layer,
+                   .fate = fate,
+                   .result = absent(shape, layer.x.dtype(), device),
+                   .x_version = layer.x.version(),
+                   .weight = Elements(layer.weight),
+                   .bias = Elements(layer.bias),
+                   .called_on = &current_stream(device).body()});
   return left_.back().result;
 }
 
@@ -210,10 +215,11 @@ bool FoldingCall::again_after_throw() {
 
 bool FoldingCall::again_after_return(bool& learned) {
   if (again_after_throw()) return true;  // of something that the module has caught
-  for (const Seen& seen : seen_) folding_.decide(seen.layer, seen.fate());
-  // A layer that is folded, or computes with packed weights, gives other bits than one that is not known yet. Once is
-  // enough, also for layers that are new in every call.
-  return !seen_.empty() && !std::exchange(learned, true);
+  bool differs = false;                  // from what later calls give
+  for (const Seen& seen : seen_)
+    differs |= folding_.decide(seen.layer, seen.fate()) != Folding::Fate::alone || seen.packs;
+  // Once is enough, also for layers that are new in every call.
+  return differs && !std::exchange(learned, true);
 }
 
 }  // namespace lockstep::detail

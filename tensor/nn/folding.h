@@ -19,6 +19,8 @@
 
 #include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/absent_elements.h"
+#include "lockstep/tensor/elements.h"
+#include "lockstep/tensor/ops/nn_ops.h"
 #include "lockstep/tensor/tensor.h"
 
 namespace lockstep {
@@ -35,8 +37,10 @@ struct LayerWeights {
 struct FoldedLayer {
   const void* layer;
   Tensor x, weight, bias;
-  bool folds;  // as far as the layer knows
-  bool packs;  // it has a use for packed weights
+  bool folds;                  // as far as the layer knows
+  bool packs;                  // it has a use for packed weights
+  ConvGeometry geometry = {};  // the layer itself may be gone when it is computed
+  Activation activation = Activation::none;
   Shape (*shape)(const FoldedLayer&);
   Tensor (*compute)(const FoldedLayer&, const LayerWeights& weights, bool with_relu);
 };
@@ -64,15 +68,8 @@ class Folding {
   LOCKSTEP_API void forget();
 
  private:
-  struct Origin {
-    explicit Origin(const Tensor& tensor);
-    bool operator==(const Origin&) const = default;
-    Ref<Storage> storage;  // kept, so that no other can have its address
-    std::uint64_t version = 0;
-    std::int64_t offset = 0;
-  };
   struct Fold {
-    std::vector<Origin> origins;
+    std::vector<Elements> origins;
     double eps = 0;
     LayerWeights weights;
   };
@@ -112,6 +109,7 @@ class LOCKSTEP_API FoldingCall {
     const void* layer;
     Tensor result;
     std::uint64_t version;
+    bool packs;
     int norms = 0, relus = 0;
     Tensor normed = {};
     std::uint64_t normed_version = 0;
@@ -121,15 +119,18 @@ class LOCKSTEP_API FoldingCall {
   };
   struct Left {  // a layer that has computed nothing
     FoldedLayer layer;
-    std::uint64_t x_version;
     Folding::Fate fate;
     Tensor result;
+    // As the layer was called: whoever comes later computes the same, or not at all.
+    std::uint64_t x_version;
+    Elements weight, bias;
+    const StreamBody* called_on;
     LayerWeights weights = {};  // of the layer and the norm, once that has come
     Tensor normed = {};
     bool done = false;
 
     // Not what is there no more, and nothing twice.
-    bool can(bool first) const { return first && !done && layer.x.version() == x_version; }
+    bool can(bool first) const;
     Tensor compute(const LayerWeights& of, bool with_relu);
   };
 

@@ -29,14 +29,14 @@ Tensor Linear::forward(const Tensor& x) const {
          .bias = b,
          .folds = !state_->has_hooks && activation_ == Activation::none && x.rank() == 2 && x.size(1) == w.size(1),
          .packs = true,
+         .activation = activation_,
          .shape =
              [](const detail::FoldedLayer& l) {
                return Shape{l.x.size(0), l.weight.size(0)};
              },
          .compute =
              [](const detail::FoldedLayer& l, const detail::LayerWeights& weights, bool with_relu) {
-               return detail::linear(l.x, weights.weight, weights.bias,
-                                     with_relu ? Activation::relu : static_cast<const Linear*>(l.layer)->activation_,
+               return detail::linear(l.x, weights.weight, weights.bias, with_relu ? Activation::relu : l.activation,
                                      weights.packed);
              }});
   return linear(x, w, b, activation_);

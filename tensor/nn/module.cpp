@@ -85,6 +85,11 @@ struct Move {
 void rehome(const Move& move) {
   ParameterBody& body = *move.body;
   if (move.value.identity() == body.home.identity()) return;
+  // What goes is still read by the conversions.
+  const auto keep = [](const Tensor& old) {
+    if (old.defined()) LOCKSTEP_EDGE(old.storage()->record_use(current_stream(old.device())));
+  };
+  keep(body.home);
   if (body.slabs) detail::leave_slabs(body);
   body.drop_slots();
   move.value.storage()->set_version(body.home.version() + 1);  // what was saved of a frozen one is void
@@ -92,6 +97,7 @@ void rehome(const Move& move) {
   body.dtype = move.value.dtype();
   if (body.leaf) {
     auto& leaf = static_cast<LeafNode&>(*body.leaf);
+    for (const Tensor* old : {&leaf.grad, &leaf.sparse.values, &leaf.sparse.indices}) keep(*old);
     leaf.move_to(move.value.device(), move.value.dtype());
     leaf.format = move.value.memory_format();
     leaf.grad = move.grad;

@@ -170,6 +170,8 @@ class LOCKSTEP_API ModuleBase {
         "a forward hook sees the results and cannot replace them: it must return void");
     return add_forward_hook(ForwardHook(std::forward<F>(hook)));
   }
+  // Also: the module object that was called must be there until the backward, as the hook gets it; a copy that
+  // `for (auto layer : layers)` makes is not.
   template <class F>
   std::uint64_t register_backward_hook(F&& hook) {
     static_assert(std::is_void_v<std::invoke_result_t<F&, const ModuleBase&, std::span<const Tensor>>>,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/runtime/check_function.h"
+#include "lockstep/tensor/absent_elements.h"
 #include "lockstep/tensor/autograd/record.h"
 #include "lockstep/tensor/nn/interrupt.h"
 #include "lockstep/tensor/nn/member_visitor.h"
@@ -148,7 +149,15 @@ void ModuleBase::rethrow_named() const {
   }
 }
 
+namespace {
+// Hooks may read what they see.
+void check_seen(const Tensor& tensor) {
+  if (tensor.defined()) detail::check_present(*tensor.identity());
+}
+}  // namespace
+
 void ModuleBase::run_pre_hooks(std::span<const Tensor> inputs) const {
+  for (const Tensor& input : inputs) check_seen(input);
   const auto hooks = state_->forward_pre_hooks.entries();
   for (const auto& [id, hook] : *hooks) hook(*this, inputs);
 }
@@ -171,7 +180,7 @@ class BackwardHookNode final : public NodeOfMany {
 void ModuleBase::run_hooks(std::span<const Tensor> inputs, std::span<Tensor*> outputs) const {
   if (const auto hooks = state_->forward_hooks.entries(); !hooks->empty()) {
     std::vector<Tensor> results;
-    for (Tensor* output : outputs) results.push_back(*output);
+    for (Tensor* output : outputs) check_seen(results.emplace_back(*output));
     for (const auto& [id, hook] : *hooks) hook(*this, inputs, results);
   }
   if (state_->backward_hooks.empty() || !GradMode::enabled()) return;

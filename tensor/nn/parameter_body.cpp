@@ -164,8 +164,10 @@ Tensor ParameterBody::on(Device device) {
 
 std::shared_ptr<LeafOwner> ParameterBody::hold() {
   std::shared_ptr<ParameterBody> held = weak_from_this().lock();
-  LOCKSTEP_CHECK(!held || listed, "[backward] ", describe(),
-                 " takes part in the graph, but no module's members() lists it");
+  LOCKSTEP_CHECK(
+      !held || listed, "[backward] ", describe(),
+      " takes part in the graph, but no module's members() lists it; where it came into a module that had been "
+      "called before, ask that for named_parameters() once");
   return held;
 }
 

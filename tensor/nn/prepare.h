@@ -46,11 +46,13 @@ auto call_folded(Folding& folding, const M& module, const Args&... args) {
 // Where the result of a Conv2d or a Linear (without an activation) goes to a BatchNorm and nowhere else, the two are
 // computed as one layer, with weights that have the norm's factors in them (Jacob et al., 2018, section 3.2); so is the
 // relu to which alone the result of the two, or of the layer, goes. It does not matter how the module is written: in
-// its first call, which runs `forward` twice, is seen where results go, and whenever one goes elsewhere after all, the
-// call begins anew with that layer as ever. So `forward` must not change its arguments, and not take the bare pointer
-// Tensor::data() of such a result before the norm or the relu has it. Not folded: layers and norms with hooks, norms
-// without running statistics, all in the scope of a substitute() or an Autocast, and what runs in other threads: a
-// DataParallel has an option of its own.
+// its first call, which runs `forward` twice (as does a later one that comes to layers it has not seen), is seen where
+// results go, and whenever one goes elsewhere after all, the call begins anew with that layer as ever. So `forward`
+// must not change its arguments, and not take the bare pointer Tensor::data() of such a result before the norm or the
+// relu has it. Results must be tensors or hold them where for_each_tensor finds them (tree.h): of others, and of what
+// `forward` puts elsewhere, the elements may be absent, and reading them is an Error. Not folded: layers and norms with
+// hooks, norms without running statistics, all in the scope of a substitute() or an Autocast, and what runs in other
+// threads: a DataParallel has an option of its own.
 //
 // Kernels keep weights in the form that they compute in, in f32 on host devices: those of convolutions in oneDNN's
 // blocks, of the last four shapes of images for each convolution, those of linear layers in strips of columns. That is

@@ -137,6 +137,17 @@ TEST_CASE("casts of parameters are made once in a scope, unless the parameter ch
   CHECK(layer.weight.on(Device::cpu()).dtype() == DType::f32);
 }
 
+TEST_CASE("a parameter that set_data has given other strides over the same storage is cast anew") {
+  const Parameter weight(randn({4, 4}));
+  Tensor handle = weight.tensor();
+  const Tensor x = randn({2, 4});
+  const Autocast scope(DType::bf16);
+  const Tensor first = linear(x, handle);
+  handle.set_data(handle.detach().t());
+  CHECK(equal(linear(x, handle), linear(x, handle.detach())));
+  CHECK_FALSE(equal(linear(x, handle), first));
+}
+
 TEST_CASE("the casts of a scope go with it") {
   Linear layer(4, 3);
   const Tensor w = layer.weight.tensor();

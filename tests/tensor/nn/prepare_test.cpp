@@ -125,6 +125,171 @@ TEST_CASE("a prepared module that makes a layer anew in every call is called twi
   }
 }
 
+TEST_CASE("a prepared module of layers that compute alone, and in no other way later, is called once") {
+  struct Counted : Module<Counted> {
+    Linear layer{4, 3};
+    Tensor forward(const Tensor& x) const {
+      ++calls;
+      return layer(x);
+    }
+    void members(Members& m) override { m("layer", layer); }
+    mutable int calls = 0;
+  };
+  Counted net;
+  net.to(DType::f64);  // whose weights are not packed
+  const auto fast = prepare(net);
+  for (int call = 1; call <= 3; ++call) {
+    (void)fast(randn({2, 4}, {.dtype = DType::f64}));
+    CHECK(fast.module().calls == call);
+  }
+}
+
+TEST_CASE(
+    "a layer whose weights change before its norm or relu has the result computes with those it was called with") {
+  struct Changing : Module<Changing> {
+    Conv2d conv{3, 4, 3};
+    Linear linear{5, 4};
+    BatchNorm2d a{4}, b{4};
+    Parameter first{randn({4, 3, 3, 3})}, second{randn({4, 3, 3, 3})};
+    int way = 0;
+    void use(const Parameter& weight) const { conv.weight.tensor().copy_(weight.tensor()); }
+    Tensor forward(const Tensor& x) const {
+      use(first);
+      const Tensor one = conv(x);
+      use(second);
+      const Tensor two = conv(x);
+      linear.bias.tensor().fill_(1);
+      const Tensor three = linear(x.select(3, 0).select(2, 0).narrow(1, 0, 1).expand({2, 5}));
+      linear.bias.tensor().fill_(100);
+      if (way == 0) return a(one) + b(two) + sum(relu(three));
+      if (way == 1) return relu(a(one)) + relu(b(two));
+      return relu(one) - relu(two);
+    }
+    void members(Members& m) override {
+      m("conv", conv), m("linear", linear), m("a", a), m("b", b), m("first", first), m("second", second);
+    }
+  };
+  const NoGrad no_grad;
+  for (int way = 0; way < 3; ++way) {
+    CAPTURE(way);
+    manual_seed(4);
+    Changing net;
+    net.way = way;
+    net.eval();
+    const Tensor x = randn({2, 3, 6, 6}), expected = net(x);
+    const auto fast = prepare(net);
+    for (int call = 0; call < 3; ++call) CHECK(relative_difference(fast(x), expected) < 1e-5);
+  }
+}
+
+TEST_CASE("layers that are gone, or others by then, are computed as they were when they were called") {
+  struct ByValue : Module<ByValue> {
+    std::vector<Conv2d> convs;
+    ByValue() {
+      for (const int reach : {1, 2, 3}) convs.emplace_back(4, 4, 3, Conv2dOptions{.padding = reach, .dilation = reach});
+    }
+    Tensor forward(const Tensor& x) const {
+      Tensor h = x;
+      for (auto conv : convs) h = conv(relu(h));
+      return relu(h);
+    }
+    void members(Members& m) override { m("convs", convs); }
+  };
+  manual_seed(1);
+  const NoGrad no_grad;
+  const ByValue net;
+  const Tensor x = randn({2, 4, 9, 9}), expected = net(x);
+  const auto fast = prepare(net);
+  for (int call = 0; call < 4; ++call) CHECK(relative_difference(fast(x), expected) < 1e-5);
+}
+
+TEST_CASE("a prepared module sees that set_data has given a parameter other strides over the same storage") {
+  const NoGrad no_grad;
+  const auto same = [](const auto& net, const auto& fast, const Tensor& x) {
+    const Tensor expected = net(x);
+    for (int call = 0; call < 2; ++call) CHECK(relative_difference(fast(x), expected) < 1e-5);
+  };
+  Sequential lines(Linear(8, 8), BatchNorm1d(8), ReLU(), Linear(8, 8)), images(Conv2d(4, 4, 3), BatchNorm2d(4), ReLU());
+  lines.eval(), images.eval();
+  const auto fast_lines = prepare(lines);
+  const auto fast_images = prepare(images);
+  const Tensor x = randn({5, 8}), image = randn({2, 4, 8, 8});
+  same(lines, fast_lines, x), same(images, fast_images, image);
+  for (const std::size_t at : {0, 3}) {
+    Tensor weight = lines.at<Linear>(at).weight.tensor();
+    weight.set_data(weight.detach().t());
+    same(lines, fast_lines, x);
+  }
+  Tensor weight = images.at<Conv2d>(0).weight.tensor();
+  weight.set_data(weight.detach().transpose(2, 3));
+  same(images, fast_images, image);
+}
+
+TEST_CASE("a norm on another stream than its layer's has the result that the layer computed on its own") {
+  const Device device = support::device_at(0);
+  struct TwoStreams : Module<TwoStreams> {
+    Linear first{64, 64}, second{64, 64};
+    BatchNorm1d norm{64};
+    Stream side{support::device_at(0)};
+    Tensor forward(const Tensor& x) const {
+      const Stream main = current_stream(x.device());
+      Tensor y;
+      {
+        const Tensor hidden = tanh(first(x));
+        y = second(hidden);
+      }
+      side.wait_for(main);
+      Tensor z;
+      {
+        const StreamScope scope(side);
+        y.storage()->record_use(side);
+        z = norm(y);
+      }
+      for (int taker = 0; taker < 4; ++taker) (void)full({x.size(0), 64}, 1e6, {.device = x.device()});
+      main.wait_for(side);
+      z.storage()->record_use(main);
+      return z + 0.0;
+    }
+    void members(Members& m) override { m("first", first), m("second", second), m("norm", norm); }
+  };
+  const NoGrad no_grad;
+  TwoStreams net;
+  net.eval();
+  net.to(device);
+  const Tensor x = randn({256, 64}).to(device), expected = net(x);
+  const auto fast = prepare(net);
+  for (int call = 0; call < 5; ++call) CHECK(relative_difference(fast(x), expected) < 1e-5);
+  synchronize(device);
+}
+
+TEST_CASE("what a hook around a layer of a prepared module keeps has its elements") {
+  struct Block : Module<Block> {
+    Conv2d conv{3, 4, 3};
+    Tensor forward(const Tensor& x) const { return conv(x); }
+    void members(Members& m) override { m("conv", conv); }
+  };
+  struct Around : Module<Around> {
+    Block block;
+    BatchNorm2d norm{4};
+    Tensor forward(const Tensor& x) const { return relu(norm(block(x))); }
+    void members(Members& m) override { m("block", block), m("norm", norm); }
+  };
+  Around net;
+  net.eval();
+  std::vector<Tensor> kept;
+  net.block.register_forward_hook(
+      [&](const ModuleBase&, std::span<const Tensor>, std::span<const Tensor> outputs) { kept.push_back(outputs[0]); });
+  const auto fast = prepare(net);
+  const NoGrad no_grad;
+  const Tensor x = randn({1, 3, 6, 6}), expected = net.block(x);
+  for (int call = 0; call < 3; ++call) {
+    kept.clear();
+    (void)fast(x);
+    REQUIRE_FALSE(kept.empty());
+    CHECK(relative_difference(kept.back(), expected) < 1e-5);
+  }
+}
+
 TEST_CASE("a written forward is folded too, and called twice the first time alone") {
   const auto net = used(PreparedBlock());
   const auto fast = prepare(net);
