@@ -1,5 +1,10 @@
 #include "lockstep/tensor/tensor.h"
 
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
 #include "lockstep/kernels/api.h"
 #include "lockstep/runtime/copy/copy.h"
 #include "lockstep/runtime/record/recorder.h"
@@ -87,12 +92,34 @@ std::vector<T> convert(const Tensor& tensor) {
   });
   return values;
 }
+// Whether a number has a place in the integers T, as far as it is whole.
+template <class T, class S>
+bool fits(S x) {
+  if constexpr (std::is_same_v<S, bool>) {
+    return true;
+  } else if constexpr (std::is_integral_v<S>) {
+    return std::in_range<T>(x);
+  } else {
+    const double whole = std::trunc(static_cast<double>(x));
+    return whole >= static_cast<double>(std::numeric_limits<T>::lowest()) &&
+           whole < std::ldexp(1.0, std::numeric_limits<T>::digits);  // NaN is nowhere
+  }
+}
 }  // namespace
 
 template <class T>
 T Tensor::item() const {
   LOCKSTEP_CHECK(count() == 1, "[item] expected a tensor with one element, got ", describe());
-  const T value = convert<T>(*this)[0];
+  const Tensor host = fetch(*this);
+  T value{};
+  dispatch(host.dtype(), [&]<class S>(Type<S>) {
+    const S element = *host.data<S>();
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      LOCKSTEP_CHECK(fits<T>(element), "[item] expected a value of ", describe(), " from ",
+                     +std::numeric_limits<T>::lowest(), " to ", +std::numeric_limits<T>::max(), ", got ",
+                     static_cast<double>(element));
+    value = static_cast<T>(element);
+  });
   if (detail::Recorder* const recorder = detail::Recorder::active(); recorder && device().type() == DeviceType::host)
     recorder->item(size_of(dtype()));
   return value;

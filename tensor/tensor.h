@@ -87,7 +87,8 @@ class LOCKSTEP_API Tensor {
   }
   void mark_changed() const { impl().storage->bump_version(); }
   std::uint64_t version() const { return impl().storage->version(); }
-  // The only element, or all elements in row-major order, converted to T. Blocks until they are computed.
+  // The only element, or all elements in row-major order, converted to T. Blocks until they are computed. item() throws
+  // InvalidArgument where T has no place for the element.
   template <class T>
   T item() const;
   template <class T>

@@ -4,8 +4,9 @@
 //   for (const Block& block : blocks) x = checkpoint(block, x);
 //
 // The graph is the ordinary one, so backward(), grad(), create_graph, hooks, parameters and replicas are as without. In
-// backward a copy of the function runs with the random numbers, modes, substitutes, autocast and stream it had, and
-// must do the same: let it capture by value what will be gone. Side effects (running statistics) happen twice.
+// backward a copy of the function runs with the random numbers, modes, substitutes and autocast it had, on the stream
+// that was current on the device of the first tensor among its inputs, and must do the same: let it capture by value
+// what will be gone, and use no stream of its own. Side effects (running statistics) happen twice.
 #pragma once
 
 #include <functional>

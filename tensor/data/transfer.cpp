@@ -97,7 +97,7 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
   std::size_t bytes = 0;
   for (Tensor* tensor : tensors) {
     if (!tensor->device().is_cpu()) continue;
-    *tensor = tensor->detach().contiguous();
+    *tensor = tensor->detach().contiguous(tensor->memory_format());
     parts.push_back({tensor, bytes});
     bytes += aligned_bytes(tensor->bytes());
   }
@@ -117,8 +117,8 @@ Event Transfer::send(const std::vector<Tensor*>& tensors) {
   LOCKSTEP_EDGE_SCOPE(StreamScope, scope, stream_);
   for (const Part& part : parts) {
     const Tensor& source = *part.tensor;
-    const Tensor there = Tensor::over(Storage::allocate(device_, source.bytes()), source.dtype(), source.shape(),
-                                      contiguous_strides(source.shape()));
+    const Tensor there =
+        Tensor::over(Storage::allocate(device_, source.bytes()), source.dtype(), source.shape(), source.strides());
     if (source.bytes() > 0)
       stream_.backend().copy(
           {there.storage()->data(), device_, buffer->memory + part.at, Device::cpu(), source.bytes()},

@@ -48,6 +48,9 @@ Tensor Tensor::grad() const {
   std::lock_guard lock(node->mutex);
   LOCKSTEP_CHECK(!node->sparse.defined(), "[grad] expected a dense gradient of ",
                  node->owner() ? node->owner()->describe() : describe(), ", got ", node->sparse, "; use sparse_grad()");
+  // It may have been made on another stream, and the next zero_grad() lets go of it while it may still be read.
+  if (const Tensor& kept = node->grad; kept.defined())
+    LOCKSTEP_EDGE(kept.storage()->record_use(current_stream(kept.device())));
   return node->grad;
 }
 
@@ -55,7 +58,7 @@ SparseGradient Tensor::sparse_grad() const {
   LeafNode* node = defined() ? leaf() : nullptr;
   if (!node) return {};
   std::lock_guard lock(node->mutex);
-  // Made on the leaf's stream, and let go of by the next zero_grad(), while what is asked for here may still be read.
+  // As grad().
   for (const Tensor& part : {node->sparse.indices, node->sparse.values})
     if (part.defined()) LOCKSTEP_EDGE(part.storage()->record_use(current_stream(part.device())));
   return node->sparse;

@@ -241,6 +241,8 @@ std::vector<Optimizer::Batch> Optimizer::batches(bool leave_out_sparse) const {
 Tensor Optimizer::slot(std::size_t index, std::size_t which) const {
   const Tensor& known = states_[index].slots[which];
   if (!known.defined()) return {};
+  // It may have been made on another stream, and is let go of by a load or with the optimizer.
+  LOCKSTEP_EDGE(known.storage()->record_use(current_stream(known.device())));
   const Parameter& parameter = parameters_[index];
   if (known.shape() != parameter.shape())
     detail::fail<InvalidArgument>("[", name_, "] expected parameters that keep their shapes, got ", parameter.shape(),
@@ -347,9 +349,6 @@ void Optimizer::load(const std::vector<NamedTensor>& state, const std::vector<st
     for (Tensor& slot : fresh[i].slots)
       if (slot.defined()) slot = slot.detach().to(parameters_[i].device()).clone();
   take_option_values(options);
-  for (const State& old : states_)  // which may have been made on another stream
-    for (const Tensor& slot : old.slots)
-      if (slot.defined()) LOCKSTEP_EDGE(slot.storage()->record_use(current_stream(slot.device())));
   states_ = std::move(fresh);
 }
 

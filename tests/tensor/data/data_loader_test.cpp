@@ -217,6 +217,21 @@ TEST_CASE("data loader: batches arrive on a device, for the stream that is curre
   }
 }
 
+TEST_CASE("data loader: images in channels_last arrive on a device as they are") {
+  const Tensor images = from_data(std::vector<double>(4 * 3 * 5 * 5, 1), {4, 3, 5, 5});
+  const TensorDataset data(images + arange(25).reshape({5, 5}));
+  const auto collate = [](const std::vector<std::array<Tensor, 1>>& samples) {
+    std::vector<Tensor> all;
+    for (const auto& [image] : samples) all.push_back(image);
+    return stack(all).to(MemoryFormat::channels_last);
+  };
+  DataLoader loader(data, {.batch_size = 2, .device = device_at(1)}, collate);
+  for (auto& batch : loader) {
+    CHECK(batch.memory_format() == MemoryFormat::channels_last);
+    CHECK(equal(batch.to(Device::cpu()), (images + arange(25).reshape({5, 5})).narrow(0, 0, 2)));
+  }
+}
+
 TEST_CASE("data loader: a device's batches that nobody waits for do not mix") {
   // The memory of a batch goes to a later one while work on the first may still be under way.
   DataLoader loader(Noisy{200}, {.batch_size = 2, .workers = 2, .device = device_at(1)});

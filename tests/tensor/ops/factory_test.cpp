@@ -78,3 +78,24 @@ TEST_CASE("tensors from values in memory") {
   CHECK(tensor(std::int64_t{1} << 60).item<std::int64_t>() == std::int64_t{1} << 60);
   CHECK_THROWS_WITH(from_data(source, {3}), Contains("[from_data]") && Contains("3 elements") && Contains("got 4"));
 }
+
+TEST_CASE("item() gives numbers that the type has, and names those that it has not") {
+  const TensorOptions f64{.dtype = DType::f64};
+  CHECK(tensor(std::int64_t{1} << 40).item<std::int64_t>() == std::int64_t{1} << 40);
+  CHECK(tensor(2147483647.9, f64).item<int>() == 2147483647);
+  CHECK(tensor(-0.5, f64).item<std::uint8_t>() == 0);
+  CHECK(tensor(255.0, f64).item<std::uint8_t>() == 255);
+  CHECK(tensor(1e300, f64).item<float>() == std::numeric_limits<float>::infinity());
+  CHECK(tensor(2).item<bool>());
+  const auto refuses = [](auto value, const TensorOptions& options, auto type, const char* got) {
+    const Tensor x = tensor(value, options);
+    CHECK_THROWS_WITH(x.item<decltype(type)>(), Contains("[item]") && Contains("from") && Contains(got));
+    CHECK_THROWS_AS(x.item<decltype(type)>(), InvalidArgument);
+  };
+  refuses(std::int64_t{1} << 40, {}, 0, "1099511627776");
+  refuses(1e20, f64, 0, "1e+20");
+  refuses(9223372036854775808.0, f64, std::int64_t{0}, "9223372036854775808");
+  refuses(300.0, f64, std::uint8_t{0}, "300");
+  refuses(-1, {}, std::uint8_t{0}, "-1");
+  refuses(std::numeric_limits<double>::quiet_NaN(), f64, 0, "nan");
+}
