@@ -15,6 +15,19 @@ namespace {
 constexpr std::uint64_t kRunsFirst = ~std::uint64_t{0};
 }  // namespace
 
+namespace {
+// A gradient of a node with results on several devices, which is not on the device of the node's stream, is read on the
+// stream that is current there: after the node's, which has waited for whoever made the gradient.
+void follow(const Stream& of_node, const Tensor& gradient) {
+  const Device device = gradient.device();
+  if (device == of_node.device()) [[likely]]
+    return;
+  const Stream there = current_stream(device);
+  LOCKSTEP_EDGE(there.wait_for(of_node));
+  LOCKSTEP_EDGE(gradient.storage()->record_use(there));
+}
+}  // namespace
+
 void hand_over_gradient(const Tensor& gradient, const Stream& receiver) {
   const Stream made_on = current_stream(gradient.device());
   if (&made_on == &receiver) return;
@@ -361,6 +374,7 @@ void GraphTask::deliver(const State& from, std::uint32_t edge, std::uint32_t tar
 }
 
 void GraphTask::add(State& target, std::uint32_t output, Tensor gradient) {
+  follow(stream_of(*target.node), gradient);
   Tensor& sum = target.gradients.empty() ? target.gradient : target.gradients[output];
   if (!sum.defined()) {
     sum = std::move(gradient);

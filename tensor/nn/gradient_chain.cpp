@@ -84,6 +84,8 @@ class SumLane {
     if (waiting() == 0) return;
     parts_ = &parts;
     sum_ = sum;
+    for (const Stop& stop : stops_)  // whose streams wait for who reads the parts, at the end
+      if (stop.place < parts.size()) LOCKSTEP_EDGE(parts[stop.place].storage()->record_use(stop.stream));
     Event free;
     LOCKSTEP_EDGE(free.record(stops_.back().stream));
     for (std::size_t i = 1; i < stops_.size(); ++i)

@@ -127,7 +127,11 @@ class OwnerSum final : public SectionSum {
       }
       if (round > 0 && first_ > 0) take_home(turn);
     }
-    for (std::size_t i = 0; i < parts.size(); ++i) places_[i + without_].part = parts[i];
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Owner& place = places_[i + without_];
+      place.part = parts[i];
+      LOCKSTEP_EDGE(parts[i].storage()->record_use(place.stream));  // which waits for who reads it, at the end
+    }
     sum_ = sum;
     rounds_ = round + 1;
     for (std::size_t o = first_; o < first_ + owners_; ++o) add_up(o);

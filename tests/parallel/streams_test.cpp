@@ -2,6 +2,7 @@
 // the others these cases check the values.
 #include <deque>
 
+#include "lockstep/runtime/topology.h"
 #include "lockstep/tensor/nn/linear.h"
 #include "lockstep/tensor/optim/sgd.h"
 #include "parallel/support.h"
@@ -129,6 +130,63 @@ TEST_CASE("training on streams of one's own, and on others in between, is traini
     for (std::size_t i = 0; i < got.size(); ++i)
       CHECK(largest_difference(got[i].tensor(), expected[i].tensor()) < 1e-10);
     nothing_to_report(devices);
+  }
+}
+
+TEST_CASE(
+    "gradients that are too many for one device to sum come home on streams of one's own, whichever way they go") {
+  support::needs_devices(3);
+  struct Large : Module<Large> {
+    Parameter a{zeros({100'000}, {.dtype = DType::f64})}, b{zeros({3}, {.dtype = DType::f64})},
+        c{zeros({100'000}, {.dtype = DType::f64})};
+    Tensor forward(const Tensor& x) const {
+      const auto on = [&](const Parameter& parameter) { return parameter.on(x.device()).sum(); };
+      return x * (on(a) + on(b) + on(c));
+    }
+    void members(Members& m) override { m("a", a), m("b", b), m("c", c); }
+  };
+  const std::vector<Device> devices = first_devices(3);
+  for (const bool chain : {false, true}) {
+    CAPTURE(chain);
+    if (chain) {
+      Links uneven_links(3);
+      uneven_links.at(1, 2).speed = 0.5;
+      detail::pretend_links(devices, uneven_links);
+    }
+    {
+      const Aside aside(devices);
+      std::vector<Tensor> gradients;
+      for (int step = 1; step <= 2; ++step) {
+        const auto net = DataParallel(Large{}, {.devices = devices});
+        for (int backward = 0; backward < step; ++backward) net(counting({3, 1}, devices[0])).sum().backward();
+        for (const Parameter& parameter : net.parameters()) gradients.push_back(parameter.grad());
+      }
+      std::vector<Tensor> takers;  // of what has been given back too early
+      for (const Device device : devices) {
+        const StreamScope scope(default_stream(device));
+        for (const std::int64_t count : {100'000, 200'003, 300'000})
+          takers.push_back(full({count}, 1e30, {.dtype = DType::f64, .device = device}).clone());
+      }
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        CHECK(equal(gradients[i],
+                    full(gradients[i].shape(), i < 3 ? 6 : 12, {.dtype = DType::f64, .device = devices[0]})));
+    }
+    nothing_to_report(devices);
+    detail::forget_topologies();
+  }
+}
+
+TEST_CASE("the pieces of a batch on streams of one's own give gradients that add up") {
+  for (const auto& devices : device_sets()) {
+    const Aside aside(devices);
+    for (const Device source : {devices.back(), Device::cpu()}) {
+      const Tensor x = counting({7, 5}, source).clone().set_requires_grad();
+      std::vector<Tensor> pieces = scatter(x, devices);
+      for (Tensor& piece : pieces) piece = piece * piece * 2;  // each piece gets two gradients
+      (gather(pieces, devices[0]) * counting({7, 5}, devices[0], 3)).sum().backward();
+      CHECK(values(x.grad()) == values(4 * x.detach() * counting({7, 5}, source, 3)));
+    }
+    for (const Device device : devices) synchronize(device);
   }
 }
 
