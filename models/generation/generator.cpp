@@ -13,10 +13,12 @@
 #include "lockstep/models/generation/generation_state.h"
 #include "lockstep/parallel/serving/serving_error.h"
 #include "lockstep/runtime/check_function.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
 #include "lockstep/runtime/library_threads.h"
 #include "lockstep/runtime/log.h"
 #include "lockstep/runtime/service_thread.h"
+#include "lockstep/runtime/stream/stream.h"
 
 namespace lockstep {
 namespace {
@@ -49,7 +51,11 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 
 struct Generator::Body {
   Body(std::shared_ptr<const LanguageModel> of, const GeneratorOptions& with)
-      : model(std::move(of)), options(with), batch(*model, with.batch) {}
+      : model(std::move(of)), options(with), batch([this] {
+          // The memory is the thread's, which works on the default stream.
+          LOCKSTEP_EDGE_SCOPE(StreamScope, scope, default_stream(model->device()));
+          return ContinuousBatch(*model, options.batch);
+        }()) {}
 
   const std::shared_ptr<const LanguageModel> model;
   const GeneratorOptions options;

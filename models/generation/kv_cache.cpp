@@ -6,7 +6,9 @@
 
 #include "lockstep/models/generation/cached_step.h"
 #include "lockstep/models/generation/page_table.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/error.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "lockstep/runtime/trace/trace.h"
 #include "lockstep/tensor/context.h"
 #include "lockstep/tensor/ops/factory.h"
@@ -106,6 +108,7 @@ Tensor KvCache::decode(const LanguageModel& model, std::span<const Feed> feeds) 
                       pages(body.table.pages()));
   }
 
+  for (const Tensor& pool : body.pools.tensors) LOCKSTEP_EDGE(pool.storage()->record_use(current_stream(body.device)));
   detail::CachedStep step(body.pools, body.shape, body.device, body.dtype);
   for (const Feed& feed : feeds) {
     const auto& sequence = body.table.at(feed.sequence);

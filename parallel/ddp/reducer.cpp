@@ -298,8 +298,11 @@ void Reducer::finalize() {
   for (std::size_t b = 0; b < buckets_.size(); ++b)
     if (buckets_[b].sparse()) hooked() ? take_rows(b) : join_rows(b);
   for (Variable& variable : variables_) {
-    if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse)
-      leaf(variable).grad.copy_(part(variable));
+    if (!options_.gradient_as_bucket_view && !alone() && !variable.unused && !variable.entry.sparse) {
+      const Tensor average = part(variable);
+      LOCKSTEP_EDGE(average.storage()->record_use(current_stream(average.device())));  // buckets are laid out anew
+      leaf(variable).grad.copy_(average);
+    }
     variable.kept = Tensor();
     variable.used = false;
   }

@@ -2,7 +2,8 @@
 // mmengine's class.
 //
 //   run_ranks(4, [](Communicator& communicator) {
-//     MMFullyShardedDataParallel model(Classifier{}, communicator, {.wrap = wrap_modules<Block>()});
+//     MMFullyShardedDataParallel model(Classifier{}, communicator,
+//                                      FullyShardedOptions{.wrap = wrap_modules<Block>()});
 //     OptimWrapper optim(SGD(model.parameters(), {.lr = 0.1}),
 //                        {.clip_grad = ClipGrad{.max_norm = 1, .clips_norm = model.clipping()}});
 //     for (const auto& batch : batches_of(communicator.rank())) model.train_step(batch, optim);

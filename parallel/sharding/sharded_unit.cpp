@@ -29,6 +29,7 @@ void become_first(ParameterBody& body, const Tensor& part, bool trained) {
   if (body.home.defined()) {
     if (body.slabs) leave_slabs(body);
     body.drop_slots();
+    LOCKSTEP_EDGE(body.home.storage()->record_use(current_stream(body.home.device())));
     part.storage()->set_version(body.home.version() + 1);
     become(body, part);
     if (body.leaf) static_cast<LeafNode&>(*body.leaf).grad = Tensor();

@@ -19,6 +19,12 @@
 namespace lockstep {
 namespace detail {
 
+// An optimizer whose state_dict() is this rank's part.
+class LOCKSTEP_API DividedState {
+ public:
+  virtual ~DividedState() = default;
+};
+
 // Who steps which parameter of an optimizer.
 class LOCKSTEP_API ParameterOwners {
  public:
@@ -78,7 +84,7 @@ LOCKSTEP_API std::vector<std::string> parameter_keys(const Optimizer& optimizer,
 // In a join() it stands after the wrapper: join({net, optimizer}, …). Ranks that have run out of inputs step the
 // parameters that they own with the gradients, learning rates and momentums of a rank that has some.
 template <class O>
-class ZeroRedundancyOptimizer : public O, public Joinable {
+class ZeroRedundancyOptimizer : public O, public Joinable, public detail::DividedState {
  public:
   // `optimizer` has made no step yet: what it remembers of other ranks' parameters would stay. The communicator
   // outlives this.

@@ -73,6 +73,7 @@ void SlabSet::place(std::span<ParameterBody* const> bodies) {
     entry.home =
         Storage::slice(set->slabs[static_cast<std::size_t>(entry.slab)].values[home], entry.offset_bytes, entry.bytes);
     Tensor::over(entry.home, body.dtype, body.shape, body.strides()).copy_(body.home.detach());
+    LOCKSTEP_EDGE(body.home.storage()->record_use(current_stream(set->home_)));
     entry.home->set_version(body.home.version());  // what graphs have saved stays valid
     body.home.set_storage(entry.home, 0);
     body.slabs = set;

@@ -176,6 +176,29 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a DataParallel that is made on streams of one's own has its module's weights") {
+  support::needs_devices(2);
+  const std::vector<Device> devices = first_devices(2);
+  const Tensor x = noise({4, 64}, 1);
+  Linear net(64, 64);
+  net.to(DType::f64);
+  const Doubles expected = values(net(x));
+  net.to(devices[0]);
+  Doubles got;
+  {
+    const Aside aside(devices);
+    const auto parallel = DataParallel(net, {.devices = devices});
+    for (int taker = 0; taker < 8; ++taker) {  // of what has been given back too early
+      const StreamScope scope(default_stream(devices[0]));
+      (void)full({taker % 2 == 0 ? 64 * 64 : 64}, 1e6, {.dtype = DType::f64, .device = devices[0]}).clone();
+    }
+    const NoGrad no_grad;
+    got = values(parallel(x));
+  }
+  for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - expected[i]) < 1e-12);
+  nothing_to_report(devices);
+}
+
 TEST_CASE("the pieces of a batch on streams of one's own give gradients that add up") {
   for (const auto& devices : device_sets()) {
     const Aside aside(devices);

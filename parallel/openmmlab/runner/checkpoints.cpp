@@ -4,7 +4,9 @@
 
 #include "lockstep/parallel/openmmlab/runner/checkpoint_file.h"
 #include "lockstep/parallel/openmmlab/runner/core.h"
+#include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "lockstep/tensor/io/safetensors.h"
+#include "lockstep/tensor/nn/shard.h"
 #include "lockstep/tensor/ops/factory.h"
 
 namespace lockstep {
@@ -88,7 +90,23 @@ std::map<std::string, std::string> RunnerCore::progress(const std::vector<std::s
   return metadata;
 }
 
+// What rank 0 has must be all there is.
+void RunnerCore::check_whole() {
+  constexpr const char* kInstead = "; keep such a training by a CheckpointWriter, and give the Runner no work_dir";
+  for (const NamedParameter& named : module_.named_parameters())
+    if (shard_of(named.parameter))
+      detail::fail<NotSupported>(
+          "[Runner] expected checkpoints of parameters that are whole on rank 0, got a part of '", named.name, "'",
+          kInstead);
+  optim_wrapper().for_each_optimizer([&](std::string_view, Optimizer& optimizer) {
+    if (dynamic_cast<detail::DividedState*>(&optimizer))
+      detail::fail<NotSupported>("[Runner] expected checkpoints of an optimizer whose state is whole on rank 0, got a ",
+                                 "ZeroRedundancyOptimizer", kInstead);
+  });
+}
+
 void RunnerCore::save_checkpoint(const std::string& path) {
+  check_whole();
   const ThreadContext& context = thread_context();
   const std::string mine = cat(context.random_seed, ' ', context.random_stream, ' ', context.random_counter);
   const std::vector<std::string> random =

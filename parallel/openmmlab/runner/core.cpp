@@ -106,6 +106,9 @@ void RunnerCore::begin_train(std::int64_t iters_per_epoch, bool validates) {
       LOCKSTEP_CHECK(all[rank] == all[0], "[Runner] expected the same on all ranks, got ", all[0], " on rank 0, ",
                      all[rank], " on rank ", rank);
   }
+  const CheckpointHook& files = options_.checkpoint;
+  if (!options_.work_dir.empty() && (files.interval > 0 || files.save_last || !files.save_best.metrics().empty()))
+    check_whole();
   LOCKSTEP_CHECK(iters_per_epoch > 0, "[Runner] expected a loader with batches, got an empty one");
   LOCKSTEP_CHECK(iters_per_epoch_ == 0 || iters_per_epoch_ == iters_per_epoch, "[Runner] expected a loader of ",
                  iters_per_epoch_, " batches, as before, got one of ", iters_per_epoch);

@@ -154,6 +154,8 @@ class LOCKSTEP_API RunnerCore {
   std::string path_of(const std::string& name) const;
   void write(const std::string& name, Files with_it, bool is_newest);
   void mark_newest(const std::string& name);
+  // Throws NotSupported where rank 0 has parts of parameters or of an optimizer's state alone.
+  void check_whole();
   std::map<std::string, std::string> progress(const std::vector<std::string>& random_of_ranks) const;
   void remove_superseded();
   void remove_abandoned() const;

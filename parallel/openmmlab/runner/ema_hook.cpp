@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "lockstep/parallel/openmmlab/runner/core.h"
+#include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/log.h"
+#include "lockstep/runtime/stream/stream.h"
 #include "lockstep/tensor/nn/read_gate.h"
 
 namespace lockstep {
@@ -59,6 +61,7 @@ struct EMAHook::State {
     const bool begun = runner.iter() >= begin_iter && runner.epoch() + 1 >= begin_epoch;
     for (Average& each : all) {
       const Tensor& parameter = each.parameter.tensor();
+      LOCKSTEP_EDGE(each.value.storage()->record_use(current_stream(each.value.device())));
       each.value = each.averages ? options.next(each.value, parameter, steps) : parameter.detach().clone();
     }
     if (begun) ++steps;  // until then each update is the first, which copies

@@ -136,7 +136,9 @@ struct RunnerHook {
 
 struct RunnerOptions {
   std::variant<EpochBasedTrainLoop, IterBasedTrainLoop> train_cfg = EpochBasedTrainLoop{};
-  // Folder for checkpoints and scalars.json, made when there is none; empty: nothing is written.
+  // Folder for checkpoints and scalars.json, made when there is none; empty: nothing is written. Checkpoints are rank
+  // 0's: with FullyShardedDataParallel, layers divided among ranks or a ZeroRedundancyOptimizer training is
+  // NotSupported unless `checkpoint` keeps none.
   std::string work_dir = "";
   std::vector<RunnerScheduler> param_schedulers = {};
   LoggerHook logger = {};

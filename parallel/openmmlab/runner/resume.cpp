@@ -190,7 +190,7 @@ RunnerCore::Progress RunnerCore::progress_in(const std::string& path, const Safe
 }
 
 void RunnerCore::resume(const std::string& path) {
-  optim_wrapper();  // there is one
+  check_whole();
   resuming_ = true;
   const std::unique_ptr<bool, void (*)(bool*)> until_read(&resuming_, [](bool* flag) { *flag = false; });
   Safetensors file = load_safetensors(path);

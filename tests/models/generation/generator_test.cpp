@@ -95,6 +95,30 @@ TEST_CASE("a generator writes many texts at once, each as alone") {
   CHECK(stats.batch.cache.used == 0);
 }
 
+TEST_CASE("a generator that is made on a stream of one's own has its pages on its thread's") {
+  const Device device = support::first_devices(1)[0];
+  const auto model = std::make_shared<GatedModel>();
+  synchronize(device);
+  const auto written = [&] {
+    Generator generator(model, small_options());
+    Generation text = generator.submit({1, 2, 3}, {.max_new_tokens = 6});
+    return all_of(text);
+  };
+  const Tokens expected = written();
+  const Stream side(device);
+  side.wait_for(default_stream(device));
+  Tokens found;
+  {
+    const StreamScope scope(side);
+    Tensor work = ones({100'000}, {.device = device});
+    for (int i = 0; i < 20; ++i) work = work * 1.0;
+    found = written();
+  }
+  CHECK(found == expected);
+  default_stream(device).wait_for(side);
+  synchronize(device);
+}
+
 TEST_CASE("tokens come one by one, to next and to the callback") {
   const auto model = std::make_shared<GatedModel>(false);
   Generator generator(model, small_options());

@@ -2,6 +2,7 @@
 #include "lockstep/models/generation/kv_cache.h"
 
 #include <limits>
+#include <optional>
 
 #include "models/generation/small_model.h"
 #include "support/catch.h"
@@ -33,6 +34,35 @@ Tensor in_pieces(const SmallModel& model, const Tokens& tokens, const Tokens& si
 }
 
 }  // namespace
+
+TEST_CASE("a cache that goes after a decoding on another stream keeps its pages until that is done") {
+  const Device device = support::first_devices(1)[0];
+  const SmallModel model(device, DType::f64);
+  const Tokens tokens{1, 2, 3, 4, 5};
+  const auto logits = [&](bool aside) {
+    const Stream here = current_stream(device), side(device);
+    const Stream& there = aside ? side : here;
+    std::optional<KvCache> cache(std::in_place, model, KvCacheOptions{.pages = 4, .page_size = 4});
+    there.wait_for(here);
+    Tensor found;
+    {
+      const StreamScope scope(there);
+      const Feed feed{cache->begin(tokens), tokens};
+      found = cache->decode(model, {&feed, 1});
+      cache.reset();
+    }
+    for (int taker = 0; taker < 4; ++taker)  // of what has been given back too early
+      (void)full({4 * 4 * model.shape().heads * model.shape().head_size}, 1e30,
+                 {.dtype = DType::f64, .device = device});
+    here.wait_for(there);
+    found.storage()->record_use(here);
+    const auto values = found.to_vector<double>();
+    side.wait_for(here);
+    synchronize(device);
+    return values;
+  };
+  CHECK(logits(true) == logits(false));
+}
 
 TEST_CASE("decoding from pages gives the logits of the whole sequence") {
   for (const DType dtype : {DType::f32, DType::f64}) {

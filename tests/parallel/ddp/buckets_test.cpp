@@ -215,3 +215,37 @@ TEST_CASE("figures of the wrapper") {
     CHECK(data.backward_compute_comm_overlap_time <= data.backward_comm_time);
   }
 }
+
+TEST_CASE("buckets that are laid out anew after a backward on another stream have been read by then") {
+  const auto gradients = [](Communicator& c, bool aside) {
+    Shuffled module;
+    module.to(c.device());
+    DistributedDataParallel net(module, c, {.gradient_as_bucket_view = false});
+    const Stream here = current_stream(c.device()), side(c.device());
+    const Stream& there = aside ? side : here;
+    there.wait_for(here);
+    Doubles all;
+    std::vector<Tensor> first;
+    {
+      const StreamScope scope(there);
+      const Tensor x = noise({4, 3}, static_cast<std::uint64_t>(c.rank() + 1)).to(c.device());
+      net(x).sum().backward();
+      for (const Parameter& parameter : net.parameters()) first.push_back(parameter.grad());
+      net.zero_grad();
+      (void)net(x);  // in another order
+    }
+    for (int taker = 0; taker < 20; ++taker)  // of what has been given back too early
+      (void)full({3 + taker * 3}, 1e30, {.dtype = DType::f64, .device = c.device()});
+    here.wait_for(there);
+    for (const Tensor& gradient : first) {
+      const Doubles of = values(gradient);
+      all.insert(all.end(), of.begin(), of.end());
+    }
+    side.wait_for(here);
+    synchronize(c.device());
+    return all;
+  };
+  const auto expected = run_ranks(2, [&](Communicator& c) { return gradients(c, false); });
+  const auto result = run_ranks(2, [&](Communicator& c) { return gradients(c, true); });
+  CHECK(result == expected);
+}

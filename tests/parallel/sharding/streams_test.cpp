@@ -154,6 +154,28 @@ TEST_CASE("what is gathered ahead and not used is read before a step writes it")
   CHECK(different(ends) == 0);
 }
 
+TEST_CASE("parameters are divided on another stream than the one that made them") {
+  const auto whole = [](Communicator& c, bool aside) {
+    Layer net(30, 40, 1);
+    net.to(c.device());
+    const Stream here = current_stream(c.device()), side(c.device());
+    const Stream& there = aside ? side : here;
+    there.wait_for(here);
+    std::optional<FullyShardedDataParallel<Layer>> divided;
+    {
+      const StreamScope scope(there);
+      divided.emplace(net, c);
+    }
+    // What was given back too early is written over.
+    for (int taker = 0; taker < 4; ++taker) (void)full({taker % 2 == 0 ? 30 * 40 : 40}, 1e30, {.device = c.device()});
+    here.wait_for(there);
+    return values_of(divided->whole_state_dict());
+  };
+  const auto expected = run_ranks(2, [&](Communicator& c) { return whole(c, false); });
+  const auto result = run_ranks(2, [&](Communicator& c) { return whole(c, true); });
+  CHECK(result == expected);
+}
+
 TEST_CASE("whole parameters that are given back on another stream keep their memory until their parts are written") {
   const auto change = [](Communicator& c, bool aside, bool write_back) {
     FullyShardedDataParallel<Layer> net(Layer(30, 40, 1), c);

@@ -169,3 +169,37 @@ TEST_CASE("EMAHook: ranks have the same averages") {
   });
   CHECK(averages[0] == averages[1]);
 }
+
+TEST_CASE("EMAHook: averages on another stream than the last ones keep those until they have been read") {
+  const Device device = support::device_at(1);
+  const auto averages = [&](bool aside) {
+    Line net;
+    net.to(device);
+    const EMAHook ema({.momentum = 0.25});
+    const RunnerHook hook = ema;
+    OptimWrapper optim(SGD(net.parameters(), {.lr = 0.1}));
+    Runner runner(net, optim, {});
+    hook.before_train(runner);
+    hook.after_train_iter(runner, LogVars{});
+    net.head.weight.tensor().detach().mul_(2.0);
+    const Stream here = current_stream(device), side(device);
+    const Stream& there = aside ? side : here;
+    there.wait_for(here);
+    {
+      const StreamScope scope(there);
+      hook.after_train_iter(runner, LogVars{});
+    }
+    for (int taker = 0; taker < 8; ++taker)  // of what has been given back too early
+      (void)full({taker % 2 == 0 ? 6 : 2}, 1e30, {.dtype = DType::f64, .device = device});
+    here.wait_for(there);
+    Doubles all;
+    for (const auto& each : ema.averages()) {
+      const Doubles of = values(each.tensor);
+      all.insert(all.end(), of.begin(), of.end());
+    }
+    side.wait_for(here);
+    synchronize(device);
+    return all;
+  };
+  CHECK(averages(true) == averages(false));
+}

@@ -2,9 +2,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "lockstep/parallel/openmmlab/mm_fully_sharded_data_parallel.h"
+#include "lockstep/parallel/sharding/zero_redundancy_optimizer.h"
 #include "parallel/openmmlab/runner/runner_support.h"
 
 using namespace runner_test;
+using Catch::Matchers::Contains;
 
 namespace {
 
@@ -233,4 +236,41 @@ TEST_CASE("Runner: what the ranks do not agree on is an error on all of them") {
   Runner runner(model, optim);
   CHECK(missing(message_of<InvalidArgument>([&] { runner.resume(folder / "run/epoch_1.safetensors"); }),
                 {"expected 1 ranks", "with 2"}) == "");
+}
+
+TEST_CASE("Runner: what rank 0 has parts of alone is refused before a training that would keep it") {
+  const auto said = [](bool zero, bool keeps) {
+    const TemporaryFolder folder;
+    return messages_of_ranks(2, [&](Communicator& communicator) {
+      DataLoader loader(pairs(kSamples), DistributedSampler(kSamples, communicator.rank(), communicator.size()),
+                        {.batch_size = 1});
+      RunnerOptions options{.train_cfg = EpochBasedTrainLoop{.max_epochs = 1}};
+      if (keeps) options.work_dir = folder.path();
+      const auto train = [&](auto& model, auto& optim) {
+        Runner runner(model, optim, options);
+        if (!keeps) {
+          const std::string file = folder / "one.safetensors";
+          for (const std::string& refused : {message_of<NotSupported>([&] { runner.save_checkpoint(file); }),
+                                             message_of<NotSupported>([&] { runner.resume(file); })})
+            LOCKSTEP_CHECK(refused.starts_with("[Runner]"), "expected a refusal, got ", refused);
+        }
+        runner.train(loader);
+      };
+      if (zero) {
+        MMDistributedDataParallel model(Line(), communicator);
+        OptimWrapper optim(std::make_unique<ZeroRedundancyOptimizer<AdamW>>(AdamW(model.parameters()), communicator));
+        train(model, optim);
+      } else {
+        MMFullyShardedDataParallel model(Line(), communicator);
+        OptimWrapper optim(SGD(model.parameters(), {.lr = 0.05}));
+        train(model, optim);
+      }
+    });
+  };
+  for (const bool zero : {true, false}) {
+    for (const std::string& message : said(zero, false)) CHECK(message == "");
+    for (const std::string& message : said(zero, true))
+      CHECK_THAT(message, Contains("[Runner]") && Contains("CheckpointWriter") &&
+                              Contains(zero ? "ZeroRedundancyOptimizer" : "a part of 'head.weight'"));
+  }
 }
