@@ -128,7 +128,7 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
       report->op = cuda::report_index_select;
       report->index = 12;
       report->size = 5;
-      report->ready = 1;
+      std::atomic_ref<int>(report->ready) = 1;
     });
     CHECK_NOTHROW(synchronize(other));
     follower.wait_for(stream);  // whose work comes after it
