@@ -12,10 +12,11 @@
 namespace lockstep {
 namespace {
 
-// Images of [batch, groups, channels, length] as the kernel sees them.
-View of_groups(const Tensor& x, const Shape& groups) {
+// Images of [batch, groups, channels, length] as the kernel sees them. A tensor that lies in the format may not say so:
+// strides of dimensions of size 1 are anything.
+View of_groups(const Tensor& x, const Shape& groups, MemoryFormat format) {
   View view = detail::view_reshaped(x, groups);
-  if (x.memory_format() == MemoryFormat::channels_last) {
+  if (format == MemoryFormat::channels_last) {
     const std::int64_t channels = groups[1] * groups[2];
     view.strides = {channels * groups[3], groups[2], 1, channels};
   }
@@ -28,13 +29,14 @@ class GroupNormNode final : public NodeOf<3> {
   void backward(std::span<Tensor> grad_outputs, std::span<Tensor> grad_inputs) override {
     const Tensor in = x.get(*this), scale = weight.get(*this);
     if (GradMode::enabled()) return backward_differentiably(grad_outputs[0], in, scale, grad_inputs);
-    const Tensor dy = grad_outputs[0].contiguous(in.memory_format());
-    Tensor dx = detail::fresh_like(dy), dweight, dbias;
+    const MemoryFormat format = in.memory_format();
+    const Tensor dy = grad_outputs[0].contiguous(format);
+    Tensor dx = detail::fresh_like(in), dweight, dbias;
     if (needs(1)) dweight = detail::fresh(parameters, in.dtype(), in.device());
     if (needs(2)) dbias = detail::fresh(parameters, in.dtype(), in.device());
-    detail::launch(in.device(), GroupNormGradArgs{In{of_groups(dy, groups)}, In{of_groups(in, groups)}, scale.in(),
-                                                  mean.get(*this).in(), inv_std.get(*this).in(),
-                                                  Out{of_groups(dx, groups)}, dweight.out(), dbias.out()});
+    detail::launch(in.device(), GroupNormGradArgs{In{of_groups(dy, groups, format)}, In{of_groups(in, groups, format)},
+                                                  scale.in(), mean.get(*this).in(), inv_std.get(*this).in(),
+                                                  Out{of_groups(dx, groups, format)}, dweight.out(), dbias.out()});
     grad_inputs[0] = dx;
     grad_inputs[1] = dweight;
     grad_inputs[2] = dbias;
@@ -86,8 +88,9 @@ Tensor detail::normalize_groups(const char* op, const Tensor& x, const Shape& gr
     mean = detail::fresh({groups[0], groups[1]}, dtype, x.device());
     inv_std = detail::fresh({groups[0], groups[1]}, dtype, x.device());
   }
-  detail::launch(x.device(), GroupNormArgs{In{of_groups(in, groups)}, scale.in(), shift.in(), Out{of_groups(y, groups)},
-                                           mean.out(), inv_std.out(), eps});
+  detail::launch(x.device(),
+                 GroupNormArgs{In{of_groups(in, groups, in.memory_format())}, scale.in(), shift.in(),
+                               Out{of_groups(y, groups, in.memory_format())}, mean.out(), inv_std.out(), eps});
   if (node) {
     node->op = op;
     node->x.save(in);

@@ -143,6 +143,25 @@ TEST_CASE("group normalisation in channels_last of nothing, of one channel and o
   }
 }
 
+TEST_CASE("gradients of group normalisation in channels_last may have any strides where a dimension is 1") {
+  manual_seed(3);
+  for (const Shape& shape : {Shape{1, 4, 5, 7}, Shape{2, 4, 1, 7}, Shape{2, 4, 7, 1}}) {
+    INFO(to_string(shape));
+    const Tensor values = randn(shape), pixels = randn({shape[0] * shape[2] * shape[3] * shape[1]});
+    // [N, C, H, W] in channels_last, of which it keeps no trace in the strides of the dimension of 1.
+    const Tensor gradient = shape[0] == 1   ? pixels.reshape({5, 7, 4}).permute({2, 0, 1}).unsqueeze(0)
+                            : shape[2] == 1 ? pixels.reshape({2, 7, 4}).permute({0, 2, 1}).unsqueeze(2)
+                                            : pixels.reshape({2, 7, 4}).permute({0, 2, 1}).unsqueeze(3);
+    REQUIRE(gradient.shape() == shape);
+    Tensor x = values.to(MemoryFormat::channels_last).clone().set_requires_grad();
+    Tensor wide = values.to(DType::f64).clone().set_requires_grad();
+    group_norm(x, 2, {}, {}, 1e-3).backward(gradient);
+    group_norm(wide, 2, {}, {}, 1e-3).backward(gradient.to(DType::f64).contiguous());
+    CHECK(max(abs(x.grad().to(DType::f64) - wide.grad())).item<double>() < 1e-5);
+  }
+  manual_seed(0);
+}
+
 TEST_CASE("group normalisation in channels_last survives a large mean, and keeps what is not finite to its group") {
   const InferenceMode mode;
   const Tensor signs = repeat(stack({full({}, -1), full({}, 1)}), {200}).reshape({2, 50, 1, 4});
