@@ -75,6 +75,9 @@ class LOCKSTEP_API Backend {
   // NotSupported where there is no such thing.
   virtual StreamHandle adopt_stream(int index, void* native);
   virtual bool query_stream(StreamHandle stream) = 0;  // true when all enqueued work has finished
+  // As query_stream, for a stream that nobody holds and that is to have a new owner. What its work came after is
+  // forgotten, and an error that others have still to be told of stays for them.
+  virtual bool renew_stream(StreamHandle stream) { return query_stream(stream); }
   virtual void* native_stream(StreamHandle stream) = 0;
 
   // Events. Waiting for one that was never recorded returns at once; re-recording does not disturb earlier waits.

@@ -161,6 +161,17 @@ class CudaBackend final : public Backend {
     return true;
   }
 
+  // Errors are told by device and caller: asking for them here would take one from whoever waits for the caller's work.
+  bool renew_stream(StreamHandle handle) override {
+    CudaStream& stream = as_stream(handle);
+    if (stream.capture.load(std::memory_order_relaxed) != 0) return false;
+    const CurrentDevice current(stream.device.device);
+    if (!ready(cudaStreamQuery(stream.native), stream.device.device, "cudaStreamQuery")) return false;
+    stream.depends_on.store(bit(stream.device), std::memory_order_relaxed);
+    stream.callers.store(0, std::memory_order_relaxed);
+    return true;
+  }
+
   void* native_stream(StreamHandle stream) override { return as_stream(stream).native; }
 
   EventHandle create_event(int index, bool timing) override {

@@ -25,7 +25,7 @@ bool all_of_its(StreamBody& stream, const Is& is) {
 
 bool idle(StreamState& stream) {
   try {
-    return all_of_its(stream, [](StreamBody& each) { return Stream(each).query(); });
+    return all_of_its(stream, [](StreamBody& each) { return each.backend->renew_stream(each.handle); });
   } catch (const std::exception& error) {
     log(LogLevel::warning, cat("[Stream] a stream was given up with an error that nobody waited for: ", error.what()));
     return false;

@@ -138,6 +138,34 @@ TEST_CASE("an index that a kernel has reported is an exception at the next wait,
   }
 }
 
+TEST_CASE(
+    "a stream with a new owner knows nothing of what it waited for, and takes no error from whoever is to be told") {
+  const Device device = Device::cuda(1), stranger = Device::cuda(2);
+  Stream stream(device);
+  stream.enqueue([] {});
+  StreamHandle first = nullptr;
+  {
+    Stream before(stranger);
+    before.wait_for(stream);
+    synchronize(before);
+    first = before.handle();
+  }
+  std::atomic<bool> done{false};  // asked without a wait of the library's, which would be told
+  stream.enqueue([report = cuda::kernel_report(device), &done] {
+    report->reported = 1;
+    report->op = cuda::report_gather;
+    report->index = 7;
+    report->size = 5;
+    std::atomic_ref<int>(report->ready) = 1;
+    done = true;
+  });
+  while (!done) std::this_thread::yield();
+  Stream after(stranger);
+  CHECK(after.handle() == first);
+  CHECK_NOTHROW(synchronize(after));
+  CHECK_THROWS_WITH(synchronize(stream), "[gather] expected indices in [0, 5), got 7 (cuda:1)");
+}
+
 // Two threads that work on one device, as far as the library can tell.
 TEST_CASE("a bad index is an exception of the thread and the stream that caused it") {
   const Device device = Device::cuda(1);
