@@ -175,10 +175,12 @@ void Rank::fail(const CommError& error, bool break_off_others) noexcept try {
     const std::lock_guard lock(owner_mutex_);
     if (broken_) broken_(error);  // a launcher hears of this before it hears what follows from it
   }
+  owner_knows_.store(true, std::memory_order_release);
   if (break_off_others) detail::break_off_all(error, id_, this);
   oob_.report(error);
 } catch (...) {
   // The store is gone, or there is no memory: the failure itself is known.
+  owner_knows_.store(true, std::memory_order_release);
 }
 
 // In another communicator the ranks have other numbers: there it is this rank that ends what is on the way.
@@ -198,10 +200,14 @@ void Rank::tell(Device waiting) {
   throw *failure();
 }
 
-// The abort of a communicator that is in a graph returns when the graph has gone, but its kernels end at once.
+// The abort of a communicator that is in a graph returns when the graph has gone, but its kernels end at once. Who is
+// told finds the communicator broken.
 void Rank::wait_for_abort() {
-  const Deadline deadline = Deadline::after(kAbortTime);
-  while (!aborted_.load(std::memory_order_acquire) && !deadline.passed() && (graphs_ == 0 || !retire())) rest();
+  const auto over = [this] {
+    return owner_knows_.load(std::memory_order_acquire) &&
+           (aborted_.load(std::memory_order_acquire) || (graphs_ > 0 && retire()));
+  };
+  for (const Deadline deadline = Deadline::after(kAbortTime); !over() && !deadline.passed();) rest();
 }
 
 // Ending a communicator may wait for the kernels of others, so each is ended by a thread of its own.

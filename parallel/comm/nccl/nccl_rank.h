@@ -171,7 +171,7 @@ class Rank final : public detail::InFlight, public std::enable_shared_from_this<
   std::optional<Fingerprint> last_enqueued_;
   std::optional<CommError> failure_;
   Clock::time_point give_up_{};  // on the abort
-  std::atomic<bool> failed_{false}, reported_{true}, aborted_{false}, closed_{false};
+  std::atomic<bool> failed_{false}, reported_{true}, owner_knows_{false}, aborted_{false}, closed_{false};
   static constexpr int kNoCall = -1;
   std::atomic<int> in_call_{kNoCall};
 };

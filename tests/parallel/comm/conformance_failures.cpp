@@ -129,6 +129,7 @@ void aborts(const Ranks& ranks) {
           host ? comm.barrier() : comm.all_reduce(ones_of(comm, 2));
         });
         if (!wrong.empty()) return wrong;
+        if (!comm.broken() || !comm.failure()) return "expected who is told to find it broken";
         const std::string collective = comm.failure()->collective;
         if (collective == "all_reduce" || (host && collective == "exchange") || !ranks.hears_in_calls) return "";
         return cat("expected the error to name the collective that this rank was in, got ", collective);
