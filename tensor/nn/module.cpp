@@ -89,6 +89,8 @@ void rehome(const Move& move) {
   const auto keep = [](const Tensor& old) {
     if (old.defined()) LOCKSTEP_EDGE(old.storage()->record_use(current_stream(old.device())));
   };
+  if (const auto* gate = body.gate(); gate && body.home.defined())  // and by calls on other streams
+    LOCKSTEP_EDGE((*gate)->write_on(current_stream(body.home.device())));
   keep(body.home);
   if (body.slabs) detail::leave_slabs(body);
   body.drop_slots();

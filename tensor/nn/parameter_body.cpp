@@ -1,6 +1,7 @@
 #include "lockstep/tensor/nn/parameter_body.h"
 
 #include <algorithm>
+#include <new>
 
 #include "lockstep/runtime/edge.h"
 #include "lockstep/runtime/stream/stream_state.h"
@@ -85,7 +86,12 @@ void SlotTable::clear() {
   used_ = 0;
   for (std::size_t i = 0; places && i < places->count; ++i) {
     const std::unique_ptr<Slot> slot(places->slots[i].load(std::memory_order_relaxed));
-    if (slot && slot->node) slot->node->leave_slot();
+    if (!slot) continue;
+    if (slot->node) slot->node->leave_slot();
+    try {  // the allocator knows of the stream alone on which the slot was made
+      for (detail::StreamBody* reader : slot->readers) LOCKSTEP_EDGE(slot->value.storage()->record_use(*reader));
+    } catch (const std::bad_alloc&) {
+    }
   }
 }
 

@@ -199,6 +199,35 @@ TEST_CASE("a DataParallel that is made on streams of one's own has its module's 
   nothing_to_report(devices);
 }
 
+TEST_CASE("weights and mirrors that go when their module is converted have been read on streams of one's own") {
+  support::needs_devices(2);
+  const std::vector<Device> devices = first_devices(2);
+  const Tensor x = noise({4, 64}, 1);
+  Linear net(64, 64);
+  net.to(DType::f64);
+  const Doubles expected = values(net(x));
+  net.to(devices[0]);
+  auto parallel = DataParallel(net, {.devices = devices});
+  const NoGrad no_grad;
+  (void)parallel(x);
+  Tensor got;
+  {
+    const Aside aside(devices);
+    Tensor before = full({200'000}, 1, {.device = devices[1]});
+    for (int i = 0; i < 20; ++i) before = before * 1.0;  // what the replica has to wait for
+    got = parallel(x);
+    {
+      const StreamScope back(default_stream(devices[0])), there(default_stream(devices[1]));
+      parallel.module().to(DType::f32);
+      for (int taker = 0; taker < 8; ++taker)  // of what has been given back too early
+        (void)full({taker % 2 == 0 ? 64 * 64 : 64}, 1e6, {.dtype = DType::f64, .device = devices[1]});
+    }
+    const Doubles found = values(got);
+    for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::abs(found[i] - expected[i]) < 1e-12);
+  }
+  nothing_to_report(devices);
+}
+
 TEST_CASE("the pieces of a batch on streams of one's own give gradients that add up") {
   for (const auto& devices : device_sets()) {
     const Aside aside(devices);
